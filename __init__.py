@@ -1,8 +1,32 @@
 """ds-advise: which DeepSpeed configuration fits, how fast it runs, and the fastest that fits.
 
 The root of the repository is this package, `ds_advise`; its folders are the subpackages (see the table in README.md).
+
+    >>> import ds_advise
+    >>> answer = ds_advise.advise("Qwen2.5-14B", gpus="2x32GB")
+    >>> answer.recommended.estimate.plan
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from .estimators.errors import DsAdviseError
+
+if TYPE_CHECKING:
+    from .advisor.advise import advise
+    from .advisor.recommendation import Recommendation
+
 __version__ = "0.1.0"
+__all__ = ["DsAdviseError", "Recommendation", "advise"]
+
+_LAZY = {"advise": ".advisor.advise", "Recommendation": ".advisor.recommendation"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the public names when they are first used: `ds-advise --help` needs none of them."""
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

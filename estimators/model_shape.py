@@ -175,6 +175,11 @@ class ModelShape:
     def is_moe(self) -> bool:
         return any(block.feed_forward.experts for block in self.blocks)
 
+    @property
+    def has_learned_positions(self) -> bool:
+        """A position embedding bounds the sequence length (rotary and relative positions do not)."""
+        return any(tensor.role == "position" for tensor in self.outside)
+
     def encoder_len(self, seq_len: int) -> int:
         """Tokens in the encoder stream for a sequence length S of the workload."""
         return self.encoder_len_fixed or seq_len

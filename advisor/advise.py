@@ -1,0 +1,129 @@
+"""`advise()`: from what a user says to the recommendation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..estimators.cluster import Cluster, Gpu
+from ..estimators.errors import WorkloadError
+from ..estimators.model_shape import ModelShape
+from ..estimators.optimizers import OPTIMIZERS
+from ..estimators.throughput import assumptions
+from ..estimators.workload import AttentionKernel, Framework, LossKernel, Method, Precision, Workload
+from .changes import changes
+from .cluster_spec import parse_cluster
+from .model_source import load_model
+from .question import CheckpointingChoice, Question
+from .reasons import reasons
+from .recommendation import Recommendation
+from .search import climb, fastest_that_fits
+
+DEFAULT_SEQ_LEN = 2048
+
+
+def advise(
+    model: str | ModelShape,
+    *,
+    gpus: str | Cluster = "auto",
+    method: Method = "full",
+    lora_rank: int = 8,
+    lora_targets: Sequence[str] | None = None,
+    seq_len: int | None = None,
+    global_batch: int | None = None,
+    micro_batch: int | None = None,
+    precision: Precision | str = "auto",
+    optimizer: str = "adamw",
+    gradient_checkpointing: CheckpointingChoice = "auto",
+    attention: AttentionKernel = "sdpa",
+    loss: LossKernel = "standard",
+    framework: Framework = "hf",
+    ram: str | None = None,
+    nvme: str | None = None,
+    interconnect: str | None = None,
+    offline: bool = False,
+    deepspeed_estimate: bool = True,
+) -> Recommendation:
+    """The fastest DeepSpeed configuration that fits, with every rung's memory and time.
+
+    model:   a catalogue name in any spelling, a folder or `config.json`, a hub id, or a `ModelShape`.
+    gpus:    `2x32GB`, `8xA100-80GB`, `4x8xH100` (nodes x GPUs x kind), `RTX4090`, `auto` (this machine), or a `Cluster`.
+    seq_len: default 2048, or the model's learned positions where they are fewer.
+    precision: "auto" is bf16 where the GPU has it, else fp16.
+    ram, nvme, interconnect: as on the command line; no effect when `gpus` is a `Cluster`.
+    deepspeed_estimate: also call DeepSpeed's own estimator (imports torch and deepspeed, seconds).
+
+    Raises `DsAdviseError` for a question that cannot be answered; a plan that does not fit is an answer
+    (`recommended` is None).
+    """
+    cluster = gpus if isinstance(gpus, Cluster) else parse_cluster(gpus, ram=ram, nvme=nvme, interconnect=interconnect)
+    shape = model if isinstance(model, ModelShape) else load_model(model, offline=offline)
+    workload = Workload(
+        method=method, lora_rank=_positive("lora_rank", lora_rank),
+        lora_targets=tuple(lora_targets) if lora_targets else None,
+        seq_len=_sequence_length(shape, seq_len), precision=_precision(precision, cluster.gpu),
+        optimizer=_optimizer(optimizer), attention=attention, loss=loss, framework=framework,
+        global_batch_size=global_batch if global_batch is None else _positive("global_batch", global_batch))
+    question = Question(
+        model=shape, workload=workload, cluster=cluster, gradient_checkpointing=gradient_checkpointing,
+        micro_batch_size=micro_batch if micro_batch is None else _positive("micro_batch", micro_batch))
+    return answer(question, deepspeed_estimate=deepspeed_estimate)
+
+
+def answer(question: Question, *, deepspeed_estimate: bool = False) -> Recommendation:
+    """The recommendation for a question."""
+    ladder, candidates = climb(question)
+    recommended = fastest_that_fits(ladder)
+    recommendation = Recommendation(
+        question=question, candidates=candidates, ladder=ladder, recommended=recommended,
+        reasons=reasons(question, ladder, recommended, candidates),
+        assumptions=assumptions(question.cluster),
+        changes=changes(question, ladder, recommended))
+    if deepspeed_estimate:
+        # Imported here: it loads torch and deepspeed, which the analytic path never needs.
+        from .deepspeed_estimate import deepspeed_estimate as call_estimator
+
+        shown = recommended or min((step.candidate for step in ladder if step.candidate is not None),
+                                   key=lambda candidate: candidate.fit.shortfall, default=None)
+        if shown is not None:
+            recommendation = replace(recommendation, deepspeed_estimate=call_estimator(
+                question.model, question.cluster, shown.estimate.plan))
+    return recommendation
+
+
+def _sequence_length(model: ModelShape, wanted: int | None) -> int:
+    if wanted is not None:
+        return _positive("seq_len", wanted)
+    bounded = model.has_learned_positions and model.max_positions is not None
+    return min(DEFAULT_SEQ_LEN, model.max_positions) if bounded and model.max_positions else DEFAULT_SEQ_LEN
+
+
+def _precision(wanted: str, gpu: Gpu) -> Precision:
+    if wanted == "auto":
+        return "bf16" if gpu.has_bf16 else "fp16"
+    if wanted == "bf16" and not gpu.has_bf16:
+        raise WorkloadError(
+            f"the {gpu.name} has no bf16 units", why="bf16 is emulated there, several times slower than fp16",
+            fix="pass --precision fp16 (or auto)")
+    if wanted not in ("bf16", "fp16", "fp32"):
+        raise WorkloadError(f"unknown precision {wanted!r}", fix="pass auto, bf16, fp16 or fp32")
+    return wanted  # type: ignore[return-value]  # narrowed by the line above
+
+
+def _optimizer(name: str) -> str:
+    key = name.lower().replace("-", "").replace("_", "")
+    if key not in OPTIMIZERS:
+        raise WorkloadError(f"unknown optimizer {name!r}", why="its state bytes per parameter decide the memory",
+                            fix=f"pass one of {', '.join(sorted(OPTIMIZERS))}")
+    return key
+
+
+LIMIT = 10**9
+"""Counts beyond this are typing errors."""
+
+
+def _positive(name: str, value: int) -> int:
+    if not 0 < value <= LIMIT:
+        raise WorkloadError(f"{name} is {value}", why=f"it must be between 1 and {LIMIT}",
+                            fix=f"pass a sensible --{name.replace('_', '-')}")
+    return value

@@ -1,0 +1,111 @@
+"""What would change the answer: the question asked again with one thing different."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ..estimators.cluster import Cluster
+from .question import Question
+from .recommendation import Candidate, Change, LadderStep
+from .search import climb, fastest_that_fits
+from .units import gib, rate
+
+WORTH_TELLING = 1.15
+"""A change is shown when it makes the answer at least this much faster; less is within the time model's error."""
+
+SHORTEST_SEQUENCE = 256
+MOST_GPUS_PER_NODE = 8
+MOST_NODES = 128
+
+
+def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> tuple[Change, ...]:
+    """Flags that would make it fit or make it faster, each with what the answer would then be.
+
+    With a fitting plan, every single change is asked once. Without one, sequence and GPUs are changed by doubling until
+    something fits, so that the least change of each kind is told.
+    """
+    found = [*_storage(question, ladder, chosen)]
+    for series in (_methods(question), _gpus(question), _sequences(question)):
+        for flags, altered in series:
+            best = fastest_that_fits(climb(altered)[0])
+            if best is not None and (chosen is None or best.tokens_per_s >= WORTH_TELLING * chosen.tokens_per_s):
+                found.append(Change(flags=flags, outcome=_outcome(best, chosen)))
+                break
+            if chosen is not None:
+                break
+    return tuple(found)
+
+
+def _outcome(best: Candidate, chosen: Candidate | None) -> str:
+    text = f"{best.rung}, about {rate(best.tokens_per_s)} tokens/s"
+    if chosen is None:
+        return f"fits: {text}"
+    return f"{text} ({best.tokens_per_s / chosen.tokens_per_s:.1f} x)"
+
+
+def _methods(question: Question) -> Iterator[tuple[str, Question]]:
+    for method in {"full": ("lora", "qlora"), "lora": ("qlora",), "qlora": ()}[question.workload.method]:
+        yield f"--method {method}", replace(question, workload=replace(question.workload, method=method))  # type: ignore[arg-type]
+
+
+def _sequences(question: Question) -> Iterator[tuple[str, Question]]:
+    length = question.workload.seq_len // 2
+    while length >= SHORTEST_SEQUENCE:
+        yield f"--seq-len {length}", replace(question, workload=replace(question.workload, seq_len=length))
+        length //= 2
+
+
+def _gpus(question: Question) -> Iterator[tuple[str, Question]]:
+    cluster = question.cluster
+    nodes, per_node = cluster.nodes, cluster.gpus_per_node
+    while nodes < MOST_NODES:
+        if per_node < MOST_GPUS_PER_NODE:
+            per_node = min(per_node * 2, MOST_GPUS_PER_NODE)
+        else:
+            nodes *= 2
+        batch = question.workload.global_batch_size
+        if batch is not None and batch % (nodes * per_node):
+            return
+        if question.micro_batch_size and batch and (batch // (nodes * per_node)) % question.micro_batch_size:
+            return
+        larger = replace(cluster, nodes=nodes, gpus_per_node=per_node)
+        yield f"--gpus {gpus_argument(larger)}", replace(question, cluster=larger)
+
+
+def gpus_argument(cluster: Cluster) -> str:
+    """The `--gpus` value that names this cluster."""
+    gpu = cluster.gpu
+    kind = f"{gpu.nominal_gb}GB" if gpu.assumed else gpu.name.replace(" ", "-")
+    counts = f"{cluster.gpus_per_node}x" if cluster.nodes == 1 else f"{cluster.nodes}x{cluster.gpus_per_node}x"
+    return counts + kind
+
+
+def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Change]:
+    """More host RAM or NVMe, and, where RAM is only required, the best plan that needs less of it."""
+    cluster = question.cluster
+    blocked = [step.candidate for step in ladder if step.candidate is not None and not step.fits]
+    for limit, flag in (("host", "--ram"), ("nvme", "--nvme PATH:")):
+        stopped = [candidate for candidate in blocked if candidate.fit.limit == limit]
+        if not stopped:
+            continue
+        best = max(stopped, key=lambda candidate: candidate.tokens_per_s)
+        if chosen is not None and best.tokens_per_s < WORTH_TELLING * chosen.tokens_per_s:
+            continue
+        memory = best.estimate.memory
+        need = memory.host_bytes_per_node if limit == "host" else memory.nvme_bytes_per_node
+        separator = " " if limit == "host" else ""
+        yield Change(flags=f"{flag}{separator}{_round_up_gib(need)}GiB", outcome=_outcome(best, chosen))
+    if chosen is not None and cluster.host_memory_bytes_per_node is None:
+        need = chosen.estimate.memory.host_bytes_per_node
+        lean = [step.candidate for step in ladder if step.fits and step.candidate is not None
+                and step.candidate.estimate.memory.host_bytes_per_node <= need * 0.7]
+        if lean:
+            best = max(lean, key=lambda candidate: candidate.tokens_per_s)
+            needed = best.estimate.memory.host_bytes_per_node
+            yield Change(flags=f"--ram {_round_up_gib(needed)}GiB",
+                         outcome=f"with only {gib(needed)} GiB of RAM: {best.rung}, about {rate(best.tokens_per_s)} tokens/s")
+
+
+def _round_up_gib(size_bytes: int) -> int:
+    return -(-size_bytes // 2**30)

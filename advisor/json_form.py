@@ -1,0 +1,65 @@
+"""The answer as one JSON object; the shape is part of the public interface (`schema_version`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .recommendation import Candidate, Recommendation
+
+SCHEMA_VERSION = 1
+
+
+def json_form(answer: Recommendation, *, all_candidates: bool = False) -> dict[str, Any]:
+    """The recommendation as JSON types. `candidates` holds every rung's best plan, or every candidate."""
+    question = answer.question
+    model, workload, cluster = question.model, question.workload, question.cluster
+    shown = answer.candidates if all_candidates else [
+        step.candidate for step in answer.ladder if step.candidate is not None]
+    estimate = answer.deepspeed_estimate
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": {"name": model.name, "parameters": model.parameters,
+                  "trainable_parameters": question.trainable_parameters},
+        "workload": {"method": workload.method, "seq_len": workload.seq_len, "precision": workload.precision,
+                     "optimizer": workload.optimizer, "global_batch_size": workload.global_batch_size},
+        "cluster": {"nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node, "gpu": cluster.gpu.name,
+                    "gpu_memory_bytes": cluster.gpu.memory_bytes,
+                    "host_memory_bytes_per_node": cluster.host_memory_bytes_per_node},
+        "candidates": [_candidate(candidate) for candidate in shown],
+        "ladder": [{"rung": step.rung, "fits": step.fits, "reason": step.reason} for step in answer.ladder],
+        "recommended": None if answer.recommended is None else _candidate(answer.recommended),
+        "reasons": list(answer.reasons),
+        "assumptions": list(answer.assumptions),
+        "changes": [{"flags": change.flags, "outcome": change.outcome} for change in answer.changes],
+        "deepspeed_estimate": None if estimate is None else {
+            "gpu_bytes": estimate.gpu_bytes, "host_bytes": estimate.host_bytes},
+        "files": list(answer.files),
+    }
+
+
+def _candidate(candidate: Candidate) -> dict[str, Any]:
+    estimate, plan = candidate.estimate, candidate.estimate.plan
+    memory, time = estimate.memory, estimate.time
+    return {
+        "rung": plan.rung,
+        "zero_stage": plan.zero_stage,
+        "offload_optimizer": plan.offload_optimizer,
+        "offload_param": plan.offload_param,
+        "gradient_checkpointing": plan.gradient_checkpointing,
+        "micro_batch_size": plan.micro_batch_size,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+        "allocated_bytes_per_gpu": memory.allocated_bytes_per_gpu,
+        "reserved_bytes_per_gpu": memory.reserved_bytes_per_gpu,
+        "device_bytes_per_gpu": memory.device_bytes_per_gpu,
+        "host_bytes_per_node": memory.host_bytes_per_node,
+        "host_pinned_bytes_per_node": memory.host_pinned_bytes_per_node,
+        "nvme_bytes_per_node": memory.nvme_bytes_per_node,
+        "components": {term.name: term.size_bytes for term in memory.gpu_terms},
+        "step_seconds": time.step_s,
+        "time_components": {term.name: term.seconds for term in time.terms},
+        "tokens_per_second": time.tokens_per_s,
+        "bottleneck": time.bottleneck,
+        "fits": candidate.fit.fits,
+        "reason": candidate.fit.reason,
+        "evidence": estimate.evidence,
+    }

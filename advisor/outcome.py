@@ -1,0 +1,68 @@
+"""What the user gets: the printed answer (or JSON), the configuration file, the commands, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ..ds_configs.emit import ds_config
+from ..ds_configs.write import write_config
+from ..estimators.errors import ConfigFileError
+from .json_form import json_form
+from .recommendation import Recommendation
+
+Destination = Path | Literal["-"] | None
+"""Where the configuration goes: a file, stdout, or nowhere."""
+
+
+def deliver(answer: Recommendation, destination: Destination, *, force: bool, as_json: bool,
+            all_candidates: bool) -> int:
+    """Write the recommended configuration, print the answer, and return the exit code.
+
+    A file that may not be written does not cost the user the answer: that is printed first, then the error is raised.
+    """
+    config = recommended_config(answer)
+    failure: ConfigFileError | None = None
+    if config is not None and isinstance(destination, Path):
+        try:
+            write_config(config, destination, force=force)
+            answer = replace(answer, files=(str(destination),))
+        except ConfigFileError as error:
+            failure = error
+    if as_json:
+        print(json.dumps(json_form(answer, all_candidates=all_candidates), indent=1))
+    elif destination == "-":
+        if config is not None:
+            print(json.dumps(config, indent=2))
+        _print_answer(answer, config, to_stderr=True, all_candidates=all_candidates)
+    else:
+        _print_answer(answer, config, to_stderr=False, all_candidates=all_candidates)
+    if failure is not None:
+        raise failure
+    return 0 if answer.recommended is not None else 1
+
+
+def recommended_config(answer: Recommendation) -> dict[str, Any] | None:
+    """The DeepSpeed configuration of the recommended plan, None where nothing fits."""
+    if answer.recommended is None:
+        return None
+    question = answer.question
+    return ds_config(answer.recommended.estimate.plan, question.model, question.workload, question.cluster,
+                     flavor=question.workload.framework)
+
+
+def _print_answer(answer: Recommendation, config: dict[str, Any] | None, *, to_stderr: bool,
+                  all_candidates: bool) -> None:
+    # Imported here: JSON output needs no terminal library.
+    from rich.console import Console
+
+    from .next_steps import render_next_steps
+    from .render import render
+
+    console = Console(file=sys.stderr if to_stderr else sys.stdout, highlight=False)
+    render(answer, console, all_candidates=all_candidates)
+    if config is not None:
+        render_next_steps(answer, console)

@@ -1,0 +1,79 @@
+"""The answer: every rung's best plan, the fastest that fits, why, and what would change it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..estimators.estimate import Estimate
+from ..estimators.plan import Rung
+from .fit import Fit
+from .question import Question
+
+if TYPE_CHECKING:
+    from .deepspeed_estimate import DeepSpeedEstimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One plan with its estimate and the verdict on it."""
+
+    estimate: Estimate
+    fit: Fit
+
+    @property
+    def rung(self) -> Rung:
+        return self.estimate.plan.rung
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.estimate.time.tokens_per_s
+
+    @property
+    def device_bytes(self) -> int:
+        return self.estimate.memory.device_bytes_per_gpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LadderStep:
+    """A rung's verdict: its best candidate, or why it cannot run at all (`candidate` is None then)."""
+
+    rung: Rung
+    candidate: Candidate | None
+    fits: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Something that would change the answer.
+
+    flags:   the arguments to add or replace (`--method lora`).
+    outcome: what the answer would then be.
+    """
+
+    flags: str
+    outcome: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendation:
+    """The answer to a question.
+
+    candidates:  all that were predicted; the ladder holds the best of each rung.
+    recommended: the fastest that fits, or None.
+    reasons:     sentences that say why.
+    assumptions: facts that nobody stated and the figures rest on.
+    changes:     what would change the answer.
+    deepspeed_estimate: DeepSpeed's own estimate for the same plan, None when it was not asked for.
+    """
+
+    question: Question
+    candidates: tuple[Candidate, ...]
+    ladder: tuple[LadderStep, ...]
+    recommended: Candidate | None
+    reasons: tuple[str, ...]
+    assumptions: tuple[str, ...]
+    changes: tuple[Change, ...]
+    deepspeed_estimate: DeepSpeedEstimate | None = None
+    files: tuple[str, ...] = field(default=())

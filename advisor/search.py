@@ -1,0 +1,81 @@
+"""The search: every rung, with and without checkpointing, at every batch shape; and the fastest that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..ds_configs.presets import plan_for
+from ..estimators.estimate import Estimate
+from ..estimators.memory import estimate_memory, unsupported
+from ..estimators.plan import RUNGS, Plan, Rung
+from ..estimators.throughput import estimate_time
+from .fit import judge
+from .question import Question
+from .recommendation import Candidate, LadderStep
+
+SAME_SPEED = 0.03
+"""Two predictions closer than this are called equal, and the simpler plan is taken: the time model does not resolve less."""
+
+
+def climb(question: Question) -> tuple[tuple[LadderStep, ...], tuple[Candidate, ...]]:
+    """Predict every candidate; return the ladder (each rung's best) and all candidates."""
+    ladder, everything = [], []
+    for rung in RUNGS:
+        candidates, obstacle = _candidates(rung, question)
+        everything += candidates
+        best = _best_of_rung(candidates)
+        if best is None:
+            ladder.append(LadderStep(rung=rung, candidate=None, fits=False, reason=obstacle))
+        else:
+            ladder.append(LadderStep(rung=rung, candidate=best, fits=best.fit.fits, reason=best.fit.reason))
+    return tuple(ladder), tuple(everything)
+
+
+def fastest_that_fits(ladder: Iterable[LadderStep]) -> Candidate | None:
+    """The fastest fitting rung; of those within `SAME_SPEED` of it, the lowest on the ladder, which has the fewest parts."""
+    fitting = [step.candidate for step in ladder if step.fits and step.candidate is not None]
+    if not fitting:
+        return None
+    enough = max(candidate.tokens_per_s for candidate in fitting) * (1 - SAME_SPEED)
+    return next(candidate for candidate in fitting if candidate.tokens_per_s >= enough)
+
+
+def _candidates(rung: Rung, question: Question) -> tuple[list[Candidate], str]:
+    """All candidates of a rung, or the reason why it has none.
+
+    Memory rises with the micro batch, so each series stops at the first that does not fit (kept: it shows by how much).
+    """
+    model, workload, cluster = question.model, question.workload, question.cluster
+    candidates: list[Candidate] = []
+    choices = {"auto": (False, True), "on": (True,), "off": (False,)}[question.gradient_checkpointing]
+    for checkpointing in choices:
+        for micro, accumulation in question.batch_shapes():
+            plan = plan_for(rung, model, workload, cluster, micro_batch_size=micro,
+                            gradient_accumulation_steps=accumulation, gradient_checkpointing=checkpointing)
+            obstacle = unsupported(model, workload, cluster, plan)
+            if obstacle is not None:
+                return [], obstacle
+            candidate = _predict(plan, question)
+            candidates.append(candidate)
+            if candidate.fit.limit == "gpu":
+                break
+    return candidates, ""
+
+
+def _predict(plan: Plan, question: Question) -> Candidate:
+    model, workload, cluster = question.model, question.workload, question.cluster
+    memory = estimate_memory(model, workload, cluster, plan)
+    time = estimate_time(model, workload, cluster, plan)
+    return Candidate(estimate=Estimate(plan=plan, memory=memory, time=time), fit=judge(memory, cluster))
+
+
+def _best_of_rung(candidates: list[Candidate]) -> Candidate | None:
+    """The fastest that fits, with the smallest micro batch that is as fast; else the one that misses by least."""
+    if not candidates:
+        return None
+    fitting = [candidate for candidate in candidates if candidate.fit.fits]
+    if not fitting:
+        return min(candidates, key=lambda candidate: candidate.fit.shortfall)
+    enough = max(candidate.tokens_per_s for candidate in fitting) * (1 - SAME_SPEED)
+    fast = [candidate for candidate in fitting if candidate.tokens_per_s >= enough]
+    return min(fast, key=lambda candidate: (candidate.estimate.plan.micro_batch_size, candidate.device_bytes))

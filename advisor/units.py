@@ -1,0 +1,40 @@
+"""Bytes, counts and rates as people read them. The only place where GiB appear."""
+
+from __future__ import annotations
+
+GIB = 2**30
+
+
+def gib(size_bytes: int) -> str:
+    """GiB with three significant digits or one decimal: `0.49`, `4.1`, `238.0`, `1,204`."""
+    value = size_bytes / GIB
+    if value < 0.995:
+        return f"{value:.2f}"
+    return f"{value:.1f}" if value < 999.5 else f"{value:,.0f}"
+
+
+def count(number: int) -> str:
+    """A parameter count: `14.77 B`, `124.4 M`, `315,722`."""
+    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6)):
+        if number >= size:
+            return f"{number / size:.4g} {unit}" if number < 1000 * size else f"{number / size:,.0f} {unit}"
+    return f"{number:,}"
+
+
+def rate(per_s: float) -> str:
+    """Tokens per second with two or three significant digits, no more than the prediction is worth."""
+    if per_s >= 1000:
+        digits = len(str(int(per_s))) - 3
+        return f"{round(per_s, -digits):,.0f}"
+    return f"{per_s:.0f}" if per_s >= 10 else f"{per_s:.2g}"
+
+
+def seconds(duration_s: float) -> str:
+    """`3.2 s`, `48 ms`, `2 min 5 s`."""
+    if duration_s >= 100:
+        return f"{duration_s // 60:.0f} min {duration_s % 60:.0f} s"
+    return f"{duration_s:.2g} s" if duration_s >= 1 else f"{duration_s * 1000:.2g} ms"
+
+
+def percent(share: float) -> str:
+    return f"{share * 100:.0f} %"

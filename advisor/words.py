@@ -1,0 +1,45 @@
+"""Plain words for plans, components and resources, used by every rendering."""
+
+from __future__ import annotations
+
+from ..estimators.cluster import Cluster
+from ..estimators.plan import Plan
+from ..estimators.workload import Workload
+
+_PLACE = {"cpu": "in host RAM", "nvme": "on NVMe"}
+
+
+def plan_title(plan: Plan) -> str:
+    """`ZeRO-3 with optimizer and parameters in host RAM`."""
+    title = f"ZeRO-{plan.zero_stage}" if plan.zero_stage else "Plain data parallelism (ZeRO-0)"
+    optimizer, param = plan.offload_optimizer, plan.offload_param
+    if optimizer == param == "none":
+        return title
+    if optimizer == param:
+        return f"{title} with optimizer and parameters {_PLACE[optimizer]}"
+    parts = [f"{what} {_PLACE[where]}" for what, where in (("optimizer", optimizer), ("parameters", param))
+             if where != "none"]
+    return f"{title} with {' and '.join(parts)}"
+
+
+def method_title(workload: Workload) -> str:
+    if workload.method == "full":
+        return "full fine-tuning"
+    targets = ", ".join(workload.lora_targets) if workload.lora_targets else "all linear layers"
+    return f"{'LoRA' if workload.method == 'lora' else 'QLoRA (NF4)'} r={workload.lora_rank} on {targets}"
+
+
+def cluster_title(cluster: Cluster) -> str:
+    """`2 GPUs of 32 GB (speed of a V100-SXM2-32GB assumed)`, `4 nodes of 8 x H100-SXM5`."""
+    gpu = cluster.gpu
+    if gpu.assumed:
+        gpus = f"{cluster.gpus_per_node} GPU{'s' * (cluster.gpus_per_node > 1)} of {gpu.nominal_gb} GB"
+        gpus += f" (speed of a {gpu.name} assumed)"
+    else:
+        gpus = f"{cluster.gpus_per_node} x {gpu.name}"
+    return gpus if cluster.nodes == 1 else f"{cluster.nodes} nodes of {gpus}"
+
+
+def component_title(name: str) -> str:
+    """`master_weights` -> `master weights`."""
+    return {"cuda_context": "CUDA context", "nccl_buffers": "NCCL"}.get(name, name.replace("_", " "))

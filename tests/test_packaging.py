@@ -1,0 +1,43 @@
+"""The wheel holds every module and data file of the repository, and the tests run against it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import ds_advise
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+NOT_PACKAGED = ("tests", "benchmarks", "docs")
+
+
+def _tracked_files() -> set[str]:
+    listing = subprocess.run(["git", "ls-files"], cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
+    return {path for path in listing.splitlines()
+            if path.split("/")[0] not in NOT_PACKAGED and (path.endswith((".py", ".json", ".jsonl", ".csv", "py.typed")))}
+
+
+def test_the_wheel_holds_every_tracked_module_and_data_file(tmp_path: Path) -> None:
+    """No subpackage is forgotten in pyproject.toml's list, and nothing untracked gets in."""
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--disable-pip-version-check",
+                    "-w", str(tmp_path), str(CHECKOUT)], check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        packaged = {name.removeprefix("ds_advise/") for name in archive.namelist() if name.startswith("ds_advise/")}
+    assert packaged == _tracked_files()
+
+
+@pytest.mark.skipif("DS_ADVISE_TEST_WHEEL" not in os.environ, reason="only tests/run installs the wheel")
+def test_the_tests_import_the_installed_wheel_not_the_checkout() -> None:
+    """The suite proves what users install."""
+    assert CHECKOUT not in Path(ds_advise.__file__).resolve().parents or "site-packages" in ds_advise.__file__
+
+
+def test_python_dash_m_runs_the_same_program() -> None:
+    """`python -m ds_advise` and `ds-advise` are one program."""
+    shown = subprocess.run([sys.executable, "-m", "ds_advise", "--version"], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == f"ds-advise, version {ds_advise.__version__}"
