@@ -28,6 +28,7 @@ class Plan:
     stage3_*:               as in DeepSpeed; no effect below stage 3.
     pin_memory:             offloaded states are page-locked.
     param_buffer_count, param_buffer_size: NVMe parameter swapper's pinned buffers, per rank; no effect without it.
+    param_max_in_cpu:       parameters that stay in pinned host RAM although they are offloaded to NVMe, per rank.
     optimizer_buffer_count: NVMe optimizer swapper's pinned buffers, per rank; no effect without it.
     """
 
@@ -48,6 +49,7 @@ class Plan:
     pin_memory: bool = True
     param_buffer_count: int = 5
     param_buffer_size: int = 100_000_000
+    param_max_in_cpu: int = 1_000_000_000
     optimizer_buffer_count: int = 4
 
     @property
