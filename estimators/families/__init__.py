@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import ModelConfigError
 from ..model_shape import ModelShape
-from . import gpt, llama
+from . import experts, gpt, llama
 from .body import Body
 from .fields import Fields
 
@@ -24,11 +24,42 @@ class Family:
 
 
 FAMILIES: Mapping[str, Family] = {
+    "baichuan": Family("Baichuan", llama.baichuan),
+    "cohere": Family("Cohere", llama.cohere),
+    "cohere2": Family("Cohere2", llama.cohere2),
+    "deepseek_v2": Family("DeepseekV2", experts.deepseek_v2),
+    "deepseek_v3": Family("DeepseekV3", experts.deepseek_v3),
+    "gemma": Family("Gemma", llama.gemma),
+    "gemma2": Family("Gemma2", llama.gemma2),
+    "gemma3_text": Family("Gemma3", llama.gemma3_text),
+    "glm": Family("Glm", llama.glm),
+    "glm4": Family("Glm4", llama.glm4),
     "gpt2": Family("GPT2", gpt.gpt2),
     "gpt_neo": Family("GPTNeo", gpt.gpt_neo),
+    "gpt_oss": Family("GptOss", experts.gpt_oss),
+    "granite": Family("Granite", llama.llama),
+    "granitemoe": Family("GraniteMoe", experts.granitemoe),
+    "internlm2": Family("InternLM2", llama.internlm2),
+    "internlm3": Family("Llama", llama.internlm3),
     "llama": Family("Llama", llama.llama),
+    "minicpm": Family("MiniCPM", llama.minicpm),
+    "ministral": Family("Ministral", llama.ministral),
     "mistral": Family("Mistral", llama.mistral),
+    "mixtral": Family("Mixtral", experts.mixtral),
+    "olmo": Family("Olmo", llama.olmo),
+    "olmo2": Family("Olmo2", llama.olmo2),
+    "olmo3": Family("Olmo3", llama.olmo3),
+    "olmoe": Family("Olmoe", experts.olmoe),
+    "phi": Family("Phi", llama.phi),
+    "phi3": Family("Phi3", llama.phi3),
     "qwen2": Family("Qwen2", llama.qwen2),
+    "qwen2_moe": Family("Qwen2Moe", experts.qwen2_moe),
+    "qwen3": Family("Qwen3", llama.qwen3),
+    "qwen3_moe": Family("Qwen3Moe", experts.qwen3_moe),
+    "seed_oss": Family("SeedOss", llama.seed_oss),
+    "smollm3": Family("SmolLM3", llama.smollm3),
+    "stablelm": Family("StableLm", llama.stablelm),
+    "starcoder2": Family("Starcoder2", llama.starcoder2),
 }
 
 

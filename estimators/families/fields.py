@@ -60,13 +60,17 @@ class Fields:
         return 0 if self._values.get(name) == 0 and _is_int(self._values[name]) else self.size(
             name, default=default, limit=limit)
 
-    def flag(self, name: str, *, default: bool) -> bool:
-        value = self._values.get(name)
+    def flag(self, *names: str, default: bool) -> bool:
+        value = self._raw(names)
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self.error(f"{name} must be true or false, not {_short(value)}")
+            raise self.error(f"{names[0]} must be true or false, not {_short(value)}")
         return value
+
+    def is_set(self, name: str, *, default: bool) -> bool:
+        """An optional number is in force; an explicit `null` switches it off."""
+        return self._values[name] is not None if name in self._values else default
 
     def text(self, *names: str, default: str) -> str:
         value = self._raw(names)

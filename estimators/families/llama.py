@@ -1,156 +1,212 @@
-"""Llama and its kin: rotary positions, grouped-query attention; one function builds them all from a `Style`."""
+"""Llama and its dense kin: what each family's configuration and classes do differently from Llama's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
-from ..model_shape import Attention, Block, FeedForward, NormKind
-from .body import Body, decoder_heads, norms, stack
-from .fields import MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields
-from .parts import Tensors, attention_linears, embedding, feed_forward_linears, norm
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dims:
-    """The dimensions that every model of this kind has."""
-
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-
-    @classmethod
-    def read(cls, c: Fields, *, kv_heads: int | None = None, head_dim: int | None = None) -> Dims:
-        """`kv_heads` and `head_dim` are the class's defaults; None: as many as heads, and hidden size / heads."""
-        hidden, heads = c.size("hidden_size"), c.size("num_attention_heads")
-        # An explicit null means "as many as heads" also where the class has another default.
-        kv = c.size("num_key_value_heads",
-                    default=heads if kv_heads is None or c.given("num_key_value_heads") else kv_heads)
-        c.divide("num_attention_heads", heads, "num_key_value_heads", kv)
-        dim = c.size_or_none("head_dim") or head_dim or c.divide("hidden_size", hidden, "num_attention_heads", heads)
-        return cls(hidden=hidden, layers=c.size("num_hidden_layers", limit=MAX_LAYERS), heads=heads, kv_heads=kv,
-                   head_dim=dim, vocab=c.size("vocab_size", limit=MAX_VOCABULARY))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Style:
-    """How a family differs from Llama.
-
-    qkv, out, gate_up, down: names of the projections in a layer; one name in `qkv`, or for gate and up: fused.
-    qk_norm:   norm of queries and keys, over one head ("head") or over all of them ("all").
-    norms:     names of the norms over the hidden size in a layer; norm_weight, norm_bias: what they learn.
-    windows:   attention window of each layer, None for all keys; given once for all layers alike.
-    softcap:   attention scores are soft-capped; logit_softcap: the final logits are.
-    """
-
-    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    out: str = "self_attn.o_proj"
-    qkv_bias: bool = False
-    out_bias: bool = False
-    qk_norm: Literal["", "head", "all"] = ""
-    gated: bool = True
-    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
-    down: str = "mlp.down_proj"
-    mlp_bias: bool = False
-    activation: str = "silu"
-    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
-    norm_kind: NormKind = "rms"
-    norm_weight: bool = True
-    norm_bias: bool = True
-    final_norm: str = "norm"
-    parallel: bool = False
-    softcap: bool = False
-    logit_softcap: bool = False
-    tied: bool = False
-    head_bias: bool = False
-
-
-LLAMA = Style()
-
-
-def windows(c: Fields, layers: int, window: int | None, sliding: Callable[[int], bool]) -> tuple[int | None, ...]:
-    """The window of each layer: by `layer_types` where the config has them, else in the layers that `sliding` names."""
-    kinds = c.per_layer("layer_types", layers, ("full_attention", "sliding_attention"))
-    if kinds is not None:
-        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-    return tuple(window if sliding(layer) else None for layer in range(layers))
-
-
-Part = tuple[FeedForward, Tensors]
-
-
-def build(c: Fields, dims: Dims, style: Style, *, attention: tuple[Attention, Tensors] | None = None,
-          dense: Part | None = None, sparse: Part | None = None, is_sparse: Sequence[bool] = (),
-          window: Sequence[int | None] = ()) -> Body:
-    """Embedding, `dims.layers` layers, a final norm, a head.
-
-    attention, dense: instead of the grouped-query attention and the feed-forward that the style describes;
-    sparse:           mixture of experts, in the layers that `is_sparse` marks;
-    window:           attention window of each layer (none: every query sees all keys).
-    """
-    attend, attention_tensors = attention or grouped_query(dims, style)
-    norm_tensors = norms(style.norms, dims.hidden, style.norm_kind, bias=style.norm_bias) if style.norm_weight else ()
-
-    def layer(kind: tuple[bool, int | None]) -> Block:
-        expert, reach = kind
-        feed_forward, tensors = (sparse if expert and sparse else None) or dense or feed_forward_part(c, dims, style)
-        return Block(prefix="layers", count=1, tensors=attention_tensors + tensors + norm_tensors,
-                     attention=replace(attend, window=reach), feed_forward=feed_forward, norm=style.norm_kind,
-                     norm_count=len(style.norms), parallel=style.parallel)
-
-    kinds = list(zip(is_sparse or (False,) * dims.layers, window or (None,) * dims.layers, strict=True))
-    blocks = {kind: layer(kind) for kind in set(kinds)}
-    outside = embedding("embed_tokens", dims.vocab, dims.hidden)
-    if style.norm_weight:
-        outside += norms((style.final_norm,), dims.hidden, style.norm_kind, bias=style.norm_bias)
-    return Body(
-        base="model", hidden_size=dims.hidden, vocab_size=dims.vocab,
-        blocks=stack([blocks[kind] for kind in kinds]), outside=outside,
-        heads=decoder_heads(dims.hidden, dims.vocab, tied=c.flag("tie_word_embeddings", default=style.tied),
-                            labels=c.labels(), bias=style.head_bias),
-        max_positions=c.size_or_none("max_position_embeddings", limit=MAX_POSITIONS), logit_softcap=style.logit_softcap)
-
-
-def grouped_query(dims: Dims, style: Style) -> tuple[Attention, Tensors]:
-    attention = Attention(heads=dims.heads, kv_heads=dims.kv_heads, head_dim=dims.head_dim, v_head_dim=dims.head_dim,
-                          qk_norm=bool(style.qk_norm), softcap=style.softcap)
-    tensors = attention_linears(attention, dims.hidden, style.qkv, style.out, bias=style.qkv_bias,
-                                output_bias=style.out_bias)
-    if style.qk_norm:
-        queries, keys = (dims.heads, dims.kv_heads) if style.qk_norm == "all" else (1, 1)
-        tensors += norm("self_attn.q_norm", queries * dims.head_dim) + norm("self_attn.k_norm", keys * dims.head_dim)
-    return attention, tensors
-
-
-def feed_forward_part(c: Fields, dims: Dims, style: Style) -> Part:
-    feed_forward = FeedForward(hidden=c.size("intermediate_size"), gated=style.gated,
-                               activation=c.text("hidden_act", "hidden_activation", default=style.activation))
-    return feed_forward, feed_forward_linears(feed_forward, dims.hidden, style.gate_up, style.down, bias=style.mlp_bias)
+from ..model_shape import Attention
+from .body import Body
+from .decoder import AttentionPart, Dims, Style, build, grouped_query, window_size, windows
+from .fields import MAX_LAYERS, Fields
+from .parts import Tensors, linear, norm, parameter
 
 
 def llama(c: Fields) -> Body:
-    bias = c.flag("attention_bias", default=False)
-    return build(c, Dims.read(c), Style(qkv_bias=bias, out_bias=bias, mlp_bias=c.flag("mlp_bias", default=False)))
+    return build(c, Dims.read(c), biased(c, mlp=True))
+
+
+def biased(c: Fields, style: Style = Style(), *, mlp: bool = False, default: bool = False) -> Style:
+    """Llama's switches: `attention_bias` for all four projections, `mlp_bias` where the family has it."""
+    bias = c.flag("attention_bias", default=default)
+    return replace(style, qkv_bias=bias, out_bias=bias, mlp_bias=mlp and c.flag("mlp_bias", default=False))
 
 
 def mistral(c: Fields) -> Body:
-    dims = Dims.read(c, kv_heads=8)
-    reach = c.size_or_none("sliding_window", limit=MAX_POSITIONS) if c.given("sliding_window") else 4096
-    return build(c, dims, LLAMA, window=(reach,) * dims.layers)
+    dims = Dims.read(c, num_key_value_heads=8)
+    return build(c, dims, Style(), window=(window_size(c, default=4096),) * dims.layers)
+
+
+def ministral(c: Fields) -> Body:
+    dims = Dims.read(c, num_key_value_heads=8)
+    return build(c, dims, Style(), window=windows(c, dims.layers, window_size(c, default=4096), lambda layer: True))
 
 
 def qwen2(c: Fields) -> Body:
-    dims = Dims.read(c, kv_heads=32)
+    dims = Dims.read(c, num_key_value_heads=32)
     return build(c, dims, Style(qkv_bias=True), window=late_windows(c, dims))
+
+
+def qwen3(c: Fields) -> Body:
+    dims = Dims.read(c, num_key_value_heads=32, head_dim=128)
+    return build(c, dims, biased(c, Style(qk_norm="head")), window=late_windows(c, dims))
 
 
 def late_windows(c: Fields, dims: Dims) -> tuple[int | None, ...]:
     """Qwen's rule: with `use_sliding_window`, the layers from `max_window_layers` on have a window."""
-    window = c.size("sliding_window", default=4096, limit=MAX_POSITIONS)
+    window = window_size(c, default=4096) if c.flag("use_sliding_window", default=False) else None
     first = c.count("max_window_layers", default=28, limit=MAX_LAYERS)
-    return windows(c, dims.layers, window if c.flag("use_sliding_window", default=False) else None,
-                   lambda layer: layer >= first)
+    return windows(c, dims.layers, window, lambda layer: layer >= first)
+
+
+def phi3(c: Fields) -> Body:
+    dims = Dims.read(c)
+    style = Style(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
+    return build(c, dims, style, window=(window_size(c),) * dims.layers)
+
+
+def olmo(c: Fields) -> Body:
+    return build(c, Dims.read(c), biased(c, Style(norm_kind="layer", norm_weight=False)))
+
+
+OLMO2 = Style(qk_norm="all", norms=("post_attention_layernorm", "post_feedforward_layernorm"))
+
+
+def olmo2(c: Fields) -> Body:
+    return build(c, Dims.read(c), biased(c, OLMO2))
+
+
+def olmo3(c: Fields) -> Body:
+    dims = Dims.read(c)
+    window = windows(c, dims.layers, window_size(c, default=4096), lambda layer: (layer + 1) % 4 != 0)
+    return build(c, dims, biased(c, OLMO2), window=window)
+
+
+def gemma(c: Fields) -> Body:
+    return build(c, Dims.read(c, num_key_value_heads=16, head_dim=256), biased(c, Style(activation=GELU, tied=True)))
+
+
+GELU = "gelu_pytorch_tanh"
+SANDWICH = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+
+
+def gemma2(c: Fields) -> Body:
+    dims = Dims.read(c, num_key_value_heads=4, head_dim=256)
+    style = biased(c, Style(activation=GELU, norms=SANDWICH, tied=True,
+                            softcap=c.is_set("attn_logit_softcapping", default=True),
+                            logit_softcap=c.is_set("final_logit_softcapping", default=True)))
+    window = windows(c, dims.layers, window_size(c, default=4096), lambda layer: layer % 2 == 0)
+    return build(c, dims, style, window=window)
+
+
+def gemma3_text(c: Fields) -> Body:
+    # The text part of a multimodal config.json states only what differs from the class's defaults.
+    dims = Dims.read(c, hidden_size=2304, intermediate_size=9216, num_hidden_layers=26, num_attention_heads=8,
+                     num_key_value_heads=4, head_dim=256, vocab_size=262_208)
+    style = biased(c, Style(activation=GELU, norms=SANDWICH, tied=True, qk_norm="head",
+                            softcap=c.is_set("attn_logit_softcapping", default=False),
+                            logit_softcap=c.is_set("final_logit_softcapping", default=False)))
+    every = c.size("sliding_window_pattern", default=6)
+    window = windows(c, dims.layers, window_size(c, default=4096), lambda layer: (layer + 1) % every != 0)
+    body = build(c, dims, style, window=window)
+    # Its base class is not called Gemma3Model, and its classifier not Gemma3ForSequenceClassification.
+    return replace(body, heads={"ForCausalLM": body.heads["ForCausalLM"]})
+
+
+def smollm3(c: Fields) -> Body:
+    dims = Dims.read(c, num_key_value_heads=4)
+    window = window_size(c) if c.flag("use_sliding_window", default=False) else None
+    every = c.size("no_rope_layer_interval", default=4)
+    return build(c, dims, biased(c, Style(tied=True), mlp=True),
+                 window=windows(c, dims.layers, window, lambda layer: (layer + 1) % every == 0))
+
+
+def seed_oss(c: Fields) -> Body:
+    style = Style(qkv_bias=c.flag("attention_bias", default=True), out_bias=c.flag("attention_out_bias", default=False),
+                  mlp_bias=c.flag("mlp_bias", default=False))
+    return build(c, Dims.read(c, num_key_value_heads=8, head_dim=128), style)
+
+
+def glm(c: Fields) -> Body:
+    return build(c, Dims.read(c, num_key_value_heads=2, head_dim=128),
+                 Style(qkv_bias=c.flag("attention_bias", default=True), gate_up=("mlp.gate_up_proj",)))
+
+
+def glm4(c: Fields) -> Body:
+    return build(c, Dims.read(c, num_key_value_heads=2, head_dim=128),
+                 Style(qkv_bias=c.flag("attention_bias", default=True), gate_up=("mlp.gate_up_proj",),
+                       norms=("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm",
+                              "post_mlp_layernorm")))
+
+
+COHERE = Style(norms=("input_layernorm",), norm_kind="layer", norm_bias=False, parallel=True, tied=True)
+
+
+def cohere(c: Fields) -> Body:
+    dims, style = Dims.read(c), biased(c, COHERE)
+    attention: AttentionPart | None = None
+    if c.flag("use_qk_norm", default=False):
+        plain, tensors = grouped_query(dims, style)
+        attention = replace(plain, qk_norm=True), (
+            tensors + parameter("self_attn.q_norm.weight", dims.heads, dims.head_dim, role="norm")
+            + parameter("self_attn.k_norm.weight", dims.kv_heads, dims.head_dim, role="norm"))
+    return build(c, dims, style, attention=attention)
+
+
+def cohere2(c: Fields) -> Body:
+    dims = Dims.read(c)
+    every = c.size("sliding_window_pattern", default=4)
+    window = windows(c, dims.layers, window_size(c, default=4096), lambda layer: (layer + 1) % every != 0)
+    return build(c, dims, biased(c, COHERE), window=window)
+
+
+def starcoder2(c: Fields) -> Body:
+    dims, bias = Dims.read(c, num_key_value_heads=2), c.flag("use_bias", default=True)
+    style = Style(qkv_bias=bias, out_bias=bias, mlp_bias=bias, gated=False, gate_up=("mlp.c_fc",), down="mlp.c_proj",
+                  activation=GELU, norm_kind="layer", tied=True)
+    return build(c, dims, style, window=(window_size(c),) * dims.layers)
+
+
+def stablelm(c: Fields) -> Body:
+    dims, parallel = Dims.read(c, num_key_value_heads=32), c.flag("use_parallel_residual", default=False)
+    style = Style(qkv_bias=c.flag("use_qkv_bias", default=False), norm_kind="layer", parallel=parallel,
+                  norms=("input_layernorm",) if parallel else ("input_layernorm", "post_attention_layernorm"))
+    attention, tensors = grouped_query(dims, style)
+    if c.flag("qk_layernorm", default=False):
+        tensors += _norm_per_head("self_attn.q_layernorm", dims.heads, dims.head_dim)
+        tensors += _norm_per_head("self_attn.k_layernorm", dims.kv_heads, dims.head_dim)
+        attention = replace(attention, qk_norm=True)
+    return build(c, dims, style, attention=(attention, tensors))
+
+
+def _norm_per_head(name: str, heads: int, width: int) -> Tensors:
+    return tuple(tensor for head in range(heads) for tensor in norm(f"{name}.norms.{head}", width))
+
+
+def phi(c: Fields) -> Body:
+    dims = Dims.read(c)
+    style = Style(qkv_bias=True, out="self_attn.dense", out_bias=True, gated=False, gate_up=("mlp.fc1",), down="mlp.fc2",
+                  mlp_bias=True, activation="gelu_new", norms=("input_layernorm",), norm_kind="layer",
+                  final_norm="final_layernorm", parallel=True, head_bias=True)
+    attention, tensors = grouped_query(dims, style)
+    if c.flag("qk_layernorm", default=False):
+        tensors += norm("self_attn.q_layernorm", dims.head_dim, bias=True)
+        tensors += norm("self_attn.k_layernorm", dims.head_dim, bias=True)
+        attention = replace(attention, qk_norm=True)
+    return build(c, dims, style, attention=(attention, tensors))
+
+
+def internlm3(c: Fields) -> Body:
+    """transformers builds it from Llama's classes, under the remote code's names of the switches too."""
+    bias = c.flag("attention_bias", "qkv_bias", default=False)
+    if bias != c.flag("mlp_bias", "bias", default=False):
+        raise c.error("attention_bias (qkv_bias) and mlp_bias (bias) differ", why="transformers refuses that")
+    return build(c, Dims.read(c, num_key_value_heads=2, head_dim=128), Style(qkv_bias=bias, out_bias=bias, mlp_bias=bias))
+
+
+def minicpm(c: Fields) -> Body:
+    """MiniCPM's remote code: Llama's tensors, scaled otherwise."""
+    return build(c, Dims.read(c), biased(c, Style(tied=True)))
+
+
+def internlm2(c: Fields) -> Body:
+    """InternLM2's remote code: one fused projection, and names of its own."""
+    bias = c.flag("bias", default=True)
+    return build(c, Dims.read(c), Style(
+        qkv=("attention.wqkv",), out="attention.wo", qkv_bias=bias, out_bias=bias,
+        gate_up=("feed_forward.w1", "feed_forward.w3"), down="feed_forward.w2", norms=("attention_norm", "ffn_norm"),
+        embed="tok_embeddings", head="output"))
+
+
+def baichuan(c: Fields) -> Body:
+    """Baichuan's remote code: one fused projection. (The 13B models use ALiBi, which no tensor shows.)"""
+    return build(c, Dims.read(c), Style(qkv=("self_attn.W_pack",)))

@@ -1,0 +1,146 @@
+"""The one builder of Llama-like decoders: rotary positions, grouped-query attention; a `Style` says what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ..model_shape import Attention, Block, FeedForward, NormKind
+from .body import Body, decoder_heads, norms, stack
+from .fields import MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields
+from .parts import Tensors, attention_linears, embedding, feed_forward_linears, norm
+
+AttentionPart = tuple[Attention, Tensors]
+FeedForwardPart = tuple[FeedForward, Tensors]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dims:
+    """The dimensions that every model of this kind has."""
+
+    hidden: int
+    feed_forward: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+
+    @classmethod
+    def read(cls, c: Fields, **defaults: int) -> Dims:
+        """From the fields of one config, with the defaults of its class.
+
+        Without a default there are as many key/value heads as heads, and `head_dim` is hidden size / heads.
+        """
+        def size(name: str, **limit: int) -> int:
+            return c.size(name, default=defaults.get(name), **limit)
+
+        hidden, heads = size("hidden_size"), size("num_attention_heads")
+        # An explicit null means "as many as heads" also where the class has another default.
+        kv_default = heads if c.given("num_key_value_heads") else defaults.get("num_key_value_heads", heads)
+        kv_heads = c.size("num_key_value_heads", default=kv_default)
+        c.divide("num_attention_heads", heads, "num_key_value_heads", kv_heads)
+        head_dim = c.size_or_none("head_dim") or defaults.get("head_dim") or c.divide(
+            "hidden_size", hidden, "num_attention_heads", heads)
+        return cls(hidden=hidden, feed_forward=size("intermediate_size"), heads=heads, kv_heads=kv_heads,
+                   head_dim=head_dim, layers=size("num_hidden_layers", limit=MAX_LAYERS),
+                   vocab=size("vocab_size", limit=MAX_VOCABULARY))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Style:
+    """How a family differs from Llama.
+
+    qkv, out, gate_up, down: names of the projections in a layer; one name in `qkv`, or for gate and up: fused.
+    qk_norm:    norm of queries and keys, over one head ("head") or over all of them ("all").
+    norms:      names of the norms over the hidden size in a layer, in the order of execution.
+    norm_kind, norm_weight, norm_bias: what a norm computes, whether it learns a scale and (LayerNorm only) a shift.
+    softcap:    attention scores are soft-capped; logit_softcap: the final logits are.
+    tied:       the class's default of `tie_word_embeddings`.
+    """
+
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    out: str = "self_attn.o_proj"
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: Literal["", "head", "all"] = ""
+    gated: bool = True
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+    mlp_bias: bool = False
+    activation: str = "silu"
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    norm_kind: NormKind = "rms"
+    norm_weight: bool = True
+    norm_bias: bool = True
+    embed: str = "embed_tokens"
+    final_norm: str = "norm"
+    parallel: bool = False
+    softcap: bool = False
+    logit_softcap: bool = False
+    tied: bool = False
+    head: str = "lm_head"
+    head_bias: bool = False
+
+
+def build(c: Fields, dims: Dims, style: Style, *, attention: AttentionPart | None = None,
+          sparse: FeedForwardPart | None = None, is_sparse: Sequence[bool] = (),
+          window: Sequence[int | None] = ()) -> Body:
+    """Embedding, `dims.layers` layers, a final norm, a head.
+
+    attention: in place of the grouped-query attention that dims and style describe;
+    sparse:    a mixture of experts, in the layers that `is_sparse` marks (none marked: in all);
+    window:    the keys that a query sees in each layer, None: all (nothing given: all in every layer).
+    """
+    attend, attention_tensors = attention or grouped_query(dims, style)
+    norm_tensors = norms(style.norms, dims.hidden, style.norm_kind, bias=style.norm_bias) if style.norm_weight else ()
+
+    def layer(expert: bool, reach: int | None) -> Block:
+        feed_forward, tensors = sparse if sparse and expert else dense(c, dims, style)
+        return Block(prefix="layers", count=1, tensors=attention_tensors + tensors + norm_tensors,
+                     attention=replace(attend, window=reach), feed_forward=feed_forward, norm=style.norm_kind,
+                     norm_count=len(style.norms), parallel=style.parallel)
+
+    kinds = list(zip(is_sparse or (sparse is not None,) * dims.layers, window or (None,) * dims.layers, strict=True))
+    layers = {kind: layer(*kind) for kind in set(kinds)}
+    outside = embedding(style.embed, dims.vocab, dims.hidden)
+    if style.norm_weight:
+        outside += norms((style.final_norm,), dims.hidden, style.norm_kind, bias=style.norm_bias)
+    return Body(
+        base="model", hidden_size=dims.hidden, vocab_size=dims.vocab, blocks=stack([layers[kind] for kind in kinds]),
+        outside=outside, logit_softcap=style.logit_softcap,
+        heads=decoder_heads(dims.hidden, dims.vocab, tied=c.flag("tie_word_embeddings", default=style.tied),
+                            labels=c.labels(), name=style.head, bias=style.head_bias),
+        max_positions=c.size_or_none("max_position_embeddings", limit=MAX_POSITIONS))
+
+
+def grouped_query(dims: Dims, style: Style) -> AttentionPart:
+    attention = Attention(heads=dims.heads, kv_heads=dims.kv_heads, head_dim=dims.head_dim, v_head_dim=dims.head_dim,
+                          qk_norm=bool(style.qk_norm), softcap=style.softcap)
+    tensors = attention_linears(attention, dims.hidden, style.qkv, style.out, bias=style.qkv_bias,
+                                output_bias=style.out_bias)
+    if style.qk_norm:
+        queries, keys = (dims.heads, dims.kv_heads) if style.qk_norm == "all" else (1, 1)
+        tensors += norm("self_attn.q_norm", queries * dims.head_dim) + norm("self_attn.k_norm", keys * dims.head_dim)
+    return attention, tensors
+
+
+def dense(c: Fields, dims: Dims, style: Style) -> FeedForwardPart:
+    feed_forward = FeedForward(hidden=dims.feed_forward, gated=style.gated,
+                               activation=c.text("hidden_act", "hidden_activation", default=style.activation))
+    return feed_forward, feed_forward_linears(feed_forward, dims.hidden, style.gate_up, style.down, bias=style.mlp_bias)
+
+
+def window_size(c: Fields, *, default: int | None = None) -> int | None:
+    """`sliding_window`, of which an explicit null switches the window off."""
+    given = c.given("sliding_window")
+    return c.size_or_none("sliding_window", limit=MAX_POSITIONS) if given else default
+
+
+def windows(c: Fields, layers: int, window: int | None, slides: Callable[[int], bool]) -> tuple[int | None, ...]:
+    """The window of each layer: by `layer_types` where the config has them, else in the layers that `slides` names."""
+    kinds = c.per_layer("layer_types", layers, ("full_attention", "sliding_attention"))
+    if kinds is not None:
+        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    return tuple(window if slides(layer) else None for layer in range(layers))
