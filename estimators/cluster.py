@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Gpu:
     """Facts about one kind of GPU; None where no source gives a figure.
 
-    memory_bytes:   what CUDA offers to a process (an "80 GB" A100 has 79.15 GiB), from the data file when measured, else
-                    nominal less a stated allowance.
+    memory_bytes:   what CUDA offers to a process (an "80 GB" A100 has 79.15 GiB), from the data file when measured,
+                    else nominal less a stated allowance.
     *_flops_per_s:  dense peak by dtype, never the sparse one. None: the GPU has no such unit (bf16 before Ampere).
     gemm_*_flops_per_s: highest measured rate of a large matrix product, None where nobody published one.
     memory_bytes_per_s: device memory bandwidth.
@@ -56,6 +56,7 @@ class Cluster:
     cpu_cores_per_node, dram_bytes_per_s_per_node: for CPU Adam; None when not known.
     nvme_read_bytes_per_s_per_node, nvme_write_bytes_per_s_per_node: None when not known.
     is_this_machine:            the figures were detected here.
+    assumptions:                sentences for the answer: what was not said and therefore assumed.
     """
 
     nodes: int
@@ -70,6 +71,7 @@ class Cluster:
     nvme_read_bytes_per_s_per_node: float | None = None
     nvme_write_bytes_per_s_per_node: float | None = None
     is_this_machine: bool = False
+    assumptions: tuple[str, ...] = ()
 
     @property
     def world_size(self) -> int:

@@ -1,0 +1,119 @@
+"""What this machine has: its GPUs by the driver, its memory and cores by the container's limits first."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..estimators.cluster import Gpu
+from ..estimators.errors import ClusterError
+from ..estimators.hardware import UNMEASURED_MEMORY_SHARE, find_gpu, gpu_of_memory
+
+_SAME_CARD = 0.1
+"""Relative difference in memory up to which the data file's row of that name is this card (modified ones have twice)."""
+
+_ELSEWHERE = "describe the machine instead, such as --gpus 2x24GB"
+
+
+def visible_gpus() -> list[Gpu]:
+    """The GPUs that the driver (NVML) shows and CUDA_VISIBLE_DEVICES leaves, with the memory that they have here.
+
+    Raises ClusterError without a driver, without a GPU, or when CUDA_VISIBLE_DEVICES names one that is not there.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise ClusterError(
+            f"the GPUs of this machine cannot be listed: {error}",
+            why="--gpus auto asks the NVIDIA driver",
+            fix=_ELSEWHERE) from None
+    try:
+        found = [_gpu(pynvml, handle) for handle in _handles(pynvml)]
+    except pynvml.NVMLError as error:
+        raise ClusterError(
+            f"the driver does not describe the GPUs: {error}",
+            why="--gpus auto reads their names and memory from it",
+            fix=_ELSEWHERE) from None
+    finally:
+        pynvml.nvmlShutdown()
+    if not found:
+        raise ClusterError(
+            "no GPU is visible",
+            why="--gpus auto takes the GPUs that CUDA would use",
+            fix=f"look at CUDA_VISIBLE_DEVICES, or {_ELSEWHERE}")
+    return found
+
+
+def _handles(pynvml: Any) -> list[Any]:
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    handles = []
+    for device in filter(None, (part.strip() for part in chosen.split(","))):
+        if device == "-1":
+            break  # CUDA stops at the first device that is not there
+        by_index = device.isdigit()
+        handles.append(
+            pynvml.nvmlDeviceGetHandleByIndex(int(device)) if by_index else pynvml.nvmlDeviceGetHandleByUUID(device))
+    return handles
+
+
+def _gpu(pynvml: Any, handle: Any) -> Gpu:
+    name = pynvml.nvmlDeviceGetName(handle)
+    total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    usable = int(total * UNMEASURED_MEMORY_SHARE)
+    try:
+        known = find_gpu(name)
+    except ClusterError:
+        return replace(gpu_of_memory(total / 2**30), name=name, memory_bytes=usable)
+    if abs(total - known.memory_bytes) > _SAME_CARD * known.memory_bytes:
+        return replace(known, memory_bytes=usable, nominal_gb=round(total / 2**30))
+    return known
+
+
+def host_memory_bytes(root: Path = Path("/")) -> int:
+    """RAM that a process here may use: the machine's, or the container's limit (cgroup v2 or v1) where that is less.
+
+    A job that passes the container's limit is killed without a message, however much RAM the machine has.
+    """
+    import psutil
+
+    limits = [int(psutil.virtual_memory().total)]
+    limits += filter(None, map(_number, _limit_files(root, "memory.max", "memory/memory.limit_in_bytes")))
+    return min(limits)
+
+
+def cpu_cores(root: Path = Path("/")) -> int:
+    """Cores that a process here may use: its affinity, or the container's quota where that is less."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for file in _limit_files(root, "cpu.max", "cpu/cpu.cfs_quota_us"):
+        quota, _, period = _text(file).partition(" ")
+        period = period or _text(file.with_name("cpu.cfs_period_us"))
+        if quota.isdigit() and period.strip().isdigit():
+            cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def _limit_files(root: Path, version_2: str, version_1: str) -> list[Path]:
+    """The limit's file in this process's cgroup and in every one above it, which limit it as well."""
+    base = root / "sys/fs/cgroup"
+    entries = _text(root / "proc/self/cgroup").splitlines()
+    own = next((entry[3:].strip("/") for entry in entries if entry.startswith("0::")), "")
+    folders = [base / own, *(base / own).parents]
+    return [folder / version_2 for folder in folders if folder == base or base in folder.parents] + [base / version_1]
+
+
+def _number(file: Path) -> int | None:
+    text = _text(file)
+    return int(text) if text.isdigit() else None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
