@@ -63,7 +63,8 @@ def _described(gpus: str) -> Cluster:
     if nodes < 1 or per_node < 1:
         raise ClusterError(f"--gpus {gpus!r} has no GPU in it", why="a count below one trains nothing", fix=_GRAMMAR)
     if nodes > MOST_NODES:
-        raise ClusterError(f"--gpus {gpus!r} asks for {nodes} nodes", why=f"at most {MOST_NODES} are accepted", fix=_GRAMMAR)
+        raise ClusterError(
+            f"--gpus {gpus!r} asks for {nodes} nodes", why=f"at most {MOST_NODES} are accepted", fix=_GRAMMAR)
     if per_node > MOST_GPUS_PER_NODE:
         raise ClusterError(
             f"--gpus {gpus!r} puts {per_node} GPUs into one node",

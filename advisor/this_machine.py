@@ -12,7 +12,7 @@ from ..estimators.errors import ClusterError
 from ..estimators.hardware import UNMEASURED_MEMORY_SHARE, find_gpu, gpu_of_memory
 
 _SAME_CARD = 0.1
-"""Relative difference in memory up to which the data file's row of that name is this card (modified ones have twice)."""
+"""Relative difference in memory up to which the data file's row of that name is this card (modified: twice)."""
 
 _ELSEWHERE = "describe the machine instead, such as --gpus 2x24GB"
 

@@ -69,8 +69,8 @@ def assumes_sxm(name: str, gpu: Gpu) -> bool:
 def gpu_of_memory(gigabytes: float) -> Gpu:
     """A GPU of which only the memory is known.
 
-    memory = gigabytes * 2^30 * UNMEASURED_MEMORY_SHARE; the speed is that of the reference card of the nearest size (the
-    rows of `data/gpus.csv` with a `reference_because`, which gives the reason), and `assumed` is set.
+    memory = gigabytes * 2^30 * UNMEASURED_MEMORY_SHARE; the speed is that of the reference card of the nearest size
+    (the rows of `data/gpus.csv` with a `reference_because`, which gives the reason), and `assumed` is set.
 
     Raises ClusterError for a size that no GPU has.
     """

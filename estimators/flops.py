@@ -1,0 +1,172 @@
+"""Floating-point operations of a training step, product by product.
+
+Symbols: B micro batch, S sequence, T = B S tokens, A heads, d width of a query/key head, dv of a value head.
+
+ 1. A linear layer with weight (out, in) does, forward, for every token
+    a. out dot products of length in                                                       2 in out
+    b. its bias is one addition in thousands and left out                                  0
+ 2. Backward, each linear layer does
+    a. the gradient of its input, T x out times out x in                                   2 in out
+    b. the gradient of its weight, unless the weight is frozen (LoRA)                      2 in out
+ 3. LoRA adds to a layer of rank r, forward                                                2 r (in + out)
+    and twice that backward.
+ 4. Attention does for every pair of a query and a key that it sees, in every head, forward
+    a. the score: a dot product of length d                                                2 d
+    b. the value, scaled and added                                                         2 dv
+    c. softmax, masking and rotation are not matrix products: counted as bytes elsewhere   0
+    A causal query at position q sees q + 1 keys, or the window if that is less. Summed over q: S (S + 1) / 2, or
+    w S - w (w - 1) / 2 with a window w. An eager kernel computes all S^2 and masks afterwards.
+ 5. Backward, attention does four products of that size for two; a flash kernel, which kept no scores, does five: 2.5 x.
+ 6. With checkpointing every layer, but not the head, runs forward once more.
+ 7. A mixture of experts counts the k experts that each token passes, and the shared ones.
+
+The well-known 6 P per token is rules 1 and 2 with P for the sum of all in x out. It counts the embedding lookup, which
+is no product, and leaves attention out, which here is exact.
+
+Not covered: convolutions (the patches of ViT, the front of Whisper), which are below a hundredth of those models.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .model_shape import Attention, Block, ModelShape
+from .plan import Plan
+from .trainable import adapts
+from .workload import AttentionKernel, Workload
+
+FLASH_BACKWARD, EAGER_BACKWARD = 2.5, 2.0
+"""Backward attention products for one forward (rule 5)."""
+
+_ENCODER_KEYS = re.compile(r"(EncDecAttention|encoder_attn|crossattention)\W(\w+\.)?(k|v|k_proj|v_proj|key|value)\.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """`copies` matrix products of (rows x inner) by (inner x columns); forward, one layer.
+
+    trained:   the backward pass also needs the gradient of the weight.
+    quantized: the weight is kept in 4 bits and unpacked before each use (QLoRA).
+    """
+
+    name: str
+    rows: int
+    inner: int
+    columns: int
+    copies: int = 1
+    trained: bool = True
+    quantized: bool = False
+
+    @property
+    def forward_flops(self) -> int:
+        return 2 * self.rows * self.inner * self.columns * self.copies
+
+    @property
+    def backward_flops(self) -> int:
+        return self.forward_flops * (2 if self.trained else 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFlops:
+    """FLOPs of one micro batch on one GPU.
+
+    recompute: what checkpointing runs a second time; 0 without it.
+    """
+
+    forward: int
+    backward: int
+    recompute: int
+
+    @property
+    def total(self) -> int:
+        return self.forward + self.backward + self.recompute
+
+
+def micro_batch_flops(model: ModelShape, workload: Workload, plan: Plan) -> StepFlops:
+    """FLOPs that a GPU executes for one micro batch (rules 1 to 7)."""
+    blocks_forward = blocks_backward = 0
+    for block in model.blocks:
+        products = block_products(model, block, workload, plan.micro_batch_size)
+        attention = sum(flops for _, flops in block_attention(model, block, workload, plan.micro_batch_size))
+        blocks_forward += block.count * (sum(product.forward_flops for product in products) + attention)
+        blocks_backward += block.count * (sum(product.backward_flops for product in products)
+                                          + round(attention * attention_backward(workload.attention)))
+    head = head_product(model, workload, plan.micro_batch_size)
+    return StepFlops(
+        forward=blocks_forward + (head.forward_flops if head else 0),
+        backward=blocks_backward + (head.backward_flops if head else 0),
+        recompute=blocks_forward if plan.gradient_checkpointing else 0)
+
+
+def block_products(model: ModelShape, block: Block, workload: Workload, micro_batch: int) -> tuple[Product, ...]:
+    """The matrix products with weights in one layer."""
+    stream = model.encoder_len(workload.seq_len) if block.stack == "encoder" else workload.seq_len
+    tokens, encoder_tokens = micro_batch * stream, micro_batch * model.encoder_len(workload.seq_len)
+    full, quantized = workload.method == "full", workload.method == "qlora"
+    products: list[Product] = []
+    for tensor in block.tensors:
+        if tensor.role == "expert" and len(tensor.shape) == 3:
+            feed_forward = block.feed_forward
+            experts, one, other = tensor.shape
+            # Tokens spread over the experts; with few tokens some experts stay idle.
+            busy = min(experts, tokens * feed_forward.experts_per_token)
+            products.append(Product(
+                name=tensor.name, rows=-(-tokens * feed_forward.experts_per_token // busy), inner=one, columns=other,
+                copies=busy, trained=full))
+        elif len(tensor.shape) == 2 and (tensor.linear or tensor.role in ("router", "expert")):
+            rows = encoder_tokens if _ENCODER_KEYS.search(tensor.name) else tokens
+            products.append(Product(
+                name=tensor.name, rows=rows, inner=tensor.in_features, columns=tensor.out_features, trained=full,
+                quantized=quantized and tensor.linear))
+            if not full and adapts(tensor, workload):
+                wide_in, wide_out, rank = tensor.in_features, tensor.out_features, workload.lora_rank
+                products += (
+                    Product(name=f"{tensor.name} lora_A", rows=rows, inner=wide_in, columns=rank),
+                    Product(name=f"{tensor.name} lora_B", rows=rows, inner=rank, columns=wide_out))
+    return tuple(products)
+
+
+def head_product(model: ModelShape, workload: Workload, micro_batch: int) -> Product | None:
+    """The output layer over the vocabulary; None for a model without one.
+
+    A classification head sees one token per sample and is too small to count.
+    """
+    if model.vocab_size == 0 or model.num_labels:
+        return None
+    return Product(
+        name="head", rows=micro_batch * workload.seq_len, inner=model.hidden_size, columns=model.vocab_size,
+        trained=workload.method == "full")
+
+
+def block_attention(
+    model: ModelShape, block: Block, workload: Workload, micro_batch: int
+) -> tuple[tuple[Attention, int], ...]:
+    """Forward FLOPs of each attention module of one layer (rule 4)."""
+    encoder = model.encoder_len(workload.seq_len)
+    stream = encoder if block.stack == "encoder" else workload.seq_len
+    modules = [(block.attention, attention_flops(block.attention, micro_batch, stream, stream, workload.attention))]
+    if block.cross_attention is not None:
+        modules.append((block.cross_attention, attention_flops(
+            block.cross_attention, micro_batch, stream, encoder, workload.attention)))
+    return tuple(modules)
+
+
+def attention_flops(attention: Attention, batch: int, queries: int, keys: int, kernel: AttentionKernel) -> int:
+    """2 B A (d + dv) for every pair of query and key that the kernel computes."""
+    pairs = queries * keys if kernel == "eager" else seen_pairs(attention, queries, keys)
+    return 2 * batch * attention.heads * (attention.head_dim + attention.v_head_dim) * pairs
+
+
+def seen_pairs(attention: Attention, queries: int, keys: int) -> int:
+    """Pairs of a query and a key that the mask lets through, for one sequence."""
+    if attention.cross:
+        return queries * keys
+    window = min(attention.window or keys, keys)
+    if attention.causal:
+        return window * queries - window * (window - 1) // 2
+    return queries * window
+
+
+def attention_backward(kernel: AttentionKernel) -> float:
+    return EAGER_BACKWARD if kernel == "eager" else FLASH_BACKWARD
