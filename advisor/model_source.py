@@ -1,0 +1,114 @@
+"""From what the user calls a model to its `ModelShape`: a local folder, the catalogue, or the Hugging Face hub.
+
+Only a `config.json` is ever read. No weights, no code from a model's folder, no pickle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+from ..estimators import catalogue
+from ..estimators.errors import ModelConfigError, UnknownModelError
+from ..estimators.families import shape_from_config
+from ..estimators.model_shape import ModelShape
+
+# Published files have a few kB; the largest, with label names of 20,000 classes, stay below 2 MB.
+MAX_CONFIG_BYTES = 10_000_000
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def load_model(name_or_path: str, *, offline: bool = False) -> ModelShape:
+    """The model that a name, a folder, a `config.json` or a hub id means.
+
+    Tried in this order: a folder with a `config.json`, or such a file itself; the catalogue; the hub, its local cache
+    first. `offline` forbids the network, not the cache. Parameters are counted from the configuration, not from weights.
+
+    Raises UnknownModelError where nothing has this name or the hub cannot be asked; ModelConfigError for a
+    `config.json` that cannot be read or is not a model's.
+    """
+    name = name_or_path.strip()
+    path = Path(name).expanduser()
+    file = path / "config.json" if path.is_dir() else path
+    if name and file.is_file():
+        return _from_file(file, name)
+    if _is_path(name):
+        raise UnknownModelError(
+            f"{name}: {'no config.json in this folder' if path.is_dir() else 'no such file or folder'}",
+            fix="give the folder that holds the model's config.json, a catalogue name, or a hub id")
+    try:
+        return catalogue.find(name)
+    except UnknownModelError:
+        if not _HUB_ID.fullmatch(name):
+            raise
+    return _from_file(_from_hub(name, offline=offline), name, source=f"config.json of {name} on the hub")
+
+
+def _is_path(name: str) -> bool:
+    return name.startswith(("/", "./", "../", "~")) or name in (".", "..") or name.endswith(".json") or name.count("/") > 1
+
+
+def _from_file(file: Path, name: str, *, source: str = "") -> ModelShape:
+    fix = "give a config.json as transformers writes it"
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise ModelConfigError(f"{file}: cannot be read ({os.strerror(error.errno or 0)})", fix=fix) from error
+    if len(raw) > MAX_CONFIG_BYTES:
+        raise ModelConfigError(f"{file}: larger than {MAX_CONFIG_BYTES:,} bytes, so it is not a model's config.json",
+                               fix=fix)
+    try:
+        config = json.loads(raw.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ModelConfigError(f"{file}: not UTF-8 text (byte {error.start})", fix=fix) from error
+    except json.JSONDecodeError as error:
+        raise ModelConfigError(f"{file}: not JSON: {error.msg} (line {error.lineno}, column {error.colno})",
+                               fix=fix) from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or thousands of open brackets
+        raise ModelConfigError(f"{file}: not JSON that can be read", fix=fix) from error
+    if not isinstance(config, dict):
+        raise ModelConfigError(f"{file}: holds no JSON object", fix=fix)
+    return shape_from_config(config, name=name, source=source or str(file))
+
+
+def _from_hub(hub_id: str, *, offline: bool) -> Path:
+    """The path of the model's `config.json` in the hub's cache, downloaded if it may be."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    def unknown(what: str, fix: str) -> UnknownModelError:
+        return UnknownModelError(f"{hub_id}: {what}", why=f"nearest names: {', '.join(catalogue.nearest(hub_id))}", fix=fix)
+
+    elsewhere = "give a catalogue name, or a folder with the model's config.json"
+    try:
+        return Path(hf_hub_download(hub_id, "config.json", local_files_only=True))
+    except LocalEntryNotFoundError:
+        if offline:
+            raise unknown("not in the catalogue nor in the hub's cache, and --offline forbids the network",
+                          f"leave --offline out, or {elsewhere}") from None
+    except HFValidationError:
+        raise unknown("not a name that the hub allows", elsewhere) from None
+    try:
+        return Path(hf_hub_download(hub_id, "config.json"))
+    except GatedRepoError:
+        raise unknown("the hub shows this model only to users who accepted its terms",
+                      "accept them on its page and log in with `hf auth login` (or set HF_TOKEN)") from None
+    except RepositoryNotFoundError:
+        raise unknown("not on the hub (or private, and no token that may see it)", elsewhere) from None
+    except LocalEntryNotFoundError:
+        raise unknown("not in the catalogue, and the hub cannot be reached",
+                      f"{elsewhere}; --offline does not try the hub") from None
+    except EntryNotFoundError:
+        raise unknown("its repository on the hub has no config.json", elsewhere) from None
+    except (HfHubHTTPError, OSError) as error:
+        raise unknown(f"the hub did not answer ({type(error).__name__})", elsewhere) from error
