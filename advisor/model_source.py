@@ -76,11 +76,10 @@ def _from_file(file: Path, name: str, *, source: str = "") -> ModelShape:
 
 def _from_hub(hub_id: str, *, offline: bool) -> Path:
     """The path of the model's `config.json` in the hub's cache, downloaded if it may be."""
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
-        HfHubHTTPError,
         HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
@@ -89,26 +88,26 @@ def _from_hub(hub_id: str, *, offline: bool) -> Path:
     def unknown(what: str, fix: str) -> UnknownModelError:
         return UnknownModelError(f"{hub_id}: {what}", why=f"nearest names: {', '.join(catalogue.nearest(hub_id))}", fix=fix)
 
-    elsewhere = "give a catalogue name, or a folder with the model's config.json"
+    otherwise = "give a catalogue name, or a folder with the model's config.json"
     try:
         return Path(hf_hub_download(hub_id, "config.json", local_files_only=True))
+    except HFValidationError:
+        raise unknown("not a name that the hub allows", otherwise) from None
     except LocalEntryNotFoundError:
         if offline:
             raise unknown("not in the catalogue nor in the hub's cache, and --offline forbids the network",
-                          f"leave --offline out, or {elsewhere}") from None
-    except HFValidationError:
-        raise unknown("not a name that the hub allows", elsewhere) from None
+                          f"leave --offline out, or {otherwise}") from None
     try:
+        # Asked first because it fails at once where `hf_hub_download` retries for half a minute.
+        get_hf_file_metadata(hf_hub_url(hub_id, "config.json"), timeout=10)
         return Path(hf_hub_download(hub_id, "config.json"))
     except GatedRepoError:
         raise unknown("the hub shows this model only to users who accepted its terms",
-                      "accept them on its page and log in with `hf auth login` (or set HF_TOKEN)") from None
+                      "accept them on its page and log in with `hf auth login`, or set HF_TOKEN") from None
     except RepositoryNotFoundError:
-        raise unknown("not on the hub (or private, and no token that may see it)", elsewhere) from None
-    except LocalEntryNotFoundError:
-        raise unknown("not in the catalogue, and the hub cannot be reached",
-                      f"{elsewhere}; --offline does not try the hub") from None
+        raise unknown("not on the hub, or private without a token that may see it", otherwise) from None
     except EntryNotFoundError:
-        raise unknown("its repository on the hub has no config.json", elsewhere) from None
-    except (HfHubHTTPError, OSError) as error:
-        raise unknown(f"the hub did not answer ({type(error).__name__})", elsewhere) from error
+        raise unknown("its repository on the hub has no config.json", otherwise) from None
+    except Exception as error:  # what the HTTP library raises changed with huggingface_hub's versions (requests, httpx)
+        raise unknown(f"not in the catalogue, and the hub cannot be reached ({type(error).__name__})",
+                      f"{otherwise}; --offline does not ask the hub") from error
