@@ -103,6 +103,7 @@ class Block:
     stack:      which token stream it runs over: "decoder" sees S tokens, "encoder" `ModelShape.encoder_len(S)`.
     norm_count: norms over the hidden size in one layer (2 for pre-norm, 4 for Gemma's sandwich, 1 for parallel blocks).
     parallel:   attention and feed-forward read the same input and are added together (GPT-J, Falcon, Cohere).
+    hidden_dropout, attention_dropout: probabilities while training, of the branches' outputs and of the attention weights.
     """
 
     prefix: str
@@ -115,6 +116,8 @@ class Block:
     norm: NormKind = "rms"
     norm_count: int = 2
     parallel: bool = False
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
 
     @property
     def parameters_per_layer(self) -> int:
@@ -154,6 +157,10 @@ class ModelShape:
     encoder_len_fixed: int | None = None
     logit_softcap: bool = False
     source: str = ""
+
+    def __hash__(self) -> int:
+        # Estimators cache by model; hashing thousands of tensors for each look-up would cost more than it saves.
+        return hash((self.name, self.model_type, self.parameters))
 
     @cached_property
     def parameters(self) -> int:

@@ -1,0 +1,98 @@
+"""The operations that transformer layers are made of, recorded on a tape as torch and peft run them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..model_shape import Tensor
+from ..workload import Workload
+from .tape import Tape, Value
+
+
+@dataclass(slots=True, kw_only=True)
+class Ops:
+    """Records operations for one workload.
+
+    itemsize: bytes of an element of weights and activations.
+    weights:  the layer's linear weights by module name.
+    keeps_frozen_inputs: DeepSpeed's linear layer of ZeRO-3 is in use, which saves its input whether the weight trains or
+              not (deepspeed 0.19 `runtime/zero/linear.py`).
+    """
+
+    tape: Tape
+    workload: Workload
+    itemsize: int
+    weights: Mapping[str, Tensor]
+    keeps_frozen_inputs: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """The model's own weights train (and not only adapters)."""
+        return self.workload.method == "full"
+
+    def new(self, label: str, inputs: Sequence[Value], *, rows: int | None = None, width: int | None = None) -> Value:
+        """A copy or a linear map of its inputs that saves nothing (scaling, contiguous, repeat)."""
+        return self.tape.apply(label, inputs, rows=rows, width=width)
+
+    def scale(self, value: Value) -> Value:
+        return self.tape.apply(value.storage.label, (value,))
+
+    def add(self, left: Value, right: Value, label: str = "sum") -> Value:
+        return self.tape.apply(label, (left, right), passes=True)
+
+    def multiply(self, left: Value, right: Value, label: str) -> Value:
+        saves = [other for other, one in ((right, left), (left, right)) if one.needs_grad]
+        return self.tape.apply(label, (left, right), saves=saves)
+
+    def cast(self, value: Value, itemsize: int) -> Value:
+        """`.to(dtype)`: the same tensor where the type is the same already."""
+        if value.itemsize == itemsize:
+            return value
+        label = value.storage.label.removesuffix(" in fp32")
+        return self.tape.apply(f"{label} in fp32" if itemsize == 4 else label, (value,), itemsize=itemsize)
+
+    def saves_input(self, label: str, value: Value) -> Value:
+        """silu, gelu, pow, clamp: the derivative reads the input."""
+        return self.tape.apply(label, (value,), saves=(value,))
+
+    def saves_output(self, label: str, value: Value) -> Value:
+        """relu, tanh, sigmoid, softmax, rsqrt: the derivative reads the result."""
+        return self.tape.apply(label, (value,), saves_output=True)
+
+    def product(self, label: str, left: Value, right: Value, *, width: int) -> Value:
+        """A matrix product of two activations."""
+        return self.tape.apply(label, (left, right), width=width, itemsize=left.itemsize, saves=(left, right))
+
+    def dropout(self, value: Value) -> Value:
+        """torch's fused dropout keeps a mask of one byte per element."""
+        mask = self.tape.tensor(value.rows, value.width, 1, "dropout mask")
+        return self.tape.apply(value.storage.label, (value,), saves=(mask,))
+
+    def adapts(self, name: str) -> bool:
+        """LoRA puts an adapter beside this linear layer."""
+        tensor, targets = self.weights[name], self.workload.lora_targets
+        return not self.trains and tensor.linear and (targets is None or name.rpartition(".")[2] in targets)
+
+    def linear(self, name: str, value: Value, label: str = "") -> Value:
+        """`nn.Linear`, with peft's adapter where there is one: W x + scaling * B(A(x)).
+
+        The input is saved when the weight trains. With LoRA the base weight does not; lora_A trains and saves the input,
+        lora_B saves lora_A's output (r wide), and the scaled product and the sum are tensors of their own.
+        Source: peft 0.21 `tuners/lora/layer.py` (Linear.forward), dropout 0, which is peft's default. The adapter's weights
+        have the model's type: DeepSpeed casts the whole module. QLoRA dequantizes the weight for each product (bitsandbytes
+        `MatMul4Bit`), in the backward pass again.
+        """
+        weight = self.weights[name]
+        width = weight.numel // value.width
+        label = label or name.rpartition(".")[2]
+        if self.trains:
+            return self.tape.apply(label, (value,), width=width, saves=(value,), trains=True)
+        workspace = weight.numel * self.itemsize if self.workload.method == "qlora" else 0
+        base = self.tape.apply(label, (value,), width=width, saves=(value,) if self.keeps_frozen_inputs else (),
+                               workspace=workspace)
+        if not self.adapts(name):
+            return base
+        low = self.tape.apply(f"lora_A of {label}", (value,), width=self.workload.lora_rank, saves=(value,), trains=True)
+        update = self.scale(self.tape.apply(f"lora_B of {label}", (low,), width=width, saves=(low,), trains=True))
+        return self.add(base, update, label)
