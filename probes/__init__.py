@@ -1,0 +1,1 @@
+"""Measurements: what a plan really needs, found by running it."""

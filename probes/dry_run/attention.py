@@ -1,0 +1,116 @@
+"""The attention kernel that the real GPU's dispatcher would choose, and what it allocates.
+
+On a device without fused kernels `scaled_dot_product_attention` falls back to plain mathematics and keeps the S x S scores,
+which no training run on a recent GPU does. Here the choice is made as CUDA makes it, and the chosen operator, which has
+shapes for fake tensors, is called.
+
+Source: torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (order flash, efficient, math and the conditions of
+each) and attention.cpp (padding of heads and masks). cuDNN's kernel, preferred on Hopper by some builds, keeps the same
+tensors as flash attention.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from .device import DEVICE_TYPE
+
+aten = torch.ops.aten
+_composite = torch.nn.functional.scaled_dot_product_attention
+
+
+def kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, *, causal: bool,
+           enable_gqa: bool, compute_capability: int, dropout: float = 0.0) -> str:
+    """"flash", "efficient" or "math": what CUDA would run for these inputs on a GPU of this compute capability."""
+    head, value_head = query.shape[-1], value.shape[-1]
+    needs_grad = query.requires_grad or key.requires_grad or value.requires_grad
+    same_heads = query.shape[-3] == key.shape[-3] == value.shape[-3]
+    square = query.shape[-2] == key.shape[-2]
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    if query.dim() != 4 or not query.dtype == key.dtype == value.dtype:
+        return "math"
+    large_head = needs_grad and compute_capability in (86, 89, 120) and (head > 224 or (head > 192 and dropout > 0))
+    if (half and compute_capability >= 80 and mask is None and head == key.shape[-1] == value_head <= 256
+            and (same_heads or enable_gqa) and (square or not causal) and not large_head):
+        return "flash"
+    alignment = 8 if half and compute_capability >= 70 else 4 if compute_capability >= 80 else 1
+    known_dtype = half or query.dtype is torch.float32
+    if query.dtype is torch.bfloat16 and compute_capability < 80:
+        known_dtype = False
+    mask_needs_grad = mask is not None and mask.requires_grad
+    if (known_dtype and compute_capability >= 50 and same_heads and not mask_needs_grad
+            and head % alignment == 0 and value_head % alignment == 0):
+        return "efficient"
+    return "math"
+
+
+def install(compute_capability: int) -> None:
+    """Route `torch.nn.functional.scaled_dot_product_attention` for the rest of this process."""
+
+    def routed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+               dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+               enable_gqa: bool = False) -> torch.Tensor:
+        chosen = "math"
+        if query.device.type == DEVICE_TYPE:
+            chosen = kernel(query, key, value, attn_mask, causal=is_causal, enable_gqa=enable_gqa,
+                            compute_capability=compute_capability, dropout=dropout_p)
+        if chosen == "flash":
+            return _flash(query, key, value, dropout_p, is_causal, scale)
+        if chosen == "efficient":
+            return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+        return _composite(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
+                          enable_gqa=enable_gqa)
+
+    torch.nn.functional.scaled_dot_product_attention = routed  # type: ignore[assignment]
+
+
+def _flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, causal: bool,
+           scale: float | None) -> torch.Tensor:
+    head = query.shape[-1]
+    scale = scale if scale is not None else 1.0 / math.sqrt(head)
+    missing = -head % 8
+    if missing:  # the kernel wants heads that are a multiple of 8
+        query, key, value = (torch.nn.functional.pad(tensor, (0, missing)) for tensor in (query, key, value))
+    output = aten._scaled_dot_product_flash_attention(query, key, value, dropout, causal, scale=scale)[0]
+    return output[..., :head] if missing else output
+
+
+def _efficient(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout: float,
+               causal: bool, scale: float | None) -> torch.Tensor:
+    if mask is not None:
+        if mask.dtype is torch.bool:
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), -math.inf)
+        missing = -mask.shape[-1] % 16
+        if missing:  # the kernel loads the mask in aligned vectors
+            mask = torch.nn.functional.pad(mask, (0, missing))[..., :mask.shape[-1]]
+        mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    needs_grad = any(tensor.requires_grad for tensor in (query, key, value))
+    return aten._scaled_dot_product_efficient_attention(
+        query, key, value, mask, needs_grad, dropout, causal, scale=scale)[0]
+
+
+def scratch(operation: Any, args: tuple[Any, ...]) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """(shape, dtype) of what a fused backward kernel allocates while it runs and no operator shows.
+
+    Flash, B, S, A, D: the query gradient accumulates in float32, one float32 row sum per query, and with fewer key heads
+    than query heads the key and value gradients at full heads; S rounded to 128, D to 32 (to 64 above 128).
+    Efficient: the query gradient in float32 for 16-bit inputs.
+    Source: torch 2.13, transformers/cuda/flash_attn/flash_api.cpp (mha_bwd), attention_backward.cu.
+    """
+    if operation is aten._scaled_dot_product_flash_attention_backward.default:
+        query, key = args[1], args[2]
+        batch, heads, length, head = query.shape
+        rounded = -(-length // 128) * 128
+        wide = -(-head // 32) * 32 if head <= 128 else -(-head // 64) * 64
+        shapes = [((batch, rounded, heads, wide), torch.float32), ((batch, heads, rounded), torch.float32)]
+        if key.shape[1] != heads:
+            shapes += [((batch, key.shape[2], heads, head), query.dtype)] * 2
+        return shapes
+    if operation is aten._scaled_dot_product_efficient_attention_backward.default:
+        query = args[1]
+        if query.dtype is not torch.float32:
+            return [(tuple(query.shape), torch.float32), (tuple(query.shape[:-1]), torch.float32)]
+    return []

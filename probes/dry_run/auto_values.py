@@ -1,0 +1,71 @@
+"""The `auto` values of a ds_config, filled as the Hugging Face Trainer fills them.
+
+Source: transformers `integrations/deepspeed.py`, `HfTrainerDeepSpeedConfig.trainer_config_process` and
+`trainer_config_finalize`; hidden size H: reduce_bucket_size H^2, stage3_prefetch_bucket_size int(0.9 H^2),
+stage3_param_persistence_threshold 10 H. The remaining values do not change memory; any valid one does.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from .request import Request
+
+
+def filled(request: Request, hidden_size: int | None) -> dict[str, Any]:
+    """The configuration with every `auto` replaced and the batch sizes set.
+
+    Raises ValueError for an `auto` that needs a hidden size when the model has none, and for one that nothing fills.
+    """
+    config = copy.deepcopy(request.config)
+    if all(config.get(key) in (None, "auto") for key in ("bf16", "fp16")):
+        config.pop("bf16", None), config.pop("fp16", None)
+        if request.precision != "fp32":
+            config[request.precision] = {"enabled": True}
+    micro = _number(config.get("train_micro_batch_size_per_gpu"), request.micro_batch_size)
+    steps = _number(config.get("gradient_accumulation_steps"), request.gradient_accumulation_steps)
+    total = config.get("train_batch_size")
+    if isinstance(total, int) and config.get("gradient_accumulation_steps") in (None, "auto"):
+        steps = max(1, total // (micro * request.world_size))
+    elif isinstance(total, int) and config.get("train_micro_batch_size_per_gpu") in (None, "auto"):
+        micro = max(1, total // (steps * request.world_size))
+    config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"] = micro, steps
+    if total == "auto":
+        config["train_batch_size"] = micro * steps * request.world_size
+    values: dict[str, Any] = {
+        "gradient_clipping": 1.0,
+        "bf16.enabled": request.precision == "bf16",
+        "fp16.enabled": request.precision == "fp16",
+        "optimizer.params.lr": 1e-5,
+        "optimizer.params.betas": [0.9, 0.999],
+        "optimizer.params.eps": 1e-8,
+        "optimizer.params.weight_decay": 0.0,
+        "scheduler.params.warmup_min_lr": 0.0,
+        "scheduler.params.warmup_max_lr": 1e-5,
+        "scheduler.params.warmup_num_steps": 1,
+        "scheduler.params.total_num_steps": 1000,
+    }
+    if hidden_size is not None:
+        values |= {
+            "zero_optimization.reduce_bucket_size": hidden_size * hidden_size,
+            "zero_optimization.stage3_prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),
+            "zero_optimization.stage3_param_persistence_threshold": 10 * hidden_size,
+        }
+    _fill(config, "", values)
+    return config
+
+
+def _number(value: Any, default: int) -> int:
+    return value if isinstance(value, int) else default
+
+
+def _fill(node: dict[str, Any], prefix: str, values: dict[str, Any]) -> None:
+    for key, value in node.items():
+        name = prefix + key
+        if isinstance(value, dict):
+            _fill(value, name + ".", values)
+        elif value == "auto":
+            if name not in values:
+                raise ValueError(f'nothing fills "auto" at {name}')
+            node[key] = values[name]

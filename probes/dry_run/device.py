@@ -1,0 +1,105 @@
+"""The simulated GPU: a torch device that has no memory and no kernels, for fake tensors to stand on.
+
+torch lets Python register one device of its own (the PrivateUse1 key). Tensors on it are `FakeTensor`s: they have shapes,
+dtypes, strides and storages with a size, but no bytes. Real model and engine code runs on them unchanged, host and GPU
+stay told apart by `tensor.device`, and autograd, hooks and lifetimes are torch's own.
+
+What torch refuses for fake tensors is completed here: moving a parameter to another device in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+DEVICE_TYPE = "simgpu"
+
+
+def register() -> None:
+    """Register the simulated device with torch; once per process, before the first tensor is made on it.
+
+    Raises RuntimeError on a torch that has no Python backend for PrivateUse1.
+    """
+    try:
+        from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+        create = torch._C._acc.create_empty_tensor
+    except (ImportError, AttributeError):
+        raise RuntimeError(f"torch {torch.__version__} offers no Python-defined device; torch 2.13 does") from None
+
+    class Module(_DummyBackendModule):
+        """What torch asks of `torch.simgpu`."""
+
+        def device(self, _device: Any) -> contextlib.AbstractContextManager[None]:
+            return contextlib.nullcontext()
+
+        def set_device(self, _device: Any) -> None:
+            pass
+
+        def get_rng_state(self, _device: Any = None) -> torch.Tensor:
+            return torch.empty(16, dtype=torch.uint8)
+
+        def set_rng_state(self, _state: Any, _device: Any = None) -> None:
+            pass
+
+        def get_amp_supported_dtype(self) -> list[torch.dtype]:
+            return [torch.float16, torch.bfloat16]
+
+    _setup_privateuseone_for_python_backend(DEVICE_TYPE, backend_module=Module())
+
+    # torch calls these three while it converts an argument to the device; the tensors they return are discarded, since
+    # FakeTensorMode computes the true result.
+    def empty(size: Any, *, dtype: Any = None, **_: Any) -> torch.Tensor:
+        return create(list(size), dtype or torch.get_default_dtype())
+
+    def empty_strided(size: Any, _stride: Any, *, dtype: Any = None, **_: Any) -> torch.Tensor:
+        return create(list(size), dtype or torch.get_default_dtype())
+
+    def copy_from(_source: torch.Tensor, target: torch.Tensor, _non_blocking: bool = False) -> torch.Tensor:
+        return target
+
+    global _library
+    _library = torch.library.Library("aten", "IMPL")
+    for name, function in (("empty.memory_format", empty), ("empty_strided", empty_strided), ("_copy_from", copy_from)):
+        _library.impl(name, function, "PrivateUse1")
+
+    FakeTensor.data = property(torch.Tensor.data.__get__, _set_data)
+    torch.nn.Module._apply = _apply
+    torch.Tensor.record_stream = lambda self, stream: None
+
+
+_library: torch.library.Library  # torch unregisters the kernels when this object dies
+
+
+def _set_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
+    """`tensor.data = new`, also when `new` lies on another device.
+
+    torch forbids that because a tensor's dispatch keys name its device. The tensor implementation is exchanged instead,
+    so the Python object, which optimizers, peft and DeepSpeed hold on to, stays the same.
+    """
+    if not isinstance(new, FakeTensor) or new.device == tensor.device:
+        torch.Tensor.data.__set__(tensor, new)
+        return
+    carrier = new.detach().requires_grad_(tensor.requires_grad)
+    torch._C._swap_tensor_impl(tensor, carrier)
+    tensor.fake_device = carrier.fake_device
+
+
+def _apply(module: torch.nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+    """`nn.Module._apply` that keeps every parameter object; torch's own insists on new ones for fake tensors."""
+    if recurse:
+        for child in module.children():
+            child._apply(function)
+    for parameter in module._parameters.values():
+        if parameter is not None:
+            with torch.no_grad():
+                parameter.data = function(parameter.data)
+                if parameter.grad is not None:
+                    parameter.grad.data = function(parameter.grad.data)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = function(buffer)
+    return module

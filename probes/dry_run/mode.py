@@ -1,0 +1,54 @@
+"""The dispatch mode that watches every operation: new storages go to the ledger, values nobody computed read as zero."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from .ledger import Ledger
+
+_READ_SCALAR = torch.ops.aten._local_scalar_dense.default
+_LIFT = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
+
+
+class RecordingMode(TorchDispatchMode):
+    """Counts what every operation allocates.
+
+    Reading a value (`.item()`, `bool(tensor)`) of a fake tensor answers 0: gradients are then finite and within every
+    clipping norm, the loss scaler sees no overflow, and no optimizer step is skipped.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()
+        self._ledger = ledger
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if operation is _READ_SCALAR:
+            try:
+                return operation(*args, **kwargs)
+            except DataDependentOutputException:
+                kind = args[0].dtype
+                return False if kind is torch.bool else 0.0 if kind.is_floating_point else 0
+        if operation in _LIFT:  # torch.tensor(...): FakeTensorMode would compute on with the values, on no real device
+            result = operation(*args, **kwargs)
+            if isinstance(result, FakeTensor) and result.device.type != "cpu":
+                result.constant = None
+            return self._recorded(result)
+        if kwargs.get("pin_memory"):
+            with self._ledger.births_pinned():
+                return self._recorded(operation(*args, **{**kwargs, "pin_memory": False}))
+        return self._recorded(operation(*args, **kwargs))
+
+    def _recorded(self, result: Any) -> Any:
+        if isinstance(result, torch.Tensor):
+            self._ledger.track(result)
+        elif result is not None:
+            for leaf in tree_iter(result):
+                if isinstance(leaf, torch.Tensor):
+                    self._ledger.track(leaf)
+        return result

@@ -1,0 +1,164 @@
+"""The model and its batch: from a transformers configuration, or from the user's own file."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .request import Request
+
+Batch = dict[str, torch.Tensor] | tuple[torch.Tensor, ...]
+
+
+class Subject:
+    """A model, how to make a batch for it, and how to get the loss of an output."""
+
+    def __init__(self, model: torch.nn.Module, make_batch: Callable[[], Any], loss: Callable[[Any, Any], torch.Tensor],
+                 vocab_size: int) -> None:
+        self.model, self.make_batch, self.loss, self.vocab_size = model, make_batch, loss, vocab_size
+
+
+def hidden_size(model_config: Any) -> int | None:
+    """H as the Trainer finds it for `auto` values, None where the configuration has none."""
+    for config in (model_config, getattr(model_config, "text_config", None)):
+        if getattr(config, "hidden_size", None) is not None:
+            return int(config.hidden_size)
+        if getattr(config, "hidden_sizes", None):
+            return int(max(config.hidden_sizes))
+    return None
+
+
+def transformers_config(request: Request) -> Any:
+    """The transformers configuration object of `request.model`.
+
+    Raises ValueError for a model type that the installed transformers has no class for.
+    """
+    from transformers import CONFIG_MAPPING
+    values = {key: value for key, value in (request.model or {}).items() if key not in ("dtype", "torch_dtype")}
+    kind = values.pop("model_type", "")
+    if kind not in CONFIG_MAPPING:
+        import transformers
+        raise ValueError(f"transformers {transformers.__version__} has no model type {kind!r}")
+    config = CONFIG_MAPPING[kind].from_dict(values)
+    config.use_cache = False
+    return config
+
+
+def from_config(request: Request, config: Any, dtype: torch.dtype, device: str) -> Subject:
+    """A transformers model in training mode, adapted by LoRA and checkpointed as asked, and its batches on `device`."""
+    attention = "eager" if request.attention == "eager" else "sdpa"
+    model_class = _model_class(config)
+    with _no_init_weights():
+        model = model_class._from_config(config, dtype=dtype, attn_implementation=attention)
+        model.tie_weights()
+    model.train()
+    if request.method == "lora":
+        model = _with_adapters(model, request)
+    if request.gradient_checkpointing:
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable()
+        if request.method == "lora" and _is_reentrant(model):
+            model.enable_input_require_grads()  # as peft's users must, or nothing below the first layer has a gradient
+    text = config.get_text_config()
+    vocab_size = int(getattr(text, "vocab_size", 0) or 0)
+    batch, seq_len = request.micro_batch_size, request.seq_len
+
+    def make_batch() -> dict[str, torch.Tensor]:
+        def tokens(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.long, device=device)
+
+        name = model_class.main_input_name
+        per_sample = "Classification" in model_class.__name__ and "Token" not in model_class.__name__
+        labels = tokens(batch) if per_sample else tokens(batch, seq_len)
+        if name == "pixel_values":
+            side = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
+            return {name: torch.zeros((batch, config.num_channels, side, side), dtype=dtype, device=device),
+                    "labels": labels}
+        if name == "input_features":
+            frames = 2 * config.max_source_positions  # Whisper's convolutions halve the frames
+            return {name: torch.zeros((batch, config.num_mel_bins, frames), dtype=dtype, device=device), "labels": labels}
+        return {name: tokens(batch, seq_len), "labels": labels}
+
+    return Subject(model, make_batch, lambda output, _batch: output.loss, vocab_size)
+
+
+def _model_class(config: Any) -> Any:
+    import transformers
+    from transformers.models.auto import modeling_auto
+    for name in getattr(config, "architectures", None) or ():
+        found = getattr(transformers, name, None)
+        if found is not None and ("For" in name or "LMHead" in name):
+            return found
+    for mapping in (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING, modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+                    modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING, modeling_auto.MODEL_FOR_MASKED_LM_MAPPING,
+                    modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING):
+        if type(config) in mapping:
+            return mapping[type(config)]
+    raise ValueError(f"transformers {transformers.__version__} has no trainable class for {config.model_type!r}")
+
+
+def _no_init_weights() -> Any:
+    try:
+        from transformers.initialization import no_init_weights
+    except ImportError:  # transformers 4
+        from transformers.modeling_utils import no_init_weights
+    return no_init_weights()
+
+
+def _with_adapters(model: Any, request: Request) -> Any:
+    from peft import LoraConfig, get_peft_model
+    targets: Any = list(request.lora_targets) if request.lora_targets else "all-linear"
+    return get_peft_model(model, LoraConfig(r=request.lora_rank, lora_alpha=2 * request.lora_rank, target_modules=targets))
+
+
+def _is_reentrant(model: torch.nn.Module) -> bool:
+    for module in model.modules():
+        function = getattr(module, "_gradient_checkpointing_func", None)
+        if function is not None:
+            return bool(getattr(function, "keywords", {}).get("use_reentrant", True))
+    return False
+
+
+def from_file(request: Request, dtype: torch.dtype, device: str) -> Subject:
+    """The module that the user's function returns, with the user's batches and loss where the file has them.
+
+    The file may define `make_batch(micro_batch_size, seq_len)`, whose tensors go to `forward` (a dict by name, a tuple in
+    order), and `loss_fn(output, batch)`. Without them: `request.input_shape`, and the mean of the output.
+    """
+    path, _, function = (request.factory or "").rpartition(":")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    model = getattr(module, function)()
+    if request.method == "lora":
+        model = _with_adapters(model, request)
+    given_batch, given_loss = getattr(module, "make_batch", None), getattr(module, "loss_fn", None)
+
+    def on_device(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
+        if isinstance(value, dict):
+            return {key: on_device(item) for key, item in value.items()}
+        return tuple(on_device(item) for item in value) if isinstance(value, list | tuple) else value
+
+    def make_batch() -> Any:
+        if given_batch is not None:
+            return on_device(given_batch(request.micro_batch_size, request.seq_len))
+        if request.input_shape is None:
+            raise ValueError(f"{path} defines no make_batch, so the shape of one sample is needed")
+        return (torch.zeros((request.micro_batch_size, *request.input_shape), dtype=dtype, device=device),)
+
+    def loss(output: Any, batch: Any) -> torch.Tensor:
+        if given_loss is not None:
+            return given_loss(output, batch)
+        if hasattr(output, "loss"):
+            return output.loss
+        first = output if isinstance(output, torch.Tensor) else output[0]
+        return first.float().mean()
+
+    return Subject(model, make_batch, loss, 0)

@@ -1,0 +1,203 @@
+"""What a storage is for: guessed at birth from the code that asked for it, settled by a sweep over its owners.
+
+Categories (`CATEGORIES`) are the report's. Birth alone cannot tell a weight's gradient from an activation's, so after each
+phase a sweep over the module, the engine and the optimizers names the storages that they hold; a name given by a sweep or
+by a gradient hook stands. What dies between two sweeps keeps the name of its birth.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+CATEGORIES = ("parameters", "gradients", "master weights", "optimizer states", "buckets", "gathered parameters",
+              "activations", "logits", "temporaries")
+
+_BIRTHPLACES = (  # part of the file name, part of the function name, category; the first match in the nearest frame wins
+    ("runtime/zero/partition_parameters.py", "gather", "gathered parameters"),
+    ("runtime/zero/partition_parameters.py", "wait", "gathered parameters"),
+    ("runtime/zero/partition_parameters.py", "reduce", "buckets"),
+    ("runtime/zero/partition_parameters.py", "", "parameters"),
+    ("runtime/zero/partitioned_param_coordinator.py", "", "gathered parameters"),
+    ("runtime/zero/stage3.py", "fp32", "master weights"),
+    ("runtime/zero/stage3.py", "create_fp16", "parameters"),
+    ("runtime/zero/stage3.py", "bucket", "buckets"),
+    ("runtime/zero/stage3.py", "reduce", "buckets"),
+    ("runtime/zero/stage3.py", "avg", "buckets"),
+    ("runtime/zero/stage3.py", "grad", "gradients"),
+    ("runtime/zero/stage_1_and_2.py", "bucket", "buckets"),
+    ("runtime/zero/stage_1_and_2.py", "reduce", "buckets"),
+    ("runtime/zero/stage_1_and_2.py", "average", "buckets"),
+    ("runtime/zero/stage_1_and_2.py", "grad", "gradients"),
+    ("runtime/swap_tensor/", "", "buckets"),
+    ("ops/adam/", "step", "optimizer states"),
+    ("ops/lion/", "step", "optimizer states"),
+)
+
+_OWNED = {  # attribute of a DeepSpeed optimizer -> category; absent ones are skipped, versions differ
+    "single_partition_of_fp32_groups": "master weights",
+    "fp32_partitioned_groups_flat": "master weights",
+    "fp32_groups_flat_partition": "master weights",
+    "fp32_groups_flat": "master weights",
+    "bit16_groups_flat": "parameters",
+    "bf16_groups_flat": "parameters",
+    "fp16_groups_flat": "parameters",
+    "fp16_partitioned_groups_flat": "parameters",
+    "param_groups_fp16_flat_cpu_memory": "parameters",
+    "lp_param_contiguous_pin_buffer": "parameters",
+    "averaged_gradients": "gradients",
+    "all_grad_tensors": "gradients",
+    "grad_partitions_flat_buffer": "gradients",
+    "fp32_groups_gradients_flat": "gradients",
+    "fp32_groups_gradients": "gradients",
+    "accumulated_grads_in_cpu": "gradients",
+    "ipg_buckets": "buckets",
+    "ipg_buffer": "buckets",
+    "temp_grad_buffer_for_gpu_offload": "buckets",
+    "temp_grad_buffer_for_cpu_offload": "buckets",
+    "param_buffer_of_bit16_for_cpu_offload_groups": "buckets",
+    "_DeepSpeedZeroOptimizer_Stage3__ipg_bucket_flat_buffer": "buckets",
+    "_DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition": "gradients",
+}
+
+
+class Origins:
+    """Names the storages of one training run.
+
+    vocab_size: V; a tensor of the forward or backward pass whose last dimension is V is logits (0: the model has none).
+    """
+
+    def __init__(self) -> None:
+        self.vocab_size = 0
+        self.phase = "load"
+        self._module_names: dict[int, str] = {}
+        self._module_stack: list[str] = []
+        self._sequence_starts: list[int] = []
+        self._sequence_modules: list[str] = []
+        self._code_category: dict[Any, str] = {}
+
+    def classify(self, tensor: torch.Tensor) -> tuple[str, str]:
+        """(category, module) of a storage that is born in this moment."""
+        category = self._birthplace()
+        if not category:
+            if self.phase in ("load", "initialize"):
+                category = "parameters" if self.phase == "load" else "temporaries"
+            elif self.vocab_size and tensor.dim() and tensor.shape[-1] == self.vocab_size:
+                category = "logits"
+            elif self.phase == "forward" or (self.phase == "backward" and self._module_stack):
+                category = "activations"  # in the backward pass a module runs forward only to be recomputed
+            else:
+                category = "temporaries"
+        return category, self._module()
+
+    def _birthplace(self) -> str:
+        frame, known = sys._getframe(5), self._code_category
+        while frame is not None:
+            code = frame.f_code
+            category = known.get(code)
+            if category is None:
+                category = known[code] = _category_of(code.co_filename, code.co_name)
+            if category:
+                return category if category != "-" else ""
+            frame = frame.f_back  # type: ignore[assignment]
+        return ""
+
+    def _module(self) -> str:
+        if self._module_stack:
+            return self._module_stack[-1]
+        if self.phase == "backward":
+            node = torch._C._current_autograd_node()
+            if node is not None:
+                at = bisect_right(self._sequence_starts, node._sequence_nr()) - 1
+                return self._sequence_modules[at] if at >= 0 else ""
+        return ""
+
+    def watch_modules(self, model: torch.nn.Module) -> None:
+        """Follow which module runs, by name."""
+        self._module_names = {id(module): name for name, module in model.named_modules()}
+
+        def enter(module: torch.nn.Module, _inputs: Any) -> None:
+            name = self._module_names.get(id(module))
+            if name is not None:
+                self._module_stack.append(name)
+                self._mark()
+
+        def leave(module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
+            if id(module) in self._module_names and self._module_stack:
+                self._module_stack.pop()
+                self._mark()
+
+        torch.nn.modules.module.register_module_forward_pre_hook(enter)
+        torch.nn.modules.module.register_module_forward_hook(leave, always_call=True)
+
+    def _mark(self) -> None:
+        """From here on autograd's nodes belong to the module on top of the stack."""
+        self._sequence_starts.append(torch._C._autograd._get_sequence_nr())
+        self._sequence_modules.append(self._module_stack[-1] if self._module_stack else "")
+
+    def begin(self, phase: str) -> None:
+        self.phase = phase
+        self._module_stack.clear()
+        if phase == "forward":
+            self._sequence_starts.clear()
+            self._sequence_modules.clear()
+
+
+def _category_of(filename: str, function: str) -> str:
+    """Category of allocations made under this code object; "-" where looking further out would mislead."""
+    if "deepspeed" not in filename:
+        if filename.endswith("torch/nn/modules/module.py") and function == "_call_impl":
+            return "-"  # a module runs: what is allocated below is the model's, whoever called it
+        return ""
+    for file_part, function_part, category in _BIRTHPLACES:
+        if file_part in filename and function_part in function:
+            return category
+    return ""
+
+
+def owners(module: torch.nn.Module, optimizer: Any) -> Iterator[tuple[torch.Tensor, str, str]]:
+    """(tensor, category, parameter's name) of everything that the module and the optimizers hold."""
+    for name, parameter in module.named_parameters():
+        shard = getattr(parameter, "ds_tensor", None)
+        if shard is not None:
+            yield shard, "parameters", name
+            yield parameter.data, "gathered parameters", name
+        else:
+            yield parameter.data, "parameters", name
+        if parameter.grad is not None:
+            yield parameter.grad, "gradients", name
+    for name, buffer in module.named_buffers():
+        yield buffer, "parameters", name
+    layer = optimizer
+    while layer is not None:
+        for attribute, category in _OWNED.items():
+            for tensor in _tensors(getattr(layer, attribute, None)):
+                yield tensor, category, ""
+        if isinstance(layer, torch.optim.Optimizer):
+            for state in layer.state.values():
+                for tensor in _tensors(list(state.values())):
+                    yield tensor, "optimizer states", ""
+            for group in layer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        yield parameter.grad, "gradients", ""
+        layer = getattr(layer, "optimizer", None)
+
+
+def _tensors(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+        if value.grad is not None:
+            yield value.grad
+    elif depth and isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item, depth - 1)
+    elif depth and isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item, depth - 1)
+    elif depth and "bucket" in type(value).__name__.lower():
+        yield from _tensors(value.buffer, depth - 1)

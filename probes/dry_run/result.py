@@ -1,0 +1,108 @@
+"""What a dry run answers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+PHASES = ("load", "initialize", "forward", "backward", "step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseMemory:
+    """One rank's memory in one phase of one iteration (0: before training). Bytes of tensors unless said otherwise.
+
+    *_live_bytes:  at the end of the phase; *_peak_bytes: the highest within it.
+    gpu_*:         each tensor rounded up to the CUDA allocator's 512 bytes, as `torch.cuda.memory_allocated` counts.
+    host_*:        pinned and pageable together, exact.
+    host_held_peak_bytes: as the host gives them: pinned blocks rounded to powers of two and never returned.
+    total_*:       GPU and host together.
+    With gradient accumulation the micro batches of an iteration are taken together: last live, highest peak, summed NVMe.
+    """
+
+    iteration: int
+    phase: str
+    gpu_live_bytes: int
+    gpu_peak_bytes: int
+    host_live_bytes: int
+    host_peak_bytes: int
+    host_pinned_live_bytes: int
+    host_pinned_peak_bytes: int
+    host_held_peak_bytes: int
+    total_live_bytes: int
+    total_peak_bytes: int
+    nvme_read_bytes: int
+    nvme_written_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveTensor:
+    """A storage that was alive at the peak."""
+
+    size_bytes: int
+    category: str
+    module: str
+    shape: tuple[int, ...]
+    dtype: str
+    phase: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """The moment of training at which one GPU holds the most tensors.
+
+    allocated_bytes_per_gpu: `torch.cuda.max_memory_allocated()`, cuBLAS workspaces included.
+    by_category, by_module:  its parts; each adds up to it.
+    largest:                 the largest storages alive then.
+    """
+
+    iteration: int
+    phase: str
+    allocated_bytes_per_gpu: int
+    by_category: dict[str, int]
+    by_module: dict[str, int]
+    largest: tuple[LiveTensor, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRunResult:
+    """One rank's memory through load, initialize and a few iterations, and what the peak consists of.
+
+    peak_loading_gpu_bytes: highest allocated before the first iteration, which may exceed the training peak.
+    host_bytes_per_node:    highest over all phases, times the ranks of a node (every rank is taken to be like this one).
+    nvme_bytes_per_rank:    files on NVMe.
+    config: the configuration as DeepSpeed got it, `auto` filled.
+    kernels: attention kernels that ran, with how many calls.
+    """
+
+    phases: tuple[PhaseMemory, ...]
+    peak: Peak
+    peak_loading_gpu_bytes: int
+    host_bytes_per_node: int
+    nvme_bytes_per_rank: int
+    parameters: int
+    trainable_parameters: int
+    world_size: int
+    rank: int
+    gpus_per_node: int
+    versions: dict[str, str]
+    config: dict[str, Any]
+    seconds: float
+
+    def phase(self, name: str, iteration: int | None = None) -> PhaseMemory:
+        """The phase of that name in the given iteration, by default the last one."""
+        found = [phase for phase in self.phases if phase.phase == name and iteration in (None, phase.iteration)]
+        return found[-1]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def from_json(values: dict[str, Any]) -> DryRunResult:
+    """The result that `to_json` wrote."""
+    peak = dict(values["peak"])
+    peak["largest"] = tuple(LiveTensor(**{**item, "shape": tuple(item["shape"])}) for item in peak["largest"])
+    names = {field.name for field in fields(DryRunResult)}
+    return DryRunResult(**{
+        **{key: value for key, value in values.items() if key in names},
+        "phases": tuple(PhaseMemory(**phase) for phase in values["phases"]), "peak": Peak(**peak)})

@@ -1,0 +1,166 @@
+"""Load, initialize and train for a few iterations, with a ledger that watches; on the simulated GPU or on a real device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from . import auto_values, models, origins
+from .ledger import Ledger
+from .request import Request
+from .result import PhaseMemory
+
+
+class Recorder:
+    """Divides the run into phases. `current` names the one that runs, for the report of an error."""
+
+    def __init__(self, ledger: Ledger, origin: origins.Origins) -> None:
+        self.ledger, self.origin = ledger, origin
+        self.current = "start"
+        self.phases: list[PhaseMemory] = []
+        self.names: list[tuple[int, str]] = [(0, "start")]
+        self.gpu_peaks: list[tuple[int, int]] = [(0, 0)]
+
+    @contextlib.contextmanager
+    def phase(self, iteration: int, name: str) -> Iterator[None]:
+        ledger = self.ledger
+        self.current = name if iteration == 0 else f"{name} of iteration {iteration}"
+        self.origin.begin(name)
+        ledger.begin_phase()
+        self.names.append((iteration, name))
+        yield
+        self.gpu_peaks.append((ledger.gpu.peak_bytes, ledger.gpu.peak_event))
+        memory = PhaseMemory(
+            iteration=iteration, phase=name,
+            gpu_live_bytes=ledger.gpu.live_bytes, gpu_peak_bytes=ledger.gpu.peak_bytes,
+            host_live_bytes=ledger.host.live_bytes, host_peak_bytes=ledger.host.peak_bytes,
+            host_pinned_live_bytes=ledger.pinned.live_bytes, host_pinned_peak_bytes=ledger.pinned.peak_bytes,
+            host_held_peak_bytes=ledger.host_held.peak_bytes,
+            total_live_bytes=ledger.total.live_bytes, total_peak_bytes=ledger.total.peak_bytes,
+            nvme_read_bytes=ledger.nvme_read_bytes, nvme_written_bytes=ledger.nvme_written_bytes)
+        self.phases.append(memory)
+
+    def sweep(self, module: torch.nn.Module, optimizer: Any) -> None:
+        """Give every storage that the module or an optimizer holds its owner's name."""
+        seen: set[int] = set()
+        for tensor, category, name in origins.owners(module, optimizer):
+            block = self.ledger.block_of(tensor)
+            if block is not None and id(block) not in seen:
+                seen.add(id(block))
+                block.category, block.owned = category, True
+                if name:
+                    block.module = name.rpartition(".")[0]
+
+
+def run(request: Request, recorder: Recorder, device: str) -> tuple[dict[str, Any], int, int]:
+    """Train; answers the configuration that DeepSpeed got, the number of parameters and of trainable ones."""
+    import deepspeed
+
+    model_config = models.transformers_config(request) if request.model is not None else None
+    config = auto_values.filled(request, models.hidden_size(model_config) if model_config is not None else None)
+    dtype = _dtype(config)
+    keep_alive = _announce_zero3(request, config)
+    with recorder.phase(0, "load"):
+        if model_config is not None:
+            subject = models.from_config(request, model_config, dtype, device)
+        else:
+            subject = models.from_file(request, dtype, device)
+    model = subject.model
+    recorder.origin.vocab_size = subject.vocab_size
+    parameters, trainable = _count(model)
+    with recorder.phase(0, "initialize"):
+        chosen = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = _client_optimizer(request, config, chosen)
+        engine, *_ = deepspeed.initialize(model=model, model_parameters=chosen, optimizer=optimizer, config=config)
+        del optimizer
+        recorder.origin.watch_modules(engine.module)
+        recorder.sweep(engine.module, engine.optimizer)
+    _name_gradients(engine.module, recorder.ledger)
+    steps = engine.gradient_accumulation_steps()
+    for iteration in range(1, request.iterations + 1):
+        parts: dict[str, list[PhaseMemory]] = {"forward": [], "backward": [], "step": []}
+        kept = len(recorder.phases)
+        for _ in range(steps):
+            with recorder.phase(iteration, "forward"):
+                batch = subject.make_batch()
+                output = engine(**batch) if isinstance(batch, dict) else engine(*batch)
+                loss = subject.loss(output, batch)
+                del output  # as the Trainer: only the loss outlives the forward pass
+            with recorder.phase(iteration, "backward"):
+                engine.backward(loss)
+                del loss, batch
+                recorder.sweep(engine.module, engine.optimizer)
+            with recorder.phase(iteration, "step"):
+                engine.step()
+                recorder.sweep(engine.module, engine.optimizer)
+        for memory in recorder.phases[kept:]:
+            parts[memory.phase].append(memory)
+        recorder.phases[kept:] = [_together(part) for part in parts.values()]
+    del keep_alive
+    return config, parameters, trainable
+
+
+def _together(parts: list[PhaseMemory]) -> PhaseMemory:
+    """The micro batches of one phase as one: last live, highest peak, summed NVMe."""
+    combine: dict[str, Callable[[list[int]], int]] = {"live": lambda v: v[-1], "peak": max, "read": sum, "written": sum}
+    values: dict[str, Any] = {"iteration": parts[0].iteration, "phase": parts[0].phase}
+    for name in PhaseMemory.__dataclass_fields__:
+        if name not in values:
+            how = next(how for word, how in combine.items() if f"_{word}" in name)
+            values[name] = how([getattr(part, name) for part in parts])
+    return PhaseMemory(**values)
+
+
+def _dtype(config: dict[str, Any]) -> torch.dtype:
+    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        if config.get(name, {}).get("enabled"):
+            return dtype
+    return torch.float32
+
+
+def _announce_zero3(request: Request, config: dict[str, Any]) -> Any:
+    """Tell transformers about ZeRO-3, as creating TrainingArguments does, so that the model is partitioned while it is
+    built (`zero.Init`); the returned object must outlive the run."""
+    if request.framework != "hf" or request.model is None:
+        return None
+    from transformers.integrations import HfDeepSpeedConfig
+    return HfDeepSpeedConfig(config)
+
+
+def _count(model: torch.nn.Module) -> tuple[int, int]:
+    """(parameters, trainable parameters), tied ones once, partitioned ones in full."""
+    sizes = [(getattr(parameter, "ds_numel", parameter.numel()), parameter.requires_grad)
+             for parameter in model.parameters()]
+    return sum(size for size, _ in sizes), sum(size for size, trainable in sizes if trainable)
+
+
+def _client_optimizer(request: Request, config: dict[str, Any], parameters: list[torch.nn.Parameter]) -> Any:
+    """The optimizer that the Trainer brings when the configuration names none; None when it names one.
+
+    torch's fused AdamW is the Trainer's default; with the optimizer offloaded, accelerate exchanges it for DeepSpeed's
+    CPU Adam (accelerate `utils/deepspeed.py`, map_pytorch_optim_to_deepspeed).
+    """
+    if config.get("optimizer"):
+        return None
+    offload = (config.get("zero_optimization", {}).get("offload_optimizer") or {}).get("device", "none")
+    if offload != "none":
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+        return DeepSpeedCPUAdam(parameters, lr=1e-5)
+    config["zero_allow_untested_optimizer"] = True
+    return torch.optim.AdamW(parameters, lr=1e-5, fused=True)
+
+
+def _name_gradients(module: torch.nn.Module, ledger: Ledger) -> None:
+    """Name each weight's gradient when autograd delivers it; in the backward pass nothing else tells it apart."""
+
+    def named(gradient: torch.Tensor) -> None:
+        block = ledger.block_of(gradient)
+        if block is not None and not block.owned:
+            block.category, block.owned = "gradients", True
+
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.register_hook(named)
