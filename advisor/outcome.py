@@ -34,12 +34,10 @@ def deliver(answer: Recommendation, destination: Destination, *, force: bool, as
             failure = error
     if as_json:
         print(json.dumps(json_form(answer, all_candidates=all_candidates), indent=1))
-    elif destination == "-":
-        if config is not None:
-            print(json.dumps(config, indent=2))
-        _print_answer(answer, config, to_stderr=True, all_candidates=all_candidates)
     else:
-        _print_answer(answer, config, to_stderr=False, all_candidates=all_candidates)
+        if destination == "-" and config is not None:
+            print(json.dumps(config, indent=2))
+        _print_answer(answer, destination, all_candidates=all_candidates)
     if failure is not None:
         raise failure
     return 0 if answer.recommended is not None else 1
@@ -54,15 +52,15 @@ def recommended_config(answer: Recommendation) -> dict[str, Any] | None:
                      flavor=question.workload.framework)
 
 
-def _print_answer(answer: Recommendation, config: dict[str, Any] | None, *, to_stderr: bool,
-                  all_candidates: bool) -> None:
+def _print_answer(answer: Recommendation, destination: Destination, *, all_candidates: bool) -> None:
+    """The answer for people on stdout, or on stderr where stdout carries the configuration."""
     # Imported here: JSON output needs no terminal library.
     from rich.console import Console
 
     from .next_steps import render_next_steps
     from .render import render
 
-    console = Console(file=sys.stderr if to_stderr else sys.stdout, highlight=False)
+    console = Console(file=sys.stderr if destination == "-" else sys.stdout, highlight=False)
     render(answer, console, all_candidates=all_candidates)
-    if config is not None:
-        render_next_steps(answer, console)
+    config_path = str(destination) if isinstance(destination, Path) else "ds_config.json"
+    render_next_steps(answer, config_path, console)

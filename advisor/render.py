@@ -8,13 +8,11 @@ from rich.console import Console
 from rich.text import Text
 
 from ..estimators.estimate import MemoryTerm
+from .lines import WIDTH, blank, can_encode, row, sentence
 from .reasons import time_shares
 from .recommendation import Candidate, LadderStep, Recommendation
 from .units import count, gib, percent, rate, seconds
 from .words import cluster_title, component_title, method_title, plan_title
-
-WIDTH = 80
-"""Columns that the answer may take; a narrower terminal wraps sentences, and the table keeps its own width."""
 
 _COLUMNS = (("rung", -19), ("batch", 6), ("ckpt", 4), ("GPU GiB", 7), ("host RAM", 8), ("NVMe", 5), ("tokens/s", 8))
 _SHADES = "█▓▒░"
@@ -22,30 +20,32 @@ _PLAIN_SHADES = "#=+-"
 _STYLES = ("cyan", "magenta", "yellow", "green", "blue", "red")
 
 
-def render(answer: Recommendation, console: Console) -> None:
+def render(answer: Recommendation, console: Console, *, all_candidates: bool = False) -> None:
     """Print the whole answer but the files and commands that follow from it."""
     chosen = answer.recommended
-    _print(console, *_verdict(answer))
-    _blank(console)
-    _print(console, *_subject(answer))
-    _blank(console)
-    _table(answer.ladder, chosen, console)
+    for line in _verdict(answer):
+        sentence(console, line)
+    blank(console)
+    for line in _subject(answer):
+        sentence(console, line)
+    blank(console)
+    _table(answer, console, all_candidates=all_candidates)
     shown = chosen or _closest(answer.ladder)
     if shown is not None:
-        _blank(console)
+        blank(console)
         _memory_bar(shown, console)
     if chosen is not None:
-        _blank(console)
+        blank(console)
         shares = ", ".join(f"{component_title(name)} {percent(share)}" for name, share in
                            time_shares(chosen.estimate.time) if share >= 0.01)
-        _print(console, f"Where the {seconds(chosen.estimate.time.step_s)} of a step go: {shares}.")
-    for sentence in answer.reasons:
-        _print(console, sentence)
+        sentence(console, f"Where the {seconds(chosen.estimate.time.step_s)} of a step go: {shares}.")
+    for reason in answer.reasons:
+        sentence(console, reason)
     _deepspeed(answer, shown, console)
     _changes(answer, console)
     if answer.assumptions:
-        _blank(console)
-        _print(console, "Assumed: " + "; ".join(answer.assumptions) + ".", style="dim")
+        blank(console)
+        sentence(console, "Assumed: " + "; ".join(answer.assumptions) + ".", style="dim")
 
 
 def _verdict(answer: Recommendation) -> Iterable[str | Text]:
@@ -95,21 +95,25 @@ def _subject(answer: Recommendation) -> tuple[str, ...]:
             f"{cluster_title(question.cluster)}")
 
 
-def _table(ladder: Sequence[LadderStep], chosen: Candidate | None, console: Console) -> None:
+def _table(answer: Recommendation, console: Console, *, all_candidates: bool) -> None:
+    """The ladder, one row a rung: its best plan; with `all_candidates` every plan that was predicted."""
     header = " ".join(f"{title:<{-width}}" if width < 0 else f"{title:>{width}}" for title, width in _COLUMNS)
-    _line(console, Text("  " + header, style="bold"))
-    for step in ladder:
-        candidate = step.candidate
-        mark = ">" if candidate is not None and candidate is chosen else " "
-        if candidate is None:
-            _print(console, Text(f"{mark} {step.rung:<19} {step.reason}", style="dim"), hang=22)
+    row(console, Text("  " + header, style="bold"))
+    for step in answer.ladder:
+        if step.candidate is None:
+            sentence(console, Text(f" {step.rung:<19} {step.reason}", style="dim"), hang=21)
             continue
-        cells = [f"{cell:<{-width}}" if width < 0 else f"{cell:>{width}}"
-                 for cell, (_, width) in zip(_cells(candidate), _COLUMNS, strict=True)]
-        style = "bold green" if mark == ">" else "" if step.fits else "dim"
-        _line(console, Text(f"{mark} {' '.join(cells)}  {step.reason}", style=style))
-    _line(console, Text("  batch: micro batch x accumulation steps; GPU: device memory, as nvidia-smi shows it",
-                        style="dim"))
+        for candidate in answer.candidates if all_candidates else (step.candidate,):
+            if candidate.rung == step.rung:
+                _row(candidate, candidate is answer.recommended, console)
+    row(console, Text("  batch: micro batch x accumulation steps; GPU: device memory, as in nvidia-smi", style="dim"))
+
+
+def _row(candidate: Candidate, chosen: bool, console: Console) -> None:
+    cells = [f"{cell:<{-width}}" if width < 0 else f"{cell:>{width}}"
+             for cell, (_, width) in zip(_cells(candidate), _COLUMNS, strict=True)]
+    style = "bold green" if chosen else "" if candidate.fit.fits else "dim"
+    row(console, Text(f"{'>' if chosen else ' '} {' '.join(cells)}  {candidate.fit.reason}", style=style))
 
 
 def _cells(candidate: Candidate) -> tuple[str, ...]:
@@ -125,7 +129,7 @@ def _memory_bar(candidate: Candidate, console: Console) -> None:
     """The components of device memory as a bar of characters, each with its own shade, and a legend."""
     terms = _merge_small(candidate.estimate.memory.gpu_terms)
     total = sum(size for _, size in terms)
-    shades = _SHADES if _can_encode(console, _SHADES) else _PLAIN_SHADES
+    shades = _SHADES if can_encode(console, _SHADES) else _PLAIN_SHADES
     bar, legend = Text(), Text()
     for index, (name, size) in enumerate(terms):
         shade, style = shades[index % len(shades)], _STYLES[index % len(_STYLES)]
@@ -133,9 +137,9 @@ def _memory_bar(candidate: Candidate, console: Console) -> None:
         legend.append(f"{shade} ", style=style)
         legend.append(f"{component_title(name)} {gib(size)}   ".replace(" ", "\u00a0").rstrip("\u00a0") + "   ")
     moment = candidate.estimate.memory.peak.name.replace("_", " ")
-    _print(console, f"Where the {gib(candidate.device_bytes)} GiB per GPU of {candidate.rung} go (peak: {moment})")
-    _line(console, Text(" ") + bar)
-    _print(console, legend)
+    sentence(console, f"Where the {gib(candidate.device_bytes)} GiB per GPU of {candidate.rung} go (peak: {moment})")
+    row(console, Text(" ") + bar)
+    sentence(console, legend)
 
 
 SMALL_SHARE = 0.02
@@ -154,48 +158,20 @@ def _deepspeed(answer: Recommendation, shown: Candidate | None, console: Console
     estimate = answer.deepspeed_estimate
     if estimate is None or shown is None:
         return
-    _blank(console)
-    _print(console, estimate.sentence(shown.device_bytes))
+    blank(console)
+    sentence(console, estimate.sentence(shown.device_bytes))
 
 
 def _changes(answer: Recommendation, console: Console) -> None:
     if not answer.changes:
         return
-    _blank(console)
-    _print(console, "What would change the answer" if answer.recommended else "What would make it fit")
+    blank(console)
+    sentence(console, "What would change the answer" if answer.recommended else "What would make it fit")
     width = max(len(change.flags) for change in answer.changes)
     for change in answer.changes:
-        _print(console, Text.assemble("  ", (f"{change.flags:<{width}}", "bold"), f"  {change.outcome}"), hang=width + 4)
+        sentence(console, Text.assemble("  ", (f"{change.flags:<{width}}", "bold"), f"  {change.outcome}"), hang=width + 4)
 
 
 def _closest(ladder: Sequence[LadderStep]) -> Candidate | None:
     return min((step.candidate for step in ladder if step.candidate is not None),
                key=lambda candidate: candidate.fit.shortfall, default=None)
-
-
-def _can_encode(console: Console, text: str) -> bool:
-    try:
-        text.encode(console.encoding)
-    except (LookupError, UnicodeEncodeError):
-        return False
-    return True
-
-
-def _print(console: Console, *lines: str | Text, style: str = "", hang: int = 2) -> None:
-    """Sentences, wrapped to the width with one column of margin; continuation lines hang."""
-    width = min(WIDTH, max(console.width, 40))
-    for line in lines:
-        text = Text(line, style=style) if isinstance(line, str) else line
-        for index, wrapped in enumerate(text.wrap(console, width - 1 - (hang if len(text) > width - 1 else 0))):
-            wrapped.rstrip()
-            _line(console, Text(" " if index == 0 else " " + " " * hang) + wrapped)
-
-
-def _line(console: Console, text: Text) -> None:
-    if not _can_encode(console, text.plain):
-        text = Text(text.plain.replace("·", "|").replace("\u00a0", " ").encode("ascii", "replace").decode("ascii"))
-    console.print(text, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True, highlight=False)
-
-
-def _blank(console: Console) -> None:
-    console.print()

@@ -79,6 +79,8 @@ def advise(model: str, output: str, no_write: bool, force: bool, as_json: bool, 
     from ..advise import advise as ask
     from ..outcome import deliver
 
+    if as_json and output == "-":
+        raise click.UsageError("--json and -o - both want stdout; leave one out")
     targets = [name.strip() for name in lora_targets.split(",") if name.strip()] if lora_targets else None
     answer = ask(model, lora_targets=targets, deepspeed_estimate=not no_deepspeed_estimate, **settings)
     destination = None if no_write else "-" if output == "-" else Path(output)

@@ -1,0 +1,51 @@
+"""Lines on a terminal: wrapped sentences, table rows, and commands to copy, in 80 columns and in any encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+WIDTH = 80
+"""Columns that the answer takes; a narrower terminal wraps the sentences more, and tables keep their own width."""
+
+NARROWEST = 40
+
+
+def sentence(console: Console, text: str | Text, *, style: str = "", hang: int = 2) -> None:
+    """A sentence, wrapped; the continuation lines are indented by `hang`."""
+    styled = Text(text, style=style) if isinstance(text, str) else text
+    width = min(WIDTH, max(console.width, NARROWEST)) - 1
+    first, *rest = styled.wrap(console, width) if len(styled) <= width else styled.wrap(console, width - hang)
+    first.rstrip()
+    row(console, Text(" ") + first)
+    for continued in rest:
+        continued.rstrip()
+        row(console, Text(" " * (1 + hang)) + continued)
+
+
+def copyable(console: Console, lines: Sequence[str]) -> None:
+    """Commands or code: never wrapped, so that they can be copied."""
+    for line in lines:
+        row(console, Text(f"   {line}", style="bold"))
+
+
+def row(console: Console, text: Text) -> None:
+    """One line as it is, however wide the terminal; what its encoding lacks is replaced by the nearest ASCII."""
+    if not can_encode(console, text.plain):
+        plain = text.plain.replace("·", "|").replace("\N{NO-BREAK SPACE}", " ")
+        text = Text(plain.encode("ascii", "replace").decode("ascii"))
+    console.print(text, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True, highlight=False)
+
+
+def blank(console: Console) -> None:
+    console.print()
+
+
+def can_encode(console: Console, text: str) -> bool:
+    try:
+        text.encode(console.encoding)
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True
