@@ -1,0 +1,125 @@
+"""Seconds of collectives over a cluster's links, and which of them each ZeRO stage runs.
+
+A ring over N ranks moves, through every rank, V (N - 1) / N bytes for an all-gather or reduce-scatter of V bytes and
+twice that for an all-reduce; the slowest link that the ring crosses sets the pace. Over several nodes the ring leaves
+each node once, so all of the node's adapters together carry what one GPU's link carries inside.
+
+Which collectives (deepspeed 0.19.8, e bytes per element, Pt trained and P all parameters):
+
+    stage 0     all-reduce of e Pt after the last backward pass of a step, nothing beside it
+                (runtime/engine.py `allreduce_gradients`, `buffered_allreduce_fallback`)
+    stage 1     the same volume by buckets, in the last backward pass; then all-gather of e Pt after the step
+    stage 2     the all-reduce in EVERY backward pass (engine.py: "ZeRO stage >= 2 communicates during non gradient
+    accumulation
+                boundaries as well"); all-gather as stage 1. The buckets are all-reduced although each rank keeps a part
+                only, because `use_multi_rank_bucket_allreduce` is on by default (stage_1_and_2.py `average_tensor`)
+    stage 3     all-gather of the weights in every forward and again in every backward pass, less what stays gathered
+    between
+                the two; reduce-scatter of e Pt in every backward pass
+
+Stages 1 and 2 overlap with the backward pass when `overlap_comm` is set, one bucket behind it: the compute stream waits
+for the bucket before the last (`average_tensor`), so the last one is never hidden, and with a bucket as large as the
+model nothing is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .cluster import Cluster
+from .plan import Plan
+from .trainable import TensorSet
+from .workload import Workload
+
+LINK_SHARE = {"nvlink": 0.78, "infinity fabric": 0.6, "pcie": 0.35}
+"""Bus bandwidth that NCCL reaches against the link's one-way figure.
+
+NVLink: 230 to 240 of 300 GB/s on eight A100 (nccl-tests). PCIe: data goes through host memory, 10 GB/s between sockets
+and up to 24 below one root complex by NCCL's own tables for PCIe 4 (31.5): GeForce cards of the 40 series allow nothing
+else.
+"""
+
+NETWORK_SHARE = 0.85
+"""Of the adapters' rate, for large messages over InfiniBand or RoCE."""
+
+CALL_S = 20e-6
+"""Starting a collective: the launch on the host and NCCL's kernel."""
+
+LOCAL_HOP_S, NETWORK_HOP_S = 3e-6, 10e-6
+"""Each of the N - 1 steps of a ring, within a node and between nodes."""
+
+OVERLAP = 0.8
+"""Part of the computation beside which a collective runs for free: its copies take memory bandwidth and
+multiprocessors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """The path that a collective takes over all ranks.
+
+    bytes_per_s: of the slowest link, after protocol losses; resource: which that is.
+    """
+
+    ranks: int
+    bytes_per_s: float
+    call_s: float
+    resource: str
+
+    def gather_s(self, size_bytes: float, calls: int) -> float:
+        """All-gather (or reduce-scatter) of `size_bytes` in all, split into `calls`."""
+        if self.ranks == 1:
+            return 0.0
+        return size_bytes * (self.ranks - 1) / self.ranks / self.bytes_per_s + calls * self.call_s
+
+    def all_reduce_s(self, size_bytes: float, calls: int) -> float:
+        return 2 * self.gather_s(size_bytes, calls)
+
+
+def ring(cluster: Cluster) -> Ring:
+    """The ring over all ranks of the cluster."""
+    gpu, local, nodes = cluster.gpu, cluster.gpus_per_node, cluster.nodes
+    rates: dict[str, float] = {}
+    if local > 1:
+        link, share = gpu.peer_bytes_per_s or PCIE3_BYTES_PER_S, LINK_SHARE.get(gpu.peer_link, LINK_SHARE["pcie"])
+        rates["gpu links"] = link * share
+    if nodes > 1:
+        assert cluster.interconnect_bytes_per_s is not None, "a cluster of several nodes has an interconnect"
+        rates["network"] = cluster.interconnect_bytes_per_s * NETWORK_SHARE
+    resource = min(rates, key=lambda name: rates[name], default="gpu links")
+    hops = nodes * (local - 1) * LOCAL_HOP_S + (nodes - 1) * NETWORK_HOP_S
+    return Ring(ranks=cluster.world_size, bytes_per_s=rates.get(resource, 1.0), call_s=CALL_S + hops, resource=resource)
+
+
+PCIE3_BYTES_PER_S = 15.75e9
+"""Link between GPUs where the data file knows none: PCIe 3 x16, the slowest that is still sold."""
+
+
+def gathered_bytes(tensors: TensorSet, workload: Workload) -> float:
+    """Bytes of all weights as stage 3 gathers them."""
+    return tensors.frozen_bytes + tensors.trainable_numel * workload.weight_bytes
+
+
+def kept_share(tensors: TensorSet, plan: Plan) -> float:
+    """Part of the weights that stage 3 keeps gathered from the forward to the backward pass.
+
+    A weight is kept if its next use lies within `stage3_max_reuse_distance` elements of the recorded order of modules,
+    and as long as fewer than `stage3_max_live_parameters` are live (deepspeed 0.19.8 partitioned_param_coordinator.py
+    `__params_to_release`). For a layer with x elements behind it the way back is 2 x, or 3 x with recomputation.
+    """
+    times = 3 if plan.gradient_checkpointing else 2
+    kept = min(plan.stage3_max_reuse_distance / times, plan.stage3_max_live_parameters, tensors.numel)
+    return kept / tensors.numel
+
+
+def gather_calls(tensors: TensorSet, plan: Plan) -> int:
+    """Collectives of one pass of gathering: bucket by bucket, but at most one for every tensor."""
+    return _calls(tensors.numel, plan.stage3_prefetch_bucket_size, len(tensors.trainable) + len(tensors.frozen))
+
+
+def reduce_calls(tensors: TensorSet, plan: Plan) -> int:
+    """Buckets that one pass of reducing the gradients takes."""
+    return _calls(tensors.trainable_numel, plan.reduce_bucket_size, len(tensors.trainable))
+
+
+def _calls(numel: int, bucket: int, count: int) -> int:
+    return max(1, min(count, -(-numel // max(1, bucket))))

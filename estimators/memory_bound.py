@@ -1,0 +1,115 @@
+"""Bytes that a micro batch moves through GPU memory outside its matrix products.
+
+Eager PyTorch runs these operations one kernel at a time: each reads its inputs from memory and writes its result back.
+With e bytes an element (2 in bf16), forward, per token, H the hidden width and F the width that a token passes in the
+feed-forward:
+
+    RMSNorm, as transformers writes it (to fp32, square, mean, scale, back, weight)   34 H   (28 H in fp32)
+    LayerNorm, one fused kernel                                                       2 e H
+    residual sum                                                                      3 e H, twice
+    rotary embedding (two products, negate, concatenate, sum) of queries and keys      9 e (A + K) d
+    heads put back side by side after attention                                        2 e A dv
+    silu(gate) * up                                                                    5 e F
+    gelu, relu                                                                         2 e F
+    tanh approximations written out in Python (`gelu_new`)                             18 e F
+    dropout of probability above 0                                                     (2 e + 1) H, twice
+    dispatching a token to k experts and summing them up                               7 e k H, router in fp32
+    eager attention: scores written, scaled, masked, softmax in fp32, cast             22 bytes per pair and head
+    unpacking a 4-bit weight (per weight, not per token)                               2.5 bytes
+
+The backward pass of such an operation reads the gradient and what was saved and writes a gradient for each input: about
+twice the forward bytes, and so counted.
+"""
+
+from __future__ import annotations
+
+from .flops import block_products
+from .model_shape import Attention, Block, ModelShape
+from .trainable import tensor_set
+from .workload import Workload
+
+BACKWARD_SHARE = 2.0
+"""Backward bytes of these operations for one forward byte."""
+
+LOGIT_BYTES = {"standard": (14, 22), "fused": (4, 8)}
+"""Bytes per logit, forward and backward, by loss kernel.
+
+standard: transformers' `ForCausalLMLoss`: upcast to fp32 (2 + 4), log-softmax (4 + 4); backward softmax gradient (4 + 4
++ 4), back to 2 bytes (4 + 2), its read by the head's products (2 + 2). fused: chunks in the compute dtype, overwritten
+by their gradient.
+"""
+
+OPTIMIZER_PASSES_BYTES = 36
+"""Bytes per updated parameter of a DeepSpeed step on the GPU, beside the optimizer's states (read and written once
+each).
+
+fp32 master read and written 8, fp32 gradient read 4; before that the gradient is cast 2 + 4, its norm read 4, unscaled
+and clipped 8; after it the 16-bit weight is written 4 + 2 (deepspeed 0.19.8 stage_1_and_2.py `step`, stage3.py `step`).
+"""
+
+_WRITTEN_OUT = ("gelu_new", "gelu_fast", "gelu_python", "quick_gelu")
+
+
+def block_forward_bytes(model: ModelShape, block: Block, workload: Workload, micro_batch: int) -> float:
+    """Bytes of one layer's forward pass."""
+    encoder = model.encoder_len(workload.seq_len)
+    stream = encoder if block.stack == "encoder" else workload.seq_len
+    tokens, element = micro_batch * stream, workload.weight_bytes
+    hidden, feed_forward = model.hidden_size, block.feed_forward
+
+    norm = norm_bytes(block.norm, element)
+    per_token = norm * hidden * block.norm_count + 2 * 3 * element * hidden
+    if block.hidden_dropout:
+        per_token += 2 * (2 * element + 1) * hidden
+    width = feed_forward.active_hidden
+    if feed_forward.gated:
+        per_token += 5 * element * width
+    else:
+        per_token += (18 if feed_forward.activation in _WRITTEN_OUT else 2) * element * width
+    if feed_forward.experts:
+        per_token += 7 * element * feed_forward.experts_per_token * hidden + 20 * feed_forward.experts
+
+    total = float(tokens * per_token)
+    for attention, keys in ((block.attention, stream), (block.cross_attention, encoder)):
+        if attention is not None:
+            total += micro_batch * _attention_bytes(attention, block, workload, stream, keys)
+    unpacked = sum(product.inner * product.columns for product in block_products(model, block, workload, micro_batch)
+                   if product.quantized)
+    return total + 2.5 * unpacked
+
+
+def norm_bytes(kind: str, element: int) -> int:
+    """Forward bytes of a norm per element."""
+    if kind == "layer":
+        return 2 * element
+    return 34 if element == 2 else 28
+
+
+def _attention_bytes(attention: Attention, block: Block, workload: Workload, queries: int, keys: int) -> float:
+    element, heads = workload.weight_bytes, attention.heads + attention.kv_heads
+    per_token = 2 * element * attention.heads * attention.v_head_dim
+    if attention.rotary:
+        per_token += 9 * element * heads * (attention.rope_head_dim or attention.head_dim)
+    if attention.qk_norm:
+        per_token += norm_bytes(block.norm, element) * heads * attention.head_dim
+    scores = 0
+    if workload.attention == "eager":
+        scores = (22 + (9 if block.attention_dropout else 0)) * attention.heads * queries * keys
+    return per_token * queries + scores
+
+
+def loss_bytes(model: ModelShape, workload: Workload, micro_batch: int) -> tuple[float, float]:
+    """Forward and backward bytes of the loss over the vocabulary; (0, 0) for a classification head."""
+    if model.vocab_size == 0 or model.num_labels:
+        return 0.0, 0.0
+    logits = micro_batch * workload.seq_len * model.vocab_size
+    forward, backward = LOGIT_BYTES[workload.loss]
+    return float(forward * logits), float(backward * logits)
+
+
+def gradient_bytes(model: ModelShape, workload: Workload, *, summed: bool) -> float:
+    """Bytes that gradients move beside the products that make them, per micro batch.
+
+    Every gradient is copied into a reduction bucket or summed onto the one before (2 e or 3 e).
+    """
+    return (3.0 if summed else 2.0) * workload.weight_bytes * tensor_set(model, workload).trainable_numel

@@ -1,0 +1,239 @@
+"""The time of one optimizer step, term by term.
+
+    step = n micro batches of (forward, backward) + optimizer
+    pass = longest of (GPU computes, host launches) + what the links carry and the pass does not hide
+
+Micro batches differ: stages 0 and 1 reduce gradients only in the last one. Data loading is assumed to be free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from . import collective_time as collective
+from . import offload_time as offload
+from .cluster import Cluster
+from .collective_time import OVERLAP, Ring
+from .compute_time import ComputeTime, compute_time, memory_rate
+from .estimate import TimeEstimate, TimeTerm
+from .host_defaults import assumed_of_host
+from .host_time import MICRO_STEP_HOST_S, backward_host_s, forward_host_s
+from .memory_bound import OPTIMIZER_PASSES_BYTES, gradient_bytes
+from .model_shape import ModelShape
+from .optimizers import optimizer
+from .plan import Plan
+from .trainable import TensorSet, tensor_set
+from .workload import Workload
+
+
+def estimate_time(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> TimeEstimate:
+    """Seconds of one optimizer step of `plan`, by component.
+
+    Formulas and sources stand in `compute_time`, `memory_bound`, `host_time`, `collective_time` and `offload_time`;
+    this adds them up. Expensive parts are kept per (model, workload, GPU, micro batch), so a call in a search takes
+    tens of microseconds.
+
+    Not covered: data loading, evaluation, checkpoints and logging; pipeline, tensor and sequence parallelism; GPUs that
+    throttle or are shared.
+    """
+    step = _Step(model, workload, cluster, plan)
+    return TimeEstimate(
+        terms=tuple(term for term in step.terms() if term.seconds or term.hidden_s),
+        tokens_per_step=(plan.micro_batch_size * plan.gradient_accumulation_steps * cluster.world_size
+                         * workload.seq_len))
+
+
+def assumptions(cluster: Cluster) -> tuple[str, ...]:
+    """What the time rests on besides what was asked, one sentence each."""
+    return (*cluster.assumptions, *assumed_of_host(cluster), "data loading is assumed to keep up")
+
+
+@dataclass(slots=True)
+class _Lane:
+    """What the links carry beside one kind of pass, all micro batches together: seconds by (name, resource,
+    formula)."""
+
+    carried: dict[tuple[str, str, str], float] = field(default_factory=dict)
+    pieces: int = 1
+
+    def add(self, name: str, resource: str, formula: str, seconds: float) -> None:
+        if seconds:
+            key = (name, resource, formula)
+            self.carried[key] = self.carried.get(key, 0.0) + seconds
+
+    def terms(self, shadow_s: float, *, overlaps: bool) -> list[TimeTerm]:
+        """Terms of what the pass does not hide; each thing carried is hidden in the same proportion."""
+        total = sum(self.carried.values())
+        if not total:
+            return []
+        hidden = min(total * (1 - 1 / self.pieces), OVERLAP * shadow_s) if overlaps else 0.0
+        return [TimeTerm(name=name, seconds=seconds * (1 - hidden / total), hidden_s=seconds * hidden / total,
+                         resource=resource, formula=formula, source="estimators/collective_time.py, offload_time.py")
+                for (name, resource, formula), seconds in self.carried.items()]
+
+
+class _Step:
+    """One optimizer step, put together once."""
+
+    def __init__(self, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> None:
+        self.model, self.workload, self.cluster, self.plan = model, workload, cluster, plan
+        self.tensors: TensorSet = tensor_set(model, workload)
+        self.ring: Ring = collective.ring(cluster)
+        self.compute: ComputeTime = compute_time(
+            model, workload, cluster.gpu, plan.micro_batch_size, plan.gradient_checkpointing)
+        self.micro_batches = plan.gradient_accumulation_steps
+        self.element = workload.weight_bytes
+        self.trained = self.tensors.trainable_numel
+        self.trained_per_rank = self.trained / (cluster.world_size if plan.zero_stage else 1)
+        self.trained_per_node = self.trained / cluster.nodes if plan.zero_stage else self.trained
+
+    def terms(self) -> list[TimeTerm]:
+        return [*self._computing(), *self._forward_links(), *self._backward_links(), *self._optimizer()]
+
+    # Seconds of all forward and all backward passes, as long as the slower of GPU and host needs.
+
+    @property
+    def _forward_s(self) -> float:
+        return self.micro_batches * max(self.compute.forward_s, self._forward_host_s)
+
+    @property
+    def _backward_s(self) -> float:
+        gradients = self._gradient_s / self.micro_batches
+        return self.micro_batches * max(self.compute.backward_s + gradients, self._backward_host_s)
+
+    @property
+    def _forward_host_s(self) -> float:
+        return MICRO_STEP_HOST_S + forward_host_s(self.model, self.workload, zero_stage=self.plan.zero_stage)
+
+    @property
+    def _backward_host_s(self) -> float:
+        stage, count = self.plan.zero_stage, self.micro_batches
+        once = backward_host_s(self.model, self.workload, zero_stage=stage, reduces=True)
+        if stage == 1 and count > 1:
+            quiet = backward_host_s(self.model, self.workload, zero_stage=stage, reduces=False)
+            once = (once + (count - 1) * quiet) / count
+        if self.plan.gradient_checkpointing:
+            once += forward_host_s(self.model, self.workload, zero_stage=stage)
+        return once
+
+    @property
+    def _gradient_s(self) -> float:
+        """Copying gradients into buckets, or summing them up, over all micro batches."""
+        stage, count = self.plan.zero_stage, self.micro_batches
+        copied = count if stage >= 2 else 1
+        moved = copied * gradient_bytes(self.model, self.workload, summed=False)
+        moved += (count - 1) * gradient_bytes(self.model, self.workload, summed=True)
+        return moved / memory_rate(self.cluster.gpu)
+
+    def _computing(self) -> list[TimeTerm]:
+        compute, n = self.compute, self.micro_batches
+        launched = max(0.0, self._forward_host_s - compute.forward_s) * n
+        device_backward = compute.backward_s * n + self._gradient_s
+        launched += max(0.0, self._backward_host_s * n - device_backward)
+        host = n * (self._forward_host_s + self._backward_host_s)
+        inputs = (("n", n), ("B", self.plan.micro_batch_size), ("S", self.workload.seq_len))
+
+        def term(name: str, resource: str, formula: str, seconds: float, hidden_s: float = 0.0) -> TimeTerm:
+            return TimeTerm(name=name, seconds=seconds, hidden_s=hidden_s, resource=resource, formula=formula,
+                            inputs=inputs, source="estimators/compute_time.py, memory_bound.py, host_time.py")
+
+        return [
+            term("matrix products", "gpu compute", "n sum(max(2 M N K / R, bytes / W) + ramp)",
+                 n * (compute.products_forward_s + compute.products_backward_s)),
+            term("attention", "gpu compute", "n L 2 B A (d + dv) pairs (1 + backward) / rate(S)",
+                 n * (compute.attention_forward_s + compute.attention_backward_s)),
+            term("elementwise operations", "gpu memory", "n L bytes (1 + 2) / W",
+                 n * (compute.elementwise_forward_s + compute.elementwise_backward_s)),
+            term("loss over the vocabulary", "gpu memory", "n B S V bytes per logit / W",
+                 n * (compute.loss_forward_s + compute.loss_backward_s)),
+            term("recomputation", "gpu compute", "n (forward of every layer)", n * compute.recompute_s),
+            term("gradient copies", "gpu memory", "(2 e per reduction + 3 e per sum) Pt / W", self._gradient_s),
+            term("launch overhead", "launch", "max(0, operations x host time - GPU time), forward and backward apart",
+                 launched, hidden_s=host - launched)]
+
+    def _forward_links(self) -> list[TimeTerm]:
+        lane = _Lane()
+        if self.plan.zero_stage == 3:
+            self._gather(lane, self.micro_batches)
+        return lane.terms(self._forward_s, overlaps=self.plan.overlap_comm)
+
+    def _backward_links(self) -> list[TimeTerm]:
+        plan, n = self.plan, self.micro_batches
+        lane = _Lane(pieces=collective.reduce_calls(self.tensors, plan))
+        if plan.zero_stage == 3:
+            passes = n * (1 - collective.kept_share(self.tensors, plan))
+            if plan.gradient_checkpointing and plan.stage3_max_reuse_distance < 2 * self.tensors.layer_numel:
+                passes *= 2
+            self._gather(lane, passes)
+        self._reduce(lane)
+        self._gradients_to_host(lane)
+        # Only the last of the micro batches has anything to reduce below stage 2.
+        shadow = self._backward_s if plan.zero_stage >= 2 else self._backward_s / n
+        return lane.terms(shadow, overlaps=plan.overlap_comm and plan.zero_stage >= 1)
+
+    def _gather(self, lane: _Lane, passes: float) -> None:
+        """Stage 3: weights from the ranks' shards, which may lie in host memory or on NVMe."""
+        plan, cluster, tensors = self.plan, self.cluster, self.tensors
+        size, calls = collective.gathered_bytes(tensors, self.workload), collective.gather_calls(tensors, plan)
+        lane.pieces = max(lane.pieces, calls)
+        lane.add("weight gathering", self.ring.resource, "passes e P (N - 1) / N / link",
+                 passes * self.ring.gather_s(size, calls))
+        if plan.offload_param != "none":
+            lane.add("weights from host", "pcie", "passes e P / N / PCIe", passes * offload.host_link_s(
+                cluster, size / cluster.world_size, pinned=plan.pin_memory))
+        if plan.offload_param == "nvme":
+            lane.add("weights from NVMe", "nvme", "passes e P / M / read rate",
+                     passes * offload.nvme_read_s(cluster, size / cluster.nodes))
+
+    def _reduce(self, lane: _Lane) -> None:
+        plan = self.plan
+        size, calls = self.trained * self.element, collective.reduce_calls(self.tensors, plan)
+        times = self.micro_batches if plan.zero_stage >= 2 else 1
+        if plan.zero_stage == 3:
+            seconds, formula = self.ring.gather_s(size, calls), "n e Pt (N - 1) / N / link"
+        else:
+            seconds, formula = self.ring.all_reduce_s(size, calls), "reductions 2 e Pt (N - 1) / N / link"
+        lane.add("gradient reduction", self.ring.resource, formula, times * seconds)
+
+    def _gradients_to_host(self, lane: _Lane) -> None:
+        plan, n = self.plan, self.micro_batches
+        if plan.offload_optimizer == "none":
+            return
+        if plan.zero_stage == 3:
+            per_parameter = 4 + 2 * self.element * n
+        elif plan.zero_stage == 2 and n > 1:
+            per_parameter = 4 + self.element * (2 * n - 1)
+        else:
+            per_parameter = 4
+        lane.add("gradients to host", "pcie", "bytes per parameter Pt / N / PCIe", offload.host_link_s(
+            self.cluster, per_parameter * self.trained_per_rank, pinned=plan.pin_memory))
+
+    def _optimizer(self) -> list[TimeTerm]:
+        plan, cluster = self.plan, self.cluster
+        terms: list[TimeTerm] = []
+
+        def add(name: str, resource: str, formula: str, seconds: float) -> None:
+            terms.append(TimeTerm(name=name, seconds=seconds, resource=resource, formula=formula,
+                                  inputs=(("Pt", self.trained), ("N", cluster.world_size)),
+                                  source="estimators/memory_bound.py, offload_time.py, collective_time.py"))
+
+        if plan.offload_optimizer == "none":
+            moved = OPTIMIZER_PASSES_BYTES + 2 * optimizer(self.workload.optimizer).state_bytes
+            add("optimizer", "gpu memory", "(36 + 2 states) Pt / N / W",
+                moved * self.trained_per_rank / memory_rate(cluster.gpu))
+        else:
+            add("optimizer on the host", "cpu", "(26 + 2 states) Pt / M / DRAM",
+                offload.cpu_step_s(cluster, self.workload, self.trained_per_node))
+            if plan.offload_optimizer == "nvme":
+                add("states from and to NVMe", "nvme", "(8 + states) Pt / M (1 / read + 1 / write)",
+                    offload.nvme_step_s(cluster, self.workload, self.trained_per_node))
+            if plan.offload_param == "none":
+                add("updated weights to GPU", "pcie", "e Pt / N / PCIe", offload.host_link_s(
+                    cluster, self.element * self.trained_per_rank, pinned=plan.pin_memory))
+        if plan.offload_param == "nvme":
+            add("updated weights to NVMe", "nvme", "e Pt / M / write rate",
+                offload.nvme_write_s(cluster, self.element * self.trained_per_node))
+        if plan.zero_stage in (1, 2):
+            add("updated weights gathered", self.ring.resource, "e Pt (N - 1) / N / link",
+                self.ring.gather_s(self.element * self.trained, 1))
+        return terms
