@@ -1,0 +1,149 @@
+"""Host memory of a node: pinned and pageable while training, and the peak while the model loads.
+
+What L local ranks keep on the host, bytes per element of one rank's partition (Pt'/N, or Pt'' at stage 3):
+
+| offload                  | pinned                                                     | pageable                          |
+|--------------------------|------------------------------------------------------------|-----------------------------------|
+| optimizer, stages 1, 2   | 4 masters + 4 gradients + w weights, + w largest tensor,   | o states                          |
+|                          | + w whole tensors when micro batches accumulate            |                                   |
+| optimizer, stage 3       | 4 gradients + w gradients                                  | 4 masters + o states              |
+| parameters (cpu), stage 3| w weights, and once more: their first home, tensor by      |                                   |
+|                          | tensor, which the pinned allocator keeps after it is freed |                                   |
+
+With `pin_memory` off, all of it is pageable. torch rounds every pinned block up to a power of two and returns none to the
+system, which is why what is pinned can be almost twice what is used (DS_PIN_MEMORY_BACKEND=native avoids it).
+
+Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py `__init__`, `initialize_optimizer_states`,
+`async_accumulate_grad_in_cpu_via_gpu`; runtime/zero/stage3.py `_create_fp32_partitions`, `initialize_optimizer_states`,
+`_setup_for_real_optimizer`, `_create_param_groups_fp16_flat_cpu_memory`; runtime/zero/partition_parameters.py
+`_partition_param`; torch 2.13 ATen/core/CachingHostAllocator.h. Not covered: data loader workers, the page cache.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from .estimate import MemoryTerm
+from .optimizers import Optimizer
+from .partition import sub_group_numels
+from .plan import Plan
+from .terms import term
+from .trainable import Partitions
+from .zero_states import state_bytes
+
+PROCESS_BYTES = 2 << 30
+"""Python, torch, CUDA libraries and tokenized data of one rank; two small runs reported 1.2 and 2.8 GB of host memory in all."""
+
+_STAGE_1_2 = "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py"
+_STAGE_3 = "deepspeed 0.19.8 runtime/zero/stage3.py"
+
+
+def pinned_block(size_bytes: int) -> int:
+    """Bytes of the block behind a pinned tensor: the next power of two.
+
+    Source: torch 2.13 ATen/core/CachingHostAllocator.h `allocate` (PowerOf2Ceil below pinned_max_round_threshold, which has
+    no limit by default).
+    """
+    return 1 << (size_bytes - 1).bit_length() if size_bytes else 0
+
+
+@lru_cache(maxsize=256)
+def _shard_blocks(cut: Partitions, width: int, *, trainable: bool, threshold: int) -> int:
+    """Pinned blocks of all shards of one rank, each tensor in its own block; persistent tensors stay on the GPU."""
+    world = cut.world_size
+    numels = cut.tensors.trainable if trainable else cut.tensors.frozen
+    return sum(pinned_block(width * -(-numel // world)) for numel in numels if numel > threshold)
+
+
+def host_terms(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: int,
+               ) -> tuple[tuple[MemoryTerm, ...], tuple[MemoryTerm, ...]]:
+    """(pinned, pageable) terms of a node while training."""
+    pageable = term("processes", local_ranks * PROCESS_BYTES, "L x 2 GiB", "observed, to be calibrated", L=local_ranks)
+    pinned: tuple[MemoryTerm, ...] = ()
+    if plan.offload_optimizer == "cpu":
+        move = _optimizer_1_2 if plan.zero_stage < 3 else _optimizer_3
+        more_pinned, more_pageable = move(cut, plan, optimizer, local_ranks)
+        pinned, pageable = pinned + more_pinned, pageable + more_pageable
+    elif plan.offload_optimizer == "nvme":
+        # The gradients' flat buffer stays in memory; masters, states and fp32 gradients go to the disk.
+        pinned += _blocks("gradients", (cut.tensors.workload.weight_bytes * cut.shard_total,), local_ranks, "L p2(w Pt'')",
+                          _STAGE_3 + " _setup_for_real_optimizer", pin=plan.pin_memory)
+    if plan.offload_param == "cpu":
+        pinned += _parameters(cut, plan, local_ranks)
+    if not plan.pin_memory:
+        pageable, pinned = pageable + pinned, ()
+    return pinned, pageable
+
+
+def _blocks(name: str, sizes: tuple[int, ...], local_ranks: int, formula: str, source: str, *, pin: bool) -> tuple[MemoryTerm, ...]:
+    total = sum(pinned_block(size) for size in sizes) if pin else sum(sizes)
+    return term(name, local_ranks * total, formula, source, L=local_ranks)
+
+
+def _optimizer_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: int,
+                   ) -> tuple[tuple[MemoryTerm, ...], tuple[MemoryTerm, ...]]:
+    tensors, part = cut.tensors, cut.partition
+    width = tensors.workload.weight_bytes
+    source = _STAGE_1_2 + " __init__, initialize_optimizer_states"
+    pinned = (
+        _blocks("master_weights", (4 * part,), local_ranks, "L p2(4 Pt'/N)", source, pin=plan.pin_memory)
+        + _blocks("gradients", (4 * part,), local_ranks, "L p2(4 Pt'/N)", source, pin=plan.pin_memory)
+        + _blocks("offload_staging", (width * part, width * tensors.largest_trainable), local_ranks,
+                  "L (p2(w Pt'/N) + p2(w largest))", source, pin=plan.pin_memory))
+    if plan.gradient_accumulation_steps > 1:
+        # One buffer per tensor that the partition touches, as large as the whole tensor.
+        pinned += term("accumulated_gradients", local_ranks * width * cut.touched, "L w T",
+                       _STAGE_1_2 + " async_accumulate_grad_in_cpu_via_gpu", L=local_ranks, w=width, T=cut.touched)
+    states = state_bytes(optimizer, tensors, part, stage=plan.zero_stage, on_cpu=True)
+    return pinned, term("optimizer_states", local_ranks * states, "L o Pt'/N", optimizer.source, L=local_ranks,
+                        Pt=tensors.trainable_numel, N=cut.world_size)
+
+
+def _optimizer_3(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: int,
+                 ) -> tuple[tuple[MemoryTerm, ...], tuple[MemoryTerm, ...]]:
+    tensors, width = cut.tensors, cut.tensors.workload.weight_bytes
+    groups = sub_group_numels(cut.shards, plan.sub_group_size)
+    pinned = _blocks("gradients", (width * cut.shard_total, *(4 * group for group in groups)), local_ranks,
+                     "L (p2(w Pt'') + sum p2(4 G))", _STAGE_3 + " initialize_optimizer_states, _setup_for_real_optimizer",
+                     pin=plan.pin_memory)
+    states = state_bytes(optimizer, tensors, cut.shard_total, stage=3, on_cpu=True)
+    pageable = term("master_weights", local_ranks * 4 * cut.shard_total, "L 4 Pt''", _STAGE_3 + " _create_fp32_partitions",
+                    L=local_ranks, Pt=tensors.trainable_numel, N=cut.world_size)
+    return pinned, pageable + term("optimizer_states", local_ranks * states, "L o Pt''", optimizer.source, L=local_ranks,
+                                   Pt=tensors.trainable_numel, N=cut.world_size)
+
+
+def _parameters(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryTerm, ...]:
+    width, threshold = cut.tensors.workload.weight_bytes, plan.stage3_param_persistence_threshold
+    source = "deepspeed 0.19.8 runtime/zero/partition_parameters.py _partition_param"
+    terms = _blocks("parameters", (width * cut.shard_total,), local_ranks, "L p2(w Pt'')",
+                    _STAGE_3 + " _create_param_groups_fp16_flat_cpu_memory", pin=plan.pin_memory)
+    if plan.pin_memory:
+        frozen = _shard_blocks(cut, width, trainable=False, threshold=threshold)
+        cached = _shard_blocks(cut, width, trainable=True, threshold=threshold)
+    else:
+        frozen, cached = width * cut.frozen_shard_total, 0
+    return terms + term("frozen_parameters", local_ranks * frozen, "L sum p2(w ceil(n / N))", source, L=local_ranks) + term(
+        "pinned_cache", local_ranks * cached, "L sum p2(w ceil(n / N))", source, L=local_ranks)
+
+
+def loading_bytes(cut: Partitions, plan: Plan, local_ranks: int) -> int:
+    """Peak of a node's host memory while the model is loaded and partitioned.
+
+    Stages 0 to 2: every local rank builds the whole model on the host before it moves to its GPU: L w P. Stage 3 is built
+    under `zero.Init` (by the Trainer, whose TrainingArguments come before the model, and by the emitted plain script): only
+    rank 0 reads the checkpoint, w P, and the shards go where they will stay. A quantized model goes to the GPU tensor by
+    tensor.
+
+    Source: transformers 5.23 modeling_utils.py `_load_pretrained_model`; deepspeed 0.19.8 runtime/engine.py
+    `_configure_distributed_model`. Not covered: a checkpoint in another dtype than the workload's, .bin files without mmap.
+    """
+    tensors = cut.tensors
+    width = tensors.workload.weight_bytes
+    processes = local_ranks * PROCESS_BYTES
+    if tensors.workload.method == "qlora":
+        return processes + local_ranks * width * max(*tensors.frozen, *tensors.trainable)
+    if plan.zero_stage < 3:
+        return processes + local_ranks * width * tensors.numel
+    shards = 0 if plan.offload_param != "cpu" else sum(t.size_bytes for t in _parameters(cut, plan, local_ranks))
+    return processes + width * tensors.numel + shards

@@ -1,0 +1,102 @@
+"""NVMe swapping (stage 3): bytes on disk, and the pinned buffers that every rank keeps for it.
+
+Disk, per rank: masters, states and gradients in fp32, (4 + o + 4) Pt''; weights, w Pt''. Only what reaches 1 MiB is swapped.
+
+Buffers, per rank, page-locked by posix_memalign and mlock, so not rounded to powers of two:
+- optimizer: `buffer_count` buffers of 4 bytes for the largest sub-group. With the default sub_group_size of 1e9 that is 16 GB.
+- parameters: `buffer_count` x `buffer_size` elements of w bytes; up to 1e9 elements (`max_in_cpu`) of weights in host memory
+  before any goes to the disk; and, once some do, one buffer for the whole, not sharded, tensors of the largest sub-group.
+
+Source: deepspeed 0.19.8 runtime/swap_tensor/utils.py SwapBufferManager, partitioned_param_swapper.py
+AsyncPartitionedParameterSwapper, optimizer_utils.py OptimizerSwapper, runtime/zero/stage3.py
+`_create_param_groups_fp16_flat_cpu_memory`, `_create_fp16_partitions_with_defragmentation`.
+Not covered: pipelined swapping (`pipeline_read`, `pipeline_write`), which holds one set of buffers more.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from .estimate import MemoryTerm
+from .gradient_memory import SWAP_MIN_BYTES
+from .host_memory import pinned_block
+from .optimizers import Optimizer
+from .partition import align_up, sub_group_numels
+from .plan import Plan
+from .terms import term
+from .trainable import Partitions
+from .zero_states import state_bytes
+
+ALIGNED_BYTES = 1024
+"""Direct I/O alignment of one request (swap_tensor/constants.py AIO_ALIGNED_BYTES, with intra_op_parallelism 1)."""
+
+MAX_IN_CPU = 1_000_000_000
+"""Elements of weights that stay in host memory (offload_param.max_in_cpu), per rank."""
+
+_SWAP = "deepspeed 0.19.8 runtime/swap_tensor/"
+
+
+def states_per_master(optimizer: Optimizer) -> int:
+    """fp32 tensors that the optimizer keeps per master weight, each of which needs a swap buffer."""
+    return round((optimizer.cpu_state_bytes or 0) / 4)
+
+
+@lru_cache(maxsize=256)
+def _swapped_weights(cut: Partitions, sub_group_size: int) -> tuple[int, int]:
+    """(elements of the flat host buffer, whole elements of the largest sub-group when one does not fit in it, else 0)."""
+    world, groups, current = cut.world_size, [], []
+    limit = sub_group_size if sub_group_size < cut.shard_total else cut.shard_total
+    filled = 0
+    for numel in cut.tensors.trainable:
+        current.append(numel)
+        filled += -(-numel // world)
+        if filled >= limit:
+            groups.append((filled, sum(current)))
+            current, filled = [], 0
+    if current:
+        groups.append((filled, sum(current)))
+    flat = min(cut.shard_total, MAX_IN_CPU)
+    offset = 0
+    for shard, _ in groups:
+        offset += shard
+    return flat, max(groups)[1] if offset > flat else 0
+
+
+def swap_buffers(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryTerm, ...]:
+    """Pinned host buffers of the NVMe swappers, per node."""
+    width = cut.tensors.workload.weight_bytes
+    terms: tuple[MemoryTerm, ...] = ()
+    if plan.offload_optimizer == "nvme":
+        largest = align_up(4 * max(sub_group_numels(cut.shards, plan.sub_group_size)), ALIGNED_BYTES)
+        terms += term("optimizer_swap_buffers", local_ranks * plan.optimizer_buffer_count * largest, "L buffer_count 4 G",
+                      _SWAP + "utils.py SwapBufferManager", L=local_ranks, buffer_count=plan.optimizer_buffer_count, G=largest // 4)
+    if plan.offload_param == "nvme":
+        size = align_up(width * plan.param_buffer_size, ALIGNED_BYTES)
+        flat, whole = _swapped_weights(cut, plan.sub_group_size)
+        terms += term("parameter_swap_buffers", local_ranks * (plan.param_buffer_count * size + width * whole),
+                      "L w (buffer_count buffer_size + whole sub-group)", _SWAP + "partitioned_param_swapper.py",
+                      L=local_ranks, w=width, buffer_count=plan.param_buffer_count, buffer_size=plan.param_buffer_size)
+        terms += term("parameters", local_ranks * pinned_block(width * flat), "L p2(w min(Pt'', max_in_cpu))",
+                      "deepspeed 0.19.8 runtime/zero/stage3.py _create_param_groups_fp16_flat_cpu_memory",
+                      L=local_ranks, w=width, max_in_cpu=MAX_IN_CPU)
+    return terms
+
+
+def nvme_terms(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: int) -> tuple[MemoryTerm, ...]:
+    """Bytes on a node's NVMe."""
+    width = cut.tensors.workload.weight_bytes
+    terms: tuple[MemoryTerm, ...] = ()
+    if plan.offload_optimizer == "nvme":
+        numel = cut.shard_total
+        states = state_bytes(optimizer, cut.tensors, numel, stage=3, on_cpu=True)
+        gradients = sum(shard for shard in cut.shards if 4 * shard >= SWAP_MIN_BYTES)
+        source = _SWAP + "optimizer_utils.py"
+        terms += term("master_weights", local_ranks * 4 * numel, "L 4 Pt''", source, L=local_ranks, N=cut.world_size)
+        terms += term("optimizer_states", local_ranks * states, "L o Pt''", source, L=local_ranks, N=cut.world_size)
+        terms += term("gradients", local_ranks * 4 * gradients, "L 4 sum(shards >= 1 MiB)", source, L=local_ranks)
+    if plan.offload_param == "nvme":
+        every = cut.tensors.trainable + cut.tensors.frozen
+        swapped = sum(shard for numel in every if width * (shard := -(-numel // cut.world_size)) >= SWAP_MIN_BYTES)
+        terms += term("parameters", local_ranks * width * swapped, "L w sum(shards >= 1 MiB)",
+                      _SWAP + "partitioned_param_swapper.py", L=local_ranks, w=width)
+    return terms

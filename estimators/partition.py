@@ -1,0 +1,90 @@
+"""How ZeRO cuts parameters: sizes in elements, exactly as the engine allocates them.
+
+Stages 1 and 2 lay the trainable tensors of a parameter group end to end, pad the end and cut N equal pieces, wherever a
+tensor may lie. Stage 3 cuts every tensor by itself. `tests/test_partition.py` compares each function here with
+`deepspeed.initialize` on 2 and 4 ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+NCCL_START_ALIGNMENT = 2
+"""Elements: a partition starts on a 4-byte boundary in fp16 (stage_1_and_2.py `nccl_start_alignment_factor`)."""
+
+
+def align_up(size: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is not below `size`."""
+    return -(-size // multiple) * multiple
+
+
+def flat_group_numel(numel: int, world_size: int) -> int:
+    """Elements of a parameter group's flat buffer in stages 1 and 2: ceil(numel / 2N) 2N.
+
+    Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py `flatten_dense_tensors_aligned`.
+    """
+    return align_up(numel, NCCL_START_ALIGNMENT * world_size)
+
+
+def flat_partition_numel(numel: int, world_size: int) -> int:
+    """Elements of one rank's partition of a group in stages 1 and 2 (padding included, equal on all ranks)."""
+    return flat_group_numel(numel, world_size) // world_size
+
+
+def shard_numel(numel: int, world_size: int) -> int:
+    """Elements of one rank's shard of one tensor in stage 3: ceil(numel / N).
+
+    Source: deepspeed 0.19.8 runtime/zero/partition_parameters.py `_partition_param`.
+    """
+    return -(-numel // world_size)
+
+
+def sub_group_numels(shards: Iterable[int], sub_group_size: int) -> tuple[int, ...]:
+    """Elements of stage 3's sub-groups, which the optimizer steps one after the other.
+
+    A sub-group closes with the tensor that reaches `sub_group_size`, so it may exceed it by one shard.
+    Source: deepspeed 0.19.8 runtime/zero/stage3.py `_create_fp16_sub_groups`.
+    """
+    shards = tuple(shards)
+    if sub_group_size >= sum(shards):
+        return (sum(shards),)
+    sizes, current = [], 0
+    for shard in shards:
+        current += shard
+        if current >= sub_group_size:
+            sizes.append(current)
+            current = 0
+    if current:
+        sizes.append(current)
+    return tuple(sizes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLoad:
+    """What one rank's flat partition (stages 1 and 2) meets of the tensors, in elements.
+
+    touched: whole sizes of the tensors that lie at least partly in the partition; their full gradients stay on this rank.
+    slice:   the largest piece of one tensor inside the partition.
+    """
+
+    touched: int
+    slice: int
+
+
+def rank_loads(numels: Sequence[int], world_size: int) -> tuple[RankLoad, ...]:
+    """The load of each rank for tensors laid end to end in this order.
+
+    Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py `get_partition_info`, `copy_grads_in_partition`.
+    """
+    partition = flat_partition_numel(sum(numels), world_size)
+    touched, largest = [0] * world_size, [0] * world_size
+    start = 0
+    for numel in numels:
+        end = start + numel
+        for rank in range(start // partition, -(-end // partition)):
+            piece = min(end, (rank + 1) * partition) - max(start, rank * partition)
+            touched[rank] += numel
+            largest[rank] = max(largest[rank], piece)
+        start = end
+    return tuple(RankLoad(touched=whole, slice=piece) for whole, piece in zip(touched, largest, strict=True))

@@ -1,0 +1,172 @@
+"""Which tensors train, which stay frozen, and how many bytes the frozen ones take.
+
+Full fine-tuning trains every tensor. LoRA freezes them all and adds two matrices of rank r to each adapted linear layer;
+QLoRA also stores the adapted model's linear weights in four bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from .model_shape import ModelShape, Tensor
+from .partition import RankLoad, flat_partition_numel, rank_loads, shard_numel
+from .workload import Workload
+
+# peft casts new adapters to fp32, and DeepSpeed's engine casts every parameter to the model's dtype
+# (engine.py `_cast_module_mixed_precision`), so an adapter ends up as wide as the weights around it.
+
+NF4_BLOCK = 64
+NF4_OUTER_BLOCK = 256
+
+
+def nf4_bytes(numel: int) -> int:
+    """Bytes of a weight in NF4 with double quantization: n/2 + n/64 + 4 n/(64 x 256), and two code tables.
+
+    Four bits an element, one 8-bit scale per 64 elements, and one fp32 scale per 256 of those scales.
+    Source: QLoRA (arXiv:2305.14314) section 3; bitsandbytes functional.py `quantize_4bit` (compress_statistics).
+    """
+    scales = -(-numel // NF4_BLOCK)
+    tables = (16 + 256) * 4
+    return -(-numel // 2) + scales + 4 * -(-scales // NF4_OUTER_BLOCK) + tables
+
+
+def adapts(tensor: Tensor, workload: Workload) -> bool:
+    """LoRA puts an adapter beside this tensor: a linear weight that is named, or any but the output head."""
+    if not tensor.linear:
+        return False
+    if workload.lora_targets is None:
+        return tensor.role != "head"
+    return tensor.name.rpartition(".")[0].rpartition(".")[2] in workload.lora_targets
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TensorSet:
+    """All tensors of a model under a workload, in `named_parameters()` order. Compared by identity, so it keys caches fast.
+
+    trainable:     elements of every trainable tensor.
+    frozen:        elements of every frozen tensor.
+    muon:          trainable elements that Muon would orthogonalize (matrices besides embeddings and head).
+    frozen_bytes:  bytes of the frozen tensors when each GPU holds them whole.
+    layer_tensors: elements of each tensor of the largest layer, adapters included.
+    head, embedding: elements of the output head (the embedding when tied) and of the largest embedding.
+    """
+
+    model: ModelShape
+    workload: Workload
+    trainable: tuple[int, ...]
+    frozen: tuple[int, ...]
+    muon: int
+    frozen_bytes: int
+    layer_tensors: tuple[int, ...]
+    head: int
+    embedding: int
+
+    @cached_property
+    def trainable_numel(self) -> int:
+        """Pt."""
+        return sum(self.trainable)
+
+    @cached_property
+    def numel(self) -> int:
+        """P, adapters included."""
+        return self.trainable_numel + sum(self.frozen)
+
+    @cached_property
+    def largest_trainable(self) -> int:
+        return max(self.trainable)
+
+    @cached_property
+    def layer_numel(self) -> int:
+        return sum(self.layer_tensors)
+
+    @property
+    def trains_head(self) -> bool:
+        return self.workload.method == "full"
+
+
+@lru_cache(maxsize=64)
+def tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
+    """Sort a model's tensors into trainable and frozen ones."""
+    full = workload.method == "full"
+    trainable: list[int] = []
+    frozen: list[int] = []
+    muon = frozen_bytes = 0
+
+    def visit(tensor: Tensor, count: int) -> list[int]:
+        nonlocal muon, frozen_bytes
+        if full:
+            matrix = len(tensor.shape) >= 2 and tensor.role not in ("embedding", "position", "head")
+            muon += tensor.numel * count * matrix
+            return [tensor.numel]
+        frozen.extend([tensor.numel] * count)
+        quantized = workload.method == "qlora" and tensor.linear and tensor.role != "head"
+        frozen_bytes += (nf4_bytes(tensor.numel) if quantized else tensor.numel * workload.weight_bytes) * count
+        if not adapts(tensor, workload):
+            return []
+        adapters = [workload.lora_rank * tensor.in_features, workload.lora_rank * tensor.out_features]
+        muon += sum(adapters) * count
+        return adapters
+
+    first = [tensor for tensor in model.outside if tensor.role in ("embedding", "position")]
+    last = [tensor for tensor in model.outside if tensor.role not in ("embedding", "position")]
+    layer_tensors: tuple[int, ...] = ()
+    for tensor in first:
+        trainable += visit(tensor, 1)
+    for block in model.blocks:
+        layer = [numel for tensor in block.tensors for numel in visit(tensor, block.count)]
+        trainable += layer * block.count
+        whole = layer if full else layer + [tensor.numel for tensor in block.tensors]
+        if sum(whole) > sum(layer_tensors):
+            layer_tensors = tuple(whole)
+    for tensor in last:
+        trainable += visit(tensor, 1)
+    embedding = max((tensor.numel for tensor in first), default=0)
+    head = max((tensor.numel for tensor in last if tensor.role == "head"), default=embedding if model.tied else 0)
+    return TensorSet(model=model, workload=workload, trainable=tuple(trainable), frozen=tuple(frozen), muon=muon,
+                     frozen_bytes=frozen_bytes, layer_tensors=layer_tensors, head=head, embedding=embedding)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Partitions:
+    """A tensor set cut for N ranks. Compared by identity.
+
+    partition:   elements of one rank's flat partition (stages 1 and 2), padding included.
+    loads:       the distinct loads of the ranks under stages 1 and 2.
+    last_load:   the load of the last rank that holds parameters: it owns the head, whose gradient comes first.
+    shards:      elements of one rank's shard of every trainable tensor (stage 3).
+    """
+
+    tensors: TensorSet
+    world_size: int
+    partition: int
+    loads: tuple[RankLoad, ...]
+    last_load: RankLoad
+    shards: tuple[int, ...]
+    shard_total: int
+    frozen_shard_total: int
+
+    @cached_property
+    def touched(self) -> int:
+        """Largest sum of whole tensors that one rank's partition touches."""
+        return max(load.touched for load in self.loads)
+
+    @cached_property
+    def slice(self) -> int:
+        """Largest piece of one tensor inside a partition."""
+        return max(load.slice for load in self.loads)
+
+    @cached_property
+    def largest_shard(self) -> int:
+        return max(self.shards)
+
+
+@lru_cache(maxsize=256)
+def partitions(tensors: TensorSet, world_size: int) -> Partitions:
+    """Cut a tensor set for `world_size` ranks."""
+    loads = rank_loads(tensors.trainable, world_size)
+    shards = tuple(shard_numel(numel, world_size) for numel in tensors.trainable)
+    return Partitions(
+        tensors=tensors, world_size=world_size, partition=flat_partition_numel(tensors.trainable_numel, world_size),
+        loads=tuple(set(loads)), last_load=next(load for load in reversed(loads) if load.touched), shards=shards,
+        shard_total=sum(shards), frozen_shard_total=sum(shard_numel(numel, world_size) for numel in tensors.frozen))
