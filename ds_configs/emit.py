@@ -1,0 +1,103 @@
+"""A plan as a DeepSpeed configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..estimators.cluster import Cluster
+from ..estimators.errors import ClusterError
+from ..estimators.model_shape import ModelShape
+from ..estimators.plan import Offload, Plan
+from ..estimators.workload import Framework, Workload
+from .optimizer_block import optimizer_block
+
+GRADIENT_CLIPPING = 1.0
+"""The default of both TrainingArguments (max_grad_norm) and DeepSpeed."""
+
+AIO = {
+    "block_size": 1_048_576,
+    "queue_depth": 32,
+    "intra_op_parallelism": 8,
+    "single_submit": False,
+    "overlap_events": True,
+}
+"""Requests of 1 MiB, 32 in flight, 8 threads: a modern drive wants that many. `ds_nvme_tune` finds a drive's best."""
+
+
+def ds_config(plan: Plan, model: ModelShape, workload: Workload, cluster: Cluster, *,
+              flavor: Framework) -> dict[str, Any]:
+    """The JSON-ready configuration that runs this plan.
+
+    flavor "hf": `auto` for all that TrainingArguments states as well (batch sizes, clipping, precision, the optimizer's
+    parameters), so that the file and the arguments cannot contradict each other. Buckets and thresholds are numbers,
+    never `auto`: the Trainer would fill in others than those that the memory was computed with. There is no scheduler,
+    so the Trainer's own runs.
+
+    flavor "deepspeed": every value explicit, for `deepspeed.initialize(config=...)`.
+
+    Only keys that have an effect at the plan's stage. So no allgather_bucket_size, because DeepSpeed 0.19.8 gathers in
+    place (runtime/utils.py `all_gather_dp_groups`), and nothing about gradient checkpointing, which is the model's
+    business (see `training_arguments`).
+
+    Raises ClusterError where a plan swaps to NVMe and the cluster names no folder for it, and WorkloadError where the
+    optimizer cannot be offloaded.
+    """
+    auto = flavor == "hf"
+    config: dict[str, Any] = {
+        "train_batch_size": "auto" if auto else
+        plan.micro_batch_size * plan.gradient_accumulation_steps * cluster.world_size,
+        "train_micro_batch_size_per_gpu": "auto" if auto else plan.micro_batch_size,
+        "gradient_accumulation_steps": "auto" if auto else plan.gradient_accumulation_steps,
+        "gradient_clipping": "auto" if auto else GRADIENT_CLIPPING,
+    }
+    if workload.precision != "fp32":
+        config[workload.precision] = {"enabled": "auto" if auto else True}
+    config |= optimizer_block(workload.optimizer, plan, auto=auto)
+    config["zero_optimization"] = _zero_optimization(plan, model, workload, cluster)
+    if "nvme" in (plan.offload_optimizer, plan.offload_param):
+        config["aio"] = dict(AIO)
+    return config
+
+
+def _zero_optimization(plan: Plan, model: ModelShape, workload: Workload, cluster: Cluster) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": plan.zero_stage}
+    if plan.zero_stage == 0:
+        return zero
+    if plan.offload_optimizer != "none":
+        zero["offload_optimizer"] = _offload(plan.offload_optimizer, plan, cluster, {
+            "buffer_count": plan.optimizer_buffer_count})
+    if plan.offload_param != "none":
+        zero["offload_param"] = _offload(plan.offload_param, plan, cluster, {
+            "buffer_count": plan.param_buffer_count, "buffer_size": plan.param_buffer_size,
+            "max_in_cpu": plan.param_max_in_cpu})
+    zero["overlap_comm"] = plan.overlap_comm
+    zero["reduce_bucket_size"] = plan.reduce_bucket_size
+    if plan.zero_stage == 3:
+        zero["sub_group_size"] = plan.sub_group_size
+        zero["stage3_prefetch_bucket_size"] = plan.stage3_prefetch_bucket_size
+        zero["stage3_param_persistence_threshold"] = plan.stage3_param_persistence_threshold
+        zero["stage3_max_live_parameters"] = plan.stage3_max_live_parameters
+        zero["stage3_max_reuse_distance"] = plan.stage3_max_reuse_distance
+        zero["stage3_gather_16bit_weights_on_model_save"] = _can_gather(plan, model, workload, cluster)
+        if workload.optimizer == "muon":
+            zero["reduce_scatter"] = False  # DeepSpeed refuses Muon with it
+    return zero
+
+
+def _offload(device: Offload, plan: Plan, cluster: Cluster, nvme_only: dict[str, int]) -> dict[str, Any]:
+    block: dict[str, Any] = {"device": device}
+    if device == "nvme":
+        if not cluster.nvme_path:
+            raise ClusterError(
+                "no folder for swapping to NVMe", why="the plan keeps states there between their uses",
+                fix="pass --nvme PATH:SIZE with a folder on the local NVMe drive")
+        block |= {"nvme_path": cluster.nvme_path} | nvme_only
+    block["pin_memory"] = plan.pin_memory
+    return block
+
+
+def _can_gather(plan: Plan, model: ModelShape, workload: Workload, cluster: Cluster) -> bool:
+    """Whether the first rank's host has the RAM for all weights, so that saving leaves a model and not only shards."""
+    if cluster.host_memory_bytes_per_node is None:
+        return plan.offload_param != "nvme"  # they are on NVMe because RAM cannot hold them
+    return model.parameters * workload.weight_bytes < cluster.host_memory_bytes_per_node

@@ -1,0 +1,51 @@
+"""The commands that start the training, for each launcher."""
+
+from __future__ import annotations
+
+import shlex
+
+from ..estimators.cluster import Cluster
+from ..estimators.workload import Framework
+
+PORT = 29500
+"""torch's default rendezvous port."""
+
+
+def launch_commands(cluster: Cluster, *, script: str = "train.py", config_path: str = "ds_config.json",
+                    framework: Framework) -> dict[str, list[str]]:
+    """Shell lines by launcher: `deepspeed`, `torchrun` and `accelerate`; each list is run from top to bottom.
+
+    On one node each is one line. On several, `deepspeed` is started once and reaches the others by ssh: its lines write
+    the hostfile (the names `node-0`, `node-1`, ... are the user's to replace) and start it. The other launchers are
+    started on every node, with MASTER_ADDR set to the first node's address and NODE_RANK to the node's number from 0.
+
+    The configuration is passed as the frameworks' argument parsers expect it: `--deepspeed FILE` (TrainingArguments) or
+    `--deepspeed --deepspeed_config FILE` (deepspeed.add_config_arguments). accelerate is for "hf" only.
+    """
+    config = shlex.quote(config_path)
+    arguments = f"--deepspeed {config}" if framework == "hf" else f"--deepspeed --deepspeed_config {config}"
+    command = f"{shlex.quote(script)} {arguments}"
+    nodes, gpus = cluster.nodes, cluster.gpus_per_node
+    if nodes == 1:
+        commands = {
+            "deepspeed": [f"deepspeed --num_gpus {gpus} {command}"],
+            "torchrun": [f"torchrun --nproc_per_node {gpus} {command}"],
+        }
+        place = f"--num_processes {gpus}"
+    else:
+        commands = {
+            "deepspeed": [
+                f"for node in $(seq 0 {nodes - 1}); do echo \"node-$node slots={gpus}\"; done > hostfile",
+                f"deepspeed --hostfile hostfile {command}",
+            ],
+            "torchrun": [
+                f"torchrun --nnodes {nodes} --nproc_per_node {gpus} --node_rank $NODE_RANK "
+                f"--master_addr $MASTER_ADDR --master_port {PORT} {command}",
+            ],
+        }
+        place = (f"--num_machines {nodes} --num_processes {cluster.world_size} --machine_rank $NODE_RANK "
+                 f"--main_process_ip $MASTER_ADDR --main_process_port {PORT} --deepspeed_multinode_launcher standard")
+    if framework == "hf":
+        commands["accelerate"] = [
+            f"accelerate launch --use_deepspeed --deepspeed_config_file {config} {place} {shlex.quote(script)}"]
+    return commands

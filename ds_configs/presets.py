@@ -1,0 +1,137 @@
+"""The rungs' presets: every number of a plan, chosen for the model and the GPU instead of taken from a default."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from ..estimators.cluster import Cluster
+from ..estimators.model_shape import ModelShape
+from ..estimators.plan import Offload, Plan, Rung
+from ..estimators.trainable import tensor_set
+from ..estimators.workload import Workload
+
+_PLACES: dict[Rung, tuple[Literal[0, 1, 2, 3], Offload, Offload]] = {
+    "ddp": (0, "none", "none"),
+    "zero1": (1, "none", "none"),
+    "zero2": (2, "none", "none"),
+    "zero2-offload": (2, "cpu", "none"),
+    "zero3": (3, "none", "none"),
+    "zero3-offload-param": (3, "none", "cpu"),
+    "zero3-offload": (3, "cpu", "cpu"),
+    "zero3-nvme": (3, "nvme", "nvme"),
+}
+"""Rung -> ZeRO stage, where the optimizer is, where the parameters are."""
+
+BUCKET = 50_000_000
+"""Elements of a communication bucket: 100 MB in bf16, with which a collective within a node runs at the full rate."""
+
+BUCKET_PER_RANK = 1_000_000
+"""Elements of a bucket that each rank owns: a reduce-scatter over N ranks sends messages of this size, and below about
+2 MB the latency of its N - 1 hops shows."""
+
+BUCKET_SHARE = 100
+"""A bucket takes at most 1/100 of the GPU's memory (in bf16: 80 M elements of 16 GB, 400 M of 80 GB)."""
+
+LIVE_SHARE = 20
+"""The parameters that ZeRO-3 keeps gathered take at most 1/20 of the GPU's memory."""
+
+SUB_GROUP = 100_000_000
+"""Elements that ZeRO-3's optimizer steps at a time. DeepSpeed flattens a sub-group's gradients and casts them to fp32,
+6 B per element on top of everything else: 0.6 GB here, 6 GB with its default of 1e9."""
+
+NVME_SUB_GROUP = 20_000_000
+"""The same for an optimizer on NVMe, whose swap buffers each hold one fp32 sub-group in pinned RAM. Its files of 80 MB
+still read at the drive's full rate: a request is 1 MiB."""
+
+NVME_RAM_SHARE = 8
+"""Parameters that are offloaded to NVMe keep at most 1/8 of the host's RAM."""
+
+# DeepSpeed's default for stage3_max_live_parameters, stage3_max_reuse_distance and max_in_cpu.
+_MAX_LIVE = 1_000_000_000
+
+
+def plan_for(rung: Rung, model: ModelShape, workload: Workload, cluster: Cluster, *, micro_batch_size: int,
+             gradient_accumulation_steps: int, gradient_checkpointing: bool) -> Plan:
+    """The plan of a rung for this model on these GPUs.
+
+    Sizes count elements. A setting without effect on the rung keeps its default.
+
+    overlap_comm: on. Communication runs beside the computation, for a second bucket (stages 1 and 2). Off on one GPU
+        without offload, which has nothing to overlap.
+    reduce_bucket_size: `BUCKET`, or `BUCKET_PER_RANK` x N where that is more; at most 1/`BUCKET_SHARE` of the GPU, and
+        never more than all trainable parameters, because DeepSpeed allocates the bucket whole. Its default of 5e8 costs
+        1 to 2 GB; the Trainer's `auto` is H^2, for H = 768 a bucket of 1.2 MB, too small for any link.
+    stage3_prefetch_bucket_size: one layer, whose gather then hides behind the layer before it; at least `BUCKET`, at
+        most 1/`BUCKET_SHARE` of the GPU (held twice while DeepSpeed concatenates the shards).
+    stage3_param_persistence_threshold: 10 H, like the Trainer's `auto`. Norms and biases stay gathered: few bytes, and
+        their gathers would be all latency. Matrices do not.
+    stage3_max_live_parameters, stage3_max_reuse_distance: 1/`LIVE_SHARE` of the GPU, at most DeepSpeed's 1e9. With 1e9
+        2 GB of weights stay gathered, and a model below 1e9 parameters is not sharded at all.
+    sub_group_size: `SUB_GROUP`, or `NVME_SUB_GROUP` with the optimizer on NVMe.
+    pin_memory: on. Page-locked memory copies at PCIe's full rate and asynchronously. Off where the host's RAM is known
+        and too small for it: torch rounds every pinned block up to a power of two.
+
+    With parameters on NVMe:
+    param_buffer_size: the largest parameter's shard; DeepSpeed requires that of every buffer.
+    param_max_in_cpu: DeepSpeed's 1e9 per rank, at most 1/`NVME_RAM_SHARE` of the host's RAM.
+    stage3_max_reuse_distance: 0. A parameter that waits gathered for its reuse holds one of the few swap buffers, and
+        DeepSpeed stops when none is left.
+
+    DeepSpeed's side of it: runtime/zero/{stage_1_and_2,stage3,partitioned_param_coordinator}.py, runtime/swap_tensor/,
+    version 0.19.8.
+    """
+    stage, offload_optimizer, offload_param = _PLACES[rung]
+    ranks = cluster.world_size
+    plan = Plan(
+        zero_stage=stage, offload_optimizer=offload_optimizer, offload_param=offload_param,
+        micro_batch_size=micro_batch_size, gradient_accumulation_steps=gradient_accumulation_steps,
+        gradient_checkpointing=gradient_checkpointing,
+        overlap_comm=stage == 3 or (stage > 0 and (ranks > 1 or offload_optimizer != "none")))
+    if stage == 0:
+        return plan
+
+    trainable = model.parameters if workload.method == "full" else tensor_set(model, workload).trainable_numel
+    largest_bucket = cluster.gpu.memory_bytes // BUCKET_SHARE // workload.weight_bytes
+    plan = replace(
+        plan, reduce_bucket_size=min(max(BUCKET, BUCKET_PER_RANK * ranks), largest_bucket, trainable),
+        pin_memory=_can_pin(plan, model, trainable, cluster))
+    if stage < 3:
+        return plan
+
+    layer = max((block.parameters_per_layer for block in model.blocks), default=0)
+    live = min(_MAX_LIVE, cluster.gpu.memory_bytes // LIVE_SHARE // workload.weight_bytes)
+    plan = replace(
+        plan, sub_group_size=SUB_GROUP,
+        stage3_prefetch_bucket_size=min(max(BUCKET, layer), largest_bucket),
+        stage3_param_persistence_threshold=10 * model.hidden_size,
+        stage3_max_live_parameters=live, stage3_max_reuse_distance=live)
+    if rung != "zero3-nvme":
+        return plan
+    return replace(
+        plan, sub_group_size=NVME_SUB_GROUP, stage3_max_reuse_distance=0,
+        param_buffer_size=-(-max(tensor.numel for tensor, _ in model.tensor_counts) // ranks),
+        param_max_in_cpu=_parameters_kept_in_ram(cluster, workload.weight_bytes))
+
+
+def _can_pin(plan: Plan, model: ModelShape, trainable: int, cluster: Cluster) -> bool:
+    """Whether the offloaded states fit into the hosts' RAM when all that is pinned doubles.
+
+    Per trainable parameter about 10 bytes are pinned (gradients and staging) and 8 are not (Adam's states): at worst
+    28. Of an offloaded weight both bytes are pinned: at worst 4.
+    """
+    if cluster.host_memory_bytes_per_node is None:
+        return True
+    at_worst = 0
+    if plan.offload_optimizer == "cpu":
+        at_worst += 28 * trainable
+    if plan.offload_param == "cpu":
+        at_worst += 4 * model.parameters
+    return at_worst <= cluster.nodes * cluster.host_memory_bytes_per_node
+
+
+def _parameters_kept_in_ram(cluster: Cluster, weight_bytes: int) -> int:
+    if cluster.host_memory_bytes_per_node is None:
+        return _MAX_LIVE
+    per_rank = cluster.host_memory_bytes_per_node // cluster.gpus_per_node
+    return min(_MAX_LIVE, per_rank // NVME_RAM_SHARE // weight_bytes)

@@ -1,0 +1,157 @@
+"""A DeepSpeed configuration as a plan: `auto` resolved as the Trainer does, what is missing as DeepSpeed does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..estimators.cluster import Cluster
+from ..estimators.errors import ConfigFileError
+from ..estimators.model_shape import ModelShape
+from ..estimators.plan import Offload, Plan
+
+_TRAINER_MICRO_BATCH, _TRAINER_ACCUMULATION = 8, 1
+"""TrainingArguments' defaults for per_device_train_batch_size and gradient_accumulation_steps."""
+
+
+def plan_from_ds_config(config: Mapping[str, Any], model: ModelShape, cluster: Cluster, *,
+                        micro_batch_size: int | None = None, gradient_accumulation_steps: int | None = None,
+                        gradient_checkpointing: bool = False) -> Plan:
+    """The plan that runs when this configuration is given to the Trainer or to `deepspeed.initialize` on this cluster.
+
+    micro_batch_size, gradient_accumulation_steps: what TrainingArguments says. They fill `auto`; without them `auto` is
+    TrainingArguments' own default. gradient_checkpointing is never part of a DeepSpeed configuration.
+
+    Filled by the model's hidden size H where they are `auto` (transformers, `trainer_config_finalize`):
+    reduce_bucket_size H^2, stage3_prefetch_bucket_size 0.9 H^2, stage3_param_persistence_threshold 10 H. Any other
+    `auto` is DeepSpeed's default, because its configuration classes drop it.
+
+    Not judged: keys that a plan does not hold. What its stage ignores is ignored here too.
+
+    Raises ConfigFileError, naming the key, for values that DeepSpeed refuses and for batch sizes in contradiction.
+    """
+    zero = _zero_block(config)
+    stage = _number(zero, "stage", default=0, highest=3)
+    micro, accumulation = _batch(config, cluster.world_size, micro_batch_size, gradient_accumulation_steps)
+    optimizer = _offload_block(zero, "offload_optimizer", "cpu_offload") if stage else {}
+    param = _offload_block(zero, "offload_param", "cpu_offload_param") if stage == 3 else {}
+    offload_optimizer, offload_param = _device(optimizer, "offload_optimizer"), _device(param, "offload_param")
+    if stage < 3 and offload_optimizer == "nvme":
+        offload_optimizer = "cpu"  # stages 1 and 2 know one kind of offload, whatever the device is called
+    plan = Plan(
+        zero_stage=stage,  # type: ignore[arg-type]  # 0 to 3, checked by _number
+        micro_batch_size=micro, gradient_accumulation_steps=accumulation,
+        gradient_checkpointing=gradient_checkpointing, offload_optimizer=offload_optimizer, offload_param=offload_param,
+        overlap_comm=_flag(zero, "overlap_comm", default=stage == 3))
+    if stage == 0:
+        return plan
+
+    hidden = model.hidden_size
+    sizes = {
+        "reduce_bucket_size": _number(
+            zero, "reduce_bucket_size", default=plan.reduce_bucket_size, auto=hidden * hidden, lowest=1),
+        "allgather_bucket_size": _number(zero, "allgather_bucket_size", default=plan.allgather_bucket_size),
+    }
+    if stage == 3:
+        sizes["sub_group_size"] = _number(zero, "sub_group_size", default=plan.sub_group_size)
+        filled = {"prefetch_bucket_size": int(0.9 * hidden * hidden), "param_persistence_threshold": 10 * hidden,
+                  "max_live_parameters": None, "max_reuse_distance": None}
+        for name, auto in filled.items():
+            key = f"stage3_{name}"  # DeepSpeed also accepts the name without its prefix
+            sizes[key] = _number(zero, key if key in zero else name, default=getattr(plan, key), auto=auto)
+    if offload_param == "nvme":
+        for name in ("buffer_count", "buffer_size", "max_in_cpu"):
+            key = f"param_{name}"
+            sizes[key] = _number(param, name, default=getattr(plan, key), where="zero_optimization.offload_param.")
+    if offload_optimizer == "nvme":
+        sizes["optimizer_buffer_count"] = _number(optimizer, "buffer_count", default=plan.optimizer_buffer_count,
+                                                  where="zero_optimization.offload_optimizer.")
+    pinned = [_flag(block, "pin_memory", default=True) for block, device in
+              ((optimizer, offload_optimizer), (param, offload_param)) if device != "none"]
+    return replace(plan, pin_memory=any(pinned) if pinned else True, **sizes)
+
+
+def _zero_block(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    zero = config.get("zero_optimization", {})
+    if isinstance(zero, bool):
+        return {"stage": int(zero)}
+    return _mapping(zero, "zero_optimization")
+
+
+def _offload_block(zero: Mapping[str, Any], key: str, deprecated: str) -> Mapping[str, Any]:
+    block = zero.get(key)
+    if block is None:
+        return {"device": "cpu"} if _flag(zero, deprecated, default=False) else {}
+    return _mapping(block, f"zero_optimization.{key}")
+
+
+def _device(block: Mapping[str, Any], key: str) -> Offload:
+    device = block.get("device", "none")
+    if device in ("cpu", "nvme"):
+        return "cpu" if device == "cpu" else "nvme"
+    if device in ("none", "auto", None):
+        return "none"
+    raise _refused(f"zero_optimization.{key}.device", device, '"none", "cpu" or "nvme"')
+
+
+def _batch(config: Mapping[str, Any], ranks: int, given_micro: int | None,
+           given_accumulation: int | None) -> tuple[int, int]:
+    """(micro batch, accumulation), as `DeepSpeedConfig._set_batch_related_parameters` derives what is missing."""
+    micro = _in_both(config, "train_micro_batch_size_per_gpu", given_micro, _TRAINER_MICRO_BATCH)
+    accumulation = _in_both(config, "gradient_accumulation_steps", given_accumulation, _TRAINER_ACCUMULATION)
+    total = _number(config, "train_batch_size", default=0, lowest=1, where="")
+    if not micro and not total:
+        raise ConfigFileError("train_micro_batch_size_per_gpu is missing", why="no other key implies it",
+                              fix='set it to a number, or to "auto" for the Trainer')
+    micro = micro or total // ranks // (accumulation or 1)
+    accumulation = accumulation or (total // micro // ranks if total and micro else 1)
+    if total and micro * accumulation * ranks != total:
+        raise ConfigFileError(
+            f"train_batch_size is {total}, but {micro} samples x {accumulation} accumulation steps x {ranks} GPUs "
+            f"are {micro * accumulation * ranks}", why="DeepSpeed stops at the contradiction",
+            fix="remove train_batch_size: it follows from the others")
+    return micro, accumulation
+
+
+def _in_both(config: Mapping[str, Any], key: str, given: int | None, trainer_default: int) -> int:
+    """The value of a key that TrainingArguments has too; 0 where neither says one."""
+    value = _number(config, key, default=given or 0, auto=given or trainer_default, lowest=1, where="")
+    if given and value != given:
+        raise ConfigFileError(f"{key} is {value}, but TrainingArguments says {given}",
+                              why="the Trainer stops at the contradiction", fix=f'set {key} to "auto"')
+    return value
+
+
+def _mapping(value: Any, key: str) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
+    raise _refused(key, value, "an object")
+
+
+def _flag(block: Mapping[str, Any], key: str, *, default: bool) -> bool:
+    value = block.get(key, default)
+    if value is None or value == "auto":
+        return default
+    if isinstance(value, bool):
+        return value
+    raise _refused(key, value, "true or false")
+
+
+def _number(block: Mapping[str, Any], key: str, *, default: int, auto: int | None = None, lowest: int = 0,
+            highest: int | None = None, where: str = "zero_optimization.") -> int:
+    """A whole number. JSON's 5e8 is a float, which DeepSpeed accepts."""
+    value = block.get(key)
+    if value is None:
+        return default
+    if value == "auto":
+        return default if auto is None else auto
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or value % 1 or value < lowest or (highest is not None and value > highest):
+        bounds = f"a whole number from {lowest}" + ("" if highest is None else f" to {highest}")
+        raise _refused(where + key, value, bounds)
+    return int(value)
+
+
+def _refused(key: str, value: Any, wanted: str) -> ConfigFileError:
+    return ConfigFileError(f"{key} is {value!r}", why="DeepSpeed refuses it", fix=f"set it to {wanted}")

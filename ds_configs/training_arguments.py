@@ -1,0 +1,72 @@
+"""The transformers.TrainingArguments that belong to a plan, and accelerate's configuration file."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ..estimators.cluster import Cluster
+from ..estimators.plan import Plan
+from ..estimators.workload import Workload
+from .launch_commands import PORT
+from .optimizer_block import CLIENT_OPTIMIZERS
+
+
+def training_arguments(plan: Plan, workload: Workload, *, config_path: str = "ds_config.json") -> dict[str, Any]:
+    """Keyword arguments of TrainingArguments, in the order to print them. They fill every `auto` of the "hf" flavour.
+
+    gradient_checkpointing_kwargs: the non-reentrant form, which PyTorch recommends and LoRA needs (behind frozen
+    embeddings no input of a block requires a gradient, and the reentrant form then computes none).
+    optim: only for optimizers that DeepSpeed does not create; with an `optimizer` block it has no effect.
+    """
+    arguments: dict[str, Any] = {
+        "output_dir": "output",
+        "per_device_train_batch_size": plan.micro_batch_size,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+        "gradient_checkpointing": plan.gradient_checkpointing,
+    }
+    if plan.gradient_checkpointing:
+        arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+    if workload.precision != "fp32":
+        arguments[workload.precision] = True
+    if workload.optimizer in CLIENT_OPTIMIZERS:
+        arguments["optim"] = CLIENT_OPTIMIZERS[workload.optimizer]
+    arguments["deepspeed"] = config_path
+    return arguments
+
+
+def training_arguments_snippet(arguments: dict[str, Any]) -> str:
+    """Python source of the call, one argument a line."""
+    lines = (f"    {name}={_python(value)}," for name, value in arguments.items())
+    return "\n".join(["TrainingArguments(", *lines, ")"])
+
+
+def accelerate_config(plan: Plan, workload: Workload, cluster: Cluster, *, config_path: str = "ds_config.json") -> str:
+    """YAML for `accelerate launch --config_file`, for scripts on accelerate without the Trainer.
+
+    It says what fills the `auto` of the "hf" flavour and nothing that the DeepSpeed configuration says: accelerate
+    refuses what stands in both. On several nodes machine_rank and main_process_ip are the node's own to fill in.
+    """
+    lines = [
+        "compute_environment: LOCAL_MACHINE",
+        "distributed_type: DEEPSPEED",
+        "deepspeed_config:",
+        f"  deepspeed_config_file: {json.dumps(config_path)}",  # a JSON string is a YAML string
+        f"  zero3_init_flag: {json.dumps(plan.zero_stage == 3)}",
+        *(["  deepspeed_multinode_launcher: standard"] if cluster.nodes > 1 else []),
+        f"mixed_precision: '{'no' if workload.precision == 'fp32' else workload.precision}'",
+        f"num_machines: {cluster.nodes}",
+        f"num_processes: {cluster.world_size}",
+        "machine_rank: 0",
+        *(["main_process_ip: node-0", f"main_process_port: {PORT}"] if cluster.nodes > 1 else []),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _python(value: Any) -> str:
+    """Source of a value, with the double quotes that formatters prefer."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_python(key)}: {_python(item)}" for key, item in value.items()) + "}"
+    return repr(value)

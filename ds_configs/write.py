@@ -1,0 +1,74 @@
+"""Write a configuration file without ever losing one of the user's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..estimators.errors import ConfigFileError
+
+
+def to_json(config: Mapping[str, Any]) -> str:
+    """The text of a configuration file: indented by two, a newline at the end."""
+    return json.dumps(config, indent=2) + "\n"
+
+
+def write_config(config: Mapping[str, Any], path: Path, *, force: bool) -> None:
+    """Write `config` to `path` at once: a reader sees the old file or the new one, never a part.
+
+    A file with the same content is left alone, one with other content is replaced only with `force`. Symbolic links are
+    followed, so that the link stays. The folder must exist.
+
+    Raises ConfigFileError when a file with other content is there, or the path cannot be written or is no regular file.
+    """
+    text = to_json(config)
+    target = path.resolve()
+    if target.exists():
+        if not target.is_file():
+            raise ConfigFileError(f"{path} is not a regular file", why="the configuration cannot replace it",
+                                  fix="pass another path with -o")
+        if _has_content(target, path, text):
+            return
+        if not force:
+            raise ConfigFileError(f"{path} exists and differs", why="it may be the one that you train with",
+                                  fix="pass --force to overwrite it, or another path with -o")
+    try:
+        _replace(target, text)
+    except OSError as error:
+        raise ConfigFileError(f"cannot write {path}: {error.strerror}", why="the configuration was not written",
+                              fix="pass a path in a folder that you may write to with -o, or --no-write") from error
+
+
+def _has_content(target: Path, path: Path, text: str) -> bool:
+    try:
+        return target.read_bytes() == text.encode()
+    except OSError as error:
+        raise ConfigFileError(f"cannot read {path}: {error.strerror}", why="it may differ, and would be lost",
+                              fix="pass another path with -o") from error
+
+
+def _replace(target: Path, text: str) -> None:
+    """Write beside the target and rename, keeping the target's permissions."""
+    mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
+    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(temporary).chmod(mode)
+        Path(temporary).replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(temporary).unlink()
+        raise
+
+
+def _umask() -> int:
+    """The process's umask, which can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
