@@ -46,8 +46,7 @@ _ENCODER_KEYS = re.compile(r"(EncDecAttention|encoder_attn|crossattention)\W(\w+
 class Product:
     """`copies` matrix products of (rows x inner) by (inner x columns); forward, one layer.
 
-    trained:   the backward pass also needs the gradient of the weight.
-    quantized: the weight is kept in 4 bits and unpacked before each use (QLoRA).
+    trained: the backward pass also needs the gradient of the weight.
     """
 
     name: str
@@ -56,7 +55,6 @@ class Product:
     columns: int
     copies: int = 1
     trained: bool = True
-    quantized: bool = False
 
     @property
     def forward_flops(self) -> int:
@@ -103,7 +101,7 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
     """The matrix products with weights in one layer."""
     stream = model.encoder_len(workload.seq_len) if block.stack == "encoder" else workload.seq_len
     tokens, encoder_tokens = micro_batch * stream, micro_batch * model.encoder_len(workload.seq_len)
-    full, quantized = workload.method == "full", workload.method == "qlora"
+    full = workload.method == "full"
     products: list[Product] = []
     for tensor in block.tensors:
         if tensor.role == "expert" and len(tensor.shape) == 3:
@@ -117,8 +115,7 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
         elif len(tensor.shape) == 2 and (tensor.linear or tensor.role in ("router", "expert")):
             rows = encoder_tokens if _ENCODER_KEYS.search(tensor.name) else tokens
             products.append(Product(
-                name=tensor.name, rows=rows, inner=tensor.in_features, columns=tensor.out_features, trained=full,
-                quantized=quantized and tensor.linear))
+                name=tensor.name, rows=rows, inner=tensor.in_features, columns=tensor.out_features, trained=full))
             if not full and adapts(tensor, workload):
                 wide_in, wide_out, rank = tensor.in_features, tensor.out_features, workload.lora_rank
                 products += (

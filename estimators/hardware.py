@@ -42,7 +42,7 @@ def find_gpu(name: str) -> Gpu:
     if found is not None:
         return found
     words = _words(name)
-    candidates = [gpu for gpu in gpus() if words and words <= _words(gpu.name)]
+    candidates = [gpu for gpu in gpus() if words and words <= _words(gpu.name) | {str(gpu.nominal_gb)}]
     if len(candidates) == 1:
         return candidates[0]
     if candidates:

@@ -15,7 +15,8 @@ feed-forward:
     dropout of probability above 0                                                     (2 e + 1) H, twice
     dispatching a token to k experts and summing them up                               7 e k H, router in fp32
     eager attention: scores written, scaled, masked, softmax in fp32, cast             22 bytes per pair and head
-    unpacking a 4-bit weight (per weight, not per token)                               2.5 bytes
+    a LoRA adapter (input to its dtype, scaled output, sum)                             2 e in + 5 e out
+    unpacking a 4-bit weight (per weight, not per token), as slow as moving            UNPACK_BYTES
 
 The backward pass of such an operation reads the gradient and what was saved and writes a gradient for each input: about
 twice the forward bytes, and so counted.
@@ -23,9 +24,8 @@ twice the forward bytes, and so counted.
 
 from __future__ import annotations
 
-from .flops import block_products
 from .model_shape import Attention, Block, ModelShape
-from .trainable import tensor_set
+from .trainable import adapts, tensor_set
 from .workload import Workload
 
 BACKWARD_SHARE = 2.0
@@ -45,6 +45,13 @@ each).
 
 fp32 master read and written 8, fp32 gradient read 4; before that the gradient is cast 2 + 4, its norm read 4, unscaled
 and clipped 8; after it the 16-bit weight is written 4 + 2 (deepspeed 0.19.8 stage_1_and_2.py `step`, stage3.py `step`).
+"""
+
+UNPACK_BYTES = 9
+"""Bytes whose transfer takes as long as unpacking one NF4 weight.
+
+litgpt's resource table (tutorials/resource-tables.md, A100-40GB, micro batch 1): NF4 adds 79 ms to an iteration of
+Llama-2-7B and 191 ms to one of 13B, two unpackings each: 6 to 7 ps a weight at 1.3 TB/s.
 """
 
 _WRITTEN_OUT = ("gelu_new", "gelu_fast", "gelu_python", "quick_gelu")
@@ -73,9 +80,17 @@ def block_forward_bytes(model: ModelShape, block: Block, workload: Workload, mic
     for attention, keys in ((block.attention, stream), (block.cross_attention, encoder)):
         if attention is not None:
             total += micro_batch * _attention_bytes(attention, block, workload, stream, keys)
-    unpacked = sum(product.inner * product.columns for product in block_products(model, block, workload, micro_batch)
-                   if product.quantized)
-    return total + 2.5 * unpacked
+    if workload.method != "full":
+        total += _adapter_bytes(block, workload, tokens)
+    return total
+
+
+def _adapter_bytes(block: Block, workload: Workload, tokens: int) -> float:
+    element = workload.weight_bytes
+    adapted = [tensor for tensor in block.tensors if adapts(tensor, workload)]
+    sums = tokens * element * sum(2 * tensor.in_features + 5 * tensor.out_features for tensor in adapted)
+    weights = sum(tensor.numel for tensor in block.tensors if tensor.linear) if workload.method == "qlora" else 0
+    return sums + UNPACK_BYTES * weights
 
 
 def norm_bytes(kind: str, element: int) -> int:
