@@ -51,7 +51,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
             "max_position_embeddings": "max_position_embeddings", "word_embed_proj_dim": "word_embed_proj_dim",
             "do_layer_norm_before": "do_layer_norm_before"},
     "t5": {name: name for name in ("d_model", "d_ff", "d_kv", "num_layers", "num_decoder_layers", "num_heads", "vocab_size",
-                                   "feed_forward_proj")},
+                                   "feed_forward_proj", "tie_word_embeddings")},
     "whisper": {"activation_function": "hidden_act"} | {name: name for name in (
         "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
         "encoder_ffn_dim", "decoder_ffn_dim", "num_mel_bins", "max_source_positions", "max_target_positions", "vocab_size")},

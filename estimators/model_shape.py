@@ -102,6 +102,7 @@ class Block:
     tensors:    the parameters of ONE layer.
     stack:      which token stream it runs over: "decoder" sees S tokens, "encoder" `ModelShape.encoder_len(S)`.
     norm_count: norms over the hidden size in one layer (2 for pre-norm, 4 for Gemma's sandwich, 1 for parallel blocks).
+    hidden_size: width of its stream where it is not the model's (a vision tower), 0: the model's.
     parallel:   attention and feed-forward read the same input and are added together (GPT-J, Falcon, Cohere).
     hidden_dropout, attention_dropout: probabilities while training, of the branches' outputs and of the attention weights.
     """
@@ -115,6 +116,7 @@ class Block:
     stack: Literal["decoder", "encoder"] = "decoder"
     norm: NormKind = "rms"
     norm_count: int = 2
+    hidden_size: int = 0
     parallel: bool = False
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import ModelConfigError
 from ..model_shape import ModelShape
-from . import experts, gpt, llama
+from . import encoder, encoder_decoder, experts, gpt, llama, vision_language
 from .body import Body
 from .fields import Fields
 
@@ -25,18 +25,28 @@ class Family:
 
 FAMILIES: Mapping[str, Family] = {
     "baichuan": Family("Baichuan", llama.baichuan),
+    "bert": Family("Bert", encoder.bert),
+    "bloom": Family("Bloom", gpt.bloom),
+    "chatglm": Family("ChatGLM", gpt.chatglm),
     "cohere": Family("Cohere", llama.cohere),
     "cohere2": Family("Cohere2", llama.cohere2),
+    "deberta": Family("Deberta", encoder.deberta),
+    "deberta-v2": Family("DebertaV2", encoder.deberta_v2),
     "deepseek_v2": Family("DeepseekV2", experts.deepseek_v2),
     "deepseek_v3": Family("DeepseekV3", experts.deepseek_v3),
+    "falcon": Family("Falcon", gpt.falcon),
     "gemma": Family("Gemma", llama.gemma),
     "gemma2": Family("Gemma2", llama.gemma2),
+    "gemma3": Family("Gemma3", vision_language.gemma3),
     "gemma3_text": Family("Gemma3", llama.gemma3_text),
     "glm": Family("Glm", llama.glm),
     "glm4": Family("Glm4", llama.glm4),
     "gpt2": Family("GPT2", gpt.gpt2),
+    "gpt_bigcode": Family("GPTBigCode", gpt.gpt_bigcode),
     "gpt_neo": Family("GPTNeo", gpt.gpt_neo),
+    "gpt_neox": Family("GPTNeoX", gpt.gpt_neox),
     "gpt_oss": Family("GptOss", experts.gpt_oss),
+    "gptj": Family("GPTJ", gpt.gptj),
     "granite": Family("Granite", llama.llama),
     "granitemoe": Family("GraniteMoe", experts.granitemoe),
     "internlm2": Family("InternLM2", llama.internlm2),
@@ -44,22 +54,32 @@ FAMILIES: Mapping[str, Family] = {
     "llama": Family("Llama", llama.llama),
     "minicpm": Family("MiniCPM", llama.minicpm),
     "ministral": Family("Ministral", llama.ministral),
+    "mistral3": Family("Mistral3", vision_language.mistral3),
     "mistral": Family("Mistral", llama.mistral),
+    "ministral3": Family("Ministral3", llama.ministral3),
     "mixtral": Family("Mixtral", experts.mixtral),
+    "mpt": Family("Mpt", gpt.mpt),
+    "mt5": Family("MT5", encoder_decoder.mt5),
     "olmo": Family("Olmo", llama.olmo),
     "olmo2": Family("Olmo2", llama.olmo2),
     "olmo3": Family("Olmo3", llama.olmo3),
     "olmoe": Family("Olmoe", experts.olmoe),
+    "opt": Family("OPT", gpt.opt),
     "phi": Family("Phi", llama.phi),
     "phi3": Family("Phi3", llama.phi3),
     "qwen2": Family("Qwen2", llama.qwen2),
     "qwen2_moe": Family("Qwen2Moe", experts.qwen2_moe),
     "qwen3": Family("Qwen3", llama.qwen3),
     "qwen3_moe": Family("Qwen3Moe", experts.qwen3_moe),
+    "roberta": Family("Roberta", encoder.roberta),
     "seed_oss": Family("SeedOss", llama.seed_oss),
     "smollm3": Family("SmolLM3", llama.smollm3),
     "stablelm": Family("StableLm", llama.stablelm),
     "starcoder2": Family("Starcoder2", llama.starcoder2),
+    "t5": Family("T5", encoder_decoder.t5),
+    "vit": Family("ViT", encoder.vit),
+    "whisper": Family("Whisper", encoder_decoder.whisper),
+    "xlm-roberta": Family("XLMRoberta", encoder.roberta),
 }
 
 
@@ -86,7 +106,7 @@ def shape_from_config(config: Mapping[str, object], *, name: str, source: str = 
     body = family.body(c)
     suffix = _class_suffix(c, family.stem, body)
     head = body.heads[suffix]
-    base = "" if suffix == "Model" else f"{body.base}."
+    base = "" if head.bare or not body.base else f"{body.base}."
     shape = ModelShape(
         name=name, model_type=model_type, architecture=family.stem + suffix, hidden_size=body.hidden_size,
         vocab_size=body.vocab_size if head.logits else 0, num_labels=head.labels,

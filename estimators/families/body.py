@@ -15,11 +15,13 @@ class Head:
     """What one transformers class adds to the base model.
 
     tensors: on top, with their full names; base_tensors: inside the base model (BERT's pooler).
+    bare:    it is the base model itself, whose tensors have no prefix.
     logits:  it predicts tokens; tied: with the input embedding's weight; labels: it predicts one of so many classes.
     """
 
     tensors: Tensors = ()
     base_tensors: Tensors = ()
+    bare: bool = False
     logits: bool = False
     tied: bool = False
     labels: int = 0
@@ -67,4 +69,4 @@ def decoder_heads(hidden: int, vocab: int, *, tied: bool, labels: int, name: str
     output = linear(name, hidden, vocab, "head", bias=bias)
     return {suffix: Head(tensors=output[1:] if tied else output, logits=True, tied=tied),
             "ForSequenceClassification": Head(tensors=linear("score", hidden, labels, "head"), labels=labels),
-            "Model": Head()}
+            "Model": Head(bare=True)}

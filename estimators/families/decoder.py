@@ -1,4 +1,4 @@
-"""The one builder of Llama-like decoders: rotary positions, grouped-query attention; a `Style` says what differs."""
+"""The one builder of decoders: an embedding, equal layers, a final norm and a head; a `Style` says how a family differs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FeedForwardPart = tuple[FeedForward, Tensors]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dims:
-    """The dimensions that every model of this kind has."""
+    """The dimensions that every decoder has."""
 
     hidden: int
     feed_forward: int
@@ -52,18 +52,31 @@ class Dims:
 class Style:
     """How a family differs from Llama.
 
+    base, layers, embed, final_norm, head: names of the parts of the model; suffix: how its language model's class ends.
     qkv, out, gate_up, down: names of the projections in a layer; one name in `qkv`, or for gate and up: fused.
     qk_norm:    norm of queries and keys, over one head ("head") or over all of them ("all").
     norms:      names of the norms over the hidden size in a layer, in the order of execution.
     norm_kind, norm_weight, norm_bias: what a norm computes, whether it learns a scale and (LayerNorm only) a shift.
+    rotary:     rotary position embedding; transposed: GPT-2's `Conv1D` in place of `nn.Linear`.
+    hidden_dropout, attention_dropout: name of the field and the class's default; no name: the class has none.
     softcap:    attention scores are soft-capped; logit_softcap: the final logits are.
     tied:       the class's default of `tie_word_embeddings`.
     """
 
+    base: str = "model"
+    layers: str = "layers"
+    embed: str = "embed_tokens"
+    final_norm: str = "norm"
+    head: str = "lm_head"
+    head_bias: bool = False
+    suffix: str = "ForCausalLM"
+    tied: bool = False
+    transposed: bool = False
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     out: str = "self_attn.o_proj"
     qkv_bias: bool = False
     out_bias: bool = False
+    rotary: bool = True
     qk_norm: Literal["", "head", "all"] = ""
     gated: bool = True
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
@@ -74,52 +87,59 @@ class Style:
     norm_kind: NormKind = "rms"
     norm_weight: bool = True
     norm_bias: bool = True
-    embed: str = "embed_tokens"
-    final_norm: str = "norm"
     parallel: bool = False
+    hidden_dropout: tuple[str, float] = ("", 0.0)
+    attention_dropout: tuple[str, float] = ("attention_dropout", 0.0)
     softcap: bool = False
     logit_softcap: bool = False
-    tied: bool = False
-    head: str = "lm_head"
-    head_bias: bool = False
 
 
 def build(c: Fields, dims: Dims, style: Style, *, attention: AttentionPart | None = None,
           sparse: FeedForwardPart | None = None, is_sparse: Sequence[bool] = (),
-          window: Sequence[int | None] = ()) -> Body:
+          window: Sequence[int | None] = (), outside: Tensors = (), embed_width: int | None = None) -> Body:
     """Embedding, `dims.layers` layers, a final norm, a head.
 
     attention: in place of the grouped-query attention that dims and style describe;
     sparse:    a mixture of experts, in the layers that `is_sparse` marks (none marked: in all);
-    window:    the keys that a query sees in each layer, None: all (nothing given: all in every layer).
+    window:    the keys that a query sees in each layer, None: all (nothing given: all in every layer);
+    outside:   what else stands outside the layers; embed_width: width of the embedding where it is not the hidden size.
     """
     attend, attention_tensors = attention or grouped_query(dims, style)
     norm_tensors = norms(style.norms, dims.hidden, style.norm_kind, bias=style.norm_bias) if style.norm_weight else ()
 
     def layer(expert: bool, reach: int | None) -> Block:
         feed_forward, tensors = sparse if sparse and expert else dense(c, dims, style)
-        return Block(prefix="layers", count=1, tensors=attention_tensors + tensors + norm_tensors,
+        return Block(prefix=style.layers, count=1, tensors=attention_tensors + tensors + norm_tensors,
                      attention=replace(attend, window=reach), feed_forward=feed_forward, norm=style.norm_kind,
-                     norm_count=len(style.norms), parallel=style.parallel)
+                     norm_count=len(style.norms), parallel=style.parallel,
+                     hidden_dropout=dropout(c, style.hidden_dropout),
+                     attention_dropout=dropout(c, style.attention_dropout))
 
     kinds = list(zip(is_sparse or (sparse is not None,) * dims.layers, window or (None,) * dims.layers, strict=True))
     layers = {kind: layer(*kind) for kind in set(kinds)}
-    outside = embedding(style.embed, dims.vocab, dims.hidden)
-    if style.norm_weight:
+    width = embed_width or dims.hidden
+    outside = embedding(style.embed, dims.vocab, width) + outside
+    if style.norm_weight and style.final_norm:
         outside += norms((style.final_norm,), dims.hidden, style.norm_kind, bias=style.norm_bias)
     return Body(
-        base="model", hidden_size=dims.hidden, vocab_size=dims.vocab, blocks=stack([layers[kind] for kind in kinds]),
+        base=style.base, hidden_size=dims.hidden, vocab_size=dims.vocab, blocks=stack([layers[kind] for kind in kinds]),
         outside=outside, logit_softcap=style.logit_softcap,
-        heads=decoder_heads(dims.hidden, dims.vocab, tied=c.flag("tie_word_embeddings", default=style.tied),
-                            labels=c.labels(), name=style.head, bias=style.head_bias),
-        max_positions=c.size_or_none("max_position_embeddings", limit=MAX_POSITIONS))
+        heads=decoder_heads(width, dims.vocab, tied=c.flag("tie_word_embeddings", default=style.tied), labels=c.labels(),
+                            name=style.head, bias=style.head_bias, suffix=style.suffix),
+        max_positions=c.size_or_none("max_position_embeddings", "n_positions", "max_seq_len", "seq_length",
+                                     limit=MAX_POSITIONS))
+
+
+def dropout(c: Fields, field: tuple[str, float]) -> float:
+    name, default = field
+    return c.probability(name, default=default) if name else default
 
 
 def grouped_query(dims: Dims, style: Style) -> AttentionPart:
     attention = Attention(heads=dims.heads, kv_heads=dims.kv_heads, head_dim=dims.head_dim, v_head_dim=dims.head_dim,
-                          qk_norm=bool(style.qk_norm), softcap=style.softcap)
+                          rotary=style.rotary, qk_norm=bool(style.qk_norm), softcap=style.softcap)
     tensors = attention_linears(attention, dims.hidden, style.qkv, style.out, bias=style.qkv_bias,
-                                output_bias=style.out_bias)
+                                output_bias=style.out_bias, transposed=style.transposed)
     if style.qk_norm:
         queries, keys = (dims.heads, dims.kv_heads) if style.qk_norm == "all" else (1, 1)
         tensors += norm("self_attn.q_norm", queries * dims.head_dim) + norm("self_attn.k_norm", keys * dims.head_dim)
@@ -128,8 +148,10 @@ def grouped_query(dims: Dims, style: Style) -> AttentionPart:
 
 def dense(c: Fields, dims: Dims, style: Style) -> FeedForwardPart:
     feed_forward = FeedForward(hidden=dims.feed_forward, gated=style.gated,
-                               activation=c.text("hidden_act", "hidden_activation", default=style.activation))
-    return feed_forward, feed_forward_linears(feed_forward, dims.hidden, style.gate_up, style.down, bias=style.mlp_bias)
+                               activation=c.text("hidden_act", "hidden_activation", "activation_function", "activation",
+                                                 default=style.activation))
+    return feed_forward, feed_forward_linears(feed_forward, dims.hidden, style.gate_up, style.down, bias=style.mlp_bias,
+                                              transposed=style.transposed)
 
 
 def window_size(c: Fields, *, default: int | None = None) -> int | None:

@@ -60,6 +60,30 @@ class Fields:
         return 0 if self._values.get(name) == 0 and _is_int(self._values[name]) else self.size(
             name, default=default, limit=limit)
 
+    def positive(self, name: str, *, limit: int = MAX_WIDTH) -> int | None:
+        """A whole number that counts as absent where it is zero or negative, as in DeBERTa's `position_buckets`."""
+        value = self._values.get(name)
+        return None if _is_int(value) and value <= 0 else self.size_or_none(name, limit=limit)
+
+    def pair(self, name: str, *, default: int) -> tuple[int, int]:
+        """Height and width, given as one number or as two."""
+        value = self._values.get(name)
+        if not isinstance(value, (list, tuple)):
+            size = self.size(name, default=default)
+            return size, size
+        if len(value) != 2:
+            raise self.error(f"{name} must be a number or two")
+        height, width = (Fields({name: side}, self.where).size(name) for side in value)
+        return height, width
+
+    def words(self, name: str) -> list[str]:
+        """A list of texts, or one text with bars between them."""
+        value = self._values.get(name)
+        parts = value.split("|") if isinstance(value, str) else self.items(name) or []
+        if not all(isinstance(part, str) for part in parts):
+            raise self.error(f"{name} must hold texts")
+        return [str(part).strip().lower() for part in parts]
+
     def flag(self, *names: str, default: bool) -> bool:
         value = self._raw(names)
         if value is None:
@@ -68,9 +92,31 @@ class Fields:
             raise self.error(f"{names[0]} must be true or false, not {_short(value)}")
         return value
 
+    def number(self, name: str, *, default: int) -> int:
+        """Any whole number."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not _is_int(value):
+            raise self.error(f"{name} must be a whole number, not {_short(value)}")
+        return value
+
     def is_set(self, name: str, *, default: bool) -> bool:
         """An optional number is in force; an explicit `null` switches it off."""
         return self._values[name] is not None if name in self._values else default
+
+    def refuse(self, name: str) -> None:
+        """A switch that changes the model in a way that is not covered."""
+        if self.flag(name, default=False):
+            raise self.error(f"{name} is not supported")
+
+    def probability(self, name: str, *, default: float) -> float:
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= 1:
+            raise self.error(f"{name} must lie between 0 and 1, not {_short(value)}")
+        return float(value)
 
     def text(self, *names: str, default: str) -> str:
         value = self._raw(names)

@@ -26,6 +26,11 @@ def mistral(c: Fields) -> Body:
     return build(c, dims, Style(), window=(window_size(c, default=4096),) * dims.layers)
 
 
+def ministral3(c: Fields) -> Body:
+    dims = Dims.read(c, num_key_value_heads=8, head_dim=128)
+    return build(c, dims, Style(), window=(window_size(c),) * dims.layers)
+
+
 def ministral(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=8)
     return build(c, dims, Style(), window=windows(c, dims.layers, window_size(c, default=4096), lambda layer: True))
@@ -50,7 +55,7 @@ def late_windows(c: Fields, dims: Dims) -> tuple[int | None, ...]:
 
 def phi3(c: Fields) -> Body:
     dims = Dims.read(c)
-    style = Style(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
+    style = Style(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",), hidden_dropout=("resid_pdrop", 0.0))
     return build(c, dims, style, window=(window_size(c),) * dims.layers)
 
 
@@ -152,13 +157,14 @@ def cohere2(c: Fields) -> Body:
 def starcoder2(c: Fields) -> Body:
     dims, bias = Dims.read(c, num_key_value_heads=2), c.flag("use_bias", default=True)
     style = Style(qkv_bias=bias, out_bias=bias, mlp_bias=bias, gated=False, gate_up=("mlp.c_fc",), down="mlp.c_proj",
-                  activation=GELU, norm_kind="layer", tied=True)
+                  activation=GELU, norm_kind="layer", tied=True, hidden_dropout=("residual_dropout", 0.0))
     return build(c, dims, style, window=(window_size(c),) * dims.layers)
 
 
 def stablelm(c: Fields) -> Body:
     dims, parallel = Dims.read(c, num_key_value_heads=32), c.flag("use_parallel_residual", default=False)
     style = Style(qkv_bias=c.flag("use_qkv_bias", default=False), norm_kind="layer", parallel=parallel,
+                  hidden_dropout=("hidden_dropout", 0.0),
                   norms=("input_layernorm",) if parallel else ("input_layernorm", "post_attention_layernorm"))
     attention, tensors = grouped_query(dims, style)
     if c.flag("qk_layernorm", default=False):
@@ -176,7 +182,8 @@ def phi(c: Fields) -> Body:
     dims = Dims.read(c)
     style = Style(qkv_bias=True, out="self_attn.dense", out_bias=True, gated=False, gate_up=("mlp.fc1",), down="mlp.fc2",
                   mlp_bias=True, activation="gelu_new", norms=("input_layernorm",), norm_kind="layer",
-                  final_norm="final_layernorm", parallel=True, head_bias=True)
+                  final_norm="final_layernorm", parallel=True, head_bias=True,
+                  hidden_dropout=("resid_pdrop", 0.0))
     attention, tensors = grouped_query(dims, style)
     if c.flag("qk_layernorm", default=False):
         tensors += norm("self_attn.q_layernorm", dims.head_dim, bias=True)
