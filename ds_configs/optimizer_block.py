@@ -8,7 +8,7 @@ from ..estimators.errors import WorkloadError
 from ..estimators.optimizers import OPTIMIZERS
 from ..estimators.plan import Plan
 
-LEARNING_RATE, BETAS, EPS, WEIGHT_DECAY = 5e-5, (0.9, 0.999), 1e-8, 0.0
+_DEFAULTS: dict[str, Any] = {"lr": 5e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
 """TrainingArguments' defaults, so that both flavours train alike."""
 
 _TYPE = {
@@ -60,12 +60,8 @@ def optimizer_block(optimizer: str, plan: Plan, *, auto: bool) -> dict[str, Any]
             fix="choose adamw, or a plan that does not offload the optimizer")
     block: dict[str, Any] = {}
     if optimizer in _TYPE:
-        params = {name: "auto" if auto else _value(name) for name in _TRAINERS_OWN[optimizer]}
+        params = {name: "auto" if auto else _DEFAULTS[name] for name in _TRAINERS_OWN[optimizer]}
         block["optimizer"] = {"type": _TYPE[optimizer], "params": params | _FURTHER.get(optimizer, {})}
     if plan.zero_stage and optimizer not in _TESTED:
         block["zero_allow_untested_optimizer"] = True
     return block
-
-
-def _value(name: str) -> float | list[float]:
-    return {"lr": LEARNING_RATE, "betas": list(BETAS), "eps": EPS, "weight_decay": WEIGHT_DECAY}[name]

@@ -48,7 +48,7 @@ def plan_from_ds_config(config: Mapping[str, Any], model: ModelShape, cluster: C
         return plan
 
     hidden = model.hidden_size
-    sizes = {
+    sizes: dict[str, Any] = {
         "reduce_bucket_size": _number(
             zero, "reduce_bucket_size", default=plan.reduce_bucket_size, auto=hidden * hidden, lowest=1),
         "allgather_bucket_size": _number(zero, "allgather_bucket_size", default=plan.allgather_bucket_size),
