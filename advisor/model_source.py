@@ -24,7 +24,7 @@ def load_model(name_or_path: str, *, offline: bool = False) -> ModelShape:
     """The model that a name, a folder, a `config.json` or a hub id means.
 
     Tried in this order: a folder with a `config.json`, or such a file itself; the catalogue; the hub, its local cache
-    first. `offline` forbids the network, not the cache. Parameters are counted from the configuration, not from weights.
+    first. `offline` forbids the network, not the cache. Parameters are counted from the configuration, not the weights.
 
     Raises UnknownModelError where nothing has this name or the hub cannot be asked; ModelConfigError for a
     `config.json` that cannot be read or is not a model's.
@@ -47,7 +47,9 @@ def load_model(name_or_path: str, *, offline: bool = False) -> ModelShape:
 
 
 def _is_path(name: str) -> bool:
-    return name.startswith(("/", "./", "../", "~")) or name in (".", "..") or name.endswith(".json") or name.count("/") > 1
+    """It can only be meant as a path, so that a wrong one is no reason to look elsewhere."""
+    return name.startswith(("/", "./", "../", "~")) or name in (".", "..") or (
+        name.endswith(".json") or name.count("/") > 1)
 
 
 def _from_file(file: Path, name: str, *, source: str = "") -> ModelShape:
@@ -86,7 +88,8 @@ def _from_hub(hub_id: str, *, offline: bool) -> Path:
     )
 
     def unknown(what: str, fix: str) -> UnknownModelError:
-        return UnknownModelError(f"{hub_id}: {what}", why=f"nearest names: {', '.join(catalogue.nearest(hub_id))}", fix=fix)
+        near = ", ".join(catalogue.nearest(hub_id))
+        return UnknownModelError(f"{hub_id}: {what}", why=f"nearest names: {near}", fix=fix)
 
     otherwise = "give a catalogue name, or a folder with the model's config.json"
     try:

@@ -25,8 +25,9 @@ Facts = Mapping[str, Any]
 LLAMA = {name: name for name in (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
     "vocab_size", "tie_word_embeddings", "max_position_embeddings", "hidden_act", "attention_bias", "mlp_bias")}
-GPT2 = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "vocab_size": "vocab_size",
-        "n_inner": "intermediate_size", "n_positions": "max_position_embeddings", "activation_function": "hidden_act",
+GPT2 = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+        "vocab_size": "vocab_size", "n_inner": "intermediate_size",
+        "n_positions": "max_position_embeddings", "activation_function": "hidden_act",
         "tie_word_embeddings": "tie_word_embeddings"}
 BERT = {name: name for name in (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
@@ -47,14 +48,16 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "mpt": {"d_model": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
             "vocab_size": "vocab_size", "max_seq_len": "max_position_embeddings", "no_bias": "no_bias"},
     "opt": {"hidden_size": "hidden_size", "ffn_dim": "intermediate_size", "num_hidden_layers": "num_hidden_layers",
-            "num_attention_heads": "num_attention_heads", "vocab_size": "vocab_size", "activation_function": "hidden_act",
+            "num_attention_heads": "num_attention_heads", "vocab_size": "vocab_size",
+            "activation_function": "hidden_act",
             "max_position_embeddings": "max_position_embeddings", "word_embed_proj_dim": "word_embed_proj_dim",
             "do_layer_norm_before": "do_layer_norm_before"},
-    "t5": {name: name for name in ("d_model", "d_ff", "d_kv", "num_layers", "num_decoder_layers", "num_heads", "vocab_size",
-                                   "feed_forward_proj", "tie_word_embeddings")},
+    "t5": {name: name for name in ("d_model", "d_ff", "d_kv", "num_layers", "num_decoder_layers", "num_heads",
+                                   "vocab_size", "feed_forward_proj", "tie_word_embeddings")},
     "whisper": {"activation_function": "hidden_act"} | {name: name for name in (
         "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
-        "encoder_ffn_dim", "decoder_ffn_dim", "num_mel_bins", "max_source_positions", "max_target_positions", "vocab_size")},
+        "encoder_ffn_dim", "decoder_ffn_dim", "num_mel_bins", "max_source_positions", "max_target_positions",
+        "vocab_size")},
     "bert": BERT, "roberta": BERT, "deberta": BERT, "deberta-v2": BERT,
     "vit": {name: name for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
                                     "hidden_act", "image_size", "patch_size", "num_channels", "num_labels")},
@@ -69,8 +72,9 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "cohere": LLAMA | {"use_qk_norm": "use_qk_norm"},
 }
 EXPERTS = {name: name for name in (
-    "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size",
-    "decoder_sparse_step", "mlp_only_layers", "n_routed_experts", "n_shared_experts", "first_k_dense_replace",
+    "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size",
+    "shared_expert_intermediate_size", "decoder_sparse_step", "mlp_only_layers",
+    "n_routed_experts", "n_shared_experts", "first_k_dense_replace",
     "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")}
 
 # Fields that the facts lack, as the published config.json files state them; the exact count confirms them.
@@ -131,11 +135,11 @@ def main(facts_path: Path, out: Path) -> None:
     lines = []
     for facts in json.loads(facts_path.read_text(encoding="utf-8")):
         hub_id, config = facts["hub_id"], config_of(facts)
-        shape = shape_from_config(config, name=hub_id)
-        if shape.parameters != facts["param_count_meta"]:
-            raise SystemExit(f"{hub_id}: {shape.parameters} parameters by arithmetic, {facts['param_count_meta']} recorded")
+        counted, recorded = shape_from_config(config, name=hub_id).parameters, facts["param_count_meta"]
+        if counted != recorded:
+            raise SystemExit(f"{hub_id}: {counted} parameters by arithmetic, {recorded} recorded")
         entry = {"id": hub_id, "aliases": [*facts["aliases"], *ALIASES.get(hub_id, ())],
-                 "parameters": facts["param_count_meta"], "config": config, "sources": sources_of(facts)}
+                 "parameters": recorded, "config": config, "sources": sources_of(facts)}
         lines.append(json.dumps(entry, separators=(",", ":"), ensure_ascii=False))
     out.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
     print(f"{len(lines)} models, {out.stat().st_size / 1000:.0f} kB")

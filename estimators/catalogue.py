@@ -1,7 +1,7 @@
 """The models that are known by name: published dimensions, and the spellings that people use.
 
-A spelling is compared without case, punctuation and words that do not change the shape (`-Instruct`, `-hf`); what is left
-must be one model's name, or the beginning of one whose rest is no size. Two models of different shape behind one
+A spelling is compared without case, punctuation and words that do not change the shape (`-Instruct`, `-hf`); what is
+left must be one model's name, or the beginning of one whose rest is no size. Two models of different shape behind one
 spelling are an error that lists both: a name never resolves to a neighbour.
 """
 
@@ -158,7 +158,8 @@ def _shape(entry: int) -> ModelShape:
 
 
 def _same_shape(one: ModelShape, other: ModelShape) -> bool:
-    return (one.blocks, one.outside, one.tied, one.vocab_size) == (other.blocks, other.outside, other.tied, other.vocab_size)
+    return replace(one, name="", source="", max_positions=None) == replace(
+        other, name="", source="", max_positions=None)
 
 
 def _ambiguous(name: str, found: list[_Name]) -> UnknownModelError:

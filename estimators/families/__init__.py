@@ -86,7 +86,7 @@ FAMILIES: Mapping[str, Family] = {
 def shape_from_config(config: Mapping[str, object], *, name: str, source: str = "") -> ModelShape:
     """The exact parameter tensors and dimensions of the model that transformers builds from this `config.json`.
 
-    The class is the first of `architectures`; without it the family's usual one (for a decoder its causal language model).
+    The class is the first of `architectures`; without it the family's usual one (a decoder's causal language model).
     Fields that the file lacks take the defaults of transformers 5.23's configuration class where published files omit
     them; a dimension that every published file states is required.
 

@@ -1,4 +1,4 @@
-"""The one builder of decoders: an embedding, equal layers, a final norm and a head; a `Style` says how a family differs."""
+"""The one builder of decoders: an embedding, layers, a final norm and a head; a `Style` says how a family differs."""
 
 from __future__ import annotations
 
@@ -117,15 +117,15 @@ def build(c: Fields, dims: Dims, style: Style, *, attention: AttentionPart | Non
 
     kinds = list(zip(is_sparse or (sparse is not None,) * dims.layers, window or (None,) * dims.layers, strict=True))
     layers = {kind: layer(*kind) for kind in set(kinds)}
-    width = embed_width or dims.hidden
+    width, tied = embed_width or dims.hidden, c.flag("tie_word_embeddings", default=style.tied)
     outside = embedding(style.embed, dims.vocab, width) + outside
     if style.norm_weight and style.final_norm:
         outside += norms((style.final_norm,), dims.hidden, style.norm_kind, bias=style.norm_bias)
     return Body(
         base=style.base, hidden_size=dims.hidden, vocab_size=dims.vocab, blocks=stack([layers[kind] for kind in kinds]),
         outside=outside, logit_softcap=style.logit_softcap,
-        heads=decoder_heads(width, dims.vocab, tied=c.flag("tie_word_embeddings", default=style.tied), labels=c.labels(),
-                            name=style.head, bias=style.head_bias, suffix=style.suffix),
+        heads=decoder_heads(width, dims.vocab, tied=tied, labels=c.labels(), name=style.head, bias=style.head_bias,
+                            suffix=style.suffix),
         max_positions=c.size_or_none("max_position_embeddings", "n_positions", "max_seq_len", "seq_length",
                                      limit=MAX_POSITIONS))
 

@@ -59,9 +59,10 @@ def bert_embeddings(c: Fields, hidden: int, vocab: int, *, types: int, learned_p
     return tensors + norms(("embeddings.LayerNorm",), hidden, "layer")
 
 
-def masked_head(name: str, hidden: int, vocab: int, *, dense: str, norm: str, bias: str, tied: bool) -> Head:
+def masked_head(name: str, hidden: int, vocab: int, *, dense: str, norm: str, tied: bool) -> Head:
     """A dense layer, a norm, and the output embedding (tied with the input's) with a bias of its own."""
-    tensors = (parameter(f"{name}.{bias}", vocab, role="head") + linear(f"{name}.{dense}", hidden, hidden, "head", bias=True)
+    tensors = (parameter(f"{name}.bias", vocab, role="head")
+               + linear(f"{name}.{dense}", hidden, hidden, "head", bias=True)
                + norms((f"{name}.{norm}",), hidden, "layer"))
     if not tied:
         tensors += linear(f"{name}.decoder", hidden, vocab, "head")
@@ -69,7 +70,7 @@ def masked_head(name: str, hidden: int, vocab: int, *, dense: str, norm: str, bi
 
 
 def bert_masked_head(c: Fields, hidden: int, vocab: int) -> Head:
-    return masked_head("cls.predictions", hidden, vocab, dense="transform.dense", norm="transform.LayerNorm", bias="bias",
+    return masked_head("cls.predictions", hidden, vocab, dense="transform.dense", norm="transform.LayerNorm",
                        tied=c.flag("tie_word_embeddings", default=True))
 
 
@@ -105,7 +106,7 @@ def roberta(c: Fields) -> Body:
     """RoBERTa and XLM-RoBERTa: BERT with heads of its own."""
     body = bert(c)
     hidden, labels = body.hidden_size, c.labels()
-    masked = masked_head("lm_head", hidden, body.vocab_size, dense="dense", norm="layer_norm", bias="bias",
+    masked = masked_head("lm_head", hidden, body.vocab_size, dense="dense", norm="layer_norm",
                          tied=c.flag("tie_word_embeddings", default=True))
     sequence = Head(tensors=linear("classifier.dense", hidden, hidden, "head", bias=True)
                     + linear("classifier.out_proj", hidden, labels, "head", bias=True), labels=labels)
@@ -121,15 +122,18 @@ def deberta(c: Fields) -> Body:
     hidden, at = sizes.hidden, "attention.self"
     relative = c.flag("relative_attention", default=False)
     kinds = c.words("pos_att_type") if relative else []
-    attention = (parameter(f"{at}.q_bias", hidden, role="attention") + parameter(f"{at}.v_bias", hidden, role="attention")
+    attention = (parameter(f"{at}.q_bias", hidden, role="attention")
+                 + parameter(f"{at}.v_bias", hidden, role="attention")
                  + attention_linears(sizes.attention, hidden, (f"{at}.in_proj",), "attention.output.dense",
                                      output_bias=True))
     if "c2p" in kinds:
         attention += linear(f"{at}.pos_proj", hidden, hidden, "attention")
     if "p2c" in kinds:
         attention += linear(f"{at}.pos_q_proj", hidden, hidden, "attention", bias=True)
-    rows = relative_positions(c) * 2 if relative else 0
-    return deberta_body(c, sizes, attention, embedding("encoder.rel_embeddings", rows, hidden, "position") if rows else ())
+    table: Tensors = ()
+    if relative:
+        table = embedding("encoder.rel_embeddings", 2 * relative_positions(c), hidden, "position")
+    return deberta_body(c, sizes, attention, table)
 
 
 def deberta_v2(c: Fields) -> Body:

@@ -94,7 +94,8 @@ def whisper(c: Fields) -> Body:
             (f"{name}_layer_norm",), hidden, "layer")
 
     def feed(dims: FeedForward) -> Tensors:
-        return feed_forward_linears(dims, hidden, ("fc1",), "fc2", bias=True) + norms(("final_layer_norm",), hidden, "layer")
+        return (feed_forward_linears(dims, hidden, ("fc1",), "fc2", bias=True)
+                + norms(("final_layer_norm",), hidden, "layer"))
 
     layers, attention, ffn = stack("encoder")
     encoder = Block(prefix="encoder.layers", count=layers, stack="encoder", norm="layer", attention=attention,
@@ -115,7 +116,7 @@ def whisper(c: Fields) -> Body:
                + embedding("decoder.embed_positions", length, hidden, "position")
                + norms(("decoder.layer_norm",), hidden, "layer"))
     tied = c.flag("tie_word_embeddings", default=True)
-    head = () if tied else linear("proj_out", hidden, vocab, "head")
+    head = Head(tensors=() if tied else linear("proj_out", hidden, vocab, "head"), logits=True, tied=tied)
     return Body(base="model", hidden_size=hidden, vocab_size=vocab, blocks=(encoder, decoder), outside=outside,
                 max_positions=length, encoder_len_fixed=frames,
-                heads={"ForConditionalGeneration": Head(tensors=head, logits=True, tied=tied), "Model": Head(bare=True)})
+                heads={"ForConditionalGeneration": head, "Model": Head(bare=True)})

@@ -10,7 +10,7 @@ from ..model_shape import Attention, FeedForward
 from .body import Body
 from .decoder import AttentionPart, Dims, FeedForwardPart, Style, build, grouped_query, window_size, windows
 from .fields import MAX_LAYERS, Fields
-from .llama import biased, late_windows
+from .llama import biased
 from .parts import Tensors, feed_forward_linears, linear, norm, parameter
 
 GATE_UP = ("gate_proj", "up_proj")
@@ -66,7 +66,8 @@ def qwen2_moe(c: Fields) -> Body:
                      shared_hidden=c.size("shared_expert_intermediate_size", default=5632))
     feed_forward, tensors = mixture(c, dims.hidden, experts, shared="shared_expert")
     tensors += linear("mlp.shared_expert_gate", dims.hidden, 1, "router")
-    slides, last = c.flag("use_sliding_window", default=False), c.count("max_window_layers", default=28, limit=MAX_LAYERS)
+    slides = c.flag("use_sliding_window", default=False)
+    last = c.count("max_window_layers", default=28, limit=MAX_LAYERS)
     return build(c, dims, Style(qkv_bias=c.flag("qkv_bias", default=True)), sparse=(feed_forward, tensors),
                  is_sparse=qwen_sparse(c, dims),
                  window=windows(c, dims.layers, window_size(c, default=4096) if slides else None,
@@ -92,7 +93,8 @@ def qwen_sparse(c: Fields, dims: Dims) -> list[bool]:
 def gpt_oss(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=8, head_dim=64)
     style = biased(c, default=True)
-    attention, tensors = grouped_query(dims, style)
+    attention, projections = grouped_query(dims, style)
+    sinks = parameter("self_attn.sinks", dims.heads, role="attention")
     experts = routed(c, width=dims.feed_forward, count=c.size("num_local_experts", "num_experts", default=128),
                      chosen=c.size("num_experts_per_tok", default=4))
     if experts.experts_per_token > experts.experts:
@@ -106,15 +108,14 @@ def gpt_oss(c: Fields) -> Body:
                + parameter("mlp.experts.down_proj", count, width, hidden, role="expert")
                + parameter("mlp.experts.down_proj_bias", count, hidden, role="expert"))
     window = windows(c, dims.layers, window_size(c, default=128), lambda layer: layer % 2 == 0)
-    return build(c, dims, style, attention=(attention, tensors + parameter("self_attn.sinks", dims.heads, role="attention")),
-                 sparse=(experts, weights), window=window)
+    return build(c, dims, style, attention=(attention, projections + sinks), sparse=(experts, weights), window=window)
 
 
 def latent_attention(c: Fields, dims: Dims, *, bias: bool) -> AttentionPart:
     """DeepSeek's multi-head latent attention: queries, keys and values pass through low-rank bottlenecks.
 
-    A query or key head is `qk_nope_head_dim` plain and `qk_rope_head_dim` rotary dimensions wide; the rotary part of the
-    key is one for all heads. A `q_lora_rank` of null leaves the queries' bottleneck out.
+    A query or key head is `qk_nope_head_dim` plain and `qk_rope_head_dim` rotary dimensions wide; all heads share the
+    rotary part of the key. A `q_lora_rank` of null leaves the queries' bottleneck out.
     """
     rope, value = c.size("qk_rope_head_dim", default=64), c.size("v_head_dim", default=128)
     plain, rank = c.size("qk_nope_head_dim", default=128), c.size("kv_lora_rank", default=512)
@@ -151,8 +152,8 @@ def deepseek(c: Fields, *, mlp_bias: bool, width: int, count: int, shared: int, 
     """
     dims = Dims.read(c)
     width = c.size("moe_intermediate_size", default=width)
-    experts = routed(c, width=width, count=c.size("n_routed_experts", "num_experts", "num_local_experts", default=count),
-                     chosen=c.size("num_experts_per_tok"),
+    experts = routed(c, width=width, chosen=c.size("num_experts_per_tok"),
+                     count=c.size("n_routed_experts", "num_experts", "num_local_experts", default=count),
                      shared_hidden=width * c.size("n_shared_experts", default=shared))
     first = c.count("first_k_dense_replace", default=first, limit=MAX_LAYERS)
     return build(c, dims, Style(mlp_bias=mlp_bias),

@@ -9,12 +9,13 @@ from .decoder import Dims, Style, build
 from .fields import MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields
 from .parts import Tensors, embedding, linear
 
+Names = tuple[str, ...]
 HIDDEN, LAYERS, HEADS = ("hidden_size", "n_embd"), ("num_hidden_layers", "n_layer"), ("num_attention_heads", "n_head")
 
 
-def dims(c: Fields, *, hidden: tuple[str, ...] = HIDDEN, layers: tuple[str, ...] = LAYERS, heads: tuple[str, ...] = HEADS,
-         feed_forward: str = "", factor: int | None = 4, kv_heads: int | None = None, vocab: str = "vocab_size") -> Dims:
-    """Dimensions under the names of one family; the feed-forward is `factor` times as wide unless its field says otherwise."""
+def dims(c: Fields, *, hidden: Names = HIDDEN, layers: Names = LAYERS, heads: Names = HEADS, feed_forward: str = "",
+         factor: int | None = 4, kv_heads: int | None = None, vocab: str = "vocab_size") -> Dims:
+    """Dimensions under the names of one family; the feed-forward is `factor` times as wide unless a field says."""
     width, count = c.size(*hidden), c.size(*heads)
     kv_heads = kv_heads or count
     c.divide(heads[0], count, "key/value heads", kv_heads)
@@ -29,7 +30,12 @@ def positions(c: Fields, name: str, width: int, *names: str, offset: int = 0) ->
 
 
 def gpt_dims(c: Fields, *, kv_heads: int | None = None) -> Dims:
-    return dims(c, hidden=HIDDEN[::-1], layers=LAYERS[::-1], heads=HEADS[::-1], feed_forward="n_inner", kv_heads=kv_heads)
+    return dims(c, hidden=HIDDEN[::-1], layers=LAYERS[::-1], heads=HEADS[::-1], feed_forward="n_inner",
+                kv_heads=kv_heads)
+
+
+def gpt_positions(c: Fields, sizes: Dims) -> Tensors:
+    return positions(c, "wpe", sizes.hidden, "n_positions", "max_position_embeddings")
 
 
 def gpt_style(*, transposed: bool = False, suffix: str = "ForCausalLM") -> Style:
@@ -44,14 +50,13 @@ def gpt_style(*, transposed: bool = False, suffix: str = "ForCausalLM") -> Style
 def gpt2(c: Fields) -> Body:
     c.refuse("add_cross_attention")
     sizes = gpt_dims(c)
-    return build(c, sizes, gpt_style(transposed=True, suffix="LMHeadModel"),
-                 outside=positions(c, "wpe", sizes.hidden, "n_positions", "max_position_embeddings"))
+    return build(c, sizes, gpt_style(transposed=True, suffix="LMHeadModel"), outside=gpt_positions(c, sizes))
 
 
 def gpt_bigcode(c: Fields) -> Body:
     c.refuse("add_cross_attention")
     sizes = gpt_dims(c, kv_heads=1 if c.flag("multi_query", default=True) else None)
-    return build(c, sizes, gpt_style(), outside=positions(c, "wpe", sizes.hidden, "n_positions", "max_position_embeddings"))
+    return build(c, sizes, gpt_style(), outside=gpt_positions(c, sizes))
 
 
 def gpt_neo(c: Fields) -> Body:
@@ -97,9 +102,9 @@ def gptj(c: Fields) -> Body:
 def gpt_neox(c: Fields) -> Body:
     bias = c.flag("attention_bias", default=True)
     style = Style(
-        base="gpt_neox", hidden_dropout=("hidden_dropout", 0.0), embed="embed_in", final_norm="final_layer_norm", qkv=("attention.query_key_value",),
-        out="attention.dense", qkv_bias=bias, out_bias=bias, gated=False, gate_up=("mlp.dense_h_to_4h",),
-        down="mlp.dense_4h_to_h", mlp_bias=True, activation="gelu", norm_kind="layer",
+        base="gpt_neox", embed="embed_in", final_norm="final_layer_norm", hidden_dropout=("hidden_dropout", 0.0),
+        qkv=("attention.query_key_value",), out="attention.dense", qkv_bias=bias, out_bias=bias, gated=False,
+        gate_up=("mlp.dense_h_to_4h",), down="mlp.dense_4h_to_h", mlp_bias=True, activation="gelu", norm_kind="layer",
         parallel=c.flag("use_parallel_residual", default=True))
     return build(c, dims(c, feed_forward="intermediate_size", factor=None), style)
 
@@ -131,7 +136,8 @@ def falcon(c: Fields) -> Body:
     names = TWO_NORMS if not parallel else TWO_NORMS[:1] if single else ("ln_attn", "ln_mlp")
     style = bloom_style(bias=c.flag("bias", default=False), names=names, parallel=parallel,
                         rotary=not c.flag("alibi", default=False))
-    return build(c, dims(c, hidden=("hidden_size", "n_embed"), feed_forward="ffn_hidden_size", kv_heads=kv_heads), style)
+    sizes = dims(c, hidden=("hidden_size", "n_embed"), feed_forward="ffn_hidden_size", kv_heads=kv_heads)
+    return build(c, sizes, style)
 
 
 def mpt(c: Fields) -> Body:
@@ -139,8 +145,9 @@ def mpt(c: Fields) -> Body:
     sizes = dims(c, hidden=("d_model", "hidden_size"), layers=("n_layers", "num_hidden_layers"),
                  heads=("n_heads", "num_attention_heads"), factor=c.size("expansion_ratio", default=4))
     style = Style(
-        base="transformer", layers="blocks", embed="wte", final_norm="norm_f", tied=True, rotary=False, qkv=("attn.Wqkv",),
-        out="attn.out_proj", gated=False, gate_up=("ffn.up_proj",), down="ffn.down_proj", activation="gelu",
+        base="transformer", layers="blocks", embed="wte", final_norm="norm_f", tied=True, rotary=False,
+        hidden_dropout=("resid_pdrop", 0.0), qkv=("attn.Wqkv",), out="attn.out_proj", gated=False,
+        gate_up=("ffn.up_proj",), down="ffn.down_proj", activation="gelu",
         norms=("norm_1", "norm_2"), norm_kind="layer", norm_bias=False)
     return build(c, sizes, style)
 
@@ -149,10 +156,11 @@ def opt(c: Fields) -> Body:
     sizes, bias = dims(c, feed_forward="ffn_dim", factor=None), c.flag("enable_bias", default=True)
     final = c.flag("do_layer_norm_before", default=True) and not c.flag("_remove_final_layer_norm", default=False)
     style = Style(
-        layers="decoder.layers", hidden_dropout=("dropout", 0.1), embed="decoder.embed_tokens", final_norm="decoder.final_layer_norm" if final else "",
+        layers="decoder.layers", embed="decoder.embed_tokens",
+        final_norm="decoder.final_layer_norm" if final else "", hidden_dropout=("dropout", 0.1),
         tied=True, rotary=False, out="self_attn.out_proj", qkv_bias=bias, out_bias=bias, gated=False, gate_up=("fc1",),
-        down="fc2", mlp_bias=bias, activation="relu", norms=("self_attn_layer_norm", "final_layer_norm"), norm_kind="layer",
-        norm_weight=c.flag("layer_norm_elementwise_affine", default=True))
+        down="fc2", mlp_bias=bias, activation="relu", norms=("self_attn_layer_norm", "final_layer_norm"),
+        norm_kind="layer", norm_weight=c.flag("layer_norm_elementwise_affine", default=True))
     width = c.size("word_embed_proj_dim", default=sizes.hidden)
     outside = positions(c, "decoder.embed_positions", sizes.hidden, "max_position_embeddings", offset=2)
     if width != sizes.hidden:
@@ -167,7 +175,8 @@ def chatglm(c: Fields) -> Body:
                  kv_heads=c.size("multi_query_group_num") if c.flag("multi_query_attention", default=False) else None)
     bias = c.flag("add_bias_linear", default=False)
     style = Style(
-        base="transformer", layers="encoder.layers", embed="embedding.word_embeddings", final_norm="encoder.final_layernorm",
+        base="transformer", layers="encoder.layers", embed="embedding.word_embeddings",
+        final_norm="encoder.final_layernorm", hidden_dropout=("hidden_dropout", 0.0),
         head="transformer.output_layer", suffix="ForConditionalGeneration", qkv=("self_attention.query_key_value",),
         out="self_attention.dense", qkv_bias=bias or c.flag("add_qkv_bias", default=False), out_bias=bias,
         gate_up=("mlp.dense_h_to_4h",), down="mlp.dense_4h_to_h", mlp_bias=bias)

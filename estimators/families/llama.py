@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model_shape import Attention
 from .body import Body
 from .decoder import AttentionPart, Dims, Style, build, grouped_query, window_size, windows
 from .fields import MAX_LAYERS, Fields
-from .parts import Tensors, linear, norm, parameter
+from .parts import Tensors, norm, parameter
+
+LLAMA = Style()
 
 
 def llama(c: Fields) -> Body:
     return build(c, Dims.read(c), biased(c, mlp=True))
 
 
-def biased(c: Fields, style: Style = Style(), *, mlp: bool = False, default: bool = False) -> Style:
+def biased(c: Fields, style: Style = LLAMA, *, mlp: bool = False, default: bool = False) -> Style:
     """Llama's switches: `attention_bias` for all four projections, `mlp_bias` where the family has it."""
     bias = c.flag("attention_bias", default=default)
     return replace(style, qkv_bias=bias, out_bias=bias, mlp_bias=mlp and c.flag("mlp_bias", default=False))
@@ -23,17 +24,17 @@ def biased(c: Fields, style: Style = Style(), *, mlp: bool = False, default: boo
 
 def mistral(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=8)
-    return build(c, dims, Style(), window=(window_size(c, default=4096),) * dims.layers)
+    return build(c, dims, LLAMA, window=(window_size(c, default=4096),) * dims.layers)
 
 
 def ministral3(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=8, head_dim=128)
-    return build(c, dims, Style(), window=(window_size(c),) * dims.layers)
+    return build(c, dims, LLAMA, window=(window_size(c),) * dims.layers)
 
 
 def ministral(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=8)
-    return build(c, dims, Style(), window=windows(c, dims.layers, window_size(c, default=4096), lambda layer: True))
+    return build(c, dims, LLAMA, window=windows(c, dims.layers, window_size(c, default=4096), lambda _: True))
 
 
 def qwen2(c: Fields) -> Body:
@@ -180,8 +181,8 @@ def _norm_per_head(name: str, heads: int, width: int) -> Tensors:
 
 def phi(c: Fields) -> Body:
     dims = Dims.read(c)
-    style = Style(qkv_bias=True, out="self_attn.dense", out_bias=True, gated=False, gate_up=("mlp.fc1",), down="mlp.fc2",
-                  mlp_bias=True, activation="gelu_new", norms=("input_layernorm",), norm_kind="layer",
+    style = Style(qkv_bias=True, out="self_attn.dense", out_bias=True, gated=False, gate_up=("mlp.fc1",),
+                  down="mlp.fc2", mlp_bias=True, activation="gelu_new", norms=("input_layernorm",), norm_kind="layer",
                   final_norm="final_layernorm", parallel=True, head_bias=True,
                   hidden_dropout=("resid_pdrop", 0.0))
     attention, tensors = grouped_query(dims, style)
@@ -197,7 +198,8 @@ def internlm3(c: Fields) -> Body:
     bias = c.flag("attention_bias", "qkv_bias", default=False)
     if bias != c.flag("mlp_bias", "bias", default=False):
         raise c.error("attention_bias (qkv_bias) and mlp_bias (bias) differ", why="transformers refuses that")
-    return build(c, Dims.read(c, num_key_value_heads=2, head_dim=128), Style(qkv_bias=bias, out_bias=bias, mlp_bias=bias))
+    dims = Dims.read(c, num_key_value_heads=2, head_dim=128)
+    return build(c, dims, Style(qkv_bias=bias, out_bias=bias, mlp_bias=bias))
 
 
 def minicpm(c: Fields) -> Body:

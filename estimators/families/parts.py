@@ -33,9 +33,9 @@ def parameter(name: str, *shape: int, role: Role) -> Tensors:
 def attention_linears(dims: Attention, hidden: int, inputs: tuple[str, ...], output: str, *, bias: bool = False,
                       output_bias: bool = False, transposed: bool = False) -> Tensors:
     """The projections of one attention: query, key, value (one name for all three: fused), and the output."""
-    widths: tuple[int, ...] = (dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim, dims.kv_heads * dims.v_head_dim)
+    widths = [dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim, dims.kv_heads * dims.v_head_dim]
     if len(inputs) == 1:
-        widths = (sum(widths),)
+        widths = [sum(widths)]
     projections = [linear(name, hidden, width, "attention", bias=bias, transposed=transposed)
                    for name, width in zip(inputs, widths, strict=True)]
     projections.append(linear(output, dims.heads * dims.v_head_dim, hidden, "attention", bias=output_bias,

@@ -8,7 +8,7 @@ from ..model_shape import Block
 from .body import Body, decoder_heads, norms
 from .encoder import Sizes, patch_grid
 from .fields import Fields
-from .llama import gemma3_text, mistral, ministral3
+from .llama import gemma3_text, ministral3, mistral
 from .parts import Tensors, attention_linears, embedding, feed_forward_linears, linear, norm, parameter
 
 QKV = ("q_proj", "k_proj", "v_proj")
@@ -27,8 +27,8 @@ def gemma3(c: Fields) -> Body:
     block = Block(
         prefix=f"{at}encoder.layers", count=sizes.layers, stack="encoder", norm="layer", hidden_size=hidden,
         attention=sizes.attention, feed_forward=sizes.feed_forward,
-        tensors=attention_linears(sizes.attention, hidden, tuple(f"self_attn.{name}" for name in QKV), "self_attn.out_proj",
-                                  bias=True, output_bias=True)
+        tensors=attention_linears(sizes.attention, hidden, tuple(f"self_attn.{name}" for name in QKV),
+                                  "self_attn.out_proj", bias=True, output_bias=True)
         + feed_forward_linears(sizes.feed_forward, hidden, ("mlp.fc1",), "mlp.fc2", bias=True)
         + norms(("layer_norm1", "layer_norm2"), hidden, "layer"))
     projector = (parameter("multi_modal_projector.mm_input_projection_weight", hidden, body.hidden_size, role="other")
@@ -52,7 +52,8 @@ def mistral3(c: Fields) -> Body:
     block = Block(
         prefix=f"{at}transformer.layers", count=sizes.layers, stack="encoder", hidden_size=hidden,
         attention=replace(sizes.attention, rotary=True), feed_forward=feed_forward,
-        tensors=attention_linears(sizes.attention, hidden, tuple(f"attention.{name}" for name in QKV), "attention.o_proj")
+        tensors=attention_linears(sizes.attention, hidden, tuple(f"attention.{name}" for name in QKV),
+                                  "attention.o_proj")
         + feed_forward_linears(feed_forward, hidden, ("feed_forward.gate_proj", "feed_forward.up_proj"),
                                "feed_forward.down_proj")
         + norms(("attention_norm", "ffn_norm"), hidden, "rms"))
