@@ -47,7 +47,7 @@ def advise(
     """The fastest DeepSpeed configuration that fits, with every rung's memory and time.
 
     model:   a catalogue name in any spelling, a folder or `config.json`, a hub id, or a `ModelShape`.
-    gpus:    `2x32GB`, `8xA100-80GB`, `4x8xH100` (nodes x GPUs x kind), `RTX4090`, `auto` (this machine), or a `Cluster`.
+    gpus:    `2x32GB`, `8xA100-80GB`, `4x8xH100` (nodes x GPUs x kind), `RTX4090`, `auto` (this machine), a `Cluster`.
     seq_len: default 2048, or the model's learned positions where they are fewer.
     precision: "auto" is bf16 where the GPU has it, else fp16.
     ram, nvme, interconnect: as on the command line; no effect when `gpus` is a `Cluster`.

@@ -14,6 +14,9 @@ from .units import gib, rate
 WORTH_TELLING = 1.15
 """A change is shown when it makes the answer at least this much faster; less is within the time model's error."""
 
+MOST_STEPS = 3
+"""Steps of each kind of change that are asked when a plan fits already: three doublings of the GPUs."""
+
 SHORTEST_SEQUENCE = 256
 MOST_GPUS_PER_NODE = 8
 MOST_NODES = 128
@@ -22,17 +25,21 @@ MOST_NODES = 128
 def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> tuple[Change, ...]:
     """Flags that would make it fit or make it faster, each with what the answer would then be.
 
-    With a fitting plan, every single change is asked once. Without one, sequence and GPUs are changed by doubling until
-    something fits, so that the least change of each kind is told.
+    With a fitting plan, each kind of change is asked in up to `MOST_STEPS` growing steps, of which the first is told and
+    those that lead to another rung. Without one, until something fits, so that the least change of each kind is told.
     """
     found = [*_storage(question, ladder, chosen)]
     for series in (_methods(question), _gpus(question), _sequences(question)):
-        for flags, altered in series:
+        told: set[str] = set() if chosen is None else {chosen.rung}
+        for position, (flags, altered) in enumerate(series):
             best = fastest_that_fits(climb(altered)[0])
-            if best is not None and (chosen is None or best.tokens_per_s >= WORTH_TELLING * chosen.tokens_per_s):
+            if best is None:
+                continue
+            worth = chosen is None or best.tokens_per_s >= WORTH_TELLING * chosen.tokens_per_s
+            if worth and (position == 0 or best.rung not in told):
                 found.append(Change(flags=flags, outcome=_outcome(best, chosen)))
-                break
-            if chosen is not None:
+                told.add(best.rung)
+            if chosen is None or position == MOST_STEPS - 1:
                 break
     return tuple(found)
 

@@ -54,7 +54,7 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "host_bytes_per_node": memory.host_bytes_per_node,
         "host_pinned_bytes_per_node": memory.host_pinned_bytes_per_node,
         "nvme_bytes_per_node": memory.nvme_bytes_per_node,
-        "components": {term.name: term.size_bytes for term in memory.gpu_terms},
+        "components": memory.components,
         "step_seconds": time.step_s,
         "time_components": {term.name: term.seconds for term in time.terms},
         "tokens_per_second": time.tokens_per_s,

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from .units import GLUE
+
 WIDTH = 80
 """Columns that the answer takes; a narrower terminal wraps the sentences more, and tables keep their own width."""
 
@@ -33,8 +35,9 @@ def copyable(console: Console, lines: Sequence[str]) -> None:
 
 def row(console: Console, text: Text) -> None:
     """One line as it is, however wide the terminal; what its encoding lacks is replaced by the nearest ASCII."""
+    text.plain = text.plain.replace(GLUE, " ")
     if not can_encode(console, text.plain):
-        plain = text.plain.replace("·", "|").replace("\N{NO-BREAK SPACE}", " ")
+        plain = text.plain.replace("·", "|")
         text = Text(plain.encode("ascii", "replace").decode("ascii"))
     console.print(text, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True, highlight=False)
 

@@ -7,8 +7,8 @@ from typing import Literal
 
 from ..estimators.cluster import Cluster
 from ..estimators.errors import WorkloadError
-from ..estimators.lora import lora_parameters
 from ..estimators.model_shape import ModelShape
+from ..estimators.trainable import tensor_set
 from ..estimators.workload import Workload
 
 CheckpointingChoice = Literal["auto", "on", "off"]
@@ -52,9 +52,7 @@ class Question:
     @property
     def trainable_parameters(self) -> int:
         """Pt: parameters that the optimizer updates."""
-        if self.workload.method == "full":
-            return self.model.parameters
-        return lora_parameters(self.model, self.workload.lora_rank, self.workload.lora_targets)
+        return tensor_set(self.model, self.workload).trainable_numel
 
     def batch_shapes(self) -> tuple[tuple[int, int], ...]:
         """(micro batch, accumulation steps) pairs to try, by rising micro batch.

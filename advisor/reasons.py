@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..estimators.estimate import MemoryTerm, TimeEstimate
+from ..estimators.estimate import TimeEstimate
 from .question import Question
 from .recommendation import Candidate, LadderStep
 from .search import SAME_SPEED
@@ -52,16 +52,12 @@ def _obstacle(step: LadderStep) -> str:
     assert step.candidate is not None
     memory, limit = step.candidate.estimate.memory, step.candidate.fit.limit
     if limit == "gpu":
-        largest = _largest(memory.peak.terms)
+        name, size_bytes = max(memory.components.items(), key=lambda pair: pair[1])
         return (f"{step.rung} needs {gib(memory.device_bytes_per_gpu)} GiB per GPU at the least, "
-                f"{gib(largest.size_bytes)} of it {component_title(largest.name)}.")
+                f"{gib(size_bytes)} of it {component_title(name)}.")
     if limit == "host":
         return f"{step.rung} needs {gib(memory.host_bytes_per_node)} GiB of host RAM per node."
     return f"{step.rung} needs {gib(memory.nvme_bytes_per_node)} GiB of NVMe per node."
-
-
-def _largest(terms: Sequence[MemoryTerm]) -> MemoryTerm:
-    return max(terms, key=lambda term: term.size_bytes)
 
 
 def _checkpointing(chosen: Candidate, candidates: Sequence[Candidate]) -> str:

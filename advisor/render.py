@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
 
-from ..estimators.estimate import MemoryTerm
 from .lines import WIDTH, blank, can_encode, row, sentence
 from .reasons import time_shares
 from .recommendation import Candidate, LadderStep, Recommendation
-from .units import count, gib, percent, rate, seconds
+from .units import GLUE, count, gib, percent, rate, seconds
 from .words import cluster_title, component_title, method_title, plan_title
 
 _COLUMNS = (("rung", -19), ("batch", 6), ("ckpt", 4), ("GPU GiB", 7), ("host RAM", 8), ("NVMe", 5), ("tokens/s", 8))
@@ -48,7 +47,7 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
         sentence(console, "Assumed: " + "; ".join(answer.assumptions) + ".", style="dim")
 
 
-def _verdict(answer: Recommendation) -> Iterable[str | Text]:
+def _verdict(answer: Recommendation) -> tuple[str | Text, ...]:
     chosen = answer.recommended
     offer = gib(answer.question.cluster.gpu.memory_bytes)
     if chosen is None:
@@ -59,27 +58,25 @@ def _verdict(answer: Recommendation) -> Iterable[str | Text]:
                         f"({gib(closest.device_bytes)} of {offer} GiB per GPU).", style="not bold default")
         return (text,)
     memory, plan = chosen.estimate.memory, chosen.estimate.plan
-    headline = Text(plan_title(plan), style="bold green")
-    headline.append(f": fits, {gib(memory.device_bytes_per_gpu)} of {offer} GiB per GPU,"
-                    f" about {rate(chosen.tokens_per_s)} tokens/s.", style="not bold default")
     steps = plan.gradient_accumulation_steps
     batch = plan.micro_batch_size * steps * answer.question.cluster.world_size
-    lines: list[str | Text] = [headline, (
-        f"Micro batch {plan.micro_batch_size}" + (f" x {steps} accumulation steps" if steps > 1 else "")
-        + f" (global batch {batch}), gradient checkpointing {'on' if plan.gradient_checkpointing else 'off'}.")]
-    lines += _host_need(answer, chosen)
-    return lines
+    return (
+        Text(f"{plan_title(plan)} fits.", style="bold green"),
+        f"About {rate(chosen.tokens_per_s)} tokens/s; {gib(memory.device_bytes_per_gpu)} of {offer} GiB per GPU; "
+        f"micro batch {plan.micro_batch_size}" + (f" x {steps} accumulation steps" if steps > 1 else "")
+        + f" (global batch {batch}); gradient checkpointing {'on' if plan.gradient_checkpointing else 'off'}.",
+        _host_need(answer, chosen))
 
 
-def _host_need(answer: Recommendation, chosen: Candidate) -> list[str | Text]:
+def _host_need(answer: Recommendation, chosen: Candidate) -> str:
     memory, cluster = chosen.estimate.memory, answer.question.cluster
     have = cluster.host_memory_bytes_per_node
     per_node = " per node" if cluster.nodes > 1 else ""
     disk = f" and {gib(memory.nvme_bytes_per_node)} GiB of NVMe" if memory.nvme_bytes_per_node else ""
     need = f"It needs {gib(memory.host_bytes_per_node)} GiB of host RAM{disk}{per_node}"
     if have is not None:
-        return [f"{need}; there are {gib(have)} GiB of RAM."]
-    return [f"{need} (not checked: pass --ram)."]
+        return f"{need}; there are {gib(have)} GiB of RAM."
+    return f"{need} (not checked: pass --ram)."
 
 
 def _subject(answer: Recommendation) -> tuple[str, ...]:
@@ -127,15 +124,15 @@ def _cells(candidate: Candidate) -> tuple[str, ...]:
 
 def _memory_bar(candidate: Candidate, console: Console) -> None:
     """The components of device memory as a bar of characters, each with its own shade, and a legend."""
-    terms = _merge_small(candidate.estimate.memory.gpu_terms)
+    terms = _merge_small(candidate.estimate.memory.components)
     total = sum(size for _, size in terms)
     shades = _SHADES if can_encode(console, _SHADES) else _PLAIN_SHADES
     bar, legend = Text(), Text()
     for index, (name, size) in enumerate(terms):
         shade, style = shades[index % len(shades)], _STYLES[index % len(_STYLES)]
         bar.append(shade * max(1, round(size / total * (WIDTH - 12))), style=style)
-        legend.append(f"{shade} ", style=style)
-        legend.append(f"{component_title(name)} {gib(size)}   ".replace(" ", "\u00a0").rstrip("\u00a0") + "   ")
+        legend.append(shade + GLUE, style=style)
+        legend.append(f"{component_title(name)} {gib(size)}".replace(" ", GLUE) + "   ")
     moment = candidate.estimate.memory.peak.name.replace("_", " ")
     sentence(console, f"Where the {gib(candidate.device_bytes)} GiB per GPU of {candidate.rung} go (peak: {moment})")
     row(console, Text(" ") + bar)
@@ -146,9 +143,9 @@ SMALL_SHARE = 0.02
 """Components below this share of the total are drawn together as `other`."""
 
 
-def _merge_small(terms: Sequence[MemoryTerm]) -> list[tuple[str, int]]:
-    total = sum(term.size_bytes for term in terms)
-    large = [(term.name, term.size_bytes) for term in terms if term.size_bytes >= SMALL_SHARE * total]
+def _merge_small(components: dict[str, int]) -> list[tuple[str, int]]:
+    total = sum(components.values())
+    large = [(name, size) for name, size in components.items() if size >= SMALL_SHARE * total]
     rest = total - sum(size for _, size in large)
     ordered = sorted(large, key=lambda pair: -pair[1])
     return [*ordered, ("other", rest)] if rest else ordered

@@ -52,7 +52,7 @@ def _candidates(rung: Rung, question: Question) -> tuple[list[Candidate], str]:
         for micro, accumulation in question.batch_shapes():
             plan = plan_for(rung, model, workload, cluster, micro_batch_size=micro,
                             gradient_accumulation_steps=accumulation, gradient_checkpointing=checkpointing)
-            obstacle = unsupported(model, workload, cluster, plan)
+            obstacle = unsupported(model, workload, plan, cluster)
             if obstacle is not None:
                 return [], obstacle
             candidate = _predict(plan, question)
@@ -70,12 +70,18 @@ def _predict(plan: Plan, question: Question) -> Candidate:
 
 
 def _best_of_rung(candidates: list[Candidate]) -> Candidate | None:
-    """The fastest that fits, with the smallest micro batch that is as fast; else the one that misses by least."""
+    """The fastest that fits, with the smallest micro batch that is as fast.
+
+    Where none fits: the same among those that only the host or NVMe stops, and where the GPU stops all, the one that
+    misses by least (of equals the one with checkpointing, as the recipe has it).
+    """
     if not candidates:
         return None
-    fitting = [candidate for candidate in candidates if candidate.fit.fits]
-    if not fitting:
-        return min(candidates, key=lambda candidate: candidate.fit.shortfall)
-    enough = max(candidate.tokens_per_s for candidate in fitting) * (1 - SAME_SPEED)
-    fast = [candidate for candidate in fitting if candidate.tokens_per_s >= enough]
+    possible = [candidate for candidate in candidates if candidate.fit.fits] or [
+        candidate for candidate in candidates if candidate.fit.limit != "gpu"]
+    if not possible:
+        return min(candidates, key=lambda candidate: (
+            candidate.fit.shortfall, not candidate.estimate.plan.gradient_checkpointing))
+    enough = max(candidate.tokens_per_s for candidate in possible) * (1 - SAME_SPEED)
+    fast = [candidate for candidate in possible if candidate.tokens_per_s >= enough]
     return min(fast, key=lambda candidate: (candidate.estimate.plan.micro_batch_size, candidate.device_bytes))

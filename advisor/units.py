@@ -4,6 +4,9 @@ from __future__ import annotations
 
 GIB = 2**30
 
+GLUE = "\ue000"
+"""A space at which no line is broken, between a figure and its unit; `lines.row` prints it as a space."""
+
 
 def gib(size_bytes: int) -> str:
     """GiB with three significant digits or one decimal: `0.49`, `4.1`, `238.0`, `1,204`."""
@@ -37,4 +40,4 @@ def seconds(duration_s: float) -> str:
 
 
 def percent(share: float) -> str:
-    return f"{share * 100:.0f} %"
+    return f"{share * 100:.0f}{GLUE}%"

@@ -84,6 +84,14 @@ class MemoryEstimate:
         return self.peak.terms + self.reserved_terms + self.device_terms
 
     @property
+    def components(self) -> dict[str, int]:
+        """Bytes by component name; they add up to `device_bytes_per_gpu`."""
+        total: dict[str, int] = {}
+        for term in self.gpu_terms:
+            total[term.name] = total.get(term.name, 0) + term.size_bytes
+        return total
+
+    @property
     def host_pinned_bytes_per_node(self) -> int:
         return sum(term.size_bytes for term in self.host_pinned_terms)
 
