@@ -46,7 +46,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
                "ffn_hidden_size": "intermediate_size", "max_position_embeddings": "max_position_embeddings"}
               | {name: name for name in ("multi_query", "parallel_attn", "new_decoder_architecture", "bias", "alibi")},
     "mpt": {"d_model": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
-            "vocab_size": "vocab_size", "max_seq_len": "max_position_embeddings", "no_bias": "no_bias"},
+            "vocab_size": "vocab_size", "max_seq_len": "max_position_embeddings"},
     "opt": {"hidden_size": "hidden_size", "ffn_dim": "intermediate_size", "num_hidden_layers": "num_hidden_layers",
             "num_attention_heads": "num_attention_heads", "vocab_size": "vocab_size",
             "activation_function": "hidden_act",
@@ -116,8 +116,8 @@ def config_of(facts: Facts) -> dict[str, Any]:
         config["q_lora_rank"] = None
     if facts.get("sliding_window") is not None or model_type in WINDOW_BY_DEFAULT:
         config["sliding_window"] = facts["sliding_window"]
-    if model_type == "mpt":
-        config["expansion_ratio"] = facts["intermediate_size"] // facts["hidden_size"]
+    if model_type == "gpt_neo":
+        config["attention_types"] = [[["global", "local"], facts["num_hidden_layers"] // 2]]
     return config
 
 

@@ -141,9 +141,9 @@ def falcon(c: Fields) -> Body:
 
 
 def mpt(c: Fields) -> Body:
-    """As transformers builds it: no biases, ALiBi, whatever `no_bias` and `attn_config` say."""
+    """As transformers builds it: no biases, ALiBi and four times the width, whatever the switches for them say."""
     sizes = dims(c, hidden=("d_model", "hidden_size"), layers=("n_layers", "num_hidden_layers"),
-                 heads=("n_heads", "num_attention_heads"), factor=c.size("expansion_ratio", default=4))
+                 heads=("n_heads", "num_attention_heads"))
     style = Style(
         base="transformer", layers="blocks", embed="wte", final_norm="norm_f", tied=True, rotary=False,
         hidden_dropout=("resid_pdrop", 0.0), qkv=("attn.Wqkv",), out="attn.out_proj", gated=False,
