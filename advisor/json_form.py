@@ -56,7 +56,7 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "nvme_bytes_per_node": memory.nvme_bytes_per_node,
         "components": memory.components,
         "step_seconds": time.step_s,
-        "time_components": {term.name: term.seconds for term in time.terms},
+        "time_components": time.components,
         "tokens_per_second": time.tokens_per_s,
         "bottleneck": time.bottleneck,
         "fits": candidate.fit.fits,

@@ -24,7 +24,7 @@ def reasons(question: Question, ladder: Sequence[LadderStep], chosen: Candidate 
 
 def time_shares(time: TimeEstimate) -> tuple[tuple[str, float], ...]:
     """(term, share of the step), largest first."""
-    shares = [(term.name, term.seconds / time.step_s) for term in time.terms if term.seconds > 0]
+    shares = [(name, taken / time.step_s) for name, taken in time.components.items() if taken > 0]
     return tuple(sorted(shares, key=lambda pair: -pair[1]))
 
 

@@ -139,6 +139,14 @@ class TimeEstimate:
         return sum(term.seconds for term in self.terms)
 
     @property
+    def components(self) -> dict[str, float]:
+        """Seconds by component name; they add up to `step_s`."""
+        total: dict[str, float] = {}
+        for term in self.terms:
+            total[term.name] = total.get(term.name, 0.0) + term.seconds
+        return total
+
+    @property
     def tokens_per_s(self) -> float:
         """Tokens of the whole cluster per second."""
         return self.tokens_per_step / self.step_s
