@@ -27,6 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .cluster import Cluster
+from .gathered_parameters import gathered_parameters
 from .plan import Plan
 from .trainable import TensorSet
 from .workload import Workload
@@ -99,16 +100,15 @@ def gathered_bytes(tensors: TensorSet, workload: Workload) -> float:
     return tensors.frozen_bytes + tensors.trainable_numel * workload.weight_bytes
 
 
-def kept_share(tensors: TensorSet, plan: Plan) -> float:
-    """Part of the weights that stage 3 keeps gathered from the forward to the backward pass.
+def gathered_shares(tensors: TensorSet, plan: Plan, world_size: int) -> tuple[float, float]:
+    """Parts of the weights that stage 3 gathers in a forward and again in a backward pass.
 
-    A weight is kept if its next use lies within `stage3_max_reuse_distance` elements of the recorded order of modules,
-    and as long as fewer than `stage3_max_live_parameters` are live (deepspeed 0.19.8 partitioned_param_coordinator.py
-    `__params_to_release`). For a layer with x elements behind it the way back is 2 x, or 3 x with recomputation.
+    Persistent parameters are gathered in neither, and what is still whole when the loss is computed is there already
+    when the backward pass comes (`gathered_parameters`).
     """
-    times = 3 if plan.gradient_checkpointing else 2
-    kept = min(plan.stage3_max_reuse_distance / times, plan.stage3_max_live_parameters, tensors.numel)
-    return kept / tensors.numel
+    kept = gathered_parameters(tensors, plan, world_size)
+    forward = tensors.numel - kept.persistent
+    return forward / tensors.numel, max(0, forward - kept.loss) / tensors.numel
 
 
 def gather_calls(tensors: TensorSet, plan: Plan) -> int:

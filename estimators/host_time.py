@@ -6,16 +6,20 @@ shorter than that.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
+
 from .model_shape import Block, ModelShape
 from .trainable import adapts, tensor_set
 from .workload import Workload
 
-HOST_S_PER_OPERATION = 15e-6
+HOST_S_PER_OPERATION = 20e-6
 """Host time of one operation: dispatch, autograd, launch.
 
 Measured: transformers 5.23 Qwen2 layers too small to take time themselves (hidden 64, 4 tokens), torch 2.13 on one core
 of an AMD EPYC 9004 at 2.6 GHz: 10.1 us per operation, 10.8 with checkpointing, 18 under autocast; launching on a CUDA
-stream adds 3 to 5.
+stream adds 3 to 5. Two published runs of Qwen2.5-0.5B at a micro batch of 1, where nothing else takes time, give 21 us
+(RTX 4090, Windows) and 33 us (RTX 3080, a shared Xeon).
 """
 
 BACKWARD_OPERATIONS = 2.2
@@ -31,50 +35,81 @@ REDUCE_HOOK_S = 60e-6
 Measured as above with deepspeed 0.19.8: stage 2 adds 0.5 ms to a layer of 12 parameters, without streams or NCCL.
 """
 
-ZERO3_VISIT_S = 400e-6
+ZERO3_VISIT_S = 600e-6
 """Stage 3's hooks around one visit of a submodule (fetch, prefetch, release), forward or backward.
 
-Measured as above: 190 us without streams or NCCL. Two published runs whose GPUs waited for the host give 600 to 800 us
-on slower CPUs and older versions (gpt2-xl on one A40; Qwen2.5-0.5B with a micro batch of 1). This lies between.
+Two published runs whose GPUs waited for the host give 600 to 800 us: gpt2-xl on one A40 (2023) and Qwen2.5-0.5B with a
+micro batch of 1 (2024). The same hooks without streams, events and NCCL take 190 us, measured as above.
+"""
+
+ZERO3_SERIAL = 0.5
+"""Part of the shorter of host and GPU time that stage 3 adds to the longer.
+
+The host runs at most two fetches ahead of the GPU (deepspeed 0.19.8 partitioned_param_coordinator.py
+`__max_ongoing_fetch_events`), so a slow module of one does not hide behind a slow module of the other.
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostWork:
+    """What the host does in one forward pass of all layers.
+
+    operations: kernels launched. visits: calls of submodules that ZeRO-3 hooks. parameters: trained tensors.
+    """
+
+    operations: int
+    visits: int
+    parameters: int
+
+    def forward_s(self, zero_stage: int) -> float:
+        """A forward pass of the layers, or running them again under checkpointing."""
+        return self.operations * HOST_S_PER_OPERATION + (self.visits * ZERO3_VISIT_S if zero_stage == 3 else 0.0)
+
+    def backward_s(self, zero_stage: int, *, reduces: bool) -> float:
+        """A backward pass of the layers; `reduces` when hooks of stages 1 to 3 hand its gradients to a reduction."""
+        seconds = self.operations * BACKWARD_OPERATIONS * HOST_S_PER_OPERATION
+        if zero_stage == 3:
+            seconds += self.visits * ZERO3_VISIT_S
+        return seconds + (self.parameters * REDUCE_HOOK_S if zero_stage and reduces else 0.0)
+
+
+@lru_cache(maxsize=64)
+def host_work(model: ModelShape, workload: Workload) -> HostWork:
+    return HostWork(
+        operations=sum(block.count * block_operations(block, workload) for block in model.blocks),
+        visits=sum(block.count * submodules(block, workload) for block in model.blocks),
+        parameters=len(tensor_set(model, workload).trainable))
+
+
 def block_operations(block: Block, workload: Workload) -> int:
-    """Forward operations of one layer (30 for Qwen2: 7 linears, 2 norms of 6, rotary 6, attention 1, activation 2, sums
-    2)."""
-    linears = sum(1 for tensor in block.tensors if len(tensor.shape) >= 2)
-    adapters = 6 * sum(1 for tensor in block.tensors if adapts(tensor, workload)) if workload.method != "full" else 0
-    unpacking = linears if workload.method == "qlora" else 0
-    norms = block.norm_count * (6 if block.norm == "rms" else 1)
-    attention = (6 if block.attention.rotary else 0) + (6 if workload.attention == "eager" else 1) + 2
-    if block.attention.qk_norm:
-        attention += 2 * (6 if block.norm == "rms" else 1)
-    feed_forward = 2 if block.feed_forward.gated else 1
-    if block.feed_forward.experts:
-        feed_forward += 30  # routing, sorting tokens by expert, and putting them back
-    dropouts = 2 if block.hidden_dropout else 0
-    return linears + adapters + unpacking + norms + attention + feed_forward + dropouts + 2
+    """Forward operations of one layer.
+
+    30 for Qwen2: 7 linears, 2 norms of 6, rotary 6, attention and the copy after it, activation 2, residual sums 2.
+    """
+    norm = 6 if block.norm == "rms" else 1
+    attention, feed_forward = block.attention, block.feed_forward
+    count = sum(1 for tensor in block.tensors if len(tensor.shape) >= 2) + block.norm_count * norm + 2
+    count += (6 if attention.rotary else 0) + (7 if workload.attention == "eager" else 1)
+    count += 2 * norm if attention.qk_norm else 0
+    count += 2 if feed_forward.gated else 1
+    count += 30 if feed_forward.experts else 0  # routing, sorting tokens by expert, putting them back
+    count += 2 if block.hidden_dropout else 0
+    if workload.method != "full":
+        count += 6 * adapted(block, workload)
+    if workload.method == "qlora":
+        count += sum(1 for tensor in block.tensors if tensor.linear)
+    return count
 
 
-def submodules(block: Block) -> int:
-    """Modules of one layer that ZeRO-3 hooks: those with parameters, and layer, attention, feed-forward and
-    activation."""
-    return len({tensor.name.rpartition(".")[0] for tensor in block.tensors}) + 4
+def submodules(block: Block, workload: Workload) -> int:
+    """Modules of one layer that ZeRO-3 hooks: those with parameters, and layer, attention, feed-forward and activation.
+
+    peft puts four more around an adapted one: base layer, dropout, lora_A and lora_B.
+    """
+    own = len({tensor.name.rpartition(".")[0] for tensor in block.tensors}) + 4
+    return own + (4 * adapted(block, workload) if workload.method != "full" else 0)
 
 
-def forward_host_s(model: ModelShape, workload: Workload, *, zero_stage: int) -> float:
-    """Host time of the layers' forward pass, or of running them again under checkpointing."""
-    per_visit = ZERO3_VISIT_S if zero_stage == 3 else 0.0
-    return sum(block.count * (block_operations(block, workload) * HOST_S_PER_OPERATION + submodules(block) * per_visit)
-               for block in model.blocks)
-
-
-def backward_host_s(model: ModelShape, workload: Workload, *, zero_stage: int, reduces: bool) -> float:
-    """Host time of the layers' backward pass; `reduces` when this micro batch's gradients are reduced by hooks."""
-    operations = sum(block.count * block_operations(block, workload) for block in model.blocks)
-    total = operations * BACKWARD_OPERATIONS * HOST_S_PER_OPERATION
-    if zero_stage == 3:
-        total += sum(block.count * submodules(block) for block in model.blocks) * ZERO3_VISIT_S
-    if zero_stage >= 1 and reduces:
-        total += len(tensor_set(model, workload).trainable) * REDUCE_HOOK_S
-    return total
+def adapted(block: Block, workload: Workload) -> int:
+    """Linear layers that LoRA puts an adapter beside."""
+    return sum(1 for tensor in block.tensors if adapts(tensor, workload))

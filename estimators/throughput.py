@@ -17,7 +17,7 @@ from .collective_time import OVERLAP, Ring
 from .compute_time import ComputeTime, compute_time, memory_rate
 from .estimate import TimeEstimate, TimeTerm
 from .host_defaults import assumed_of_host
-from .host_time import MICRO_STEP_HOST_S, backward_host_s, forward_host_s
+from .host_time import MICRO_STEP_HOST_S, ZERO3_SERIAL, HostWork, host_work
 from .memory_bound import OPTIMIZER_PASSES_BYTES, gradient_bytes
 from .model_shape import ModelShape
 from .optimizers import optimizer
@@ -79,6 +79,7 @@ class _Step:
         self.model, self.workload, self.cluster, self.plan = model, workload, cluster, plan
         self.tensors: TensorSet = tensor_set(model, workload)
         self.ring: Ring = collective.ring(cluster)
+        self.host: HostWork = host_work(model, workload)
         self.compute: ComputeTime = compute_time(
             model, workload, cluster.gpu, plan.micro_batch_size, plan.gradient_checkpointing)
         self.micro_batches = plan.gradient_accumulation_steps
@@ -90,31 +91,34 @@ class _Step:
     def terms(self) -> list[TimeTerm]:
         return [*self._computing(), *self._forward_links(), *self._backward_links(), *self._optimizer()]
 
-    # Seconds of all forward and all backward passes, as long as the slower of GPU and host needs.
+    # Seconds of all forward and of all backward passes without what the links add.
 
     @property
     def _forward_s(self) -> float:
-        return self.micro_batches * max(self.compute.forward_s, self._forward_host_s)
+        return self.micro_batches * self._together(self.compute.forward_s, self._forward_host_s)
 
     @property
     def _backward_s(self) -> float:
-        gradients = self._gradient_s / self.micro_batches
-        return self.micro_batches * max(self.compute.backward_s + gradients, self._backward_host_s)
+        gpu = self.compute.backward_s + self._gradient_s / self.micro_batches
+        return self.micro_batches * self._together(gpu, self._backward_host_s)
+
+    def _together(self, gpu_s: float, host_s: float) -> float:
+        """The host launches ahead of the GPU, so the slower one counts; stage 3 keeps them closer together."""
+        serial = ZERO3_SERIAL if self.plan.zero_stage == 3 else 0.0
+        return max(gpu_s, host_s) + serial * min(gpu_s, host_s)
 
     @property
     def _forward_host_s(self) -> float:
-        return MICRO_STEP_HOST_S + forward_host_s(self.model, self.workload, zero_stage=self.plan.zero_stage)
+        return MICRO_STEP_HOST_S + self.host.forward_s(self.plan.zero_stage)
 
     @property
     def _backward_host_s(self) -> float:
-        stage, count = self.plan.zero_stage, self.micro_batches
-        once = backward_host_s(self.model, self.workload, zero_stage=stage, reduces=True)
-        if stage == 1 and count > 1:
-            quiet = backward_host_s(self.model, self.workload, zero_stage=stage, reduces=False)
-            once = (once + (count - 1) * quiet) / count
-        if self.plan.gradient_checkpointing:
-            once += forward_host_s(self.model, self.workload, zero_stage=stage)
-        return once
+        """Of a mean micro batch: stage 1 reduces in the last one only."""
+        stage, n = self.plan.zero_stage, self.micro_batches
+        reducing = n if stage >= 2 else 1
+        seconds = (reducing * self.host.backward_s(stage, reduces=True)
+                   + (n - reducing) * self.host.backward_s(stage, reduces=False)) / n
+        return seconds + (self.host.forward_s(stage) if self.plan.gradient_checkpointing else 0.0)
 
     @property
     def _gradient_s(self) -> float:
@@ -127,9 +131,7 @@ class _Step:
 
     def _computing(self) -> list[TimeTerm]:
         compute, n = self.compute, self.micro_batches
-        launched = max(0.0, self._forward_host_s - compute.forward_s) * n
-        device_backward = compute.backward_s * n + self._gradient_s
-        launched += max(0.0, self._backward_host_s * n - device_backward)
+        launched = self._forward_s + self._backward_s - n * (compute.forward_s + compute.backward_s) - self._gradient_s
         host = n * (self._forward_host_s + self._backward_host_s)
         inputs = (("n", n), ("B", self.plan.micro_batch_size), ("S", self.workload.seq_len))
 
@@ -148,20 +150,20 @@ class _Step:
                  n * (compute.loss_forward_s + compute.loss_backward_s)),
             term("recomputation", "gpu compute", "n (forward of every layer)", n * compute.recompute_s),
             term("gradient copies", "gpu memory", "(2 e per reduction + 3 e per sum) Pt / W", self._gradient_s),
-            term("launch overhead", "launch", "max(0, operations x host time - GPU time), forward and backward apart",
+            term("launch overhead", "launch", "host time that the GPU waits for, forward and backward apart",
                  launched, hidden_s=host - launched)]
 
     def _forward_links(self) -> list[TimeTerm]:
         lane = _Lane()
         if self.plan.zero_stage == 3:
-            self._gather(lane, self.micro_batches)
+            self._gather(lane, self.micro_batches * self._gathered_shares[0])
         return lane.terms(self._forward_s, overlaps=self.plan.overlap_comm)
 
     def _backward_links(self) -> list[TimeTerm]:
         plan, n = self.plan, self.micro_batches
         lane = _Lane(pieces=collective.reduce_calls(self.tensors, plan))
         if plan.zero_stage == 3:
-            passes = n * (1 - collective.kept_share(self.tensors, plan))
+            passes = n * self._gathered_shares[1]
             if plan.gradient_checkpointing and plan.stage3_max_reuse_distance < 2 * self.tensors.layer_numel:
                 passes *= 2
             self._gather(lane, passes)
@@ -170,6 +172,10 @@ class _Step:
         # Only the last of the micro batches has anything to reduce below stage 2.
         shadow = self._backward_s if plan.zero_stage >= 2 else self._backward_s / n
         return lane.terms(shadow, overlaps=plan.overlap_comm and plan.zero_stage >= 1)
+
+    @property
+    def _gathered_shares(self) -> tuple[float, float]:
+        return collective.gathered_shares(self.tensors, self.plan, self.cluster.world_size)
 
     def _gather(self, lane: _Lane, passes: float) -> None:
         """Stage 3: weights from the ranks' shards, which may lie in host memory or on NVMe."""
