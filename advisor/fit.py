@@ -37,17 +37,17 @@ def judge(memory: MemoryEstimate, cluster: Cluster, *, evidence: Evidence = "ana
     if gpu > 1:
         # A plan within its margin is refused for caution, and the reason must not claim that it is larger than the GPU.
         bare = memory.device_bytes_per_gpu / cluster.gpu.memory_bytes
-        reason = f"{_times(bare)} too large" if bare > 1 else "too close to the GPU's limit"
+        reason = f"{_times(bare)} too large" if bare > 1 else "within the margin"
         return Fit(fits=False, reason=reason, shortfall=gpu, limit="gpu")
     host = _share(memory.host_bytes_per_node, cluster.host_memory_bytes_per_node)
     if host > 1:
-        return Fit(fits=False, reason=f"host RAM {_times(host)} too small", shortfall=host, limit="host")
+        return Fit(fits=False, reason=f"RAM {_times(host)} short", shortfall=host, limit="host")
     nvme = memory.nvme_bytes_per_node
     if nvme and not cluster.nvme_bytes_per_node:
         return Fit(fits=False, reason="needs --nvme", shortfall=1.0, limit="nvme")
     disk = _share(nvme, cluster.nvme_bytes_per_node)
     if disk > 1:
-        return Fit(fits=False, reason=f"NVMe {_times(disk)} too small", shortfall=disk, limit="nvme")
+        return Fit(fits=False, reason=f"NVMe {_times(disk)} short", shortfall=disk, limit="nvme")
     return Fit(fits=True, reason="fits", shortfall=max(gpu, host, disk), limit="")
 
 

@@ -13,7 +13,7 @@ from .recommendation import Candidate, LadderStep, Recommendation
 from .units import GLUE, count, gib, percent, rate, seconds
 from .words import cluster_title, component_title, method_title, plan_title
 
-_COLUMNS = (("rung", -19), ("batch", 6), ("ckpt", 4), ("GPU GiB", 7), ("host RAM", 8), ("NVMe", 5), ("tokens/s", 8))
+_COLUMNS = (("rung", -19), ("batch", 5), ("ckpt", 4), ("GPU GiB", 7), ("RAM GiB", 7), ("NVMe", 5), ("tokens/s", 8))
 _SHADES = "█▓▒░"
 _PLAIN_SHADES = "#=+-"
 _STYLES = ("cyan", "magenta", "yellow", "green", "blue", "red")

@@ -16,8 +16,8 @@ FAST = ["--no-deepspeed-estimate", "--offline"]
 def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """`ds-advise` in a process of its own, its output read as a pipe."""
     clean = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
-    return subprocess.run([sys.executable, "-m", "ds_advise", *arguments], cwd=cwd, capture_output=True, text=True,
-                          timeout=60, env={**clean, **environment})
+    return subprocess.run([sys.executable, "-m", "ds_advise", *arguments], cwd=cwd, capture_output=True,
+                          encoding=environment.get("PYTHONIOENCODING"), text=True, timeout=60, env={**clean, **environment})
 
 
 def test_the_main_command_answers_and_writes_the_configuration(tmp_path: Path) -> None:
