@@ -1,7 +1,7 @@
 """Device memory beside tensors: library workspaces, the allocator's slack, the CUDA context, NCCL's buffers.
 
-These figures come from published observations, not from this model's arithmetic: expect them to be off by some hundred MiB
-until a probe has measured them.
+These figures come from published observations, not from this model's arithmetic: expect them to be off by some hundred
+MiB until a probe has measured them.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ from .terms import term
 MIB = 1 << 20
 
 CUBLAS_HANDLES = 2
-"""The main thread runs the forward pass, autograd's thread the backward pass; each has a handle and a workspace of its own."""
+"""The main thread runs the forward pass, autograd's thread the backward pass; each has a handle and a workspace of its
+own."""
 
 CONTEXT_BYTES = {"hopper": 600 * MIB, "ampere": 480 * MIB, "older": 400 * MIB}
-"""A bare context with lazily loaded kernels takes 256 MiB (RTX 3090, torch 2.7 + CUDA 12.8: invoke-ai/InvokeAI issue 9413) to
-426 MiB (RTX 6000 Ada, torch 2.10 + CUDA 13.0: unslothai/unsloth-zoo pull 1053); training loads some hundred MiB of kernels on
-top (0.47 to 0.92 GiB in all: stas00/ml-engineering)."""
+"""A bare context with lazily loaded kernels takes 256 MiB (RTX 3090, torch 2.7 + CUDA 12.8: invoke-ai/InvokeAI issue
+9413) to 426 MiB (RTX 6000 Ada, torch 2.10 + CUDA 13.0: unslothai/unsloth-zoo pull 1053); training loads some hundred
+MiB of kernels on top (0.47 to 0.92 GiB in all: stas00/ml-engineering)."""
 
 NCCL_CHANNELS = {"nvlink": 24, "pcie": 4}
 NCCL_CONNECTIONS = 4
 """Ring and tree: about four peers' receive buffers per channel."""
 NCCL_CONNECTION_BYTES = 10 * MIB
-"""LL, LL128 and Simple buffers of one connection: 10,485,760 bytes (NVIDIA/nccl issue 1685, which reports 1.06 GB of context
-and NCCL before its first all-to-all on 8 H100). NCCL's memory is linear in its channels, of which it opens as many as the
-links need, and stops growing beyond two nodes (NVIDIA/nccl issue 864)."""
+"""LL, LL128 and Simple buffers of one connection: 10,485,760 bytes (NVIDIA/nccl issue 1685, which reports 1.06 GB of
+context and NCCL before its first all-to-all on 8 H100). NCCL's memory is linear in its channels, of which it opens as
+many as the links need, and stops growing beyond two nodes (NVIDIA/nccl issue 864)."""
 
 SLACK_SHARE = {0: 0.03, 1: 0.03, 2: 0.03, 3: 0.08}
-"""Of the bytes that come and go: what the caching allocator holds beside them. ZeRO-3 gathers and releases tensors of many
-sizes on two streams, so its cache fits worse. To be calibrated by probes."""
+"""Of the bytes that come and go: what the caching allocator holds beside them. ZeRO-3 gathers and releases tensors of
+many sizes on two streams, so its cache fits worse. To be calibrated by probes."""
 
 SEGMENT_BYTES = 20 * MIB
 """Smallest segment for requests over 1 MiB; about one stays half used (torch 2.13 CUDACachingAllocator)."""
@@ -51,7 +52,8 @@ def library_workspace(gpu: Gpu) -> tuple[MemoryTerm, ...]:
     recent = _generation(gpu.compute_capability) == "hopper"
     size = 32 * MIB if recent else (2 * 4096 + 8 * 16) * 1024
     return term("library_workspace", CUBLAS_HANDLES * size, "handles x workspace",
-                "torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp getChosenWorkspaceSize", handles=CUBLAS_HANDLES, workspace=size)
+                "torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp getChosenWorkspaceSize",
+                handles=CUBLAS_HANDLES, workspace=size)
 
 
 def allocator_overhead(plan: Plan, transient_bytes: int) -> tuple[MemoryTerm, ...]:
@@ -65,7 +67,8 @@ def allocator_overhead(plan: Plan, transient_bytes: int) -> tuple[MemoryTerm, ..
 def outside_allocator(cluster: Cluster) -> tuple[MemoryTerm, ...]:
     """CUDA context and NCCL, which PyTorch's counters do not see and nvidia-smi does."""
     context = CONTEXT_BYTES[_generation(cluster.gpu.compute_capability)]
-    terms = term("cuda_context", context, "by GPU generation", "InvokeAI issue 9413, unsloth-zoo pull 1053, stas00/ml-engineering")
+    terms = term("cuda_context", context, "by GPU generation",
+                 "InvokeAI issue 9413, unsloth-zoo pull 1053, stas00/ml-engineering")
     if cluster.world_size == 1:
         return terms
     switched = "NVLink" in cluster.gpu.peer_link and "bridge" not in cluster.gpu.peer_link

@@ -3,19 +3,21 @@
 What one GPU holds of gradients (w bytes each; DeepSpeed accumulates in the model's dtype unless told otherwise):
 
 - Stage 0: all of them, w Pt, until the step.
-- Stage 1: all of them while micro batches accumulate; at the boundary those that passed through the bucket are freed, but a
-  tensor larger than the bucket keeps its gradient until the pass ends.
-- Stage 2: the whole gradients of the tensors that the rank's partition touches (not only the part inside it), a second time
-  while another micro batch is added.
+- Stage 1: all of them while micro batches accumulate; at the boundary those that passed through the bucket are freed,
+  but a tensor larger than the bucket keeps its gradient until the pass ends.
+- Stage 2: the whole gradients of the tensors that the rank's partition touches (not only the part inside it), a second
+  time while another micro batch is added.
 - Stage 3: one shard of every gradient, in a buffer that is never freed.
 
-Offloaded gradients leave the GPU tensor by tensor; the gradient norm, taken in fp64, needs 8 bytes an element as they pass.
+Offloaded gradients leave the GPU tensor by tensor; the gradient norm, taken in fp64, needs 8 bytes an element as they
+pass.
 
-Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (`setup_buckets`, `reduce_independent_p_g_buckets_and_remove_grads`,
+Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (`setup_buckets`,
+        `reduce_independent_p_g_buckets_and_remove_grads`,
 `copy_grads_in_partition`, `independent_gradient_partition_epilogue`, `step`), runtime/zero/stage3.py
-(`_setup_for_real_optimizer`, `partition_grads`, `_prepare_fp32_grad_for_sub_group`), runtime/fp16/fused_optimizer.py and
-unfused_optimizer.py `step`, runtime/zero/utils.py `get_norm_dtype`. Checked against dry runs of that engine.
-Not covered: Muon's gathered matrices and its Newton-Schulz products (up to a quarter of a GiB and a few matrices).
+(`_setup_for_real_optimizer`, `partition_grads`, `_prepare_fp32_grad_for_sub_group`), runtime/fp16/fused_optimizer.py
+and unfused_optimizer.py `step`, runtime/zero/utils.py `get_norm_dtype`. Checked against dry runs of that engine. Not
+covered: Muon's gathered matrices and its Newton-Schulz products (up to a quarter of a GiB and a few matrices).
 """
 
 from __future__ import annotations
@@ -48,18 +50,22 @@ _STAGE_3 = "deepspeed 0.19.8 runtime/zero/stage3.py"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientMemory:
-    """Terms about gradients at the moments of a step; which moment, `memory.estimate_memory` says.
+    """Terms about gradients at the moments of a step.
 
-    forward: while a micro batch runs forward (gradients of earlier ones, permanent buffers).
-    head:    when the output head's gradient is made, all activations still alive.
-    layer:   in the backward pass of the last layer.
-    end:     when the embedding's gradient is made.
-    step:    in the optimizer's step.
+    forward:        while a micro batch runs forward: gradients of earlier ones, permanent buffers.
+    head:           when the output head's gradient is made; nothing has been reduced yet.
+    head_reduction: when that gradient is reduced, or copied to the bucket; the logits are gone.
+    layer:          in the backward pass of the last layer.
+    reduction:      the same, while a full bucket is reduced.
+    end:            when the embedding's gradient is made.
+    step:           in the optimizer's step.
     """
 
     forward: tuple[MemoryTerm, ...]
     head: tuple[MemoryTerm, ...]
+    head_reduction: tuple[MemoryTerm, ...]
     layer: tuple[MemoryTerm, ...]
+    reduction: tuple[MemoryTerm, ...]
     end: tuple[MemoryTerm, ...]
     step: tuple[MemoryTerm, ...]
 
@@ -71,31 +77,41 @@ def gradient_memory(cut: Partitions, plan: Plan, optimizer: Optimizer) -> Gradie
     return _stage_1_2(cut, plan, optimizer) if plan.zero_stage < 3 else _stage_3(cut, plan, optimizer)
 
 
-def _edges(cut: Partitions) -> tuple[int, int, int, bool]:
-    """Elements of the gradients that arise at the head, in a layer (its widest tensor) and at the embedding; whether tied."""
-    tensors = cut.tensors
-    if not tensors.trains_head:
-        return 0, max(tensors.layer_tensors), 0, False
-    return tensors.head, max(tensors.layer_tensors), tensors.embedding, tensors.model.tied and tensors.head > 0
+@dataclass(frozen=True, slots=True)
+class _Gradients:
+    """Elements of single gradients: the head's, the widest one of a layer, all of the embedding's at the end.
+
+    A tied embedding collects the head's gradient, its own and their sum, and holds the first through all layers.
+    """
+
+    head: int
+    layer: int
+    held: int
+    end: int
+
+    @staticmethod
+    def of(cut: Partitions) -> _Gradients:
+        tensors = cut.tensors
+        widest = max(numel for numel in tensors.trainable_layer)
+        if not tensors.trains_head:
+            return _Gradients(0, widest, 0, widest)
+        if tensors.model.tied and tensors.head:
+            return _Gradients(tensors.head, widest, tensors.head, 3 * tensors.head)
+        return _Gradients(tensors.head, widest, 0, tensors.embedding)
 
 
 def _stage_0(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemory:
     tensors = cut.tensors
     width, trainable = tensors.workload.weight_bytes, tensors.trainable_numel
-    head, widest, embedding, tied = _edges(cut)
+    single = _Gradients.of(cut)
+    # Backward adds a new gradient, a temporary, to the one that exists from earlier micro batches.
+    earlier = trainable if plan.gradient_accumulation_steps > 1 else 0
 
     def gradients(numel: int, formula: str) -> tuple[MemoryTerm, ...]:
         return term("gradients", width * numel, formula, _STAGE_0, w=width, Pt=trainable)
 
-    every = gradients(trainable, "w Pt")
-    if plan.gradient_accumulation_steps > 1:
-        # Backward adds into gradients that exist; the new one is a temporary beside them.
-        forward, at_head = every, gradients(trainable + head, "w (Pt + head)")
-        layer = gradients(trainable + widest + head * tied, "w (Pt + layer)")
-    else:
-        forward, at_head, layer = (), gradients(head, "w head"), gradients(widest + head, "w (head + layer)")
     copied = min(trainable, ALLREDUCE_BUCKET + tensors.largest_trainable)
-    end = gradients(trainable + 2 * embedding * tied, "w Pt") + term(
+    end = gradients(trainable + max(0, single.end - single.head) * (single.held > 0), "w Pt") + term(
         "reduce_buckets", width * copied, "w min(Pt, 5e8 + largest)", _STAGE_0, w=width, Pt=trainable,
         largest=tensors.largest_trainable)
     if tensors.workload.precision == "fp32":
@@ -105,25 +121,28 @@ def _stage_0(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
         temporary, formula = 8 * trainable, "(4 + 4) Pt"
     else:
         temporary, formula = (4 + optimizer.step_bytes) * trainable, "(4 + s) Pt"
-    step = every + term("step_temporaries", temporary, formula, "deepspeed 0.19.8 runtime/fp16/fused_optimizer.py, "
-                        "unfused_optimizer.py step", Pt=trainable, s=optimizer.step_bytes)
-    return GradientMemory(forward=forward, head=at_head, layer=layer, end=end, step=step)
+    step = gradients(trainable, "w Pt") + term(
+        "step_temporaries", temporary, formula, "deepspeed 0.19.8 runtime/fp16/fused_optimizer.py, unfused_optimizer.py step",
+        Pt=trainable, s=optimizer.step_bytes)
+    at_head = gradients(earlier + single.head, "w (earlier + head)")
+    layer = gradients(earlier + single.head + single.layer, "w (earlier + head + layer)")
+    return GradientMemory(forward=gradients(earlier, "w Pt"), head=at_head, head_reduction=at_head, layer=layer,
+                          reduction=layer, end=end, step=step)
 
 
 def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemory:
     tensors = cut.tensors
     width, trainable, bucket_numel = tensors.workload.weight_bytes, tensors.trainable_numel, plan.reduce_bucket_size
-    head, widest, embedding, tied = _edges(cut)
+    single = _Gradients.of(cut)
     offloaded, accumulates = plan.offload_optimizer != "none", plan.gradient_accumulation_steps > 1
     source = _STAGE_1_2
-
     buckets = 2 if plan.overlap_comm else 1
-    # Gradients for several ranks are flattened once more before they are reduced.
+    # A bucket with gradients for several ranks is flattened once more before it is reduced.
     copied = min(bucket_numel, trainable) if cut.world_size > 1 else 0
-    bucket = term("reduce_buckets", width * buckets * bucket_numel, "w b bucket", source + " setup_buckets",
-                  w=width, b=buckets, bucket=bucket_numel)
-    reducing = term("reduce_buckets", width * (buckets * bucket_numel + copied), "w (b bucket + min(bucket, Pt))",
-                    source + " setup_buckets, allreduce_bucket", w=width, b=buckets, bucket=bucket_numel, Pt=trainable)
+
+    def bucket(copied: int = 0) -> tuple[MemoryTerm, ...]:
+        return term("reduce_buckets", width * (buckets * bucket_numel + copied), "w (b bucket + copied)",
+                    source + " setup_buckets, allreduce_bucket", w=width, b=buckets, bucket=bucket_numel, copied=copied)
 
     def gradients(numel: int, formula: str) -> tuple[MemoryTerm, ...]:
         return term("gradients", width * numel, formula, source + " copy_grads_in_partition", w=width, Pt=trainable,
@@ -136,40 +155,41 @@ def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMem
                     source + " temp_grad_buffer_for_gpu_offload, set_norm_for_param_grad_in_gpu",
                     w=width, largest=tensors.largest_trainable, slice=piece)
 
-    # The whole model's gradients when stage 1 accumulates or does not overlap; else those too large for the bucket.
-    oversize = sum(numel for numel in tensors.trainable if numel > bucket_numel)
+    # Gradients that this rank will own, once reduced: none on the GPU when they are offloaded.
     owned, owned_last = (0, 0) if offloaded else (cut.touched, cut.last_load.touched)
+    large_head = single.head if single.head > bucket_numel else 0
     if plan.zero_stage == 1:
-        kept = trainable if accumulates or not plan.overlap_comm else oversize
-        forward = gradients(trainable, "w Pt") + bucket if accumulates else ()
-        before = trainable if accumulates else 0
-        at_head = gradients(max(before + head, head + owned_last), "w (Pt + head)")
-        layer = gradients(max(before + widest, (head if head > bucket_numel else 0) + owned_last) + head * tied, "w (head + T)")
-        end = gradients(max(kept, oversize + owned) + 2 * embedding * tied
-                        + (owned if not plan.overlap_comm and not accumulates else 0), "w max(Pt, oversize + T)")
+        earlier = trainable if accumulates else 0
+        forward = gradients(earlier, "w Pt") + (bucket() if accumulates else ())
+        # Until the pass ends: everything where nothing is reduced on the way, else what did not fit in the bucket.
+        large = sum(numel for numel in tensors.trainable if numel > bucket_numel)
+        unreduced = trainable if accumulates or not plan.overlap_comm else large
+        held = max(earlier, large_head + owned_last)
+        end = max(unreduced + (0 if plan.overlap_comm else owned), large + owned) + single.end - min(single.end, large)
     else:
-        before = owned if accumulates else 0
-        forward = gradients(before, "w T")
-        at_head = gradients(before + owned_last + head, "w (T + head)")
-        layer = gradients(before + owned_last + widest + head * tied, "w (T + layer)")
-        end = gradients(before + owned + embedding * (3 if tied else 1), "w (T + embedding)")
-
-    permanent = staging(0)
-    step: tuple[MemoryTerm, ...]
-    if offloaded:
-        step = permanent
-    else:
-        step = _flat_step(cut, optimizer, source)
+        earlier = owned if accumulates else 0
+        forward = gradients(earlier, "w T")
+        held = earlier + owned_last
+        end = earlier + owned + single.end
+    reduced_head = held + single.head if plan.zero_stage == 2 or accumulates else single.head + owned_last
+    in_layer = gradients(held + single.layer + single.held, "w (held + layer)")
+    ending = copied if bucket_numel >= trainable else 0
     return GradientMemory(
-        forward=forward + permanent, head=at_head + bucket + staging(min(head, cut.last_load.slice)),
-        layer=layer + reducing + staging(min(widest, cut.slice)), end=end + bucket + staging(min(embedding, cut.slice)), step=step)
+        forward=forward + staging(0),
+        head=gradients(earlier + single.head, "w (earlier + head)") + (bucket() if forward and plan.zero_stage == 1 else ())
+        + staging(0),
+        head_reduction=gradients(reduced_head, "w (held + head)") + bucket() + staging(min(large_head, cut.last_load.slice)),
+        layer=in_layer + bucket() + staging(min(single.layer, cut.slice)),
+        reduction=in_layer + bucket(copied - ending) + staging(min(single.layer, cut.slice)),
+        end=gradients(end, "w (held + embedding)") + bucket(ending) + staging(min(single.end, cut.slice)),
+        step=staging(0) if offloaded else _flat_step(cut, optimizer, source))
 
 
 def _flat_step(cut: Partitions, optimizer: Optimizer, source: str) -> tuple[MemoryTerm, ...]:
     """Stages 1 and 2 without offload: the largest of three phases, on the rank where it is largest.
 
-    The norm: gradients + 8 slice. The cast: gradients + their flat copy + its fp32 copy. The update: the fp32 copy + the
-    optimizer's temporaries.
+    The norm: gradients + 8 slice. The cast: gradients + their flat copy + its fp32 copy. The update: the fp32 copy +
+    the optimizer's temporaries.
     """
     width, part = cut.tensors.workload.weight_bytes, cut.partition
     cast = (width + 4 if width < 4 else 4) * part
@@ -186,25 +206,26 @@ def _flat_step(cut: Partitions, optimizer: Optimizer, source: str) -> tuple[Memo
 
 def _stage_3(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemory:
     tensors = cut.tensors
-    width, world = tensors.workload.weight_bytes, cut.world_size
-    head, widest, embedding, tied = _edges(cut)
+    width, world, trainable = tensors.workload.weight_bytes, cut.world_size, tensors.trainable_numel
+    single = _Gradients.of(cut)
     offloaded = plan.offload_optimizer != "none"
     source = _STAGE_3
     shards = 0 if offloaded else cut.shard_total
+    large_head = single.head if single.head > plan.reduce_bucket_size else 0
+    # Reduce-scatter interleaves a bucket's tensors in a copy; one tensor that N divides is reduced in place.
+    copied = min(plan.reduce_bucket_size, trainable) if world > 1 else 0
+    ending = copied if plan.reduce_bucket_size >= trainable else 0
+    # Fragments too small for the disk wait on the GPU in fp32 until the step.
+    unswapped = sum(shard for shard in cut.shards if 4 * shard < SWAP_MIN_BYTES) if plan.offload_optimizer == "nvme" else 0
 
-    bucket = term("reduce_buckets", width * plan.reduce_bucket_size, "w bucket", source + " _setup_for_real_optimizer",
-                  w=width, bucket=plan.reduce_bucket_size)
-    # Reduce-scatter interleaves the bucket's tensors in a copy.
-    reducing = term("reduce_buckets", width * (plan.reduce_bucket_size + min(plan.reduce_bucket_size, tensors.trainable_numel)),
-                    "w (bucket + min(bucket, Pt))", "deepspeed 0.19.8 runtime/comm/coalesced_collectives.py "
-                    "reduce_scatter_coalesced", w=width, bucket=plan.reduce_bucket_size, Pt=tensors.trainable_numel)
+    def bucket(copied: int = 0) -> tuple[MemoryTerm, ...]:
+        return term("reduce_buckets", width * (plan.reduce_bucket_size + copied), "w (bucket + copied)",
+                    source + " _setup_for_real_optimizer, runtime/comm/coalesced_collectives.py reduce_scatter_coalesced",
+                    w=width, bucket=plan.reduce_bucket_size, copied=copied)
 
     def gradients(whole: int, formula: str) -> tuple[MemoryTerm, ...]:
         return term("gradients", width * (shards + whole), formula, source + " grad_partitions_flat_buffer",
-                    w=width, Pt=tensors.trainable_numel, N=world)
-
-    # Fragments too small for the disk wait on the GPU in fp32 until the step.
-    unswapped = sum(shard for shard in cut.shards if 4 * shard < SWAP_MIN_BYTES) if plan.offload_optimizer == "nvme" else 0
+                    w=width, Pt=trainable, N=world)
 
     def staging(numel: int) -> tuple[MemoryTerm, ...]:
         if not offloaded:
@@ -214,16 +235,20 @@ def _stage_3(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
                     "(w + 8) n / N + 4 unswapped", source + " partition_grads, _offload_grad_partition_at_boundary",
                     w=width, n=numel, N=world, unswapped=unswapped)
 
-    forward = gradients(0, "w Pt''") + bucket
-    step = bucket + staging(0)
+    forward = gradients(0, "w Pt''") + bucket()
+    in_layer = gradients(single.layer + single.held, "w (Pt'' + layer)")
+    step = forward + staging(0)
     if not offloaded:
         largest = max(sub_group_numels(cut.shards, plan.sub_group_size))
         temporary = max(NORM_BYTES * cut.largest_shard, (width + 4 if width < 4 else 4) * largest,
                         int((4 + optimizer.step_bytes) * largest))
-        step = forward + term("step_temporaries", temporary, "max(8 shard, (w + 4) G)",
-                              source + " get_grad_norm_direct, _prepare_fp32_grad_for_sub_group",
-                              w=width, shard=cut.largest_shard, G=largest)
+        step += term("step_temporaries", temporary, "max(8 shard, (w + 4) G)",
+                     source + " get_grad_norm_direct, _prepare_fp32_grad_for_sub_group",
+                     w=width, shard=cut.largest_shard, G=largest)
     return GradientMemory(
-        forward=forward, head=gradients(head, "w (Pt'' + head)") + bucket + staging(head),
-        layer=gradients(widest + head * tied, "w (Pt'' + layer)") + reducing + staging(widest),
-        end=gradients(embedding * (3 if tied else 1), "w (Pt'' + embedding)") + bucket + staging(embedding), step=step)
+        forward=forward, head=gradients(single.head, "w (Pt'' + head)") + bucket(),
+        head_reduction=gradients(single.head, "w (Pt'' + head)") + bucket(large_head if large_head % world else 0)
+        + staging(large_head),
+        layer=in_layer + bucket() + staging(single.layer),
+        reduction=in_layer + bucket(copied - ending) + staging(single.layer),
+        end=gradients(single.end, "w (Pt'' + embedding)") + bucket(ending) + staging(single.end), step=step)

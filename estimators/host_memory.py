@@ -10,8 +10,8 @@ What L local ranks keep on the host, bytes per element of one rank's partition (
 | parameters (cpu), stage 3| w weights, and once more: their first home, tensor by      |                                   |
 |                          | tensor, which the pinned allocator keeps after it is freed |                                   |
 
-With `pin_memory` off, all of it is pageable. torch rounds every pinned block up to a power of two and returns none to the
-system, which is why what is pinned can be almost twice what is used (DS_PIN_MEMORY_BACKEND=native avoids it).
+With `pin_memory` off, all of it is pageable. torch rounds every pinned block up to a power of two and returns none to
+the system, which is why what is pinned can be almost twice what is used (DS_PIN_MEMORY_BACKEND=native avoids it).
 
 Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py `__init__`, `initialize_optimizer_states`,
 `async_accumulate_grad_in_cpu_via_gpu`; runtime/zero/stage3.py `_create_fp32_partitions`, `initialize_optimizer_states`,
@@ -32,7 +32,8 @@ from .trainable import Partitions
 from .zero_states import state_bytes
 
 PROCESS_BYTES = 2 << 30
-"""Python, torch, CUDA libraries and tokenized data of one rank; two small runs reported 1.2 and 2.8 GB of host memory in all."""
+"""Python, torch, CUDA libraries and tokenized data of one rank; two small runs reported 1.2 and 2.8 GB of host memory
+in all."""
 
 _STAGE_1_2 = "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py"
 _STAGE_3 = "deepspeed 0.19.8 runtime/zero/stage3.py"
@@ -41,7 +42,8 @@ _STAGE_3 = "deepspeed 0.19.8 runtime/zero/stage3.py"
 def pinned_block(size_bytes: int) -> int:
     """Bytes of the block behind a pinned tensor: the next power of two.
 
-    Source: torch 2.13 ATen/core/CachingHostAllocator.h `allocate` (PowerOf2Ceil below pinned_max_round_threshold, which has
+    Source: torch 2.13 ATen/core/CachingHostAllocator.h `allocate` (PowerOf2Ceil below pinned_max_round_threshold,
+            which has
     no limit by default).
     """
     return 1 << (size_bytes - 1).bit_length() if size_bytes else 0
@@ -75,7 +77,8 @@ def host_terms(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: i
     return pinned, pageable
 
 
-def _blocks(name: str, sizes: tuple[int, ...], local_ranks: int, formula: str, source: str, *, pin: bool) -> tuple[MemoryTerm, ...]:
+def _blocks(name: str, sizes: tuple[int, ...], local_ranks: int, formula: str, source: str, *,
+            pin: bool) -> tuple[MemoryTerm, ...]:
     total = sum(pinned_block(size) for size in sizes) if pin else sum(sizes)
     return term(name, local_ranks * total, formula, source, L=local_ranks)
 
@@ -130,13 +133,14 @@ def _parameters(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryTe
 def loading_bytes(cut: Partitions, plan: Plan, local_ranks: int) -> int:
     """Peak of a node's host memory while the model is loaded and partitioned.
 
-    Stages 0 to 2: every local rank builds the whole model on the host before it moves to its GPU: L w P. Stage 3 is built
-    under `zero.Init` (by the Trainer, whose TrainingArguments come before the model, and by the emitted plain script): only
-    rank 0 reads the checkpoint, w P, and the shards go where they will stay. A quantized model goes to the GPU tensor by
-    tensor.
+    Stages 0 to 2: every local rank builds the whole model on the host before it moves to its GPU: L w P. Stage 3 is
+    built under `zero.Init` (by the Trainer, whose TrainingArguments come before the model, and by the emitted plain
+    script): only rank 0 reads the checkpoint, w P, and the shards go where they will stay. A quantized model goes to
+    the GPU tensor by tensor.
 
     Source: transformers 5.23 modeling_utils.py `_load_pretrained_model`; deepspeed 0.19.8 runtime/engine.py
-    `_configure_distributed_model`. Not covered: a checkpoint in another dtype than the workload's, .bin files without mmap.
+    `_configure_distributed_model`. Not covered: a checkpoint in another dtype than the workload's, .bin files without
+    mmap.
     """
     tensors = cut.tensors
     width = tensors.workload.weight_bytes

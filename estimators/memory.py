@@ -4,23 +4,24 @@
 
 A training step passes through a few moments, and any of them may be the peak:
 
-- initialize: stages 1 and 2 hold the trainable weights twice while they flatten them (on the host instead, when the GPU is short).
+- initialize: stages 1 and 2 hold the trainable weights twice while they flatten them (on the host instead, when the
+  GPU is short).
 - forward_backward_top: all activations are saved, the loss and its copies are alive.
-- head_backward: the output head's gradient is made, all activations are still saved.
-- layer_backward: the last layer runs backward, with recomputation when checkpointing.
+- head_backward, head_reduction: the output head's gradient is made, then reduced; all activations are still saved.
+- layer_backward, gradient_reduction: the last layer runs backward, with recomputation when checkpointing; a full
+  bucket is reduced.
 - backward_end: the embedding's gradient is made, few activations are left.
 - step: gradient norm, fp32 gradients, the optimizer's temporaries.
 
 Each moment is a sum of terms from one file each: `zero_states` (weights, masters, states), `gathered_parameters`,
-`gradient_memory`, `activations`. All arithmetic on sizes is exact in bytes of live tensors; `device_overhead` adds what is only
-observed. Evidence: analytic, compared with dry runs of the real engine in `benchmarks/`.
+`gradient_memory`, `activations`. All arithmetic on sizes is exact in bytes of live tensors; `device_overhead` adds
+what is only observed. Evidence: analytic, compared with dry runs of the real engine in `benchmarks/`.
 
 Quick enough for a search: what depends on the model and workload alone is computed once (`trainable.tensor_set`,
 `trainable.partitions`).
 """
 
 from __future__ import annotations
-
 
 from .activations import activation_memory
 from .cluster import Cluster
@@ -85,7 +86,7 @@ def _step(cut: Partitions, plan: Plan, cluster: Cluster, runs: Optimizer, gather
     model, workload = tensors.model, tensors.workload
     gradients = gradient_memory(cut, plan, runs)
     activations = activation_memory(model, workload, plan.micro_batch_size, plan.gradient_checkpointing,
-                                    compute_capability=cluster.gpu.compute_capability)
+                                    compute_capability=cluster.gpu.compute_capability, zero_stage=plan.zero_stage)
     saved = activations.saved_terms
     width = workload.weight_bytes
 
@@ -93,19 +94,23 @@ def _step(cut: Partitions, plan: Plan, cluster: Cluster, runs: Optimizer, gather
         return term("gathered_parameters", width * numel, "w gathered", "estimators/gathered_parameters.py, deepspeed 0.19.8 "
                     "runtime/zero/partitioned_param_coordinator.py", w=width, gathered=numel)
 
-    moments = (
+    moments = [
         Moment(name="forward_backward_top",
                terms=resident + gradients.forward + whole(gathered.loss) + saved + activations.loss_terms),
         Moment(name="layer_backward",
-               terms=resident + gradients.layer + whole(gathered.layers) + saved + activations.block_terms),
+               terms=resident + gradients.layer + whole(gathered.layer) + saved + activations.block_terms),
+        Moment(name="gradient_reduction",
+               terms=resident + gradients.reduction + whole(gathered.reduction) + saved + activations.block_terms),
         Moment(name="backward_end", terms=resident + gradients.end + whole(gathered.end)),
-        Moment(name="step", terms=resident + gradients.step))
-    if not (tensors.trains_head and tensors.head):
-        return moments
-    logits = 0 if workload.loss == "fused" else width * plan.micro_batch_size * workload.seq_len * model.vocab_size
-    return (*moments, Moment(name="head_backward", terms=resident + gradients.head + whole(gathered.loss) + saved + term(
-        "logits_and_loss", logits, "w B S V", "gradient of the logits", w=width, B=plan.micro_batch_size, S=workload.seq_len,
-        V=model.vocab_size)))
+        Moment(name="step", terms=resident + gradients.step)]
+    if tensors.trains_head and tensors.head:
+        logits = 0 if workload.loss == "fused" else width * plan.micro_batch_size * workload.seq_len * model.vocab_size
+        moments += [
+            Moment(name="head_backward", terms=resident + gradients.head + whole(gathered.head) + saved + term(
+                "logits_and_loss", logits, "w B S V", "gradient of the logits", w=width, B=plan.micro_batch_size,
+                S=workload.seq_len, V=model.vocab_size)),
+            Moment(name="head_reduction", terms=resident + gradients.head_reduction + whole(gathered.head_reduction) + saved)]
+    return tuple(moments)
 
 
 def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None = None) -> str | None:
@@ -124,7 +129,7 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
     if plan.offload_optimizer != "none" and runs.cpu_state_bytes is None:
         return f"{workload.optimizer} does not run on the host"
     if workload.method == "qlora" and plan.zero_stage == 3:
-        return "bitsandbytes weights are quantized on the GPU and not built under zero.Init, so ZeRO-3 cannot shard them as they load"
+        return "4-bit weights are not built under zero.Init, so ZeRO-3 cannot shard them as they load"
     if cluster is not None and "nvme" in (plan.offload_optimizer, plan.offload_param):
         return _unswappable(partitions(tensor_set(model, workload), cluster.world_size), plan, runs)
     return None

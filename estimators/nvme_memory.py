@@ -1,11 +1,14 @@
 """NVMe swapping (stage 3): bytes on disk, and the pinned buffers that every rank keeps for it.
 
-Disk, per rank: masters, states and gradients in fp32, (4 + o + 4) Pt''; weights, w Pt''. Only what reaches 1 MiB is swapped.
+Disk, per rank: masters, states and gradients in fp32, (4 + o + 4) Pt''; weights, w Pt''. Only what reaches 1 MiB is
+swapped.
 
 Buffers, per rank, page-locked by posix_memalign and mlock, so not rounded to powers of two:
-- optimizer: `buffer_count` buffers of 4 bytes for the largest sub-group. With the default sub_group_size of 1e9 that is 16 GB.
-- parameters: `buffer_count` x `buffer_size` elements of w bytes; up to 1e9 elements (`max_in_cpu`) of weights in host memory
-  before any goes to the disk; and, once some do, one buffer for the whole, not sharded, tensors of the largest sub-group.
+- optimizer: `buffer_count` buffers of 4 bytes for the largest sub-group. With the default sub_group_size of 1e9 that
+  is 16 GB.
+- parameters: `buffer_count` x `buffer_size` elements of w bytes; up to 1e9 elements (`max_in_cpu`) of weights in host
+  memory before any goes to the disk; and, once some do, one buffer for the whole, not sharded, tensors of the largest
+  sub-group.
 
 Source: deepspeed 0.19.8 runtime/swap_tensor/utils.py SwapBufferManager, partitioned_param_swapper.py
 AsyncPartitionedParameterSwapper, optimizer_utils.py OptimizerSwapper, runtime/zero/stage3.py
@@ -43,7 +46,8 @@ def states_per_master(optimizer: Optimizer) -> int:
 
 @lru_cache(maxsize=256)
 def _swapped_weights(cut: Partitions, sub_group_size: int) -> tuple[int, int]:
-    """(elements of the flat host buffer, whole elements of the largest sub-group when one does not fit in it, else 0)."""
+    """(elements of the flat host buffer, whole elements of the largest sub-group when one does not fit in it, else
+    0)."""
     world, groups, current = cut.world_size, [], []
     limit = sub_group_size if sub_group_size < cut.shard_total else cut.shard_total
     filled = 0
@@ -69,7 +73,8 @@ def swap_buffers(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryT
     if plan.offload_optimizer == "nvme":
         largest = align_up(4 * max(sub_group_numels(cut.shards, plan.sub_group_size)), ALIGNED_BYTES)
         terms += term("optimizer_swap_buffers", local_ranks * plan.optimizer_buffer_count * largest, "L buffer_count 4 G",
-                      _SWAP + "utils.py SwapBufferManager", L=local_ranks, buffer_count=plan.optimizer_buffer_count, G=largest // 4)
+                      _SWAP + "utils.py SwapBufferManager", L=local_ranks, buffer_count=plan.optimizer_buffer_count,
+                      G=largest // 4)
     if plan.offload_param == "nvme":
         size = align_up(width * plan.param_buffer_size, ALIGNED_BYTES)
         flat, whole = _swapped_weights(cut, plan.sub_group_size)

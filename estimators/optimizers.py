@@ -1,8 +1,8 @@
 """The optimizers that DeepSpeed runs, and what each keeps per parameter.
 
-Under ZeRO an optimizer sees one flat fp32 partition per parameter group, not the model's matrices. What is small because it
-is factored by rows and columns (Adafactor), or what is decided layer by layer (LAMB's trust ratio), is therefore not what
-its paper promises.
+Under ZeRO an optimizer sees one flat fp32 partition per parameter group, not the model's matrices. What is small
+because it is factored by rows and columns (Adafactor), or what is decided layer by layer (LAMB's trust ratio), is
+therefore not what its paper promises.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "adamw_8bit": Optimizer(
         state_bytes=2.03125, cpu_state_bytes=None,
         source="bitsandbytes optim/optimizer.py Optimizer2State, blockwise with block size 256; its kernels run on the GPU"),
-    # A flat partition has one dimension, so Adafactor keeps the whole second moment; grad^2 and the update are temporaries.
+    # A flat partition has one dimension, so Adafactor keeps the whole second moment; grad^2 and the update are
+    # temporaries.
     "adafactor": Optimizer(
         state_bytes=4, cpu_state_bytes=None, step_bytes=8,
         source="transformers optimization.py Adafactor._get_options: factored only from two dimensions on; DeepSpeed refuses "

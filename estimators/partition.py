@@ -64,7 +64,8 @@ def sub_group_numels(shards: Iterable[int], sub_group_size: int) -> tuple[int, .
 class RankLoad:
     """What one rank's flat partition (stages 1 and 2) meets of the tensors, in elements.
 
-    touched: whole sizes of the tensors that lie at least partly in the partition; their full gradients stay on this rank.
+    touched: whole sizes of the tensors that lie at least partly in the partition; their full gradients stay on this
+             rank.
     slice:   the largest piece of one tensor inside the partition.
     """
 

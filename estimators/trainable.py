@@ -1,7 +1,7 @@
 """Which tensors train, which stay frozen, and how many bytes the frozen ones take.
 
-Full fine-tuning trains every tensor. LoRA freezes them all and adds two matrices of rank r to each adapted linear layer;
-QLoRA also stores the adapted model's linear weights in four bits.
+Full fine-tuning trains every tensor. LoRA freezes them all and adds two matrices of rank r to each adapted linear
+layer; QLoRA also stores the adapted model's linear weights in four bits.
 """
 
 from __future__ import annotations
@@ -42,13 +42,15 @@ def adapts(tensor: Tensor, workload: Workload) -> bool:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TensorSet:
-    """All tensors of a model under a workload, in `named_parameters()` order. Compared by identity, so it keys caches fast.
+    """All tensors of a model under a workload, in `named_parameters()` order. Compared by identity, so it keys caches
+    fast.
 
     trainable:     elements of every trainable tensor.
     frozen:        elements of every frozen tensor.
     muon:          trainable elements that Muon would orthogonalize (matrices besides embeddings and head).
     frozen_bytes:  bytes of the frozen tensors when each GPU holds them whole.
     layer_tensors: elements of each tensor of the largest layer, adapters included.
+    trainable_layer: elements of each trainable tensor of that layer.
     head, embedding: elements of the output head (the embedding when tied) and of the largest embedding.
     """
 
@@ -59,6 +61,7 @@ class TensorSet:
     muon: int
     frozen_bytes: int
     layer_tensors: tuple[int, ...]
+    trainable_layer: tuple[int, ...]
     head: int
     embedding: int
 
@@ -78,6 +81,7 @@ class TensorSet:
 
     @cached_property
     def layer_numel(self) -> int:
+        """Elements of the largest layer; the time of ZeRO-3's gathers depends on it too."""
         return sum(self.layer_tensors)
 
     @property
@@ -111,6 +115,7 @@ def tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
     first = [tensor for tensor in model.outside if tensor.role in ("embedding", "position")]
     last = [tensor for tensor in model.outside if tensor.role not in ("embedding", "position")]
     layer_tensors: tuple[int, ...] = ()
+    trainable_layer: tuple[int, ...] = ()
     for tensor in first:
         trainable += visit(tensor, 1)
     for block in model.blocks:
@@ -118,13 +123,14 @@ def tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
         trainable += layer * block.count
         whole = layer if full else layer + [tensor.numel for tensor in block.tensors]
         if sum(whole) > sum(layer_tensors):
-            layer_tensors = tuple(whole)
+            layer_tensors, trainable_layer = tuple(whole), tuple(layer)
     for tensor in last:
         trainable += visit(tensor, 1)
     embedding = max((tensor.numel for tensor in first), default=0)
     head = max((tensor.numel for tensor in last if tensor.role == "head"), default=embedding if model.tied else 0)
     return TensorSet(model=model, workload=workload, trainable=tuple(trainable), frozen=tuple(frozen), muon=muon,
-                     frozen_bytes=frozen_bytes, layer_tensors=layer_tensors, head=head, embedding=embedding)
+                     frozen_bytes=frozen_bytes, layer_tensors=layer_tensors, trainable_layer=trainable_layer,
+                     head=head, embedding=embedding)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

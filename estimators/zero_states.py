@@ -1,8 +1,8 @@
 """What stays on each GPU from step to step: weights, master weights, optimizer states.
 
-w is 2 bytes in bf16 and fp16, 4 in fp32; o the optimizer's bytes per master element. Pt' = ceil(Pt / 2N) 2N is the padded
-flat group of stages 1 and 2, Pt'' = sum of ceil(n / N) over the trainable tensors of n elements is one rank's shard at stage
-3, Pf are frozen parameters.
+w is 2 bytes in bf16 and fp16, 4 in fp32; o the optimizer's bytes per master element. Pt' = ceil(Pt / 2N) 2N is the
+padded flat group of stages 1 and 2, Pt'' = sum of ceil(n / N) over the trainable tensors of n elements is one rank's
+shard at stage 3, Pf are frozen parameters.
 
 | stage | weights                | masters | states  |
 |-------|------------------------|---------|---------|
@@ -13,7 +13,8 @@ flat group of stages 1 and 2, Pt'' = sum of ceil(n / N) over the trainable tenso
 In fp32, stage 0 has no master weights, but stages 1 to 3 keep a second copy all the same. With the optimizer offloaded,
 masters and states leave the GPU; with the parameters offloaded, the shards do too.
 
-Source: deepspeed 0.19.8 runtime/engine.py `_do_optimizer_sanity_check` (which wrapper), runtime/fp16/fused_optimizer.py and
+Source: deepspeed 0.19.8 runtime/engine.py `_do_optimizer_sanity_check` (which wrapper),
+        runtime/fp16/fused_optimizer.py and
 unfused_optimizer.py (stage 0), runtime/zero/stage_1_and_2.py and stage3.py `__init__`.
 """
 
@@ -42,8 +43,8 @@ def master_numel(cut: Partitions, stage: int) -> int:
 def state_bytes(optimizer: Optimizer, tensors: TensorSet, numel: int, *, stage: int, on_cpu: bool) -> int:
     """Bytes of optimizer state of `numel` elements of one rank.
 
-    Muon keeps its momentum in the gradients' dtype under ZeRO without offload, twice at stages 1 and 2 (a staged copy that a
-    discarded step leaves unused), in fp32 otherwise; embeddings, norms and head keep Adam's two states.
+    Muon keeps its momentum in the gradients' dtype under ZeRO without offload, twice at stages 1 and 2 (a staged copy
+    that a discarded step leaves unused), in fp32 otherwise; embeddings, norms and head keep Adam's two states.
     """
     if tensors.workload.optimizer != "muon":
         return int(numel * ((optimizer.cpu_state_bytes if on_cpu else optimizer.state_bytes) or 0))
@@ -59,11 +60,12 @@ def parameters(cut: Partitions, plan: Plan, gathered: GatheredParameters) -> tup
     width = tensors.workload.weight_bytes
     if plan.zero_stage == 3:
         resting = 0 if plan.offload_param != "none" else cut.shard_total + cut.frozen_shard_total
-        return term("parameters", width * resting, "w sum(ceil(n / N))", _STAGE_3 + "._create_fp16_partitions_with_defragmentation",
-                    w=width, P=tensors.numel, N=cut.world_size) + term(
-            "persistent_parameters", width * gathered.persistent, "w sum(n <= threshold)",
-            "deepspeed 0.19.8 runtime/zero/parameter_offload.py mark_persistent_parameters",
-            w=width, threshold=plan.stage3_param_persistence_threshold)
+        shards = term("parameters", width * resting, "w sum(ceil(n / N))",
+                      _STAGE_3 + "._create_fp16_partitions_with_defragmentation",
+                      w=width, P=tensors.numel, N=cut.world_size)
+        return shards + term("persistent_parameters", width * gathered.persistent, "w sum(n <= threshold)",
+                             "deepspeed 0.19.8 runtime/zero/parameter_offload.py mark_persistent_parameters",
+                             w=width, threshold=plan.stage3_param_persistence_threshold)
     trainable = tensors.trainable_numel
     if plan.zero_stage:
         trainable = flat_group_numel(trainable, cut.world_size)
