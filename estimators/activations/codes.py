@@ -11,6 +11,7 @@ from .norms import NormCode
 
 SDPA_AND_FLASH = frozenset({"sdpa", "flash"})
 FLASH_ONLY = frozenset({"flash"})
+SDPA_ONLY = frozenset({"sdpa"})
 NEITHER: frozenset[str] = frozenset()
 
 
@@ -20,29 +21,38 @@ class LayerCode:
 
     norm:     the norms over the hidden size; qk_norm: those of queries and keys.
     layout:   "pre": x + f(norm(x)), twice; "output": x + norm(f(x)) (OLMo 2); "sandwich": x + norm(f(norm(x))) (Gemma 2);
-              "post": norm(x + f(x)) (BERT); "parallel": x + attention(norm(x)) + feed_forward(norm(x)).
+              "post": norm(x + f(x)) (BERT). Parallel blocks have no layout.
     rotary:   type in which queries and keys are rotated: the model's, or fp32 and cast back.
     heads:    how queries, keys and values reach the kernel: "views" of the projections (rotated ones are new tensors
               anyway), or "copies".
     scaled_query: queries are scaled before the kernel, which makes a new tensor.
     kernels:  attention implementations that the class supports besides eager.
     softmax_fp32, scores_fp32: eager attention takes the softmax, or all of the scores, in fp32.
-    residual_scaled: each branch is multiplied by a constant before it is added (Granite).
-    router_fp32, router_normalised, clamped_gate: of a mixture of experts, see `feed_forward.experts`.
+    masked:   sdpa is always given a mask.
+    joined:   rotated and passed-through columns are joined by `cat`, which makes queries and keys head-major; flash's output
+              then is too, and has to be copied for the output projection.
+    residual_scaled: each branch is multiplied by a constant before it is added.
+    summed_input: the first layer's input is a sum or product of the embedding (learned positions, a multiplier).
+    router_fp32, softmax_of_top_k, routing_fp32, clamped_gate: a mixture of experts computes the router's logits in fp32,
+              takes the softmax after the top-k, leaves routing weights in fp32, has gpt-oss's gate.
     """
 
     norm: NormCode = "rms"
     qk_norm: NormCode = "rms"
-    layout: Literal["pre", "output", "sandwich", "post", "parallel"] = "pre"
+    layout: Literal["pre", "output", "sandwich", "post"] = "pre"
     rotary: Literal["model", "fp32"] = "model"
     heads: Literal["views", "copies"] = "views"
     scaled_query: bool = False
     kernels: frozenset[str] = SDPA_AND_FLASH
     softmax_fp32: bool = True
     scores_fp32: bool = False
+    masked: bool = False
+    joined: bool = False
     residual_scaled: bool = False
+    summed_input: bool = False
     router_fp32: bool = False
-    router_normalised: bool = True
+    softmax_of_top_k: bool = False
+    routing_fp32: bool = False
     clamped_gate: bool = False
 
 
@@ -52,35 +62,41 @@ GPT = LayerCode(norm="layer")
 CODES: Mapping[str, LayerCode] = {
     "bert": LayerCode(norm="layer", layout="post", softmax_fp32=False),
     "bloom": LayerCode(norm="layer", heads="copies", kernels=NEITHER),
-    "cohere": LayerCode(norm="layer_fp32", qk_norm="layer_fp32", layout="parallel", rotary="fp32"),
-    "cohere2": LayerCode(norm="layer_fp32", layout="parallel", rotary="fp32"),
-    "deepseek_v2": LayerCode(rotary="fp32", router_fp32=True, router_normalised=False),
-    "deepseek_v3": LayerCode(router_fp32=True),
-    "falcon": LayerCode(norm="layer", heads="copies", softmax_fp32=False),
+    "cohere": LayerCode(norm="layer_fp32", qk_norm="layer_fp32", rotary="fp32"),
+    "cohere2": LayerCode(norm="layer_fp32", rotary="fp32"),
+    "deepseek_v2": LayerCode(rotary="fp32", router_fp32=True, routing_fp32=True),
+    "deepseek_v3": LayerCode(router_fp32=True, routing_fp32=True),
+    "falcon": LayerCode(norm="layer", heads="copies", softmax_fp32=False, masked=True),
     "gemma": LayerCode(norm="rms_plus_one"),
     "gemma2": LayerCode(norm="rms_plus_one", layout="sandwich", kernels=FLASH_ONLY),
+    "gemma3": LayerCode(norm="rms_plus_one", qk_norm="rms_plus_one", layout="sandwich"),
     "gemma3_text": LayerCode(norm="rms_plus_one", qk_norm="rms_plus_one", layout="sandwich"),
-    "glm4": LayerCode(layout="sandwich"),
-    "gpt2": LayerCode(norm="layer", softmax_fp32=False),
-    "gpt_bigcode": GPT,
-    "gpt_neo": LayerCode(norm="layer", kernels=FLASH_ONLY, softmax_fp32=False, scores_fp32=True),
-    "gpt_neox": GPT,
-    "gpt_oss": LayerCode(norm="rms_fp32", kernels=FLASH_ONLY, softmax_fp32=False, clamped_gate=True),
+    "glm": LayerCode(joined=True),
+    "glm4": LayerCode(layout="sandwich", joined=True),
+    "gpt2": LayerCode(norm="layer", softmax_fp32=False, summed_input=True),
+    "gpt_bigcode": LayerCode(norm="layer", summed_input=True),
+    "gpt_neo": LayerCode(norm="layer", kernels=FLASH_ONLY, softmax_fp32=False, scores_fp32=True, summed_input=True),
+    "gpt_neox": LayerCode(norm="layer", joined=True),
+    "gpt_oss": LayerCode(norm="rms_fp32", kernels=FLASH_ONLY, softmax_fp32=False, clamped_gate=True, softmax_of_top_k=True),
     "gptj": LayerCode(norm="layer", kernels=FLASH_ONLY, softmax_fp32=False, scores_fp32=True),
-    "granite": LayerCode(residual_scaled=True),
-    "granitemoe": LayerCode(residual_scaled=True),
-    "mpt": LayerCode(norm="layer", heads="copies", kernels=NEITHER),
+    "granite": LayerCode(residual_scaled=True, summed_input=True),
+    "granitemoe": LayerCode(residual_scaled=True, summed_input=True, softmax_of_top_k=True),
+    "mixtral": LayerCode(routing_fp32=True),
+    "mpt": LayerCode(norm="layer", kernels=NEITHER),
     "olmo": LayerCode(norm="layer_bare", rotary="fp32"),
     "olmo2": LayerCode(norm="rms_fp32", qk_norm="rms_fp32", layout="output", rotary="fp32"),
     "olmo3": LayerCode(norm="rms_fp32", qk_norm="rms_fp32", layout="output", rotary="fp32"),
-    "opt": LayerCode(norm="layer", scaled_query=True),
-    "phi": GPT,
+    "opt": LayerCode(norm="layer", scaled_query=True, summed_input=True),
+    "phi": LayerCode(norm="layer", qk_norm="layer", joined=True),
+    "phi3": LayerCode(joined=True),
     "roberta": LayerCode(norm="layer", layout="post", softmax_fp32=False),
-    "stablelm": LayerCode(norm="layer", qk_norm="layer"),
+    "stablelm": LayerCode(norm="layer", qk_norm="layer", joined=True),
     "starcoder2": GPT,
-    "t5": LayerCode(norm="rms_t5", kernels=frozenset({"sdpa"})),
+    "t5": LayerCode(norm="rms_t5", kernels=SDPA_ONLY),
+    "mt5": LayerCode(norm="rms_t5", kernels=SDPA_ONLY),
     "vit": GPT,
     "whisper": LayerCode(norm="layer", scaled_query=True, heads="copies", softmax_fp32=False),
+    "xlm-roberta": LayerCode(norm="layer", layout="post", softmax_fp32=False),
 }
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..model_shape import FeedForward
+from .codes import LayerCode
 from .ops import Ops
 from .tape import Value
 
-LONG = 8
+INDEX = 8
 """Bytes of an index."""
 
 
@@ -23,7 +24,7 @@ def activate(ops: Ops, function: str, value: Value) -> Value:
         return ops.saves_output("activated", value)
     if function in ("gelu_new", "gelu_fast", "gelu_accurate"):
         half = ops.scale(value)
-        inner = ops.add(value, ops.scale(ops.saves_input("x^3", value)))
+        inner = ops.add(value, ops.scale(ops.power("x^3", value)))
         gate = ops.scale(ops.saves_output("tanh", ops.scale(inner)))
         return ops.multiply(half, gate, "activated")
     if function == "quick_gelu":
@@ -48,7 +49,7 @@ def dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value, *, d
     return ops.linear(down, inner)
 
 
-def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, router_fp32: bool, clamped: bool, normalised: bool) -> Value:
+def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, code: LayerCode) -> Value:
     """Routed experts as grouped matrix products over token copies sorted by expert (k copies of every token).
 
     Kept: the router's fp32 probabilities and top-k, the sort's indices, the sorted copies of x (for the experts' weights), the
@@ -56,33 +57,34 @@ def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, router_f
     clamped: gpt-oss's gate, (up + 1) * gate * sigmoid(alpha gate) with clamps.
     Source: transformers 5.23 `integrations/moe.py` (grouped_mm_experts_forward, the default in training).
     """
-    copies = shape.experts_per_token
-    logits = ops.linear(router, ops.cast(value, 4) if router_fp32 else value)
-    if clamped:
-        scores = _top_k(ops, logits, copies)
-        scores = ops.saves_output("routing weights", scores)
+    copies, tape = shape.experts_per_token, ops.tape
+    logits = ops.linear(router, ops.cast(value, 4) if code.router_fp32 else value)
+    if code.softmax_of_top_k:
+        scores = ops.saves_output("routing weights", _top_k(ops, logits, copies))
     else:
         scores = _top_k(ops, ops.saves_output("router probabilities", ops.cast(logits, 4)), copies)
-        if normalised:
-            scores = ops.multiply(scores, ops.tape.apply("routing sum", (scores,), width=1), "routing weights")
+    if not code.routing_fp32:
         scores = ops.cast(scores, ops.itemsize)
     rows = value.rows * copies
-    tape = ops.tape
-    order = tape.tensor(rows, 1, LONG, "sort order", needs_grad=False)
-    token = tape.tensor(rows, 1, LONG, "token of each copy", needs_grad=False)
-    back = tape.tensor(rows, 1, LONG, "inverse order", needs_grad=False)
-    weights = tape.apply("sorted routing weights", (scores,), rows=rows, width=1, saves=(order,))
-    sorted_copies = tape.apply("sorted tokens", (value,), rows=rows, saves=(token,))
-    fused = _grouped(ops, "gate_up_proj", sorted_copies, shape.hidden * (2 if shape.gated else 1))
-    inner = _clamped_gate(ops, fused, shape.hidden) if clamped else _gate(ops, shape, fused)
+    order, token, back = (tape.tensor(rows, 1, INDEX, label, needs_grad=False)
+                          for label in ("order by expert", "token of each copy", "inverse order"))
+    weights = tape.gather("sorted routing weights", _as_rows(scores), order, rows=rows)
+    fused = _grouped(ops, "gate_up_proj", tape.gather("sorted tokens", value, token, rows=rows),
+                     shape.hidden * (2 if shape.gated else 1))
+    inner = _clamped_gate(ops, fused, shape.hidden) if code.clamped_gate else _gate(ops, shape, fused)
     output = _grouped(ops, "down_proj", inner, value.width)
-    weighted = ops.multiply(output, weights, "weighted output")
-    restored = tape.apply("restored order", (weighted,), saves=(back,))
+    weighted = ops.multiply(output, weights, "weighted output", itemsize=weights.itemsize)
+    restored = tape.gather("restored order", weighted, back, rows=rows)
     return ops.cast(tape.apply("expert output", (restored,), rows=value.rows), ops.itemsize)
 
 
+def _as_rows(value: Value) -> Value:
+    """The same storage as one column."""
+    return Value(value.rows * value.width, 1, value.itemsize, value.storage, value.needs_grad)
+
+
 def _top_k(ops: Ops, scores: Value, copies: int) -> Value:
-    indices = ops.tape.tensor(scores.rows, copies, LONG, "expert indices", needs_grad=False)
+    indices = ops.tape.tensor(scores.rows, copies, INDEX, "expert indices", needs_grad=False)
     return ops.tape.apply("routing weights", (scores,), width=copies, saves=(indices,))
 
 

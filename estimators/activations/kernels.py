@@ -50,7 +50,7 @@ def attention_kernel(workload: Workload, attention: Attention, *, offered: froze
 
 
 def attend(ops: Ops, kernel: Kernel, attention: Attention, query: Value, key: Value, value: Value, *,
-           mask: Value | None = None, bias_trains: bool = False, dropout: bool = False, softmax_fp32: bool = True,
+           mask: Value | None = None, dropout: bool = False, softmax_fp32: bool = True,
            scores_fp32: bool = False) -> Value:
     """Attention of `query` (S x A heads) to `key` and `value` (K heads each, repeated where the kernel cannot group).
 
@@ -64,7 +64,8 @@ def attend(ops: Ops, kernel: Kernel, attention: Attention, query: Value, key: Va
         key = ops.new("repeated k", (key,), width=heads * attention.head_dim)
         value = ops.new("repeated v", (value,), width=out_width)
     if kernel == "efficient":
-        bias = ops.new("mask", (mask,)) if mask is not None and mask.itemsize != ops.itemsize else mask
+        # A mask of booleans becomes one of numbers, for every sample and in every layer.
+        bias = None if mask is None else ops.tape.tensor(rows, keys, ops.itemsize, "mask", needs_grad=False)
         return _fused(ops, attention, (query, key, value), rows, out_width, lse_rows=-(-rows // 32) * 32, bias=bias)
     if kernel == "math":
         return _math(ops, heads, query, key, value, mask, keys, out_width, dropout=dropout)

@@ -87,10 +87,17 @@ class Layer:
         *inputs, output = self._attention_names(cross=False)
         query, key, states = self._project(attention, inputs, value, value)
         if attention.qk_norm:
-            query, key = (norm(self.ops, self.code.qk_norm, part, name) for part, name in ((query, "q"), (key, "k")))
+            query, key = self._normed_heads("q", query), self._normed_heads("k", key)
         if attention.rotary:
             query, key = self._rotate(query), self._rotate(key)
         return self.ops.linear(output, self._attend(attention, self.kernel, query, key, states, self.mask))
+
+    def _normed_heads(self, label: str, value: Value) -> Value:
+        """The norm of queries or keys: over each head, or over all heads where the weight is as wide as they are."""
+        wide = any(tensor.shape == (value.width,) and f"{label}_" in tensor.name and tensor.role == "norm"
+                   for tensor in self.block.tensors)
+        heads = 1 if wide else value.width // self.block.attention.head_dim
+        return norm(self.ops, self.code.qk_norm, value, label, heads=heads)
 
     def _cross_attention(self, value: Value) -> Value:
         attention = self.block.cross_attention
@@ -115,9 +122,15 @@ class Layer:
                 mask: Value | None) -> Value:
         ops = self.ops
         if self.code.heads == "copies":
-            query, key, states = (ops.new(name, (part,)) for name, part in (("q", query), ("k", key), ("v", states)))
-        return attend(ops, kernel, attention, query, key, states, mask=mask, dropout=bool(self.block.attention_dropout),
-                      softmax_fp32=self.code.softmax_fp32, scores_fp32=self.code.scores_fp32)
+            # Falcon repeats the heads of keys and values in these copies, unless there is one.
+            heads = attention.heads if attention.kv_heads > 1 else 1
+            query, key, states = (ops.new("q", (query,)), ops.new("k", (key,), width=heads * attention.head_dim),
+                                  ops.new("v", (states,), width=heads * attention.v_head_dim))
+        output = attend(ops, kernel, attention, query, key, states, mask=mask,
+                        dropout=bool(self.block.attention_dropout),
+                        softmax_fp32=self.code.softmax_fp32, scores_fp32=self.code.scores_fp32)
+        head_major = self.code.heads == "copies" or self.code.joined
+        return ops.new("attention output", (output,)) if head_major and kernel == "flash" else output
 
     def _rotate(self, value: Value) -> Value:
         """x cos + rotate_half(x) sin: a new tensor; the tables need no gradient, so x is not saved."""
@@ -149,6 +162,5 @@ class Layer:
         if not shape.experts:
             return dense(ops, shape, names, value, dropout=False)
         router = next(name for name, tensor in ops.weights.items() if tensor.role == "router" and len(tensor.shape) == 2)
-        output = experts(ops, shape, router, value, router_fp32=code.router_fp32, clamped=code.clamped_gate,
-                         normalised=code.router_normalised)
+        output = experts(ops, shape, router, value, code=code)
         return ops.add(output, dense(ops, shape, names, value)) if names else output

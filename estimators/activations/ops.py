@@ -35,15 +35,19 @@ class Ops:
         """A copy or a linear map of its inputs that saves nothing (scaling, contiguous, repeat)."""
         return self.tape.apply(label, inputs, rows=rows, width=width)
 
-    def scale(self, value: Value) -> Value:
-        return self.tape.apply(value.storage.label, (value,))
+    def scale(self, value: Value, label: str = "") -> Value:
+        """Times a constant or a frozen weight: a new tensor, nothing saved."""
+        return self.tape.apply(label or value.storage.label, (value,))
 
     def add(self, left: Value, right: Value, label: str = "sum") -> Value:
         return self.tape.apply(label, (left, right), passes=True)
 
-    def multiply(self, left: Value, right: Value, label: str) -> Value:
+    def multiply(self, left: Value, right: Value, label: str, *, itemsize: int | None = None) -> Value:
         saves = [other for other, one in ((right, left), (left, right)) if one.needs_grad]
-        return self.tape.apply(label, (left, right), saves=saves)
+        # The gradient of a factor of one column is a full product before it is summed.
+        narrow = right.width < left.width and right.needs_grad
+        workspace = left.rows * left.width * (itemsize or left.itemsize) if narrow else 0
+        return self.tape.apply(label, (left, right), saves=saves, workspace=workspace, itemsize=itemsize)
 
     def cast(self, value: Value, itemsize: int) -> Value:
         """`.to(dtype)`: the same tensor where the type is the same already."""
@@ -53,8 +57,12 @@ class Ops:
         return self.tape.apply(f"{label} in fp32" if itemsize == 4 else label, (value,), itemsize=itemsize)
 
     def saves_input(self, label: str, value: Value) -> Value:
-        """silu, gelu, pow, clamp: the derivative reads the input."""
+        """silu, gelu: the derivative reads the input."""
         return self.tape.apply(label, (value,), saves=(value,))
+
+    def power(self, label: str, value: Value) -> Value:
+        """x^n, whose derivative n x^(n-1) takes two tensors more."""
+        return self.tape.apply(label, (value,), saves=(value,), workspace=2 * value.size)
 
     def saves_output(self, label: str, value: Value) -> Value:
         """relu, tanh, sigmoid, softmax, rsqrt: the derivative reads the result."""

@@ -31,8 +31,18 @@ class Size(NamedTuple):
     def plus(self, other: Size) -> Size:
         return Size(self.per_sample + other.per_sample, self.fixed + other.fixed)
 
+    def minus(self, other: Size) -> Size:
+        return Size(self.per_sample - other.per_sample, self.fixed - other.fixed)
+
+    def times(self, count: int) -> Size:
+        return Size(self.per_sample * count, self.fixed * count)
+
 
 ZERO = Size(0, 0)
+
+IN_PLACE = True
+"""torch adds a gradient to an earlier one in place where nobody else holds that one, and scatters an index's gradient into
+fresh zeros. Never under a TorchDispatchMode, as a dry run is: there both take one tensor more."""
 
 
 class Storage:
@@ -113,6 +123,10 @@ class Tape:
         self.nodes.append(_Node(tuple(inputs), (output,), kept if needs_grad else (), passes or view, workspace, needs_grad))
         return output
 
+    def gather(self, label: str, value: Value, index: Value, *, rows: int) -> Value:
+        """value[index]: the index is saved; the gradient is scattered into zeros."""
+        return self.apply(label, (value,), rows=rows, saves=(index,), workspace=0 if IN_PLACE else value.size)
+
     def split(self, value: Value, widths: Sequence[int]) -> tuple[Value, ...]:
         """Views of neighbouring columns whose gradients are joined in one new tensor (`split`, `chunk`)."""
         parts = tuple(Value(value.rows, width, value.itemsize, value.storage, value.needs_grad) for width in widths)
@@ -184,7 +198,7 @@ class Tape:
                     earlier = gradients.get(id(value))
                     if earlier is None:
                         gradients[id(value)] = gradient
-                    elif earlier.users == 1:
+                    elif earlier.users == 1 and IN_PLACE:
                         release(gradient)
                     else:
                         total = create(value)
