@@ -22,8 +22,12 @@ from .memory_bound import BACKWARD_SHARE, block_forward_bytes, loss_bytes
 from .model_shape import ModelShape
 from .workload import Precision, Workload
 
-TYPICAL_OF_BEST = 0.9
-"""A model's products against the best shape that anyone timed (what `gemm_*` of the data file holds)."""
+TYPICAL_OF_BEST = 0.85
+"""A model's products against the best shape that anyone timed (what `gemm_*` of the data file holds).
+
+Those are found by trying thousands of shapes on a cool card; a plain 4096 x 4096 x 4096 reaches 0.91 to 0.97 of them on
+A100, and clocks fall when every kernel is one.
+"""
 
 BEST_OF_PEAK = 0.8
 """Best timed product against the data sheet's peak, where nobody published one: A100 0.87, H100 0.80, B200 0.78, V100

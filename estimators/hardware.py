@@ -69,8 +69,8 @@ def assumes_sxm(name: str, gpu: Gpu) -> bool:
 def gpu_of_memory(gigabytes: float) -> Gpu:
     """A GPU of which only the memory is known.
 
-    memory = gigabytes * 2^30 * UNMEASURED_MEMORY_SHARE; the speed is that of the reference card of the nearest size
-    (the rows of `data/gpus.csv` with a `reference_because`, which gives the reason), and `assumed` is set.
+    memory = gigabytes * 2^30 * UNMEASURED_MEMORY_SHARE. The speed is that of the reference card for the nearest size
+    (`reference_for_gb` in `data/gpus.csv`, with the reason beside it), and `assumed` is set.
 
     Raises ClusterError for a size that no GPU has.
     """
@@ -79,9 +79,9 @@ def gpu_of_memory(gigabytes: float) -> Gpu:
             f"{gigabytes:g} GB is no GPU's memory",
             why=f"sizes from {SMALLEST_GB} to {LARGEST_GB} GB are accepted",
             fix="give the memory of one GPU, such as --gpus 2x24GB")
-    reference = min(_references(), key=lambda gpu: (abs(gpu.nominal_gb - gigabytes), gpu.nominal_gb))
+    size = min(_references(), key=lambda size: (abs(size - gigabytes), size))
     usable = int(gigabytes * _GIB * UNMEASURED_MEMORY_SHARE)
-    return replace(reference, memory_bytes=usable, nominal_gb=round(gigabytes), assumed=True)
+    return replace(_references()[size], memory_bytes=usable, nominal_gb=round(gigabytes), assumed=True)
 
 
 @lru_cache(maxsize=1)
@@ -108,8 +108,10 @@ def _rows() -> tuple[dict[str, str], ...]:
 
 
 @lru_cache(maxsize=1)
-def _references() -> tuple[Gpu, ...]:
-    return tuple(gpu for gpu, row in zip(gpus(), _rows(), strict=True) if row["reference_because"])
+def _references() -> dict[int, Gpu]:
+    """The card whose speed stands for every card of a size in GB."""
+    return {int(size): gpu for gpu, row in zip(gpus(), _rows(), strict=True)
+            for size in row["reference_for_gb"].split(";") if size}
 
 
 @lru_cache(maxsize=1)

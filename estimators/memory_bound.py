@@ -25,7 +25,7 @@ twice the forward bytes, and so counted.
 from __future__ import annotations
 
 from .model_shape import Attention, Block, ModelShape
-from .trainable import adapts, tensor_set
+from .trainable import adapts
 from .workload import Workload
 
 BACKWARD_SHARE = 2.0
@@ -46,6 +46,9 @@ each).
 fp32 master read and written 8, fp32 gradient read 4; before that the gradient is cast 2 + 4, its norm read 4, unscaled
 and clipped 8; after it the 16-bit weight is written 4 + 2 (deepspeed 0.19.8 stage_1_and_2.py `step`, stage3.py `step`).
 """
+
+COPIED_PASSES, SUMMED_PASSES = 2, 3
+"""Times that an element of a gradient crosses memory when it is copied into a bucket, or added to the one before."""
 
 UNPACK_BYTES = 9
 """Bytes whose transfer takes as long as unpacking one NF4 weight.
@@ -120,11 +123,3 @@ def loss_bytes(model: ModelShape, workload: Workload, micro_batch: int) -> tuple
     logits = micro_batch * workload.seq_len * model.vocab_size
     forward, backward = LOGIT_BYTES[workload.loss]
     return float(forward * logits), float(backward * logits)
-
-
-def gradient_bytes(model: ModelShape, workload: Workload, *, summed: bool) -> float:
-    """Bytes that gradients move beside the products that make them, per micro batch.
-
-    Every gradient is copied into a reduction bucket or summed onto the one before (2 e or 3 e).
-    """
-    return (3.0 if summed else 2.0) * workload.weight_bytes * tensor_set(model, workload).trainable_numel

@@ -17,8 +17,8 @@ from .collective_time import OVERLAP, Ring
 from .compute_time import ComputeTime, compute_time, memory_rate
 from .estimate import TimeEstimate, TimeTerm
 from .host_defaults import assumed_of_host
-from .host_time import MICRO_STEP_HOST_S, ZERO3_SERIAL, HostWork, host_work
-from .memory_bound import OPTIMIZER_PASSES_BYTES, gradient_bytes
+from .host_time import MICRO_STEP_HOST_S, ZERO3_SERIAL, host_work
+from .memory_bound import COPIED_PASSES, OPTIMIZER_PASSES_BYTES, SUMMED_PASSES
 from .model_shape import ModelShape
 from .optimizers import optimizer
 from .plan import Plan
@@ -48,6 +48,12 @@ def assumptions(cluster: Cluster) -> tuple[str, ...]:
     return (*cluster.assumptions, *assumed_of_host(cluster), "data loading is assumed to keep up")
 
 
+def _together(gpu_s: float, host_s: float, zero_stage: int) -> float:
+    """The host launches ahead of the GPU, so the slower one counts; stage 3 keeps them closer together."""
+    serial = ZERO3_SERIAL if zero_stage == 3 else 0.0
+    return max(gpu_s, host_s) + serial * min(gpu_s, host_s)
+
+
 @dataclass(slots=True)
 class _Lane:
     """What the links carry beside one kind of pass, all micro batches together: seconds by (name, resource,
@@ -73,66 +79,46 @@ class _Lane:
 
 
 class _Step:
-    """One optimizer step, put together once."""
+    """One optimizer step, put together once.
+
+    micro_batches: n. trained, trained_per_rank, trained_per_node: parameters that the optimizer updates.
+    gradient_s:    copying gradients into buckets, or summing them up, over all micro batches.
+    forward_s, backward_s: all passes of a kind, without what the links add.
+    """
 
     def __init__(self, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> None:
-        self.model, self.workload, self.cluster, self.plan = model, workload, cluster, plan
+        stage, n = plan.zero_stage, plan.gradient_accumulation_steps
+        self.workload, self.cluster, self.plan = workload, cluster, plan
+        self.micro_batches, self.element = n, workload.weight_bytes
         self.tensors: TensorSet = tensor_set(model, workload)
         self.ring: Ring = collective.ring(cluster)
-        self.host: HostWork = host_work(model, workload)
         self.compute: ComputeTime = compute_time(
             model, workload, cluster.gpu, plan.micro_batch_size, plan.gradient_checkpointing)
-        self.micro_batches = plan.gradient_accumulation_steps
-        self.element = workload.weight_bytes
         self.trained = self.tensors.trainable_numel
-        self.trained_per_rank = self.trained / (cluster.world_size if plan.zero_stage else 1)
-        self.trained_per_node = self.trained / cluster.nodes if plan.zero_stage else self.trained
+        self.trained_per_rank = self.trained / (cluster.world_size if stage else 1)
+        self.trained_per_node = self.trained / cluster.nodes if stage else self.trained
+
+        # Below stage 2 only the last micro batch hands its gradients to a reduction; the others sum them up.
+        self.reductions = n if stage >= 2 else 1
+        moved = self.trained * self.element * (COPIED_PASSES * self.reductions + SUMMED_PASSES * (n - 1))
+        self.gradient_s = moved / memory_rate(cluster.gpu)
+
+        host = host_work(model, workload)
+        forward_host = MICRO_STEP_HOST_S + host.forward_s(stage)
+        backward_host = (self.reductions * host.backward_s(stage, reduces=True)
+                         + (n - self.reductions) * host.backward_s(stage, reduces=False)) / n
+        if plan.gradient_checkpointing:
+            backward_host += host.forward_s(stage)
+        self.host_s = n * (forward_host + backward_host)
+        self.forward_s = n * _together(self.compute.forward_s, forward_host, stage)
+        self.backward_s = n * _together(self.compute.backward_s + self.gradient_s / n, backward_host, stage)
 
     def terms(self) -> list[TimeTerm]:
         return [*self._computing(), *self._forward_links(), *self._backward_links(), *self._optimizer()]
 
-    # Seconds of all forward and of all backward passes without what the links add.
-
-    @property
-    def _forward_s(self) -> float:
-        return self.micro_batches * self._together(self.compute.forward_s, self._forward_host_s)
-
-    @property
-    def _backward_s(self) -> float:
-        gpu = self.compute.backward_s + self._gradient_s / self.micro_batches
-        return self.micro_batches * self._together(gpu, self._backward_host_s)
-
-    def _together(self, gpu_s: float, host_s: float) -> float:
-        """The host launches ahead of the GPU, so the slower one counts; stage 3 keeps them closer together."""
-        serial = ZERO3_SERIAL if self.plan.zero_stage == 3 else 0.0
-        return max(gpu_s, host_s) + serial * min(gpu_s, host_s)
-
-    @property
-    def _forward_host_s(self) -> float:
-        return MICRO_STEP_HOST_S + self.host.forward_s(self.plan.zero_stage)
-
-    @property
-    def _backward_host_s(self) -> float:
-        """Of a mean micro batch: stage 1 reduces in the last one only."""
-        stage, n = self.plan.zero_stage, self.micro_batches
-        reducing = n if stage >= 2 else 1
-        seconds = (reducing * self.host.backward_s(stage, reduces=True)
-                   + (n - reducing) * self.host.backward_s(stage, reduces=False)) / n
-        return seconds + (self.host.forward_s(stage) if self.plan.gradient_checkpointing else 0.0)
-
-    @property
-    def _gradient_s(self) -> float:
-        """Copying gradients into buckets, or summing them up, over all micro batches."""
-        stage, count = self.plan.zero_stage, self.micro_batches
-        copied = count if stage >= 2 else 1
-        moved = copied * gradient_bytes(self.model, self.workload, summed=False)
-        moved += (count - 1) * gradient_bytes(self.model, self.workload, summed=True)
-        return moved / memory_rate(self.cluster.gpu)
-
     def _computing(self) -> list[TimeTerm]:
         compute, n = self.compute, self.micro_batches
-        launched = self._forward_s + self._backward_s - n * (compute.forward_s + compute.backward_s) - self._gradient_s
-        host = n * (self._forward_host_s + self._backward_host_s)
+        launched = self.forward_s + self.backward_s - n * (compute.forward_s + compute.backward_s) - self.gradient_s
         inputs = (("n", n), ("B", self.plan.micro_batch_size), ("S", self.workload.seq_len))
 
         def term(name: str, resource: str, formula: str, seconds: float, hidden_s: float = 0.0) -> TimeTerm:
@@ -149,31 +135,28 @@ class _Step:
             term("loss over the vocabulary", "gpu memory", "n B S V bytes per logit / W",
                  n * (compute.loss_forward_s + compute.loss_backward_s)),
             term("recomputation", "gpu compute", "n (forward of every layer)", n * compute.recompute_s),
-            term("gradient copies", "gpu memory", "(2 e per reduction + 3 e per sum) Pt / W", self._gradient_s),
+            term("gradient copies", "gpu memory", "(2 e per reduction + 3 e per sum) Pt / W", self.gradient_s),
             term("launch overhead", "launch", "host time that the GPU waits for, forward and backward apart",
-                 launched, hidden_s=host - launched)]
+                 launched, hidden_s=max(0.0, self.host_s - launched))]
 
     def _forward_links(self) -> list[TimeTerm]:
         lane = _Lane()
         if self.plan.zero_stage == 3:
-            self._gather(lane, self.micro_batches * self._gathered_shares[0])
-        return lane.terms(self._forward_s, overlaps=self.plan.overlap_comm)
+            self._gather(lane, self.micro_batches * self._gathered_shares()[0])
+        return lane.terms(self.forward_s, overlaps=self.plan.overlap_comm)
 
     def _backward_links(self) -> list[TimeTerm]:
         plan, n = self.plan, self.micro_batches
         lane = _Lane(pieces=collective.reduce_calls(self.tensors, plan))
         if plan.zero_stage == 3:
-            passes = n * self._gathered_shares[1]
+            passes = n * self._gathered_shares()[1]
             if plan.gradient_checkpointing and plan.stage3_max_reuse_distance < 2 * self.tensors.layer_numel:
-                passes *= 2
+                passes *= 2  # a layer is released between its recomputation and its backward pass
             self._gather(lane, passes)
         self._reduce(lane)
         self._gradients_to_host(lane)
-        # Only the last of the micro batches has anything to reduce below stage 2.
-        shadow = self._backward_s if plan.zero_stage >= 2 else self._backward_s / n
-        return lane.terms(shadow, overlaps=plan.overlap_comm and plan.zero_stage >= 1)
+        return lane.terms(self.backward_s * self.reductions / n, overlaps=plan.overlap_comm and plan.zero_stage >= 1)
 
-    @property
     def _gathered_shares(self) -> tuple[float, float]:
         return collective.gathered_shares(self.tensors, self.plan, self.cluster.world_size)
 
@@ -194,12 +177,11 @@ class _Step:
     def _reduce(self, lane: _Lane) -> None:
         plan = self.plan
         size, calls = self.trained * self.element, collective.reduce_calls(self.tensors, plan)
-        times = self.micro_batches if plan.zero_stage >= 2 else 1
         if plan.zero_stage == 3:
             seconds, formula = self.ring.gather_s(size, calls), "n e Pt (N - 1) / N / link"
         else:
             seconds, formula = self.ring.all_reduce_s(size, calls), "reductions 2 e Pt (N - 1) / N / link"
-        lane.add("gradient reduction", self.ring.resource, formula, times * seconds)
+        lane.add("gradient reduction", self.ring.resource, formula, self.reductions * seconds)
 
     def _gradients_to_host(self, lane: _Lane) -> None:
         plan, n = self.plan, self.micro_batches
