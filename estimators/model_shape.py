@@ -24,12 +24,14 @@ class Tensor:
     shape:  as in torch, so (out_features, in_features) for `nn.Linear` and (in, out) for GPT-2's `Conv1D`.
     linear: the weight of an `nn.Linear` or `Conv1D`, which `--lora-targets` may name (peft's "all-linear" takes all of
             them except the output head).
+    transposed: stored as (in, out), as `Conv1D` does.
     """
 
     name: str
     shape: tuple[int, ...]
     role: Role
     linear: bool = False
+    transposed: bool = False
 
     @property
     def numel(self) -> int:
@@ -37,12 +39,12 @@ class Tensor:
 
     @property
     def in_features(self) -> int:
-        """Input width of a linear weight (for `Conv1D` the two widths are swapped, which LoRA's sum does not notice)."""
-        return self.shape[1]
+        """Input width of a linear weight."""
+        return self.shape[0] if self.transposed else self.shape[1]
 
     @property
     def out_features(self) -> int:
-        return self.shape[0]
+        return self.shape[1] if self.transposed else self.shape[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from . import encoder, encoder_decoder, experts, gpt, llama, vision_language
 from .body import Body
 from .fields import Fields
 
-# Ten times the largest model that anyone has announced; beyond it the dimensions of the file are not a model's.
+# Hundreds of times the largest published model (1 T): beyond it the dimensions of the file are not a model's.
 MAX_PARAMETERS = 10**15
 
 

@@ -62,7 +62,7 @@ def bert_embeddings(c: Fields, hidden: int, vocab: int, *, types: int, learned_p
 def masked_head(name: str, hidden: int, vocab: int, *, dense: str, norm: str, tied: bool) -> Head:
     """A dense layer, a norm, and the output embedding (tied with the input's) with a bias of its own."""
     tensors = (parameter(f"{name}.bias", vocab, role="head")
-               + linear(f"{name}.{dense}", hidden, hidden, "head", bias=True)
+               + linear(f"{name}.{dense}", hidden, hidden, "other", bias=True)
                + norms((f"{name}.{norm}",), hidden, "layer"))
     if not tied:
         tensors += linear(f"{name}.decoder", hidden, vocab, "head")

@@ -11,7 +11,7 @@ def linear(name: str, wide_in: int, wide_out: int, role: Role, *, bias: bool = F
            transposed: bool = False) -> Tensors:
     """`nn.Linear`: weight (out, in), bias (out,). GPT-2's `Conv1D` is the same with the weight transposed."""
     shape = (wide_in, wide_out) if transposed else (wide_out, wide_in)
-    weight = Tensor(name=f"{name}.weight", shape=shape, role=role, linear=True)
+    weight = Tensor(name=f"{name}.weight", shape=shape, role=role, linear=True, transposed=transposed)
     return (weight, Tensor(name=f"{name}.bias", shape=(wide_out,), role=role)) if bias else (weight,)
 
 

@@ -1,0 +1,119 @@
+"""LoRA's adapters: which weights get one, and the two matrices of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .errors import WorkloadError
+from .model_shape import ModelShape, Tensor
+
+ALL_LINEAR = "all-linear"
+
+# transformers 5 fused the experts of these families and made their router a module of its own; peft still means them by
+# the names that their linear layers had before, in a list of targets and in "all-linear", and adapts the fused tensors
+# (peft 0.21 utils/transformers_weight_conversion.py). In return it leaves out the linear layers of the same names: those
+# of dense layers and of shared experts.
+_SPLIT = {"gate": "mlp.gate.weight", "gate_proj": "mlp.experts.gate_up_proj", "up_proj": "mlp.experts.gate_up_proj",
+          "down_proj": "mlp.experts.down_proj"}
+_FUSED_SINCE = {
+    "mixtral": {"gate": "mlp.gate.weight", "w1": "mlp.experts.gate_up_proj", "w3": "mlp.experts.gate_up_proj",
+                "w2": "mlp.experts.down_proj"},
+    "qwen3_moe": _SPLIT, "olmoe": _SPLIT, "deepseek_v2": _SPLIT, "deepseek_v3": _SPLIT,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Targets:
+    """What a list of targets means for one model.
+
+    modules:    ends of the names of linear layers, None: all but the output head.
+    left_out:   last parts of names that are not meant all the same.
+    parameters: whole names of fused tensors.
+    """
+
+    modules: frozenset[str] | None
+    left_out: frozenset[str] = frozenset()
+    parameters: frozenset[str] = frozenset()
+
+    def names(self, tensor: Tensor) -> bool:
+        if tensor.name in self.parameters:
+            return True
+        module = tensor.name.removesuffix(".weight")
+        if not tensor.linear or module.rpartition(".")[2] in self.left_out:
+            return False
+        if self.modules is None:
+            return tensor.role != "head"
+        return any(f".{module}".endswith(f".{target}") for target in self.modules)
+
+
+def lora_tensors(model: ModelShape, rank: int, targets: Sequence[str] | None) -> tuple[tuple[Tensor, int], ...]:
+    """Both matrices of every adapter, with their number of occurrences: A (r, in) and B (out, r).
+
+    targets: the ends of module names, as in peft's `target_modules` (`q_proj`, or `mlp.c_proj` to tell two apart); None or
+    ("all-linear",) is every `nn.Linear` and `Conv1D` but the output head. In families whose experts transformers 5 fused
+    and peft converts (Mixtral, Qwen3-MoE, OLMoE, DeepSeek), the experts' former names mean the fused tensors, and
+    "all-linear" includes them and the router: E experts of rank r are one adapter of rank E r (2 E r for gate and up).
+
+    Names are peft's (`q_proj.lora_A.default.weight`), inside a block relative to the layer.
+    Source: LoRA (arXiv:2106.09685) section 4.1; peft 0.21 tuners/lora/layer.py.
+    Not covered: adapters on embeddings, `target_parameters`, patterns, single layers.
+
+    Raises WorkloadError for a rank below 1, for a target that names nothing, with the names that exist, and for only one
+    of two projections that are fused.
+    """
+    if rank < 1:
+        raise WorkloadError(f"a LoRA rank of {rank} is impossible", fix="give --lora-rank 8, or another positive number")
+    chosen = _resolve(model, targets)
+    return tuple((adapter, count) for tensor, count in model.tensor_counts if chosen.names(tensor)
+                 for adapter in _adapter(tensor, rank, chosen))
+
+
+def lora_parameters(model: ModelShape, rank: int, targets: Sequence[str] | None) -> int:
+    """Pt of LoRA: the sum of r (in + out) over every adapted weight."""
+    return sum(tensor.numel * count for tensor, count in lora_tensors(model, rank, targets))
+
+
+def _adapter(tensor: Tensor, rank: int, chosen: _Targets) -> Iterator[Tensor]:
+    module = tensor.name.removesuffix(".weight")
+    wide_in, wide_out = tensor.in_features, tensor.out_features
+    if tensor.role == "expert":
+        experts, wide_out, wide_in = tensor.shape
+        both = tensor.name.endswith("gate_up_proj")
+        rank *= experts * (2 if both else 1)
+        # peft wraps the module that holds the tensors once for each, gate and up innermost.
+        module = tensor.name.rpartition(".")[0]
+        if both and any(name.endswith("down_proj") for name in chosen.parameters):
+            module += ".base_layer"
+    for matrix, shape in (("lora_A", (rank, wide_in)), ("lora_B", (wide_out, rank))):
+        yield Tensor(name=f"{module}.{matrix}.default.weight", shape=shape, role=tensor.role, linear=True)
+
+
+def _resolve(model: ModelShape, targets: Sequence[str] | None) -> _Targets:
+    fused = _FUSED_SINCE.get(model.model_type, {})
+    if targets is None or list(targets) == [ALL_LINEAR]:
+        return _Targets(modules=None, left_out=frozenset(fused), parameters=frozenset(fused.values()))
+    ends = {target: target.rpartition(".")[2] for target in targets}
+    parameters = frozenset(fused[end] for end in ends.values() if end in fused)
+    for parameter in parameters:
+        parts = [name for name, tensor in fused.items() if tensor == parameter]
+        missing = [part for part in parts if part not in ends.values()]
+        if missing:
+            raise WorkloadError(f"LoRA targets lack {', '.join(missing)} of {model.name}",
+                                why=f"{' and '.join(parts)} are one tensor, which peft adapts only as a whole",
+                                fix=f"name all of them in --lora-targets: {', '.join(parts)}")
+    modules = frozenset(target for target, end in ends.items() if end not in fused)
+    for target in sorted(modules):
+        alone = _Targets(modules=frozenset({target}))
+        if not any(alone.names(tensor) for tensor, _ in model.tensor_counts):
+            raise WorkloadError(f"{model.name} has no linear layer named {target!r}",
+                                why=f"it has: {', '.join(_target_names(model, fused))}",
+                                fix="name one of these in --lora-targets")
+    return _Targets(modules=modules, parameters=parameters)
+
+
+def _target_names(model: ModelShape, fused: dict[str, str]) -> list[str]:
+    """What may be named, each once, the output head last."""
+    linear = sorted((tensor for tensor, _ in model.tensor_counts if tensor.linear), key=lambda tensor: tensor.role == "head")
+    modules = [tensor.name.removesuffix(".weight").rpartition(".")[2] for tensor in linear]
+    return list(dict.fromkeys([*(name for name in modules if name not in fused), *fused]))
