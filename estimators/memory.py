@@ -39,6 +39,9 @@ from .trainable import Partitions, partitions, tensor_set
 from .workload import Workload
 from .zero_states import masters_and_states, parameters
 
+INITIALIZE_SHARE = 0.85
+"""Of the GPU's memory, up to which two copies of the weights are surely flattened on the GPU."""
+
 
 def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> MemoryEstimate:
     """Memory of one plan on one cluster; meaningful for plans that `unsupported` does not reject.
@@ -72,7 +75,8 @@ def _initialize(cut: Partitions, plan: Plan, cluster: Cluster, workspace: tuple[
         return ()
     tensors, width = cut.tensors, cut.tensors.workload.weight_bytes
     weights = width * tensors.trainable_numel + tensors.frozen_bytes
-    fits = weights + width * tensors.trainable_numel < cluster.gpu.memory_bytes
+    # Near the GPU's limit DeepSpeed may flatten on either side; it fits both ways, so the peak is not counted there.
+    fits = weights + width * tensors.trainable_numel < INITIALIZE_SHARE * cluster.gpu.memory_bytes
     copy = width * tensors.trainable_numel * fits
     return (Moment(name="initialize", terms=workspace + term(
         "parameters", weights + copy, "2 w Pt + w Pf" if fits else "w Pt + w Pf",

@@ -6,7 +6,7 @@ swapped.
 Buffers, per rank, page-locked by posix_memalign and mlock, so not rounded to powers of two:
 - optimizer: `buffer_count` buffers of 4 bytes for the largest sub-group. With the default sub_group_size of 1e9 that
   is 16 GB.
-- parameters: `buffer_count` x `buffer_size` elements of w bytes; up to 1e9 elements (`max_in_cpu`) of weights in host
+- parameters: `buffer_count` x `buffer_size` elements of w bytes; up to `max_in_cpu` elements of weights in host
   memory before any goes to the disk; and, once some do, one buffer for the whole, not sharded, tensors of the largest
   sub-group.
 
@@ -18,13 +18,11 @@ Not covered: pipelined swapping (`pipeline_read`, `pipeline_write`), which holds
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from .estimate import MemoryTerm
 from .gradient_memory import SWAP_MIN_BYTES
 from .host_memory import pinned_block
 from .optimizers import Optimizer
-from .partition import align_up, sub_group_numels
+from .partition import align_up, sub_group_numels, sub_groups
 from .plan import Plan
 from .terms import term
 from .trainable import Partitions
@@ -32,9 +30,6 @@ from .zero_states import state_bytes
 
 ALIGNED_BYTES = 1024
 """Direct I/O alignment of one request (swap_tensor/constants.py AIO_ALIGNED_BYTES, with intra_op_parallelism 1)."""
-
-MAX_IN_CPU = 1_000_000_000
-"""Elements of weights that stay in host memory (offload_param.max_in_cpu), per rank."""
 
 _SWAP = "deepspeed 0.19.8 runtime/swap_tensor/"
 
@@ -44,26 +39,12 @@ def states_per_master(optimizer: Optimizer) -> int:
     return round((optimizer.cpu_state_bytes or 0) / 4)
 
 
-@lru_cache(maxsize=256)
-def _swapped_weights(cut: Partitions, sub_group_size: int) -> tuple[int, int]:
-    """(elements of the flat host buffer, whole elements of the largest sub-group when one does not fit in it, else
-    0)."""
-    world, groups, current = cut.world_size, [], []
-    limit = sub_group_size if sub_group_size < cut.shard_total else cut.shard_total
-    filled = 0
-    for numel in cut.tensors.trainable:
-        current.append(numel)
-        filled += -(-numel // world)
-        if filled >= limit:
-            groups.append((filled, sum(current)))
-            current, filled = [], 0
-    if current:
-        groups.append((filled, sum(current)))
-    flat = min(cut.shard_total, MAX_IN_CPU)
-    offset = 0
-    for shard, _ in groups:
-        offset += shard
-    return flat, max(groups)[1] if offset > flat else 0
+def _whole_sub_group(cut: Partitions, plan: Plan) -> int:
+    """Whole elements of the sub-group with the largest shard, when the host buffer does not take all sub-groups; else 0."""
+    if cut.shard_total <= plan.param_max_in_cpu:
+        return 0
+    largest = max(sub_groups(cut.shards, plan.sub_group_size), key=lambda group: sum(cut.shards[index] for index in group))
+    return sum(cut.tensors.trainable[index] for index in largest)
 
 
 def swap_buffers(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryTerm, ...]:
@@ -77,13 +58,14 @@ def swap_buffers(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryT
                       G=largest // 4)
     if plan.offload_param == "nvme":
         size = align_up(width * plan.param_buffer_size, ALIGNED_BYTES)
-        flat, whole = _swapped_weights(cut, plan.sub_group_size)
-        terms += term("parameter_swap_buffers", local_ranks * (plan.param_buffer_count * size + width * whole),
+        flat = min(cut.shard_total, plan.param_max_in_cpu)
+        whole = width * _whole_sub_group(cut, plan)
+        terms += term("parameter_swap_buffers", local_ranks * (plan.param_buffer_count * size + whole),
                       "L w (buffer_count buffer_size + whole sub-group)", _SWAP + "partitioned_param_swapper.py",
                       L=local_ranks, w=width, buffer_count=plan.param_buffer_count, buffer_size=plan.param_buffer_size)
         terms += term("parameters", local_ranks * pinned_block(width * flat), "L p2(w min(Pt'', max_in_cpu))",
                       "deepspeed 0.19.8 runtime/zero/stage3.py _create_param_groups_fp16_flat_cpu_memory",
-                      L=local_ranks, w=width, max_in_cpu=MAX_IN_CPU)
+                      L=local_ranks, w=width, max_in_cpu=plan.param_max_in_cpu)
     return terms
 
 

@@ -7,8 +7,9 @@ tensor may lie. Stage 3 cuts every tensor by itself. `tests/test_partition.py` c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 NCCL_START_ALIGNMENT = 2
 """Elements: a partition starts on a 4-byte boundary in fp16 (stage_1_and_2.py `nccl_start_alignment_factor`)."""
@@ -40,24 +41,28 @@ def shard_numel(numel: int, world_size: int) -> int:
     return -(-numel // world_size)
 
 
-def sub_group_numels(shards: Iterable[int], sub_group_size: int) -> tuple[int, ...]:
-    """Elements of stage 3's sub-groups, which the optimizer steps one after the other.
+@lru_cache(maxsize=256)
+def sub_groups(shards: tuple[int, ...], sub_group_size: int) -> tuple[range, ...]:
+    """Stage 3's sub-groups, which the optimizer steps one after the other, as ranges of tensors.
 
     A sub-group closes with the tensor that reaches `sub_group_size`, so it may exceed it by one shard.
     Source: deepspeed 0.19.8 runtime/zero/stage3.py `_create_fp16_sub_groups`.
     """
-    shards = tuple(shards)
     if sub_group_size >= sum(shards):
-        return (sum(shards),)
-    sizes, current = [], 0
-    for shard in shards:
-        current += shard
-        if current >= sub_group_size:
-            sizes.append(current)
-            current = 0
-    if current:
-        sizes.append(current)
-    return tuple(sizes)
+        return (range(len(shards)),)
+    groups, first, filled = [], 0, 0
+    for index, shard in enumerate(shards):
+        filled += shard
+        if filled >= sub_group_size or index == len(shards) - 1:
+            groups.append(range(first, index + 1))
+            first, filled = index + 1, 0
+    return tuple(groups)
+
+
+@lru_cache(maxsize=256)
+def sub_group_numels(shards: tuple[int, ...], sub_group_size: int) -> tuple[int, ...]:
+    """Elements of each sub-group on one rank."""
+    return tuple(sum(shards[index] for index in group) for group in sub_groups(shards, sub_group_size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from .lora import lora_tensors
 from .model_shape import ModelShape, Tensor
 from .partition import RankLoad, flat_partition_numel, rank_loads, shard_numel
 from .workload import Workload
@@ -92,45 +93,41 @@ class TensorSet:
 @lru_cache(maxsize=64)
 def tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
     """Sort a model's tensors into trainable and frozen ones."""
-    full = workload.method == "full"
-    trainable: list[int] = []
-    frozen: list[int] = []
-    muon = frozen_bytes = 0
-
-    def visit(tensor: Tensor, count: int) -> list[int]:
-        nonlocal muon, frozen_bytes
-        if full:
-            matrix = len(tensor.shape) >= 2 and tensor.role not in ("embedding", "position", "head")
-            muon += tensor.numel * count * matrix
-            return [tensor.numel]
-        frozen.extend([tensor.numel] * count)
-        quantized = workload.method == "qlora" and tensor.linear and tensor.role != "head"
-        frozen_bytes += (nf4_bytes(tensor.numel) if quantized else tensor.numel * workload.weight_bytes) * count
-        if not adapts(tensor, workload):
-            return []
-        adapters = [workload.lora_rank * tensor.in_features, workload.lora_rank * tensor.out_features]
-        muon += sum(adapters) * count
-        return adapters
-
     first = [tensor for tensor in model.outside if tensor.role in ("embedding", "position")]
     last = [tensor for tensor in model.outside if tensor.role not in ("embedding", "position")]
-    layer_tensors: tuple[int, ...] = ()
-    trainable_layer: tuple[int, ...] = ()
-    for tensor in first:
-        trainable += visit(tensor, 1)
-    for block in model.blocks:
-        layer = [numel for tensor in block.tensors for numel in visit(tensor, block.count)]
-        trainable += layer * block.count
-        whole = layer if full else layer + [tensor.numel for tensor in block.tensors]
-        if sum(whole) > sum(layer_tensors):
-            layer_tensors, trainable_layer = tuple(whole), tuple(layer)
-    for tensor in last:
-        trainable += visit(tensor, 1)
+    base = (*(tensor.numel for tensor in first),
+            *(numel for block in model.blocks for numel in [tensor.numel for tensor in block.tensors] * block.count),
+            *(tensor.numel for tensor in last))
+    layer = max(([tensor.numel for tensor in block.tensors] for block in model.blocks), key=sum, default=[])
+    trainable: tuple[int, ...] = base
+    frozen: tuple[int, ...] = ()
+    adapters = layer
+    if workload.method == "full":
+        muon = sum(tensor.numel * count for tensor, count in model.tensor_counts if _is_hidden_matrix(tensor))
+    else:
+        # In one run per adapter instead of layer by layer: no size depends on their order.
+        counted = lora_tensors(model, workload.lora_rank, workload.lora_targets)
+        trainable = tuple(tensor.numel for tensor, count in counted for _ in range(count))
+        frozen, muon = base, sum(trainable)
+        adapters = [tensor.numel for tensor, _ in counted]
+        layer = layer + adapters
     embedding = max((tensor.numel for tensor in first), default=0)
     head = max((tensor.numel for tensor in last if tensor.role == "head"), default=embedding if model.tied else 0)
-    return TensorSet(model=model, workload=workload, trainable=tuple(trainable), frozen=tuple(frozen), muon=muon,
-                     frozen_bytes=frozen_bytes, layer_tensors=layer_tensors, trainable_layer=trainable_layer,
-                     head=head, embedding=embedding)
+    return TensorSet(
+        model=model, workload=workload, trainable=trainable, frozen=frozen, muon=muon, layer_tensors=tuple(layer),
+        trainable_layer=tuple(adapters), head=head, embedding=embedding,
+        frozen_bytes=sum(_frozen_bytes(tensor, workload) * count for tensor, count in model.tensor_counts) if frozen else 0)
+
+
+def _is_hidden_matrix(tensor: Tensor) -> bool:
+    """What DeepSpeed gives to Muon: tensors of two dimensions and more besides embeddings and head."""
+    return len(tensor.shape) >= 2 and tensor.role not in ("embedding", "position", "head")
+
+
+def _frozen_bytes(tensor: Tensor, workload: Workload) -> int:
+    if workload.method == "qlora" and tensor.linear and tensor.role != "head":
+        return nf4_bytes(tensor.numel)
+    return tensor.numel * workload.weight_bytes
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

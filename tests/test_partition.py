@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from ds_advise.estimators.partition import (
     flat_group_numel,
     flat_partition_numel,
@@ -22,6 +19,8 @@ from ds_advise.estimators.partition import (
     shard_numel,
     sub_group_numels,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 SCRIPT = Path(__file__).parent / "engine_runs" / "partition_sizes.py"
 NUMELS = [77, 13, 30, 51, 1, 29]
@@ -72,7 +71,7 @@ def test_shards_are_what_stage_3_allocates(allocated: list[dict[str, Any]], sub_
     shards = [shard_numel(numel, len(allocated)) for numel in NUMELS]
     for sizes in allocated:
         assert sizes[f"stage 3, sub-groups of {sub_group_size}"] == {
-            "shards": shards, "sub_groups": list(sub_group_numels(shards, sub_group_size)), "gradients": sum(shards)}
+            "shards": shards, "sub_groups": list(sub_group_numels(tuple(shards), sub_group_size)), "gradients": sum(shards)}
 
 
 numels = st.lists(st.integers(1, 10**6), min_size=1, max_size=20)
@@ -100,7 +99,7 @@ def test_pieces_of_the_ranks_make_up_the_model(numels: list[int], world_size: in
 @given(numels, st.integers(1, 10**7))
 def test_sub_groups_make_up_the_shards(shards: list[int], sub_group_size: int) -> None:
     """Sub-groups hold all shards, and all but the last reach the size that was asked for."""
-    groups = sub_group_numels(shards, sub_group_size)
+    groups = sub_group_numels(tuple(shards), sub_group_size)
     assert sum(groups) == sum(shards)
     assert all(group >= min(sub_group_size, sum(shards)) for group in groups[:-1])
     assert len(groups) <= math.ceil(sum(shards) / min(sub_group_size, sum(shards)))
