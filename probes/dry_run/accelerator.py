@@ -49,9 +49,11 @@ class SimulatedAccelerator(CPU_Accelerator):
 
     _torch_pins_host_memory = True
 
+    device_type = DEVICE_TYPE
+
     def __init__(self, ledger: Ledger, *, device_count: int, memory_bytes: int) -> None:
         super().__init__()
-        self._name, self._communication_backend_name = DEVICE_TYPE, "fake"
+        self._name, self._communication_backend_name = self.device_type, "fake"
         self._ledger, self._device_count, self._memory_bytes = ledger, device_count, memory_bytes
         self._stream = _DEFAULT_STREAM
 
@@ -61,13 +63,13 @@ class SimulatedAccelerator(CPU_Accelerator):
     def handles_memory_backpressure(self) -> bool: return False
 
     def device_name(self, device_index: int | None = None) -> str:
-        return DEVICE_TYPE if device_index is None else f"{DEVICE_TYPE}:{device_index}"
+        return self.device_type if device_index is None else f"{self.device_type}:{device_index}"
 
     # Every rank's GPU is number 0 here: torch's dummy backend has one device.
     def device(self, device_index: int | None = None) -> Any: return contextlib.nullcontext()
     def set_device(self, device_index: int) -> None: ...
     def current_device(self) -> int: return 0
-    def current_device_name(self) -> str: return f"{DEVICE_TYPE}:0"
+    def current_device_name(self) -> str: return f"{self.device_type}:0"
     def device_count(self) -> int: return self._device_count
     def synchronize(self, device_index: int | None = None) -> None: ...
     def communication_backend_name(self) -> str: return "fake"
@@ -111,7 +113,7 @@ class SimulatedAccelerator(CPU_Accelerator):
         return tensor.new_empty(shape, pin_memory=True)
     def is_pinned(self, tensor: torch.Tensor) -> bool: return tensor.is_pinned()
 
-    def on_accelerator(self, tensor: torch.Tensor) -> bool: return tensor.device.type == DEVICE_TYPE
+    def on_accelerator(self, tensor: torch.Tensor) -> bool: return tensor.device.type == self.device_type
 
     def op_builder_dir(self) -> str: return "deepspeed.ops.op_builder"
     def get_op_builder(self, class_name: str) -> type | None: return op_builder(class_name, self._ledger)
@@ -123,4 +125,4 @@ class SimulatedAccelerator(CPU_Accelerator):
 for _name, _dtype in (("BFloat16", torch.bfloat16), ("Byte", torch.uint8), ("Double", torch.double),
                       ("Float", torch.float), ("Half", torch.half), ("Int", torch.int), ("Long", torch.long)):
     setattr(SimulatedAccelerator, f"{_name}Tensor",
-            property(lambda self, dtype=_dtype: partial(torch.tensor, dtype=dtype, device=DEVICE_TYPE)))
+            property(lambda self, dtype=_dtype: partial(torch.tensor, dtype=dtype, device=self.device_type)))

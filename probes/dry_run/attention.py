@@ -20,6 +20,7 @@ from .device import DEVICE_TYPE
 
 aten = torch.ops.aten
 _composite = torch.nn.functional.scaled_dot_product_attention
+_plain_softmax = torch.nn.functional.softmax
 
 
 def kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, *, causal: bool,
@@ -65,6 +66,15 @@ def install(compute_capability: int) -> None:
                           enable_gqa=enable_gqa)
 
     torch.nn.functional.scaled_dot_product_attention = routed  # type: ignore[assignment]
+    torch.nn.functional.softmax = _softmax  # type: ignore[assignment]
+
+
+def _softmax(input: torch.Tensor, dim: int | None = None, _stacklevel: int = 3,
+             dtype: torch.dtype | None = None) -> torch.Tensor:
+    """softmax of float16 to float32 in one kernel, which torch does on CUDA only (aten/src/ATen/native/SoftMax.cpp)."""
+    if input.dtype is torch.float16 and dtype is torch.float32 and dim is not None and input.device.type == DEVICE_TYPE:
+        return aten._softmax(input, dim, True)
+    return _plain_softmax(input, dim, _stacklevel, dtype)
 
 
 def _flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, causal: bool,

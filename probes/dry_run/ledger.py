@@ -20,8 +20,13 @@ GPU_BLOCK_BYTES = 512
 `torch.cuda.memory_allocated` counts the rounded size."""
 
 
+def gpu_bytes(size_bytes: int) -> int:
+    """What the allocator counts for a request; the sign of a change is kept."""
+    return -(-size_bytes // GPU_BLOCK_BYTES) * GPU_BLOCK_BYTES if size_bytes >= 0 else -gpu_bytes(-size_bytes)
+
+
 class Block:
-    """One storage's life. `owner` is set when a sweep found who holds it; `origin` when only its birth is known."""
+    """One storage's life. `owned` once a sweep or a hook has found who holds it; before, `category` is a guess."""
 
     __slots__ = ("born", "category", "device", "died", "dtype", "module", "owned", "phase", "pinned", "shape",
                  "size_bytes", "stream")
@@ -111,8 +116,6 @@ class Ledger:
             return
         size_bytes = storage.nbytes()
         device = "gpu" if kind == self._gpu_type else "host"
-        if device == "gpu":
-            size_bytes = -(-size_bytes // GPU_BLOCK_BYTES) * GPU_BLOCK_BYTES
         self.events += 1
         category, module = self._classify(tensor)
         block = Block(size_bytes, device, self.events, self.phase, self.stream, self._birth_pinned, tensor, category, module)
@@ -130,7 +133,7 @@ class Ledger:
         event = self.events
         self.total.change(size_bytes, event)
         if block.device == "gpu":
-            self.gpu.change(size_bytes, event)
+            self.gpu.change(gpu_bytes(size_bytes), event)
             return
         self.host.change(size_bytes, event)
         if not block.pinned:

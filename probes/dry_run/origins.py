@@ -23,6 +23,7 @@ _BIRTHPLACES = (  # part of the file name, part of the function name, category; 
     ("runtime/zero/partition_parameters.py", "reduce", "buckets"),
     ("runtime/zero/partition_parameters.py", "", "parameters"),
     ("runtime/zero/partitioned_param_coordinator.py", "", "gathered parameters"),
+    ("runtime/zero/stage3.py", "grad", "gradients"),
     ("runtime/zero/stage3.py", "fp32", "master weights"),
     ("runtime/zero/stage3.py", "create_fp16", "parameters"),
     ("runtime/zero/stage3.py", "bucket", "buckets"),

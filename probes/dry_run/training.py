@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,6 +34,7 @@ class Recorder:
         self.names.append((iteration, name))
         yield
         self.gpu_peaks.append((ledger.gpu.peak_bytes, ledger.gpu.peak_event))
+        self.total_peaks = getattr(self, "total_peaks", [0]) + [ledger.total.peak_event]
         memory = PhaseMemory(
             iteration=iteration, phase=name,
             gpu_live_bytes=ledger.gpu.live_bytes, gpu_peak_bytes=ledger.gpu.peak_bytes,
@@ -68,6 +70,7 @@ def run(request: Request, recorder: Recorder, device: str) -> tuple[dict[str, An
             subject = models.from_config(request, model_config, dtype, device)
         else:
             subject = models.from_file(request, dtype, device)
+        gc.collect()  # weights that tying replaced are in cycles; when Python finds them is chance
     model = subject.model
     recorder.origin.vocab_size = subject.vocab_size
     parameters, trainable = _count(model)

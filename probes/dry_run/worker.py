@@ -99,18 +99,19 @@ def _peak(recorder: Any) -> Peak:
     """The highest GPU peak of all iterations, taken apart."""
     training_phases = [index for index, (iteration, _) in enumerate(recorder.names) if iteration > 0]
     at = max(training_phases, key=lambda index: recorder.gpu_peaks[index][0])
+    from .ledger import gpu_bytes
     allocated, event = recorder.gpu_peaks[at]
     alive = [block for block in recorder.ledger.blocks if block.device == "gpu" and block.alive_at(event)]
     by_category, by_module = Counter[str](), Counter[str]()
     for block in alive:
-        by_category[block.category] += block.size_bytes
-        by_module[block.module] += block.size_bytes
+        by_category[block.category] += gpu_bytes(block.size_bytes)
+        by_module[block.module] += gpu_bytes(block.size_bytes)
     alive.sort(key=lambda block: -block.size_bytes)
     iteration, phase = recorder.names[at]
     return Peak(
         iteration=iteration, phase=phase, allocated_bytes_per_gpu=allocated,
         by_category=dict(by_category.most_common()), by_module=dict(by_module.most_common()),
-        largest=tuple(LiveTensor(size_bytes=block.size_bytes, category=block.category, module=block.module,
+        largest=tuple(LiveTensor(size_bytes=gpu_bytes(block.size_bytes), category=block.category, module=block.module,
                                  shape=block.shape, dtype=str(block.dtype).removeprefix("torch."),
                                  phase=recorder.names[block.phase][1]) for block in alive[:40]))
 
