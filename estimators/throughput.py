@@ -118,7 +118,8 @@ class _Step:
 
     def _computing(self) -> list[TimeTerm]:
         compute, n = self.compute, self.micro_batches
-        launched = self.forward_s + self.backward_s - n * (compute.forward_s + compute.backward_s) - self.gradient_s
+        on_gpu = n * (compute.forward_s + compute.backward_s) + self.gradient_s
+        launched = max(0.0, self.forward_s + self.backward_s - on_gpu)
         inputs = (("n", n), ("B", self.plan.micro_batch_size), ("S", self.workload.seq_len))
 
         def term(name: str, resource: str, formula: str, seconds: float, hidden_s: float = 0.0) -> TimeTerm:
