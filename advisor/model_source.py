@@ -15,7 +15,7 @@ from ..estimators.errors import ModelConfigError, UnknownModelError
 from ..estimators.families import shape_from_config
 from ..estimators.model_shape import ModelShape
 
-# Published files have a few kB; the largest, with label names of 20,000 classes, stay below 2 MB.
+# A config.json has kilobytes; what is beyond this limit is another file.
 MAX_CONFIG_BYTES = 10_000_000
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 

@@ -50,20 +50,23 @@ def find(name: str) -> ModelShape:
     organisation, _, rest = name.strip().rpartition("/")
     owner, pieces = _squeeze(organisation), _pieces(rest)
     key, stripped = _key(pieces), _key(piece for piece in pieces if piece not in _VARIANTS)
-    known = [known for known in _names() if not owner or _same_owner(owner, known.organisation)]
-    exact = [known for known in known if known.key == key]
+    owned = [known for known in _names() if not owner or _same_owner(owner, known.organisation)]
+    exact = [known for known in owned if known.key == key]
     if exact:
         return _one(name, exact)
-    same = [known for known in known if stripped and known.stripped == stripped]
+    # A variant that has no entry stands for its model; one that has is preferred (`llama2-7b-chat`: `...-chat-hf`).
+    same = [known for known in owned if stripped and known.stripped == stripped]
     if same:
-        return _one(name, same)
-    longer = [known for known in known if stripped and _begins(known.stripped, stripped)]
-    if any(_SIZE.search(known.stripped[len(stripped):]) for known in longer):
-        raise _ambiguous(name, longer)
-    if longer:
-        return _one(name, longer)
+        return _one(name, [known for known in same if known.key.startswith(key)] or same)
+    longer = [(known, known.key[len(key):]) for known in owned if key and _begins(known.key, key)] or [
+        (known, known.stripped[len(stripped):]) for known in owned if stripped and _begins(known.stripped, stripped)]
+    found = [known for known, _ in longer]
+    if any(_SIZE.search(rest) for _, rest in longer):
+        raise _ambiguous(name, found)
+    if found:
+        return _one(name, found)
     raise UnknownModelError(
-        f"no model named {name!r} in the catalogue", why=f"nearest names: {', '.join(nearest(name))}",
+        f"no model named {name[:80]!r} in the catalogue", why=f"nearest names: {', '.join(nearest(name))}",
         fix="give one of these, a folder with a config.json, or a hub id such as Qwen/Qwen2.5-14B")
 
 
@@ -125,7 +128,7 @@ def _squeeze(organisation: str) -> str:
 
 def _same_owner(given: str, known: str) -> bool:
     """`meta` for meta-llama and `openai` for openai-community are accepted."""
-    return known.startswith(given) or given.startswith(known)
+    return given == known or (len(given) >= 4 and known.startswith(given))
 
 
 def _begins(key: str, start: str) -> bool:

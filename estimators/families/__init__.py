@@ -99,10 +99,7 @@ def shape_from_config(config: Mapping[str, object], *, name: str, source: str = 
     model_type = c.text("model_type", default="")
     family = FAMILIES.get(model_type)
     if family is None:
-        raise ModelConfigError(
-            f"{name}: model_type {model_type!r} is not supported" if model_type else f"{name}: model_type is missing",
-            why="the parameter tensors of this family are not known here",
-            fix=f"use one of: {', '.join(sorted(FAMILIES))}")
+        raise _unsupported(c, model_type)
     body = family.body(c)
     suffix = _class_suffix(c, family.stem, body)
     head = body.heads[suffix]
@@ -132,3 +129,14 @@ def _class_suffix(c: Fields, stem: str, body: Body) -> str:
         raise c.error("architectures names a class that is not supported",
                       why=f"known for this model_type: {', '.join(stem + ending for ending in body.heads)}")
     return max(endings, key=len)
+
+
+def _unsupported(c: Fields, model_type: str) -> ModelConfigError:
+    inner = c.section("text_config")
+    text = inner.text("model_type", default="") if inner else ""
+    why = "the parameter tensors of this family are not known here"
+    if text in FAMILIES:
+        why = f"of its parts only the language model ({text}) is: a config.json of that alone would do"
+    return ModelConfigError(
+        f"{c.where}: model_type {model_type!r} is not supported" if model_type else f"{c.where}: model_type is missing",
+        why=why, fix=f"supported are: {', '.join(FAMILIES)}")

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ..model_shape import Attention, Block, FeedForward, NormKind
 from .body import Body, decoder_heads, norms, stack
-from .fields import MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields
+from .fields import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields
 from .parts import Tensors, attention_linears, embedding, feed_forward_linears, norm
 
 AttentionPart = tuple[Attention, Tensors]
@@ -36,7 +36,7 @@ class Dims:
         def size(name: str, **limit: int) -> int:
             return c.size(name, default=defaults.get(name), **limit)
 
-        hidden, heads = size("hidden_size"), size("num_attention_heads")
+        hidden, heads = size("hidden_size"), size("num_attention_heads", limit=MAX_HEADS)
         # An explicit null means "as many as heads" also where the class has another default.
         kv_default = heads if c.given("num_key_value_heads") else defaults.get("num_key_value_heads", heads)
         kv_heads = c.size("num_key_value_heads", default=kv_default)
@@ -155,9 +155,8 @@ def dense(c: Fields, dims: Dims, style: Style) -> FeedForwardPart:
 
 
 def window_size(c: Fields, *, default: int | None = None) -> int | None:
-    """`sliding_window`, of which an explicit null switches the window off."""
-    given = c.given("sliding_window")
-    return c.size_or_none("sliding_window", limit=MAX_POSITIONS) if given else default
+    """`sliding_window`, which an explicit null or 0 switches off."""
+    return c.positive("sliding_window", limit=MAX_POSITIONS) if c.given("sliding_window") else default
 
 
 def windows(c: Fields, layers: int, window: int | None, slides: Callable[[int], bool]) -> tuple[int | None, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ..model_shape import Attention, Block, FeedForward
 from .body import Body, Head, norms
-from .fields import MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields
+from .fields import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields
 from .parts import Tensors, attention_linears, embedding, feed_forward_linears, linear, parameter
 
 BERT_QKV = ("attention.self.query", "attention.self.key", "attention.self.value")
@@ -26,7 +26,7 @@ class Sizes:
     @classmethod
     def read(cls, c: Fields, *, activation: str = "gelu", dropout: float = 0.0, **defaults: int) -> Sizes:
         hidden = c.size("hidden_size", default=defaults.get("hidden_size"))
-        heads = c.size("num_attention_heads", default=defaults.get("num_attention_heads"))
+        heads = c.size("num_attention_heads", default=defaults.get("num_attention_heads"), limit=MAX_HEADS)
         dim = c.divide("hidden_size", hidden, "num_attention_heads", heads)
         return cls(
             hidden=hidden,

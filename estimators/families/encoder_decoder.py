@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..model_shape import Attention, Block, FeedForward
 from .body import Body, Head, norms
-from .fields import MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields
+from .fields import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields
 from .parts import Tensors, attention_linears, embedding, feed_forward_linears, linear, parameter
 
 
@@ -24,7 +24,7 @@ def _t5(c: Fields, *, feed_forward: str) -> Body:
     transformers 5 ties the head of a model built from a configuration, whatever `tie_word_embeddings` says; loading
     published weights with a head of their own (T5 1.1, Flan-T5) unties it again. Counted is the latter.
     """
-    hidden, heads = c.size("d_model", "hidden_size"), c.size("num_heads", "num_attention_heads")
+    hidden, heads = c.size("d_model", "hidden_size"), c.size("num_heads", "num_attention_heads", limit=MAX_HEADS)
     dim, layers = c.size("d_kv", "head_dim", default=64), c.size("num_layers", "num_hidden_layers", limit=MAX_LAYERS)
     vocab = c.size("vocab_size", limit=MAX_VOCABULARY)
     kind = c.text("feed_forward_proj", default=feed_forward)
@@ -76,7 +76,7 @@ def whisper(c: Fields) -> Body:
     length = c.size("max_target_positions", limit=MAX_POSITIONS)
 
     def stack(name: str) -> tuple[int, Attention, FeedForward]:
-        heads = c.size(f"{name}_attention_heads")
+        heads = c.size(f"{name}_attention_heads", limit=MAX_HEADS)
         dim = c.divide("d_model", hidden, f"{name}_attention_heads", heads)
         return (c.size(f"{name}_layers", limit=MAX_LAYERS),
                 Attention(heads=heads, kv_heads=heads, head_dim=dim, v_head_dim=dim, causal=False, rotary=False),

@@ -9,6 +9,7 @@ from ..errors import ModelConfigError
 
 # Far above any published model (Llama 405B: 16,384 wide, 126 layers); beyond them the file is not a model's config.
 MAX_WIDTH = 1 << 20
+MAX_HEADS = 1 << 12
 MAX_LAYERS = 1 << 11
 MAX_VOCABULARY = 1 << 23
 MAX_POSITIONS = 1 << 31

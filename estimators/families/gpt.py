@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from .body import Body, norms
 from .decoder import Dims, Style, build
-from .fields import MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields
+from .fields import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields
 from .parts import Tensors, embedding, linear
 
 Names = tuple[str, ...]
@@ -16,7 +16,7 @@ HIDDEN, LAYERS, HEADS = ("hidden_size", "n_embd"), ("num_hidden_layers", "n_laye
 def dims(c: Fields, *, hidden: Names = HIDDEN, layers: Names = LAYERS, heads: Names = HEADS, feed_forward: str = "",
          factor: int | None = 4, kv_heads: int | None = None, vocab: str = "vocab_size") -> Dims:
     """Dimensions under the names of one family; the feed-forward is `factor` times as wide unless a field says."""
-    width, count = c.size(*hidden), c.size(*heads)
+    width, count = c.size(*hidden), c.size(*heads, limit=MAX_HEADS)
     kv_heads = kv_heads or count
     c.divide(heads[0], count, "key/value heads", kv_heads)
     return Dims(hidden=width, heads=count, kv_heads=kv_heads, head_dim=c.divide(hidden[0], width, heads[0], count),
