@@ -79,25 +79,30 @@ def gradient_memory(cut: Partitions, plan: Plan, optimizer: Optimizer) -> Gradie
 
 @dataclass(frozen=True, slots=True)
 class _Gradients:
-    """Elements of single gradients: the head's, the widest one of a layer, all of the embedding's at the end.
+    """Elements of single gradients.
 
-    A tied embedding collects the head's gradient, its own and their sum, and holds the first through all layers.
+    head:  of the output head.
+    layer: the widest one of a layer.
+    held:  what a tied embedding holds through all layers: the head's gradient.
+    end:   all that are alive when the last one is made: a tied embedding's two and their sum.
+    last:  the last one.
     """
 
     head: int
     layer: int
     held: int
     end: int
+    last: int
 
     @staticmethod
     def of(cut: Partitions) -> _Gradients:
         tensors = cut.tensors
         widest = max(numel for numel in tensors.trainable_layer)
         if not tensors.trains_head:
-            return _Gradients(0, widest, 0, widest)
+            return _Gradients(0, widest, 0, widest, widest)
         if tensors.model.tied and tensors.head:
-            return _Gradients(tensors.head, widest, tensors.head, 3 * tensors.head)
-        return _Gradients(tensors.head, widest, 0, tensors.embedding)
+            return _Gradients(tensors.head, widest, tensors.head, 3 * tensors.head, tensors.head)
+        return _Gradients(tensors.head, widest, 0, tensors.embedding, tensors.embedding)
 
 
 def _stage_0(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemory:
@@ -111,7 +116,7 @@ def _stage_0(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
         return term("gradients", width * numel, formula, _STAGE_0, w=width, Pt=trainable)
 
     copied = min(trainable, ALLREDUCE_BUCKET + tensors.largest_trainable)
-    end = gradients(trainable + max(0, single.end - single.head) * (single.held > 0), "w Pt") + term(
+    end = gradients(trainable + single.end - single.last, "w (Pt + tied)") + term(
         "reduce_buckets", width * copied, "w min(Pt, 5e8 + largest)", _STAGE_0, w=width, Pt=trainable,
         largest=tensors.largest_trainable)
     if tensors.workload.precision == "fp32":
@@ -161,11 +166,14 @@ def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMem
     if plan.zero_stage == 1:
         earlier = trainable if accumulates else 0
         forward = gradients(earlier, "w Pt") + (bucket() if accumulates else ())
-        # Until the pass ends: everything where nothing is reduced on the way, else what did not fit in the bucket.
+        # Until the pass ends: what did not fit in the bucket, everything where nothing is reduced on the way.
         large = sum(numel for numel in tensors.trainable if numel > bucket_numel)
-        unreduced = trainable if accumulates or not plan.overlap_comm else large
         held = max(earlier, large_head + owned_last)
-        end = max(unreduced + (0 if plan.overlap_comm else owned), large + owned) + single.end - min(single.end, large)
+        if plan.overlap_comm:
+            kept = 0 if accumulates else single.last * (single.last > bucket_numel)
+            end = large + owned + single.end - kept
+        else:
+            end = trainable + max(owned, single.end - (0 if accumulates else single.last))
     else:
         earlier = owned if accumulates else 0
         forward = gradients(earlier, "w T")
@@ -215,8 +223,9 @@ def _stage_3(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
     # Reduce-scatter interleaves a bucket's tensors in a copy; one tensor that N divides is reduced in place.
     copied = min(plan.reduce_bucket_size, trainable) if world > 1 else 0
     ending = copied if plan.reduce_bucket_size >= trainable else 0
-    # Fragments too small for the disk wait on the GPU in fp32 until the step.
-    unswapped = sum(shard for shard in cut.shards if 4 * shard < SWAP_MIN_BYTES) if plan.offload_optimizer == "nvme" else 0
+    # On their way to the disk the fp32 gradients of a whole bucket wait on the GPU; fragments too small for it, until the step.
+    to_disk = plan.offload_optimizer == "nvme"
+    unswapped = sum(shard for shard in cut.shards if 4 * shard < SWAP_MIN_BYTES) if to_disk else 0
 
     def bucket(copied: int = 0) -> tuple[MemoryTerm, ...]:
         return term("reduce_buckets", width * (plan.reduce_bucket_size + copied), "w (bucket + copied)",
@@ -227,28 +236,31 @@ def _stage_3(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
         return term("gradients", width * (shards + whole), formula, source + " grad_partitions_flat_buffer",
                     w=width, Pt=trainable, N=world)
 
-    def staging(numel: int) -> tuple[MemoryTerm, ...]:
+    def staging(numel: int, in_bucket: int = 0) -> tuple[MemoryTerm, ...]:
         if not offloaded:
             return ()
         piece = -(-numel // world)
-        return term("offload_staging", width * piece + NORM_BYTES * min(piece, NORM_CHUNK) + 4 * unswapped,
-                    "(w + 8) n / N + 4 unswapped", source + " partition_grads, _offload_grad_partition_at_boundary",
-                    w=width, n=numel, N=world, unswapped=unswapped)
+        waiting = unswapped + -(-max(numel, in_bucket) // world) * to_disk
+        return term("offload_staging", width * piece + NORM_BYTES * min(piece, NORM_CHUNK) + 4 * waiting,
+                    "(w + 8) n / N + 4 waiting", source + " partition_grads, _offload_grad_partition_at_boundary",
+                    w=width, n=numel, N=world, waiting=waiting)
 
     forward = gradients(0, "w Pt''") + bucket()
     in_layer = gradients(single.layer + single.held, "w (Pt'' + layer)")
     step = forward + staging(0)
     if not offloaded:
         largest = max(sub_group_numels(cut.shards, plan.sub_group_size))
+        # fp16 looks for overflow in the whole buffer at once: |g|, and whether it is infinite.
+        overflow = (width + 1) * cut.shard_total if tensors.workload.precision == "fp16" else 0
         temporary = max(NORM_BYTES * cut.largest_shard, (width + 4 if width < 4 else 4) * largest,
-                        int((4 + optimizer.step_bytes) * largest))
-        step += term("step_temporaries", temporary, "max(8 shard, (w + 4) G)",
-                     source + " get_grad_norm_direct, _prepare_fp32_grad_for_sub_group",
-                     w=width, shard=cut.largest_shard, G=largest)
+                        int((4 + optimizer.step_bytes) * largest), overflow)
+        step += term("step_temporaries", temporary, "max(8 shard, (w + 4) G, 3 Pt'' in fp16)",
+                     source + " get_grad_norm_direct, _prepare_fp32_grad_for_sub_group, has_overflow",
+                     w=width, shard=cut.largest_shard, G=largest, Pt=trainable, N=world)
     return GradientMemory(
         forward=forward, head=gradients(single.head, "w (Pt'' + head)") + bucket(),
         head_reduction=gradients(single.head, "w (Pt'' + head)") + bucket(large_head if large_head % world else 0)
         + staging(large_head),
         layer=in_layer + bucket() + staging(single.layer),
-        reduction=in_layer + bucket(copied - ending) + staging(single.layer),
+        reduction=in_layer + bucket(copied - ending) + staging(single.layer, copied),
         end=gradients(single.end, "w (Pt'' + embedding)") + bucket(ending) + staging(single.end), step=step)

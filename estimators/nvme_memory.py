@@ -28,8 +28,8 @@ from .terms import term
 from .trainable import Partitions
 from .zero_states import state_bytes
 
-ALIGNED_BYTES = 1024
-"""Direct I/O alignment of one request (swap_tensor/constants.py AIO_ALIGNED_BYTES, with intra_op_parallelism 1)."""
+ALIGNED_BYTES = 8 * 1024
+"""Alignment of a swapped tensor: AIO_ALIGNED_BYTES (1 KiB) x intra_op_parallelism, 8 in the emitted configuration."""
 
 _SWAP = "deepspeed 0.19.8 runtime/swap_tensor/"
 
