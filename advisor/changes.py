@@ -10,7 +10,7 @@ from .cluster_spec import ASSUMED_INTERCONNECT_BYTES_PER_S
 from .question import Question
 from .recommendation import Candidate, Change, LadderStep
 from .search import climb, fastest_that_fits
-from .units import gib, rate
+from .units import rate
 
 WORTH_TELLING = 1.15
 """A change is shown when it makes the answer at least this much faster; less is within the time model's error."""
@@ -113,7 +113,7 @@ def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate
             best = max(lean, key=lambda candidate: candidate.tokens_per_s)
             needed = best.estimate.memory.host_bytes_per_node
             yield Change(flags=f"--ram {_round_up_gib(needed)}GiB",
-                         outcome=f"with only {gib(needed)} GiB of RAM: {best.rung}, about {rate(best.tokens_per_s)} tokens/s")
+                         outcome=f"is enough for {best.rung}, about {rate(best.tokens_per_s)} tokens/s")
 
 
 def _round_up_gib(size_bytes: int) -> int:

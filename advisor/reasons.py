@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..estimators.estimate import TimeEstimate
+from .fit import MARGIN
 from .question import Question
 from .recommendation import Candidate, LadderStep
 from .search import SAME_SPEED
@@ -95,7 +96,9 @@ def _micro_batch(question: Question, chosen: Candidate, candidates: Sequence[Can
     following = min(larger, key=lambda candidate: candidate.estimate.plan.micro_batch_size)
     size = following.estimate.plan.micro_batch_size
     if following.fit.limit == "gpu":
-        return f"Micro batch {size} would need {gib(following.device_bytes)} GiB per GPU."
+        bare = following.device_bytes <= question.cluster.gpu.memory_bytes
+        margin = f", which leaves less than the margin of {percent(MARGIN['analytic'])} free" if bare else ""
+        return f"Micro batch {size} would need {gib(following.device_bytes)} GiB per GPU{margin}."
     if following.fit.fits:
         return f"A larger micro batch gains less than {percent(SAME_SPEED)}."
     return ""

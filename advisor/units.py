@@ -34,9 +34,12 @@ def rate(per_s: float) -> str:
 
 def seconds(duration_s: float) -> str:
     """`3.2 s`, `48 ms`, `2 min 5 s`."""
-    if duration_s >= 100:
-        return f"{duration_s // 60:.0f} min {duration_s % 60:.0f} s"
-    return f"{duration_s:.2g} s" if duration_s >= 1 else f"{duration_s * 1000:.2g} ms"
+    if duration_s >= 99.5:
+        minutes, rest = divmod(round(duration_s), 60)
+        return f"{minutes} min {rest} s"
+    if duration_s >= 0.995:
+        return f"{duration_s:.0f} s" if duration_s >= 9.95 else f"{duration_s:.1f} s"
+    return f"{duration_s * 1000:.0f} ms" if duration_s >= 0.00995 else f"{duration_s * 1000:.1f} ms"
 
 
 def percent(share: float) -> str:
