@@ -13,7 +13,8 @@ MOST_GPUS_PER_NODE, MOST_NODES = 16, 1024
 """Beyond these a typing error is likelier than such a machine (DGX-2 has the most GPUs in one host, 16)."""
 
 ASSUMED_INTERCONNECT_BYTES_PER_S = 100e9 / 8
-"""Node to node when nothing is said: one 100 Gb/s adapter, which the common multi-GPU cloud machines have at least."""
+"""Node to node when nothing is said: one 100 Gb/s adapter. Machines built for training have four or eight faster ones,
+so this promises too little rather than too much."""
 
 _UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "pb": 10**15, "gib": 2**30, "tib": 2**40, "mib": 2**20}
 _LONGEST_TEXT = 200

@@ -9,13 +9,12 @@ Which collectives (deepspeed 0.19.8, e bytes per element, Pt trained and P all p
     stage 0     all-reduce of e Pt after the last backward pass of a step, nothing beside it
                 (runtime/engine.py `allreduce_gradients`, `buffered_allreduce_fallback`)
     stage 1     the same volume by buckets, in the last backward pass; then all-gather of e Pt after the step
-    stage 2     the all-reduce in EVERY backward pass (engine.py: "ZeRO stage >= 2 communicates during non gradient
-    accumulation
-                boundaries as well"); all-gather as stage 1. The buckets are all-reduced although each rank keeps a part
-                only, because `use_multi_rank_bucket_allreduce` is on by default (stage_1_and_2.py `average_tensor`)
+    stage 2     the all-reduce in EVERY backward pass ("ZeRO stage >= 2 communicates during non gradient accumulation
+                boundaries as well", engine.py); all-gather as stage 1. The buckets are all-reduced although each rank
+                keeps a part only, because `use_multi_rank_bucket_allreduce` is on by default (stage_1_and_2.py
+                `average_tensor`)
     stage 3     all-gather of the weights in every forward and again in every backward pass, less what stays gathered
-    between
-                the two; reduce-scatter of e Pt in every backward pass
+                between the two (`gathered_parameters`); reduce-scatter of e Pt in every backward pass
 
 Stages 1 and 2 overlap with the backward pass when `overlap_comm` is set, one bucket behind it: the compute stream waits
 for the bucket before the last (`average_tensor`), so the last one is never hidden, and with a bucket as large as the
@@ -27,31 +26,38 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .cluster import Cluster
+from .errors import ClusterError
 from .gathered_parameters import gathered_parameters
 from .plan import Plan
 from .trainable import TensorSet
 from .workload import Workload
 
-LINK_SHARE = {"nvlink": 0.78, "infinity fabric": 0.6, "pcie": 0.35}
+LINK_SHARE = {"nvlink": 0.8, "infinity fabric": 0.6, "pcie": 0.35}
 """Bus bandwidth that NCCL reaches against the link's one-way figure.
 
-NVLink: 230 to 240 of 300 GB/s on eight A100 (nccl-tests). PCIe: data goes through host memory, 10 GB/s between sockets
-and up to 24 below one root complex by NCCL's own tables for PCIe 4 (31.5): GeForce cards of the 40 series allow nothing
-else.
+NVLink: a fifth goes to the protocol (NVIDIA/nccl-tests #212: 370 of 450 GB/s on H100; NVLink SHARP, which does better
+in all-reduce, is not counted). PCIe: without peer-to-peer, as on all GeForce 40, data goes through host memory; NCCL's
+own table has 24 GB/s below one root complex and 10 between sockets for PCIe 4 with 31.5 (NVIDIA/nccl-tests #307).
+Infinity Fabric: assumed.
 """
 
 NETWORK_SHARE = 0.85
-"""Of the adapters' rate, for large messages over InfiniBand or RoCE."""
+"""Of the adapters' rate: 84.8 of 100 GB/s on average over 24 A100 with four HDR adapters per node (NVIDIA/nccl-tests
+#119)."""
 
 CALL_S = 20e-6
 """Starting a collective: the launch on the host and NCCL's kernel."""
 
 LOCAL_HOP_S, NETWORK_HOP_S = 3e-6, 10e-6
-"""Each of the N - 1 steps of a ring, within a node and between nodes."""
+"""Each of the N - 1 steps of a ring, within a node and between nodes.
+
+With `CALL_S` an 8-byte all-gather over eight GPUs takes 41 us; NVIDIA/nccl #1530 shows 42 us for an all-reduce over
+eight RTX 4090. The step between nodes is assumed.
+"""
 
 OVERLAP = 0.8
-"""Part of the computation beside which a collective runs for free: its copies take memory bandwidth and
-multiprocessors."""
+"""Part of the computation beside which a collective runs for free. Assumed: it takes multiprocessors and memory
+bandwidth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +83,16 @@ class Ring:
 
 
 def ring(cluster: Cluster) -> Ring:
-    """The ring over all ranks of the cluster."""
+    """The ring over all ranks of the cluster. Raises ClusterError for several nodes without an interconnect."""
     gpu, local, nodes = cluster.gpu, cluster.gpus_per_node, cluster.nodes
     rates: dict[str, float] = {}
     if local > 1:
         link, share = gpu.peer_bytes_per_s or PCIE3_BYTES_PER_S, LINK_SHARE.get(gpu.peer_link, LINK_SHARE["pcie"])
         rates["gpu links"] = link * share
     if nodes > 1:
-        assert cluster.interconnect_bytes_per_s is not None, "a cluster of several nodes has an interconnect"
+        if cluster.interconnect_bytes_per_s is None:
+            raise ClusterError(f"nothing is known of the network between {nodes} nodes",
+                               why="every collective crosses it", fix="give the cluster interconnect_bytes_per_s")
         rates["network"] = cluster.interconnect_bytes_per_s * NETWORK_SHARE
     resource = min(rates, key=lambda name: rates[name], default="gpu links")
     hops = nodes * (local - 1) * LOCAL_HOP_S + (nodes - 1) * NETWORK_HOP_S

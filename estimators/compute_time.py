@@ -5,7 +5,7 @@ A matrix product takes the longer of its arithmetic and its memory traffic, and 
     t = max(2 M N K / R, e (M K + K N + M N) / W) + RAMP_S
 
 R is the rate of a large product, W the memory's. The ramp (filling and draining the GPU's pipelines and the last,
-partly empty wave of tiles) is what makes small products slow: at 1024^3 an A100 does half of what it does at 4096^3.
+partly empty wave of tiles) is what makes small products slow.
 
 Not covered: fp8, torch.compile, power caps below the card's default, several processes on one GPU.
 """
@@ -25,31 +25,38 @@ from .workload import Precision, Workload
 TYPICAL_OF_BEST = 0.85
 """A model's products against the best shape that anyone timed (what `gemm_*` of the data file holds).
 
-Those are found by trying thousands of shapes on a cool card; a plain 4096 x 4096 x 4096 reaches 0.91 to 0.97 of them on
-A100, and clocks fall when every kernel is one.
+Fitted: with it, the runs of one A100 in `tests/test_throughput.py` (transformers and torchtune, 3 and 7 B, full and
+LoRA) are neither all too fast nor all too slow.
 """
 
 BEST_OF_PEAK = 0.8
-"""Best timed product against the data sheet's peak, where nobody published one: A100 0.87, H100 0.80, B200 0.78, V100
-0.79."""
+"""Best timed product against the data sheet's peak, where nobody published one.
+
+From the data file: A100 0.87, H100 0.80, B200 0.78, V100 0.79.
+"""
 
 RAMP_S = 8e-6
-"""Per matrix product. A100: 1024^3 runs near 125 TFLOP/s and 2048^3 near 215 where 4096^3 reaches 250."""
+"""Per matrix product. Chosen so that on an A100 a product of 1024^3 runs at half of the full rate and one of 4096^3 at
+0.98."""
 
 MEMORY_SHARE = 0.85
-"""Reached part of the data sheet's memory bandwidth: copies of large tensors reach 0.85 to 0.92 on A100, H100 and RTX
-3090."""
+"""Reached part of the data sheet's memory bandwidth. Assumed: no published table covers these kernels."""
 
 ATTENTION_OF_PEAK = {"Volta": 0.35, "Turing": 0.35, "Ampere": 0.64, "Ada": 0.64, "Hopper": 0.34, "Blackwell": 0.3}
-"""Flash attention's rate for long sequences against the card's dense 16-bit peak, by generation.
+"""Flash attention's rate for long sequences, both passes, against the card's dense 16-bit peak, by generation.
 
-FlashAttention-2 (arXiv:2307.08691, figures 4 to 6): up to 225 TFLOP/s forward and 190 both ways on A100, 335 on H100
-(its instructions there are Ampere's). Volta and Turing run torch's memory-efficient kernel.
+FlashAttention-2, which torch runs: 50 to 73 % on A100 (arXiv:2307.08691); 53 % at 512 keys to 71 % at 8192 on RTX A5000
+(gpu-mode/ring-attention #10); 21 to 31 % on H100 for a head width of 64 (Dao-AILab/flash-attention #2688), whose
+instructions it does not use. Ada as Ampere, Blackwell as Hopper; Volta and Turing run torch's memory-efficient kernel,
+taken as half.
 """
 
 ATTENTION_HALF_TOKENS = 600
-"""Keys at which flash attention has reached half of that: with it, causal and width 128 on A100, the same paper's 512
-to 16k tokens come out at 92, 126, 155, 174, 186 and 193 TFLOP/s."""
+"""Keys at which flash attention has reached half of that.
+
+Between the 180 of the A5000's rows, where every query sees all keys, and the 1000 of causal ones (B200: 31, 41 and 48 %
+at 1k, 2k and 4k, Dao-AILab/flash-attention #2605).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ DRAM_BYTES_PER_S = 200e9
 """Host memory bandwidth of a node by the data sheet: one socket of eight DDR4-3200 channels (204.8 GB/s)."""
 
 CPU_CORES = 32
-"""Cores of a node: what cloud machines with several GPUs have at least."""
+"""Cores of a node. Enough that memory, not cores, bounds the optimizer's step."""
 
 NVME_READ_BYTES_PER_S, NVME_WRITE_BYTES_PER_S = 2.5e9, 1.25e9
 """One PCIe 4 drive as DeepNVMe drives it: four of them reach 10 and 5 GB/s (DeepSpeed blogs/deepnvme, 06-2025)."""

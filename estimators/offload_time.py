@@ -30,8 +30,8 @@ from .optimizers import optimizer
 from .workload import Workload
 
 PINNED_SHARE, PAGEABLE_SHARE = 0.85, 0.35
-"""Of the PCIe link's theoretical rate: 55 of 63 GB/s from pinned memory; pageable memory is copied once more by one
-thread."""
+"""Of the PCIe link's theoretical rate: 55 of 63 GB/s measured from pinned memory on an H200's link; pageable memory is
+copied once more on the host, which is assumed to cost more than half."""
 
 GPUS_PER_UPLINK = 4
 """Up to this many GPUs of a node have a link of their own to the host; above, two share one (DGX A100 and its like)."""
@@ -39,15 +39,14 @@ GPUS_PER_UPLINK = 4
 DRAM_SHARE = 0.4
 """Of the host's memory bandwidth that DeepSpeed's optimizer step reaches, all ranks together.
 
-With the assumed 200 GB/s, Adam takes 0.53 s for 10^9 parameters. Published: ZeRO-Offload's 2.57 s for 10^10 is the bare
-kernel on one socket; whole steps take 0.54 s per 10^9 (Qwen3-14B on 8 H200, DeepSpeed #8186), 0.66 with bound cores and
-0.79 without (Qwen2.5-3B, two EPYC 7742, DeepSpeed blogs/zenflow-corebinding), about 1 (Llama-2-7B, DeepSpeed
-blogs/deepspeed-zenflow).
+Fitted with the assumed 200 GB/s: Adam then takes 0.53 s for 10^9 parameters. Whole published steps, less what the GPUs
+do: about 0.54 (Qwen3-14B on 8 H200, DeepSpeed #8186), 0.66 with bound cores and 0.79 without (Qwen2.5-3B, two EPYC
+7742, DeepSpeed blogs/zenflow-corebinding), about 1 (Llama-2-7B on 4 A100, DeepSpeed blogs/deepspeed-zenflow).
 """
 
 CORE_BYTES_PER_S = 12e9
-"""What one core streams through Adam, the bound on machines with few cores: a Xeon's core about 12 GB/s; one core of an
-EPYC 9004 did 46 GB/s in DeepSpeedCPUAdam (deepspeed 0.19.8, 40 M parameters, 28 bytes each)."""
+"""What one core streams through Adam, the bound on machines with few cores. Assumed, for a server of some years ago:
+one core of an EPYC 9004 did 46 GB/s in DeepSpeedCPUAdam (deepspeed 0.19.8, 40 M parameters, 28 bytes each)."""
 
 
 def host_link_s(cluster: Cluster, size_bytes: float, *, pinned: bool) -> float:

@@ -1,7 +1,7 @@
 """The time of one optimizer step, term by term.
 
     step = n micro batches of (forward, backward) + optimizer
-    pass = longest of (GPU computes, host launches) + what the links carry and the pass does not hide
+    pass = max(GPU computes, host launches) + what the links carry and the pass does not hide
 
 Micro batches differ: stages 0 and 1 reduce gradients only in the last one. Data loading is assumed to be free.
 """
@@ -56,8 +56,11 @@ def _together(gpu_s: float, host_s: float, zero_stage: int) -> float:
 
 @dataclass(slots=True)
 class _Lane:
-    """What the links carry beside one kind of pass, all micro batches together: seconds by (name, resource,
-    formula)."""
+    """What the links carry beside one kind of pass, all micro batches together.
+
+    carried: seconds by (name, resource, formula). pieces: collectives one after the other, of which the last has no pass
+    left to hide behind.
+    """
 
     carried: dict[tuple[str, str, str], float] = field(default_factory=dict)
     pieces: int = 1
@@ -219,6 +222,9 @@ class _Step:
             if plan.offload_param == "none":
                 add("updated weights to GPU", "pcie", "e Pt / N / PCIe", offload.host_link_s(
                     cluster, self.element * self.trained_per_rank, pinned=plan.pin_memory))
+        if plan.offload_param != "none" and plan.offload_optimizer == "none":
+            add("updated weights to host", "pcie", "e Pt / N / PCIe", offload.host_link_s(
+                cluster, self.element * self.trained_per_rank, pinned=plan.pin_memory))
         if plan.offload_param == "nvme":
             add("updated weights to NVMe", "nvme", "e Pt / M / write rate",
                 offload.nvme_write_s(cluster, self.element * self.trained_per_node))

@@ -15,6 +15,7 @@ from ds_advise.estimators.catalogue import find
 from ds_advise.estimators.cluster import Cluster
 from ds_advise.estimators.collective_time import reduce_calls, ring
 from ds_advise.estimators.compute_time import compute_time
+from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.estimate import TimeEstimate
 from ds_advise.estimators.host_defaults import DRAM_BYTES_PER_S
 from ds_advise.estimators.offload_time import DRAM_SHARE, cpu_step_bytes
@@ -36,7 +37,7 @@ RESOURCES = {"gpu compute", "gpu memory", "launch", "gpu links", "network", "pci
 
 def seconds(estimate: TimeEstimate, name: str) -> float:
     """All that a component takes, hidden or not."""
-    return sum(term.seconds + term.hidden_s for term in estimate.terms if term.name == name)
+    return math.fsum(term.seconds + term.hidden_s for term in estimate.terms if term.name == name)
 
 
 def plan(**settings_: Any) -> Plan:
@@ -215,7 +216,7 @@ def test_eager_attention_pays_for_its_scores() -> None:
     def ratio(seq_len: int) -> float:
         eager, flash = (estimate_time(MODEL, Workload(seq_len=seq_len, attention=kernel), EIGHT, plan()).step_s
                         for kernel in ("eager", "flash"))
-        return eager / flash
+        return float(eager / flash)
 
     assert 1 < ratio(512) < ratio(4096)
 
@@ -292,3 +293,9 @@ def test_the_plan_that_was_measured_fastest_is_predicted_fastest() -> None:
               if run.measured_gib and abs(run.predicted_gib / run.measured_gib - 1) > module.MEMORY_ERROR]
     # One of that run's two GPUs shows 1.5 GB more than the other, which no part of DeepSpeed accounts for.
     assert missed == [("000 micro batch 1", "10")]
+
+
+def test_several_nodes_without_a_network_are_an_error() -> None:
+    """A cluster made in Python must say how its nodes are joined."""
+    with pytest.raises(ClusterError):
+        estimate_time(MODEL, WORKLOAD, dataclasses.replace(NODES, interconnect_bytes_per_s=None), plan())
