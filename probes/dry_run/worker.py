@@ -54,11 +54,9 @@ def _recorder(request: Request) -> Any:
 
 def _run(request: Request, recorder: Any, started: float) -> DryRunResult:
     import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     from . import attention, kernels, training, unknown_values
     from .device import DEVICE_TYPE
-    from .mode import RecordingMode
+    from .mode import QuickFakeTensorMode, RecordingMode
 
     ledger = recorder.ledger
     collectives.join(request.rank, request.world_size, min(request.gpus_per_node, request.world_size))
@@ -79,7 +77,7 @@ def _run(request: Request, recorder: Any, started: float) -> DryRunResult:
     collectives.silence_comparisons()
     # Backward passes of the simulated device would run in a thread of their own, which dispatch modes do not follow into.
     torch.autograd.set_multithreading_enabled(False)
-    with FakeTensorMode(allow_non_fake_inputs=True), RecordingMode(ledger):
+    with QuickFakeTensorMode(allow_non_fake_inputs=True), RecordingMode(ledger):
         config, parameters, trainable = training.run(request, recorder, DEVICE_TYPE)
         peak = _peak(recorder)
     phases = tuple(recorder.phases)
