@@ -72,7 +72,7 @@ def test_every_published_name_finds_its_entry(name: str, hub_id: str) -> None:
 @pytest.mark.parametrize("name", [
     "Qwen2.5-15B", "Qwen2.5-1", "qwen2.5-140b", "Qwen2.5-14B-Instruct-AWQ", "qwen4-8b", "llama-3.1-9b",
     "llama-4-8b", "gpt3", "gpt2-huge", "mixtral-8x8b", "somebody/Qwen2.5-14B", "somebody/gpt2", "b", "7b", "instruct",
-    "", "/", "-", "qwen/", "ünïcode-7b", "gemma-2-3b", "opt-1", "x" * 10_000])
+    "", "/", "-", "qwen/", "ünïcode-7b", "gemma-2-3b", "opt-1", "phi-3-mini-12", "x" * 10_000])
 def test_a_name_that_no_model_has_is_unknown(name: str) -> None:
     """No neighbour stands in for it."""
     with pytest.raises(UnknownModelError):

@@ -179,6 +179,8 @@ def compare(config: Mapping[str, Any]) -> tuple[ModelShape, Any]:
     linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, (torch.nn.Linear, Conv1D))}
     names = {name for name, tensor in ours if tensor.linear}
     assert names == linear & {name for name, _ in ours}
+    if shape.vocab_size and not shape.tied:
+        assert shape.outside[-1].role == "head", "the head must come last, as in `parameters()`"
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
     return shape, model
 

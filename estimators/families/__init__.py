@@ -108,8 +108,8 @@ def shape_from_config(config: Mapping[str, object], *, name: str, source: str = 
         name=name, model_type=model_type, architecture=family.stem + suffix, hidden_size=body.hidden_size,
         vocab_size=body.vocab_size if head.logits else 0, num_labels=head.labels,
         blocks=tuple(replace(block, prefix=base + block.prefix) for block in body.blocks),
-        outside=head.tensors + tuple(
-            replace(tensor, name=base + tensor.name) for tensor in body.outside + head.base_tensors),
+        outside=tuple(replace(tensor, name=base + tensor.name) for tensor in body.outside + head.base_tensors)
+        + head.tensors,
         tied=head.tied, max_positions=body.max_positions, encoder_len_fixed=body.encoder_len_fixed,
         logit_softcap=body.logit_softcap, source=source)
     if shape.parameters > MAX_PARAMETERS:
