@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..estimators.cluster import Cluster
-from .cluster_spec import ASSUMED_INTERCONNECT_BYTES_PER_S
+from .cluster_spec import join_nodes
 from .question import Question
 from .recommendation import Candidate, Change, LadderStep
 from .search import climb, fastest_that_fits
@@ -77,8 +77,7 @@ def _gpus(question: Question) -> Iterator[tuple[str, Question]]:
             return
         if question.micro_batch_size and batch and (batch // (nodes * per_node)) % question.micro_batch_size:
             return
-        link = cluster.interconnect_bytes_per_s or (ASSUMED_INTERCONNECT_BYTES_PER_S if nodes > 1 else None)
-        larger = replace(cluster, nodes=nodes, gpus_per_node=per_node, interconnect_bytes_per_s=link)
+        larger = join_nodes(replace(cluster, nodes=nodes, gpus_per_node=per_node))
         yield f"--gpus {gpus_argument(larger)}", replace(question, cluster=larger)
 
 

@@ -12,9 +12,10 @@ from ..estimators.hardware import assumes_sxm, find_gpu, gpu_of_memory
 MOST_GPUS_PER_NODE, MOST_NODES = 16, 1024
 """Beyond these a typing error is likelier than such a machine (DGX-2 has the most GPUs in one host, 16)."""
 
-ASSUMED_INTERCONNECT_BYTES_PER_S = 100e9 / 8
-"""Node to node when nothing is said: one 100 Gb/s adapter. Machines built for training have four or eight faster ones,
-so this promises too little rather than too much."""
+_ASSUMED_GBIT_PER_S = {"Ampere": 400, "Hopper": 3200, "Blackwell": 3200}
+"""Node to node when nothing is said, by the architecture of GPUs joined by NVLink: AWS p4d (8 x A100, 400 Gb/s), p5 and
+p6-b200 (8 x H100 or B200, 3200 Gb/s), the widest-spread cloud machines of each (docs.aws.amazon.com, EC2 accelerated
+computing instances). Any other node is given 100 Gb/s, as AWS p3dn (8 x V100) has and g5 (8 x A10G) at most."""
 
 _UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "pb": 10**15, "gib": 2**30, "tib": 2**40, "mib": 2**20}
 _LONGEST_TEXT = 200
@@ -38,7 +39,7 @@ def parse_cluster(
             container's limit first), else unknown.
     nvme:   `PATH:SIZE` or `SIZE`, per node. Not given: unknown.
     interconnect: node to node, per node: `200Gb/s`, `400gbps`, `25GB/s`, `10GbE`, `ib-hdr`, each with an optional `8x`.
-            `GB/s` is bytes and everything else bits. Not given on several nodes: ASSUMED_INTERCONNECT_BYTES_PER_S,
+            `GB/s` is bytes and everything else bits. Not given on several nodes: `join_nodes`,
             and said.
 
     Raises ClusterError for anything that is unknown, contradictory, not positive or beyond what machines have.
@@ -80,14 +81,14 @@ def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
     size = re.fullmatch(r"(-?\d+(?:\.\d+)?)\s*(gi?b?)?", kind.strip(), flags=re.IGNORECASE)
     if size and size[2]:
         gpu = gpu_of_memory(float(size[1]))
-        return gpu, (f"GPUs of {gpu.nominal_gb} GB are assumed to be as fast as the {gpu.name}",)
+        return gpu, (f"GPUs of {gpu.nominal_gb} GB as fast as the {gpu.name}",)
     if size and len(size[1]) < 4:
         raise ClusterError(
             f"--gpus {gpus!r} ends in a number without a unit",
             why="it could be a count or a memory size",
             fix=f"for memory write {gpus.strip()}GB; {_GRAMMAR}")
     gpu = find_gpu(kind)
-    return gpu, ((f"{kind.strip()} is taken to be the {gpu.name}",) if assumes_sxm(kind, gpu) else ())
+    return gpu, ((f"{kind.strip()} means the {gpu.name}",) if assumes_sxm(kind, gpu) else ())
 
 
 def _this_machine() -> Cluster:
@@ -101,7 +102,7 @@ def _this_machine() -> Cluster:
             why="all ranks hold the same share of the model and wait for the slowest",
             fix="choose equal ones with CUDA_VISIBLE_DEVICES=0,1 or describe them: --gpus 2x24GB")
     gpu = min(found, key=lambda gpu: gpu.memory_bytes)
-    said = (f"{gpu.name} is assumed to be as fast as a known card of its size",) if gpu.assumed else ()
+    said = (f"{gpu.name} as fast as a known card of its size",) if gpu.assumed else ()
     return Cluster(
         nodes=1, gpus_per_node=len(found), gpu=gpu, host_memory_bytes_per_node=host_memory_bytes(),
         cpu_cores_per_node=cpu_cores(), is_this_machine=True, assumptions=said)
@@ -115,9 +116,17 @@ def _with_interconnect(cluster: Cluster, interconnect: str | None) -> Cluster:
         return replace(cluster, interconnect_bytes_per_s=rate)
     if cluster.nodes == 1:
         return cluster
-    rate = ASSUMED_INTERCONNECT_BYTES_PER_S
-    sentence = f"nodes are assumed to be joined at {rate * 8 / 1e9:g} Gb/s (--interconnect)"
-    return replace(cluster, interconnect_bytes_per_s=rate, assumptions=(*cluster.assumptions, sentence))
+    return join_nodes(cluster)
+
+
+def join_nodes(cluster: Cluster) -> Cluster:
+    """The cluster with the interconnect that its GPUs usually have, and the phrase that says so; as it is where one is known."""
+    if cluster.nodes == 1 or cluster.interconnect_bytes_per_s is not None:
+        return cluster
+    linked = cluster.gpu.peer_link == "nvlink"
+    gbit_per_s = _ASSUMED_GBIT_PER_S.get(cluster.gpu.architecture, 100) if linked else 100
+    return replace(cluster, interconnect_bytes_per_s=gbit_per_s * 1e9 / 8, assumptions=(
+        *cluster.assumptions, f"{gbit_per_s} Gb/s between nodes (--interconnect)"))
 
 
 def _rate(text: str) -> float:

@@ -63,7 +63,7 @@ class Recommendation:
     candidates:  all that were predicted; the ladder holds the best of each rung.
     recommended: the fastest that fits, or None.
     reasons:     sentences that say why.
-    assumptions: facts that nobody stated and the figures rest on.
+    assumptions: facts that nobody stated and the figures rest on, a phrase each.
     changes:     what would change the answer.
     deepspeed_estimate: DeepSpeed's own estimate for the same plan, None when it was not asked for.
     """

@@ -30,11 +30,11 @@ def method_title(workload: Workload) -> str:
 
 
 def cluster_title(cluster: Cluster) -> str:
-    """`2 GPUs of 32 GB (speed of a V100-SXM2-32GB assumed)`, `4 nodes of 8 x H100-SXM5`."""
+    """`2 GPUs of 32 GB (speed of the RTX 4080 SUPER assumed)`, `4 nodes of 8 x H100-SXM5`."""
     gpu = cluster.gpu
     if gpu.assumed:
         gpus = f"{cluster.gpus_per_node} GPU{'s' * (cluster.gpus_per_node > 1)} of {gpu.nominal_gb} GB"
-        gpus += f" (speed of a {gpu.name} assumed)"
+        gpus += f" (speed of the {gpu.name} assumed)"
     else:
         gpus = f"{cluster.gpus_per_node} x {gpu.name}"
     return gpus if cluster.nodes == 1 else f"{cluster.nodes} nodes of {gpus}"

@@ -56,7 +56,7 @@ class Cluster:
     cpu_cores_per_node, dram_bytes_per_s_per_node: for CPU Adam; None when not known.
     nvme_read_bytes_per_s_per_node, nvme_write_bytes_per_s_per_node: None when not known.
     is_this_machine:            the figures were detected here.
-    assumptions:                sentences for the answer: what was not said and therefore assumed.
+    assumptions:                phrases for the answer: what was not said and therefore assumed.
     """
 
     nodes: int

@@ -31,13 +31,12 @@ def nvme_write_bytes_per_s(cluster: Cluster) -> float:
 
 
 def assumed_of_host(cluster: Cluster) -> tuple[str, ...]:
-    """A sentence for each figure that was assumed."""
-    sentences = []
+    """A phrase for each figure that was assumed."""
+    phrases = []
     if cluster.dram_bytes_per_s_per_node is None:
-        sentences.append(f"host memory is assumed to move {DRAM_BYTES_PER_S / 1e9:g} GB/s per node")
+        phrases.append(f"{DRAM_BYTES_PER_S / 1e9:g} GB/s of host memory bandwidth per node")
     if cluster.cpu_cores_per_node is None:
-        sentences.append(f"{CPU_CORES} CPU cores per node are assumed")
+        phrases.append(f"{CPU_CORES} CPU cores per node")
     if cluster.nvme_read_bytes_per_s_per_node is None or cluster.nvme_write_bytes_per_s_per_node is None:
-        sentences.append(f"NVMe is assumed to read {NVME_READ_BYTES_PER_S / 1e9:g} and write "
-                         f"{NVME_WRITE_BYTES_PER_S / 1e9:g} GB/s per node")
-    return tuple(sentences)
+        phrases.append(f"NVMe that reads {NVME_READ_BYTES_PER_S / 1e9:g} and writes {NVME_WRITE_BYTES_PER_S / 1e9:g} GB/s")
+    return tuple(phrases)

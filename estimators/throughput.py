@@ -44,8 +44,8 @@ def estimate_time(model: ModelShape, workload: Workload, cluster: Cluster, plan:
 
 
 def assumptions(cluster: Cluster) -> tuple[str, ...]:
-    """What the time rests on besides what was asked, one sentence each."""
-    return (*cluster.assumptions, *assumed_of_host(cluster), "data loading is assumed to keep up")
+    """What the time rests on besides what was asked, one phrase each."""
+    return (*cluster.assumptions, *assumed_of_host(cluster), "data loading that keeps up")
 
 
 def _together(gpu_s: float, host_s: float, zero_stage: int) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.advisor.cluster_spec import ASSUMED_INTERCONNECT_BYTES_PER_S, parse_cluster
+from ds_advise.advisor.cluster_spec import parse_cluster
 from ds_advise.advisor.this_machine import cpu_cores, host_memory_bytes
 from ds_advise.estimators.cluster import Cluster
 from ds_advise.estimators.errors import ClusterError
@@ -48,10 +48,11 @@ def test_a_bare_size_says_whose_speed_it_borrows() -> None:
 
 
 def test_several_nodes_without_an_interconnect_get_a_stated_one() -> None:
-    """The assumed network is said, and a given one is not."""
-    assumed = parse_cluster("2x8xA100-SXM4-80GB")
-    assert assumed.interconnect_bytes_per_s == ASSUMED_INTERCONNECT_BYTES_PER_S
-    assert any("--interconnect" in sentence for sentence in assumed.assumptions)
+    """The assumed network goes with the GPU and is said; a given one is not."""
+    for spec, gbit_per_s in (("2x8xV100-32GB", 100), ("2x8xA100-SXM4-80GB", 400), ("2x8xH100-SXM5", 3200), ("2x8xRTX4090", 100)):
+        assumed = parse_cluster(spec)
+        assert assumed.interconnect_bytes_per_s == gbit_per_s * 1e9 / 8
+        assert any(f"{gbit_per_s} Gb/s between nodes (--interconnect)" in said for said in assumed.assumptions)
     given_one = parse_cluster("2x8xA100-SXM4-80GB", interconnect="8x200Gb/s")
     assert given_one.interconnect_bytes_per_s == 200e9
     assert given_one.assumptions == ()

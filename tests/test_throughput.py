@@ -230,7 +230,7 @@ def test_assumptions_name_what_was_not_said() -> None:
     known = dataclasses.replace(
         PAIR, dram_bytes_per_s_per_node=3e11, cpu_cores_per_node=64, nvme_read_bytes_per_s_per_node=5e9,
         nvme_write_bytes_per_s_per_node=3e9)
-    assert assumptions(known) == ("data loading is assumed to keep up",)
+    assert assumptions(known) == ("data loading that keeps up",)
 
 
 @dataclasses.dataclass(frozen=True)
