@@ -78,6 +78,11 @@ def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, code: La
     return ops.cast(tape.apply("expert output", (restored,), rows=value.rows), ops.itemsize)
 
 
+def shared_gate(ops: Ops, name: str, value: Value, output: Value) -> Value:
+    """Qwen2-MoE: sigmoid of one number per token scales what the shared expert gives."""
+    return ops.multiply(output, ops.saves_output("shared gate", ops.linear(name, value)), "shared output")
+
+
 def _as_rows(value: Value) -> Value:
     """The same storage as one column."""
     return Value(value.rows * value.width, 1, value.itemsize, value.storage, value.needs_grad)
@@ -101,7 +106,12 @@ def _gate(ops: Ops, shape: FeedForward, fused: Value) -> Value:
 
 
 def _clamped_gate(ops: Ops, fused: Value, hidden: int) -> Value:
+    bias = ops.tape.apply("expert biases", (fused,))
     gate, up = (ops.tape.apply("gate_up_proj", (fused,), width=hidden, view=True) for _ in range(2))
-    gate, up = ops.saves_input("clamped gate", gate), ops.saves_input("clamped up", up)
+    # The derivative of clamp masks the gradient with one byte per element.
+    gate, up = (ops.tape.apply(f"clamped {label}", (part,), saves=(part,), workspace=part.rows * part.width)
+                for label, part in (("gate", gate), ("up", up)))
     glu = ops.multiply(gate, ops.saves_output("sigmoid", ops.scale(gate)), "glu")
-    return ops.multiply(ops.scale(up), glu, "gated")
+    gated = ops.multiply(ops.scale(up), glu, "gated")
+    ops.tape.hold(bias, up)
+    return gated

@@ -50,8 +50,8 @@ def attention_kernel(workload: Workload, attention: Attention, *, offered: froze
 
 
 def attend(ops: Ops, kernel: Kernel, attention: Attention, query: Value, key: Value, value: Value, *,
-           mask: Value | None = None, dropout: bool = False, softmax_fp32: bool = True,
-           scores_fp32: bool = False) -> Value:
+           mask: Value | None = None, bias: Value | None = None, dropout: bool = False, softmax_fp32: bool = True,
+           scores_fp32: bool = False, holds_scores: bool = False) -> Value:
     """Attention of `query` (S x A heads) to `key` and `value` (K heads each, repeated where the kernel cannot group).
 
     softmax_fp32: eager code that takes the softmax in fp32 and casts it back. scores_fp32: queries and keys are cast first.
@@ -65,26 +65,38 @@ def attend(ops: Ops, kernel: Kernel, attention: Attention, query: Value, key: Va
         value = ops.new("repeated v", (value,), width=out_width)
     if kernel == "efficient":
         # A mask of booleans becomes one of numbers, for every sample and in every layer.
-        bias = None if mask is None else ops.tape.tensor(rows, keys, ops.itemsize, "mask", needs_grad=False)
+        if mask is not None:
+            bias = ops.tape.tensor(rows, keys, ops.itemsize, "mask", needs_grad=False)
+        elif bias is not None and (attention.causal or attention.cross):
+            bias = _causal_bias(ops, bias, rows, keys)
         return _fused(ops, attention, (query, key, value), rows, out_width, lse_rows=-(-rows // 32) * 32, bias=bias)
     if kernel == "math":
-        return _math(ops, heads, query, key, value, mask, keys, out_width, dropout=dropout)
+        return _math(ops, heads, query, key, value, mask or bias, keys, out_width, dropout=dropout)
     itemsize = query.itemsize
     if scores_fp32:
         query, key = ops.cast(query, 4), ops.cast(key, 4)
     query, key = ops.new("q", (query,)), ops.new("k", (key,))
-    scores = ops.product("scores", query, key, width=heads * keys)
+    raw = scores = ops.product("scores", query, key, width=heads * keys)
     scores = ops.scale(scores)
     if attention.softcap:
         scores = ops.scale(ops.saves_output("soft cap", ops.scale(scores)))
-    if mask is not None:
-        scores = ops.add(scores, mask)
+    for addend in (bias, mask):
+        scores = scores if addend is None else ops.add(scores, addend)
     if softmax_fp32:
         scores = ops.cast(scores, 4)
     weights = ops.cast(ops.saves_output("softmax", scores), itemsize)
     if dropout:
         weights = ops.dropout(weights)
-    return ops.product("attention output", weights, ops.new("v", (value,)), width=out_width)
+    output = ops.product("attention output", weights, ops.new("v", (value,)), width=out_width)
+    if holds_scores:
+        ops.tape.hold(raw)
+    return output
+
+
+def _causal_bias(ops: Ops, bias: Value, rows: int, keys: int) -> Value:
+    """Relative positions where the causal mask allows, in every layer of a decoder (T5's cross-attention too)."""
+    allowed = ops.tape.tensor(rows, keys, 1, "causal mask", needs_grad=False, fixed=True)
+    return ops.tape.apply("position bias", (bias,), saves=(allowed,))
 
 
 def _fused(ops: Ops, attention: Attention, inputs: tuple[Value, ...], rows: int, out_width: int, *, lse_rows: int,
@@ -103,6 +115,8 @@ def _fused(ops: Ops, attention: Attention, inputs: tuple[Value, ...], rows: int,
     workspace = query.rows * query.width * 4 + lse.size
     if key.width < query.width:
         workspace += key.rows * (query.width + out_width) * ops.itemsize
+    if bias is not None and bias.needs_grad:
+        workspace += attention.heads * rows * key.rows * ops.itemsize
     saves = (query, key, value, lse) if bias is None else (query, key, value, lse, bias)
     return ops.tape.apply("attention output", inputs if bias is None else (*inputs, bias), rows=rows, width=out_width,
                           saves=saves, saves_output=True, workspace=workspace)

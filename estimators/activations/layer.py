@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..model_shape import Attention, Block
 from .codes import LayerCode
-from .feed_forward import dense, experts
+from .feed_forward import dense, experts, shared_gate
 from .kernels import Kernel, attend
 from .norms import norm
 from .ops import Ops
@@ -18,7 +18,8 @@ from .tape import Value
 class Layer:
     """A layer's dimensions, the code that runs it and the tensors that reach it from outside.
 
-    mask:   added to the scores (causal mask of eager attention, sliding window, relative positions).
+    mask:   added to the scores: the causal mask of eager attention, a sliding window's.
+    bias, cross_bias: relative positions (T5), added to the scores too.
     memory: the encoder's output, which cross-attention reads.
     """
 
@@ -28,6 +29,8 @@ class Layer:
     kernel: Kernel
     cross_kernel: Kernel = "flash"
     mask: Value | None = None
+    bias: Value | None = None
+    cross_bias: Value | None = None
     memory: Value | None = None
 
     def forward(self, value: Value) -> Value:
@@ -90,7 +93,7 @@ class Layer:
             query, key = self._normed_heads("q", query), self._normed_heads("k", key)
         if attention.rotary:
             query, key = self._rotate(query), self._rotate(key)
-        return self.ops.linear(output, self._attend(attention, self.kernel, query, key, states, self.mask))
+        return self.ops.linear(output, self._attend(attention, self.kernel, query, key, states, self.mask, self.bias))
 
     def _normed_heads(self, label: str, value: Value) -> Value:
         """The norm of queries or keys: over each head, or over all heads where the weight is as wide as they are."""
@@ -104,7 +107,7 @@ class Layer:
         assert attention is not None and self.memory is not None
         *inputs, output = self._attention_names(cross=True)
         query, key, states = self._project(attention, inputs, value, self.memory)
-        return self.ops.linear(output, self._attend(attention, self.cross_kernel, query, key, states, None))
+        return self.ops.linear(output, self._attend(attention, self.cross_kernel, query, key, states, None, self.cross_bias))
 
     def _project(self, attention: Attention, names: Sequence[str], value: Value, memory: Value) -> tuple[Value, Value, Value]:
         """Queries, keys and values: three linear layers, or views of a fused one."""
@@ -119,16 +122,17 @@ class Layer:
         return (ops.scale(query) if self.code.scaled_query else query), key, states
 
     def _attend(self, attention: Attention, kernel: Kernel, query: Value, key: Value, states: Value,
-                mask: Value | None) -> Value:
+                mask: Value | None, bias: Value | None) -> Value:
         ops = self.ops
         if self.code.heads == "copies":
             # Falcon repeats the heads of keys and values in these copies, unless there is one.
             heads = attention.heads if attention.kv_heads > 1 else 1
             query, key, states = (ops.new("q", (query,)), ops.new("k", (key,), width=heads * attention.head_dim),
                                   ops.new("v", (states,), width=heads * attention.v_head_dim))
-        output = attend(ops, kernel, attention, query, key, states, mask=mask,
+        output = attend(ops, kernel, attention, query, key, states, mask=mask, bias=bias,
                         dropout=bool(self.block.attention_dropout),
-                        softmax_fp32=self.code.softmax_fp32, scores_fp32=self.code.scores_fp32)
+                        softmax_fp32=self.code.softmax_fp32, scores_fp32=self.code.scores_fp32,
+                        holds_scores=self.code.holds_scores)
         head_major = self.code.heads == "copies" or self.code.joined
         return ops.new("attention output", (output,)) if head_major and kernel == "flash" else output
 
@@ -154,13 +158,17 @@ class Layer:
         key_width = heads * (attention.head_dim - attention.rope_head_dim)
         key, states = ops.tape.split(expanded, (key_width, heads * attention.v_head_dim))
         query, key = ops.new("q", (query,)), ops.new("k", (key,), width=heads * attention.head_dim)
-        return ops.linear(find["o_proj"], self._attend(attention, self.kernel, query, key, states, self.mask))
+        return ops.linear(find["o_proj"], self._attend(attention, self.kernel, query, key, states, self.mask, self.bias))
 
     def _feed_forward(self, value: Value) -> Value:
         ops, shape, code = self.ops, self.block.feed_forward, self.code
         names = self._names("feed_forward")
         if not shape.experts:
-            return dense(ops, shape, names, value, dropout=False)
+            return dense(ops, shape, names, value, dropout=code.relative and bool(self.block.hidden_dropout))
         router = next(name for name, tensor in ops.weights.items() if tensor.role == "router" and len(tensor.shape) == 2)
+        shared = dense(ops, shape, names, value) if names else None
         output = experts(ops, shape, router, value, code=code)
-        return ops.add(output, dense(ops, shape, names, value)) if names else output
+        gate = next((name for name in ops.weights if name.endswith("shared_expert_gate")), None)
+        if shared is not None and gate is not None:
+            shared = shared_gate(ops, gate, value, shared)
+        return output if shared is None else ops.add(output, shared)

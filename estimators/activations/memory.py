@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from ..estimate import MemoryTerm
-from ..model_shape import Attention, Block, ModelShape, Tensor
+from ..model_shape import Block, ModelShape
 from ..workload import Workload
-from .codes import LayerCode, layer_code
-from .kernels import LARGEST_FUSED_HEAD, Kernel, attention_kernel
-from .layer import Layer
 from .loss import loss_terms
-from .norms import norm
-from .ops import Ops
-from .tape import ZERO, Size, Storage, Tape, Value, frontier, total
-
-SOURCE = "transformers 5.23 modeling code; what torch 2.13 autograd saves"
+from .outside import encoder_output_parts, end, input_part, shared_parts
+from .parts import SOURCE, Part, saved_parts
+from .recording import Recorder, Recording
+from .tape import ZERO, Size, frontier, total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,28 +78,14 @@ def activation_memory(model: ModelShape, workload: Workload, micro_batch_size: i
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """One saved term, for any micro batch size."""
-
-    name: str
-    size: Size
-    formula: str
-    inputs: tuple[tuple[str, float], ...]
-
-    def term(self, micro_batch_size: int) -> MemoryTerm:
-        return MemoryTerm(name=self.name, size_bytes=self.size.at(micro_batch_size), formula=self.formula,
-                          inputs=(("B", micro_batch_size), *self.inputs), source=SOURCE)
-
-
-@dataclass(frozen=True, slots=True)
 class _Layout:
     """Everything about a model and workload that does not depend on the micro batch size.
 
     working: for each kind of layer, what it recomputes and the moments of its backward pass, above all saved terms.
     """
 
-    saved: tuple[_Part, ...]
-    head: _Part
+    saved: tuple[Part, ...]
+    head: Part
     per_layer: Size
     working: tuple[tuple[Size, tuple[Size, ...]], ...]
 
@@ -122,183 +104,42 @@ class _Layout:
         return tuple(term for term in terms if term.size_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Recording:
-    """A layer, or the end of the model: what it saves, and the moments of its forward and backward pass."""
-
-    saved: tuple[Storage, ...]
-    input_size: Size
-    forward: tuple[Size, ...]
-    backward: tuple[Size, ...]
-
-
 @lru_cache(maxsize=256)
 def _layout(model: ModelShape, workload: Workload, checkpointing: bool, compute_capability: float | None,
             zero3: bool) -> _Layout:
-    scene = _Scene(model=model, workload=workload, checkpointing=checkpointing, compute_capability=compute_capability,
-                   zero3=zero3)
-    blocks = scene.blocks()
-    records = [scene.record(block, first) for block, first in blocks]
-    head = scene.record_head()
-    parts: list[_Part] = []
-    working = [(ZERO, frontier(moment.plus(total(head.saved)) for moment in head.backward))]
+    recorder = Recorder(model=model, workload=workload, checkpointing=checkpointing,
+                        compute_capability=compute_capability, zero3=zero3)
+    last = end(recorder)
+    blocks = recorder.blocks()
+    records = [recorder.layer(block, first=first) for block, first in blocks]
+    kept = [record.input_size if checkpointing else total(record.saved) for record in records]
+    parts: list[Part] = []
+    working = [(ZERO, frontier(moment.plus(total(last.recording.saved)) for moment in last.recording.backward))]
     for index, ((block, _), record) in enumerate(zip(blocks, records, strict=True)):
-        layer = total(record.saved)
+        layer, gone = total(record.saved), _saved_behind(recorder, blocks[index:], kept[index:])
         if checkpointing:
             # The recomputed forward pass runs while the gradient of the layer's output is waiting.
             moments = [*(moment.plus(record.input_size) for moment in record.forward),
                        *(moment.plus(layer) for moment in record.backward)]
-            working.append((layer, frontier(moments)))
-            parts.append(_inputs_part(model, block, workload, record.input_size))
+            parts.append(input_part(recorder, block))
         else:
-            behind = _saved_behind(blocks[index:], records[index:])
-            working.append((ZERO, frontier(moment.minus(behind) for moment in record.backward)))
-            parts.extend(_saved_parts(model, block, workload, record.saved))
-    parts.extend(_shared_parts(scene))
-    return _Layout(
-        saved=tuple(parts), head=_part("final norm and head input", head.saved, 1, workload.seq_len), working=tuple(working),
-        per_layer=max(record.input_size if checkpointing else total(record.saved) for record in records))
+            moments = [*(moment.minus(layer) for moment in record.forward), *record.backward]
+            parts.extend(saved_parts(block.stack, record.saved, count=block.count, rows=recorder.rows(block)))
+        working.append((layer if checkpointing else ZERO, frontier(moment.minus(gone) for moment in moments)))
+    return _Layout(saved=(*parts, *shared_parts(recorder)), head=last.part, working=tuple(working), per_layer=max(kept))
 
 
-def _saved_behind(blocks: Sequence[tuple[Block, bool]], records: Sequence[_Recording]) -> Size:
-    """What the layers after the first of `blocks` had saved, which is gone when that one is back-propagated.
+def _saved_behind(recorder: Recorder, blocks: Sequence[tuple[Block, bool]], kept: Sequence[Size]) -> Size:
+    """What is gone when the first of `blocks` is back-propagated: all that the layers after it kept.
 
     Blocks of equal tensors alternate with each other (windows in every other layer), so none of them is behind another.
+    An encoder's output goes with its decoder.
     """
-    behind = ZERO
-    for (block, _), record in zip(blocks, records, strict=True):
+    gone = ZERO
+    for (block, _), size in zip(blocks, kept, strict=True):
         if block.tensors != blocks[0][0].tensors:
-            behind = behind.plus(total(record.saved).times(block.count))
-    return behind
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scene:
-    """What all recordings of one layout share."""
-
-    model: ModelShape
-    workload: Workload
-    checkpointing: bool
-    compute_capability: float | None
-    zero3: bool
-
-    def rows(self, block: Block) -> int:
-        """Tokens of the block's stream."""
-        return self.model.encoder_len(self.workload.seq_len) if block.stack == "encoder" else self.workload.seq_len
-
-    def code(self, block: Block) -> LayerCode:
-        return layer_code(self.model.model_type, block)
-
-    def blocks(self) -> list[tuple[Block, bool]]:
-        """The blocks; with adapters the first layer of a stream apart (True), for its input needs no gradient.
-
-        Checkpointing makes the embedding's output require one (`enable_input_require_grads`), and then it is like the others.
-        """
-        if self.workload.method == "full" or self.checkpointing:
-            return [(block, False) for block in self.model.blocks]
-        apart: list[tuple[Block, bool]] = []
-        seen: set[str] = set()
-        for block in self.model.blocks:
-            rest = block.count
-            if block.stack not in seen:
-                seen.add(block.stack)
-                apart.append((replace(block, count=1), True))
-                rest -= 1
-            if rest:
-                apart.append((replace(block, count=rest), False))
-        return apart
-
-    def ops(self, tensors: Iterable[Tensor]) -> Ops:
-        weights = {tensor.name.removesuffix(".weight"): tensor for tensor in tensors if len(tensor.shape) == 2}
-        return Ops(tape=Tape("input"), workload=self.workload, itemsize=self.workload.weight_bytes, weights=weights,
-                   keeps_frozen_inputs=self.zero3)
-
-    def record(self, block: Block, first: bool) -> _Recording:
-        """Run one layer on a tape. Checkpointing keeps its input anyway, so it is not among what is recomputed."""
-        code, rows, ops = self.code(block), self.rows(block), self.ops(block.tensors)
-        value = ops.tape.tensor(rows, self.model.hidden_size, ops.itemsize, "layer input", needs_grad=not first,
-                                outer=self.checkpointing)
-        kernel, masked = self.kernel(block.attention, code, rows)
-        layer = Layer(ops=ops, code=code, block=block, kernel=kernel, mask=self.mask(ops, kernel, rows) if masked else None)
-        if block.cross_attention is not None:
-            memory_rows = self.model.encoder_len(self.workload.seq_len)
-            layer.memory = ops.tape.tensor(memory_rows, self.model.hidden_size, ops.itemsize, "encoder output", outer=True)
-            layer.cross_kernel, _ = self.kernel(block.cross_attention, code, rows)
-        return _recording(ops.tape, value, layer.forward(value))
-
-    def record_head(self) -> _Recording:
-        """The final norm and the output head's input."""
-        ops = self.ops(tensor for tensor in self.model.outside if tensor.role == "head")
-        value = ops.tape.tensor(self.workload.seq_len, self.model.hidden_size, ops.itemsize, "last hidden state")
-        output = norm(ops, self.code(self.model.blocks[-1]).norm, value)
-        if self.model.vocab_size and (ops.trains or self.zero3):
-            ops.tape.apply("logits", (output,), width=1, saves=(output,))
-        return _recording(ops.tape, value, output)
-
-    def kernel(self, attention: Attention, code: LayerCode, rows: int) -> tuple[Kernel, bool]:
-        """The kernel, and whether a mask of S x S reaches it."""
-        windowed = attention.window is not None and rows >= attention.window
-        masked = (windowed or code.masked) and not attention.cross
-        repeated = windowed or (code.heads == "copies" and attention.kv_heads > 1) or (
-            max(attention.head_dim, attention.v_head_dim) > LARGEST_FUSED_HEAD)
-        kernel = attention_kernel(
-            self.workload, attention, offered=code.kernels, masked=masked,
-            grouped=attention.kv_heads < attention.heads and not repeated, compute_capability=self.compute_capability)
-        if kernel == "eager":
-            return kernel, attention.causal
-        return kernel, masked and kernel != "flash"
-
-    def mask(self, ops: Ops, kernel: Kernel, rows: int) -> Value:
-        """Shared by all layers: of booleans for sdpa, one for all samples; of the scores' type for eager, one per sample."""
-        eager = kernel == "eager"
-        return ops.tape.tensor(rows, rows, ops.itemsize if eager else 1, "mask", needs_grad=False, fixed=not eager,
-                               outer=True)
-
-
-def _recording(tape: Tape, value: Value, output: Value) -> _Recording:
-    return _Recording(tape.saved(), Size(value.size, 0), frontier(tape.forward_moments()),
-                      frontier(tape.backward_moments(output)))
-
-
-def _saved_parts(model: ModelShape, block: Block, workload: Workload, saved: Iterable[Storage]) -> list[_Part]:
-    """What `block` saves, by part of the layer, with every tensor in the formula."""
-    groups: dict[str, list[Storage]] = {}
-    for storage in saved:
-        groups.setdefault(storage.part, []).append(storage)
-    rows = (model.encoder_len(workload.seq_len) if block.stack == 'encoder' else workload.seq_len)
-    return [_part(f"{block.stack} {name}", storages, block.count, rows) for name, storages in groups.items()]
-
-
-def _part(name: str, storages: Sequence[Storage], count: int, rows: int) -> _Part:
-    tokens = " + ".join(f"{storage.size / rows:g} {storage.label}" for storage in storages if not storage.fixed)
-    return _Part(name, total(storages).times(count), f"L B S ({tokens}), bytes per token", (("L", count), ("S", rows)))
-
-
-def _inputs_part(model: ModelShape, block: Block, workload: Workload, size: Size) -> _Part:
-    return _Part(f"{block.stack} layer inputs", size.times(block.count), "L B S H w", (
-        ("L", block.count), ("S", (model.encoder_len(workload.seq_len) if block.stack == 'encoder' else workload.seq_len)), ("H", model.hidden_size),
-        ("w", workload.weight_bytes)))
-
-
-def _shared_parts(scene: _Scene) -> list[_Part]:
-    """What the layers share: rotary tables, masks, the embedding's output where it is not the first layer's input."""
-    model, item, rows = scene.model, scene.workload.weight_bytes, scene.workload.seq_len
-    parts = []
-    rotary = next((block.attention for block in model.blocks if block.attention.rotary), None)
-    if rotary is not None:
-        width = rotary.rope_head_dim or rotary.head_dim
-        parts.append(_Part("rotary tables", Size(0, 2 * rows * width * item), "2 S D w",
-                           (("S", rows), ("D", width), ("w", item))))
-    if scene.checkpointing:
-        # Layers hold their mask for the recomputation; without checkpointing it is gone with the forward pass.
-        kinds = {(scene.kernel(block.attention, scene.code(block), scene.rows(block)), block.attention.window is None,
-                  scene.rows(block)) for block in model.blocks}
-        for (kernel, masked), _, length in kinds:
-            if masked:
-                size = Size(length * length * item, 0) if kernel == "eager" else Size(0, length * length)
-                parts.append(_Part("attention mask", size, "B S S w" if kernel == "eager" else "S S",
-                                   (("S", length), ("w", item))))
-        if scene.workload.method != "full" and scene.code(model.blocks[0]).summed_input:
-            parts.append(_Part("embedding output", Size(rows * model.hidden_size * item, 0), "B S H w",
-                               (("S", rows), ("H", model.hidden_size), ("w", item))))
-    return parts
+            gone = gone.plus(size.times(block.count))
+    if blocks[0][0].stack == "encoder":
+        for part in encoder_output_parts(recorder):
+            gone = gone.plus(part.size)
+    return gone

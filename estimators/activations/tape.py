@@ -78,7 +78,6 @@ class _Node:
     saved: tuple[Storage, ...]
     passes: bool
     workspace: int
-    needed: bool
 
 
 @dataclass(slots=True)
@@ -120,8 +119,12 @@ class Tape:
         kept = tuple({id(value.storage): value.storage for value in saves}.values())
         if saves_output:
             kept += (storage,)
-        self.nodes.append(_Node(tuple(inputs), (output,), kept if needs_grad else (), passes or view, workspace, needs_grad))
+        self.nodes.append(_Node(tuple(inputs), (output,), kept if needs_grad else (), passes or view, workspace))
         return output
+
+    def hold(self, *values: Value) -> None:
+        """Local variables of the code hold these tensors up to here, although nothing reads them any more."""
+        self.nodes.append(_Node(values, (), (), True, 0))
 
     def gather(self, label: str, value: Value, index: Value, *, rows: int) -> Value:
         """value[index]: the index is saved; the gradient is scattered into zeros."""
@@ -130,7 +133,7 @@ class Tape:
     def split(self, value: Value, widths: Sequence[int]) -> tuple[Value, ...]:
         """Views of neighbouring columns whose gradients are joined in one new tensor (`split`, `chunk`)."""
         parts = tuple(Value(value.rows, width, value.itemsize, value.storage, value.needs_grad) for width in widths)
-        self.nodes.append(_Node((value,), parts, (), False, 0, value.needs_grad))
+        self.nodes.append(_Node((value,), parts, (), False, 0))
         return parts
 
     def saved(self) -> tuple[Storage, ...]:

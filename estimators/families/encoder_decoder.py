@@ -29,7 +29,7 @@ def _t5(c: Fields, *, feed_forward: str) -> Body:
     vocab = c.size("vocab_size", limit=MAX_VOCABULARY)
     kind = c.text("feed_forward_proj", default=feed_forward)
     gated = kind.startswith("gated-")
-    ffn = FeedForward(hidden=c.size("d_ff"), gated=gated, activation=kind.removeprefix("gated-"))
+    ffn = FeedForward(hidden=c.size("d_ff"), gated=gated, activation="gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-"))
     attention = Attention(heads=heads, kv_heads=heads, head_dim=dim, v_head_dim=dim, causal=False, rotary=False)
     dropout = c.probability("dropout_rate", default=0.1)
     buckets = c.size("relative_attention_num_buckets", default=32)
