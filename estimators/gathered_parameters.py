@@ -34,9 +34,11 @@ class GatheredParameters:
     """Elements that are whole on each GPU, at the moments of `gradient_memory.GradientMemory`.
 
     persistent: never released.
+    last_layer: in the last layer's forward pass, with the head already prefetched.
     """
 
     persistent: int
+    last_layer: int
     loss: int
     head: int
     head_reduction: int
@@ -45,7 +47,7 @@ class GatheredParameters:
     end: int
 
 
-NOTHING = GatheredParameters(persistent=0, loss=0, head=0, head_reduction=0, layer=0, reduction=0, end=0)
+NOTHING = GatheredParameters(persistent=0, last_layer=0, loss=0, head=0, head_reduction=0, layer=0, reduction=0, end=0)
 
 
 def gathered_parameters(tensors: TensorSet, plan: Plan, world_size: int) -> GatheredParameters:
@@ -82,12 +84,13 @@ def _gathered(tensors: TensorSet, threshold: int, max_live: int, max_reuse: int,
     flat = prefetch + widest if prefetches and gathers and prefetch > narrowest and not everything else 0
 
     kept = head if max_reuse else 0
-    loss = min(shardable, max(kept + reused, ahead + max(head, widest) if prefetches else 0)) + flat
+    last_layer = min(shardable, ahead + max(head, widest)) + flat if prefetches else 0
+    loss = min(shardable, max(kept + reused, ahead + widest if prefetches else 0))
     in_layer = sum(wide) if checkpointing and max_reuse else widest
     layer = min(shardable, max(reused, ahead + widest if prefetches else 0, in_layer)) + flat
     # When the bucket is full for the first time, as many elements have been released and not everything is prefetched
     # again.
     reduced = min(reduce_bucket, tensors.trainable_numel)
     return GatheredParameters(
-        persistent=persistent, loss=loss, head=max(loss, head), head_reduction=max(0, loss - head), layer=layer,
-        reduction=min(layer, max(in_layer, shardable - reduced)), end=min(shardable, embedding))
+        persistent=persistent, last_layer=last_layer, loss=loss, head=max(loss, head), head_reduction=max(0, loss - head),
+        layer=layer, reduction=min(layer, max(in_layer, shardable - reduced)), end=min(shardable, embedding))

@@ -26,10 +26,10 @@ from dataclasses import dataclass
 
 from .estimate import MemoryTerm
 from .optimizers import Optimizer
-from .partition import sub_group_numels
+from .partition import BucketFills
 from .plan import Plan
 from .terms import term
-from .trainable import Partitions
+from .trainable import Partitions, gradient_buckets, optimizer_group_numels, shards_below, touched_before_first
 
 NORM_BYTES = 8
 """Per element: gradients are cast to fp64 for their norm, tensor by tensor."""
@@ -142,8 +142,9 @@ def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMem
     offloaded, accumulates = plan.offload_optimizer != "none", plan.gradient_accumulation_steps > 1
     source = _STAGE_1_2
     buckets = 2 if plan.overlap_comm else 1
+    fills = gradient_buckets(tensors, bucket_numel)
     # A bucket with gradients for several ranks is flattened once more before it is reduced.
-    copied = min(bucket_numel, trainable) if cut.world_size > 1 else 0
+    copies = cut.world_size > 1
 
     def bucket(copied: int = 0) -> tuple[MemoryTerm, ...]:
         return term("reduce_buckets", width * (buckets * bucket_numel + copied), "w (b bucket + copied)",
@@ -170,27 +171,49 @@ def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMem
         large = sum(numel for numel in tensors.trainable if numel > bucket_numel)
         held = max(earlier, large_head + owned_last)
         if plan.overlap_comm:
-            kept = 0 if accumulates else single.last * (single.last > bucket_numel)
-            end = large + owned + single.end - kept
+            before_end = large + owned - (0 if accumulates else single.last * (single.last > bucket_numel))
         else:
-            end = trainable + max(owned, single.end - (0 if accumulates else single.last))
+            before_end = trainable - (0 if accumulates else single.last)
+        after_end = before_end + single.last + (0 if plan.overlap_comm else owned)
     else:
         earlier = owned if accumulates else 0
         forward = gradients(earlier, "w T")
         held = earlier + owned_last
-        end = earlier + owned + single.end
+        before_end = earlier + (0 if offloaded else touched_before_first(cut, bucket_numel))
+        after_end = earlier + owned + single.last
     reduced_head = held + single.head if plan.zero_stage == 2 or accumulates else single.head + owned_last
     in_layer = gradients(held + single.layer + single.held, "w (held + layer)")
-    ending = copied if bucket_numel >= trainable else 0
+    end = _end(width, before_end, after_end, single, fills, copies=copies, staged=min(single.last, cut.slice) * offloaded)
     return GradientMemory(
         forward=forward + staging(0),
         head=gradients(earlier + single.head, "w (earlier + head)") + (bucket() if forward and plan.zero_stage == 1 else ())
         + staging(0),
         head_reduction=gradients(reduced_head, "w (held + head)") + bucket() + staging(min(large_head, cut.last_load.slice)),
         layer=in_layer + bucket() + staging(min(single.layer, cut.slice)),
-        reduction=in_layer + bucket(copied - ending) + staging(min(single.layer, cut.slice)),
-        end=gradients(end, "w (held + embedding)") + bucket(ending) + staging(min(single.end, cut.slice)),
+        reduction=in_layer + bucket(fills.flushed * copies) + staging(0),
+        end=gradients(end.gradients, "w (held + embedding)") + bucket(end.copied) + staging(end.staged),
         step=staging(0) if offloaded else _flat_step(cut, optimizer, source))
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Elements at the end of the backward pass: gradients, a bucket's copy, what is being staged for the host."""
+
+    gradients: int
+    copied: int
+    staged: int
+
+
+def _end(width: int, before: int, after: int, single: _Gradients, fills: BucketFills, *, copies: bool, staged: int) -> _End:
+    """The worst moment of the end.
+
+    The last gradient is made; or the bucket before it is reduced while it waits; or the last bucket is reduced; or the
+    last gradient has been reduced.
+    """
+    return max(
+        _End(before + single.end, 0, 0), _End(before + single.last, fills.pending * fills.waits * copies, 0),
+        _End(before, fills.final * copies, 0), _End(after, 0, staged),
+        key=lambda end: width * (end.gradients + end.copied) + NORM_BYTES * end.staged)
 
 
 def _flat_step(cut: Partitions, optimizer: Optimizer, source: str) -> tuple[MemoryTerm, ...]:
@@ -202,7 +225,7 @@ def _flat_step(cut: Partitions, optimizer: Optimizer, source: str) -> tuple[Memo
     width, part = cut.tensors.workload.weight_bytes, cut.partition
     cast = (width + 4 if width < 4 else 4) * part
     update = int((4 + optimizer.step_bytes) * part)
-    load = max(cut.loads, key=lambda load: width * load.touched + max(NORM_BYTES * load.slice, cast))
+    load = max(cut.distinct_loads, key=lambda load: width * load.touched + max(NORM_BYTES * load.slice, cast))
     before = width * load.touched + max(NORM_BYTES * load.slice, cast)
     if update > before:
         return term("step_temporaries", update, "(4 + s) Pt'/N", source + " step", s=optimizer.step_bytes,
@@ -221,11 +244,10 @@ def _stage_3(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
     shards = 0 if offloaded else cut.shard_total
     large_head = single.head if single.head > plan.reduce_bucket_size else 0
     # Reduce-scatter interleaves a bucket's tensors in a copy; one tensor that N divides is reduced in place.
-    copied = min(plan.reduce_bucket_size, trainable) if world > 1 else 0
-    ending = copied if plan.reduce_bucket_size >= trainable else 0
+    fills, copies = gradient_buckets(tensors, plan.reduce_bucket_size), world > 1
     # On their way to the disk the fp32 gradients of a whole bucket wait on the GPU; fragments too small for it, until the step.
     to_disk = plan.offload_optimizer == "nvme"
-    unswapped = sum(shard for shard in cut.shards if 4 * shard < SWAP_MIN_BYTES) if to_disk else 0
+    unswapped = shards_below(cut, SWAP_MIN_BYTES // 4)[0] if to_disk else 0
 
     def bucket(copied: int = 0) -> tuple[MemoryTerm, ...]:
         return term("reduce_buckets", width * (plan.reduce_bucket_size + copied), "w (bucket + copied)",
@@ -245,11 +267,12 @@ def _stage_3(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
                     "(w + 8) n / N + 4 waiting", source + " partition_grads, _offload_grad_partition_at_boundary",
                     w=width, n=numel, N=world, waiting=waiting)
 
+    end = _end(width, 0, single.last, single, fills, copies=copies, staged=-(-single.last // world) * offloaded)
     forward = gradients(0, "w Pt''") + bucket()
     in_layer = gradients(single.layer + single.held, "w (Pt'' + layer)")
     step = forward + staging(0)
     if not offloaded:
-        largest = max(sub_group_numels(cut.shards, plan.sub_group_size))
+        largest = max(optimizer_group_numels(cut, plan.sub_group_size))
         # fp16 looks for overflow in the whole buffer at once: |g|, and whether it is infinite.
         overflow = (width + 1) * cut.shard_total if tensors.workload.precision == "fp16" else 0
         temporary = max(NORM_BYTES * cut.largest_shard, (width + 4 if width < 4 else 4) * largest,
@@ -262,5 +285,5 @@ def _stage_3(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
         head_reduction=gradients(single.head, "w (Pt'' + head)") + bucket(large_head if large_head % world else 0)
         + staging(large_head),
         layer=in_layer + bucket() + staging(single.layer),
-        reduction=in_layer + bucket(copied - ending) + staging(single.layer, copied),
-        end=gradients(single.end, "w (Pt'' + embedding)") + bucket(ending) + staging(single.end), step=step)
+        reduction=in_layer + bucket(fills.flushed * copies) + staging(single.layer, fills.flushed),
+        end=gradients(end.gradients, "w (Pt'' + embedding)") + bucket(end.copied) + staging(end.staged * world), step=step)

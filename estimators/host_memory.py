@@ -25,10 +25,9 @@ from functools import lru_cache
 
 from .estimate import MemoryTerm
 from .optimizers import Optimizer
-from .partition import sub_group_numels
 from .plan import Plan
 from .terms import term
-from .trainable import Partitions
+from .trainable import Partitions, optimizer_group_numels
 from .zero_states import state_bytes
 
 PROCESS_BYTES = 2 << 30
@@ -105,7 +104,7 @@ def _optimizer_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer, local_rank
 def _optimizer_3(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: int,
                  ) -> tuple[tuple[MemoryTerm, ...], tuple[MemoryTerm, ...]]:
     tensors, width = cut.tensors, cut.tensors.workload.weight_bytes
-    groups = sub_group_numels(cut.shards, plan.sub_group_size)
+    groups = optimizer_group_numels(cut, plan.sub_group_size)
     pinned = _blocks("gradients", (width * cut.shard_total, *(4 * group for group in groups)), local_ranks,
                      "L (p2(w Pt'') + sum p2(4 G))", _STAGE_3 + " initialize_optimizer_states, _setup_for_real_optimizer",
                      pin=plan.pin_memory)

@@ -6,6 +6,7 @@ A training step passes through a few moments, and any of them may be the peak:
 
 - initialize: stages 1 and 2 hold the trainable weights twice while they flatten them (on the host instead, when the
   GPU is short).
+- last_layer_forward: ZeRO-3 has already gathered the head.
 - forward_backward_top: all activations are saved, the loss and its copies are alive.
 - head_backward, head_reduction: the output head's gradient is made, then reduced; all activations are still saved.
 - layer_backward, gradient_reduction: the last layer runs backward, with recomputation when checkpointing; a full
@@ -107,6 +108,9 @@ def _step(cut: Partitions, plan: Plan, cluster: Cluster, runs: Optimizer, gather
                terms=resident + gradients.reduction + whole(gathered.reduction) + saved + activations.block_terms),
         Moment(name="backward_end", terms=resident + gradients.end + whole(gathered.end)),
         Moment(name="step", terms=resident + gradients.step)]
+    if gathered.last_layer > gathered.loss:
+        moments.append(Moment(name="last_layer_forward",
+                              terms=resident + gradients.forward + whole(gathered.last_layer) + saved))
     if tensors.trains_head and tensors.head:
         logits = 0 if workload.loss == "fused" else width * plan.micro_batch_size * workload.seq_len * model.vocab_size
         moments += [

@@ -22,10 +22,10 @@ from .estimate import MemoryTerm
 from .gradient_memory import SWAP_MIN_BYTES
 from .host_memory import pinned_block
 from .optimizers import Optimizer
-from .partition import align_up, sub_group_numels, sub_groups
+from .partition import align_up
 from .plan import Plan
 from .terms import term
-from .trainable import Partitions
+from .trainable import Partitions, optimizer_group_numels, optimizer_groups, shards_below
 from .zero_states import state_bytes
 
 ALIGNED_BYTES = 8 * 1024
@@ -43,7 +43,7 @@ def _whole_sub_group(cut: Partitions, plan: Plan) -> int:
     """Whole elements of the sub-group with the largest shard, when the host buffer does not take all sub-groups; else 0."""
     if cut.shard_total <= plan.param_max_in_cpu:
         return 0
-    largest = max(sub_groups(cut.shards, plan.sub_group_size), key=lambda group: sum(cut.shards[index] for index in group))
+    largest = max(optimizer_groups(cut, plan.sub_group_size), key=lambda group: sum(cut.shards[index] for index in group))
     return sum(cut.tensors.trainable[index] for index in largest)
 
 
@@ -52,7 +52,7 @@ def swap_buffers(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryT
     width = cut.tensors.workload.weight_bytes
     terms: tuple[MemoryTerm, ...] = ()
     if plan.offload_optimizer == "nvme":
-        largest = align_up(4 * max(sub_group_numels(cut.shards, plan.sub_group_size)), ALIGNED_BYTES)
+        largest = align_up(4 * max(optimizer_group_numels(cut, plan.sub_group_size)), ALIGNED_BYTES)
         terms += term("optimizer_swap_buffers", local_ranks * plan.optimizer_buffer_count * largest, "L buffer_count 4 G",
                       _SWAP + "utils.py SwapBufferManager", L=local_ranks, buffer_count=plan.optimizer_buffer_count,
                       G=largest // 4)
@@ -76,14 +76,13 @@ def nvme_terms(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: i
     if plan.offload_optimizer == "nvme":
         numel = cut.shard_total
         states = state_bytes(optimizer, cut.tensors, numel, stage=3, on_cpu=True)
-        gradients = sum(shard for shard in cut.shards if 4 * shard >= SWAP_MIN_BYTES)
+        gradients = numel - shards_below(cut, SWAP_MIN_BYTES // 4)[0]
         source = _SWAP + "optimizer_utils.py"
         terms += term("master_weights", local_ranks * 4 * numel, "L 4 Pt''", source, L=local_ranks, N=cut.world_size)
         terms += term("optimizer_states", local_ranks * states, "L o Pt''", source, L=local_ranks, N=cut.world_size)
         terms += term("gradients", local_ranks * 4 * gradients, "L 4 sum(shards >= 1 MiB)", source, L=local_ranks)
     if plan.offload_param == "nvme":
-        every = cut.tensors.trainable + cut.tensors.frozen
-        swapped = sum(shard for numel in every if width * (shard := -(-numel // cut.world_size)) >= SWAP_MIN_BYTES)
+        swapped = cut.shard_total + cut.frozen_shard_total - sum(shards_below(cut, SWAP_MIN_BYTES // width))
         terms += term("parameters", local_ranks * width * swapped, "L w sum(shards >= 1 MiB)",
                       _SWAP + "partitioned_param_swapper.py", L=local_ranks, w=width)
     return terms

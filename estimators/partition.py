@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 NCCL_START_ALIGNMENT = 2
 """Elements: a partition starts on a 4-byte boundary in fp16 (stage_1_and_2.py `nccl_start_alignment_factor`)."""
@@ -41,7 +40,6 @@ def shard_numel(numel: int, world_size: int) -> int:
     return -(-numel // world_size)
 
 
-@lru_cache(maxsize=256)
 def sub_groups(shards: tuple[int, ...], sub_group_size: int) -> tuple[range, ...]:
     """Stage 3's sub-groups, which the optimizer steps one after the other, as ranges of tensors.
 
@@ -59,10 +57,40 @@ def sub_groups(shards: tuple[int, ...], sub_group_size: int) -> tuple[range, ...
     return tuple(groups)
 
 
-@lru_cache(maxsize=256)
 def sub_group_numels(shards: tuple[int, ...], sub_group_size: int) -> tuple[int, ...]:
     """Elements of each sub-group on one rank."""
     return tuple(sum(shards[index] for index in group) for group in sub_groups(shards, sub_group_size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketFills:
+    """How gradients, last tensor first, fill the bucket in which they are reduced; elements.
+
+    flushed: largest content of a bucket that was reduced before the first tensor's gradient came, 0 for none.
+    pending: its content when that one comes.
+    waits:   it does not fit any more, so the bucket is reduced while it waits.
+    final:   content of the last bucket.
+    """
+
+    flushed: int
+    pending: int
+    waits: bool
+    final: int
+
+
+def bucket_fills(numels: Sequence[int], bucket_size: int) -> BucketFills:
+    """A tensor larger than the bucket is reduced alone, in place.
+
+    Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py and stage3.py `reduce_independent_p_g_buckets_and_remove_grads`.
+    """
+    flushed = pending = 0
+    for numel in reversed(numels[1:]):
+        if pending + numel > bucket_size:
+            flushed, pending = max(flushed, pending), 0
+        pending += numel if numel <= bucket_size else 0
+    first = numels[0] if numels[0] <= bucket_size else 0
+    waits = pending + numels[0] > bucket_size
+    return BucketFills(flushed=flushed, pending=pending, waits=waits, final=first if waits else pending + first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,16 @@ from functools import cached_property, lru_cache
 
 from .lora import lora_tensors
 from .model_shape import ModelShape, Tensor
-from .partition import RankLoad, flat_partition_numel, rank_loads, shard_numel
+from .partition import (
+    BucketFills,
+    RankLoad,
+    bucket_fills,
+    flat_partition_numel,
+    rank_loads,
+    shard_numel,
+    sub_group_numels,
+    sub_groups,
+)
 from .workload import Workload
 
 # peft casts new adapters to fp32, and DeepSpeed's engine casts every parameter to the model's dtype
@@ -135,7 +144,7 @@ class Partitions:
     """A tensor set cut for N ranks. Compared by identity.
 
     partition:   elements of one rank's flat partition (stages 1 and 2), padding included.
-    loads:       the distinct loads of the ranks under stages 1 and 2.
+    loads:       the load of each rank under stages 1 and 2.
     last_load:   the load of the last rank that holds parameters: it owns the head, whose gradient comes first.
     shards:      elements of one rank's shard of every trainable tensor (stage 3).
     """
@@ -148,6 +157,10 @@ class Partitions:
     shards: tuple[int, ...]
     shard_total: int
     frozen_shard_total: int
+
+    @cached_property
+    def distinct_loads(self) -> frozenset[RankLoad]:
+        return frozenset(self.loads)
 
     @cached_property
     def touched(self) -> int:
@@ -171,5 +184,40 @@ def partitions(tensors: TensorSet, world_size: int) -> Partitions:
     shards = tuple(shard_numel(numel, world_size) for numel in tensors.trainable)
     return Partitions(
         tensors=tensors, world_size=world_size, partition=flat_partition_numel(tensors.trainable_numel, world_size),
-        loads=tuple(set(loads)), last_load=next(load for load in reversed(loads) if load.touched), shards=shards,
+        loads=loads, last_load=next(load for load in reversed(loads) if load.touched), shards=shards,
         shard_total=sum(shards), frozen_shard_total=sum(shard_numel(numel, world_size) for numel in tensors.frozen))
+
+
+@lru_cache(maxsize=256)
+def gradient_buckets(tensors: TensorSet, bucket_size: int) -> BucketFills:
+    """`partition.bucket_fills` of the trainable tensors."""
+    return bucket_fills(tensors.trainable, bucket_size)
+
+
+@lru_cache(maxsize=256)
+def touched_before_first(cut: Partitions, bucket_size: int) -> int:
+    """`Partitions.touched` when the first tensor's gradient comes: of the ranks that own something already reduced.
+
+    What follows the first tensor is reduced last, and waits in the bucket.
+    """
+    reduced_from = cut.tensors.trainable[0] + gradient_buckets(cut.tensors, bucket_size).pending
+    return max((load.touched for rank, load in enumerate(cut.loads) if (rank + 1) * cut.partition > reduced_from), default=0)
+
+
+@lru_cache(maxsize=256)
+def shards_below(cut: Partitions, numel: int) -> tuple[int, int]:
+    """Elements of the trainable and of the frozen shards that have fewer than `numel` elements."""
+    frozen = (shard_numel(size, cut.world_size) for size in cut.tensors.frozen)
+    return sum(shard for shard in cut.shards if shard < numel), sum(shard for shard in frozen if shard < numel)
+
+
+@lru_cache(maxsize=256)
+def optimizer_groups(cut: Partitions, sub_group_size: int) -> tuple[range, ...]:
+    """`partition.sub_groups` of the trainable tensors' shards."""
+    return sub_groups(cut.shards, sub_group_size)
+
+
+@lru_cache(maxsize=256)
+def optimizer_group_numels(cut: Partitions, sub_group_size: int) -> tuple[int, ...]:
+    """`partition.sub_group_numels` of the trainable tensors' shards."""
+    return sub_group_numels(cut.shards, sub_group_size)

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 from ds_advise.estimators.partition import (
+    BucketFills,
+    bucket_fills,
     flat_group_numel,
     flat_partition_numel,
     rank_loads,
@@ -103,3 +105,20 @@ def test_sub_groups_make_up_the_shards(shards: list[int], sub_group_size: int) -
     assert sum(groups) == sum(shards)
     assert all(group >= min(sub_group_size, sum(shards)) for group in groups[:-1])
     assert len(groups) <= math.ceil(sum(shards) / min(sub_group_size, sum(shards)))
+
+
+@given(numels, st.integers(1, 10**7))
+def test_buckets_reduce_every_gradient_that_fits(numels: list[int], bucket_size: int) -> None:
+    """No bucket holds more than its size; a bucket for everything is reduced once, with all that is in the model."""
+    fills = bucket_fills(numels, bucket_size)
+    assert max(fills.flushed, fills.pending, fills.final) <= bucket_size
+    assert fills.waits == (fills.pending + numels[0] > bucket_size)
+    if sum(numels) <= bucket_size:
+        assert (fills.flushed, fills.final, fills.waits) == (0, sum(numels), False)
+
+
+def test_buckets_fill_from_the_last_tensor_to_the_first() -> None:
+    """5, 7 and 4 do not fit in 12 elements together: 4 and 7 are reduced when 5 comes; 20 never enters the bucket."""
+    fills = bucket_fills([5, 7, 20, 3, 4], 12)
+    assert (fills.flushed, fills.pending, fills.waits, fills.final) == (7, 7, False, 12)
+    assert bucket_fills([5, 7, 4], 12) == BucketFills(flushed=0, pending=11, waits=True, final=5)
