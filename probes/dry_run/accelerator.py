@@ -91,7 +91,7 @@ class SimulatedAccelerator(CPU_Accelerator):
     def current_stream(self, device_index: int | None = None) -> Any: return self._stream
     def default_stream(self, device_index: int | None = None) -> Any: return _DEFAULT_STREAM
 
-    def empty_cache(self) -> None: ...
+    def empty_cache(self) -> None: self._ledger.empty_cache()
     def memory_allocated(self, device_index: int | None = None) -> int: return self._ledger.gpu.live_bytes
     def max_memory_allocated(self, device_index: int | None = None) -> int: return self._ledger.gpu.peak_bytes
     def memory_reserved(self, device_index: int | None = None) -> int: return self._ledger.gpu.live_bytes

@@ -4,9 +4,9 @@ On a device without fused kernels `scaled_dot_product_attention` falls back to p
 which no training run on a recent GPU does. Here the choice is made as CUDA makes it, and the chosen operator, which has
 shapes for fake tensors, is called.
 
-Source: torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (order flash, efficient, math and the conditions of
-each) and attention.cpp (padding of heads and masks). cuDNN's kernel, preferred on Hopper by some builds, keeps the same
-tensors as flash attention.
+Source: pytorch aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (order flash, efficient, math and the conditions of
+each) and transformers/attention.cpp (padding of heads and masks). cuDNN's kernel, which newer builds prefer on compute
+capability 9 and 10, is taken for flash attention's: both keep the output and one float32 per query and head.
 """
 
 from __future__ import annotations
@@ -102,15 +102,22 @@ def _efficient(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask
         query, key, value, mask, needs_grad, dropout, causal, scale=scale)[0]
 
 
+_FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_backward.default
+_EFFICIENT_BACKWARD = aten._scaled_dot_product_efficient_attention_backward.default
+FUSED_BACKWARDS = frozenset((_FLASH_BACKWARD, _EFFICIENT_BACKWARD))
+
+
 def scratch(operation: Any, args: tuple[Any, ...]) -> list[tuple[tuple[int, ...], torch.dtype]]:
     """(shape, dtype) of what a fused backward kernel allocates while it runs and no operator shows.
 
-    Flash, B, S, A, D: the query gradient accumulates in float32, one float32 row sum per query, and with fewer key heads
-    than query heads the key and value gradients at full heads; S rounded to 128, D to 32 (to 64 above 128).
-    Efficient: the query gradient in float32 for 16-bit inputs.
-    Source: torch 2.13, transformers/cuda/flash_attn/flash_api.cpp (mha_bwd), attention_backward.cu.
+    Flash: the query gradient accumulates in float32, one float32 row sum per query, and with fewer key heads than query
+    heads the key and value gradients at full heads; S rounded up to 128, D to 32 (to 64 above 128).
+    Efficient (compute capability 7.0 on): the query gradient in float32, S and D rounded up to 64, and the row sums.
+    Source: pytorch transformers/cuda/flash_attn/flash_api.cpp (mha_bwd), transformers/cuda/attention_backward.cu and
+    mem_eff_attention/kernel_backward.h (kNeedsAccumGradQ).
+    Not covered: the efficient kernel's partial sums per split of the keys, and cuDNN's workspace.
     """
-    if operation is aten._scaled_dot_product_flash_attention_backward.default:
+    if operation is _FLASH_BACKWARD:
         query, key = args[1], args[2]
         batch, heads, length, head = query.shape
         rounded = -(-length // 128) * 128
@@ -119,8 +126,8 @@ def scratch(operation: Any, args: tuple[Any, ...]) -> list[tuple[tuple[int, ...]
         if key.shape[1] != heads:
             shapes += [((batch, key.shape[2], heads, head), query.dtype)] * 2
         return shapes
-    if operation is aten._scaled_dot_product_efficient_attention_backward.default:
-        query = args[1]
-        if query.dtype is not torch.float32:
-            return [(tuple(query.shape), torch.float32), (tuple(query.shape[:-1]), torch.float32)]
+    if operation is _EFFICIENT_BACKWARD:
+        batch, heads, length, head = args[1].shape
+        rounded = (batch, heads, -(-length // 64) * 64, -(-head // 64) * 64)
+        return [(rounded, torch.float32), ((batch, heads, length), torch.float32)]
     return []

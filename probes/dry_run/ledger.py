@@ -98,6 +98,7 @@ class Ledger:
         self.pinned_blocks = PinnedBlocks()
         self.host_held = Pool()
         self.blocks: list[Block] = []
+        self.cache_emptied: list[int] = []
         self.events = self.phase = self.stream = 0
         self.nvme_read_bytes = self.nvme_written_bytes = 0
         self.nvme_files: dict[str, int] = {}
@@ -155,6 +156,11 @@ class Ledger:
         self.nvme_read_bytes = self.nvme_written_bytes = 0
         for pool in (self.gpu, self.host, self.total, self.pinned, self.host_held):
             pool.restart(self.events)
+
+    def empty_cache(self) -> None:
+        """The engine asked the caching allocator to give back what it does not use."""
+        self.events += 1
+        self.cache_emptied.append(self.events)
 
     def block_of(self, tensor: torch.Tensor) -> Block | None:
         """The block behind a tensor, None when its storage was never seen."""

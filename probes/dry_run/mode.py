@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from .attention import FUSED_BACKWARDS, scratch
 from .ledger import Ledger
 
 _READ_SCALAR = torch.ops.aten._local_scalar_dense.default
@@ -68,6 +69,12 @@ class RecordingMode(TorchDispatchMode):
         if kwargs.get("pin_memory"):
             with self._ledger.births_pinned():
                 return self._recorded(operation(*args, **{**kwargs, "pin_memory": False}))
+        if operation in FUSED_BACKWARDS:
+            kept = [self._recorded(torch.empty(shape, dtype=dtype, device=args[0].device))
+                    for shape, dtype in scratch(operation, args)]
+            result = self._recorded(operation(*args, **kwargs))
+            del kept
+            return result
         return self._recorded(operation(*args, **kwargs))
 
     def _recorded(self, result: Any) -> Any:

@@ -51,7 +51,8 @@ class LiveTensor:
 class Peak:
     """The moment of training at which one GPU holds the most tensors.
 
-    allocated_bytes_per_gpu: `torch.cuda.max_memory_allocated()`, cuBLAS workspaces included.
+    allocated_bytes_per_gpu: the tensors, as `torch.cuda.max_memory_allocated()` counts them.
+    reserved_bytes_per_gpu:  the highest that the caching allocator holds during training (not only at this moment).
     by_category, by_module:  its parts; each adds up to it.
     largest:                 the largest storages alive then.
     """
@@ -59,6 +60,7 @@ class Peak:
     iteration: int
     phase: str
     allocated_bytes_per_gpu: int
+    reserved_bytes_per_gpu: int
     by_category: dict[str, int]
     by_module: dict[str, int]
     largest: tuple[LiveTensor, ...]

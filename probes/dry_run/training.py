@@ -23,6 +23,7 @@ class Recorder:
         self.current = "start"
         self.phases: list[PhaseMemory] = []
         self.names: list[tuple[int, str]] = [(0, "start")]
+        self.starts = [0]
         self.gpu_peaks: list[tuple[int, int]] = [(0, 0)]
 
     @contextlib.contextmanager
@@ -32,6 +33,7 @@ class Recorder:
         self.origin.begin(name)
         ledger.begin_phase()
         self.names.append((iteration, name))
+        self.starts.append(ledger.events)
         yield
         self.gpu_peaks.append((ledger.gpu.peak_bytes, ledger.gpu.peak_event))
         self.total_peaks = getattr(self, "total_peaks", [0]) + [ledger.total.peak_event]

@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from . import collectives
+from . import allocator, collectives
 from .request import Request
 from .result import DryRunResult, LiveTensor, Peak
 
@@ -79,7 +79,7 @@ def _run(request: Request, recorder: Any, started: float) -> DryRunResult:
     torch.autograd.set_multithreading_enabled(False)
     with QuickFakeTensorMode(allow_non_fake_inputs=True), RecordingMode(ledger):
         config, parameters, trainable = training.run(request, recorder, DEVICE_TYPE)
-        peak = _peak(recorder)
+        peak = _peak(recorder, request.expandable_segments)
     phases = tuple(recorder.phases)
     ranks_per_node = min(request.gpus_per_node, request.world_size)
     return DryRunResult(
@@ -93,7 +93,25 @@ def _run(request: Request, recorder: Any, started: float) -> DryRunResult:
                   "transformers": transformers.__version__})
 
 
-def _peak(recorder: Any) -> Peak:
+def _reserved_peak(recorder: Any, expandable_segments: bool) -> int:
+    """Highest bytes that the caching allocator would hold during training."""
+    ledger = recorder.ledger
+    events: list[allocator.Event | None] = [None] * (ledger.events + 1)
+    for key, block in enumerate(ledger.blocks):
+        if block.device == "gpu":
+            events[block.born] = allocator.Allocate(key, block.size_bytes, block.stream)
+            if block.died >= 0:
+                events[block.died] = allocator.Free(key)
+    for event in ledger.cache_emptied:
+        events[event] = allocator.EmptyCache()
+    training_starts = next(start for start, (iteration, _) in zip(recorder.starts, recorder.names, strict=True) if iteration)
+    before = sum(event is not None for event in events[:training_starts + 1])
+    _, peak = allocator.reserved_peaks((event for event in events if event is not None), [before],
+                                       expandable_segments=expandable_segments)
+    return peak
+
+
+def _peak(recorder: Any, expandable_segments: bool) -> Peak:
     """The highest GPU peak of all iterations, taken apart."""
     training_phases = [index for index, (iteration, _) in enumerate(recorder.names) if iteration > 0]
     at = max(training_phases, key=lambda index: recorder.gpu_peaks[index][0])
@@ -108,6 +126,7 @@ def _peak(recorder: Any) -> Peak:
     iteration, phase = recorder.names[at]
     return Peak(
         iteration=iteration, phase=phase, allocated_bytes_per_gpu=allocated,
+        reserved_bytes_per_gpu=_reserved_peak(recorder, expandable_segments),
         by_category=dict(by_category.most_common()), by_module=dict(by_module.most_common()),
         largest=tuple(LiveTensor(size_bytes=gpu_bytes(block.size_bytes), category=block.category, module=block.module,
                                  shape=block.shape, dtype=str(block.dtype).removeprefix("torch."),
