@@ -132,11 +132,18 @@ def _class_suffix(c: Fields, stem: str, body: Body) -> str:
 
 
 def _unsupported(c: Fields, model_type: str) -> ModelConfigError:
+    if not model_type:
+        return ModelConfigError(f"{c.where}: model_type is missing", why="it says which tensors the model has",
+                                fix='add the one that fits, such as "model_type": "llama"')
     inner = c.section("text_config")
     text = inner.text("model_type", default="") if inner else ""
-    why = "the parameter tensors of this family are not known here"
     if text in FAMILIES:
-        why = f"of its parts only the language model ({text}) is: a config.json of that alone would do"
-    return ModelConfigError(
-        f"{c.where}: model_type {model_type!r} is not supported" if model_type else f"{c.where}: model_type is missing",
-        why=why, fix=f"supported are: {', '.join(FAMILIES)}")
+        return ModelConfigError(f"{c.where}: model_type {model_type!r} is not supported",
+                                why=f"of its parts only the language model ({text}) is",
+                                fix="pass a config.json that holds its text_config alone")
+    from difflib import get_close_matches
+
+    near = get_close_matches(model_type, FAMILIES, n=3, cutoff=0.0)
+    return ModelConfigError(f"{c.where}: model_type {model_type!r} is not supported",
+                            why="the parameter tensors of this family are not known here",
+                            fix=f"nearest of the {len(FAMILIES)} supported: {', '.join(near)}")
