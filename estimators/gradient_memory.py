@@ -172,13 +172,14 @@ def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMem
         held = max(earlier, large_head + owned_last)
         if plan.overlap_comm:
             before_end = large + owned - (0 if accumulates else single.last * (single.last > bucket_numel))
+            after_end = before_end + single.last
         else:
             before_end = trainable - (0 if accumulates else single.last)
-        after_end = before_end + single.last + (0 if plan.overlap_comm else owned)
+            after_end = trainable + owned
     else:
         earlier = owned if accumulates else 0
         forward = gradients(earlier, "w T")
-        held = earlier + owned_last
+        held = max(owned_last * (2 if accumulates else 1), earlier)
         before_end = earlier + (0 if offloaded else touched_before_first(cut, bucket_numel))
         after_end = earlier + owned + single.last
     reduced_head = held + single.head if plan.zero_stage == 2 or accumulates else single.head + owned_last

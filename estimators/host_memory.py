@@ -27,7 +27,7 @@ from .estimate import MemoryTerm
 from .optimizers import Optimizer
 from .plan import Plan
 from .terms import term
-from .trainable import Partitions, optimizer_group_numels
+from .trainable import Partitions, TensorSet, optimizer_group_numels
 from .zero_states import state_bytes
 
 PROCESS_BYTES = 2 << 30
@@ -54,6 +54,12 @@ def _shard_blocks(cut: Partitions, width: int, *, trainable: bool, threshold: in
     world = cut.world_size
     numels = cut.tensors.trainable if trainable else cut.tensors.frozen
     return sum(pinned_block(width * -(-numel // world)) for numel in numels if numel > threshold)
+
+
+@lru_cache(maxsize=64)
+def _tensor_blocks(tensors: TensorSet, width: int) -> int:
+    """Pinned blocks of all trainable tensors, each whole in its own block."""
+    return sum(pinned_block(width * numel) for numel in tensors.trainable)
 
 
 def host_terms(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: int,
@@ -94,7 +100,10 @@ def _optimizer_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer, local_rank
                   "L (p2(w Pt'/N) + p2(w largest))", source, pin=plan.pin_memory))
     if plan.gradient_accumulation_steps > 1:
         # One buffer per tensor that the partition touches, as large as the whole tensor.
-        pinned += term("accumulated_gradients", local_ranks * width * cut.touched, "L w T",
+        kept = width * cut.touched
+        if plan.pin_memory:
+            kept = kept * _tensor_blocks(tensors, width) // (width * tensors.trainable_numel)
+        pinned += term("accumulated_gradients", local_ranks * kept, "L sum p2(w n) over touched tensors",
                        _STAGE_1_2 + " async_accumulate_grad_in_cpu_via_gpu", L=local_ranks, w=width, T=cut.touched)
     states = state_bytes(optimizer, tensors, part, stage=plan.zero_stage, on_cpu=True)
     return pinned, term("optimizer_states", local_ranks * states, "L o Pt'/N", optimizer.source, L=local_ranks,
