@@ -9,6 +9,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ..estimators import catalogue
 from ..estimators.errors import ModelConfigError, UnknownModelError
@@ -29,11 +30,29 @@ def load_model(name_or_path: str, *, offline: bool = False) -> ModelShape:
     Raises UnknownModelError where nothing has this name or the hub cannot be asked; ModelConfigError for a
     `config.json` that cannot be read or is not a model's.
     """
+    found = _resolve(name_or_path, offline=offline)
+    return found if isinstance(found, ModelShape) else shape_from_config(
+        _read(found.file), name=name_or_path.strip(), source=found.source)
+
+
+def load_config(name_or_path: str, *, offline: bool = False) -> dict[str, Any]:
+    """The `config.json` behind `load_model(name_or_path)`, for those who build the model itself; the same errors."""
+    found = _resolve(name_or_path, offline=offline)
+    return catalogue.config(found.name) if isinstance(found, ModelShape) else _read(found.file)
+
+
+class _ConfigFile(NamedTuple):
+    file: Path
+    source: str
+
+
+def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
+    """The catalogue's model, or the file to read."""
     name = name_or_path.strip()
     path = Path(name).expanduser()
     file = path / "config.json" if path.is_dir() else path
     if name and file.is_file():
-        return _from_file(file, name)
+        return _ConfigFile(file, str(file))
     if _is_path(name):
         raise UnknownModelError(
             f"{name}: {'no config.json in this folder' if path.is_dir() else 'no such file or folder'}",
@@ -43,7 +62,7 @@ def load_model(name_or_path: str, *, offline: bool = False) -> ModelShape:
     except UnknownModelError:
         if not _HUB_ID.fullmatch(name):
             raise
-    return _from_file(_from_hub(name, offline=offline), name, source=f"config.json of {name} on the hub")
+    return _ConfigFile(_from_hub(name, offline=offline), f"config.json of {name} on the hub")
 
 
 def _is_path(name: str) -> bool:
@@ -52,7 +71,7 @@ def _is_path(name: str) -> bool:
         name.endswith(".json") or name.count("/") > 1)
 
 
-def _from_file(file: Path, name: str, *, source: str = "") -> ModelShape:
+def _read(file: Path) -> dict[str, Any]:
     fix = "give a config.json as transformers writes it"
     try:
         with file.open("rb") as stream:
@@ -73,7 +92,7 @@ def _from_file(file: Path, name: str, *, source: str = "") -> ModelShape:
         raise ModelConfigError(f"{file}: not JSON that can be read", fix=fix) from error
     if not isinstance(config, dict):
         raise ModelConfigError(f"{file}: holds no JSON object", fix=fix)
-    return shape_from_config(config, name=name, source=source or str(file))
+    return config
 
 
 def _from_hub(hub_id: str, *, offline: bool) -> Path:

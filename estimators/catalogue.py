@@ -70,6 +70,13 @@ def find(name: str) -> ModelShape:
         fix="give one of these, a folder with a config.json, or a hub id such as Qwen/Qwen2.5-14B")
 
 
+def config(hub_id: str) -> dict[str, Any]:
+    """The `config.json` fields of a model, named as `find(...).name` names it."""
+    entry = next(known.entry for known in _names() if known.id == hub_id)
+    fields: dict[str, Any] = _entries()[entry]["config"]
+    return dict(fields)
+
+
 def nearest(name: str, n: int = 5) -> list[str]:
     """The n catalogue names that look most like this one."""
     from difflib import SequenceMatcher  # slow to import, and needed only where a name was not found
