@@ -20,8 +20,8 @@ class LayerCode:
     """What `modeling_<model type>.py` does.
 
     norm:     the norms over the hidden size; qk_norm: those of queries and keys.
-    layout:   "pre": x + f(norm(x)), twice; "output": x + norm(f(x)) (OLMo 2); "sandwich": x + norm(f(norm(x))) (Gemma 2);
-              "post": norm(x + f(x)) (BERT). Parallel blocks have no layout.
+    layout:   "pre": x + f(norm(x)), twice; "output": x + norm(f(x)) (OLMo 2); "sandwich": x + norm(f(norm(x)))
+              (Gemma 2); "post": norm(x + f(x)) (BERT). Parallel blocks have no layout.
     rotary:   type in which queries and keys are rotated: the model's, or fp32 and cast back.
     heads:    how queries, keys and values reach the kernel: "views" of the projections (rotated ones are new tensors
               anyway), or "copies".
@@ -29,15 +29,17 @@ class LayerCode:
     kernels:  attention implementations that the class supports besides eager.
     softmax_fp32, scores_fp32: eager attention takes the softmax, or all of the scores, in fp32.
     holds_scores: eager attention keeps the raw scores in a variable until it returns.
+    boolean_mask: eager attention is given a mask of booleans, and fills with it.
     masked:   sdpa is always given a mask.
-    joined:   rotated and passed-through columns are joined by `cat`, which makes queries and keys head-major; flash's output
-              then is too, and has to be copied for the output projection.
+    joined:   rotated and passed-through columns are joined by `cat`, which makes queries and keys head-major; flash's
+              output then is too, and has to be copied for the output projection.
     residual_scaled: each branch is multiplied by a constant before it is added.
-    relative: relative positions are added to the scores of every layer (T5), and dropout is applied within the feed-forward.
+    relative: relative positions are added to the scores of every layer (T5), and dropout is applied within
+              the feed-forward.
     embedding_norm, embedding_dropout: the embedding is normed, dropped out (with the layers' probability).
     summed_input: the first layer's input is a sum or product of the embedding (learned positions, a multiplier).
-    router_fp32, softmax_of_top_k, routing_fp32, clamped_gate: a mixture of experts computes the router's logits in fp32,
-              takes the softmax after the top-k, leaves routing weights in fp32, has gpt-oss's gate.
+    router_fp32, softmax_of_top_k, routing_fp32, clamped_gate: a mixture of experts computes the router's logits in
+              fp32, takes the softmax after the top-k, leaves routing weights in fp32, has gpt-oss's gate.
     """
 
     norm: NormCode = "rms"
@@ -50,6 +52,7 @@ class LayerCode:
     softmax_fp32: bool = True
     scores_fp32: bool = False
     holds_scores: bool = False
+    boolean_mask: bool = False
     masked: bool = False
     joined: bool = False
     residual_scaled: bool = False
@@ -90,7 +93,7 @@ CODES: Mapping[str, LayerCode] = {
     "granite": LayerCode(residual_scaled=True, summed_input=True),
     "granitemoe": LayerCode(residual_scaled=True, summed_input=True, softmax_of_top_k=True),
     "mixtral": LayerCode(routing_fp32=True),
-    "mpt": LayerCode(norm="layer", kernels=NEITHER),
+    "mpt": LayerCode(norm="layer", kernels=NEITHER, boolean_mask=True),
     "olmo": LayerCode(norm="layer_bare", rotary="fp32"),
     "olmo2": LayerCode(norm="rms_fp32", qk_norm="rms_fp32", layout="output", rotary="fp32"),
     "olmo3": LayerCode(norm="rms_fp32", qk_norm="rms_fp32", layout="output", rotary="fp32"),

@@ -16,9 +16,9 @@ INDEX = 8
 def activate(ops: Ops, function: str, value: Value) -> Value:
     """An activation function of transformers' `ACT2FN`, fused or composed as its code is.
 
-    relu saves its result; silu, gelu and gelu_pytorch_tanh are one kernel that saves the input; gelu_new and gelu_fast are
-    0.5 x (1 + tanh(c (x + 0.0447 x^3))) in eight operations that keep x, the tanh and both factors of the last product;
-    quick_gelu is x * sigmoid(1.702 x).
+    relu saves its result; silu, gelu and gelu_pytorch_tanh are one kernel that saves the input; gelu_new and
+    gelu_fast are 0.5 x (1 + tanh(c (x + 0.0447 x^3))) in eight operations that keep x, the tanh and both factors of
+    the last product; quick_gelu is x * sigmoid(1.702 x).
     """
     if function == "relu":
         return ops.saves_output("activated", value)
@@ -52,8 +52,8 @@ def dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value, *, d
 def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, code: LayerCode) -> Value:
     """Routed experts as grouped matrix products over token copies sorted by expert (k copies of every token).
 
-    Kept: the router's fp32 probabilities and top-k, the sort's indices, the sorted copies of x (for the experts' weights), the
-    fused gate and up, their product, the experts' outputs and routing weights.
+    Kept: the router's fp32 probabilities and top-k, the sort's indices, the sorted copies of x (for the experts'
+    weights), the fused gate and up, their product, the experts' outputs and routing weights.
     clamped: gpt-oss's gate, (up + 1) * gate * sigmoid(alpha gate) with clamps.
     Source: transformers 5.23 `integrations/moe.py` (grouped_mm_experts_forward, the default in training).
     """

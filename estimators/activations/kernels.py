@@ -19,18 +19,20 @@ def attention_kernel(workload: Workload, attention: Attention, *, offered: froze
                      compute_capability: float | None) -> Kernel:
     """The kernel behind `workload.attention`.
 
-    offered: what the transformers class supports; what it does not support falls back to eager, as transformers does when
-             it chooses by itself. masked: a mask is passed. grouped: fewer key than query heads reach the kernel.
+    offered: what the transformers class supports; what it does not support falls back to eager, as transformers does
+             when it chooses by itself. masked: a mask is passed. grouped: fewer key than query heads reach the
+             kernel.
 
-    "flash" is the flash-attn package (window and soft cap inside the kernel, fp32 cast to half precision). "sdpa" follows
-    torch's dispatcher: flash for half precision from Ampere on (compute capability 8.0, or unknown), equal head widths up
-    to 256 and no mask; else the memory-efficient kernel, which before torch 2.14 takes no grouped key/value heads, no bf16
-    before Ampere and only heads that are a multiple of 8 (half precision) or 4 (fp32); else the math path, which holds the
-    S x S scores. cuDNN's kernel, which torch prefers on Hopper and Blackwell, keeps the same tensors as flash.
+    "flash" is the flash-attn package (window and soft cap inside the kernel, fp32 cast to half precision). "sdpa"
+    follows torch's dispatcher: flash for half precision from Ampere on (compute capability 8.0, or unknown), equal
+    head widths up to 256 and no mask; else the memory-efficient kernel, which before torch 2.14 takes no grouped
+    key/value heads, no bf16 before Ampere and only heads that are a multiple of 8 (half precision) or 4 (fp32); else
+    the math path, which holds the S x S scores. cuDNN's kernel, which torch prefers on Hopper and Blackwell, keeps
+    the same tensors as flash.
 
     Source: torch 2.13 `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp` (can_use_flash_attention,
-    can_use_mem_efficient_attention); transformers 5.23 `integrations/sdpa_attention.py`; GQA in the memory-efficient kernel:
-    pytorch pull request 191085.
+    can_use_mem_efficient_attention); transformers 5.23 `integrations/sdpa_attention.py`; GQA in the memory-efficient
+    kernel: pytorch pull request 191085.
     """
     if workload.attention == "eager" or workload.attention not in offered:
         return "eager"
@@ -54,7 +56,8 @@ def attend(ops: Ops, kernel: Kernel, attention: Attention, query: Value, key: Va
            scores_fp32: bool = False, holds_scores: bool = False) -> Value:
     """Attention of `query` (S x A heads) to `key` and `value` (K heads each, repeated where the kernel cannot group).
 
-    softmax_fp32: eager code that takes the softmax in fp32 and casts it back. scores_fp32: queries and keys are cast first.
+    softmax_fp32: eager code that takes the softmax in fp32 and casts it back. scores_fp32: queries and keys are cast
+    first.
     """
     heads, rows, keys = attention.heads, query.rows, key.rows
     out_width = heads * attention.v_head_dim
@@ -101,10 +104,10 @@ def _causal_bias(ops: Ops, bias: Value, rows: int, keys: int) -> Value:
 
 def _fused(ops: Ops, attention: Attention, inputs: tuple[Value, ...], rows: int, out_width: int, *, lse_rows: int,
            bias: Value | None = None) -> Value:
-    """Flash and memory-efficient attention: queries, keys, values, the output and one fp32 log-sum-exp per query are kept.
+    """Flash and memory-efficient attention: queries, keys, values, the output and one fp32 log-sum-exp per query are
+    kept.
 
-    Heads that are no multiple of 8 are padded (torch's flash), which copies them. The backward kernel accumulates the
-    gradient of the queries in fp32, and with grouped heads the gradients of keys and values per query head.
+    Heads that are no multiple of 8 are padded (torch's flash), which copies them.
     """
     padding = -attention.head_dim % 8
     if padding and bias is None:
@@ -112,14 +115,23 @@ def _fused(ops: Ops, attention: Attention, inputs: tuple[Value, ...], rows: int,
                        for part in inputs)
     query, key, value = inputs
     lse = ops.tape.tensor(lse_rows, attention.heads, 4, "log-sum-exp")
-    workspace = query.rows * query.width * 4 + lse.size
-    if key.width < query.width:
-        workspace += key.rows * (query.width + out_width) * ops.itemsize
+    workspace = backward_workspace(query, key, lse, out_width)
     if bias is not None and bias.needs_grad:
         workspace += attention.heads * rows * key.rows * ops.itemsize
     saves = (query, key, value, lse) if bias is None else (query, key, value, lse, bias)
     return ops.tape.apply("attention output", inputs if bias is None else (*inputs, bias), rows=rows, width=out_width,
                           saves=saves, saves_output=True, workspace=workspace)
+
+
+def backward_workspace(query: Value, key: Value, lse: Value, out_width: int) -> int:
+    """What the backward kernel allocates for itself: the gradient of the queries is accumulated in fp32, beside one
+    number per row; with grouped heads the gradients of keys and values are first made for every query head.
+
+    Source: FlashAttention 2 `csrc/flash_attn/flash_api.cpp` (mha_bwd: dq_accum, softmax_d, dk_expanded, dv_expanded).
+    The memory-efficient kernel's accumulators are of the same order.
+    """
+    expanded = key.rows * (query.width + out_width) * key.itemsize if key.width < query.width else 0
+    return query.rows * query.width * 4 + lse.size + expanded
 
 
 def _math(ops: Ops, heads: int, query: Value, key: Value, value: Value, mask: Value | None, keys: int, out_width: int, *,

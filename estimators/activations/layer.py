@@ -166,9 +166,10 @@ class Layer:
         if not shape.experts:
             return dense(ops, shape, names, value, dropout=code.relative and bool(self.block.hidden_dropout))
         router = next(name for name, tensor in ops.weights.items() if tensor.role == "router" and len(tensor.shape) == 2)
-        shared = dense(ops, shape, names, value) if names else None
-        output = experts(ops, shape, router, value, code=code)
         gate = next((name for name in ops.weights if name.endswith("shared_expert_gate")), None)
-        if shared is not None and gate is not None:
-            shared = shared_gate(ops, gate, value, shared)
-        return output if shared is None else ops.add(output, shared)
+        if gate is not None:
+            shared = dense(ops, shape, names, value)
+            output = experts(ops, shape, router, value, code=code)
+            return ops.add(output, shared_gate(ops, gate, value, shared))
+        output = experts(ops, shape, router, value, code=code)
+        return ops.add(output, dense(ops, shape, names, value)) if names else output

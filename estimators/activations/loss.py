@@ -19,13 +19,13 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
     """Tensors of B S V elements at the largest moment of the loss, with w bytes per weight.
 
     Backward, when the gradient of log_softmax is taken: its fp32 result (saved), the incoming gradient and the outgoing
-    one: 3 x 4 B S V. The forward pass has w + 4 + 4 (logits, fp32 copy, log_softmax), one w more with soft-capped logits;
-    the logits themselves are gone in the backward pass, because nothing saves them and Trainer drops the model's output.
-    Where the class does not upcast, w takes the place of 4. In fp32 the upcast is no copy.
+    one: 3 x 4 B S V. The forward pass has w + 4 + 4 (logits, fp32 copy, log_softmax), one w more with soft-capped
+    logits; the logits themselves are gone in the backward pass, because nothing saves them and Trainer drops the
+    model's output. Where the class does not upcast, w takes the place of 4. In fp32 the upcast is no copy.
 
     "fused": Liger's fused linear cross-entropy goes through the B S tokens in chunks of
-    c = next_power_of_2(ceil(B S / ceil(V / H))): logits of one chunk c V w, the gradient of the hidden states B S H w and,
-    where the head trains, of its weight V H w, all in the forward pass.
+    c = next_power_of_2(ceil(B S / ceil(V / H))): logits of one chunk c V w, the gradient of the hidden states B S H w
+    and, where the head trains, of its weight V H w, all in the forward pass.
 
     Not covered: a classifier's few logits; losses that keep more (label smoothing, distillation).
     """

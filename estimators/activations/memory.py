@@ -12,7 +12,7 @@ from ..workload import Workload
 from .loss import loss_terms
 from .outside import encoder_output_parts, end, input_part, shared_parts
 from .parts import SOURCE, Part, saved_parts
-from .recording import Recorder, Recording
+from .recording import Recorder
 from .tape import ZERO, Size, frontier, total
 
 
@@ -27,8 +27,8 @@ class ActivationMemory:
     block_terms: on top of saved_terms, at the largest moment while a layer is back-propagated: what checkpointing
                  recomputes of that layer, gradients of activations, workspaces of kernels.
 
-    So the peak of activations is saved + max(loss, block). Gradients of weights are not in here, except the head's under
-    a fused loss, which computes it in the forward pass.
+    So the peak of activations is saved + max(loss, block). Gradients of weights are not in here, except the head's
+    under a fused loss, which computes it in the forward pass.
     saved_per_layer_bytes: the largest layer's share of saved_terms.
     """
 
@@ -60,16 +60,16 @@ def activation_memory(model: ModelShape, workload: Workload, micro_batch_size: i
     """Bytes of activations of one micro batch, as transformers' code and torch's autograd keep them.
 
     Each layer's forward pass is written down operation by operation (`layer.py`, `feed_forward.py`, `kernels.py`) and
-    recorded on a tape with torch's rules (`tape.py`); its bytes are linear in B, so a model and workload cost one recording
-    and every micro batch size a multiplication.
+    recorded on a tape with torch's rules (`tape.py`); its bytes are linear in B, so a model and workload cost one
+    recording and every micro batch size a multiplication.
 
     Assumes no padding (a mask of ones, or packed sequences), `use_cache=False` as Trainer sets it, non-reentrant
     checkpointing of every layer. ZeRO-3 changes what frozen linear layers save, hence `zero_stage`.
 
-    Not covered: torch.compile, autocast (DeepSpeed casts the weights instead), tensor and sequence parallelism, DeepSpeed's
-    own `activation_checkpointing` block, kernels from the hub (Liger's other than the loss).
+    Not covered: torch.compile, autocast (DeepSpeed casts the weights instead), tensor and sequence parallelism,
+    DeepSpeed's own `activation_checkpointing` block, kernels from the hub (Liger's other than the loss).
     """
-    layout = _layout(model, workload, gradient_checkpointing, compute_capability, zero_stage >= 3)
+    layout = layout_of(model, workload, gradient_checkpointing, compute_capability, zero_stage >= 3)
     return ActivationMemory(
         saved_terms=tuple(term for part in layout.saved if (term := part.term(micro_batch_size)).size_bytes),
         loss_terms=(layout.head.term(micro_batch_size), *loss_terms(model, workload, micro_batch_size)),
@@ -78,7 +78,7 @@ def activation_memory(model: ModelShape, workload: Workload, micro_batch_size: i
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
+class Layout:
     """Everything about a model and workload that does not depend on the micro batch size.
 
     working: for each kind of layer, what it recomputes and the moments of its backward pass, above all saved terms.
@@ -90,23 +90,27 @@ class _Layout:
     working: tuple[tuple[Size, tuple[Size, ...]], ...]
 
     def block_terms(self, micro_batch_size: int) -> tuple[MemoryTerm, ...]:
-        recomputed, peak = 0, 0
-        for again, moments in self.working:
-            largest = max(moment.at(micro_batch_size) for moment in moments)
-            if largest > peak:
-                recomputed, peak = min(again.at(micro_batch_size), largest), largest
-        inputs = (("B", micro_batch_size),)
-        terms = (
-            MemoryTerm(name="recomputed layer", size_bytes=recomputed, inputs=inputs, source=SOURCE,
-                       formula="what one layer saves, see the saved terms without checkpointing"),
-            MemoryTerm(name="gradients of activations", size_bytes=peak - recomputed, inputs=inputs, source=SOURCE,
-                       formula="largest moment of one layer's backward pass, less what is saved"))
-        return tuple(term for term in terms if term.size_bytes)
+        """The largest moment, split in what is recomputed and what the backward pass adds."""
+        again, moment = max(((again, moment) for again, moments in self.working for moment in moments),
+                            key=lambda pair: pair[1].at(micro_batch_size))
+        return (_linear_term("recomputed layer", again, micro_batch_size, "what one layer saves without checkpointing")
+                + _linear_term("gradients of activations", moment.minus(again), micro_batch_size,
+                               "largest moment of the backward pass of one layer, of the final norm"))
+
+
+def _linear_term(name: str, size: Size, micro_batch_size: int, meaning: str) -> tuple[MemoryTerm, ...]:
+    """B x + y bytes, nothing for none."""
+    if size.at(micro_batch_size) <= 0:
+        return ()
+    inputs = (("B", micro_batch_size), ("x", size.per_sample), ("y", size.fixed))
+    return (MemoryTerm(name=name, size_bytes=size.at(micro_batch_size), formula=f"B x + y: {meaning}", inputs=inputs,
+                       source=SOURCE),)
 
 
 @lru_cache(maxsize=256)
-def _layout(model: ModelShape, workload: Workload, checkpointing: bool, compute_capability: float | None,
-            zero3: bool) -> _Layout:
+def layout_of(model: ModelShape, workload: Workload, checkpointing: bool, compute_capability: float | None,
+              zero3: bool) -> Layout:
+    """Record the model once."""
     recorder = Recorder(model=model, workload=workload, checkpointing=checkpointing,
                         compute_capability=compute_capability, zero3=zero3)
     last = end(recorder)
@@ -126,7 +130,7 @@ def _layout(model: ModelShape, workload: Workload, checkpointing: bool, compute_
             moments = [*(moment.minus(layer) for moment in record.forward), *record.backward]
             parts.extend(saved_parts(block.stack, record.saved, count=block.count, rows=recorder.rows(block)))
         working.append((layer if checkpointing else ZERO, frontier(moment.minus(gone) for moment in moments)))
-    return _Layout(saved=(*parts, *shared_parts(recorder)), head=last.part, working=tuple(working), per_layer=max(kept))
+    return Layout(saved=(*parts, *shared_parts(recorder)), head=last.part, working=tuple(working), per_layer=max(kept))
 
 
 def _saved_behind(recorder: Recorder, blocks: Sequence[tuple[Block, bool]], kept: Sequence[Size]) -> Size:

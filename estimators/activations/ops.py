@@ -16,8 +16,8 @@ class Ops:
 
     itemsize: bytes of an element of weights and activations.
     weights:  the layer's linear weights by module name.
-    keeps_frozen_inputs: DeepSpeed's linear layer of ZeRO-3 is in use, which saves its input whether the weight trains or
-              not (deepspeed 0.19 `runtime/zero/linear.py`).
+    keeps_frozen_inputs: DeepSpeed's linear layer of ZeRO-3 is in use, which saves its input whether the weight trains
+              or not (deepspeed 0.19 `runtime/zero/linear.py`).
     """
 
     tape: Tape
@@ -85,20 +85,20 @@ class Ops:
     def linear(self, name: str, value: Value, label: str = "") -> Value:
         """`nn.Linear`, with peft's adapter where there is one: W x + scaling * B(A(x)).
 
-        The input is saved when the weight trains. With LoRA the base weight does not; lora_A trains and saves the input,
-        lora_B saves lora_A's output (r wide), and the scaled product and the sum are tensors of their own.
-        Source: peft 0.21 `tuners/lora/layer.py` (Linear.forward), dropout 0, which is peft's default. The adapter's weights
-        have the model's type: DeepSpeed casts the whole module. QLoRA dequantizes the weight for each product (bitsandbytes
-        `MatMul4Bit`), in the backward pass again.
+        The input is saved when the weight trains. With LoRA the base weight does not; lora_A trains and saves the
+        input, lora_B saves lora_A's output (r wide), and the scaled product and the sum are tensors of their own.
+        Source: peft 0.21 `tuners/lora/layer.py` (Linear.forward), dropout 0, which is peft's default. The adapter's
+        weights have the model's type: DeepSpeed casts the whole module. QLoRA dequantizes the weight for each product
+        (bitsandbytes `MatMul4Bit`), in the backward pass again.
         """
         weight = self.weights[name]
         width = weight.numel // value.width
         label = label or name.rpartition(".")[2]
         if self.trains:
             return self.tape.apply(label, (value,), width=width, saves=(value,), trains=True)
-        workspace = weight.numel * self.itemsize if self.workload.method == "qlora" else 0
+        dequantized = weight.numel * self.itemsize if self.workload.method == "qlora" else 0
         base = self.tape.apply(label, (value,), width=width, saves=(value,) if self.keeps_frozen_inputs else (),
-                               workspace=workspace)
+                               fixed_workspace=dequantized)
         if not self.adapts(name):
             return base
         low = self.tape.apply(f"lora_A of {label}", (value,), width=self.workload.lora_rank, saves=(value,), trains=True)

@@ -67,10 +67,10 @@ def _masks(recorder: Recorder) -> list[Part]:
         seen.add(kind)
         inputs = (("S", rows), ("w", item), ("A", heads))
         if masked and recorder.checkpointing:
-            if kernel == "eager":
-                parts.append(Part("attention mask", Size(rows * rows * item, 0), "B S S w", inputs))
-            else:
-                parts.append(Part("attention mask", Size(0, rows * rows), "S S", inputs))
+            mask = recorder.mask(recorder.ops((), "mask"), recorder.code(block), kernel, rows)
+            size = Size(0, mask.size) if mask.storage.fixed else Size(mask.size, 0)
+            parts.append(Part("attention mask", size, "S S" if mask.storage.fixed else "B S S b",
+                              (*inputs, ("b", mask.itemsize))))
         if recorder.code(block).relative:
             if block.stack == "encoder" or recorder.checkpointing:
                 parts.append(Part(f"{block.stack} position bias", Size(0, heads * rows * rows * item), "A S S w", inputs))
@@ -100,12 +100,13 @@ def _embedding(recorder: Recorder) -> list[Part]:
             value = ops.scale(activate(ops, "gelu", value), "embedding")
         if code.embedding_norm:
             value = norm(ops, code.norm, value)
-        if code.embedding_dropout and block.hidden_dropout:
+        drops = code.embedding_dropout and block.hidden_dropout > 0
+        if drops:
             value = ops.dropout(value)
         saved = list(ops.tape.saved())
         if saved:
             parts.append(saved_part(f"{block.stack} embedding", saved, count=1, rows=rows))
-        if code.summed_input and recorder.checkpointing and not recorder.trains:
+        if (code.summed_input or drops) and recorder.checkpointing and not recorder.trains:
             parts.append(_hidden(recorder, "embedding output", block))
     return parts
 

@@ -87,7 +87,7 @@ class Recorder:
         kernel, masked = self.kernel(block.attention, code, rows)
         layer = Layer(ops=ops, code=code, block=block, kernel=kernel)
         if masked:
-            layer.mask = _mask(ops, kernel, rows)
+            layer.mask = self.mask(ops, code, kernel, rows)
         if code.relative:
             layer.bias = _bias(ops, block.attention, rows, rows, needs_grad=self.trains)
         if block.cross_attention is not None:
@@ -97,6 +97,13 @@ class Recorder:
             if code.relative:
                 layer.cross_bias = _bias(ops, block.cross_attention, rows, keys, needs_grad=self.checkpointing)
         return Recording.of(tape, value, layer.forward(value))
+
+    @staticmethod
+    def mask(ops: Ops, code: LayerCode, kernel: Kernel, rows: int) -> Value:
+        """Shared by all layers: of booleans for sdpa, one for all samples; of the scores' type for eager, one per sample."""
+        eager = kernel == "eager"
+        return ops.tape.tensor(rows, rows, ops.itemsize if eager and not code.boolean_mask else 1, "mask",
+                               needs_grad=False, fixed=not eager, outer=True)
 
     def kernel(self, attention: Attention, code: LayerCode, rows: int) -> tuple[Kernel, bool]:
         """The kernel, and whether a mask of S x S reaches it."""
@@ -110,13 +117,6 @@ class Recorder:
         if kernel == "eager":
             return kernel, attention.causal
         return kernel, masked and kernel != "flash"
-
-
-def _mask(ops: Ops, kernel: Kernel, rows: int) -> Value:
-    """Shared by all layers: of booleans for sdpa, one for all samples; of the scores' type for eager, one per sample."""
-    eager = kernel == "eager"
-    return ops.tape.tensor(rows, rows, ops.itemsize if eager else 1, "mask", needs_grad=False, fixed=not eager,
-                           outer=True)
 
 
 def _bias(ops: Ops, attention: Attention, rows: int, keys: int, *, needs_grad: bool) -> Value:

@@ -1,10 +1,10 @@
-"""A symbolic autograd tape: what a run of operations saves for its backward pass, and what the backward pass needs besides.
+"""A symbolic autograd tape: what operations save for their backward pass, and what that pass needs besides.
 
-The tape records operations on tensors that have a size and no values, with torch's own rules: an operation saves what its
-derivative reads (`mul` its factors, `tanh` its result, a linear layer its input when the weight trains), nothing when no
-input requires a gradient, and a storage that several operations save is kept once. `saved` is then the sum over distinct
-storages. The backward pass is replayed node by node, newest first, as torch's engine does: gradients of the inputs appear,
-then what the node had saved and the gradient of its output go; gradients that meet are added.
+The tape records operations on tensors that have a size and no values, with torch's own rules: an operation saves what
+its derivative reads (`mul` its factors, `tanh` its result, a linear layer its input when the weight trains), nothing
+when no input requires a gradient, and a storage that several operations save is kept once. `saved` is then the sum
+over distinct storages. The backward pass is replayed node by node, newest first, as torch's engine does: gradients of
+the inputs appear, then what the node had saved and the gradient of its output go; gradients that meet are added.
 
 Source: torch 2.13, `tools/autograd/derivatives.yaml` (what is saved), `torch/csrc/autograd/engine.cpp` and
 `input_buffer.cpp` (when it is released, when gradients are added in place).
@@ -41,8 +41,8 @@ class Size(NamedTuple):
 ZERO = Size(0, 0)
 
 IN_PLACE = True
-"""torch adds a gradient to an earlier one in place where nobody else holds that one, and scatters an index's gradient into
-fresh zeros. Never under a TorchDispatchMode, as a dry run is: there both take one tensor more."""
+"""torch adds a gradient to an earlier one in place where nobody else holds that one, and scatters the gradient of an
+index into fresh zeros. Under a TorchDispatchMode, as in a dry run, it never does: both take one tensor more."""
 
 
 class Storage:
@@ -77,7 +77,7 @@ class _Node:
     outputs: tuple[Value, ...]
     saved: tuple[Storage, ...]
     passes: bool
-    workspace: int
+    workspace: Size
 
 
 @dataclass(slots=True)
@@ -102,12 +102,12 @@ class Tape:
 
     def apply(self, label: str, inputs: Sequence[Value], *, rows: int | None = None, width: int | None = None,
               itemsize: int | None = None, saves: Iterable[Value] = (), saves_output: bool = False, passes: bool = False,
-              view: bool = False, trains: bool = False, workspace: int = 0) -> Value:
+              view: bool = False, trains: bool = False, workspace: int = 0, fixed_workspace: int = 0) -> Value:
         """One operation with one output, shaped like the first input unless told otherwise.
 
         saves:     inputs that the derivative reads. passes: its gradient is the output's, as in add and view.
         view:      the output shares the first input's storage. trains: a weight of the operation requires a gradient.
-        workspace: bytes that the backward kernel allocates for its own use.
+        workspace, fixed_workspace: bytes that the backward pass takes for the operation's own use, per sample and once.
         """
         first = inputs[0]
         rows, width = rows or first.rows, width or first.width
@@ -119,12 +119,13 @@ class Tape:
         kept = tuple({id(value.storage): value.storage for value in saves}.values())
         if saves_output:
             kept += (storage,)
-        self.nodes.append(_Node(tuple(inputs), (output,), kept if needs_grad else (), passes or view, workspace))
+        self.nodes.append(_Node(tuple(inputs), (output,), kept if needs_grad else (), passes or view,
+                                Size(workspace, fixed_workspace)))
         return output
 
     def hold(self, *values: Value) -> None:
         """Local variables of the code hold these tensors up to here, although nothing reads them any more."""
-        self.nodes.append(_Node(values, (), (), True, 0))
+        self.nodes.append(_Node(values, (), (), True, ZERO))
 
     def gather(self, label: str, value: Value, index: Value, *, rows: int) -> Value:
         """value[index]: the index is saved; the gradient is scattered into zeros."""
@@ -133,7 +134,7 @@ class Tape:
     def split(self, value: Value, widths: Sequence[int]) -> tuple[Value, ...]:
         """Views of neighbouring columns whose gradients are joined in one new tensor (`split`, `chunk`)."""
         parts = tuple(Value(value.rows, width, value.itemsize, value.storage, value.needs_grad) for width in widths)
-        self.nodes.append(_Node((value,), parts, (), False, 0))
+        self.nodes.append(_Node((value,), parts, (), False, ZERO))
         return parts
 
     def saved(self) -> tuple[Storage, ...]:
@@ -189,7 +190,7 @@ class Tape:
                         gradient = incoming[0] if node.passes else create(value)
                         gradient.users += 1
                         outgoing.append((value, gradient))
-                moments.append(Size(live[0] + node.workspace, live[1]))
+                moments.append(Size(live[0], live[1]).plus(node.workspace))
             for storage in node.saved:
                 users[id(storage)] -= 1
                 if not users[id(storage)] and not storage.outer:
