@@ -122,7 +122,7 @@ def compare(case: Case, nvme_path: str = "/tmp") -> Comparison:
     moment = max((moment for moment in estimate.moments if moment.name != "initialize"), key=_tensor_bytes)
     result = dry_run(
         ds_config(plan, model, workload, cluster, flavor="deepspeed"), MODELS[case.model], world_size=case.world_size,
-        gpus_per_node=cluster.gpus_per_node, rank=_fullest_rank(model, workload, cluster, plan), workload=workload,
+        gpus_per_node=1, rank=_fullest_rank(model, workload, cluster, plan), workload=workload,
         micro_batch_size=case.micro_batch_size, gradient_accumulation_steps=case.gradient_accumulation_steps,
         gradient_checkpointing=case.checkpointing)
     return Comparison(

@@ -13,10 +13,9 @@ alive:
 A prefetch of several tensors arrives in one flat buffer, from which each is copied; the buffer lives until its last
 tensor is used.
 
-Source: deepspeed 0.19.8 runtime/zero/partitioned_param_coordinator.py (`_fetch_sub_module_impl`,
-        `__params_to_release`),
-runtime/zero/partition_parameters.py (`AllGatherCoalescedHandle.wait`), runtime/zero/parameter_offload.py
-(`mark_persistent_parameters`). Not covered: the first two iterations, which record the trace and do not prefetch;
+Source: deepspeed 0.19.8 runtime/zero/partitioned_param_coordinator.py (`_fetch_sub_module_impl`, `__params_to_release`),
+partition_parameters.py (`AllGatherCoalescedHandle.wait`), parameter_offload.py (`mark_persistent_parameters`). Checked
+against dry runs of that engine. Not covered: the first two iterations, which record the trace and do not prefetch;
 modules that are used several times in a pass; mixtures of experts that skip experts.
 """
 
@@ -33,8 +32,9 @@ from .trainable import TensorSet
 class GatheredParameters:
     """Elements that are whole on each GPU, at the moments of `gradient_memory.GradientMemory`.
 
-    persistent: never released.
+    persistent: never released; not part of the others.
     last_layer: in the last layer's forward pass, with the head already prefetched.
+    loss:       when the loss is computed; the others follow in the order of the backward pass.
     """
 
     persistent: int
@@ -88,8 +88,7 @@ def _gathered(tensors: TensorSet, threshold: int, max_live: int, max_reuse: int,
     loss = min(shardable, max(kept + reused, ahead + widest if prefetches else 0))
     in_layer = sum(wide) if checkpointing and max_reuse else widest
     layer = min(shardable, max(reused, ahead + widest if prefetches else 0, in_layer)) + flat
-    # When the bucket is full for the first time, as many elements have been released and not everything is prefetched
-    # again.
+    # When the bucket is full for the first time, as many elements have been released, and there is less left to prefetch.
     reduced = min(reduce_bucket, tensors.trainable_numel)
     return GatheredParameters(
         persistent=persistent, last_layer=last_layer, loss=loss, head=max(loss, head), head_reduction=max(0, loss - head),

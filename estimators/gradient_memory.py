@@ -12,9 +12,8 @@ What one GPU holds of gradients (w bytes each; DeepSpeed accumulates in the mode
 Offloaded gradients leave the GPU tensor by tensor; the gradient norm, taken in fp64, needs 8 bytes an element as they
 pass.
 
-Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (`setup_buckets`,
-        `reduce_independent_p_g_buckets_and_remove_grads`,
-`copy_grads_in_partition`, `independent_gradient_partition_epilogue`, `step`), runtime/zero/stage3.py
+Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (`setup_buckets`, `copy_grads_in_partition`, `step`,
+`reduce_independent_p_g_buckets_and_remove_grads`, `independent_gradient_partition_epilogue`), runtime/zero/stage3.py
 (`_setup_for_real_optimizer`, `partition_grads`, `_prepare_fp32_grad_for_sub_group`), runtime/fp16/fused_optimizer.py
 and unfused_optimizer.py `step`, runtime/zero/utils.py `get_norm_dtype`. Checked against dry runs of that engine. Not
 covered: Muon's gathered matrices and its Newton-Schulz products (up to a quarter of a GiB and a few matrices).

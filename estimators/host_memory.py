@@ -42,8 +42,7 @@ def pinned_block(size_bytes: int) -> int:
     """Bytes of the block behind a pinned tensor: the next power of two.
 
     Source: torch 2.13 ATen/core/CachingHostAllocator.h `allocate` (PowerOf2Ceil below pinned_max_round_threshold,
-            which has
-    no limit by default).
+    which has no limit by default).
     """
     return 1 << (size_bytes - 1).bit_length() if size_bytes else 0
 

@@ -1,7 +1,9 @@
 """Which tensors train, which stay frozen, and how many bytes the frozen ones take.
 
 Full fine-tuning trains every tensor. LoRA freezes them all and adds two matrices of rank r to each adapted linear
-layer; QLoRA also stores the adapted model's linear weights in four bits.
+layer; QLoRA also stores the adapted model's linear weights in four bits. An adapter is as wide as the weights around it:
+peft creates it in fp32, and DeepSpeed's engine casts every parameter to the model's dtype (deepspeed 0.19.8
+runtime/engine.py `_cast_module_mixed_precision`).
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ from .partition import (
 )
 from .workload import Workload
 
-# peft casts new adapters to fp32, and DeepSpeed's engine casts every parameter to the model's dtype
-# (engine.py `_cast_module_mixed_precision`), so an adapter ends up as wide as the weights around it.
-
 NF4_BLOCK = 64
+"""Elements that share a scale."""
+
 NF4_OUTER_BLOCK = 256
+"""Scales that share a scale of their own."""
 
 
 def nf4_bytes(numel: int) -> int:
@@ -52,8 +54,9 @@ def adapts(tensor: Tensor, workload: Workload) -> bool:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TensorSet:
-    """All tensors of a model under a workload, in `named_parameters()` order. Compared by identity, so it keys caches
-    fast.
+    """All tensors of a model under a workload, in `named_parameters()` order.
+
+    Compared by identity, so that it keys caches fast.
 
     trainable:     elements of every trainable tensor.
     frozen:        elements of every frozen tensor.
@@ -101,7 +104,10 @@ class TensorSet:
 
 @lru_cache(maxsize=64)
 def tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
-    """Sort a model's tensors into trainable and frozen ones."""
+    """Sort a model's tensors into trainable and frozen ones.
+
+    Raises WorkloadError for LoRA targets that name nothing.
+    """
     first = [tensor for tensor in model.outside if tensor.role in ("embedding", "position")]
     last = [tensor for tensor in model.outside if tensor.role not in ("embedding", "position")]
     base = (*(tensor.numel for tensor in first),

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from ds_advise.estimators.cluster import Cluster
 from ds_advise.estimators.families import shape_from_config
 from ds_advise.estimators.hardware import find_gpu
