@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..estimators.errors import WorkloadError
 from ..estimators.optimizers import OPTIMIZERS
@@ -11,43 +11,40 @@ from ..estimators.plan import Plan
 _DEFAULTS: dict[str, Any] = {"lr": 5e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
 """TrainingArguments' defaults, so that both flavours train alike."""
 
-_TYPE = {
-    "adamw": "AdamW",
-    "adam": "Adam",
-    "lamb": "Lamb",
-    "muon": "Muon",
-    "adagrad": "Adagrad",
-    "lion": "Lion",
-    "sgd": "SGD",
-}
-"""Optimizers that DeepSpeed creates, with its name for them (runtime/engine.py `_configure_basic_optimizer`)."""
 
-CLIENT_OPTIMIZERS = {"adamw8bit": "adamw_bnb_8bit", "adafactor": "adafactor"}
-"""Optimizers that DeepSpeed does not know, with the Trainer's name for them: the script creates them."""
+class _Block(NamedTuple):
+    """An optimizer that DeepSpeed creates (runtime/engine.py `_configure_basic_optimizer`, 0.19.8).
 
-_TRAINERS_OWN = {
-    "adamw": ("lr", "betas", "eps", "weight_decay"),
-    "adam": ("lr", "betas", "eps", "weight_decay"),
-    "lamb": ("lr", "betas", "eps", "weight_decay"),
-    "muon": ("lr", "betas", "eps", "weight_decay"),
-    "adagrad": ("lr", "eps", "weight_decay"),
-    # Lion's betas are not Adam's, and the Trainer would put its adam_beta1 and adam_beta2 for "auto".
-    "lion": ("lr", "weight_decay"),
-    "sgd": ("lr", "weight_decay"),
-}
-"""The parameters of each optimizer that TrainingArguments has too."""
+    type:    DeepSpeed's name for it, or a class of torch.optim.
+    shared:  its parameters that TrainingArguments has too, so that they can be `auto`.
+    further: what DeepSpeed must be told besides.
+    tested:  ZeRO accepts it as it is (runtime/zero/utils.py `ZERO_SUPPORTED_OPTIMIZERS`).
+    """
 
-_FURTHER: dict[str, dict[str, Any]] = {
-    "adam": {"adam_w_mode": False},  # without it DeepSpeed's Adam is AdamW
-    "muon": {"momentum": 0.95},
+    type: str
+    shared: tuple[str, ...] = ("lr", "betas", "eps", "weight_decay")
+    further: dict[str, Any] = {}  # noqa: RUF012  never changed
+    tested: bool = True
+
+
+_BLOCKS = {
+    "adamw": _Block("AdamW"),
+    "adam": _Block("Adam", further={"adam_w_mode": False}),  # without it DeepSpeed's Adam is AdamW
+    "muon": _Block("Muon", further={"momentum": 0.95}),
+    "adagrad": _Block("Adagrad", shared=("lr", "eps", "weight_decay")),
+    # Lion's betas are not Adam's, and for "auto" the Trainer would put adam_beta1 and adam_beta2.
+    "lion": _Block("Lion", shared=("lr", "weight_decay")),
+    "lamb": _Block("Lamb", tested=False),
+    "sgd": _Block("SGD", shared=("lr", "weight_decay"), tested=False),
+    "sgd_momentum": _Block("SGD", shared=("lr", "weight_decay"), further={"momentum": 0.9}, tested=False),
 }
 
-_TESTED = ("adamw", "adam", "adagrad", "lion", "muon")
-"""What ZeRO accepts without zero_allow_untested_optimizer (runtime/zero/utils.py `ZERO_SUPPORTED_OPTIMIZERS`)."""
+CLIENT_OPTIMIZERS = {"adamw_8bit": "adamw_bnb_8bit", "adafactor": "adafactor"}
+"""Optimizers that the script creates, because DeepSpeed does not know them, with the Trainer's name for them."""
 
 
 def optimizer_block(optimizer: str, plan: Plan, *, auto: bool) -> dict[str, Any]:
-    """The top-level keys that configure the optimizer: `optimizer` and the permissions that it needs.
+    """The top-level keys that configure the optimizer: `optimizer`, and ZeRO's permission where it needs one.
 
     auto: leave what TrainingArguments also states to the Trainer.
     With the states in RAM, DeepSpeed turns AdamW and Adam into DeepSpeedCPUAdam, Adagrad and Lion into their CPU forms.
@@ -58,10 +55,11 @@ def optimizer_block(optimizer: str, plan: Plan, *, auto: bool) -> dict[str, Any]
         raise WorkloadError(
             f"{optimizer} cannot run with its states in host RAM", why="DeepSpeed has no CPU form of it",
             fix="choose adamw, or a plan that does not offload the optimizer")
-    block: dict[str, Any] = {}
-    if optimizer in _TYPE:
-        params = {name: "auto" if auto else _DEFAULTS[name] for name in _TRAINERS_OWN[optimizer]}
-        block["optimizer"] = {"type": _TYPE[optimizer], "params": params | _FURTHER.get(optimizer, {})}
-    if plan.zero_stage and optimizer not in _TESTED:
-        block["zero_allow_untested_optimizer"] = True
-    return block
+    known = _BLOCKS.get(optimizer)
+    keys: dict[str, Any] = {}
+    if known is not None:
+        params = {name: "auto" if auto else _DEFAULTS[name] for name in known.shared}
+        keys["optimizer"] = {"type": known.type, "params": params | known.further}
+    if plan.zero_stage and (known is None or not known.tested):
+        keys["zero_allow_untested_optimizer"] = True
+    return keys
