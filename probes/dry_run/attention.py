@@ -69,6 +69,22 @@ def install(compute_capability: int) -> None:
     torch.nn.functional.softmax = _softmax  # type: ignore[assignment]
 
 
+FLASH = "ds_advise_flash"
+"""Name under which transformers finds the kernels of the flash-attn package, which itself is not needed."""
+
+
+def register_with_transformers() -> None:
+    """Offer `FLASH` to transformers' models: no mask, any soft cap, and the tensors that flash-attn's function keeps."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    def forward(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _mask: Any,
+                dropout: float = 0.0, scaling: float | None = None, **_: Any) -> tuple[torch.Tensor, None]:
+        causal = bool(getattr(module, "is_causal", True)) and query.shape[2] == key.shape[2]
+        return _flash(query, key, value, dropout, causal, scaling).transpose(1, 2), None
+
+    ALL_ATTENTION_FUNCTIONS.register(FLASH, forward)
+
+
 def _softmax(input: torch.Tensor, dim: int | None = None, _stacklevel: int = 3,
              dtype: torch.dtype | None = None) -> torch.Tensor:
     """softmax of float16 to float32 in one kernel, which torch does on CUDA only (aten/src/ATen/native/SoftMax.cpp)."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .attention import FLASH
 from .request import Request
 
 Batch = dict[str, torch.Tensor] | tuple[torch.Tensor, ...]
@@ -42,7 +43,8 @@ def transformers_config(request: Request) -> Any:
     kind = values.pop("model_type", "")
     if kind not in CONFIG_MAPPING:
         import transformers
-        raise ValueError(f"transformers {transformers.__version__} has no model type {kind!r}")
+        raise ValueError(f"transformers {transformers.__version__} has no model type {kind!r}, and code that comes with a "
+                         "model is not run; give FILE.py:FUNCTION with a function that builds it")
     config = CONFIG_MAPPING[kind].from_dict(values)
     config.use_cache = False
     return config
@@ -50,10 +52,13 @@ def transformers_config(request: Request) -> Any:
 
 def from_config(request: Request, config: Any, dtype: torch.dtype, device: str) -> Subject:
     """A transformers model in training mode, adapted by LoRA and checkpointed as asked, and its batches on `device`."""
-    attention = "eager" if request.attention == "eager" else "sdpa"
     model_class = _model_class(config)
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = config.pad_token_id or 0
+    # Without a name transformers takes torch's attention where the model supports it, as it does for the user.
+    named = {"eager": {"attn_implementation": "eager"}, "flash": {"attn_implementation": FLASH}, "sdpa": {}}
     with _no_init_weights():
-        model = model_class._from_config(config, dtype=dtype, attn_implementation=attention)
+        model = model_class._from_config(config, dtype=dtype, **named[request.attention])
         model.tie_weights()
     model.train()
     if request.method == "lora":

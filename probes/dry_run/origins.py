@@ -70,10 +70,13 @@ class Origins:
     """Names the storages of one training run.
 
     vocab_size: V; a tensor of the forward or backward pass whose last dimension is V is logits (0: the model has none).
+    weight_shapes, tokens: in the backward pass a matrix with a weight's shape is that weight's gradient, unless its rows
+                could be the micro batch's tokens.
     """
 
     def __init__(self) -> None:
-        self.vocab_size = 0
+        self.vocab_size = self.tokens = 0
+        self.weight_shapes: frozenset[tuple[int, ...]] = frozenset()
         self.phase = "load"
         self._module_names: dict[int, str] = {}
         self._module_stack: list[str] = []
@@ -91,6 +94,8 @@ class Origins:
                 category = "logits"
             elif self.phase == "forward" or (self.phase == "backward" and self._module_stack):
                 category = "activations"  # in the backward pass a module runs forward only to be recomputed
+            elif tensor.dim() > 1 and tuple(tensor.shape) in self.weight_shapes and tensor.shape[0] != self.tokens:
+                category = "gradients"  # of a weight that autograd has not delivered yet
             else:
                 category = "temporaries"
         return category, self._module()

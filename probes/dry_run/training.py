@@ -75,6 +75,9 @@ def run(request: Request, recorder: Recorder, device: str) -> tuple[dict[str, An
         gc.collect()  # weights that tying replaced are in cycles; when Python finds them is chance
     model = subject.model
     recorder.origin.vocab_size = subject.vocab_size
+    recorder.origin.tokens = request.micro_batch_size * request.seq_len
+    recorder.origin.weight_shapes = frozenset(
+        tuple(getattr(parameter, "ds_shape", parameter.shape)) for parameter in model.parameters())
     parameters, trainable = _count(model)
     with recorder.phase(0, "initialize"):
         chosen = [parameter for parameter in model.parameters() if parameter.requires_grad]
