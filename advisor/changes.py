@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..estimators.cluster import Cluster
+from ..estimators.hardware import find_gpu
 from .cluster_spec import join_nodes
 from .question import Question
 from .recommendation import Candidate, Change, LadderStep
@@ -18,6 +19,12 @@ WORTH_TELLING = 1.15
 MOST_STEPS = 3
 """Steps of each kind of change that are asked when a plan fits already: three doublings of the GPUs."""
 
+LARGER_GPUS = ("L40S", "A100-80GB", "H200", "B200")
+"""GPUs of rising memory that are widely rented, offered where nothing fits."""
+
+LARGE_NODE_RAM_BYTES = 2 * 10**12
+"""RAM of a node of eight such GPUs (NVIDIA DGX H100 and DGX B200 data sheets: 2 TB)."""
+
 SHORTEST_SEQUENCE = 256
 MOST_GPUS_PER_NODE = 8
 MOST_NODES = 128
@@ -27,10 +34,14 @@ def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate 
     """Flags that would make it fit or make it faster, each with what the answer would then be.
 
     With a fitting plan, each kind of change is asked in up to `MOST_STEPS` growing steps, of which the first is told and
-    those that lead to another rung. Without one, until something fits, so that the least change of each kind is told.
+    those that lead to another rung. Without one, until something fits, so that the least change of each kind is told;
+    and where no single kind helps, larger GPUs and more of them together.
     """
     found = [*_storage(question, ladder, chosen)]
-    for series in (_methods(question), _gpus(question), _sequences(question)):
+    kinds = [_methods(question), _gpus(question), _sequences(question)]
+    if chosen is None:
+        kinds.append(_larger_gpus(question))
+    for series in kinds:
         told: set[str] = set() if chosen is None else {chosen.rung}
         for position, (flags, altered) in enumerate(series):
             best = fastest_that_fits(climb(altered)[0])
@@ -65,6 +76,7 @@ def _sequences(question: Question) -> Iterator[tuple[str, Question]]:
 
 
 def _gpus(question: Question) -> Iterator[tuple[str, Question]]:
+    """Twice the GPUs, again and again: within the node first, then by nodes."""
     cluster = question.cluster
     nodes, per_node = cluster.nodes, cluster.gpus_per_node
     while nodes < MOST_NODES:
@@ -72,13 +84,29 @@ def _gpus(question: Question) -> Iterator[tuple[str, Question]]:
             per_node = min(per_node * 2, MOST_GPUS_PER_NODE)
         else:
             nodes *= 2
-        batch = question.workload.global_batch_size
-        if batch is not None and batch % (nodes * per_node):
-            return
-        if question.micro_batch_size and batch and (batch // (nodes * per_node)) % question.micro_batch_size:
-            return
         larger = join_nodes(replace(cluster, nodes=nodes, gpus_per_node=per_node))
+        if not _divides(question, larger.world_size):
+            return
         yield f"--gpus {gpus_argument(larger)}", replace(question, cluster=larger)
+
+
+def _larger_gpus(question: Question) -> Iterator[tuple[str, Question]]:
+    """As many GPUs of each larger size, then more and more nodes of the largest."""
+    cluster = question.cluster
+    for name in LARGER_GPUS:
+        gpu = find_gpu(name)
+        if gpu.memory_bytes > cluster.gpu.memory_bytes:
+            larger = replace(cluster, gpu=gpu)
+            yield f"--gpus {gpus_argument(larger)}", replace(question, cluster=larger)
+    large_node = replace(cluster, gpu=find_gpu(LARGER_GPUS[-1]), host_memory_bytes_per_node=LARGE_NODE_RAM_BYTES)
+    for flags, altered in _gpus(replace(question, cluster=large_node)):
+        yield f"{flags} --ram {LARGE_NODE_RAM_BYTES // 10**12}TB", altered
+
+
+def _divides(question: Question, ranks: int) -> bool:
+    """The batch sizes that the user fixed are possible on so many GPUs."""
+    batch = question.workload.global_batch_size
+    return batch is None or (batch % ranks == 0 and (batch // ranks) % (question.micro_batch_size or 1) == 0)
 
 
 def gpus_argument(cluster: Cluster) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..estimators.estimate import TimeEstimate
 from .fit import MARGIN
@@ -17,7 +17,9 @@ def reasons(question: Question, ladder: Sequence[LadderStep], chosen: Candidate 
             candidates: Sequence[Candidate]) -> tuple[str, ...]:
     """Sentences, most decisive first; for a question without a fitting plan, what stands in the way."""
     if chosen is None:
-        return tuple(_obstacle(step) for step in ladder if step.candidate is not None)[-1:]
+        closest = min((step for step in ladder if step.candidate is not None),
+                      key=lambda step: step.candidate.fit.shortfall if step.candidate else 0.0, default=None)
+        return tuple(_shortages(closest, question)) if closest else ()
     sentences = [_next_best(ladder, chosen), _simpler_that_fails(ladder, chosen), _checkpointing(chosen, candidates),
                  _micro_batch(question, chosen, candidates)]
     return tuple(sentence for sentence in sentences if sentence)
@@ -27,6 +29,15 @@ def time_shares(time: TimeEstimate) -> tuple[tuple[str, float], ...]:
     """(term, share of the step), largest first."""
     shares = [(name, taken / time.step_s) for name, taken in time.components.items() if taken > 0]
     return tuple(sorted(shares, key=lambda pair: -pair[1]))
+
+
+def _shortages(step: LadderStep, question: Question) -> Iterator[str]:
+    """Everything that the closest plan lacks, not only what stopped it first."""
+    assert step.candidate is not None
+    yield _obstacle(step)
+    need, have = step.candidate.estimate.memory.host_bytes_per_node, question.cluster.host_memory_bytes_per_node
+    if step.candidate.fit.limit != "host" and have is not None and need > have:
+        yield f"It would also need {gib(need)} GiB of host RAM per node; there are {gib(have)}."
 
 
 def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
