@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from .lines import WIDTH, blank, can_encode, row, sentence
+from .bar import bar
+from .lines import blank, row, sentence
 from .reasons import time_shares
 from .recommendation import Candidate, LadderStep, Recommendation
-from .units import GLUE, count, gib, percent, rate, seconds
+from .units import count, gib, percent, rate, seconds
 from .words import cluster_title, component_title, method_title, plan_title
 
 _COLUMNS = (("rung", -19), ("batch", 5), ("ckpt", 4), ("GPU GiB", 7), ("RAM GiB", 7), ("NVMe", 5), ("tokens/s", 8))
-_SHADES = "█▓▒░"
-_PLAIN_SHADES = "#=+-"
-_STYLES = ("cyan", "magenta", "yellow", "green", "blue", "red")
 
 
 def render(answer: Recommendation, console: Console, *, all_candidates: bool = False) -> None:
@@ -123,32 +121,10 @@ def _cells(candidate: Candidate) -> tuple[str, ...]:
 
 
 def _memory_bar(candidate: Candidate, console: Console) -> None:
-    """The components of device memory as a bar of characters, each with its own shade, and a legend."""
-    terms = _merge_small(candidate.estimate.memory.components)
-    total = sum(size for _, size in terms)
-    shades = _SHADES if can_encode(console, _SHADES) else _PLAIN_SHADES
-    bar, legend = Text(), Text()
-    for index, (name, size) in enumerate(terms):
-        shade, style = shades[index % len(shades)], _STYLES[index % len(_STYLES)]
-        bar.append(shade * max(1, round(size / total * (WIDTH - 12))), style=style)
-        legend.append(shade + GLUE, style=style)
-        legend.append(f"{component_title(name)} {gib(size)}".replace(" ", GLUE) + "   ")
-    moment = candidate.estimate.memory.peak.name.replace("_", " ")
-    sentence(console, f"Where the {gib(candidate.device_bytes)} GiB per GPU of {candidate.rung} go (peak: {moment})")
-    row(console, Text(" ") + bar)
-    sentence(console, legend)
-
-
-SMALL_SHARE = 0.02
-"""Components below this share of the total are drawn together as `other`."""
-
-
-def _merge_small(components: dict[str, int]) -> list[tuple[str, int]]:
-    total = sum(components.values())
-    large = [(name, size) for name, size in components.items() if size >= SMALL_SHARE * total]
-    rest = total - sum(size for _, size in large)
-    ordered = sorted(large, key=lambda pair: -pair[1])
-    return [*ordered, ("other", rest)] if rest else ordered
+    memory = candidate.estimate.memory
+    sentence(console, f"Where the {gib(candidate.device_bytes)} GiB per GPU of {candidate.rung} go "
+                      f"(peak: {memory.peak.name.replace('_', ' ')})")
+    bar(memory.components, console)
 
 
 def _deepspeed(answer: Recommendation, shown: Candidate | None, console: Console) -> None:

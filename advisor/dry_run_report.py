@@ -1,0 +1,89 @@
+"""A dry run for people: the verdict, memory by phase, what the peak consists of, the largest tensors."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from .bar import bar
+from .dry_run_answer import DryRunAnswer
+from .lines import blank, can_encode, row, sentence
+from .units import gib, percent, seconds
+from .words import cluster_title, component_title
+
+_SPARKS = "▁▂▃▄▅▆▇█"
+_PLAIN_SPARKS = "_.-~=+*#"
+
+
+def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = False) -> None:
+    """Print everything; `explain` adds the modules and tensors that are largest at the peak."""
+    result, offer = answer.result, answer.cluster.gpu.memory_bytes
+    verdict = Text("It fits." if answer.fits else "It does not fit.", style="bold green" if answer.fits else "bold red")
+    sentence(console, verdict)
+    sentence(console, f"{gib(answer.device_bytes_per_gpu)} of {gib(offer)} GiB per GPU on the device: "
+                      f"{gib(answer.allocated_bytes_per_gpu)} allocated, {gib(answer.reserved_bytes_per_gpu)} reserved, "
+                      "and the CUDA context and NCCL beside PyTorch.")
+    have = answer.cluster.host_memory_bytes_per_node
+    sentence(console, f"Host RAM {gib(result.host_bytes_per_node)} GiB per node"
+                      + (f" of {gib(have)}" if have is not None else " (not checked: pass --ram)")
+                      + (f"; NVMe {gib(result.nvme_bytes_per_rank)} GiB per GPU" if result.nvme_bytes_per_rank else "") + ".")
+    if answer.analytic is not None:
+        closed = answer.analytic.allocated_bytes_per_gpu
+        error = closed / answer.allocated_bytes_per_gpu - 1
+        sentence(console, f"The closed form said {gib(closed)} GiB allocated, {percent(abs(error))} "
+                          f"{'more' if error >= 0 else 'less'}.")
+    blank(console)
+    sentence(console, f"Rank {result.rank} of {result.world_size} on {cluster_title(answer.cluster)}")
+    _phases(answer, console)
+    blank(console)
+    sentence(console, f"What the {gib(answer.allocated_bytes_per_gpu)} GiB at the peak are (iteration "
+                      f"{result.peak.iteration}, {result.peak.phase})")
+    bar(answer.by_category, console)
+    if explain:
+        _explain(answer, console)
+    blank(console)
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    sentence(console, f"Evidence: dry run of the real engine ({versions}) in {seconds(result.seconds)}; "
+                      f"{percent(_margin())} must stay free.", style="dim")
+
+
+def _margin() -> float:
+    from .fit import MARGIN
+
+    return MARGIN["dry-run"]
+
+
+def _phases(answer: DryRunAnswer, console: Console) -> None:
+    """One row a phase, with a spark for its GPU peak; iterations that repeat the one before are left out."""
+    phases = answer.result.phases
+    top = max(phase.gpu_peak_bytes for phase in phases) or 1
+    sparks = _SPARKS if can_encode(console, _SPARKS) else _PLAIN_SPARKS
+    row(console, Text("  step phase         GPU peak  GPU live  host live    pinned  NVMe r/w (GiB)", style="bold"))
+    previous: list[tuple[str, int, int]] = []
+    for iteration in sorted({phase.iteration for phase in phases}):
+        own = [phase for phase in phases if phase.iteration == iteration]
+        key = [(phase.phase, phase.gpu_peak_bytes, phase.gpu_live_bytes) for phase in own]
+        if key == previous:
+            continue
+        previous = key
+        for phase in own:
+            spark = sparks[min(len(sparks) - 1, phase.gpu_peak_bytes * len(sparks) // top)]
+            nvme = (f"{gib(phase.nvme_read_bytes)}/{gib(phase.nvme_written_bytes)}"
+                    if phase.nvme_read_bytes or phase.nvme_written_bytes else "-")
+            row(console, Text(f"  {iteration or '':>4} {phase.phase:<10} {spark} {gib(phase.gpu_peak_bytes):>9} "
+                              f"{gib(phase.gpu_live_bytes):>9} {gib(phase.host_live_bytes):>10} "
+                              f"{gib(phase.host_pinned_live_bytes):>9} {nvme:>8}"))
+
+
+def _explain(answer: DryRunAnswer, console: Console) -> None:
+    peak = answer.result.peak
+    blank(console)
+    sentence(console, "Largest modules at the peak")
+    for module, size_bytes in sorted(peak.by_module.items(), key=lambda pair: -pair[1])[:10]:
+        row(console, Text(f"  {gib(size_bytes):>8} GiB  {module or '(no module)'}"))
+    blank(console)
+    sentence(console, "Largest tensors at the peak")
+    for tensor in peak.largest[:20]:
+        shape = "x".join(map(str, tensor.shape))
+        row(console, Text(f"  {gib(tensor.size_bytes):>8} GiB  {component_title(tensor.category):<20} {tensor.dtype:<9} "
+                          f"{shape:<20} {tensor.module} ({tensor.phase})"))
