@@ -88,8 +88,10 @@ def _gathered(tensors: TensorSet, threshold: int, max_live: int, max_reuse: int,
     loss = min(shardable, max(kept + reused, ahead + widest if prefetches else 0))
     in_layer = sum(wide) if checkpointing and max_reuse else widest
     layer = min(shardable, max(reused, ahead + widest if prefetches else 0, in_layer)) + flat
+    # Once the head is released the prefetch fills its place.
+    head_reduction = min(max(0, shardable - head), max(loss - head, ahead))
     # When the bucket is full for the first time, as many elements have been released, and there is less left to prefetch.
     reduced = min(reduce_bucket, tensors.trainable_numel)
     return GatheredParameters(
-        persistent=persistent, last_layer=last_layer, loss=loss, head=max(loss, head), head_reduction=max(0, loss - head),
+        persistent=persistent, last_layer=last_layer, loss=loss, head=max(loss, head), head_reduction=head_reduction,
         layer=layer, reduction=min(layer, max(in_layer, shardable - reduced)), end=min(shardable, embedding))
