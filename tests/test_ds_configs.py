@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.ds_configs.read import plan_from_ds_config
