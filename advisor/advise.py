@@ -61,7 +61,7 @@ def advise(
     workload = Workload(
         method=method, lora_rank=_positive("lora_rank", lora_rank),
         lora_targets=tuple(lora_targets) if lora_targets else None,
-        seq_len=_sequence_length(shape, seq_len), precision=_precision(precision, cluster.gpu),
+        seq_len=sequence_length(shape, seq_len), precision=resolve_precision(precision, cluster.gpu),
         optimizer=_optimizer(optimizer), attention=attention, loss=loss, framework=framework,
         global_batch_size=global_batch if global_batch is None else _positive("global_batch", global_batch))
     question = Question(
@@ -91,14 +91,16 @@ def answer(question: Question, *, deepspeed_estimate: bool = False) -> Recommend
     return recommendation
 
 
-def _sequence_length(model: ModelShape, wanted: int | None) -> int:
+def sequence_length(model: ModelShape, wanted: int | None) -> int:
+    """The sequence length that was asked for, or the default one for this model."""
     if wanted is not None:
         return _positive("seq_len", wanted)
     bounded = model.has_learned_positions and model.max_positions is not None
     return min(DEFAULT_SEQ_LEN, model.max_positions) if bounded and model.max_positions else DEFAULT_SEQ_LEN
 
 
-def _precision(wanted: str, gpu: Gpu) -> Precision:
+def resolve_precision(wanted: str, gpu: Gpu) -> Precision:
+    """The precision that was asked for, with `auto` resolved. Raises WorkloadError for one that the GPU lacks."""
     if wanted == "auto":
         return "bf16" if gpu.has_bf16 else "fp16"
     if wanted == "bf16" and not gpu.has_bf16:

@@ -14,7 +14,7 @@ import click
 from .. import __version__
 from ..estimators.errors import DsAdviseError
 
-COMMANDS = {"advise": "advise_command:advise"}
+COMMANDS = {"advise": "advise_command:advise", "dry-run": "dry_run_command:dry_run"}
 """Command name -> module and function, imported when the command is used."""
 
 YES, NO, UNANSWERED = 0, 1, 2

@@ -120,7 +120,7 @@ def _with_interconnect(cluster: Cluster, interconnect: str | None) -> Cluster:
 
 
 def join_nodes(cluster: Cluster) -> Cluster:
-    """The cluster with the interconnect that its GPUs usually have, and the phrase that says so; as it is where one is known."""
+    """The cluster with the interconnect that its GPUs usually have and the phrase that says so, unless one is known."""
     if cluster.nodes == 1 or cluster.interconnect_bytes_per_s is not None:
         return cluster
     linked = cluster.gpu.peer_link == "nvlink"

@@ -1,18 +1,17 @@
-"""A dry run as an answer: its result, what no tensor shows, the closed form beside it, and the verdict."""
+"""A dry run as an answer: its result, the closed form beside it, and the verdict."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..ds_configs.read import plan_from_ds_config
 from ..estimators.cluster import Cluster
-from ..estimators.device_overhead import library_workspace, outside_allocator
 from ..estimators.errors import ConfigFileError
-from ..estimators.estimate import MemoryEstimate, MemoryTerm
+from ..estimators.estimate import MemoryEstimate
 from ..estimators.memory import estimate_memory
 from ..estimators.model_shape import ModelShape
 from ..estimators.workload import Workload
@@ -27,58 +26,29 @@ MAX_CONFIG_BYTES = 10_000_000
 class DryRunAnswer:
     """What a dry run says about a configuration on a cluster.
 
-    extra_allocated: what PyTorch allocates without a tensor (cuBLAS workspaces); part of allocated and reserved.
-    outside:         what the device shows beyond reserved (CUDA context, NCCL).
-    analytic:        the closed form for the same plan, None for a module of the user's own.
+    analytic: the closed form for the same plan, None for a module of the user's own.
     """
 
     result: DryRunResult
     cluster: Cluster
-    extra_allocated: tuple[MemoryTerm, ...]
-    outside: tuple[MemoryTerm, ...]
     analytic: MemoryEstimate | None
 
     @property
-    def allocated_bytes_per_gpu(self) -> int:
-        return self.result.peak.allocated_bytes_per_gpu + _total(self.extra_allocated)
-
-    @property
-    def reserved_bytes_per_gpu(self) -> int:
-        return self.result.peak.reserved_bytes_per_gpu + _total(self.extra_allocated)
-
-    @property
     def device_bytes_per_gpu(self) -> int:
-        return self.reserved_bytes_per_gpu + _total(self.outside)
+        assert self.result.peak.device_bytes_per_gpu is not None, "a dry run on a cluster knows its GPU"
+        return self.result.peak.device_bytes_per_gpu
 
     @property
     def fits(self) -> bool:
         """Device memory with the dry run's margin is within what the GPU offers, and host memory too where it is known."""
         host = self.cluster.host_memory_bytes_per_node
         return (self.device_bytes_per_gpu * (1 + MARGIN["dry-run"]) <= self.cluster.gpu.memory_bytes
-                and (host is None or self.result.host_bytes_per_node <= host))
-
-    @property
-    def by_category(self) -> dict[str, int]:
-        """Bytes at the peak by what they are; they add up to `allocated_bytes_per_gpu`."""
-        return {**self.result.peak.by_category, **{term.name: term.size_bytes for term in self.extra_allocated}}
+                and (host is None or self.result.peak.host_bytes_per_node <= host))
 
     def to_json(self) -> dict[str, Any]:
-        result = self.result
-        return {
-            "phases": [asdict(phase) for phase in result.phases],
-            "peak": {
-                "iteration": result.peak.iteration, "phase": result.peak.phase,
-                "allocated_bytes_per_gpu": self.allocated_bytes_per_gpu,
-                "reserved_bytes_per_gpu": self.reserved_bytes_per_gpu,
-                "device_bytes_per_gpu": self.device_bytes_per_gpu,
-                "host_bytes_per_node": result.host_bytes_per_node,
-                "nvme_bytes_per_rank": result.nvme_bytes_per_rank,
-                "by_category": self.by_category, "by_module": result.peak.by_module,
-                "largest": [asdict(tensor) for tensor in result.peak.largest]},
-            "analytic_device_bytes_per_gpu": None if self.analytic is None else self.analytic.device_bytes_per_gpu,
-            "fits": self.fits, "parameters": result.parameters, "trainable_parameters": result.trainable_parameters,
-            "world_size": result.world_size, "rank": result.rank, "versions": result.versions, "config": result.config,
-            "seconds": result.seconds}
+        """The result's JSON form with the verdict and the closed form's figure."""
+        return {**self.result.to_json(), "fits": self.fits, "analytic_allocated_bytes_per_gpu":
+                None if self.analytic is None else self.analytic.allocated_bytes_per_gpu}
 
 
 def dry_run_answer(result: DryRunResult, cluster: Cluster, model: ModelShape | None, workload: Workload, *,
@@ -88,8 +58,7 @@ def dry_run_answer(result: DryRunResult, cluster: Cluster, model: ModelShape | N
     if model is not None:
         plan = plan_from_ds_config(result.config, model, cluster, gradient_checkpointing=gradient_checkpointing)
         analytic = estimate_memory(model, workload, cluster, plan)
-    return DryRunAnswer(result=result, cluster=cluster, extra_allocated=library_workspace(cluster.gpu),
-                        outside=outside_allocator(cluster), analytic=analytic)
+    return DryRunAnswer(result=result, cluster=cluster, analytic=analytic)
 
 
 def read_ds_config(path: Path) -> dict[str, Any]:
@@ -109,7 +78,3 @@ def read_ds_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, Mapping):
         raise ConfigFileError(f"{path} holds no JSON object", why="DeepSpeed reads one", fix=fix)
     return dict(config)
-
-
-def _total(terms: tuple[MemoryTerm, ...]) -> int:
-    return sum(term.size_bytes for term in terms)

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from .bar import bar
 from .dry_run_answer import DryRunAnswer
+from .fit import MARGIN
 from .lines import blank, can_encode, row, sentence
 from .units import gib, percent, seconds
 from .words import cluster_title, component_title
@@ -17,40 +18,34 @@ _PLAIN_SPARKS = "_.-~=+*#"
 
 def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = False) -> None:
     """Print everything; `explain` adds the modules and tensors that are largest at the peak."""
-    result, offer = answer.result, answer.cluster.gpu.memory_bytes
+    result, peak, offer = answer.result, answer.result.peak, answer.cluster.gpu.memory_bytes
     verdict = Text("It fits." if answer.fits else "It does not fit.", style="bold green" if answer.fits else "bold red")
     sentence(console, verdict)
     sentence(console, f"{gib(answer.device_bytes_per_gpu)} of {gib(offer)} GiB per GPU on the device: "
-                      f"{gib(answer.allocated_bytes_per_gpu)} allocated, {gib(answer.reserved_bytes_per_gpu)} reserved, "
+                      f"{gib(peak.allocated_bytes_per_gpu)} allocated, {gib(peak.reserved_bytes_per_gpu)} reserved, "
                       "and the CUDA context and NCCL beside PyTorch.")
     have = answer.cluster.host_memory_bytes_per_node
-    sentence(console, f"Host RAM {gib(result.host_bytes_per_node)} GiB per node"
+    sentence(console, f"Host RAM {gib(peak.host_bytes_per_node)} GiB per node"
                       + (f" of {gib(have)}" if have is not None else " (not checked: pass --ram)")
                       + (f"; NVMe {gib(result.nvme_bytes_per_rank)} GiB per GPU" if result.nvme_bytes_per_rank else "") + ".")
     if answer.analytic is not None:
         closed = answer.analytic.allocated_bytes_per_gpu
-        error = closed / answer.allocated_bytes_per_gpu - 1
+        error = closed / peak.allocated_bytes_per_gpu - 1
         sentence(console, f"The closed form said {gib(closed)} GiB allocated, {percent(abs(error))} "
                           f"{'more' if error >= 0 else 'less'}.")
     blank(console)
     sentence(console, f"Rank {result.rank} of {result.world_size} on {cluster_title(answer.cluster)}")
     _phases(answer, console)
     blank(console)
-    sentence(console, f"What the {gib(answer.allocated_bytes_per_gpu)} GiB at the peak are (iteration "
-                      f"{result.peak.iteration}, {result.peak.phase})")
-    bar(answer.by_category, console)
+    sentence(console, f"What the {gib(peak.allocated_bytes_per_gpu)} GiB at the peak are (iteration "
+                      f"{peak.iteration}, {peak.phase})")
+    bar(peak.by_category, console)
     if explain:
         _explain(answer, console)
     blank(console)
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     sentence(console, f"Evidence: dry run of the real engine ({versions}) in {seconds(result.seconds)}; "
-                      f"{percent(_margin())} must stay free.", style="dim")
-
-
-def _margin() -> float:
-    from .fit import MARGIN
-
-    return MARGIN["dry-run"]
+                      f"{percent(MARGIN['dry-run'])} must stay free.", style="dim")
 
 
 def _phases(answer: DryRunAnswer, console: Console) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from .recommendation import Candidate, Recommendation
@@ -37,6 +38,11 @@ def json_form(answer: Recommendation, *, all_candidates: bool = False) -> dict[s
     }
 
 
+def _keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Component names as JSON keys: `gradient of logits` -> `gradient_of_logits`."""
+    return {name.lower().replace(" ", "_").replace("-", "_"): value for name, value in values.items()}
+
+
 def _candidate(candidate: Candidate) -> dict[str, Any]:
     estimate, plan = candidate.estimate, candidate.estimate.plan
     memory, time = estimate.memory, estimate.time
@@ -54,9 +60,9 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "host_bytes_per_node": memory.host_bytes_per_node,
         "host_pinned_bytes_per_node": memory.host_pinned_bytes_per_node,
         "nvme_bytes_per_node": memory.nvme_bytes_per_node,
-        "components": memory.components,
+        "components": _keys(memory.components),
         "step_seconds": time.step_s,
-        "time_components": time.components,
+        "time_components": _keys(time.components),
         "tokens_per_second": time.tokens_per_s,
         "bottleneck": time.bottleneck,
         "fits": candidate.fit.fits,
