@@ -31,8 +31,8 @@ context and NCCL before its first all-to-all on 8 H100). NCCL's memory is linear
 many as the links need, and stops growing beyond two nodes (NVIDIA/nccl issue 864)."""
 
 SLACK_SHARE = {0: 0.03, 1: 0.03, 2: 0.03, 3: 0.08}
-"""Of the bytes that come and go: what the caching allocator holds beside them. ZeRO-3 gathers and releases tensors of
-many sizes on two streams, so its cache fits worse. To be calibrated by probes."""
+"""Of the bytes that come and go: what the caching allocator cannot give back while the peak's tensors live, because the
+segments are partly used. ZeRO-3 gathers and releases tensors of many sizes on two streams, so its cache fits worse. Assumed."""
 
 SEGMENT_BYTES = 20 * MIB
 """Smallest segment for requests over 1 MiB; about one stays half used (torch 2.13 CUDACachingAllocator)."""
@@ -57,7 +57,12 @@ def library_workspace(gpu: Gpu) -> tuple[MemoryTerm, ...]:
 
 
 def allocator_overhead(plan: Plan, transient_bytes: int) -> tuple[MemoryTerm, ...]:
-    """What PyTorch's caching allocator reserves beyond the live tensors at the peak."""
+    """What PyTorch's caching allocator holds beyond the live tensors at the peak and cannot give back.
+
+    This decides whether a plan fits. With memory to spare the cache grows further: segments of the loss and of the backward
+    pass stay reserved while the step asks for larger ones, and nvidia-smi shows them all, for a small model with a large
+    vocabulary half as much again. Before a request fails, the allocator returns them.
+    """
     share = SLACK_SHARE[plan.zero_stage]
     return term("allocator_overhead", SEGMENT_BYTES + share * transient_bytes, "20 MiB + share x transient",
                 "torch 2.13 c10/cuda/CUDACachingAllocator.cpp: 512-byte blocks in 2 MiB and 20 MiB segments; share assumed",

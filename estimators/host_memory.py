@@ -74,6 +74,10 @@ def host_terms(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: i
         # The gradients' flat buffer stays in memory; masters, states and fp32 gradients go to the disk.
         pinned += _blocks("gradients", (cut.tensors.workload.weight_bytes * cut.shard_total,), local_ranks, "L p2(w Pt'')",
                           _STAGE_3 + " _setup_for_real_optimizer", pin=plan.pin_memory)
+        # The first step creates a sub-group's states in ordinary memory before they are written.
+        largest = max(optimizer_group_numels(cut, plan.sub_group_size))
+        states = state_bytes(optimizer, cut.tensors, largest, stage=3, on_cpu=True)
+        pageable += term("optimizer_states", local_ranks * states, "L o G", optimizer.source, L=local_ranks, G=largest)
     if plan.offload_param == "cpu":
         pinned += _parameters(cut, plan, local_ranks)
     if not plan.pin_memory:
