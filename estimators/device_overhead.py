@@ -76,7 +76,6 @@ def outside_allocator(cluster: Cluster) -> tuple[MemoryTerm, ...]:
                  "InvokeAI issue 9413, unsloth-zoo pull 1053, stas00/ml-engineering")
     if cluster.world_size == 1:
         return terms
-    switched = "NVLink" in cluster.gpu.peer_link and "bridge" not in cluster.gpu.peer_link
-    channels = NCCL_CHANNELS["nvlink" if switched else "pcie"]
+    channels = NCCL_CHANNELS["pcie" if cluster.gpu.peer_link == "pcie" else "nvlink"]
     return terms + term("nccl_buffers", channels * NCCL_CONNECTIONS * NCCL_CONNECTION_BYTES, "channels x connections x 10 MiB",
                         "NVIDIA/nccl issues 864, 1685", channels=channels, connections=NCCL_CONNECTIONS)

@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 from ds_advise.estimators.cluster import Cluster, Gpu
+from ds_advise.estimators.device_overhead import outside_allocator
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.estimate import MemoryEstimate, MemoryTerm
 from ds_advise.estimators.families import shape_from_config
+from ds_advise.estimators.hardware import find_gpu
 from ds_advise.estimators.host_memory import pinned_block
 from ds_advise.estimators.memory import estimate_memory, unsupported
 from ds_advise.estimators.model_shape import ModelShape
@@ -230,3 +232,12 @@ def test_bf16_needs_a_gpu_that_has_it() -> None:
     plan = Plan(zero_stage=0, micro_batch_size=1)
     assert "bf16" in (unsupported(llama(), Workload(), plan, volta) or "")
     assert unsupported(llama(), Workload(precision="fp16"), plan, volta) is None
+
+
+def test_nccl_takes_more_where_the_links_are_fast() -> None:
+    """NVLink opens more channels than PCIe, each with buffers of its own; one GPU alone needs none."""
+    def nccl(gpu: str, gpus: int) -> int:
+        cluster = Cluster(nodes=1, gpus_per_node=gpus, gpu=find_gpu(gpu))
+        return sum(part.size_bytes for part in outside_allocator(cluster) if part.name == "nccl_buffers")
+
+    assert nccl("A100-80GB", 8) > nccl("RTX4090", 8) > nccl("RTX4090", 1) == 0
