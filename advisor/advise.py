@@ -16,7 +16,7 @@ from .cluster_spec import parse_cluster
 from .model_source import load_model
 from .question import CheckpointingChoice, Question
 from .reasons import reasons
-from .recommendation import Recommendation
+from .recommendation import Recommendation, closest
 from .search import climb, fastest_that_fits
 
 DEFAULT_SEQ_LEN = 2048
@@ -83,8 +83,7 @@ def answer(question: Question, *, deepspeed_estimate: bool = False) -> Recommend
         # Imported here: it loads torch and deepspeed, which the analytic path never needs.
         from .deepspeed_estimate import deepspeed_estimate as call_estimator
 
-        shown = recommended or min((step.candidate for step in ladder if step.candidate is not None),
-                                   key=lambda candidate: candidate.fit.shortfall, default=None)
+        shown = recommended or closest(ladder)
         if shown is not None:
             recommendation = replace(recommendation, deepspeed_estimate=call_estimator(
                 question.model, question.cluster, shown.estimate.plan))
@@ -93,6 +92,12 @@ def answer(question: Question, *, deepspeed_estimate: bool = False) -> Recommend
 
 def sequence_length(model: ModelShape, wanted: int | None) -> int:
     """The sequence length that was asked for, or the default one for this model."""
+    if model.fixed_len is not None:
+        if wanted not in (None, model.fixed_len):
+            raise WorkloadError(
+                f"every sample of {model.name} has {model.fixed_len} tokens", why="its images have one size",
+                fix="leave --seq-len out")
+        return model.fixed_len
     if wanted is not None:
         return _positive("seq_len", wanted)
     bounded = model.has_learned_positions and model.max_positions is not None
@@ -113,11 +118,17 @@ def resolve_precision(wanted: str, gpu: Gpu) -> Precision:
 
 
 def _optimizer(name: str) -> str:
-    key = name.lower().replace("-", "").replace("_", "")
-    if key not in OPTIMIZERS:
+    known = {_letters(key): key for key in OPTIMIZERS}
+    key = known.get(_letters(name))
+    if key is None:
         raise WorkloadError(f"unknown optimizer {name!r}", why="its state bytes per parameter decide the memory",
                             fix=f"pass one of {', '.join(sorted(OPTIMIZERS))}")
     return key
+
+
+def _letters(name: str) -> str:
+    """`AdamW_8bit`, `adamw-8bit` and `adamw8bit` are one name."""
+    return name.lower().replace("-", "").replace("_", "")
 
 
 LIMIT = 10**9

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.text import Text
 
-from .lines import WIDTH, can_encode, row, sentence
-from .units import GLUE, gib
+from .lines import GLUE, WIDTH, can_encode, row, sentence
+from .units import gib
 from .words import component_title
 
 SMALL_SHARE = 0.02

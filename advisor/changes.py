@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from ..estimators.activations.loss import FUSED_LOSS_MODEL_TYPES
 from ..estimators.cluster import Cluster
 from ..estimators.hardware import find_gpu
 from .cluster_spec import join_nodes
@@ -38,7 +39,7 @@ def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate 
     and where no single kind helps, larger GPUs and more of them together.
     """
     found = [*_storage(question, ladder, chosen)]
-    kinds = [_methods(question), _gpus(question), _sequences(question)]
+    kinds = [_methods(question), _losses(question), _gpus(question), _sequences(question)]
     if chosen is None:
         kinds.append(_larger_gpus(question))
     for series in kinds:
@@ -64,11 +65,18 @@ def _outcome(best: Candidate, chosen: Candidate | None) -> str:
 
 
 def _methods(question: Question) -> Iterator[tuple[str, Question]]:
-    for method in {"full": ("lora", "qlora"), "lora": ("qlora",), "qlora": ()}[question.workload.method]:
+    for method in {"full": ("lora", "qlora"), "lora": ("qlora",), "qlora": ("lora",)}[question.workload.method]:
         yield f"--method {method}", replace(question, workload=replace(question.workload, method=method))  # type: ignore[arg-type]
 
 
+def _losses(question: Question) -> Iterator[tuple[str, Question]]:
+    if question.workload.loss == "standard" and question.model.model_type in FUSED_LOSS_MODEL_TYPES:
+        yield "--loss fused", replace(question, workload=replace(question.workload, loss="fused"))
+
+
 def _sequences(question: Question) -> Iterator[tuple[str, Question]]:
+    if question.model.fixed_len is not None:
+        return
     length = question.workload.seq_len // 2
     while length >= SHORTEST_SEQUENCE:
         yield f"--seq-len {length}", replace(question, workload=replace(question.workload, seq_len=length))
@@ -125,13 +133,16 @@ def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate
         stopped = [candidate for candidate in blocked if candidate.fit.limit == limit]
         if not stopped:
             continue
-        best = max(stopped, key=lambda candidate: candidate.tokens_per_s)
-        if chosen is not None and best.tokens_per_s < WORTH_TELLING * chosen.tokens_per_s:
+        fastest = max(stopped, key=lambda candidate: candidate.tokens_per_s)
+        if chosen is not None and fastest.tokens_per_s < WORTH_TELLING * chosen.tokens_per_s:
             continue
-        memory = best.estimate.memory
-        need = memory.host_bytes_per_node if limit == "host" else memory.nvme_bytes_per_node
+        told = [fastest]
+        if chosen is None:
+            least = min(stopped, key=lambda candidate: _need(candidate, limit))
+            told = [least] if fastest.tokens_per_s < WORTH_TELLING * least.tokens_per_s else [least, fastest]
         separator = " " if limit == "host" else ""
-        yield Change(flags=f"{flag}{separator}{_round_up_gib(need)}GiB", outcome=_outcome(best, chosen))
+        for best in told:
+            yield Change(flags=f"{flag}{separator}{_round_up_gib(_need(best, limit))}GiB", outcome=_outcome(best, chosen))
     if chosen is not None and cluster.host_memory_bytes_per_node is None:
         need = chosen.estimate.memory.host_bytes_per_node
         lean = [step.candidate for step in ladder if step.fits and step.candidate is not None
@@ -141,6 +152,11 @@ def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate
             needed = best.estimate.memory.host_bytes_per_node
             yield Change(flags=f"--ram {_round_up_gib(needed)}GiB",
                          outcome=f"is enough for {best.rung}, about {rate(best.tokens_per_s)} tokens/s")
+
+
+def _need(candidate: Candidate, limit: str) -> int:
+    memory = candidate.estimate.memory
+    return memory.host_bytes_per_node if limit == "host" else memory.nvme_bytes_per_node
 
 
 def _round_up_gib(size_bytes: int) -> int:

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import traceback
 from importlib import import_module
+from pathlib import Path
 
 import click
 
@@ -44,7 +47,8 @@ class AdviseByDefault(click.Group):
         """The help of the main command is the help of the program; other commands are listed after it."""
         main_command = self.get_command(context, "advise")
         assert main_command is not None
-        with click.Context(main_command, info_name="", parent=context) as inner:
+        # Named after the program, not "ds-advise advise", and without the program's own context before it.
+        with click.Context(main_command, info_name=context.info_name) as inner:
             main_command.format_help(inner, formatter)
         others = [name for name in COMMANDS if name != "advise"]
         if others:
@@ -65,28 +69,51 @@ def program() -> None:
 
 def main() -> None:
     """Entry point of `ds-advise` and `python -m ds_advise`: run, print an error as one line, exit."""
+    # Python has None for a stream that the caller closed (`>&-`), and the next file opened would take its number.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  open until the process ends
+    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     sys.exit(run(sys.argv[1:]))
 
 
 def run(args: list[str]) -> int:
     """Run the command line and return its exit code; only `--debug` lets a traceback through."""
     try:
-        code = program.main(args=args, prog_name="ds-advise", standalone_mode=False)
-        sys.stdout.flush()
-        return int(code or YES)
-    except DsAdviseError as error:
-        if "--debug" in args:
+        try:
+            code = program.main(args=args, prog_name="ds-advise", standalone_mode=False)
+            sys.stdout.flush()
+            return int(code or YES)
+        except Exception:
+            if "--debug" in args:
+                traceback.print_exc()
             raise
+    except DsAdviseError as error:
         _report(error.what, error.why, error.fix)
+    except click.NoSuchOption as error:
+        near = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
+        _report(f"no such option {error.option_name}{near}", "", "see ds-advise --help")
     except click.UsageError as error:
-        _report(error.format_message().rstrip("."), "", "see ds-advise --help")
+        message = error.format_message().rstrip(".")
+        _report(message[:1].lower() + message[1:], "", "see ds-advise --help")
     except click.Abort:
         _report("interrupted", "", "")
-    except BrokenPipeError:
-        # The reader has gone (`| head`): what it asked for was delivered. Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BrokenPipeError, SystemExit):
+        # The reader has gone (`| head`), which Click and rich make a SystemExit: what it asked for was delivered.
+        _discard_output()
         return YES
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is None:  # not of a file by name: of stdout
+            _discard_output()
+            _report("the answer cannot be written", error.strerror or str(error), "")
+            return UNANSWERED
+        _report(f"this is an error of ds-advise itself ({type(error).__name__}: {error})", "",
+                "run it again with --debug and report what it shows")
     return UNANSWERED
+
+
+def _discard_output() -> None:
+    """Send what stdout still holds nowhere; Python would try to write it once more at exit, and complain."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report(what: str, why: str, fix: str) -> None:
@@ -94,4 +121,5 @@ def _report(what: str, why: str, fix: str) -> None:
     reason = f"{what}: {why}" if why else what
     line = f"{reason}; {fix}" if fix else reason
     printable = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
-    click.echo(f"ds-advise: {printable}", err=True)
+    with contextlib.suppress(OSError):  # nobody can be told that stderr is full
+        click.echo(f"ds-advise: {printable}", err=True)

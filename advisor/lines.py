@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
-
-from .units import GLUE
 
 WIDTH = 80
 """Columns that the answer takes; a narrower terminal wraps the sentences more, and tables keep their own width."""
 
 NARROWEST = 40
 
+GLUE = "\ue000"
+"""A space at which no line is broken; it is printed as a space."""
+
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|x|s|ms|min|GiB|GB|tokens/s)(?:\W|$))")
+
 
 def sentence(console: Console, text: str | Text, *, style: str = "", hang: int = 2) -> None:
-    """A sentence, wrapped; the continuation lines are indented by `hang`."""
+    """A sentence, wrapped but not between a figure and its unit; the continuation lines are indented by `hang`."""
     styled = Text(text, style=style) if isinstance(text, str) else text
+    styled.plain = _BEFORE_UNIT.sub(GLUE, styled.plain)
     width = min(WIDTH, max(console.width, NARROWEST)) - 1
-    first, *rest = styled.wrap(console, width) if len(styled) <= width else styled.wrap(console, width - hang)
+    first = styled.wrap(console, width)[0]
     first.rstrip()
     row(console, Text(" ") + first)
-    for continued in rest:
+    rest = styled[len(first):]
+    rest = rest[len(rest.plain) - len(rest.plain.lstrip()):]
+    for continued in rest.wrap(console, max(width - hang, NARROWEST // 2)) if rest.plain else ():
         continued.rstrip()
         row(console, Text(" " * (1 + hang)) + continued)
 

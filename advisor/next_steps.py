@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 from rich.console import Console
 
 from ..ds_configs.launch_commands import launch_commands
 from ..ds_configs.training_arguments import training_arguments, training_arguments_snippet
+from ..estimators.workload import Workload
 from .lines import blank, copyable, sentence
 from .recommendation import Recommendation
+
+_ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
+_TORCH_DTYPE = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
 
 
 def render_next_steps(answer: Recommendation, config_path: str, console: Console) -> None:
@@ -18,17 +24,40 @@ def render_next_steps(answer: Recommendation, config_path: str, console: Console
     if answer.recommended is None:
         return
     question, plan = answer.question, answer.recommended.estimate.plan
-    framework = question.workload.framework
+    workload = question.workload
     blank(console)
     for path in answer.files:
         sentence(console, f"Wrote {path}.")
-    if framework == "hf":
+    lines = _model_lines(workload)
+    if workload.framework == "hf":
+        arguments = training_arguments(plan, workload, config_path=config_path)
+        lines += training_arguments_snippet(arguments).splitlines()
+    else:
+        if plan.gradient_checkpointing:
+            lines.append("model.gradient_checkpointing_enable()")
+        if workload.loss == "fused":
+            lines.append("liger_kernel.transformers._apply_liger_kernel_to_instance(model=model)")
+    if lines:
         sentence(console, "In the training script:")
-        snippet = training_arguments_snippet(training_arguments(plan, question.workload, config_path=config_path))
-        copyable(console, snippet.splitlines())
-    elif plan.gradient_checkpointing:
-        sentence(console, "In the training script: model.gradient_checkpointing_enable()")
+        copyable(console, lines)
     sentence(console, "Start it with one of:" if question.cluster.nodes == 1 else
              "Start it with one of (torchrun and accelerate on every node):")
-    for lines in launch_commands(question.cluster, config_path=config_path, framework=framework).values():
-        copyable(console, lines)
+    for command in launch_commands(question.cluster, config_path=config_path, framework=workload.framework).values():
+        copyable(console, command)
+
+
+def _model_lines(workload: Workload) -> list[str]:
+    """How the model is loaded and adapted, where that is not transformers' default."""
+    arguments = []
+    if workload.attention != "sdpa":
+        arguments.append(f"    attn_implementation={json.dumps(_ATTENTION[workload.attention])},")
+    if workload.method == "qlora":
+        arguments += [
+            "    quantization_config=BitsAndBytesConfig(",
+            '        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,',
+            f"        bnb_4bit_compute_dtype={_TORCH_DTYPE[workload.precision]}),"]
+    lines = ["from_pretrained(", "    ...,", *arguments, ")"] if arguments else []
+    if workload.method != "full":
+        targets = list(workload.lora_targets) if workload.lora_targets else "all-linear"
+        lines.append(f"LoraConfig(r={workload.lora_rank}, target_modules={json.dumps(targets)})")
+    return lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ..estimators.activations.loss import FUSED_LOSS_MODEL_TYPES
 from ..estimators.cluster import Cluster
 from ..estimators.errors import WorkloadError
 from ..estimators.model_shape import ModelShape
@@ -42,6 +43,10 @@ class Question:
                 f"which micro batches of {micro} do not divide",
                 why="global batch = micro batch x accumulation steps x GPUs",
                 fix=f"pass a --micro-batch that divides {wanted // ranks}, or another --global-batch")
+        if self.workload.loss == "fused" and self.model.model_type not in FUSED_LOSS_MODEL_TYPES:
+            raise WorkloadError(
+                f"Liger has no fused loss for {self.model.name}", why=f"it does not patch {self.model.model_type} models",
+                fix="leave --loss out")
         longest = self.model.max_positions
         if longest is not None and self.workload.seq_len > longest and self.model.has_learned_positions:
             raise WorkloadError(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ..estimators.estimate import TimeEstimate
 from .fit import MARGIN
-from .question import Question
-from .recommendation import Candidate, LadderStep
+from .question import MAX_TOKENS_PER_STEP, Question
+from .recommendation import Candidate, LadderStep, closest
 from .search import SAME_SPEED
-from .units import gib, percent
+from .units import count, gib, percent, times
 from .words import component_title
 
 
@@ -17,9 +17,8 @@ def reasons(question: Question, ladder: Sequence[LadderStep], chosen: Candidate 
             candidates: Sequence[Candidate]) -> tuple[str, ...]:
     """Sentences, most decisive first; for a question without a fitting plan, what stands in the way."""
     if chosen is None:
-        closest = min((step for step in ladder if step.candidate is not None),
-                      key=lambda step: step.candidate.fit.shortfall if step.candidate else 0.0, default=None)
-        return tuple(_shortages(closest, question)) if closest else ()
+        missed = closest(ladder)
+        return (_obstacle(missed),) if missed and missed.fit.limit == "gpu" else ()
     sentences = [_next_best(ladder, chosen), _simpler_that_fails(ladder, chosen), _checkpointing(chosen, candidates),
                  _micro_batch(question, chosen, candidates)]
     return tuple(sentence for sentence in sentences if sentence)
@@ -31,45 +30,40 @@ def time_shares(time: TimeEstimate) -> tuple[tuple[str, float], ...]:
     return tuple(sorted(shares, key=lambda pair: -pair[1]))
 
 
-def _shortages(step: LadderStep, question: Question) -> Iterator[str]:
-    """Everything that the closest plan lacks, not only what stopped it first."""
-    assert step.candidate is not None
-    yield _obstacle(step)
-    need, have = step.candidate.estimate.memory.host_bytes_per_node, question.cluster.host_memory_bytes_per_node
-    if step.candidate.fit.limit != "host" and have is not None and need > have:
-        yield f"It would also need {gib(need)} GiB of host RAM per node; there are {gib(have)}."
-
-
 def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
     others = [step.candidate for step in ladder if step.fits and step.candidate and step.candidate is not chosen]
     if not others:
-        return "It is the only rung that fits."
+        return "No other rung fits."
     rival = max(others, key=lambda candidate: candidate.tokens_per_s)
     ratio = rival.tokens_per_s / chosen.tokens_per_s
     if ratio >= 1 - SAME_SPEED:
         return f"{rival.rung} is as fast within {percent(SAME_SPEED)}; {chosen.rung} has fewer moving parts."
-    name, share = time_shares(rival.estimate.time)[0]
-    return (f"The next best, {rival.rung}, runs at {percent(ratio)} of its speed: "
-            f"{component_title(name)} takes {percent(share)} of that step.")
+    return (f"The next best, {rival.rung}, runs at {percent(ratio)} of its speed; the difference is mostly "
+            f"{component_title(_largest_extra(rival.estimate.time, chosen.estimate.time))}.")
+
+
+def _largest_extra(slow: TimeEstimate, fast: TimeEstimate) -> str:
+    """The term on which `slow` spends most more per token than `fast`."""
+    return max(slow.components, key=lambda name: (
+        slow.components[name] / slow.tokens_per_step - fast.components.get(name, 0.0) / fast.tokens_per_step))
 
 
 def _simpler_that_fails(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
     """The rung just below the chosen one that does not fit, and its largest component."""
     below = ladder[:next(index for index, step in enumerate(ladder) if step.candidate is chosen)]
-    failed = [step for step in below if not step.fits and step.candidate is not None]
+    failed = [step.candidate for step in below if not step.fits and step.candidate is not None]
     return _obstacle(failed[-1]) if failed else ""
 
 
-def _obstacle(step: LadderStep) -> str:
-    assert step.candidate is not None
-    memory, limit = step.candidate.estimate.memory, step.candidate.fit.limit
-    if limit == "gpu":
+def _obstacle(candidate: Candidate) -> str:
+    memory, rung = candidate.estimate.memory, candidate.rung
+    if candidate.fit.limit == "gpu":
         name, size_bytes = max(memory.components.items(), key=lambda pair: pair[1])
-        return (f"{step.rung} needs {gib(memory.device_bytes_per_gpu)} GiB per GPU at the least, "
-                f"{gib(size_bytes)} of it {component_title(name)}.")
-    if limit == "host":
-        return f"{step.rung} needs {gib(memory.host_bytes_per_node)} GiB of host RAM per node."
-    return f"{step.rung} needs {gib(memory.nvme_bytes_per_node)} GiB of NVMe per node."
+        return (f"{rung} needs at least {gib(memory.device_bytes_per_gpu)} GiB per GPU, "
+                f"{gib(size_bytes)} of it for {component_title(name)}.")
+    if candidate.fit.limit == "host":
+        return f"{rung} needs {gib(memory.host_bytes_per_node)} GiB of host RAM per node."
+    return f"{rung} needs {gib(memory.nvme_bytes_per_node)} GiB of NVMe per node."
 
 
 def _checkpointing(chosen: Candidate, candidates: Sequence[Candidate]) -> str:
@@ -82,17 +76,21 @@ def _checkpointing(chosen: Candidate, candidates: Sequence[Candidate]) -> str:
     fitting = [candidate for candidate in others if candidate.fit.fits]
     if not fitting:
         least = min(others, key=lambda candidate: candidate.device_bytes)
-        return (f"Without gradient checkpointing it needs {gib(least.device_bytes)} GiB at micro batch "
+        if not plan.gradient_checkpointing or least.fit.limit != "gpu":
+            return ""
+        return (f"Without gradient checkpointing it would need {gib(least.device_bytes)} GiB per GPU at micro batch "
                 f"{least.estimate.plan.micro_batch_size}.")
     rival = max(fitting, key=lambda candidate: candidate.tokens_per_s)
-    switch = "Gradient checkpointing" if plan.gradient_checkpointing else "No gradient checkpointing"
     ratio = chosen.tokens_per_s / rival.tokens_per_s
     if ratio <= 1 + SAME_SPEED:
         return ""
-    return (f"{switch} makes it {ratio:.2f} x as fast: "
-            + (f"it makes room for micro batch {plan.micro_batch_size} instead of "
-               f"{rival.estimate.plan.micro_batch_size}." if plan.gradient_checkpointing
-               else "nothing is computed twice."))
+    if not plan.gradient_checkpointing:
+        return f"Without gradient checkpointing it is {times(ratio)} as fast: nothing is computed twice."
+    gain = f"Gradient checkpointing makes it {times(ratio)} as fast"
+    if plan.micro_batch_size == rival.estimate.plan.micro_batch_size:
+        return f"{gain}."
+    return (f"{gain}: there is room for micro batch {plan.micro_batch_size} instead of "
+            f"{rival.estimate.plan.micro_batch_size}.")
 
 
 def _micro_batch(question: Question, chosen: Candidate, candidates: Sequence[Candidate]) -> str:
@@ -103,12 +101,16 @@ def _micro_batch(question: Question, chosen: Candidate, candidates: Sequence[Can
               and candidate.estimate.plan.gradient_checkpointing == plan.gradient_checkpointing
               and candidate.estimate.plan.micro_batch_size > plan.micro_batch_size]
     if not larger:
-        return ""
+        next_step_tokens = 2 * chosen.estimate.time.tokens_per_step
+        if question.workload.global_batch_size is not None or next_step_tokens <= MAX_TOKENS_PER_STEP:
+            return ""
+        return (f"A larger micro batch was not tried: it takes more than {count(MAX_TOKENS_PER_STEP)} tokens per step "
+                "(--micro-batch or --global-batch to have it).")
     following = min(larger, key=lambda candidate: candidate.estimate.plan.micro_batch_size)
     size = following.estimate.plan.micro_batch_size
     if following.fit.limit == "gpu":
         bare = following.device_bytes <= question.cluster.gpu.memory_bytes
-        margin = f", which leaves less than the margin of {percent(MARGIN['analytic'])} free" if bare else ""
+        margin = f", which does not leave {percent(MARGIN['analytic'])} free" if bare else ""
         return f"Micro batch {size} would need {gib(following.device_bytes)} GiB per GPU{margin}."
     if following.fit.fits:
         return f"A larger micro batch gains less than {percent(SAME_SPEED)}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -77,3 +78,9 @@ class Recommendation:
     changes: tuple[Change, ...]
     deepspeed_estimate: DeepSpeedEstimate | None = None
     files: tuple[str, ...] = field(default=())
+
+
+def closest(ladder: Sequence[LadderStep]) -> Candidate | None:
+    """The candidate that misses by least, None where no rung has any."""
+    return min((step.candidate for step in ladder if step.candidate is not None),
+               key=lambda candidate: candidate.fit.shortfall, default=None)

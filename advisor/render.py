@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import Console
 from rich.text import Text
 
 from .bar import bar
+from .fit import MARGIN, TOO_TIGHT
 from .lines import blank, row, sentence
 from .reasons import time_shares
-from .recommendation import Candidate, LadderStep, Recommendation
+from .recommendation import Candidate, Recommendation, closest
 from .units import count, gib, percent, rate, seconds
-from .words import cluster_title, component_title, method_title, plan_title
+from .words import cluster_title, component_title, method_title, moment_title, plan_title
 
 _COLUMNS = (("rung", -19), ("batch", 5), ("ckpt", 4), ("GPU GiB", 7), ("RAM GiB", 7), ("NVMe", 5), ("tokens/s", 8))
 
@@ -27,12 +26,12 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
         sentence(console, line)
     blank(console)
     _table(answer, console, all_candidates=all_candidates)
-    shown = chosen or _closest(answer.ladder)
+    shown = chosen or closest(answer.ladder)
     if shown is not None:
         blank(console)
         _memory_bar(shown, console)
+    blank(console)
     if chosen is not None:
-        blank(console)
         shares = ", ".join(f"{component_title(name)} {percent(share)}" for name, share in
                            time_shares(chosen.estimate.time) if share >= 0.01)
         sentence(console, f"Where the {seconds(chosen.estimate.time.step_s)} of a step go: {shares}.")
@@ -46,24 +45,35 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
 
 
 def _verdict(answer: Recommendation) -> tuple[str | Text, ...]:
-    chosen = answer.recommended
-    offer = gib(answer.question.cluster.gpu.memory_bytes)
+    chosen, cluster = answer.recommended, answer.question.cluster
+    offer = gib(cluster.gpu.memory_bytes)
     if chosen is None:
-        closest = _closest(answer.ladder)
-        text = Text("Nothing fits", style="bold red")
-        if closest is not None:
-            text.append(f": the closest is {closest.rung}, {closest.fit.reason} "
-                        f"({gib(closest.device_bytes)} of {offer} GiB per GPU).", style="not bold default")
-        return (text,)
+        return _nothing_fits(answer)
     memory, plan = chosen.estimate.memory, chosen.estimate.plan
-    steps = plan.gradient_accumulation_steps
-    batch = plan.micro_batch_size * steps * answer.question.cluster.world_size
+    steps, ranks = plan.gradient_accumulation_steps, cluster.world_size
+    each = f" ({rate(chosen.tokens_per_s / ranks)} per GPU)" if ranks > 1 else ""
     return (
         Text(f"{plan_title(plan)} fits.", style="bold green"),
-        f"About {rate(chosen.tokens_per_s)} tokens/s; {gib(memory.device_bytes_per_gpu)} of {offer} GiB per GPU; "
-        f"micro batch {plan.micro_batch_size}" + (f" x {steps} accumulation steps" if steps > 1 else "")
-        + f" (global batch {batch}); gradient checkpointing {'on' if plan.gradient_checkpointing else 'off'}.",
+        f"About {rate(chosen.tokens_per_s)} tokens/s{each}; {gib(memory.device_bytes_per_gpu)} of {offer} GiB per GPU.",
+        f"Micro batch {plan.micro_batch_size}" + (f" x {steps} accumulation steps" if steps > 1 else "")
+        + f", global batch {plan.micro_batch_size * steps * ranks}; "
+        f"gradient checkpointing {'on' if plan.gradient_checkpointing else 'off'}.",
         _host_need(answer, chosen))
+
+
+def _nothing_fits(answer: Recommendation) -> tuple[Text, ...]:
+    """The verdict with everything that the closest plan lacks, not only what stopped it first."""
+    text, missed, cluster = Text("Nothing fits.", style="bold red"), closest(answer.ladder), answer.question.cluster
+    if missed is None:
+        return (text,)
+    memory, have = missed.estimate.memory, cluster.host_memory_bytes_per_node
+    needs = f"{gib(missed.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per GPU"
+    if missed.fit.reason == TOO_TIGHT:
+        needs += f" ({percent(MARGIN['analytic'])} must stay free)"
+    if have is not None and memory.host_bytes_per_node > have:
+        needs += f" and {gib(memory.host_bytes_per_node)} of {gib(have)} GiB of RAM per node"
+    text.append(f" The closest, {missed.rung}, would take {needs}.", style="not bold default")
+    return (text,)
 
 
 def _host_need(answer: Recommendation, chosen: Candidate) -> str:
@@ -71,10 +81,9 @@ def _host_need(answer: Recommendation, chosen: Candidate) -> str:
     have = cluster.host_memory_bytes_per_node
     per_node = " per node" if cluster.nodes > 1 else ""
     disk = f" and {gib(memory.nvme_bytes_per_node)} GiB of NVMe" if memory.nvme_bytes_per_node else ""
-    need = f"It needs {gib(memory.host_bytes_per_node)} GiB of host RAM{disk}{per_node}"
     if have is not None:
-        return f"{need}; there are {gib(have)} GiB of RAM."
-    return f"{need} (not checked: pass --ram)."
+        return f"It needs {gib(memory.host_bytes_per_node)} of {gib(have)} GiB of host RAM{disk}{per_node}."
+    return f"It needs {gib(memory.host_bytes_per_node)} GiB of host RAM{disk}{per_node} (not checked: pass --ram)."
 
 
 def _subject(answer: Recommendation) -> tuple[str, ...]:
@@ -94,14 +103,23 @@ def _table(answer: Recommendation, console: Console, *, all_candidates: bool) ->
     """The ladder, one row a rung: its best plan; with `all_candidates` every plan that was predicted."""
     header = " ".join(f"{title:<{-width}}" if width < 0 else f"{title:>{width}}" for title, width in _COLUMNS)
     row(console, Text("  " + header, style="bold"))
+    said = ""
     for step in answer.ladder:
         if step.candidate is None:
-            sentence(console, Text(f" {step.rung:<19} {step.reason}", style="dim"), hang=21)
+            reason = step.reason if step.reason != said else "the same"
+            sentence(console, Text(f" {step.rung:<19} {reason}", style="dim"), hang=21)
+            said = step.reason
             continue
+        said = ""
         for candidate in answer.candidates if all_candidates else (step.candidate,):
             if candidate.rung == step.rung:
                 _row(candidate, candidate is answer.recommended, console)
-    row(console, Text("  batch: micro batch x accumulation steps; GPU: device memory, as in nvidia-smi", style="dim"))
+    tight = any(step.reason == TOO_TIGHT for step in answer.ladder)
+    for line in ("batch: micro batch x accumulation steps; ckpt: gradient checkpointing",
+                 "GPU: device memory, as in nvidia-smi; RAM and NVMe: per node",
+                 f"{TOO_TIGHT}: not {percent(MARGIN['analytic'])} of the GPU would stay free" * tight):
+        if line:
+            sentence(console, Text(f" {line}", style="dim"))
 
 
 def _row(candidate: Candidate, chosen: bool, console: Console) -> None:
@@ -123,7 +141,7 @@ def _cells(candidate: Candidate) -> tuple[str, ...]:
 def _memory_bar(candidate: Candidate, console: Console) -> None:
     memory = candidate.estimate.memory
     sentence(console, f"Where the {gib(candidate.device_bytes)} GiB per GPU of {candidate.rung} go "
-                      f"(peak: {memory.peak.name.replace('_', ' ')})")
+                      f"(peak: {moment_title(memory.peak.name)})")
     bar(memory.components, console)
 
 
@@ -137,14 +155,12 @@ def _deepspeed(answer: Recommendation, shown: Candidate | None, console: Console
 
 def _changes(answer: Recommendation, console: Console) -> None:
     if not answer.changes:
+        if answer.recommended is None:
+            blank(console)
+            sentence(console, "No change that was tried makes it fit: other methods, a shorter sequence, more or larger GPUs.")
         return
     blank(console)
     sentence(console, "What would change the answer" if answer.recommended else "What would make it fit")
     width = max(len(change.flags) for change in answer.changes)
     for change in answer.changes:
         sentence(console, Text.assemble("  ", (f"{change.flags:<{width}}", "bold"), f"  {change.outcome}"), hang=width + 4)
-
-
-def _closest(ladder: Sequence[LadderStep]) -> Candidate | None:
-    return min((step.candidate for step in ladder if step.candidate is not None),
-               key=lambda candidate: candidate.fit.shortfall, default=None)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 GIB = 2**30
 
-GLUE = "\ue000"
-"""A space at which no line is broken, between a figure and its unit; `lines.row` prints it as a space."""
-
 
 def gib(size_bytes: int) -> str:
     """GiB with three significant digits or one decimal: `0.49`, `4.1`, `238.0`, `1,204`."""
@@ -42,5 +39,11 @@ def seconds(duration_s: float) -> str:
     return f"{duration_s * 1000:.0f} ms" if duration_s >= 0.00995 else f"{duration_s * 1000:.1f} ms"
 
 
+def times(ratio: float) -> str:
+    """A ratio with two or three digits: `1.14 x`, `2.6 x`, `24 x`."""
+    digits = 2 if ratio < 1.995 else 1 if ratio < 9.95 else 0
+    return f"{ratio:.{digits}f} x"
+
+
 def percent(share: float) -> str:
-    return f"{share * 100:.0f}{GLUE}%"
+    return f"{share * 100:.0f} %"

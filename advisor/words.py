@@ -40,6 +40,19 @@ def cluster_title(cluster: Cluster) -> str:
     return gpus if cluster.nodes == 1 else f"{cluster.nodes} nodes of {gpus}"
 
 
+_MOMENTS = {
+    "initialize": "DeepSpeed's start", "forward_backward_top": "the loss",
+    "last_layer_forward": "the last layer's forward pass",
+    "head_backward": "the head's backward pass", "head_reduction": "reduction of the head's gradient",
+    "layer_backward": "a layer's backward pass", "gradient_reduction": "gradient reduction",
+    "backward_end": "the end of the backward pass", "step": "the optimizer step"}
+
+
+def moment_title(name: str) -> str:
+    """When the GPU's memory peaks: `the loss`, `the optimizer step`."""
+    return _MOMENTS.get(name, name.replace("_", " "))
+
+
 def component_title(name: str) -> str:
     """`master_weights` -> `master weights`."""
     return {"cuda_context": "CUDA context", "nccl_buffers": "NCCL"}.get(name, name.replace("_", " "))

@@ -31,6 +31,8 @@ def training_arguments(plan: Plan, workload: Workload, *, config_path: str = "ds
         arguments[workload.precision] = True
     if workload.optimizer in CLIENT_OPTIMIZERS:
         arguments["optim"] = CLIENT_OPTIMIZERS[workload.optimizer]
+    if workload.loss == "fused":
+        arguments["use_liger_kernel"] = True
     arguments["deepspeed"] = config_path
     return arguments
 

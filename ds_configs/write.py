@@ -27,7 +27,11 @@ def write_config(config: Mapping[str, Any], path: Path, *, force: bool) -> None:
     Raises ConfigFileError when a file with other content is there, or the path cannot be written or is no regular file.
     """
     text = to_json(config)
-    target = path.resolve()
+    try:
+        target = path.resolve()
+    except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError until Python 3.13; no current folder
+        raise ConfigFileError(f"{path} leads nowhere", why="a link points to itself, or the folder is gone",
+                              fix="pass another path with -o") from error
     if target.exists():
         if not target.is_file():
             raise ConfigFileError(f"{path} is not a regular file", why="the configuration cannot replace it",

@@ -191,6 +191,12 @@ class ModelShape:
         """A position embedding bounds the sequence length (rotary and relative positions do not)."""
         return any(tensor.role == "position" for tensor in self.outside)
 
+    @property
+    def fixed_len(self) -> int | None:
+        """Tokens of every sample where nothing follows S (ViT: patches + 1); None for a model of sequences."""
+        follows = any(block.stack != "encoder" for block in self.blocks)
+        return None if follows else self.encoder_len_fixed
+
     def encoder_len(self, seq_len: int) -> int:
         """Tokens in the encoder stream for a sequence length S of the workload."""
         return self.encoder_len_fixed or seq_len

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 _DEFAULT_OUTPUT = "ds_config.json"
 
@@ -27,6 +28,13 @@ class _Count(click.ParamType):
 COUNT = _Count()
 
 
+def _without_effect(method: str) -> list[str]:
+    """LoRA's options that were given although nothing is adapted."""
+    given = click.get_current_context().get_parameter_source
+    return [f"--{name.replace('_', '-')}" for name in ("lora_rank", "lora_targets")
+            if method == "full" and given(name) is ParameterSource.COMMANDLINE]
+
+
 @click.command(short_help="Recommend the fastest DeepSpeed configuration that fits.")
 @click.argument("model", metavar="MODEL")
 @click.option("--gpus", default="auto", metavar="SPEC", show_default=True,
@@ -44,7 +52,7 @@ COUNT = _Count()
 @click.option("--precision", type=click.Choice(["auto", "bf16", "fp16", "fp32"]), default="auto", show_default=True,
               help="auto: bf16 where the GPU has it, else fp16.")
 @click.option("--optimizer", default="adamw", metavar="NAME", show_default=True,
-              help="adamw, adamw8bit, adafactor, lion, muon, sgd, ...")
+              help="adamw, adamw_8bit, adafactor, lion, muon, sgd, ...")
 @click.option("--gradient-checkpointing", type=click.Choice(["auto", "on", "off"]), default="auto", show_default=True,
               help="Recompute each layer in the backward pass.")
 @click.option("--attention", type=click.Choice(["flash", "sdpa", "eager"]), default="sdpa", show_default=True,
@@ -81,7 +89,13 @@ def advise(model: str, output: str, no_write: bool, force: bool, as_json: bool, 
 
     if as_json and output == "-":
         raise click.UsageError("--json and -o - both want stdout; leave one out")
-    targets = [name.strip() for name in lora_targets.split(",") if name.strip()] if lora_targets else None
+    if not output:
+        raise click.UsageError("--output is empty; name a file, or pass --no-write")
+    targets = None if lora_targets is None else [name.strip() for name in lora_targets.split(",") if name.strip()]
+    if targets == []:
+        raise click.UsageError("--lora-targets names no module; leave it out for all linear layers")
+    for option in _without_effect(settings["method"]):
+        click.echo(f"ds-advise: {option} has no effect with --method full", err=True)
     answer = ask(model, lora_targets=targets, deepspeed_estimate=not no_deepspeed_estimate, **settings)
     destination = None if no_write else "-" if output == "-" else Path(output)
     return deliver(answer, destination, force=force, as_json=as_json, all_candidates=all_candidates)

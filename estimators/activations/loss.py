@@ -14,6 +14,11 @@ UPCAST_HEADS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")
 
 NATIVE_MASKED = ("BertForMaskedLM", "RobertaForMaskedLM", "DebertaForMaskedLM", "DebertaV2ForMaskedLM")
 
+FUSED_LOSS_MODEL_TYPES = frozenset({
+    "deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "llama", "mistral", "mixtral",
+    "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3"})
+"""`model_type`s whose loss Liger fuses unless told otherwise (liger-kernel 0.8.5 transformers/monkey_patch.py)."""
+
 
 def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> tuple[MemoryTerm, ...]:
     """Tensors of B S V elements at the largest moment of the loss, with w bytes per weight.
