@@ -20,6 +20,9 @@ from ..estimators.errors import DsAdviseError
 COMMANDS = {"advise": "advise_command:advise", "dry-run": "dry_run_command:dry_run"}
 """Command name -> module and function, imported when the command is used."""
 
+_LONGEST_TEXT = 300
+"""Characters of a problem, which may quote what was typed."""
+
 YES, NO, UNANSWERED = 0, 1, 2
 """Exit codes: the answer is yes; the answer is no (nothing fits); it could not be answered."""
 
@@ -118,6 +121,7 @@ def _discard_output() -> None:
 
 def _report(what: str, why: str, fix: str) -> None:
     """One line on stderr: what was wrong, why it matters, what to do."""
+    what = what if len(what) <= _LONGEST_TEXT else what[:_LONGEST_TEXT] + "..."
     reason = f"{what}: {why}" if why else what
     line = f"{reason}; {fix}" if fix else reason
     printable = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)

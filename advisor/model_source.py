@@ -49,13 +49,17 @@ class _ConfigFile(NamedTuple):
 def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
     """The catalogue's model, or the file to read."""
     name = name_or_path.strip()
-    path = Path(name).expanduser()
-    file = path / "config.json" if path.is_dir() else path
-    if name and file.is_file():
-        return _ConfigFile(file, str(file))
+    try:
+        path = Path(name).expanduser()
+        is_folder = path.is_dir()
+        file = path / "config.json" if is_folder else path
+        if name and file.is_file():
+            return _ConfigFile(file, str(file))
+    except (OSError, RuntimeError, ValueError):  # too long for a path, the home of an unknown user, a null byte
+        is_folder = False
     if _is_path(name):
         raise UnknownModelError(
-            f"{name}: {'no config.json in this folder' if path.is_dir() else 'no such file or folder'}",
+            f"{name}: {'no config.json in this folder' if is_folder else 'no such file or folder'}",
             fix="give the folder that holds the model's config.json, a catalogue name, or a hub id")
     try:
         return catalogue.find(name)

@@ -11,7 +11,7 @@ from click.core import ParameterSource
 _DEFAULT_OUTPUT = "ds_config.json"
 
 
-class _Count(click.ParamType):
+class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer versions of Click
     """A whole number of at least 1, in digits (`4096`)."""
 
     name = "N"
@@ -85,7 +85,7 @@ def advise(model: str, output: str, no_write: bool, force: bool, as_json: bool, 
     """
     del debug  # read from the arguments by the program's error handler
     from ..advise import advise as ask
-    from ..outcome import deliver
+    from ..outcome import Destination, deliver
 
     if as_json and output == "-":
         raise click.UsageError("--json and -o - both want stdout; leave one out")
@@ -97,5 +97,5 @@ def advise(model: str, output: str, no_write: bool, force: bool, as_json: bool, 
     for option in _without_effect(settings["method"]):
         click.echo(f"ds-advise: {option} has no effect with --method full", err=True)
     answer = ask(model, lora_targets=targets, deepspeed_estimate=not no_deepspeed_estimate, **settings)
-    destination = None if no_write else "-" if output == "-" else Path(output)
+    destination: Destination = None if no_write else "-" if output == "-" else Path(output)
     return deliver(answer, destination, force=force, as_json=as_json, all_candidates=all_candidates)

@@ -1,0 +1,111 @@
+"""The command line against anything that can be typed: an answer or one line, never a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ds_advise.advisor.cli import run
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+ALPHABET = st.one_of(st.sampled_from("0123456789xX-+.,:/ GgBbTtiIeE"), st.characters())
+
+
+def mutated(*samples: str) -> st.SearchStrategy[str]:
+    """Samples, samples with a piece replaced by anything, and anything."""
+    def replace(text: str, piece: str, start: int, length: int) -> str:
+        start %= len(text) + 1
+        return text[:start] + piece + text[start + length:]
+
+    spans = st.integers(0, 40)
+    return st.one_of(st.sampled_from(samples), st.text(ALPHABET, max_size=30), st.builds(
+        replace, st.sampled_from(samples), st.text(ALPHABET, max_size=4), spans, st.integers(0, 3)))
+
+
+OPTIONS = {
+    "--gpus": mutated("2x32GB", "8xA100-80GB", "4x8xH100", "RTX4090", "T4", "auto", "1024x16xH100", "0x24GB", "1x1GB"),
+    "--ram": mutated("256GB", "0.5TB", "64GiB", "1e3GB", "99999999999GB"),
+    "--nvme": mutated("/nvme:2TB", "2TB", "C:\\x:1TB", ":::", "/x:0TB"),
+    "--interconnect": mutated("200Gb/s", "25GB/s", "100GbE", "8xib-ndr", "ib-hdr"),
+    "--lora-targets": mutated("q_proj,v_proj", "c_attn", "all", "q_proj,,", ","),
+    "--lora-rank": mutated("8", "0", "-1", "999999999", "1e9", "\u0663"),
+    "--seq-len": mutated("2048", "1", "0", "1024", "999999999", "\u00b2"),
+    "--global-batch": mutated("8", "7", "96", "999999999", "735134400"),
+    "--micro-batch": mutated("1", "3", "999999999", "-2"),
+    "--method": mutated("full", "lora", "qlora"),
+    "--precision": mutated("auto", "bf16", "fp16", "fp32"),
+    "--optimizer": mutated("adamw", "AdamW_8bit", "adafactor", "muon", "lamb", "sgd_momentum"),
+    "--gradient-checkpointing": mutated("auto", "on", "off"),
+    "--attention": mutated("flash", "sdpa", "eager"),
+    "--loss": mutated("standard", "fused"),
+    "--framework": mutated("hf", "deepspeed"),
+    "-o": mutated("ds_config.json", "-", "/", "no/such/folder/x", "\x00", "folder"),
+}
+MODELS = mutated("gpt2", "Qwen2.5-0.5B", "llama3.1-8b", "t5-small", "vit-base", "whisper-tiny", "mixtral-8x7b",
+                 "deepseek-v2-lite", "someorg/unknown", "./model", "config.json", "~nobody/x", "\x00", "", "a" * 5000)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A folder of its own, because questions that can be answered write files."""
+    folder = tmp_path_factory.mktemp("hostile")
+    (folder / "folder").mkdir()
+    with contextlib.chdir(folder):
+        yield
+
+
+def ask(*arguments: str) -> tuple[int, str, str]:
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = run([*arguments, "--offline", "--no-deepspeed-estimate"])
+    return code, out.getvalue(), err.getvalue()
+
+
+@settings(max_examples=80, deadline=None)
+@given(model=MODELS, options=st.dictionaries(st.sampled_from(sorted(OPTIONS)), st.none(), max_size=4), data=st.data())
+def test_anything_typed_gets_an_answer_or_one_line(model: str, options: dict[str, None], data: st.DataObject) -> None:
+    """Exit code 0 or 1 with an answer, or 2 with one line that is no traceback and no fault of the program."""
+    typed = [part for name in ("--gpus", *(set(options) - {"--gpus"})) for part in (name, data.draw(OPTIONS[name], name))]
+    code, out, err = ask(model, *typed, "--force")
+    assert code in (0, 1, 2)
+    assert "error of ds-advise itself" not in err and "Traceback" not in err
+    if code == 2:
+        assert err.startswith("ds-advise: ") and err.endswith("\n")
+        problems = [line for line in err.splitlines() if "has no effect" not in line]
+        assert len(problems) == 1 or ("-o" in options and out == "")  # `-o -` has the answer on stderr
+    else:
+        assert out or "-o" in options
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    max_leaves=5)
+CONFIGS = {
+    "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+              "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100},
+    "gpt2": {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_layer": 2, "n_head": 4,
+             "n_positions": 128, "vocab_size": 100},
+    "mixtral": {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+                "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100,
+                "num_local_experts": 4, "num_experts_per_tok": 2},
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(base=st.sampled_from(sorted(CONFIGS)), data=st.data(), value=JSON)
+@example(base="llama", data=None, value=None)
+def test_any_config_json_gets_an_answer_or_one_line(base: str, data: st.DataObject | None, value: object) -> None:
+    """One field of a good configuration replaced by anything."""
+    config = dict(CONFIGS[base])
+    if data is not None:
+        config[data.draw(st.sampled_from(sorted(config)))] = value
+    Path("config.json").write_text(json.dumps(config), encoding="utf-8")
+    code, _, err = ask("config.json", "--gpus", "2x24GB", "--no-write")
+    assert code in ((0,) if data is None else (0, 1, 2))
+    assert "error of ds-advise itself" not in err
+    assert len(err.splitlines()) == (code == 2)
