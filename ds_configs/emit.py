@@ -28,8 +28,8 @@ def ds_config(plan: Plan, model: ModelShape, workload: Workload, cluster: Cluste
               flavor: Framework) -> dict[str, Any]:
     """The JSON-ready configuration that runs this plan.
 
-    flavor "hf": `auto` for all that TrainingArguments states as well (batch sizes, clipping, precision, the optimizer's
-    parameters), so that the file and the arguments cannot contradict each other. Buckets and thresholds are numbers,
+    flavor "hf": `auto` for what both the Trainer and accelerate fill in (batch sizes, clipping, precision, learning rate,
+    weight decay), so that the file and the arguments cannot contradict each other. Buckets and thresholds are numbers,
     never `auto`: the Trainer would fill in others than those that the memory was computed with. There is no scheduler,
     so the Trainer's own runs.
 

@@ -43,11 +43,12 @@ def training_arguments_snippet(arguments: dict[str, Any]) -> str:
     return "\n".join(["TrainingArguments(", *lines, ")"])
 
 
-def accelerate_config(plan: Plan, workload: Workload, cluster: Cluster, *, config_path: str = "ds_config.json") -> str:
+def accelerate_config(plan: Plan, cluster: Cluster, *, config_path: str = "ds_config.json") -> str:
     """YAML for `accelerate launch --config_file`, for scripts on accelerate without the Trainer.
 
-    It says what fills the `auto` of the "hf" flavour and nothing that the DeepSpeed configuration says: accelerate
-    refuses what stands in both. On several nodes machine_rank and main_process_ip are the node's own to fill in.
+    Precision and accumulation stay with the script, `Accelerator(mixed_precision="bf16", gradient_accumulation_steps=...)`:
+    accelerate refuses a configuration that repeats what a DeepSpeed configuration can say. On several nodes machine_rank
+    and main_process_ip are the node's own to fill in.
     """
     lines = [
         "compute_environment: LOCAL_MACHINE",
@@ -56,7 +57,6 @@ def accelerate_config(plan: Plan, workload: Workload, cluster: Cluster, *, confi
         f"  deepspeed_config_file: {json.dumps(config_path)}",  # a JSON string is a YAML string
         f"  zero3_init_flag: {json.dumps(plan.zero_stage == 3)}",
         *(["  deepspeed_multinode_launcher: standard"] if cluster.nodes > 1 else []),
-        f"mixed_precision: '{'no' if workload.precision == 'fp32' else workload.precision}'",
         f"num_machines: {cluster.nodes}",
         f"num_processes: {cluster.world_size}",
         "machine_rank: 0",
