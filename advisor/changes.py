@@ -151,7 +151,7 @@ def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate
             best = max(lean, key=lambda candidate: candidate.tokens_per_s)
             needed = best.estimate.memory.host_bytes_per_node
             yield Change(flags=f"--ram {_round_up_gib(needed)}GiB",
-                         outcome=f"is enough for {best.rung}, about {rate(best.tokens_per_s)} tokens/s")
+                         outcome=f"suffices for {_outcome(best, chosen)}")
 
 
 def _need(candidate: Candidate, limit: str) -> int:

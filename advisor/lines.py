@@ -16,13 +16,13 @@ NARROWEST = 40
 GLUE = "\ue000"
 """A space at which no line is broken; it is printed as a space."""
 
-_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|x|s|ms|min|GiB|GB|tokens/s)(?:\W|$))")
+_UNBREAKABLE = re.compile(r"(?<=\d) (?=(?:%|x|s|ms|min|GiB|GB|tokens/s)(?:\W|$))|(?<=batch) (?=\d)")
 
 
 def sentence(console: Console, text: str | Text, *, style: str = "", hang: int = 2) -> None:
     """A sentence, wrapped but not between a figure and its unit; the continuation lines are indented by `hang`."""
     styled = Text(text, style=style) if isinstance(text, str) else text
-    styled.plain = _BEFORE_UNIT.sub(GLUE, styled.plain)
+    styled.plain = _UNBREAKABLE.sub(GLUE, styled.plain)
     width = min(WIDTH, max(console.width, NARROWEST)) - 1
     first = styled.wrap(console, width)[0]
     first.rstrip()

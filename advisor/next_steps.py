@@ -40,9 +40,10 @@ def render_next_steps(answer: Recommendation, config_path: str, console: Console
     if lines:
         sentence(console, "In the training script:")
         copyable(console, lines)
-    sentence(console, "Start it with one of:" if question.cluster.nodes == 1 else
-             "Start it with one of (torchrun and accelerate on every node):")
-    for command in launch_commands(question.cluster, config_path=config_path, framework=workload.framework).values():
+    commands = launch_commands(question.cluster, config_path=config_path, framework=workload.framework)
+    everywhere = " and ".join(launcher for launcher in commands if launcher != "deepspeed")
+    sentence(console, f"Start it with one of{f' ({everywhere} on every node)' if question.cluster.nodes > 1 else ''}:")
+    for command in commands.values():
         copyable(console, command)
 
 

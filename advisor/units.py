@@ -23,6 +23,8 @@ def count(number: int) -> str:
 
 def rate(per_s: float) -> str:
     """Tokens per second with two or three significant digits, no more than the prediction is worth."""
+    if per_s >= 1e7:
+        return f"{per_s / 1e6:.3g} M" if per_s < 9.995e8 else f"{per_s / 1e6:,.0f} M"
     if per_s >= 1000:
         digits = len(str(int(per_s))) - 3
         return f"{round(per_s, -digits):,.0f}"

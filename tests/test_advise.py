@@ -15,6 +15,7 @@ from ds_advise.advisor.search import SAME_SPEED
 from ds_advise.estimators.cluster import Cluster
 from ds_advise.estimators.errors import DsAdviseError, WorkloadError
 from ds_advise.estimators.hardware import gpus
+from ds_advise.estimators.optimizers import OPTIMIZERS
 from ds_advise.estimators.plan import RUNGS
 
 
@@ -139,6 +140,46 @@ def test_promised_changes_come_true(change: dict[str, object]) -> None:
         assert promised[0].outcome.startswith(second.recommended.rung)
     else:
         assert second.recommended.tokens_per_s < 1.15 * first.recommended.tokens_per_s
+
+
+def test_the_least_ram_that_helps_is_told() -> None:
+    """Between two plans that only RAM stops, the slow one that needs less is offered beside the fast one."""
+    answer = ask("Qwen2.5-14B", "2x32GB", ram="32GB", nvme="/nvme:2TB")
+    assert answer.recommended is None
+    offered = [int(change.flags.split()[1].removesuffix("GiB")) for change in answer.changes
+               if change.flags.startswith("--ram")]
+    needs = [step.candidate.estimate.memory.host_bytes_per_node for step in answer.ladder
+             if step.candidate is not None and step.candidate.fit.limit == "host"]
+    assert len(offered) == 2 and offered[0] < offered[1]
+    assert offered[0] == -(-min(needs) // 2**30)
+
+
+def test_a_loss_without_logits_is_offered_where_they_are_what_is_too_large() -> None:
+    """A long sequence on a small card: Liger's loss makes it fit, and where Liger has none it is not offered."""
+    long = ask("llama3.1-8b", "RTX4090", method="qlora", seq_len=16384)
+    assert long.recommended is None and any(change.flags == "--loss fused" for change in long.changes)
+    assert not any(change.flags == "--loss fused" for change in ask("bloom-7b1", "RTX4090").changes)
+
+
+def test_sentences_for_programs_hold_no_private_characters() -> None:
+    """What keeps a figure and its unit on one line of a terminal does not leak into the typed answer."""
+    answer = ask("llama3.1-8b", "2x8xH100", ram="512GB")
+    texts = [*answer.reasons, *answer.assumptions, *(change.outcome for change in answer.changes),
+             *(step.reason for step in answer.ladder)]
+    assert all(text.isprintable() and "\ue000" not in text for text in texts)
+
+
+def test_an_image_has_one_length() -> None:
+    """ViT's tokens follow from the image, so they are counted and no sequence length is taken."""
+    assert ask("vit-base", "T4").question.workload.seq_len == 197
+    with pytest.raises(WorkloadError, match="197 tokens"):
+        ask("vit-base", "T4", seq_len=512)
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "AdamW8bit", "SGD-momentum"])
+def test_every_optimizer_can_be_asked_for(name: str) -> None:
+    """By its key, and with other dashes and capitals."""
+    assert ask("gpt2", "T4", optimizer=name).question.workload.optimizer in OPTIMIZERS
 
 
 def test_the_sequence_defaults_to_the_learned_positions_where_they_are_fewer() -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ds_advise.advisor import cli
 
 FAST = ["--no-deepspeed-estimate", "--offline"]
 
@@ -110,7 +111,7 @@ def test_the_configuration_goes_where_it_is_told(tmp_path: Path) -> None:
 def test_nothing_fits_exits_1_and_writes_nothing(tmp_path: Path) -> None:
     done = run("llama-3.1-405b", "--gpus", "RTX4090", "--ram", "64GB", *FAST, cwd=tmp_path)
     assert done.returncode == 1 and done.stderr == ""
-    assert done.stdout.startswith(" Nothing fits")
+    assert done.stdout.startswith(" Nothing fits.") and "GiB of RAM" in done.stdout.split("\n\n")[0]
     assert "What would make it fit" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
@@ -148,23 +149,113 @@ BROKEN_CONFIGS = {
     ["gpt2", "--gpus", "2x32GB", "--no-such-flag"],
     ["gpt2", "--gpus", "T4", "--precision", "bf16"],
     ["gpt2", "--gpus", "T4", "--json", "-o", "-"],
+    ["gpt2", "--gpus", "T4", "-o", ""],
+    ["gpt2", "--gpus", "T4", "--method", "lora", "--lora-targets", ","],
+    ["gpt2", "--gpus", "T4", "--loss", "fused"],
+    ["vit-base", "--gpus", "T4", "--seq-len", "100"],
+    ["a" * 5000, "--gpus", "T4"],
+    ["~no-such-user/model", "--gpus", "T4"],
     ["gpt2", "--gpus", "T4", "-o", "no/such/folder/ds_config.json"],
     ["no/such/folder", "--gpus", "T4"],
     ["gpt2", "gpt2", "--gpus", "T4"],
     *[[f"{name}.json", "--gpus", "T4"] for name in BROKEN_CONFIGS],
-], ids=" ".join)
-def test_bad_input_gets_one_line_and_exit_2(tmp_path: Path, arguments: list[str]) -> None:
+], ids=lambda arguments: " ".join(arguments)[:60])
+def test_bad_input_gets_one_line_and_exit_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str],
+) -> None:
     """What, why, fix on stderr; no traceback; nothing written. (An unwritable target still prints the answer.)"""
     for name, text in BROKEN_CONFIGS.items():
         (tmp_path / f"{name}.json").write_text(text)
     before = sorted(tmp_path.iterdir())
-    done = run(*arguments, *FAST, cwd=tmp_path)
-    assert done.returncode == 2, done.stdout
-    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("ds-advise: "), done.stderr
-    assert "Traceback" not in done.stderr and len(done.stderr) < 500
+    monkeypatch.chdir(tmp_path)
+    assert cli.run([*arguments, *FAST]) == 2
+    out, err = capsys.readouterr()
+    assert len(err.splitlines()) == 1 and err.startswith("ds-advise: "), err
+    assert "error of ds-advise itself" not in err and len(err) < 500
     assert sorted(tmp_path.iterdir()) == before
     if "-o" not in arguments:
-        assert done.stdout == ""
+        assert out == ""
+
+
+def test_an_error_is_one_line_and_debug_adds_the_traceback(tmp_path: Path) -> None:
+    """The same through a real process: exit code 2, nothing on stdout."""
+    done = run("gpt2", "--gpus", "2xB9000", *FAST, cwd=tmp_path)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    debugged = run("gpt2", "--gpus", "2xB9000", "--debug", *FAST, cwd=tmp_path)
+    assert debugged.returncode == 2 and "Traceback" in debugged.stderr
+    assert debugged.stderr.endswith(done.stderr)
+
+
+def test_a_fault_of_the_program_is_one_line_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ds_advise.advisor.advise.climb", lambda _question: 1 // 0)
+    assert cli.run(["gpt2", "--gpus", "T4", *FAST]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 1
+    assert "ZeroDivisionError" in err and "--debug" in err
+
+
+@pytest.mark.parametrize(("redirection", "code", "told"), [
+    (">/dev/full", 2, "the answer cannot be written: No space left on device"),
+    (">&-", 0, ""),
+    (">&- 2>&-", 0, ""),
+])
+def test_a_stdout_that_takes_nothing(tmp_path: Path, redirection: str, code: int, told: str) -> None:
+    """A full disk is an error in one line; a closed stream is the caller's wish, and the file is whole all the same."""
+    done = subprocess.run(
+        f"{sys.executable} -m ds_advise gpt2 --gpus T4 {' '.join(FAST)} {redirection}", shell=True, cwd=tmp_path,
+        capture_output=True, text=True, timeout=60)
+    assert done.returncode == code
+    assert done.stderr == (f"ds-advise: {told}\n" if told else "")
+    assert "zero_optimization" in json.loads((tmp_path / "ds_config.json").read_text())
+
+
+def test_a_link_that_leads_nowhere_costs_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A link to another file is followed and stays; a loop of links is one line."""
+    monkeypatch.chdir(tmp_path)
+    link = tmp_path / "ds_config.json"
+    link.symlink_to("real.json")
+    assert cli.run(["gpt2", "--gpus", "T4", *FAST]) == 0
+    assert link.is_symlink() and (tmp_path / "real.json").is_file()
+    link.unlink()
+    link.symlink_to(link.name)
+    capsys.readouterr()
+    assert cli.run(["gpt2", "--gpus", "T4", *FAST]) == 2
+    out, err = capsys.readouterr()
+    assert "fits" in out and len(err.splitlines()) == 1
+
+
+def test_a_setting_without_effect_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """LoRA's options with full fine-tuning: told on stderr, and the answer stands."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["gpt2", "--gpus", "T4", "--lora-rank", "4", "--json", *FAST]) == 0
+    out, err = capsys.readouterr()
+    assert err == "ds-advise: --lora-rank has no effect with --method full\n"
+    assert json.loads(out)["workload"]["method"] == "full"
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("--gpu", "--gpus"), ("--methd", "--method"), ("--seqlen", "--seq-len")])
+def test_a_misspelled_option_names_the_one_that_was_meant(
+    capsys: pytest.CaptureFixture[str], typed: str, meant: str) -> None:
+    assert cli.run(["gpt2", typed, "1"]) == 2
+    assert capsys.readouterr().err == f"ds-advise: no such option {typed}; did you mean {meant}?; see ds-advise --help\n"
+
+
+def test_the_script_is_told_what_the_answer_rests_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """4-bit weights, adapters, attention and loss are chosen in the training script, so they are shown for it."""
+    monkeypatch.chdir(tmp_path)
+    asked = ["llama3.1-8b", "--gpus", "2xA100-80GB", "--method", "qlora", "--attention", "flash", "--loss", "fused"]
+    assert cli.run([*asked, *FAST]) == 0
+    out = capsys.readouterr().out
+    for line in ('attn_implementation="flash_attention_2"', "load_in_4bit=True", "use_liger_kernel=True",
+                 'LoraConfig(r=8, target_modules="all-linear")'):
+        assert line in out
+    assert cli.run(["llama3.1-8b", "--gpus", "2xA100-80GB", "--no-write", *FAST]) == 0
+    assert "LoraConfig" not in (plain := capsys.readouterr().out) and "from_pretrained" not in plain
 
 
 def test_an_unknown_model_names_its_neighbours(tmp_path: Path) -> None:
@@ -184,3 +275,4 @@ def test_help_is_the_main_commands_help(tmp_path: Path) -> None:
     for arguments in ([], ["--help"], ["-h"], ["advise", "--help"]):
         done = run(*arguments, cwd=tmp_path)
         assert done.returncode == 0 and "--gpus SPEC" in done.stdout and done.stderr == ""
+        assert done.stdout.startswith("Usage: ds-advise") and "  [OPTIONS]" not in done.stdout

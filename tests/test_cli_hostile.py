@@ -96,7 +96,7 @@ CONFIGS = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(base=st.sampled_from(sorted(CONFIGS)), data=st.data(), value=JSON)
 @example(base="llama", data=None, value=None)
 def test_any_config_json_gets_an_answer_or_one_line(base: str, data: st.DataObject | None, value: object) -> None:

@@ -21,7 +21,9 @@ def test_count(number: int, text: str) -> None:
     assert count(number) == text
 
 
-@pytest.mark.parametrize(("per_s", "text"), [(0.4567, "0.46"), (46.2, "46"), (688.4, "688"), (1214.0, "1,210"), (29649, "29,600")])
+@pytest.mark.parametrize(("per_s", "text"), [
+    (0.4567, "0.46"), (46.2, "46"), (688.4, "688"), (1214.0, "1,210"), (29649, "29,600"), (9_994_999, "9,990,000"),
+    (43_412_000, "43.4 M"), (1.2e9, "1,200 M")])
 def test_rate(per_s: float, text: str) -> None:
     assert rate(per_s) == text
 
