@@ -4,7 +4,7 @@
 by what they are. torch and DeepSpeed are imported only in the subprocess that it starts.
 """
 
-from .result import DryRunResult, LiveTensor, Peak, PhaseMemory
+from .result import DryRunResult, LiveTensor, Peak, PhaseMemory, TimelinePoint
 from .run import DryRunError, dry_run
 
-__all__ = ["DryRunError", "DryRunResult", "LiveTensor", "Peak", "PhaseMemory", "dry_run"]
+__all__ = ["DryRunError", "DryRunResult", "LiveTensor", "Peak", "PhaseMemory", "TimelinePoint", "dry_run"]

@@ -41,7 +41,7 @@ _DEFAULT_STREAM = Stream()
 _DEFAULT_STREAM.number = 0
 
 
-class SimulatedAccelerator(CPU_Accelerator):
+class SimulatedAccelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed has no types
     """The accelerator object to pass to `deepspeed.accelerator.set_accelerator`.
 
     It derives from the CPU's for what does not matter here; every answer that does is given below.
@@ -122,7 +122,10 @@ class SimulatedAccelerator(CPU_Accelerator):
         return builder() if builder else None
 
 
+def _maker_of(dtype: torch.dtype) -> Any:
+    return lambda accelerator: partial(torch.tensor, dtype=dtype, device=accelerator.device_type)
+
+
 for _name, _dtype in (("BFloat16", torch.bfloat16), ("Byte", torch.uint8), ("Double", torch.double),
                       ("Float", torch.float), ("Half", torch.half), ("Int", torch.int), ("Long", torch.long)):
-    setattr(SimulatedAccelerator, f"{_name}Tensor",
-            property(lambda self, dtype=_dtype: partial(torch.tensor, dtype=dtype, device=self.device_type)))
+    setattr(SimulatedAccelerator, f"{_name}Tensor", property(_maker_of(_dtype)))

@@ -18,9 +18,10 @@ import torch
 
 from .device import DEVICE_TYPE
 
-aten = torch.ops.aten
-_composite = torch.nn.functional.scaled_dot_product_attention
-_plain_softmax = torch.nn.functional.softmax
+aten: Any = torch.ops.aten
+_functional: Any = torch.nn.functional
+_composite = _functional.scaled_dot_product_attention
+_plain_softmax = _functional.softmax
 
 
 def kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, *, causal: bool,
@@ -53,7 +54,7 @@ def install(compute_capability: int) -> None:
 
     def routed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
                dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-               enable_gqa: bool = False) -> torch.Tensor:
+               enable_gqa: bool = False) -> Any:
         chosen = "math"
         if query.device.type == DEVICE_TYPE:
             chosen = kernel(query, key, value, attn_mask, causal=is_causal, enable_gqa=enable_gqa,
@@ -65,8 +66,8 @@ def install(compute_capability: int) -> None:
         return _composite(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
                           enable_gqa=enable_gqa)
 
-    torch.nn.functional.scaled_dot_product_attention = routed  # type: ignore[assignment]
-    torch.nn.functional.softmax = _softmax  # type: ignore[assignment]
+    _functional.scaled_dot_product_attention = routed
+    _functional.softmax = _softmax
 
 
 FLASH = "ds_advise_flash"
@@ -86,7 +87,7 @@ def register_with_transformers() -> None:
 
 
 def _softmax(input: torch.Tensor, dim: int | None = None, _stacklevel: int = 3,
-             dtype: torch.dtype | None = None) -> torch.Tensor:
+             dtype: torch.dtype | None = None) -> Any:
     """softmax of float16 to float32 in one kernel, which torch does on CUDA only (aten/src/ATen/native/SoftMax.cpp)."""
     if input.dtype is torch.float16 and dtype is torch.float32 and dim is not None and input.device.type == DEVICE_TYPE:
         return aten._softmax(input, dim, True)
@@ -94,7 +95,7 @@ def _softmax(input: torch.Tensor, dim: int | None = None, _stacklevel: int = 3,
 
 
 def _flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, causal: bool,
-           scale: float | None) -> torch.Tensor:
+           scale: float | None) -> Any:
     head = query.shape[-1]
     scale = scale if scale is not None else 1.0 / math.sqrt(head)
     missing = -head % 8
@@ -105,7 +106,7 @@ def _flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout:
 
 
 def _efficient(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout: float,
-               causal: bool, scale: float | None) -> torch.Tensor:
+               causal: bool, scale: float | None) -> Any:
     if mask is not None:
         if mask.dtype is torch.bool:
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), -math.inf)

@@ -19,10 +19,6 @@ def filled(request: Request, hidden_size: int | None) -> dict[str, Any]:
     Raises ValueError for an `auto` that needs a hidden size when the model has none, and for one that nothing fills.
     """
     config = copy.deepcopy(request.config)
-    if all(config.get(key) in (None, "auto") for key in ("bf16", "fp16")):
-        config.pop("bf16", None), config.pop("fp16", None)
-        if request.precision != "fp32":
-            config[request.precision] = {"enabled": True}
     micro = _number(config.get("train_micro_batch_size_per_gpu"), request.micro_batch_size)
     steps = _number(config.get("gradient_accumulation_steps"), request.gradient_accumulation_steps)
     total = config.get("train_batch_size")
@@ -53,6 +49,9 @@ def filled(request: Request, hidden_size: int | None) -> dict[str, Any]:
             "zero_optimization.stage3_param_persistence_threshold": 10 * hidden_size,
         }
     _fill(config, "", values)
+    enabled = any(config.get(key, {}).get("enabled") for key in ("bf16", "fp16"))
+    if not enabled and request.precision != "fp32" and request.precision not in config:
+        config[request.precision] = {"enabled": True}  # as accelerate adds the block (DeepSpeedPlugin.set_mixed_precision)
     return config
 
 

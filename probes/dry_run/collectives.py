@@ -16,7 +16,8 @@ def join(rank: int, world_size: int, ranks_per_node: int) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank % ranks_per_node), WORLD_SIZE=str(world_size),
+        RANK=str(rank), WORLD_SIZE=str(world_size),
+        LOCAL_RANK="0",  # the number of the GPU, of which this process sees one
         # DeepSpeed's shared-memory collectives for CPUs start when LOCAL_SIZE equals WORLD_SIZE, and wait for peers.
         LOCAL_SIZE=str(ranks_per_node if ranks_per_node != world_size else world_size + 1),
         LOCAL_WORLD_SIZE=str(ranks_per_node), MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")

@@ -30,7 +30,7 @@ def register() -> None:
     """
     try:
         from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
-        create = torch._C._acc.create_empty_tensor
+        create: Any = torch._C._acc.create_empty_tensor
     except (ImportError, AttributeError):
         raise RuntimeError(f"torch {torch.__version__} offers no Python-defined device; torch 2.13 does") from None
 
@@ -56,17 +56,18 @@ def register() -> None:
 
     # torch calls these three while it converts an argument to the device; the tensors they return are discarded, since
     # FakeTensorMode computes the true result.
-    def empty(size: Any, *, dtype: Any = None, **_: Any) -> torch.Tensor:
+    def empty(size: Any, *, dtype: Any = None, **_: Any) -> Any:
         return create(list(size), dtype or torch.get_default_dtype())
 
-    def empty_strided(size: Any, _stride: Any, *, dtype: Any = None, **_: Any) -> torch.Tensor:
+    def empty_strided(size: Any, _stride: Any, *, dtype: Any = None, **_: Any) -> Any:
         return create(list(size), dtype or torch.get_default_dtype())
 
     def copy_from(_source: torch.Tensor, target: torch.Tensor, _non_blocking: bool = False) -> torch.Tensor:
         return target
 
     global _library
-    _library = torch.library.Library("aten", "IMPL")
+    library_class: Any = torch.library.Library
+    _library = library_class("aten", "IMPL")
     # torch decomposes these for a device without a kernel of its own. A GPU has one, so there must appear to be one here.
     def kernel(*_: Any, **__: Any) -> Any:
         raise NotImplementedError("only fake tensors live on the simulated device")
@@ -76,29 +77,31 @@ def register() -> None:
     for name, function in (("empty.memory_format", empty), ("empty_strided", empty_strided), ("_copy_from", copy_from)):
         _library.impl(name, function, "PrivateUse1")
 
-    FakeTensor.data = property(torch.Tensor.data.__get__, _set_data)
-    torch.nn.Module._apply = _apply
-    torch.Tensor.record_stream = lambda self, stream: None
+    # setattr, because a type checker rightly objects to exchanging torch's methods.
+    setattr(FakeTensor, "data", property(_DATA.__get__, _set_data))  # noqa: B010
+    setattr(torch.nn.Module, "_apply", _apply)  # noqa: B010
+    setattr(torch.Tensor, "record_stream", lambda _tensor, _stream: None)  # noqa: B010
 
 
-_library: torch.library.Library  # torch unregisters the kernels when this object dies
+_library: Any  # torch unregisters the kernels when this object dies
+_DATA: Any = torch.Tensor.__dict__.get("data", torch._C.TensorBase.__dict__["data"])
 
 
-def _set_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
+def _set_data(tensor: Any, new: torch.Tensor) -> None:
     """`tensor.data = new`, also when `new` lies on another device.
 
     torch forbids that because a tensor's dispatch keys name its device. The tensor implementation is exchanged instead,
     so the Python object, which optimizers, peft and DeepSpeed hold on to, stays the same.
     """
     if not isinstance(new, FakeTensor) or new.device == tensor.device:
-        torch.Tensor.data.__set__(tensor, new)
+        _DATA.__set__(tensor, new)
         return
-    carrier = new.detach().requires_grad_(tensor.requires_grad)
+    carrier: Any = new.detach().requires_grad_(tensor.requires_grad)
     torch._C._swap_tensor_impl(tensor, carrier)
     tensor.fake_device = carrier.fake_device
 
 
-def _apply(module: torch.nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+def _apply(module: Any, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
     """`nn.Module._apply` that keeps every parameter object; torch's own insists on new ones for fake tensors."""
     if recurse:
         for child in module.children():

@@ -23,7 +23,7 @@ _DEVICE = torch.ops.prim.device.default
 _LIFT = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 
 
-class QuickFakeTensorMode(FakeTensorMode):
+class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """FakeTensorMode without what a compiler needs around it: the statistics, the log and the guard against Dynamo."""
 
     @classmethod
@@ -36,7 +36,7 @@ class QuickFakeTensorMode(FakeTensorMode):
         return self._cached_dispatch_impl(operation, types, args, kwargs or {})
 
 
-class RecordingMode(TorchDispatchMode):
+class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what every operation allocates.
 
     Reading a value (`.item()`, `bool(tensor)`) of a fake tensor answers 0: gradients are then finite and within every
@@ -44,7 +44,7 @@ class RecordingMode(TorchDispatchMode):
     """
 
     def __init__(self, ledger: Ledger) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._ledger = ledger
 
     @classmethod

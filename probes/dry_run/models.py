@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -12,20 +13,18 @@ import torch
 from .attention import FLASH
 from .request import Request
 
-Batch = dict[str, torch.Tensor] | tuple[torch.Tensor, ...]
-
 
 class Subject:
     """A model, how to make a batch for it, and how to get the loss of an output."""
 
-    def __init__(self, model: torch.nn.Module, make_batch: Callable[[], Any], loss: Callable[[Any, Any], torch.Tensor],
+    def __init__(self, model: torch.nn.Module, make_batch: Callable[[], Any], loss: Callable[[Any, Any], Any],
                  vocab_size: int) -> None:
         self.model, self.make_batch, self.loss, self.vocab_size = model, make_batch, loss, vocab_size
 
 
 def hidden_size(model_config: Any) -> int | None:
     """H as the Trainer finds it for `auto` values, None where the configuration has none."""
-    for config in (model_config, getattr(model_config, "text_config", None)):
+    for config in (model_config, getattr(model_config, "text_config", model_config)):
         if getattr(config, "hidden_size", None) is not None:
             return int(config.hidden_size)
         if getattr(config, "hidden_sizes", None):
@@ -108,10 +107,10 @@ def _model_class(config: Any) -> Any:
 
 def _no_init_weights() -> Any:
     try:
-        from transformers.initialization import no_init_weights
+        module: Any = importlib.import_module("transformers.initialization")
     except ImportError:  # transformers 4
-        from transformers.modeling_utils import no_init_weights
-    return no_init_weights()
+        module = importlib.import_module("transformers.modeling_utils")
+    return module.no_init_weights()
 
 
 def _with_adapters(model: Any, request: Request) -> Any:
@@ -158,7 +157,7 @@ def from_file(request: Request, dtype: torch.dtype, device: str) -> Subject:
             raise ValueError(f"{path} defines no make_batch, so the shape of one sample is needed")
         return (torch.zeros((request.micro_batch_size, *request.input_shape), dtype=dtype, device=device),)
 
-    def loss(output: Any, batch: Any) -> torch.Tensor:
+    def loss(output: Any, batch: Any) -> Any:
         if given_loss is not None:
             return given_loss(output, batch)
         if hasattr(output, "loss"):

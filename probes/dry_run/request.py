@@ -18,7 +18,6 @@ class Request:
     micro_batch_size, gradient_accumulation_steps: fill `auto`, or an absent value.
     compute_capability: of the GPU whose kernels are chosen, major * 10 + minor.
     gpu_memory_bytes:   what the simulated GPU claims to have; nothing fails when it is exceeded.
-    trace:      hand back every allocation and free.
     """
 
     config: dict[str, Any]
@@ -43,4 +42,3 @@ class Request:
     gpu_memory_bytes: int
     iterations: int
     expandable_segments: bool
-    trace: bool

@@ -48,19 +48,34 @@ class LiveTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimelinePoint:
+    """The highest GPU bytes in a stretch of the run that lies within one phase."""
+
+    iteration: int
+    phase: str
+    gpu_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
     """The moment of training at which one GPU holds the most tensors.
 
     allocated_bytes_per_gpu: the tensors, as `torch.cuda.max_memory_allocated()` counts them.
     reserved_bytes_per_gpu:  the highest that the caching allocator holds during training (not only at this moment).
-    by_category, by_module:  its parts; each adds up to it.
+    device_bytes_per_gpu:    reserved and what no allocator sees (CUDA context, NCCL); None without a cluster.
+    host_bytes_per_node:     the highest over all phases, loading included, times the ranks of a node.
+    by_category, by_module:  parts of the allocated bytes; each adds up to them.
     largest:                 the largest storages alive then.
+
+    With a cluster, `allocated` and `reserved` include cuBLAS's workspaces ("library workspace" in `by_category`).
     """
 
     iteration: int
     phase: str
     allocated_bytes_per_gpu: int
     reserved_bytes_per_gpu: int
+    device_bytes_per_gpu: int | None
+    host_bytes_per_node: int
     by_category: dict[str, int]
     by_module: dict[str, int]
     largest: tuple[LiveTensor, ...]
@@ -71,16 +86,14 @@ class DryRunResult:
     """One rank's memory through load, initialize and a few iterations, and what the peak consists of.
 
     peak_loading_gpu_bytes: highest allocated before the first iteration, which may exceed the training peak.
-    host_bytes_per_node:    highest over all phases, times the ranks of a node (every rank is taken to be like this one).
     nvme_bytes_per_rank:    files on NVMe.
     config: the configuration as DeepSpeed got it, `auto` filled.
-    kernels: attention kernels that ran, with how many calls.
+    timeline: allocated bytes of the GPU at evenly spaced events of the run, the highest of each stretch.
     """
 
     phases: tuple[PhaseMemory, ...]
     peak: Peak
     peak_loading_gpu_bytes: int
-    host_bytes_per_node: int
     nvme_bytes_per_rank: int
     parameters: int
     trainable_parameters: int
@@ -90,6 +103,7 @@ class DryRunResult:
     versions: dict[str, str]
     config: dict[str, Any]
     seconds: float
+    timeline: tuple[TimelinePoint, ...] = ()
 
     def phase(self, name: str, iteration: int | None = None) -> PhaseMemory:
         """The phase of that name in the given iteration, by default the last one."""
@@ -107,4 +121,5 @@ def from_json(values: dict[str, Any]) -> DryRunResult:
     names = {field.name for field in fields(DryRunResult)}
     return DryRunResult(**{
         **{key: value for key, value in values.items() if key in names},
-        "phases": tuple(PhaseMemory(**phase) for phase in values["phases"]), "peak": Peak(**peak)})
+        "phases": tuple(PhaseMemory(**phase) for phase in values["phases"]), "peak": Peak(**peak),
+        "timeline": tuple(TimelinePoint(**point) for point in values["timeline"])})

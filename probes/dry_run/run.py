@@ -8,14 +8,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from ...estimators.cluster import Cluster
+from ...estimators.device_overhead import library_workspace, outside_allocator
 from ...estimators.errors import DsAdviseError
 from ...estimators.workload import Workload
 from .request import Request
-from .result import DryRunResult, from_json
+from .result import DryRunResult, Peak, from_json
 
 
 class DryRunError(DsAdviseError):
@@ -27,18 +29,19 @@ class DryRunError(DsAdviseError):
 
 
 def dry_run(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | str | Path, *,
-            world_size: int, gpus_per_node: int | None = None, rank: int = 0, workload: Workload | None = None,
+            cluster: Cluster | None = None, world_size: int | None = None, gpus_per_node: int | None = None,
+            rank: int = 0, workload: Workload | None = None,
             micro_batch_size: int = 1, gradient_accumulation_steps: int = 1, gradient_checkpointing: bool = True,
-            compute_capability: float = 9.0, gpu_memory_bytes: int = 80 << 30, iterations: int = 4,
-            input_shape: Sequence[int] | None = None, expandable_segments: bool = False, trace: bool = False,
+            iterations: int = 4, input_shape: Sequence[int] | None = None, expandable_segments: bool = False,
             timeout_s: float = 1800.0) -> DryRunResult:
     """Memory of one rank under the installed DeepSpeed's real engine, on a simulated GPU.
 
     config:  a ds_config as a dict or a file; `auto` is filled as the Trainer fills it.
     model:   a transformers config as a dict, a `config.json` or its folder, or "FILE.py:FUNCTION" that returns a module.
-    gpus_per_node: ranks that share a host, all of them by default.
+    cluster: the GPUs: how many, of which generation (it decides the attention kernels), and what beside tensors they hold.
+             Without it `world_size` (and `gpus_per_node`, by default all) ranks of an unnamed Hopper GPU, tensors only.
+    rank:    partitions are padded to equal size, so ranks differ by at most a parameter's slice; 0 by default.
     micro_batch_size, gradient_accumulation_steps: used where the configuration says `auto` or nothing.
-    compute_capability: decides which attention kernels the GPU has.
     iterations: optimizer steps; Adam's states appear in the first, ZeRO-3 prefetches from the third.
 
     Raises DryRunError: DeepSpeed rejected the configuration, the model could not be built, or an operation needs real
@@ -46,6 +49,11 @@ def dry_run(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | s
     """
     workload = workload or Workload()
     description, factory = _model(model)
+    if cluster is not None:
+        world_size, gpus_per_node = cluster.world_size, cluster.gpus_per_node
+    if world_size is None:
+        raise TypeError("dry_run needs a cluster or a world_size")
+    capability = cluster.gpu.compute_capability if cluster is not None else None
     request = Request(
         config=_config(config), model=description, factory=factory,
         input_shape=tuple(input_shape) if input_shape is not None else None,
@@ -54,9 +62,23 @@ def dry_run(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | s
         seq_len=workload.seq_len, precision=workload.precision, optimizer=workload.optimizer,
         attention=workload.attention, framework=workload.framework, micro_batch_size=micro_batch_size,
         gradient_accumulation_steps=gradient_accumulation_steps, gradient_checkpointing=gradient_checkpointing,
-        compute_capability=round(compute_capability * 10), gpu_memory_bytes=gpu_memory_bytes, iterations=iterations,
-        expandable_segments=expandable_segments, trace=trace)
-    return from_json(_ask(request, timeout_s))
+        compute_capability=round((capability or 9.0) * 10),
+        gpu_memory_bytes=cluster.gpu.memory_bytes if cluster is not None else 80 << 30,
+        iterations=iterations, expandable_segments=expandable_segments)
+    result = from_json(_ask(request, timeout_s))
+    return result if cluster is None else replace(result, peak=_beside_tensors(result.peak, cluster))
+
+
+def _beside_tensors(peak: Peak, cluster: Cluster) -> Peak:
+    """The peak with what no tensor shows: library workspaces, which the allocator holds, and what lies outside it."""
+    inside = library_workspace(cluster.gpu)
+    workspace = sum(term.size_bytes for term in inside)
+    reserved = peak.reserved_bytes_per_gpu + workspace
+    return replace(
+        peak, allocated_bytes_per_gpu=peak.allocated_bytes_per_gpu + workspace, reserved_bytes_per_gpu=reserved,
+        device_bytes_per_gpu=reserved + sum(term.size_bytes for term in outside_allocator(cluster)),
+        by_category={**peak.by_category, "library workspace": workspace},
+        by_module={**peak.by_module, "library workspace": workspace})
 
 
 def _config(config: Mapping[str, Any] | str | Path) -> dict[str, Any]:

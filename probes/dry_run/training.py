@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +17,18 @@ from .request import Request
 from .result import PhaseMemory
 
 
+@dataclass(slots=True, kw_only=True)
+class RecordedPhase:
+    """One phase as it ran (micro batches apart), by the ledger's event clock."""
+
+    iteration: int
+    name: str
+    first_event: int
+    gpu_peak_bytes: int = 0
+    gpu_peak_event: int = 0
+    total_peak_event: int = 0
+
+
 class Recorder:
     """Divides the run into phases. `current` names the one that runs, for the report of an error."""
 
@@ -22,9 +36,7 @@ class Recorder:
         self.ledger, self.origin = ledger, origin
         self.current = "start"
         self.phases: list[PhaseMemory] = []
-        self.names: list[tuple[int, str]] = [(0, "start")]
-        self.starts = [0]
-        self.gpu_peaks: list[tuple[int, int]] = [(0, 0)]
+        self.recorded = [RecordedPhase(iteration=0, name="start", first_event=0)]
 
     @contextlib.contextmanager
     def phase(self, iteration: int, name: str) -> Iterator[None]:
@@ -32,20 +44,19 @@ class Recorder:
         self.current = name if iteration == 0 else f"{name} of iteration {iteration}"
         self.origin.begin(name)
         ledger.begin_phase()
-        self.names.append((iteration, name))
-        self.starts.append(ledger.events)
+        recorded = RecordedPhase(iteration=iteration, name=name, first_event=ledger.events)
+        self.recorded.append(recorded)
         yield
-        self.gpu_peaks.append((ledger.gpu.peak_bytes, ledger.gpu.peak_event))
-        self.total_peaks = getattr(self, "total_peaks", [0]) + [ledger.total.peak_event]
-        memory = PhaseMemory(
+        recorded.gpu_peak_bytes, recorded.gpu_peak_event = ledger.gpu.peak_bytes, ledger.gpu.peak_event
+        recorded.total_peak_event = ledger.total.peak_event
+        self.phases.append(PhaseMemory(
             iteration=iteration, phase=name,
             gpu_live_bytes=ledger.gpu.live_bytes, gpu_peak_bytes=ledger.gpu.peak_bytes,
             host_live_bytes=ledger.host.live_bytes, host_peak_bytes=ledger.host.peak_bytes,
             host_pinned_live_bytes=ledger.pinned.live_bytes, host_pinned_peak_bytes=ledger.pinned.peak_bytes,
             host_held_peak_bytes=ledger.host_held.peak_bytes,
             total_live_bytes=ledger.total.live_bytes, total_peak_bytes=ledger.total.peak_bytes,
-            nvme_read_bytes=ledger.nvme_read_bytes, nvme_written_bytes=ledger.nvme_written_bytes)
-        self.phases.append(memory)
+            nvme_read_bytes=ledger.nvme_read_bytes, nvme_written_bytes=ledger.nvme_written_bytes))
 
     def sweep(self, module: torch.nn.Module, optimizer: Any) -> None:
         """Give every storage that the module or an optimizer holds its owner's name."""
@@ -134,8 +145,8 @@ def _announce_zero3(request: Request, config: dict[str, Any]) -> Any:
     built (`zero.Init`); the returned object must outlive the run."""
     if request.framework != "hf" or request.model is None:
         return None
-    from transformers.integrations import HfDeepSpeedConfig
-    return HfDeepSpeedConfig(config)
+    integrations: Any = importlib.import_module("transformers.integrations")
+    return integrations.HfDeepSpeedConfig(config)
 
 
 def _count(model: torch.nn.Module) -> tuple[int, int]:
@@ -171,4 +182,4 @@ def _name_gradients(module: torch.nn.Module, ledger: Ledger) -> None:
 
     for parameter in module.parameters():
         if parameter.requires_grad:
-            parameter.register_hook(named)
+            parameter.register_hook(named)  # type: ignore[no-untyped-call]

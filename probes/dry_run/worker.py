@@ -10,13 +10,12 @@ import os
 import sys
 import time
 import traceback
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from . import allocator, collectives
+from . import analysis, collectives
 from .request import Request
-from .result import DryRunResult, LiveTensor, Peak
+from .result import DryRunResult
 
 
 def main() -> None:
@@ -54,6 +53,7 @@ def _recorder(request: Request) -> Any:
 
 def _run(request: Request, recorder: Any, started: float) -> DryRunResult:
     import torch
+
     from . import attention, kernels, training, unknown_values
     from .device import DEVICE_TYPE
     from .mode import QuickFakeTensorMode, RecordingMode
@@ -80,58 +80,15 @@ def _run(request: Request, recorder: Any, started: float) -> DryRunResult:
     torch.autograd.set_multithreading_enabled(False)
     with QuickFakeTensorMode(allow_non_fake_inputs=True), RecordingMode(ledger):
         config, parameters, trainable = training.run(request, recorder, DEVICE_TYPE)
-        peak = _peak(recorder, request.expandable_segments)
     phases = tuple(recorder.phases)
-    ranks_per_node = min(request.gpus_per_node, request.world_size)
     return DryRunResult(
-        phases=phases, peak=peak,
+        phases=phases, peak=analysis.peak(recorder, request), timeline=analysis.timeline(recorder),
         peak_loading_gpu_bytes=max(phase.gpu_peak_bytes for phase in phases if phase.iteration == 0),
-        host_bytes_per_node=ranks_per_node * max(phase.host_held_peak_bytes for phase in phases),
         nvme_bytes_per_rank=sum(ledger.nvme_files.values()),
         parameters=parameters, trainable_parameters=trainable, world_size=request.world_size, rank=request.rank,
         gpus_per_node=request.gpus_per_node, config=config, seconds=time.monotonic() - started,
         versions={"torch": torch.__version__, "deepspeed": deepspeed.__version__,
                   "transformers": transformers.__version__})
-
-
-def _reserved_peak(recorder: Any, expandable_segments: bool) -> int:
-    """Highest bytes that the caching allocator would hold during training."""
-    ledger = recorder.ledger
-    events: list[allocator.Event | None] = [None] * (ledger.events + 1)
-    for key, block in enumerate(ledger.blocks):
-        if block.device == "gpu":
-            events[block.born] = allocator.Allocate(key, block.size_bytes, block.stream)
-            if block.died >= 0:
-                events[block.died] = allocator.Free(key)
-    for event in ledger.cache_emptied:
-        events[event] = allocator.EmptyCache()
-    training_starts = next(start for start, (iteration, _) in zip(recorder.starts, recorder.names, strict=True) if iteration)
-    before = sum(event is not None for event in events[:training_starts + 1])
-    _, peak = allocator.reserved_peaks((event for event in events if event is not None), [before],
-                                       expandable_segments=expandable_segments)
-    return peak
-
-
-def _peak(recorder: Any, expandable_segments: bool) -> Peak:
-    """The highest GPU peak of all iterations, taken apart."""
-    training_phases = [index for index, (iteration, _) in enumerate(recorder.names) if iteration > 0]
-    at = max(training_phases, key=lambda index: recorder.gpu_peaks[index][0])
-    from .ledger import gpu_bytes
-    allocated, event = recorder.gpu_peaks[at]
-    alive = [block for block in recorder.ledger.blocks if block.device == "gpu" and block.alive_at(event)]
-    by_category, by_module = Counter[str](), Counter[str]()
-    for block in alive:
-        by_category[block.category] += gpu_bytes(block.size_bytes)
-        by_module[block.module] += gpu_bytes(block.size_bytes)
-    alive.sort(key=lambda block: -block.size_bytes)
-    iteration, phase = recorder.names[at]
-    return Peak(
-        iteration=iteration, phase=phase, allocated_bytes_per_gpu=allocated,
-        reserved_bytes_per_gpu=_reserved_peak(recorder, expandable_segments),
-        by_category=dict(by_category.most_common()), by_module=dict(by_module.most_common()),
-        largest=tuple(LiveTensor(size_bytes=gpu_bytes(block.size_bytes), category=block.category, module=block.module,
-                                 shape=block.shape, dtype=str(block.dtype).removeprefix("torch."),
-                                 phase=recorder.names[block.phase][1]) for block in alive[:40]))
 
 
 if __name__ == "__main__":
