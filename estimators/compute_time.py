@@ -18,7 +18,7 @@ from functools import lru_cache
 from .cluster import Gpu
 from .errors import ClusterError
 from .flops import Product, attention_backward, block_attention, block_products, head_product
-from .memory_bound import BACKWARD_SHARE, block_forward_bytes, loss_bytes
+from .memory_bound import BACKWARD_SHARE, block_forward_bytes, block_weight_bytes, loss_bytes
 from .model_shape import ModelShape
 from .workload import Precision, Workload
 
@@ -98,31 +98,34 @@ def compute_time(
     rate."""
     rate, bandwidth = product_rate(gpu, workload.precision), memory_rate(gpu)
     element = workload.weight_bytes
-    forward = backward = attention_forward = elementwise = 0.0
+    forward = backward = attention_forward = elementwise_forward = elementwise_backward = 0.0
     for block in model.blocks:
         for product in block_products(model, block, workload, micro_batch):
             seconds = block.count * product_s(product, rate, bandwidth, element)
             forward += seconds
-            backward += seconds * (2 if product.trained else 1)
+            backward += seconds * product.backward
         for attention, flops in block_attention(model, block, workload, micro_batch):
             keys = min(attention.window or workload.seq_len, workload.seq_len)
             attention_forward += block.count * flops / attention_rate(gpu, workload, keys)
-        elementwise += block.count * block_forward_bytes(model, block, workload, micro_batch) / bandwidth
+        activations = block_forward_bytes(model, block, workload, micro_batch)
+        weights_forward, weights_backward = block_weight_bytes(model, block, workload)
+        elementwise_forward += block.count * (activations + weights_forward) / bandwidth
+        elementwise_backward += block.count * (activations * BACKWARD_SHARE + weights_backward) / bandwidth
     again = 1.0 if gradient_checkpointing else 0.0
     recompute = forward * again
     head = head_product(model, workload, micro_batch)
     if head is not None:
         seconds = product_s(head, rate, bandwidth, element)
         forward += seconds
-        backward += seconds * (2 if head.trained else 1)
+        backward += seconds * head.backward
     loss_forward, loss_backward = loss_bytes(model, workload, micro_batch)
     return ComputeTime(
         products_forward_s=forward, products_backward_s=backward, products_recompute_s=recompute,
         attention_forward_s=attention_forward,
         attention_backward_s=attention_forward * attention_backward(workload.attention),
         attention_recompute_s=attention_forward * again,
-        elementwise_forward_s=elementwise, elementwise_backward_s=elementwise * BACKWARD_SHARE,
-        elementwise_recompute_s=elementwise * again,
+        elementwise_forward_s=elementwise_forward, elementwise_backward_s=elementwise_backward,
+        elementwise_recompute_s=elementwise_forward * again,
         loss_forward_s=loss_forward / bandwidth, loss_backward_s=loss_backward / bandwidth)
 
 

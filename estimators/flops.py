@@ -9,7 +9,12 @@ Symbols: B micro batch, S sequence, T = B S tokens, A heads, d width of a query/
     a. the gradient of its input, T x out times out x in                                   2 in out
     b. the gradient of its weight, unless the weight is frozen (LoRA)                      2 in out
  3. LoRA adds to a layer of rank r, forward                                                2 r (in + out)
-    and twice that backward.
+    and twice that backward. Where peft has no layer to put an adapter beside (fused experts, a router), it
+    computes W + B A, for all tokens together
+    a. forward                                                                             2 r in out
+       and for the E experts, each with its own r, once more to check the result           2 r in out
+    b. backward, the gradients of A and B                                                  4 r in out
+    and the products with W + B A need the gradient of a weight, rule 2b.
  4. Attention does for every pair of a query and a key that it sees, in every head, forward
     a. the score: a dot product of length d                                                2 d
     b. the value, scaled and added                                                         2 dv
@@ -29,11 +34,12 @@ Not covered: convolutions (the patches of ViT, the front of Whisper), which are 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
-from .model_shape import Attention, Block, ModelShape
+from .lora import Adapters, adapters
+from .model_shape import Attention, Block, ModelShape, Tensor
 from .plan import Plan
-from .trainable import adapts
 from .workload import AttentionKernel, Workload
 
 FLASH_BACKWARD, EAGER_BACKWARD = 2.5, 2.0
@@ -46,7 +52,8 @@ _ENCODER_KEYS = re.compile(r"(EncDecAttention|encoder_attn|crossattention)\W(\w+
 class Product:
     """`copies` matrix products of (rows x inner) by (inner x columns); forward, one layer.
 
-    trained: the backward pass also needs the gradient of the weight.
+    backward: products of that size in the backward pass: 2 with the gradient of the weight, 1 where it is frozen, 0
+              where the result is thrown away.
     """
 
     name: str
@@ -54,7 +61,7 @@ class Product:
     inner: int
     columns: int
     copies: int = 1
-    trained: bool = True
+    backward: int = 2
 
     @property
     def forward_flops(self) -> int:
@@ -62,7 +69,7 @@ class Product:
 
     @property
     def backward_flops(self) -> int:
-        return self.forward_flops * (2 if self.trained else 1)
+        return self.forward_flops * self.backward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +108,7 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
     """The matrix products with weights in one layer."""
     stream = model.encoder_len(workload.seq_len) if block.stack == "encoder" else workload.seq_len
     tokens, encoder_tokens = micro_batch * stream, micro_batch * model.encoder_len(workload.seq_len)
-    full = workload.method == "full"
+    chosen, backward = adapters(model, workload), 2 if workload.method == "full" else 1
     products: list[Product] = []
     for tensor in block.tensors:
         if tensor.role == "expert" and len(tensor.shape) == 3:
@@ -111,17 +118,28 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
             busy = min(experts, tokens * feed_forward.experts_per_token)
             products.append(Product(
                 name=tensor.name, rows=-(-tokens * feed_forward.experts_per_token // busy), inner=one, columns=other,
-                copies=busy, trained=full))
+                copies=busy, backward=2 if chosen.folds(tensor) else backward))
         elif len(tensor.shape) == 2 and (tensor.linear or tensor.role in ("router", "expert")):
             rows = encoder_tokens if _ENCODER_KEYS.search(tensor.name) else tokens
             products.append(Product(
-                name=tensor.name, rows=rows, inner=tensor.in_features, columns=tensor.out_features, trained=full))
-            if not full and adapts(tensor, workload):
-                wide_in, wide_out, rank = tensor.in_features, tensor.out_features, workload.lora_rank
+                name=tensor.name, rows=rows, inner=tensor.in_features, columns=tensor.out_features,
+                backward=2 if chosen.folds(tensor) else backward))
+            if tensor.linear and (rank := chosen.rank_of(tensor)):
                 products += (
-                    Product(name=f"{tensor.name} lora_A", rows=rows, inner=wide_in, columns=rank),
-                    Product(name=f"{tensor.name} lora_B", rows=rows, inner=rank, columns=wide_out))
+                    Product(name=f"{tensor.name} lora_A", rows=rows, inner=tensor.in_features, columns=rank),
+                    Product(name=f"{tensor.name} lora_B", rows=rows, inner=rank, columns=tensor.out_features))
+        if chosen.folds(tensor):
+            products += _folds(tensor, chosen)
     return tuple(products)
+
+
+def _folds(tensor: Tensor, chosen: Adapters) -> tuple[Product, ...]:
+    """W + B A of a router, or of every expert and the check of it (rule 3a)."""
+    *experts, wide_out, wide_in = tensor.shape
+    copies = prod(experts)
+    fold = Product(name=f"{tensor.name} B A", rows=wide_out, inner=chosen.rank_of(tensor) // copies, columns=wide_in,
+                   copies=copies)
+    return (fold, replace(fold, name=f"{tensor.name} B A, checked", backward=0)) if experts else (fold,)
 
 
 def head_product(model: ModelShape, workload: Workload, micro_batch: int) -> Product | None:
@@ -133,7 +151,7 @@ def head_product(model: ModelShape, workload: Workload, micro_batch: int) -> Pro
         return None
     return Product(
         name="head", rows=micro_batch * workload.seq_len, inner=model.hidden_size, columns=model.vocab_size,
-        trained=workload.method == "full")
+        backward=2 if workload.method == "full" else 1)
 
 
 def block_attention(

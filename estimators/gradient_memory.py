@@ -96,7 +96,7 @@ class _Gradients:
     @staticmethod
     def of(cut: Partitions) -> _Gradients:
         tensors = cut.tensors
-        widest = max(numel for numel in tensors.trainable_layer)
+        widest = max(tensors.trainable_layer, default=0)
         if not tensors.trains_head:
             return _Gradients(0, widest, 0, widest, widest)
         if tensors.model.tied and tensors.head:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .errors import WorkloadError
 from .model_shape import ModelShape, Tensor
+from .workload import Workload
 
 ALL_LINEAR = "all-linear"
 
@@ -24,19 +25,56 @@ _FUSED_SINCE = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Targets:
-    """What a list of targets means for one model.
+class Adapters:
+    """Which weights of a model LoRA adapts, and how wide.
 
+    rank:       r.
     modules:    ends of the names of linear layers, None: all but the output head.
     left_out:   last parts of names that are not meant all the same.
-    parameters: whole names of fused tensors.
+    parameters: whole names of tensors outside any linear layer: fused experts, routers.
     """
 
+    rank: int
     modules: frozenset[str] | None
     left_out: frozenset[str] = frozenset()
     parameters: frozenset[str] = frozenset()
 
-    def names(self, tensor: Tensor) -> bool:
+    def rank_of(self, tensor: Tensor) -> int:
+        """Inner width of the tensor's adapter: r; E r of E fused experts, 2 E r of their gate and up; 0 without one."""
+        if not self._names(tensor):
+            return 0
+        if len(tensor.shape) == 2:
+            return self.rank
+        return self.rank * tensor.shape[0] * (2 if tensor.name.endswith("gate_up_proj") else 1)
+
+    def folds(self, tensor: Tensor) -> bool:
+        """The adapter has no module beside it: every forward pass computes W + B A, a tensor as large as W.
+
+        Source: peft 0.21 tuners/lora/layer.py ParamWrapper.
+        """
+        return not tensor.linear and self._names(tensor)
+
+    def matrices(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """A (rank, in) and B (out, rank) of the tensor's adapter, none without one.
+
+        Names are peft's (`q_proj.lora_A.default.weight`), inside a block relative to the layer.
+        """
+        rank = self.rank_of(tensor)
+        if not rank:
+            return ()
+        module = tensor.name.removesuffix(".weight")
+        if len(tensor.shape) == 3:
+            _, wide_out, wide_in = tensor.shape
+            # peft wraps the module that holds the tensors once for each, gate and up innermost.
+            module = tensor.name.rpartition(".")[0]
+            if tensor.name.endswith("gate_up_proj") and any(name.endswith("down_proj") for name in self.parameters):
+                module += ".base_layer"
+        else:
+            wide_in, wide_out = tensor.in_features, tensor.out_features
+        return tuple(Tensor(name=f"{module}.{matrix}.default.weight", shape=shape, role=tensor.role, linear=True)
+                     for matrix, shape in (("lora_A", (rank, wide_in)), ("lora_B", (wide_out, rank))))
+
+    def _names(self, tensor: Tensor) -> bool:
         if tensor.name in self.parameters:
             return True
         module = tensor.name.removesuffix(".weight")
@@ -47,52 +85,32 @@ class _Targets:
         return any(f".{module}".endswith(f".{target}") for target in self.modules)
 
 
-def lora_tensors(model: ModelShape, rank: int, targets: Sequence[str] | None) -> tuple[tuple[Tensor, int], ...]:
-    """Both matrices of every adapter, with their number of occurrences: A (r, in) and B (out, r).
+_NONE = Adapters(rank=0, modules=frozenset())
 
-    targets: the ends of module names, as in peft's `target_modules` (`q_proj`, or `mlp.c_proj` to tell two apart); None or
-    ("all-linear",) is every `nn.Linear` and `Conv1D` but the output head. In families whose experts transformers 5 fused
-    and peft converts (Mixtral, Qwen3-MoE, OLMoE, DeepSeek), the experts' former names mean the fused tensors, and
-    "all-linear" includes them and the router: E experts of rank r are one adapter of rank E r (2 E r for gate and up).
 
-    Names are peft's (`q_proj.lora_A.default.weight`), inside a block relative to the layer.
+@lru_cache(maxsize=64)
+def adapters(model: ModelShape, workload: Workload) -> Adapters:
+    """What LoRA adapts under a workload; nothing with method "full".
+
+    `lora_targets` are the ends of module names, as in peft's `target_modules` (`q_proj`, or `mlp.c_proj` to tell two
+    apart); None or ("all-linear",) is every `nn.Linear` and `Conv1D` but the output head. In families whose experts
+    transformers 5 fused and peft converts (Mixtral, Qwen3-MoE, OLMoE, DeepSeek), the experts' former names mean the fused
+    tensors, and "all-linear" includes them and the router.
+
     Source: LoRA (arXiv:2106.09685) section 4.1; peft 0.21 tuners/lora/layer.py.
     Not covered: adapters on embeddings, `target_parameters`, patterns, single layers.
 
     Raises WorkloadError for a rank below 1, for a target that names nothing, with the names that exist, and for only one
     of two projections that are fused.
     """
+    if workload.method == "full":
+        return _NONE
+    rank, targets = workload.lora_rank, workload.lora_targets
     if rank < 1:
         raise WorkloadError(f"a LoRA rank of {rank} is impossible", fix="give --lora-rank 8, or another positive number")
-    chosen = _resolve(model, targets)
-    return tuple((adapter, count) for tensor, count in model.tensor_counts if chosen.names(tensor)
-                 for adapter in _adapter(tensor, rank, chosen))
-
-
-def lora_parameters(model: ModelShape, rank: int, targets: Sequence[str] | None) -> int:
-    """Pt of LoRA: the sum of r (in + out) over every adapted weight."""
-    return sum(tensor.numel * count for tensor, count in lora_tensors(model, rank, targets))
-
-
-def _adapter(tensor: Tensor, rank: int, chosen: _Targets) -> Iterator[Tensor]:
-    module = tensor.name.removesuffix(".weight")
-    wide_in, wide_out = tensor.in_features, tensor.out_features
-    if tensor.role == "expert":
-        experts, wide_out, wide_in = tensor.shape
-        both = tensor.name.endswith("gate_up_proj")
-        rank *= experts * (2 if both else 1)
-        # peft wraps the module that holds the tensors once for each, gate and up innermost.
-        module = tensor.name.rpartition(".")[0]
-        if both and any(name.endswith("down_proj") for name in chosen.parameters):
-            module += ".base_layer"
-    for matrix, shape in (("lora_A", (rank, wide_in)), ("lora_B", (wide_out, rank))):
-        yield Tensor(name=f"{module}.{matrix}.default.weight", shape=shape, role=tensor.role, linear=True)
-
-
-def _resolve(model: ModelShape, targets: Sequence[str] | None) -> _Targets:
     fused = _FUSED_SINCE.get(model.model_type, {})
-    if targets is None or list(targets) == [ALL_LINEAR]:
-        return _Targets(modules=None, left_out=frozenset(fused), parameters=frozenset(fused.values()))
+    if targets is None or targets == (ALL_LINEAR,):
+        return Adapters(rank=rank, modules=None, left_out=frozenset(fused), parameters=frozenset(fused.values()))
     ends = {target: target.rpartition(".")[2] for target in targets}
     parameters = frozenset(fused[end] for end in ends.values() if end in fused)
     for parameter in parameters:
@@ -104,12 +122,12 @@ def _resolve(model: ModelShape, targets: Sequence[str] | None) -> _Targets:
                                 fix=f"name all of them in --lora-targets: {', '.join(parts)}")
     modules = frozenset(target for target, end in ends.items() if end not in fused)
     for target in sorted(modules):
-        alone = _Targets(modules=frozenset({target}))
-        if not any(alone.names(tensor) for tensor, _ in model.tensor_counts):
+        alone = Adapters(rank=rank, modules=frozenset({target}))
+        if not any(alone.rank_of(tensor) for tensor, _ in model.tensor_counts):
             raise WorkloadError(f"{model.name} has no linear layer named {target!r}",
                                 why=f"it has: {', '.join(_target_names(model, fused))}",
                                 fix="name one of these in --lora-targets")
-    return _Targets(modules=modules, parameters=parameters)
+    return Adapters(rank=rank, modules=modules, parameters=parameters)
 
 
 def _target_names(model: ModelShape, fused: dict[str, str]) -> list[str]:

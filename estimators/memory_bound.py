@@ -16,16 +16,21 @@ feed-forward:
     dispatching a token to k experts and summing them up                               7 e k H, router in fp32
     eager attention: scores written, scaled, masked, softmax in fp32, cast             22 bytes per pair and head
     a LoRA adapter (input to its dtype, scaled output, sum)                             2 e in + 5 e out
-    unpacking a 4-bit weight (per weight, not per token), as slow as moving            UNPACK_BYTES
 
 The backward pass of such an operation reads the gradient and what was saved and writes a gradient for each input: about
-twice the forward bytes, and so counted.
+twice the forward bytes, and so counted. Some operations move weights, whatever the tokens:
+
+    W + B A where LoRA folds an adapter into fused experts: W read, checked and used   2 e    (forward only)
+    unpacking a 4-bit weight, as slow as moving                                        UNPACK_BYTES
+
+The rest of such a fold is a product of its own (`flops.py`, rule 3).
 """
 
 from __future__ import annotations
 
+from .lora import adapters
 from .model_shape import Attention, Block, ModelShape
-from .trainable import adapts
+from .nf4 import quantized
 from .workload import Workload
 
 BACKWARD_SHARE = 2.0
@@ -61,7 +66,7 @@ _WRITTEN_OUT = ("gelu_new", "gelu_fast", "gelu_python", "quick_gelu")
 
 
 def block_forward_bytes(model: ModelShape, block: Block, workload: Workload, micro_batch: int) -> float:
-    """Bytes of one layer's forward pass."""
+    """Bytes of one layer's forward pass over its activations."""
     encoder = model.encoder_len(workload.seq_len)
     stream = encoder if block.stack == "encoder" else workload.seq_len
     tokens, element = micro_batch * stream, workload.weight_bytes
@@ -83,17 +88,19 @@ def block_forward_bytes(model: ModelShape, block: Block, workload: Workload, mic
     for attention, keys in ((block.attention, stream), (block.cross_attention, encoder)):
         if attention is not None:
             total += micro_batch * _attention_bytes(attention, block, workload, stream, keys)
-    if workload.method != "full":
-        total += _adapter_bytes(block, workload, tokens)
-    return total
+    chosen = adapters(model, workload)
+    return total + tokens * element * sum(2 * tensor.in_features + 5 * tensor.out_features for tensor in block.tensors
+                                          if tensor.linear and chosen.rank_of(tensor))
 
 
-def _adapter_bytes(block: Block, workload: Workload, tokens: int) -> float:
-    element = workload.weight_bytes
-    adapted = [tensor for tensor in block.tensors if adapts(tensor, workload)]
-    sums = tokens * element * sum(2 * tensor.in_features + 5 * tensor.out_features for tensor in adapted)
-    weights = sum(tensor.numel for tensor in block.tensors if tensor.linear) if workload.method == "qlora" else 0
-    return sums + UNPACK_BYTES * weights
+def block_weight_bytes(model: ModelShape, block: Block, workload: Workload) -> tuple[float, float]:
+    """Bytes of one layer's forward and backward pass over its weights, besides matrix products."""
+    if workload.method == "full":
+        return 0.0, 0.0
+    chosen = adapters(model, workload)
+    unpacked = UNPACK_BYTES * sum(tensor.numel for tensor in block.tensors if quantized(tensor, workload))
+    folded = 2 * workload.weight_bytes * sum(tensor.numel for tensor in block.tensors if chosen.folds(tensor))
+    return float(unpacked + folded), float(unpacked)
 
 
 def norm_bytes(kind: str, element: int) -> int:

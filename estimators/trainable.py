@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from .lora import lora_tensors
+from .lora import adapters
 from .model_shape import ModelShape, Tensor
+from .nf4 import nf4_bytes, quantized
 from .partition import (
     BucketFills,
     RankLoad,
@@ -24,32 +25,6 @@ from .partition import (
     sub_groups,
 )
 from .workload import Workload
-
-NF4_BLOCK = 64
-"""Elements that share a scale."""
-
-NF4_OUTER_BLOCK = 256
-"""Scales that share a scale of their own."""
-
-
-def nf4_bytes(numel: int) -> int:
-    """Bytes of a weight in NF4 with double quantization: n/2 + n/64 + 4 n/(64 x 256), and two code tables.
-
-    Four bits an element, one 8-bit scale per 64 elements, and one fp32 scale per 256 of those scales.
-    Source: QLoRA (arXiv:2305.14314) section 3; bitsandbytes functional.py `quantize_4bit` (compress_statistics).
-    """
-    scales = -(-numel // NF4_BLOCK)
-    tables = (16 + 256) * 4
-    return -(-numel // 2) + scales + 4 * -(-scales // NF4_OUTER_BLOCK) + tables
-
-
-def adapts(tensor: Tensor, workload: Workload) -> bool:
-    """LoRA puts an adapter beside this tensor: a linear weight that is named, or any but the output head."""
-    if not tensor.linear:
-        return False
-    if workload.lora_targets is None:
-        return tensor.role != "head"
-    return tensor.name.rpartition(".")[0].rpartition(".")[2] in workload.lora_targets
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -113,24 +88,28 @@ def tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
     base = (*(tensor.numel for tensor in first),
             *(numel for block in model.blocks for numel in [tensor.numel for tensor in block.tensors] * block.count),
             *(tensor.numel for tensor in last))
-    layer = max(([tensor.numel for tensor in block.tensors] for block in model.blocks), key=sum, default=[])
+    chosen = adapters(model, workload)
+    # Counted with its adapters, which may not reach every kind of layer.
+    layer, layer_adapters = max(
+        (([tensor.numel for tensor in block.tensors],
+          [matrix.numel for tensor in block.tensors for matrix in chosen.matrices(tensor)]) for block in model.blocks),
+        key=lambda pair: sum(map(sum, pair)), default=([], []))
     trainable: tuple[int, ...] = base
     frozen: tuple[int, ...] = ()
-    adapters = layer
     if workload.method == "full":
         muon = sum(tensor.numel * count for tensor, count in model.tensor_counts if _is_hidden_matrix(tensor))
+        layer_adapters = layer
     else:
         # In one run per adapter instead of layer by layer: no size depends on their order.
-        counted = lora_tensors(model, workload.lora_rank, workload.lora_targets)
-        trainable = tuple(tensor.numel for tensor, count in counted for _ in range(count))
+        trainable = tuple(matrix.numel for tensor, count in model.tensor_counts for matrix in chosen.matrices(tensor)
+                          for _ in range(count))
         frozen, muon = base, sum(trainable)
-        adapters = [tensor.numel for tensor, _ in counted]
-        layer = layer + adapters
+        layer = layer + layer_adapters
     embedding = max((tensor.numel for tensor in first), default=0)
     head = max((tensor.numel for tensor in last if tensor.role == "head"), default=embedding if model.tied else 0)
     return TensorSet(
         model=model, workload=workload, trainable=trainable, frozen=frozen, muon=muon, layer_tensors=tuple(layer),
-        trainable_layer=tuple(adapters), head=head, embedding=embedding,
+        trainable_layer=tuple(layer_adapters), head=head, embedding=embedding,
         frozen_bytes=sum(_frozen_bytes(tensor, workload) * count for tensor, count in model.tensor_counts) if frozen else 0)
 
 
@@ -140,7 +119,7 @@ def _is_hidden_matrix(tensor: Tensor) -> bool:
 
 
 def _frozen_bytes(tensor: Tensor, workload: Workload) -> int:
-    if workload.method == "qlora" and tensor.linear and tensor.role != "head":
+    if quantized(tensor, workload):
         return nf4_bytes(tensor.numel)
     return tensor.numel * workload.weight_bytes
 

@@ -17,7 +17,7 @@ class Workload:
     """A training job without its parallelism; what the plan decides is in `Plan`.
 
     lora_rank:    r of every adapter; no effect with method "full".
-    lora_targets: last parts of module names (`q_proj`), None for every linear layer but the output head.
+    lora_targets: ends of module names (`q_proj`), None for all that peft's "all-linear" means; see `lora.adapters`.
     seq_len:      S, tokens per sample as the model sees them (padded or packed).
     precision:    of weights and activations; masters and optimizer states follow from DeepSpeed's rules for it.
     optimizer:    a key of `estimators.optimizers.OPTIMIZERS`.

@@ -76,6 +76,29 @@ def test_bytes_grow_with_batch_and_sequence(model: ModelShape, checkpointing: bo
     assert two - one == three - two
 
 
+def test_adapted_experts_are_kept_whole() -> None:
+    """peft computes W + B A: 16-bit copies of gate, up and down and of the router, kept in every layer, and while a
+    checkpointed one is recomputed."""
+    experts, hidden, inner, layers = 16, 256, 192, 3
+    model = shape_from_config({
+        "model_type": "qwen3_moe", "hidden_size": hidden, "intermediate_size": 704, "moe_intermediate_size": inner,
+        "num_experts": experts, "num_experts_per_tok": 4, "num_hidden_layers": layers, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 64}, name="moe")
+    copies = 2 * (3 * experts * hidden * inner + experts * hidden)
+    attention = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+    def fixed(targets: tuple[str, ...], checkpointing: bool) -> int:
+        how = {"method": "lora", "lora_targets": targets, "seq_len": 128}
+        one, two = (memory(model, batch, checkpointing, **how) for batch in (1, 2))
+        peaks = [sum(term.size_bytes for term in (*m.saved_terms, *(term for term in m.block_terms
+                                                                   if term.name == "recomputed layer"))) for m in (one, two)]
+        return 2 * peaks[0] - peaks[1]
+
+    routed = (*attention, "gate", "gate_proj", "up_proj", "down_proj")
+    assert fixed(routed, False) - fixed(attention, False) == layers * copies
+    assert fixed(routed, True) - fixed(attention, True) == copies
+
+
 @BOTH
 def test_adapters_need_less(checkpointing: bool) -> None:
     """Frozen weights do not save their inputs, frozen norms not their normed copies; fewer targets save less still."""

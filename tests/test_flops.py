@@ -67,6 +67,33 @@ def test_a_causal_query_sees_itself_and_what_came_before() -> None:
     assert attention_flops(causal, 3, 10, 10, "eager") == 3 * 2 * 100 * 2 * (8 + 4)
 
 
+@pytest.mark.parametrize("config", [
+    CONFIGS["llama"],
+    {**_SMALL, "model_type": "qwen3_moe", "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 32,
+     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}], ids=["llama", "qwen3_moe"])
+def test_adapters_equal_torchs_counter(config: dict[str, Any]) -> None:
+    """peft's adapters beside linear layers, and those that it folds into fused experts and their router."""
+    torch, transformers, peft = (pytest.importorskip(name) for name in ("torch", "transformers", "peft"))
+    from torch.utils.flop_counter import FlopCounterMode
+
+    arguments = {key: value for key, value in config.items() if key != "model_type"}
+    # The counter knows no grouped products; run one by one, the experts' are the same.
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(
+        config["model_type"], **arguments, attn_implementation="eager", experts_implementation="eager"))
+    model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules="all-linear"))
+    model.enable_input_require_grads()
+    tokens = torch.randint(300, (BATCH, SEQ_LEN))
+    with FlopCounterMode(display=False) as forward:
+        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()
+
+    workload = Workload(method="lora", lora_rank=4, seq_len=SEQ_LEN, precision="fp32", attention="eager")
+    ours = micro_batch_flops(shape_from_config(config, name="model"), workload, PLAN)
+    assert ours.forward == pytest.approx(forward.get_total_flops(), rel=2e-3)
+    assert ours.backward == pytest.approx(backward.get_total_flops(), rel=2e-3)
+
+
 def test_lora_needs_no_gradient_of_frozen_weights() -> None:
     """Backward costs one forward instead of two, plus what the thin adapters add."""
     model = find("llama-2-7b")

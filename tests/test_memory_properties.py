@@ -15,9 +15,10 @@ from ds_advise.estimators.hardware import find_gpu
 from ds_advise.estimators.host_memory import pinned_block
 from ds_advise.estimators.memory import estimate_memory, unsupported
 from ds_advise.estimators.model_shape import ModelShape
+from ds_advise.estimators.nf4 import nf4_bytes
 from ds_advise.estimators.optimizers import OPTIMIZERS
 from ds_advise.estimators.plan import Plan
-from ds_advise.estimators.trainable import nf4_bytes, tensor_set
+from ds_advise.estimators.trainable import tensor_set
 from ds_advise.estimators.workload import Workload
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""LoRA's adapters against peft, on models on the meta device."""
+"""LoRA's adapters against peft, QLoRA's four bits against transformers, on models on the meta device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import pytest
 from ds_advise.estimators import catalogue
 from ds_advise.estimators.errors import WorkloadError
 from ds_advise.estimators.families import shape_from_config
-from ds_advise.estimators.lora import lora_parameters, lora_tensors
+from ds_advise.estimators.lora import adapters
+from ds_advise.estimators.model_shape import ModelShape, Tensor
+from ds_advise.estimators.nf4 import quantized
+from ds_advise.estimators.trainable import tensor_set
+from ds_advise.estimators.workload import Workload
 
 TEXT = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 128, "pad_token_id": 0}
@@ -49,6 +53,16 @@ CASES: list[tuple[dict[str, Any], list[str] | None]] = [
 ]
 
 
+def lora_tensors(model: ModelShape, rank: int, targets: list[str] | None) -> list[tuple[Tensor, int]]:
+    """Both matrices of every adapter, with their number of occurrences."""
+    chosen = adapters(model, Workload(method="lora", lora_rank=rank, lora_targets=tuple(targets) if targets else None))
+    return [(matrix, count) for tensor, count in model.tensor_counts for matrix in chosen.matrices(tensor)]
+
+
+def lora_parameters(model: ModelShape, rank: int, targets: list[str] | None) -> int:
+    return sum(tensor.numel * count for tensor, count in lora_tensors(model, rank, targets))
+
+
 def relative(name: str, prefixes: list[str]) -> str:
     """peft's full name without the place of the layer, as inside a `Block`."""
     name = name.removeprefix("base_model.model.")
@@ -58,18 +72,23 @@ def relative(name: str, prefixes: list[str]) -> str:
     return name
 
 
+def on_meta(config: dict[str, Any], shape: ModelShape) -> Any:
+    import torch
+    import transformers
+
+    rest = {name: value for name, value in config.items() if name != "model_type"}
+    with torch.device("meta"):
+        return getattr(transformers, shape.architecture)(transformers.AutoConfig.for_model(config["model_type"], **rest))
+
+
 @pytest.mark.parametrize(("config", "targets"), CASES, ids=lambda value: str(
     value["model_type"] if isinstance(value, dict) else value))
 def test_adapters_are_those_of_peft(config: dict[str, Any], targets: list[str] | None) -> None:
     """Names, shapes and number of all adapters, for all linear layers and for named ones."""
     import peft
-    import torch
-    import transformers
 
     shape = shape_from_config(config, name="model")
-    rest = {name: value for name, value in config.items() if name != "model_type"}
-    with torch.device("meta"):
-        model = getattr(transformers, shape.architecture)(transformers.AutoConfig.for_model(config["model_type"], **rest))
+    model = on_meta(config, shape)
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets or "all-linear"))
     theirs = {name: tuple(parameter.shape) for name, parameter in adapted.named_parameters() if parameter.requires_grad}
 
@@ -81,6 +100,34 @@ def test_adapters_are_those_of_peft(config: dict[str, Any], targets: list[str] |
     assert ours == inside
     assert lora_parameters(shape, 4, targets) == sum(
         parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
+
+
+@pytest.mark.parametrize("config", [config for config, targets in CASES if targets is None],
+                         ids=lambda config: config["model_type"])
+def test_four_bits_are_what_transformers_hands_to_bitsandbytes(config: dict[str, Any]) -> None:
+    """Linear layers but those that its quantizer keeps; fused experts and their routers are none."""
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+    from transformers.quantizers.base import HfQuantizer
+    from transformers.quantizers.quantizers_utils import should_convert_module
+
+    shape = shape_from_config(config, name="model")
+    model = on_meta(config, shape)
+    kept = HfQuantizer.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
+    theirs = sum(module.weight.numel() for name, module in model.named_modules()
+                 if should_convert_module(name, kept) and (isinstance(module, Conv1D) or type(module) is nn.Linear))
+    workload = Workload(method="qlora")
+    assert theirs == sum(tensor.numel * count for tensor, count in shape.tensor_counts if quantized(tensor, workload))
+
+
+def test_the_largest_layer_comes_with_its_own_adapters() -> None:
+    """Of a dense and of expert layers the largest counts, and only what peft adds to it."""
+    shape = shape_from_config(DEEPSEEK, name="model")
+    tensors = tensor_set(shape, Workload(method="lora", lora_rank=4, lora_targets=("gate_proj", "up_proj", "down_proj")))
+    experts, hidden, inner = 8, 64, 32
+    assert tensors.trainable_layer == (2 * experts * 4 * hidden, 2 * experts * 4 * 2 * inner,
+                                       experts * 4 * inner, experts * 4 * hidden)
+    assert tensors.layer_tensors[-4:] == tensors.trainable_layer
 
 
 def test_rank_eight_on_all_linear_layers_of_qwen2_5_14b() -> None:

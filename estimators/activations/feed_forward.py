@@ -94,7 +94,11 @@ def _top_k(ops: Ops, scores: Value, copies: int) -> Value:
 
 
 def _grouped(ops: Ops, label: str, value: Value, width: int) -> Value:
-    """`torch._grouped_mm`: the input is saved when the expert weights train."""
+    """`torch._grouped_mm`: the input is saved when the expert weights train, as adapted ones do."""
+    folded = next((ops.folded(name) for name, tensor in ops.weights.items()
+                   if tensor.role == "expert" and name.endswith(label)), None)
+    if folded is not None:
+        return ops.tape.apply(label, (value, folded), width=width, saves=(value, folded))
     return ops.tape.apply(label, (value,), width=width, saves=(value,) if ops.trains else (), trains=ops.trains)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..lora import Adapters
 from ..model_shape import Tensor
+from ..nf4 import quantized
 from ..workload import Workload
 from .tape import Tape, Value
 
@@ -15,7 +17,7 @@ class Ops:
     """Records operations for one workload.
 
     itemsize: bytes of an element of weights and activations.
-    weights:  the layer's linear weights by module name.
+    weights:  the layer's matrices by module name, fused experts by their own.
     keeps_frozen_inputs: DeepSpeed's linear layer of ZeRO-3 is in use, which saves its input whether the weight trains
               or not (deepspeed 0.19 `runtime/zero/linear.py`).
     """
@@ -24,6 +26,7 @@ class Ops:
     workload: Workload
     itemsize: int
     weights: Mapping[str, Tensor]
+    adapters: Adapters
     keeps_frozen_inputs: bool = False
 
     @property
@@ -77,13 +80,22 @@ class Ops:
         mask = self.tape.tensor(value.rows, value.width, 1, "dropout mask")
         return self.tape.apply(value.storage.label, (value,), saves=(mask,))
 
-    def adapts(self, name: str) -> bool:
-        """LoRA puts an adapter beside this linear layer."""
-        tensor, targets = self.weights[name], self.workload.lora_targets
-        return not self.trains and tensor.linear and (targets is None or name.rpartition(".")[2] in targets)
+    def folded(self, name: str) -> Value | None:
+        """W + scaling B A, which peft puts in the place of fused experts and routers; None where they are not adapted.
+
+        A tensor as large as W for each layer, whatever the batch, kept for the backward pass because the product that
+        reads it saves its weight; its gradient is as large again, and of it come those of A and B.
+        Source: peft 0.21 `tuners/lora/layer.py` (ParamWrapper, `_LoraFactorsProxy`).
+        """
+        tensor = self.weights[name]
+        if not self.adapters.folds(tensor):
+            return None
+        width = tensor.shape[-1]
+        frozen = self.tape.tensor(tensor.numel // width, width, self.itemsize, name, needs_grad=False, fixed=True, outer=True)
+        return self.tape.apply(f"adapted {name.rpartition('.')[2]}", (frozen,), trains=True)
 
     def linear(self, name: str, value: Value, label: str = "") -> Value:
-        """`nn.Linear`, with peft's adapter where there is one: W x + scaling * B(A(x)).
+        """`nn.Linear` or a router, with peft's adapter where there is one: W x + scaling * B(A(x)).
 
         The input is saved when the weight trains. With LoRA the base weight does not; lora_A trains and saves the
         input, lora_B saves lora_A's output (r wide), and the scaled product and the sum are tensors of their own.
@@ -96,11 +108,16 @@ class Ops:
         label = label or name.rpartition(".")[2]
         if self.trains:
             return self.tape.apply(label, (value,), width=width, saves=(value,), trains=True)
-        dequantized = weight.numel * self.itemsize if self.workload.method == "qlora" else 0
+        folded = self.folded(name)
+        if folded is not None:
+            operands = value, self.cast(folded, value.itemsize)
+            return self.tape.apply(label, operands, width=width, saves=operands)
+        dequantized = weight.numel * self.itemsize if quantized(weight, self.workload) else 0
         base = self.tape.apply(label, (value,), width=width, saves=(value,) if self.keeps_frozen_inputs else (),
                                fixed_workspace=dequantized)
-        if not self.adapts(name):
+        rank = self.adapters.rank_of(weight)
+        if not rank:
             return base
-        low = self.tape.apply(f"lora_A of {label}", (value,), width=self.workload.lora_rank, saves=(value,), trains=True)
+        low = self.tape.apply(f"lora_A of {label}", (value,), width=rank, saves=(value,), trains=True)
         update = self.scale(self.tape.apply(f"lora_B of {label}", (low,), width=width, saves=(low,), trains=True))
         return self.add(base, update, label)

@@ -32,7 +32,8 @@ def end(recorder: Recorder) -> End:
     elif model.vocab_size:
         output = ops.tape.apply("transform", (output,), saves=(output,) if ops.trains else (), trains=ops.trains)
         output = norm(ops, code.norm, activate(ops, block.feed_forward.activation, output))
-    if (model.vocab_size or model.num_labels) and (ops.trains or recorder.zero3 or model.num_labels):
+    adapted = any(ops.adapters.rank_of(tensor) for tensor in ops.weights.values())
+    if (model.vocab_size or model.num_labels) and (ops.trains or adapted or recorder.zero3 or model.num_labels):
         ops.tape.apply("logits", (output,), width=1, saves=(output,))
     recording = Recording.of(ops.tape, value, output)
     return End(recording, saved_part("final norm and head input", recording.saved, count=1, rows=rows))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from ..lora import adapters
 from ..model_shape import Attention, Block, ModelShape, Tensor
 from ..workload import Workload
 from .codes import LayerCode, layer_code
@@ -75,9 +76,9 @@ class Recorder:
         return apart
 
     def ops(self, tensors: Iterable[Tensor], part: str) -> Ops:
-        weights = {tensor.name.removesuffix(".weight"): tensor for tensor in tensors if len(tensor.shape) == 2}
+        weights = {tensor.name.removesuffix(".weight"): tensor for tensor in tensors if len(tensor.shape) >= 2}
         return Ops(tape=Tape(part), workload=self.workload, itemsize=self.workload.weight_bytes, weights=weights,
-                   keeps_frozen_inputs=self.zero3)
+                   adapters=adapters(self.model, self.workload), keeps_frozen_inputs=self.zero3)
 
     def layer(self, block: Block, *, first: bool) -> Recording:
         """Run one layer on a tape. Checkpointing keeps its input anyway, so it is not among what is recomputed."""
