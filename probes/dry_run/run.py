@@ -113,6 +113,22 @@ def _ask(request: Request, timeout_s: float) -> dict[str, Any]:
             raise DryRunError(f"the dry run died: {last[0]}", phase="unknown", details=done.stderr)
         answer = json.loads(answer_file.read_text())
     if "error" in answer:
-        raise DryRunError(f"{answer['kind']} during {answer['phase']}: {answer['error']}", phase=answer["phase"],
-                          details=answer["traceback"])
+        raise _error(answer)
     return dict(answer["result"])
+
+
+def _error(answer: dict[str, str]) -> DryRunError:
+    """The subprocess's exception, in the words of its origin, with what can be done about it."""
+    kind, phase = answer["kind"], answer["phase"]
+    lines = [line.strip() for line in answer["error"].splitlines() if "errors.pydantic.dev" not in line]
+    what = f"{' '.join(lines) or kind} (during {phase})"
+    why = fix = ""
+    if kind in ("DynamicOutputShapeException", "DataDependentOutputException", "GuardOnDataDependentSymNode"):
+        what = f"{answer['where'] or 'the model'} needs real values: {answer['error']} (during {phase})"
+        why = "a dry run knows shapes, not values"
+        fix = "write it without shapes that depend on values (a mask instead of an index), or probe on a GPU"
+    elif kind == "ValidationError":
+        why, fix = "DeepSpeed rejects this configuration", "correct the key that the message names"
+    elif answer["where"]:
+        why = f"raised at {answer['where']}"
+    return DryRunError(what, phase=phase, details=answer["traceback"], why=why, fix=fix)

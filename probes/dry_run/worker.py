@@ -10,6 +10,7 @@ import os
 import sys
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,31 @@ def answer_to(request: Request) -> dict[str, Any]:
         return {"result": _run(request, recorder, started).to_json()}
     except Exception as error:
         return {"error": str(error), "kind": type(error).__name__, "phase": recorder.current if recorder else "start",
-                "traceback": traceback.format_exc()}
+                "where": _users_line(error), "traceback": traceback.format_exc()}
+
+
+def _users_line(error: Exception) -> str:
+    """FILE:LINE of the innermost code that is neither ours nor an installed package's, "" if there is none."""
+    here = str(Path(__file__).parent)
+    lines = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)
+             if "site-packages" not in frame.filename and not frame.filename.startswith((here, "<"))]
+    return lines[-1] if lines else ""
+
+
+def harmless(config: dict[str, Any], folder: str) -> dict[str, Any]:
+    """The configuration without what would reach beyond this process and does not change memory.
+
+    DeepSpeed clears and creates its swap folders below `nvme_path`, where a real training may be running: they go into
+    `folder` instead. Monitors would write files or open connections; the profiler would print.
+    """
+    config = {key: value for key, value in config.items()
+              if key not in ("tensorboard", "wandb", "comet", "csv_monitor", "flops_profiler")}
+    zero = config.get("zero_optimization")
+    if isinstance(zero, dict):
+        config["zero_optimization"] = {
+            key: {**value, "nvme_path": folder} if isinstance(value, dict) and value.get("nvme_path") else value
+            for key, value in zero.items()}
+    return config
 
 
 def _recorder(request: Request) -> Any:
@@ -78,8 +103,9 @@ def _run(request: Request, recorder: Any, started: float) -> DryRunResult:
     collectives.silence_comparisons()
     # Backward passes of the simulated device would run in a thread of their own, which dispatch modes do not follow into.
     torch.autograd.set_multithreading_enabled(False)
+    safe = replace(request, config=harmless(request.config, str(Path.cwd())))
     with QuickFakeTensorMode(allow_non_fake_inputs=True), RecordingMode(ledger):
-        config, parameters, trainable = training.run(request, recorder, DEVICE_TYPE)
+        config, parameters, trainable = training.run(safe, recorder, DEVICE_TYPE)
     phases = tuple(recorder.phases)
     return DryRunResult(
         phases=phases, peak=analysis.peak(recorder, request), timeline=analysis.timeline(recorder),
