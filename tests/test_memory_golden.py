@@ -31,6 +31,11 @@ MODELS: dict[str, dict[str, Any]] = {
              "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True},
     "6B": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
            "num_key_value_heads": 8, "vocab_size": 32000, "tie_word_embeddings": False},
+    # peft's adapters go into the fused experts and the router too.
+    "experts": {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 1024,
+                "intermediate_size": 2048, "moe_intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 16,
+                "num_key_value_heads": 4, "head_dim": 64, "num_experts": 32, "num_experts_per_tok": 4, "vocab_size": 8192,
+                "tie_word_embeddings": False},
 }
 TOY = {"reduce_bucket_size": 4_000_000, "stage3_prefetch_bucket_size": 4_000_000, "stage3_param_persistence_threshold": 10_000}
 CPU = {"offload_optimizer": "cpu"}
@@ -73,6 +78,9 @@ ROWS: list[tuple[str, int, int, dict[str, Any], Workload, int, float]] = [
     ("6B", 3, 2, {**auto(4096), **BOTH}, Workload(seq_len=1024), 3_143_015_936, 0.03),
     ("6B", 2, 2, CPU, Workload(seq_len=1024), 15_720_130_048, 0.005),
     ("6B", 3, 2, auto(4096), Workload(seq_len=1024, method="lora", lora_rank=16), 8_998_367_232, 0.01),
+    ("experts", 2, 2, TOY, Workload(seq_len=1024, method="lora"), 727_634_944, 0.03),
+    ("experts", 2, 2, {**TOY, "gradient_checkpointing": False}, Workload(seq_len=1024, method="lora"), 1_237_900_800, 0.003),
+    ("experts", 3, 2, TOY, Workload(seq_len=1024, method="lora"), 981_665_792, 0.03),
 ]
 
 
