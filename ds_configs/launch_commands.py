@@ -15,9 +15,9 @@ def launch_commands(cluster: Cluster, *, script: str = "train.py", config_path: 
                     framework: Framework) -> dict[str, list[str]]:
     """Shell lines by launcher: `deepspeed`, `torchrun` and `accelerate`; each list is run from top to bottom.
 
-    On one node each is one line. On several, `deepspeed` is started once and reaches the others by ssh: its lines write
-    the hostfile (the names `node-0`, `node-1`, ... are the user's to replace) and start it. The other launchers are
-    started on every node, with MASTER_ADDR set to the first node's address and NODE_RANK to the node's number from 0.
+    On one node each is one line. On several, `deepspeed` is started once and reaches the nodes of a hostfile by ssh; a
+    comment line says what stands in that. The other launchers are started on every node, with MASTER_ADDR set to the
+    first node's address and NODE_RANK to the node's number from 0.
 
     The configuration is passed as the frameworks' argument parsers expect it: `--deepspeed FILE` (TrainingArguments) or
     `--deepspeed --deepspeed_config FILE` (deepspeed.add_config_arguments). accelerate is for "hf" only.
@@ -35,7 +35,7 @@ def launch_commands(cluster: Cluster, *, script: str = "train.py", config_path: 
     else:
         commands = {
             "deepspeed": [
-                f"for node in $(seq 0 {nodes - 1}); do echo \"node-$node slots={gpus}\"; done > hostfile",
+                f"# hostfile names the nodes, one a line: node-0 slots={gpus}",
                 f"deepspeed --hostfile hostfile {command}",
             ],
             "torchrun": [
