@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..estimators.estimate import TimeEstimate
+from ..estimators.plan import RUNGS
 from .fit import MARGIN
 from .question import MAX_TOKENS_PER_STEP, Question
 from .recommendation import Candidate, LadderStep, closest
-from .search import SAME_SPEED
+from .search import COMFORTABLE, SAME_SPEED, offloads
 from .units import count, gib, percent, times
 from .words import component_title
 
@@ -36,6 +37,11 @@ def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
         return "No other rung fits."
     rival = max(others, key=lambda candidate: candidate.tokens_per_s)
     ratio = rival.tokens_per_s / chosen.tokens_per_s
+    if offloads(rival) and not offloads(chosen) and ratio > 1 + SAME_SPEED:
+        return (f"{rival.rung} might gain {percent(ratio - 1)}, too little to be sure of, and takes "
+                f"{gib(rival.estimate.memory.host_bytes_per_node)} GiB of host RAM.")
+    if ratio >= 1 - SAME_SPEED and RUNGS.index(rival.rung) < RUNGS.index(chosen.rung):
+        return f"{rival.rung} is as fast, but leaves less than {percent(1 - COMFORTABLE)} of its tightest resource free."
     if ratio >= 1 - SAME_SPEED:
         return f"{rival.rung} is as fast within {percent(SAME_SPEED)}; {chosen.rung} has fewer moving parts."
     return (f"The next best, {rival.rung}, runs at {percent(ratio)} of its speed; the difference is mostly "

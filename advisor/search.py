@@ -16,6 +16,14 @@ from .recommendation import Candidate, LadderStep
 SAME_SPEED = 0.03
 """Two predictions closer than this are called equal, and the simpler plan is taken: the time model does not resolve less."""
 
+OFFLOAD_GAIN = 0.10
+"""What an offload must gain over a plan without one: it costs host memory, and its time rests on more assumed figures
+(PCIe shared by the GPUs, host memory bandwidth, cores) whose error is about this large."""
+
+COMFORTABLE = 0.9
+"""Share of what a plan's tightest resource offers up to which a plan is taken for its simplicity alone. Beyond, a plan of
+the same speed that leaves more room is the better advice."""
+
 
 def climb(question: Question) -> tuple[tuple[LadderStep, ...], tuple[Candidate, ...]]:
     """Predict every candidate; return the ladder (each rung's best) and all candidates."""
@@ -32,12 +40,28 @@ def climb(question: Question) -> tuple[tuple[LadderStep, ...], tuple[Candidate, 
 
 
 def fastest_that_fits(ladder: Iterable[LadderStep]) -> Candidate | None:
-    """The fastest fitting rung; of those within `SAME_SPEED` of it, the lowest on the ladder, which has the fewest parts."""
+    """The fastest fitting rung, or a simpler one that is as fast.
+
+    As fast: within `SAME_SPEED`, or within `OFFLOAD_GAIN` when the fastest offloads and the other does not. Of those the
+    lowest on the ladder, which has the fewest parts, that fits comfortably; else the lowest.
+    """
     fitting = [step.candidate for step in ladder if step.fits and step.candidate is not None]
     if not fitting:
         return None
-    enough = max(candidate.tokens_per_s for candidate in fitting) * (1 - SAME_SPEED)
-    return next(candidate for candidate in fitting if candidate.tokens_per_s >= enough)
+    fastest = max(fitting, key=lambda candidate: candidate.tokens_per_s)
+    equals = [candidate for candidate in fitting if as_fast(candidate, fastest)]
+    return next((candidate for candidate in equals if candidate.fit.shortfall <= COMFORTABLE), equals[0])
+
+
+def as_fast(candidate: Candidate, fastest: Candidate) -> bool:
+    """Whether the time model can call two plans equally fast."""
+    gained = offloads(fastest) and not offloads(candidate)
+    return candidate.tokens_per_s >= fastest.tokens_per_s * (1 - (OFFLOAD_GAIN if gained else SAME_SPEED))
+
+
+def offloads(candidate: Candidate) -> bool:
+    plan = candidate.estimate.plan
+    return plan.offload_optimizer != "none" or plan.offload_param != "none"
 
 
 def _candidates(rung: Rung, question: Question) -> tuple[list[Candidate], str]:

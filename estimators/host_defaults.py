@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from .cluster import Cluster
 
-DRAM_BYTES_PER_S = 200e9
-"""Host memory bandwidth of a node by the data sheet: one socket of eight DDR4-3200 channels (204.8 GB/s)."""
+_DRAM_BYTES_PER_S = {"Ampere": 400e9, "Hopper": 600e9, "Blackwell": 600e9}
+"""Host memory bandwidth of a node by the data sheet, by the architecture of GPUs joined by NVLink: two sockets of eight
+DDR4-3200 channels (DGX A100, 2 x 204.8 GB/s), of eight DDR5-4800 or -5600 channels (DGX H100 and B200, 2 x 307 GB/s and
+more). Any other node is given one socket of eight DDR4-3200 channels."""
 
-CPU_CORES = 32
-"""Cores of a node. Enough that memory, not cores, bounds the optimizer's step."""
+_CPU_CORES = {"Ampere": 128, "Hopper": 112, "Blackwell": 112}
+"""Cores of the same nodes (DGX A100: 2 x 64, DGX H100 and B200: 2 x 56); any other: 32, enough that memory and not cores
+bounds the optimizer's step."""
 
 NVME_READ_BYTES_PER_S, NVME_WRITE_BYTES_PER_S = 2.5e9, 1.25e9
 """One PCIe 4 drive as DeepNVMe drives it: four of them reach 10 and 5 GB/s (DeepSpeed blogs/deepnvme, 06-2025)."""
 
 
 def dram_bytes_per_s(cluster: Cluster) -> float:
-    return cluster.dram_bytes_per_s_per_node or DRAM_BYTES_PER_S
+    return cluster.dram_bytes_per_s_per_node or _by_gpu(_DRAM_BYTES_PER_S, cluster, otherwise=200e9)
 
 
 def cpu_cores(cluster: Cluster) -> int:
-    return cluster.cpu_cores_per_node or CPU_CORES
+    return cluster.cpu_cores_per_node or round(_by_gpu(_CPU_CORES, cluster, otherwise=32))
 
 
 def nvme_read_bytes_per_s(cluster: Cluster) -> float:
@@ -30,13 +35,19 @@ def nvme_write_bytes_per_s(cluster: Cluster) -> float:
     return cluster.nvme_write_bytes_per_s_per_node or NVME_WRITE_BYTES_PER_S
 
 
+def _by_gpu(known: Mapping[str, float], cluster: Cluster, *, otherwise: float) -> float:
+    """The figure of a node built around such GPUs; a node with fewer than eight of them may be any machine."""
+    built = cluster.gpu.peer_link == "nvlink" and cluster.gpus_per_node >= 8
+    return known.get(cluster.gpu.architecture, otherwise) if built else otherwise
+
+
 def assumed_of_host(cluster: Cluster) -> tuple[str, ...]:
     """A phrase for each figure that was assumed."""
     phrases = []
     if cluster.dram_bytes_per_s_per_node is None:
-        phrases.append(f"{DRAM_BYTES_PER_S / 1e9:g} GB/s of host memory bandwidth per node")
+        phrases.append(f"{dram_bytes_per_s(cluster) / 1e9:g} GB/s of host memory bandwidth per node")
     if cluster.cpu_cores_per_node is None:
-        phrases.append(f"{CPU_CORES} CPU cores per node")
+        phrases.append(f"{cpu_cores(cluster)} CPU cores per node")
     if cluster.nvme_read_bytes_per_s_per_node is None or cluster.nvme_write_bytes_per_s_per_node is None:
         phrases.append(f"NVMe that reads {NVME_READ_BYTES_PER_S / 1e9:g} and writes {NVME_WRITE_BYTES_PER_S / 1e9:g} GB/s")
     return tuple(phrases)
