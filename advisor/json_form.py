@@ -34,6 +34,7 @@ def json_form(answer: Recommendation, *, all_candidates: bool = False) -> dict[s
         "changes": [{"flags": change.flags, "outcome": change.outcome} for change in answer.changes],
         "deepspeed_estimate": None if estimate is None else {
             "gpu_bytes": estimate.gpu_bytes, "host_bytes": estimate.host_bytes},
+        "verifications": [{"rung": run.candidate.rung, **run.dry_run.to_json()} for run in answer.verifications],
         "files": list(answer.files),
     }
 

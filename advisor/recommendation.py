@@ -13,6 +13,7 @@ from .question import Question
 
 if TYPE_CHECKING:
     from .deepspeed_estimate import DeepSpeedEstimate
+    from .verify import Verification
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,7 @@ class Recommendation:
     reasons:     sentences that say why.
     assumptions: facts that nobody stated and the figures rest on, a phrase each.
     changes:     what would change the answer.
+    verifications: the dry runs that were made, the last of which decided; empty when none was asked for.
     deepspeed_estimate: DeepSpeed's own estimate for the same plan, None when it was not asked for.
     """
 
@@ -77,6 +79,7 @@ class Recommendation:
     assumptions: tuple[str, ...]
     changes: tuple[Change, ...]
     deepspeed_estimate: DeepSpeedEstimate | None = None
+    verifications: tuple[Verification, ...] = ()
     files: tuple[str, ...] = field(default=())
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.console import Console
 from rich.text import Text
 
@@ -12,6 +14,9 @@ from .reasons import time_shares
 from .recommendation import Candidate, Recommendation, closest
 from .units import count, gib, percent, rate, seconds
 from .words import cluster_title, component_title, method_title, moment_title, plan_title
+
+if TYPE_CHECKING:
+    from .verify import Verification
 
 _COLUMNS = (("rung", -19), ("batch", 5), ("ckpt", 4), ("GPU GiB", 7), ("RAM GiB", 7), ("NVMe", 5), ("tokens/s", 8))
 
@@ -37,6 +42,9 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
         sentence(console, f"Where the {seconds(chosen.estimate.time.step_s)} of a step go: {shares}.")
     for reason in answer.reasons:
         sentence(console, reason)
+    for run in answer.verifications:
+        blank(console)
+        sentence(console, _verification(run))
     _deepspeed(answer, shown, console)
     _changes(answer, console)
     if answer.assumptions:
@@ -143,6 +151,16 @@ def _memory_bar(candidate: Candidate, console: Console) -> None:
     sentence(console, f"Where the {gib(candidate.device_bytes)} GiB per GPU of {candidate.rung} go "
                       f"(peak: {moment_title(memory.peak.name)})")
     bar(memory.components, console)
+
+
+def _verification(run: Verification) -> str:
+    peak, memory = run.dry_run.result.peak, run.candidate.estimate.memory
+    versions = run.dry_run.result.versions
+    return (f"Dry run of {run.candidate.rung} (DeepSpeed {versions['deepspeed']}, transformers "
+            f"{versions['transformers']}): {'fits' if run.dry_run.fits else 'does not fit'}; "
+            f"{gib(peak.allocated_bytes_per_gpu)} GiB allocated (predicted: {gib(memory.allocated_bytes_per_gpu)}), "
+            f"{gib(run.dry_run.device_bytes_per_gpu)} GiB on the device, {gib(peak.host_bytes_per_node)} GiB of host RAM "
+            f"(predicted: {gib(memory.host_bytes_per_node)}).")
 
 
 def _deepspeed(answer: Recommendation, shown: Candidate | None, console: Console) -> None:

@@ -68,10 +68,12 @@ def _without_effect(method: str) -> list[str]:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--all", "all_candidates", is_flag=True, help="Every candidate, not only each rung's best.")
 @click.option("--no-deepspeed-estimate", is_flag=True, help="Do not call DeepSpeed's own estimator (saves a second or two).")
+@click.option("--verify", "verified", is_flag=True,
+              help="Dry-run the recommendation through the real DeepSpeed engine, and the next best if it fails.")
 @click.option("--offline", is_flag=True, help="Never use the network.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def advise(model: str, output: str, no_write: bool, force: bool, as_json: bool, all_candidates: bool,
-           no_deepspeed_estimate: bool, debug: bool, lora_targets: str | None, **settings: Any) -> int:
+           no_deepspeed_estimate: bool, verified: bool, debug: bool, lora_targets: str | None, **settings: Any) -> int:
     """Recommend the fastest DeepSpeed configuration that fits MODEL on the GPUs.
 
     MODEL is a name in any usual spelling (Qwen2.5-14B, llama3.1-8b, gpt2-xl), a folder or config.json, or a hub id.
@@ -97,5 +99,10 @@ def advise(model: str, output: str, no_write: bool, force: bool, as_json: bool, 
     for option in _without_effect(settings["method"]):
         click.echo(f"ds-advise: {option} has no effect with --method full", err=True)
     answer = ask(model, lora_targets=targets, deepspeed_estimate=not no_deepspeed_estimate, **settings)
+    if verified:
+        from ..verify import verify
+
+        answer = verify(answer, offline=settings["offline"], on_start=lambda candidate: click.echo(
+            f"ds-advise: dry run of {candidate.rung} ...", err=True))
     destination: Destination = None if no_write else "-" if output == "-" else Path(output)
     return deliver(answer, destination, force=force, as_json=as_json, all_candidates=all_candidates)
