@@ -71,7 +71,7 @@ def parameters(cut: Partitions, plan: Plan, gathered: GatheredParameters) -> tup
         trainable = flat_group_numel(trainable, cut.world_size)
     quantized = tensors.workload.method == "qlora"
     return term("parameters", width * trainable + tensors.frozen_bytes,
-                "w Pt' + 0.516 Pf" if quantized else "w Pt' + w Pf", _STAGE_1_2 if plan.zero_stage else _STAGE_0,
+                "w Pt' + 0.516 Pq + w (Pf - Pq)" if quantized else "w Pt' + w Pf", _STAGE_1_2 if plan.zero_stage else _STAGE_0,
                 w=width, Pt=tensors.trainable_numel, Pf=tensors.numel - tensors.trainable_numel, N=cut.world_size)
 
 
