@@ -39,15 +39,22 @@ class DryRunAnswer:
         return self.result.peak.device_bytes_per_gpu
 
     @property
+    def required_device_bytes_per_gpu(self) -> int:
+        """Device memory without which it cannot run: cached blocks that the allocator can return are left out."""
+        peak = self.result.peak
+        return self.device_bytes_per_gpu - peak.reserved_bytes_per_gpu + peak.required_bytes_per_gpu
+
+    @property
     def fits(self) -> bool:
-        """Device memory with the dry run's margin is within what the GPU offers, and host memory too where it is known."""
+        """The device memory that it requires, with the dry run's margin, is within what the GPU offers, and host memory too where it is known."""
         host = self.cluster.host_memory_bytes_per_node
-        return (self.device_bytes_per_gpu * (1 + MARGIN["dry-run"]) <= self.cluster.gpu.memory_bytes
+        return (self.required_device_bytes_per_gpu * (1 + MARGIN["dry-run"]) <= self.cluster.gpu.memory_bytes
                 and (host is None or self.result.peak.host_bytes_per_node <= host))
 
     def to_json(self) -> dict[str, Any]:
         """The result's JSON form with the verdict and the closed form's figure."""
-        return {**self.result.to_json(), "fits": self.fits, "analytic_allocated_bytes_per_gpu":
+        return {**self.result.to_json(), "fits": self.fits,
+                "required_device_bytes_per_gpu": self.required_device_bytes_per_gpu, "analytic_allocated_bytes_per_gpu":
                 None if self.analytic is None else self.analytic.allocated_bytes_per_gpu}
 
 

@@ -21,9 +21,10 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
     result, peak, offer = answer.result, answer.result.peak, answer.cluster.gpu.memory_bytes
     verdict = Text("It fits." if answer.fits else "It does not fit.", style="bold green" if answer.fits else "bold red")
     sentence(console, verdict)
-    sentence(console, f"{gib(answer.device_bytes_per_gpu)} of {gib(offer)} GiB per GPU on the device: "
-                      f"{gib(peak.allocated_bytes_per_gpu)} allocated, {gib(peak.reserved_bytes_per_gpu)} reserved, "
-                      "and the CUDA context and NCCL beside PyTorch.")
+    sentence(console, f"{gib(answer.required_device_bytes_per_gpu)} of {gib(offer)} GiB per GPU are needed: "
+                      f"{gib(peak.allocated_bytes_per_gpu)} allocated, the allocator's fragmentation, the CUDA context and "
+                      f"NCCL. With memory to spare PyTorch keeps more cached, and nvidia-smi shows "
+                      f"{gib(answer.device_bytes_per_gpu)}.")
     have = answer.cluster.host_memory_bytes_per_node
     sentence(console, f"Host RAM {gib(peak.host_bytes_per_node)} GiB per node"
                       + (f" of {gib(have)}" if have is not None else " (not checked: pass --ram)")

@@ -124,7 +124,7 @@ def _table(answer: Recommendation, console: Console, *, all_candidates: bool) ->
                 _row(candidate, candidate is answer.recommended, console)
     tight = any(step.reason == TOO_TIGHT for step in answer.ladder)
     for line in ("batch: micro batch x accumulation steps; ckpt: gradient checkpointing",
-                 "GPU: device memory, as in nvidia-smi; RAM and NVMe: per node",
+                 "GPU: device memory that the plan needs; RAM and NVMe: per node",
                  f"{TOO_TIGHT}: not {percent(MARGIN['analytic'])} of the GPU would stay free" * tight):
         if line:
             sentence(console, Text(f" {line}", style="dim"))
@@ -159,7 +159,7 @@ def _verification(run: Verification) -> str:
     return (f"Dry run of {run.candidate.rung} (DeepSpeed {versions['deepspeed']}, transformers "
             f"{versions['transformers']}): {'fits' if run.dry_run.fits else 'does not fit'}; "
             f"{gib(peak.allocated_bytes_per_gpu)} GiB allocated (predicted: {gib(memory.allocated_bytes_per_gpu)}), "
-            f"{gib(run.dry_run.device_bytes_per_gpu)} GiB on the device, {gib(peak.host_bytes_per_node)} GiB of host RAM "
+            f"{gib(run.dry_run.required_device_bytes_per_gpu)} GiB on the device, {gib(peak.host_bytes_per_node)} GiB of host RAM "
             f"(predicted: {gib(memory.host_bytes_per_node)}).")
 
 

@@ -44,7 +44,8 @@ class MemoryEstimate:
     """Memory of a plan. Three figures per GPU, never mixed: allocated <= reserved <= device.
 
     moments:        the candidates for the peak of live tensors, per GPU.
-    reserved_terms: what the caching allocator holds beyond the peak of live tensors (rounding, fragmentation).
+    reserved_terms: what the caching allocator must hold beyond the peak of live tensors (rounding, fragmentation). With
+                    memory to spare it also keeps blocks cached that it would return when asked; they are not in here.
     device_terms:   what the device shows beyond that (CUDA context, NCCL, library workspaces outside the allocator).
     host_pinned_terms, host_pageable_terms: per node, all local ranks together, while training.
     host_loading_bytes_per_node: the peak while the model is loaded and partitioned, per node.
@@ -70,12 +71,12 @@ class MemoryEstimate:
 
     @property
     def reserved_bytes_per_gpu(self) -> int:
-        """Peak bytes that the caching allocator holds: torch.cuda.max_memory_reserved()."""
+        """Bytes that the caching allocator must hold at the peak; torch.cuda.max_memory_reserved() on a GPU that is full."""
         return self.allocated_bytes_per_gpu + sum(term.size_bytes for term in self.reserved_terms)
 
     @property
     def device_bytes_per_gpu(self) -> int:
-        """What nvidia-smi shows for the process; compared with the memory that the GPU offers."""
+        """What the process needs of the device (as nvidia-smi shows it on a GPU that is full); compared with its memory."""
         return self.reserved_bytes_per_gpu + sum(term.size_bytes for term in self.device_terms)
 
     @property

@@ -49,7 +49,8 @@ def test_a_bare_size_says_whose_speed_it_borrows() -> None:
 
 def test_several_nodes_without_an_interconnect_get_a_stated_one() -> None:
     """The assumed network goes with the GPU and is said; a given one is not."""
-    for spec, gbit_per_s in (("2x8xV100-32GB", 100), ("2x8xA100-SXM4-80GB", 400), ("2x8xH100-SXM5", 3200), ("2x8xRTX4090", 100)):
+    known = {"2x8xV100-32GB": 100, "2x8xA100-SXM4-80GB": 400, "2x8xH100-SXM5": 3200, "2x8xRTX4090": 100}
+    for spec, gbit_per_s in known.items():
         assumed = parse_cluster(spec)
         assert assumed.interconnect_bytes_per_s == gbit_per_s * 1e9 / 8
         assert any(f"{gbit_per_s} Gb/s between nodes (--interconnect)" in said for said in assumed.assumptions)

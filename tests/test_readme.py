@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.readme_output import README, example, shown  # noqa: E402
+from benchmarks.readme_output import README, example, shown
 
 
 def test_the_readme_opens_with_the_real_output() -> None:

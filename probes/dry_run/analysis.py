@@ -27,9 +27,10 @@ def peak(recorder: Recorder, request: Request) -> Peak:
         by_module[block.module] += gpu_bytes(block.size_bytes)
     alive.sort(key=lambda block: -block.size_bytes)
     ranks_per_node = min(request.gpus_per_node, request.world_size)
+    replay = _Replay(recorder.ledger, training[0].first_event, expandable_segments=request.expandable_segments)
     return Peak(
         iteration=highest.iteration, phase=highest.name, allocated_bytes_per_gpu=highest.gpu_peak_bytes,
-        reserved_bytes_per_gpu=_reserved_peak(recorder.ledger, training[0].first_event, request.expandable_segments),
+        reserved_bytes_per_gpu=replay.reserved_peak(), required_bytes_per_gpu=replay.reserved_peak(highest.gpu_peak_bytes),
         device_bytes_per_gpu=None,
         host_bytes_per_node=ranks_per_node * max(phase.host_held_peak_bytes for phase in recorder.phases),
         by_category=dict(by_category.most_common()), by_module=dict(by_module.most_common()),
@@ -38,20 +39,30 @@ def peak(recorder: Recorder, request: Request) -> Peak:
                                  phase=recorder.recorded[block.phase].name) for block in alive[:LARGEST]))
 
 
-def _reserved_peak(ledger: Ledger, training_starts: int, expandable_segments: bool) -> int:
-    """Highest bytes that the caching allocator would hold from the given event on."""
-    events: list[allocator.Event | None] = [None] * (ledger.events + 1)
-    for key, block in enumerate(ledger.blocks):
-        if block.device == "gpu":
-            events[block.born] = allocator.Allocate(key, block.size_bytes, block.stream)
-            if block.died >= 0:
-                events[block.died] = allocator.Free(key)
-    for event in ledger.cache_emptied:
-        events[event] = allocator.EmptyCache()
-    before = sum(event is not None for event in events[:training_starts + 1])
-    replayed = allocator.reserved_peaks((event for event in events if event is not None), [before],
-                                        expandable_segments=expandable_segments)
-    return replayed[-1]
+class _Replay:
+    """The recorded allocations and frees, replayed through the caching allocator."""
+
+    def __init__(self, ledger: Ledger, training_starts: int, *, expandable_segments: bool) -> None:
+        events: list[allocator.Event | None] = [None] * (ledger.events + 1)
+        for key, block in enumerate(ledger.blocks):
+            if block.device == "gpu":
+                events[block.born] = allocator.Allocate(key, block.size_bytes, block.stream)
+                if block.died >= 0:
+                    events[block.died] = allocator.Free(key)
+        for event in ledger.cache_emptied:
+            events[event] = allocator.EmptyCache()
+        self._before = sum(event is not None for event in events[:training_starts + 1])
+        self._events = [event for event in events if event is not None]
+        self._expandable_segments = expandable_segments
+
+    def reserved_peak(self, capacity_bytes: int | None = None) -> int:
+        """Highest bytes that the allocator holds from the start of training on.
+
+        capacity_bytes: where the driver says no, so that the allocator first returns what it has cached. At the peak of the
+        tensors themselves, what it then still holds beyond them is what fragmentation costs.
+        """
+        return allocator.reserved_peaks(self._events, [self._before], expandable_segments=self._expandable_segments,
+                                        capacity_bytes=capacity_bytes)[-1]
 
 
 def timeline(recorder: Recorder) -> tuple[TimelinePoint, ...]:

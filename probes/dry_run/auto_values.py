@@ -19,16 +19,7 @@ def filled(request: Request, hidden_size: int | None) -> dict[str, Any]:
     Raises ValueError for an `auto` that needs a hidden size when the model has none, and for one that nothing fills.
     """
     config = copy.deepcopy(request.config)
-    micro = _number(config.get("train_micro_batch_size_per_gpu"), request.micro_batch_size)
-    steps = _number(config.get("gradient_accumulation_steps"), request.gradient_accumulation_steps)
-    total = config.get("train_batch_size")
-    if isinstance(total, int) and config.get("gradient_accumulation_steps") in (None, "auto"):
-        steps = max(1, total // (micro * request.world_size))
-    elif isinstance(total, int) and config.get("train_micro_batch_size_per_gpu") in (None, "auto"):
-        micro = max(1, total // (steps * request.world_size))
-    config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"] = micro, steps
-    if total == "auto":
-        config["train_batch_size"] = micro * steps * request.world_size
+    _set_batch(config, request)
     values: dict[str, Any] = {
         "gradient_clipping": 1.0,
         "bf16.enabled": request.precision == "bf16",
@@ -55,8 +46,17 @@ def filled(request: Request, hidden_size: int | None) -> dict[str, Any]:
     return config
 
 
-def _number(value: Any, default: int) -> int:
-    return value if isinstance(value, int) else default
+def _set_batch(config: dict[str, Any], request: Request) -> None:
+    """Replace `auto` and absent batch sizes by what was asked for; DeepSpeed derives what then is missing."""
+    total = config.get("train_batch_size")
+    for key, asked in (("train_micro_batch_size_per_gpu", request.micro_batch_size),
+                       ("gradient_accumulation_steps", request.gradient_accumulation_steps)):
+        if config.get(key, "auto") == "auto":
+            config.pop(key, None)
+            if asked is not None or not isinstance(total, int):
+                config[key] = asked or 1
+    if total == "auto":
+        del config["train_batch_size"]
 
 
 def _fill(node: dict[str, Any], prefix: str, values: dict[str, Any]) -> None:

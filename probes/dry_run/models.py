@@ -15,9 +15,9 @@ from .request import Request
 
 
 class Subject:
-    """A model, how to make a batch for it, and how to get the loss of an output."""
+    """A model, how to make a batch of so many samples for it, and how to get the loss of an output."""
 
-    def __init__(self, model: torch.nn.Module, make_batch: Callable[[], Any], loss: Callable[[Any, Any], Any],
+    def __init__(self, model: torch.nn.Module, make_batch: Callable[[int], Any], loss: Callable[[Any, Any], Any],
                  vocab_size: int) -> None:
         self.model, self.make_batch, self.loss, self.vocab_size = model, make_batch, loss, vocab_size
 
@@ -69,9 +69,9 @@ def from_config(request: Request, config: Any, dtype: torch.dtype, device: str) 
             model.enable_input_require_grads()  # as peft's users must, or nothing below the first layer has a gradient
     text = config.get_text_config()
     vocab_size = int(getattr(text, "vocab_size", 0) or 0)
-    batch, seq_len = request.micro_batch_size, request.seq_len
+    seq_len = request.seq_len
 
-    def make_batch() -> dict[str, torch.Tensor]:
+    def make_batch(batch: int) -> dict[str, torch.Tensor]:
         def tokens(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.long, device=device)
 
@@ -150,12 +150,12 @@ def from_file(request: Request, dtype: torch.dtype, device: str) -> Subject:
             return {key: on_device(item) for key, item in value.items()}
         return tuple(on_device(item) for item in value) if isinstance(value, list | tuple) else value
 
-    def make_batch() -> Any:
+    def make_batch(batch: int) -> Any:
         if given_batch is not None:
-            return on_device(given_batch(request.micro_batch_size, request.seq_len))
+            return on_device(given_batch(batch, request.seq_len))
         if request.input_shape is None:
             raise ValueError(f"{path} defines no make_batch, so the shape of one sample is needed")
-        return (torch.zeros((request.micro_batch_size, *request.input_shape), dtype=dtype, device=device),)
+        return (torch.zeros((batch, *request.input_shape), dtype=dtype, device=device),)
 
     def loss(output: Any, batch: Any) -> Any:
         if given_loss is not None:

@@ -29,7 +29,6 @@ _BIRTHPLACES = (  # part of the file name, part of the function name, category; 
     ("runtime/zero/stage3.py", "bucket", "buckets"),
     ("runtime/zero/stage3.py", "reduce", "buckets"),
     ("runtime/zero/stage3.py", "avg", "buckets"),
-    ("runtime/zero/stage3.py", "grad", "gradients"),
     ("runtime/zero/stage_1_and_2.py", "bucket", "buckets"),
     ("runtime/zero/stage_1_and_2.py", "reduce", "buckets"),
     ("runtime/zero/stage_1_and_2.py", "average", "buckets"),

@@ -15,7 +15,7 @@ class Request:
     factory:    "FILE.py:FUNCTION"; the function returns the module.
     input_shape: shape of one sample for a factory without `make_batch`.
     method, lora_rank, lora_targets, seq_len, precision, optimizer, attention, framework: as in `Workload`.
-    micro_batch_size, gradient_accumulation_steps: fill `auto`, or an absent value.
+    micro_batch_size, gradient_accumulation_steps: fill `auto`, or an absent value; None leaves them to DeepSpeed.
     compute_capability: of the GPU whose kernels are chosen, major * 10 + minor.
     gpu_memory_bytes:   what the simulated GPU claims to have; nothing fails when it is exceeded.
     """
@@ -35,8 +35,8 @@ class Request:
     optimizer: str
     attention: str
     framework: str
-    micro_batch_size: int
-    gradient_accumulation_steps: int
+    micro_batch_size: int | None
+    gradient_accumulation_steps: int | None
     gradient_checkpointing: bool
     compute_capability: int
     gpu_memory_bytes: int

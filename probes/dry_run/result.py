@@ -62,18 +62,20 @@ class Peak:
 
     allocated_bytes_per_gpu: the tensors, as `torch.cuda.max_memory_allocated()` counts them.
     reserved_bytes_per_gpu:  the highest that the caching allocator holds during training (not only at this moment).
+    required_bytes_per_gpu:  the same when memory is so short that it returns every unused segment first: what must be there.
     device_bytes_per_gpu:    reserved and what no allocator sees (CUDA context, NCCL); None without a cluster.
     host_bytes_per_node:     the highest over all phases, loading included, times the ranks of a node.
     by_category, by_module:  parts of the allocated bytes; each adds up to them.
     largest:                 the largest storages alive then.
 
-    With a cluster, `allocated` and `reserved` include cuBLAS's workspaces ("library workspace" in `by_category`).
+    With a cluster, `allocated`, `reserved` and `required` include cuBLAS's workspaces ("library workspace" in `by_category`).
     """
 
     iteration: int
     phase: str
     allocated_bytes_per_gpu: int
     reserved_bytes_per_gpu: int
+    required_bytes_per_gpu: int
     device_bytes_per_gpu: int | None
     host_bytes_per_node: int
     by_category: dict[str, int]

@@ -31,7 +31,8 @@ class DryRunError(DsAdviseError):
 def dry_run(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | str | Path, *,
             cluster: Cluster | None = None, world_size: int | None = None, gpus_per_node: int | None = None,
             rank: int = 0, workload: Workload | None = None,
-            micro_batch_size: int = 1, gradient_accumulation_steps: int = 1, gradient_checkpointing: bool = True,
+            micro_batch_size: int | None = None, gradient_accumulation_steps: int | None = None,
+            gradient_checkpointing: bool = True,
             iterations: int = 4, input_shape: Sequence[int] | None = None, expandable_segments: bool = False,
             timeout_s: float = 1800.0) -> DryRunResult:
     """Memory of one rank under the installed DeepSpeed's real engine, on a simulated GPU.
@@ -41,7 +42,8 @@ def dry_run(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | s
     cluster: the GPUs: how many, of which generation (it decides the attention kernels), and what beside tensors they hold.
              Without it `world_size` (and `gpus_per_node`, by default all) ranks of an unnamed Hopper GPU, tensors only.
     rank:    partitions are padded to equal size, so ranks differ by at most a parameter's slice; 0 by default.
-    micro_batch_size, gradient_accumulation_steps: used where the configuration says `auto` or nothing.
+    micro_batch_size, gradient_accumulation_steps: used where the configuration says `auto` or nothing; without them 1, or
+             what DeepSpeed derives from the configuration's train_batch_size.
     iterations: optimizer steps; Adam's states appear in the first, ZeRO-3 prefetches from the third.
 
     Raises DryRunError: DeepSpeed rejected the configuration, the model could not be built, or an operation needs real
@@ -76,6 +78,7 @@ def _beside_tensors(peak: Peak, cluster: Cluster) -> Peak:
     reserved = peak.reserved_bytes_per_gpu + workspace
     return replace(
         peak, allocated_bytes_per_gpu=peak.allocated_bytes_per_gpu + workspace, reserved_bytes_per_gpu=reserved,
+        required_bytes_per_gpu=peak.required_bytes_per_gpu + workspace,
         device_bytes_per_gpu=reserved + sum(term.size_bytes for term in outside_allocator(cluster)),
         by_category={**peak.by_category, "library workspace": workspace},
         by_module={**peak.by_module, "library workspace": workspace})

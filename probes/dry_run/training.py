@@ -86,7 +86,6 @@ def run(request: Request, recorder: Recorder, device: str) -> tuple[dict[str, An
         gc.collect()  # weights that tying replaced are in cycles; when Python finds them is chance
     model = subject.model
     recorder.origin.vocab_size = subject.vocab_size
-    recorder.origin.tokens = request.micro_batch_size * request.seq_len
     recorder.origin.weight_shapes = frozenset(
         tuple(getattr(parameter, "ds_shape", parameter.shape)) for parameter in model.parameters())
     parameters, trainable = _count(model)
@@ -98,13 +97,15 @@ def run(request: Request, recorder: Recorder, device: str) -> tuple[dict[str, An
         recorder.origin.watch_modules(engine.module)
         recorder.sweep(engine.module, engine.optimizer)
     _name_gradients(engine.module, recorder.ledger)
-    steps = engine.gradient_accumulation_steps()
+    micro, steps = engine.train_micro_batch_size_per_gpu(), engine.gradient_accumulation_steps()
+    config |= {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": steps}
+    recorder.origin.tokens = micro * request.seq_len
     for iteration in range(1, request.iterations + 1):
         parts: dict[str, list[PhaseMemory]] = {"forward": [], "backward": [], "step": []}
         kept = len(recorder.phases)
         for _ in range(steps):
             with recorder.phase(iteration, "forward"):
-                batch = subject.make_batch()
+                batch = subject.make_batch(micro)
                 output = engine(**batch) if isinstance(batch, dict) else engine(*batch)
                 loss = subject.loss(output, batch)
                 del output  # as the Trainer: only the loss outlives the forward pass
