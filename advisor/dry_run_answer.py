@@ -46,7 +46,7 @@ class DryRunAnswer:
 
     @property
     def fits(self) -> bool:
-        """The device memory that it requires, with the dry run's margin, is within what the GPU offers, and host memory too where it is known."""
+        """What it requires of the device, with the margin, is within what the GPU offers; and the host, where known, too."""
         host = self.cluster.host_memory_bytes_per_node
         return (self.required_device_bytes_per_gpu * (1 + MARGIN["dry-run"]) <= self.cluster.gpu.memory_bytes
                 and (host is None or self.result.peak.host_bytes_per_node <= host))

@@ -47,8 +47,9 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
         sentence(console, _verification(run))
     _deepspeed(answer, shown, console)
     _changes(answer, console)
+    blank(console)
+    sentence(console, _evidence(answer), style="dim")
     if answer.assumptions:
-        blank(console)
         sentence(console, "Assumed: " + "; ".join(answer.assumptions) + ".", style="dim")
 
 
@@ -153,13 +154,21 @@ def _memory_bar(candidate: Candidate, console: Console) -> None:
     bar(memory.components, console)
 
 
+def _evidence(answer: Recommendation) -> str:
+    if answer.verifications:
+        return f"Evidence: dry run of the real engine; {percent(MARGIN['dry-run'])} of the need must stay free besides."
+    return (f"Evidence: analytic; {percent(MARGIN['analytic'])} of the need must stay free besides. Prove it without a GPU, "
+            "by a dry run of the real DeepSpeed engine: add --verify.")
+
+
 def _verification(run: Verification) -> str:
     peak, memory = run.dry_run.result.peak, run.candidate.estimate.memory
     versions = run.dry_run.result.versions
     return (f"Dry run of {run.candidate.rung} (DeepSpeed {versions['deepspeed']}, transformers "
             f"{versions['transformers']}): {'fits' if run.dry_run.fits else 'does not fit'}; "
             f"{gib(peak.allocated_bytes_per_gpu)} GiB allocated (predicted: {gib(memory.allocated_bytes_per_gpu)}), "
-            f"{gib(run.dry_run.required_device_bytes_per_gpu)} GiB on the device, {gib(peak.host_bytes_per_node)} GiB of host RAM "
+            f"{gib(run.dry_run.required_device_bytes_per_gpu)} GiB on the device, "
+            f"{gib(peak.host_bytes_per_node)} GiB of host RAM "
             f"(predicted: {gib(memory.host_bytes_per_node)}).")
 
 

@@ -14,6 +14,7 @@ from ds_advise.estimators.errors import ConfigFileError
 SMALL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "intermediate_size": 688,
          "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000,
          "max_position_embeddings": 512, "tie_word_embeddings": False}
+ON = ("--gpus", "2x24GB", "--seq-len", "128")
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -28,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_verified_answer_carries_its_dry_run(folder: Path) -> None:
     """The recommended plan's own configuration went through the engine; its figure stands beside the prediction."""
-    done = run("config.json", "--gpus", "2x24GB", "--seq-len", "128", "--verify", "--json", "--no-deepspeed-estimate", cwd=folder)
+    done = run("config.json", *ON, "--verify", "--json", "--no-deepspeed-estimate", cwd=folder)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     (verified,) = answer["verifications"]
@@ -40,8 +41,8 @@ def test_a_verified_answer_carries_its_dry_run(folder: Path) -> None:
 
 def test_the_dry_run_command_reports_phases_peak_and_versions(folder: Path) -> None:
     """The documented JSON, from the file that the advice wrote."""
-    assert run("config.json", "--gpus", "2x24GB", "--seq-len", "128", "--no-deepspeed-estimate", cwd=folder).returncode == 0
-    done = run("dry-run", "ds_config.json", "--model", "config.json", "--gpus", "2x24GB", "--seq-len", "128", "--json", cwd=folder)
+    assert run("config.json", *ON, "--no-deepspeed-estimate", cwd=folder).returncode == 0
+    done = run("dry-run", "ds_config.json", "--model", "config.json", *ON, "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert [phase["phase"] for phase in answer["phases"]][:5] == ["load", "initialize", "forward", "backward", "step"]
