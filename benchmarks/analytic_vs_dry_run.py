@@ -1,6 +1,6 @@
 """The closed form against the dry run of the real engine: GPU memory allocated and reserved at the peak, host memory.
 
-    python -m ds_advise.benchmarks.analytic_vs_dry_run [NAME ...]
+    python -m benchmarks.analytic_vs_dry_run [NAME ...]
 
 Prints one line per case and the mean and largest error. Each case runs the configuration that the rung's preset emits, on
 the rank that the closed form takes for the fullest, in a subprocess (10 to 60 s). NAME picks the cases that contain it.
@@ -95,7 +95,8 @@ CASES = (
 class Comparison:
     """Bytes of one case, both ways; host memory without what every process takes anyway.
 
-    reserved_*: without library workspaces; the dry run replays its allocations through a model of the caching allocator.
+    reserved_*: what the caching allocator must hold, without library workspaces; the dry run replays its allocations through
+                a model of it that returns every unused segment.
     """
 
     case: Case
@@ -133,7 +134,7 @@ def compare(case: Case, nvme_path: str = "/tmp") -> Comparison:
     return Comparison(
         case=case, gpu_analytic=_tensor_bytes(moment), gpu_dry_run=result.peak.allocated_bytes_per_gpu, moment=moment.name,
         reserved_analytic=_tensor_bytes(moment) + sum(term.size_bytes for term in estimate.reserved_terms),
-        reserved_dry_run=result.peak.reserved_bytes_per_gpu, phase=result.peak.phase,
+        reserved_dry_run=result.peak.required_bytes_per_gpu, phase=result.peak.phase,
         host_analytic=estimate.host_training_bytes_per_node - cluster.gpus_per_node * PROCESS_BYTES,
         host_dry_run=max(phase.host_held_peak_bytes for phase in result.phases if phase.iteration) * cluster.gpus_per_node)
 
