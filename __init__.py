@@ -16,11 +16,12 @@ from .estimators.errors import DsAdviseError
 if TYPE_CHECKING:
     from .advisor.advise import advise
     from .advisor.recommendation import Recommendation
+    from .probes.dry_run import dry_run
 
 __version__ = "0.1.0"
-__all__ = ["DsAdviseError", "Recommendation", "advise"]
+__all__ = ["DsAdviseError", "Recommendation", "advise", "dry_run"]
 
-_LAZY = {"advise": ".advisor.advise", "Recommendation": ".advisor.recommendation"}
+_LAZY = {"advise": ".advisor.advise", "Recommendation": ".advisor.recommendation", "dry_run": ".probes.dry_run"}
 
 
 def __getattr__(name: str) -> Any:

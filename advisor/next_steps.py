@@ -40,6 +40,8 @@ def render_next_steps(answer: Recommendation, config_path: str, console: Console
     if lines:
         sentence(console, "In the training script:")
         copyable(console, lines)
+        if workload.framework == "hf" and plan.zero_stage == 3:
+            sentence(console, "Create the TrainingArguments before the model: it is then sharded while it loads.")
     commands = launch_commands(question.cluster, config_path=config_path, framework=workload.framework)
     everywhere = " and ".join(launcher for launcher in commands if launcher != "deepspeed")
     sentence(console, f"Start it with one of{f' ({everywhere} on every node)' if question.cluster.nodes > 1 else ''}:")
