@@ -42,7 +42,8 @@ def verify(answer: Recommendation, *, offline: bool = False,
             ds_config(plan, question.model, question.workload, question.cluster, flavor=question.workload.framework),
             description, cluster=question.cluster, workload=question.workload, micro_batch_size=plan.micro_batch_size,
             gradient_accumulation_steps=plan.gradient_accumulation_steps,
-            gradient_checkpointing=plan.gradient_checkpointing)
+            gradient_checkpointing=plan.gradient_checkpointing,
+            expandable_segments=question.cluster.gpu.vendor == "NVIDIA")
         seen = dry_run_answer(result, question.cluster, question.model, question.workload,
                               gradient_checkpointing=plan.gradient_checkpointing)
         runs.append(Verification(candidate=candidate, dry_run=seen))

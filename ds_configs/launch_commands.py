@@ -7,6 +7,9 @@ import shlex
 from ..estimators.cluster import Cluster
 from ..estimators.workload import Framework
 
+ALLOCATOR_SETTING = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+"""The environment variable that the memory figures rest on: segments that grow lose almost nothing to fragmentation."""
+
 PORT = 29500
 """torch's default rendezvous port."""
 
@@ -36,6 +39,7 @@ def launch_commands(cluster: Cluster, *, script: str = "train.py", config_path: 
         commands = {
             "deepspeed": [
                 f"# hostfile names the nodes, one a line: node-0 slots={gpus}",
+                f"echo {ALLOCATOR_SETTING} >> .deepspeed_env",
                 f"deepspeed --hostfile hostfile {command}",
             ],
             "torchrun": [

@@ -99,3 +99,18 @@ def test_blocks_never_overlap_and_reserved_covers_allocated(requests: list[tuple
     assert allocator.allocated_bytes == 0
     allocator.empty_cache()
     assert allocator.reserved_bytes == 0
+
+
+def test_expandable_segments_keep_only_the_pages_that_live_blocks_touch() -> None:
+    """Of 100 MiB with the middle freed, 20-MiB pages inside the hole can go; a page that a neighbour touches stays."""
+    allocator = CachingAllocator(expandable_segments=True)
+    for key, size in enumerate((30 * MIB, 50 * MIB, 20 * MIB)):
+        allocator.allocate(key, size, 0)
+    assert allocator.touched_bytes == allocator.reserved_bytes == 100 * MIB
+    allocator.free(1)
+    assert (allocator.reserved_bytes, allocator.touched_bytes) == (100 * MIB, 60 * MIB)
+    allocator.allocate(3, 10 * MIB, 0)
+    assert allocator.touched_bytes == 60 * MIB
+    for key in (0, 2, 3):
+        allocator.free(key)
+    assert allocator.touched_bytes == 0

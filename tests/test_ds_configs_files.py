@@ -116,6 +116,7 @@ def test_commands_on_several_nodes() -> None:
     commands = launch_commands(FOUR_NODES, framework="hf")
     assert commands["deepspeed"] == [
         "# hostfile names the nodes, one a line: node-0 slots=8",
+        "echo PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True >> .deepspeed_env",
         "deepspeed --hostfile hostfile train.py --deepspeed ds_config.json"]
     assert commands["torchrun"] == [
         "torchrun --nnodes 4 --nproc_per_node 8 --node_rank $NODE_RANK --master_addr $MASTER_ADDR --master_port 29500 "

@@ -35,7 +35,8 @@ from .advise_command import COUNT
 @click.option("--input-shape", metavar="SIZES", help="Shape of one sample for FILE.py:FACTORY, such as 3,32,32.")
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Which rank to be.")
 @click.option("--iterations", type=COUNT, default=4, show_default=True, help="Optimizer steps.")
-@click.option("--expandable-segments", is_flag=True, help="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.")
+@click.option("--expandable-segments/--no-expandable-segments", default=True, show_default=True,
+              help="The PYTORCH_CUDA_ALLOC_CONF setting that the advice prints.")
 @click.option("--explain", is_flag=True, help="List the largest modules and tensors at the peak.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--offline", is_flag=True, help="Never use the network.")

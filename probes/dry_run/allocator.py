@@ -10,7 +10,8 @@ Rules (torch 2.13, c10/cuda/CUDACachingAllocator.cpp):
 - A freed block joins its free neighbours in the segment and stays reserved, until the cache is emptied or a request fails:
   then every wholly free segment goes back to the driver.
 - With `expandable_segments:True` each stream has one segment for small and one for large requests, which grows at its end in
-  steps of 2 and 20 MiB, a free end included; nothing is lost between segments.
+  steps of 2 and 20 MiB, a free end included; nothing is lost between segments. When a request fails, the pages of that size
+  that no live block touches go back to the driver, wherever they are.
 
 Not covered: `record_stream` (a block that another stream used is reusable only after that stream caught up), private pools
 of CUDA graphs, and the allocator's other options.
@@ -19,6 +20,7 @@ of CUDA graphs, and the allocator's other options.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -87,12 +89,15 @@ class _Pool:
 class CachingAllocator:
     """Replays events one by one; `reserved_bytes` and `allocated_bytes` follow.
 
+    touched_bytes: of expandable segments, the pages that live blocks lie on: what remains of them when memory is short.
+
     capacity_bytes: what the driver can give; a request beyond it first empties the cache. None: no limit. A request that
     fails even then is granted all the same, since the question is how much would be needed.
     """
 
     def __init__(self, *, expandable_segments: bool = False, capacity_bytes: int | None = None) -> None:
-        self.reserved_bytes = self.allocated_bytes = 0
+        self.reserved_bytes = self.allocated_bytes = self.touched_bytes = 0
+        self._pages: Counter[tuple[_Pool, int]] = Counter()
         self._expandable, self._capacity = expandable_segments, capacity_bytes
         self._pools: dict[tuple[int, bool], _Pool] = {}
         self._live: dict[int, _Block] = {}
@@ -128,12 +133,16 @@ class CachingAllocator:
         block.free = False
         self._live[key] = block
         self.allocated_bytes += block.size
+        if self._expandable:
+            self._touch(block, 1)
 
     def free(self, key: int) -> None:
         block = self._live.pop(key, None)
         if block is None:
             return
         self.allocated_bytes -= block.size
+        if self._expandable:
+            self._touch(block, -1)
         block.free, pool = True, block.pool
         for neighbour in (block.previous, block.next):
             if neighbour is not None and neighbour.free:
@@ -147,6 +156,15 @@ class CachingAllocator:
                     pool.tail = first
                 block = first
         pool.put(block)
+
+    def _touch(self, block: _Block, change: int) -> None:
+        """Count a live block, or no longer, on each of its pages."""
+        page_bytes = SMALL_SEGMENT if block.pool.small else LARGE_SEGMENT
+        for page in range(block.address // page_bytes, (block.address + block.size - 1) // page_bytes + 1):
+            before = self._pages[block.pool, page]
+            self._pages[block.pool, page] = before + change
+            if not before or not before + change:
+                self.touched_bytes += change * page_bytes
 
     def empty_cache(self) -> None:
         """Give wholly free segments back; of an expandable one, the free pages at its end."""
@@ -213,19 +231,23 @@ class CachingAllocator:
 
 
 def reserved_peaks(events: Iterable[Event], marks: Iterable[int], *, expandable_segments: bool = False,
-                   capacity_bytes: int | None = None) -> list[int]:
-    """Highest reserved bytes in each stretch of the events that ends before one of the rising `marks`, and in the rest."""
+                   capacity_bytes: int | None = None, touched: bool = False) -> list[int]:
+    """Highest reserved bytes in each stretch of the events that ends before one of the rising `marks`, and in the rest.
+
+    touched: the pages that live blocks lie on instead, of expandable segments.
+    """
     allocator = CachingAllocator(expandable_segments=expandable_segments, capacity_bytes=capacity_bytes)
     ends = iter(marks)
     end = next(ends, None)
-    peaks, peak = [], 0
+    peaks, peak, held = [], 0, 0
     for index, event in enumerate(events):
         while end is not None and index >= end:
             peaks.append(peak)
-            peak, end = allocator.reserved_bytes, next(ends, None)
+            peak, end = held, next(ends, None)
         allocator.apply(event)
-        peak = max(peak, allocator.reserved_bytes)
+        held = allocator.touched_bytes if touched else allocator.reserved_bytes
+        peak = max(peak, held)
     while end is not None:
         peaks.append(peak)
-        peak, end = allocator.reserved_bytes, next(ends, None)
+        peak, end = held, next(ends, None)
     return [*peaks, peak]

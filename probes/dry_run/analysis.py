@@ -30,7 +30,7 @@ def peak(recorder: Recorder, request: Request) -> Peak:
     replay = _Replay(recorder.ledger, training[0].first_event, expandable_segments=request.expandable_segments)
     return Peak(
         iteration=highest.iteration, phase=highest.name, allocated_bytes_per_gpu=highest.gpu_peak_bytes,
-        reserved_bytes_per_gpu=replay.reserved_peak(), required_bytes_per_gpu=replay.reserved_peak(highest.gpu_peak_bytes),
+        reserved_bytes_per_gpu=replay.reserved_peak(), required_bytes_per_gpu=replay.required_peak(highest.gpu_peak_bytes),
         device_bytes_per_gpu=None,
         host_bytes_per_node=ranks_per_node * max(phase.host_held_peak_bytes for phase in recorder.phases),
         by_category=dict(by_category.most_common()), by_module=dict(by_module.most_common()),
@@ -55,14 +55,23 @@ class _Replay:
         self._events = [event for event in events if event is not None]
         self._expandable_segments = expandable_segments
 
-    def reserved_peak(self, capacity_bytes: int | None = None) -> int:
-        """Highest bytes that the allocator holds from the start of training on.
+    def reserved_peak(self) -> int:
+        """Highest bytes that the allocator holds from the start of training on, with memory to spare."""
+        return self._peak()
 
-        capacity_bytes: where the driver says no, so that the allocator first returns what it has cached. At the peak of the
-        tensors themselves, what it then still holds beyond them is what fragmentation costs.
+    def required_peak(self, tensor_peak_bytes: int) -> int:
+        """The same when memory is short, so that it returns what it can before it asks for more.
+
+        Expandable segments keep the pages that live blocks lie on. Others keep every segment with a live block in it: the
+        replay runs with room for the tensors alone, and what it holds beyond them is what fragmentation costs.
         """
+        if self._expandable_segments:
+            return self._peak(touched=True)
+        return self._peak(capacity_bytes=tensor_peak_bytes)
+
+    def _peak(self, *, capacity_bytes: int | None = None, touched: bool = False) -> int:
         return allocator.reserved_peaks(self._events, [self._before], expandable_segments=self._expandable_segments,
-                                        capacity_bytes=capacity_bytes)[-1]
+                                        capacity_bytes=capacity_bytes, touched=touched)[-1]
 
 
 def timeline(recorder: Recorder) -> tuple[TimelinePoint, ...]:
