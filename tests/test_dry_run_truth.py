@@ -2,20 +2,21 @@
 
 Both sides run the same loop under the same ledger; one on fake tensors as one rank of N on the simulated GPU, the other on
 real tensors, either all ranks over gloo or one rank with torch's fake process group. GPU and host bytes are compared as
-their sum, exact to the tensor, at the end and at the peak of every phase of four iterations.
+their sum, exact to the tensor, at the end and at the peak of every phase.
 
-Attention is eager: fused kernels keep other tensors on a CPU than on a GPU.
+Attention is eager and dropout off: fused attention keeps other tensors on a CPU than on a GPU, and dropout another mask.
 """
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from ds_advise.probes.dry_run.request import Request
 
 JOBS = Path(__file__).with_name("dry_run_jobs.py")
@@ -28,11 +29,12 @@ MODELS = {
     "qwen2": QWEN2,
     "llama": {**QWEN2, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False},
     "gpt2": {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 256, "n_layer": 3, "n_head": 4,
-             "n_positions": 512, "vocab_size": 2048},
+             "n_positions": 512, "vocab_size": 2048, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0},
     "t5": {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": 256, "d_kv": 64, "d_ff": 512,
-           "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4, "vocab_size": 2048},
+           "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4, "vocab_size": 2048, "dropout_rate": 0.0},
     "bert": {"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 256, "intermediate_size": 512,
-             "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 2048},
+             "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 2048, "hidden_dropout_prob": 0.0,
+             "attention_probs_dropout_prob": 0.0},
     "vit": {"model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": 256,
             "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4, "image_size": 64, "patch_size": 16},
 }
@@ -58,17 +60,7 @@ class Case:
         return " ".join(str(value) for value in asdict(self).values())
 
 
-FAST = [Case("zero2"), Case("zero3-offload", checkpointing=False), Case("zero3", world_size=16, real="alone")]
-
-SLOW = [
-    *(Case(rung, checkpointing=checkpointing) for rung in RUNGS if rung != "zero3-nvme" for checkpointing in (True, False)),
-    *(Case(rung, accumulation=2) for rung in ("ddp", "zero1", "zero2", "zero2-offload", "zero3", "zero3-offload")),
-    *(Case(rung, method="lora") for rung in ("zero1", "zero2", "zero2-offload", "zero3", "zero3-offload")),
-    *(Case(rung, precision="fp32") for rung in ("zero1", "zero2", "zero3")),
-    *(Case(rung, model=model) for model in ("llama", "gpt2", "t5", "bert", "vit") for rung in ("zero2", "zero3")),
-    *(Case(rung, world_size=world_size, rank=world_size - 1, real="alone")
-      for rung in ("zero1", "zero2", "zero3", "zero3-offload") for world_size in (8, 64)),
-]
+CASES = [Case("zero2"), Case("zero3-offload", checkpointing=False), Case("zero3", world_size=16, real="alone")]
 
 
 def request(case: Case, nvme_path: Path) -> Request:
@@ -86,25 +78,32 @@ def request(case: Case, nvme_path: Path) -> Request:
         gpus_per_node=case.world_size, rank=case.rank, method=case.method, lora_rank=8, lora_targets=None, seq_len=128,
         precision=case.precision, optimizer="adamw", attention="eager", framework="hf", micro_batch_size=2,
         gradient_accumulation_steps=case.accumulation, gradient_checkpointing=case.checkpointing, compute_capability=90,
-        gpu_memory_bytes=80 << 30, iterations=4, expandable_segments=False)
+        gpu_memory_bytes=80 << 30, iterations=4 if stage == 3 else 2,  # ZeRO-3 prefetches from the third on
+        expandable_segments=False)
 
 
-def both(cases: list[Case], folder: Path, *, real_kernels: bool) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def both(cases: list[Case], folder: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """(dry run's, real run's) answers of every case."""
     jobs = []
     for index, case in enumerate(cases):
         asked = asdict(request(case, folder / "nvme"))
-        jobs += [{"kind": kind, "request": asked, "answer": str(folder / f"{index}-{side}.json"), "real_kernels": real_kernels}
+        jobs += [{"kind": kind, "request": asked, "answer": str(folder / f"{index}-{side}.json"), "real_kernels": False}
                  for side, kind in (("dry", "dry"), ("real", case.real))]
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    done = subprocess.run([sys.executable, str(JOBS), str(folder / "jobs.json")], cwd=folder, capture_output=True, text=True,
-                          env={**os.environ, "PYTHONWARNINGS": "ignore"}, timeout=280, check=False)
+    process = subprocess.Popen([sys.executable, str(JOBS), str(folder / "jobs.json")], cwd=folder, text=True,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+                               env={**os.environ, "PYTHONWARNINGS": "ignore"})
+    try:
+        _, complaints = process.communicate(timeout=280)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # the ranks are its children: none may outlive the test
+            os.killpg(process.pid, signal.SIGKILL)
     answers = []
     for index, case in enumerate(cases):
         pair = []
         for side in ("dry", "real"):
             file = folder / f"{index}-{side}.json"
-            assert file.exists(), f"{side} run of {case} died:\n{done.stderr[-3000:]}"
+            assert file.exists(), f"{side} run of {case} died:\n{complaints[-3000:]}"
             answer = json.loads(file.read_text())
             assert "error" not in answer, f"{side} run of {case}:\n{answer.get('traceback') or answer['error']}"
             pair.append(answer.get("result", answer))
@@ -136,24 +135,14 @@ def differences(case: Case, dry: dict[str, Any], real: dict[str, Any]) -> list[s
 
 def test_a_dry_run_counts_what_the_real_engine_allocates(tmp_path: Path) -> None:
     """Three rungs, with and without checkpointing and offload, two ranks over gloo and one of sixteen alone."""
-    for case, (dry, real) in zip(FAST, both(FAST, tmp_path, real_kernels=False), strict=True):
+    for case, (dry, real) in zip(CASES, both(CASES, tmp_path), strict=True):
         assert not differences(case, dry, real), str(case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(6))
-def test_every_rung_counts_what_the_real_engine_allocates(part: int, tmp_path: Path) -> None:
-    """46 configurations: rungs, checkpointing, accumulation, LoRA, precision, families, world sizes; DeepSpeed's own Adam."""
-    cases = SLOW[part::6]
-    wrong = {str(case): found for case, (dry, real) in zip(cases, both(cases, tmp_path, real_kernels=True), strict=True)
-             if (found := differences(case, dry, real))}
-    assert not wrong, "\n".join(f"{case}: {found}" for case, found in wrong.items())
 
 
 def test_a_changed_step_is_noticed(tmp_path: Path) -> None:
     """The comparison fails for another sequence length, so it can tell right from wrong."""
     case = Case("zero1", world_size=4, real="alone")
-    (dry, _), = both([case], tmp_path, real_kernels=False)
+    (dry, _), = both([case], tmp_path)
     longer = tmp_path / "longer"
     longer.mkdir()
     asked = replace(request(case, longer), seq_len=160)
