@@ -43,7 +43,8 @@ def render_next_steps(answer: Recommendation, config_path: str, console: Console
         if workload.framework == "hf" and plan.zero_stage == 3:
             sentence(console, "Create the TrainingArguments before the model: it is then sharded while it loads.")
     if question.cluster.gpu.vendor == "NVIDIA":
-        sentence(console, "Before the start, on every node (without it, fragmentation takes up to a quarter more):")
+        where = ", on every node" if question.cluster.nodes > 1 else ""
+        sentence(console, f"Before the start{where} (fragmentation can take a quarter more without it):")
         copyable(console, [f"export {ALLOCATOR_SETTING}"])
     commands = launch_commands(question.cluster, config_path=config_path, framework=workload.framework)
     everywhere = " and ".join(launcher for launcher in commands if launcher != "deepspeed")

@@ -96,7 +96,7 @@ class Comparison:
     """Bytes of one case, both ways; host memory without what every process takes anyway.
 
     reserved_*: what the caching allocator must hold, without library workspaces; the dry run replays its allocations through
-                a model of it that returns every unused segment.
+                a model of it, with expandable segments that keep only what live blocks touch.
     """
 
     case: Case
@@ -130,7 +130,7 @@ def compare(case: Case, nvme_path: str = "/tmp") -> Comparison:
         ds_config(plan, model, workload, cluster, flavor="deepspeed"), MODELS[case.model], world_size=case.world_size,
         gpus_per_node=1, rank=_fullest_rank(model, workload, cluster, plan), workload=workload,
         micro_batch_size=case.micro_batch_size, gradient_accumulation_steps=case.gradient_accumulation_steps,
-        gradient_checkpointing=case.checkpointing)
+        gradient_checkpointing=case.checkpointing, expandable_segments=True)
     return Comparison(
         case=case, gpu_analytic=_tensor_bytes(moment), gpu_dry_run=result.peak.allocated_bytes_per_gpu, moment=moment.name,
         reserved_analytic=_tensor_bytes(moment) + sum(term.size_bytes for term in estimate.reserved_terms),
