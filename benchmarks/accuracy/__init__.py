@@ -1,0 +1,1 @@
+"""How true the figures are: predictions against published measured runs."""

@@ -1,0 +1,41 @@
+"""Every measured run known to the project against the prediction.
+
+    python -m benchmarks.accuracy             # the summary and one line per run
+    python -m benchmarks.accuracy --json      # the same as data
+    python -m benchmarks.accuracy --write     # bring docs/accuracy.md up to date
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from . import memory
+from .report import Section, document
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "accuracy.md"
+
+
+def sections() -> list[Section]:
+    return [memory.section()]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="data instead of tables")
+    parser.add_argument("--write", action="store_true", help="write docs/accuracy.md")
+    asked = parser.parse_args()
+    found = sections()
+    if asked.write:
+        DOCUMENT.write_text(document(found), encoding="utf-8")
+    elif asked.json:
+        print(json.dumps({section.title: section.data for section in found}, indent=1))
+    else:
+        print("\n".join(section.markdown(details=True) for section in found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Sections and tables of the accuracy report, rendered as Markdown or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Cells as text, columns aligned by their first letter: those whose header starts with a space, to the right."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        """The table under its title; nothing but the title's remark "none" when it has no rows."""
+        if not self.rows:
+            return f"**{self.title}**: none.\n"
+        rule = tuple("---:" if name.startswith(" ") else "---" for name in self.header)
+        lines = [_line(name.strip() for name in self.header), _line(rule), *(_line(row) for row in self.rows)]
+        return f"**{self.title}**\n\n" + "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One half of the report.
+
+    summary: tables by subset, and the rows that miss their target with the reason; these go into docs/accuracy.md.
+    details: one line per measured run; printed only.
+    notes:   paragraphs of Markdown after the summary.
+    data:    what `--json` prints of this section.
+    """
+
+    title: str
+    summary: tuple[Table, ...]
+    details: Table
+    notes: tuple[str, ...] = ()
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def markdown(self, *, details: bool = False) -> str:
+        tables = (*self.summary, self.details) if details else self.summary
+        return "\n".join([f"## {self.title}\n", *(table.markdown() for table in tables), *(f"{note}\n" for note in self.notes)])
+
+
+def document(sections: Sequence[Section]) -> str:
+    """docs/accuracy.md."""
+    head = ("# Accuracy\n\nPredictions against measured runs that others published. Written by `python -m benchmarks.accuracy "
+            "--write`; a test\nfails when it is stale. The rows, their sources and how each was read are in `benchmarks/data/`."
+            " Nothing here\nneeds a GPU or torch.\n")
+    return "\n".join([head, *(section.markdown() for section in sections)])
+
+
+def percent(share: float) -> str:
+    return f"{share:+.1%}"
+
+
+def _line(cells: Sequence[str] | Any) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |"
