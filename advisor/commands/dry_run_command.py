@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from .advise_command import COUNT
+from .options import COUNT
 
 
 @click.command("dry-run", short_help="Run a configuration through the real DeepSpeed engine on a simulated GPU.")

@@ -1,0 +1,92 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+
+class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer versions of Click
+    """A whole number of at least 1, in digits (`4096`)."""
+
+    name = "N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        text = str(value)
+        if not (text.isascii() and text.isdigit() and 0 < len(text) <= 9 and int(text) > 0):
+            self.fail(f"{text[:40]!r} is not a whole number from 1 to 999999999", param, ctx)
+        return int(text)
+
+
+COUNT = _Count()
+
+_QUESTION: tuple[Callable[[Any], Any], ...] = (
+    click.argument("model", metavar="MODEL"),
+    click.option("--gpus", default="auto", metavar="SPEC", show_default=True,
+                  help="2x32GB, 8xA100-80GB, 4x8xH100 (nodes x GPUs x kind), RTX4090, or auto (this machine)."),
+    click.option("--ram", metavar="SIZE", help="Host RAM per node, such as 256GB; unset: detected on this machine."),
+    click.option("--nvme", metavar="PATH:SIZE", help="Folder on an NVMe drive and its free space, such as /nvme:2TB."),
+    click.option("--interconnect", metavar="RATE", help="Between nodes, one way per node, such as 200Gb/s."),
+    click.option("--method", type=click.Choice(["full", "lora", "qlora"]), default="full", show_default=True,
+                  help="Train all weights, LoRA adapters, or LoRA on a 4-bit (NF4) base."),
+    click.option("--lora-rank", type=COUNT, default=8, show_default=True, help="Rank of the adapters."),
+    click.option("--lora-targets", metavar="NAMES", help="Modules to adapt, such as q_proj,v_proj; unset: all linear."),
+    click.option("--seq-len", type=COUNT, help="Tokens per sample; unset: 2048, or the model's positions if fewer."),
+    click.option("--global-batch", type=COUNT, help="Samples per optimizer step, kept exactly; unset: what is fastest."),
+    click.option("--micro-batch", type=COUNT, help="Samples per GPU and forward pass; unset: what is fastest."),
+    click.option("--precision", type=click.Choice(["auto", "bf16", "fp16", "fp32"]), default="auto", show_default=True,
+                  help="auto: bf16 where the GPU has it, else fp16."),
+    click.option("--optimizer", default="adamw", metavar="NAME", show_default=True,
+                  help="adamw, adamw_8bit, adafactor, lion, muon, sgd, ..."),
+    click.option("--gradient-checkpointing", type=click.Choice(["auto", "on", "off"]), default="auto", show_default=True,
+                  help="Recompute each layer in the backward pass."),
+    click.option("--attention", type=click.Choice(["flash", "sdpa", "eager"]), default="sdpa", show_default=True,
+                  help="The attention implementation of the model."),
+    click.option("--loss", type=click.Choice(["standard", "fused"]), default="standard", show_default=True,
+                  help="fused: a loss that never holds all logits (Liger)."),
+    click.option("--framework", type=click.Choice(["hf", "deepspeed"]), default="hf", show_default=True,
+                  help="Flavour of the configuration: HF Trainer and accelerate, or plain deepspeed.initialize."),
+    click.option("--offline", is_flag=True, help="Never use the network."),
+)
+_NAMES = ("model", "gpus", "ram", "nvme", "interconnect", "method", "lora_rank", "lora_targets", "seq_len", "global_batch",
+          "micro_batch", "precision", "optimizer", "gradient_checkpointing", "attention", "loss", "framework", "offline")
+
+
+def question_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Gives a command the argument and options that make up a question, and hands it their values as `question`: keyword
+    arguments of `advisor.advise.advise`."""
+
+    @functools.wraps(command)
+    def asked(**settings: Any) -> int:
+        question = {name: settings.pop(name) for name in _NAMES}
+        question["lora_targets"] = _targets(question["lora_targets"])
+        for option in _without_effect(question["method"]):
+            click.echo(f"ds-advise: {option} has no effect with --method full", err=True)
+        return command(question=question, **settings)
+
+    decorated: Callable[..., int] = asked
+    for decorate in reversed(_QUESTION):
+        decorated = decorate(decorated)
+    return decorated
+
+
+def _targets(text: str | None) -> list[str] | None:
+    if text is None:
+        return None
+    targets = [name.strip() for name in text.split(",") if name.strip()]
+    if not targets:
+        raise click.UsageError("--lora-targets names no module; leave it out for all linear layers")
+    return targets
+
+
+def _without_effect(method: str) -> list[str]:
+    """LoRA's options that were given although nothing is adapted."""
+    given = click.get_current_context().get_parameter_source
+    return [f"--{name.replace('_', '-')}" for name in ("lora_rank", "lora_targets")
+            if method == "full" and given(name) is ParameterSource.COMMANDLINE]
