@@ -130,7 +130,7 @@ class _Step:
                             inputs=inputs, source="estimators/compute_time.py, memory_bound.py, host_time.py")
 
         return [
-            term("matrix products", "gpu compute", "n sum(max(2 M N K / R, bytes / W) + ramp)",
+            term("matrix products", "gpu compute", "n sum(max(2 rows inner columns / R, bytes / W) + ramp)",
                  n * (compute.products_forward_s + compute.products_backward_s)),
             term("attention", "gpu compute", "n L 2 B A (d + dv) pairs (1 + backward) / rate(S)",
                  n * (compute.attention_forward_s + compute.attention_backward_s)),
