@@ -98,10 +98,11 @@ class Ops:
         """`nn.Linear` or a router, with peft's adapter where there is one: W x + scaling * B(A(x)).
 
         The input is saved when the weight trains. With LoRA the base weight does not; lora_A trains and saves the
-        input, lora_B saves lora_A's output (r wide), and the scaled product and the sum are tensors of their own.
-        Source: peft 0.21 `tuners/lora/layer.py` (Linear.forward), dropout 0, which is peft's default. The adapter's
-        weights have the model's type: DeepSpeed casts the whole module. QLoRA dequantizes the weight for each product
-        (bitsandbytes `MatMul4Bit`), in the backward pass again.
+        input, lora_B saves lora_A's output (r wide), and the scaled product and the sum are tensors of their own. Dropout
+        keeps a mask and hands lora_A a copy of the input, one for each adapted layer.
+        Source: peft 0.21 `tuners/lora/layer.py` (Linear.forward). The adapter's weights have the model's type under
+        DeepSpeed, which casts the whole module; peft's own fp32 ones take the input as an fp32 copy. QLoRA dequantizes
+        the weight for each product (bitsandbytes `MatMul4Bit`), in the backward pass again.
         """
         weight = self.weights[name]
         width = weight.numel // value.width
@@ -118,6 +119,9 @@ class Ops:
         rank = self.adapters.rank_of(weight)
         if not rank:
             return base
-        low = self.tape.apply(f"lora_A of {label}", (value,), width=rank, saves=(value,), trains=True)
+        taken = self.cast(value, 4) if self.workload.adapters_fp32 else value
+        if self.workload.lora_dropout:
+            taken = self.dropout(taken)
+        low = self.tape.apply(f"lora_A of {label}", (taken,), width=rank, saves=(taken,), trains=True)
         update = self.scale(self.tape.apply(f"lora_B of {label}", (low,), width=width, saves=(low,), trains=True))
-        return self.add(base, update, label)
+        return self.add(base, self.cast(update, base.itemsize), label)
