@@ -49,16 +49,23 @@ def transformers_config(request: Request) -> Any:
     return config
 
 
-def from_config(request: Request, config: Any, dtype: torch.dtype, device: str) -> Subject:
-    """A transformers model in training mode, adapted by LoRA and checkpointed as asked, and its batches on `device`."""
+def from_config(request: Request, config: Any, dtype: torch.dtype, device: str, *, checkpoint: str | None = None) -> Subject:
+    """A transformers model in training mode, adapted by LoRA and checkpointed as asked, and its batches on `device`.
+
+    checkpoint: a folder whose safetensors the weights are loaded from; None leaves them as memory comes.
+    """
     model_class = _model_class(config)
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = config.pad_token_id or 0
     # Without a name transformers takes torch's attention where the model supports it, as it does for the user.
     named = {"eager": {"attn_implementation": "eager"}, "flash": {"attn_implementation": FLASH}, "sdpa": {}}
-    with _no_init_weights():
-        model = model_class._from_config(config, dtype=dtype, **named[request.attention])
-        model.tie_weights()
+    if checkpoint is not None:
+        model = model_class.from_pretrained(checkpoint, config=config, dtype=dtype, use_safetensors=True,
+                                            trust_remote_code=False, local_files_only=True, **named[request.attention])
+    else:
+        with _no_init_weights():
+            model = model_class._from_config(config, dtype=dtype, **named[request.attention])
+            model.tie_weights()
     model.train()
     if request.method == "lora":
         model = _with_adapters(model, request)

@@ -49,14 +49,30 @@ def dry_run(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | s
     Raises DryRunError: DeepSpeed rejected the configuration, the model could not be built, or an operation needs real
     values; with the original message and the phase.
     """
+    if cluster is None and world_size is None:
+        raise TypeError("dry_run needs a cluster or a world_size")
+    request = request_for(
+        config, model, cluster=cluster, world_size=world_size, gpus_per_node=gpus_per_node, rank=rank, workload=workload,
+        micro_batch_size=micro_batch_size, gradient_accumulation_steps=gradient_accumulation_steps,
+        gradient_checkpointing=gradient_checkpointing, iterations=iterations, input_shape=input_shape,
+        expandable_segments=expandable_segments)
+    result = from_json(_ask(request, timeout_s))
+    return result if cluster is None else replace(result, peak=_beside_tensors(result.peak, cluster))
+
+
+def request_for(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | str | Path, *, cluster: Cluster | None,
+                world_size: int | None = None, gpus_per_node: int | None = None, rank: int = 0,
+                workload: Workload | None = None, micro_batch_size: int | None = None,
+                gradient_accumulation_steps: int | None = None, gradient_checkpointing: bool = True, iterations: int = 4,
+                input_shape: Sequence[int] | None = None, expandable_segments: bool = False) -> Request:
+    """The request that `dry_run`'s arguments mean; the world's size is the cluster's where one is given."""
     workload = workload or Workload()
     description, factory = _model(model)
     if cluster is not None:
         world_size, gpus_per_node = cluster.world_size, cluster.gpus_per_node
-    if world_size is None:
-        raise TypeError("dry_run needs a cluster or a world_size")
+    assert world_size is not None, "somebody knows how many ranks there are"
     capability = cluster.gpu.compute_capability if cluster is not None else None
-    request = Request(
+    return Request(
         config=_config(config), model=description, factory=factory,
         input_shape=tuple(input_shape) if input_shape is not None else None,
         world_size=world_size, gpus_per_node=gpus_per_node or world_size, rank=rank,
@@ -67,8 +83,6 @@ def dry_run(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | s
         compute_capability=round((capability or 9.0) * 10),
         gpu_memory_bytes=cluster.gpu.memory_bytes if cluster is not None else 80 << 30,
         iterations=iterations, expandable_segments=expandable_segments)
-    result = from_json(_ask(request, timeout_s))
-    return result if cluster is None else replace(result, peak=_beside_tensors(result.peak, cluster))
 
 
 def _beside_tensors(peak: Peak, cluster: Cluster) -> Peak:

@@ -76,8 +76,8 @@ def run(request: Request, recorder: Recorder, device: str) -> tuple[dict[str, An
 
     model_config = models.transformers_config(request) if request.model is not None else None
     config = auto_values.filled(request, models.hidden_size(model_config) if model_config is not None else None)
-    dtype = _dtype(config)
-    keep_alive = _announce_zero3(request, config)
+    dtype = model_dtype(config)
+    keep_alive = announce_zero3(request, config)
     with recorder.phase(0, "load"):
         if model_config is not None:
             subject = models.from_config(request, model_config, dtype, device)
@@ -91,7 +91,7 @@ def run(request: Request, recorder: Recorder, device: str) -> tuple[dict[str, An
     parameters, trainable = _count(model)
     with recorder.phase(0, "initialize"):
         chosen = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = _client_optimizer(request, config, chosen)
+        optimizer = client_optimizer(request, config, chosen)
         engine, *_ = deepspeed.initialize(model=model, model_parameters=chosen, optimizer=optimizer, config=config)
         del optimizer
         recorder.origin.watch_modules(engine.module)
@@ -134,14 +134,14 @@ def _together(parts: list[PhaseMemory]) -> PhaseMemory:
     return PhaseMemory(**values)
 
 
-def _dtype(config: dict[str, Any]) -> torch.dtype:
+def model_dtype(config: dict[str, Any]) -> torch.dtype:
     for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
         if config.get(name, {}).get("enabled"):
             return dtype
     return torch.float32
 
 
-def _announce_zero3(request: Request, config: dict[str, Any]) -> Any:
+def announce_zero3(request: Request, config: dict[str, Any]) -> Any:
     """Tell transformers about ZeRO-3, as creating TrainingArguments does, so that the model is partitioned while it is
     built (`zero.Init`); the returned object must outlive the run."""
     if request.framework != "hf" or request.model is None:
@@ -157,7 +157,7 @@ def _count(model: torch.nn.Module) -> tuple[int, int]:
     return sum(size for size, _ in sizes), sum(size for size, trainable in sizes if trainable)
 
 
-def _client_optimizer(request: Request, config: dict[str, Any], parameters: list[torch.nn.Parameter]) -> Any:
+def client_optimizer(request: Request, config: dict[str, Any], parameters: list[torch.nn.Parameter]) -> Any:
     """The optimizer that the Trainer brings when the configuration names none; None when it names one.
 
     torch's fused AdamW is the Trainer's default; with the optimizer offloaded, accelerate exchanges it for DeepSpeed's
