@@ -1,0 +1,54 @@
+"""What the ranks of a probe are asked to do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from ..dry_run.request import Request
+
+Device = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One probe, the same for all ranks.
+
+    request:    configuration, model, workload; `request.rank` is the rank that runs alone when `solo`.
+    device:     "cuda", or DeepSpeed's CPU accelerator over gloo.
+    solo:       one process is one rank of `request.world_size`; the others do not exist, and what they would send is junk.
+    checkpoint: folder of a local checkpoint in safetensors; None: random weights.
+    memory_limit_bytes: what each rank may allocate beyond its libraries, on the CPU; None: all there is.
+    nvme_folder: where the swappers write; "" when nothing is offloaded to NVMe.
+    """
+
+    request: Request
+    device: Device
+    solo: bool
+    checkpoint: str | None
+    memory_limit_bytes: int | None
+    nvme_folder: str
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that run as processes here."""
+        return (self.request.rank,) if self.solo else tuple(range(self.request.world_size))
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+
+def read_job(path: Path) -> Job:
+    """The job that `write` wrote."""
+    values = json.loads(path.read_text())
+    request = values.pop("request")
+    for name in ("input_shape", "lora_targets"):
+        request[name] = tuple(request[name]) if request[name] is not None else None
+    return Job(request=Request(**request), **values)
+
+
+def of_rank(job: Job, rank: int) -> Request:
+    """The request as one rank sees it."""
+    return replace(job.request, rank=rank)

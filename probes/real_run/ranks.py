@@ -1,0 +1,155 @@
+"""The ranks as processes: started together, watched, ended together.
+
+Every rank has a session of its own, so that ending it ends whatever it started (compilers, workers). Nothing outlives
+`watch`: on success, on failure, on an exception and on Ctrl-C all sessions are killed and waited for; and a rank whose watcher
+is killed dies with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from .job import Job
+from .progress import Reader
+from .result import Failure
+
+_POLL_S = 0.05
+_OTHERS_S = 2.0
+"""After the first sign of a failure, how long to wait for the diaries of ranks that failed before it or with it."""
+
+OnProgress = Callable[[str], None]
+
+
+class _Rank:
+    """One process, its diary, and what it printed."""
+
+    def __init__(self, number: int, folder: Path, environment: Mapping[str, str]) -> None:
+        self.number = number
+        self.output = folder / f"rank{number}.txt"
+        self.diary = Reader(folder / f"rank{number}.jsonl")
+        with self.output.open("wb") as stream:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", f"{(__package__ or '')}.worker", str(folder), str(number)], stdout=stream,
+                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=folder, start_new_session=True, env=dict(environment))
+        self.heard = time.monotonic()
+
+    def listen(self) -> bool:
+        news = self.diary.news()
+        if news:
+            self.heard = time.monotonic()
+        return news
+
+    @property
+    def done(self) -> bool:
+        return "report" in self.diary.last
+
+    def is_stopped(self) -> bool:
+        """Whether somebody suspended it (SIGSTOP); it would keep the others waiting for ever."""
+        try:
+            return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+        except (OSError, IndexError):
+            return False
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def printed(self) -> str:
+        return self.output.read_text(encoding="utf-8", errors="replace")[-4000:]
+
+
+def watch(job: Job, folder: Path, *, stall_s: float, timeout_s: float,
+          on_progress: OnProgress) -> tuple[list[dict[str, object]], Failure | None]:
+    """Start the ranks and wait for them; answers the last line of every diary, or the failure that came first.
+
+    stall_s:   a phase of one rank that takes longer is a hang. timeout_s: bounds the whole.
+    """
+    deadline = time.monotonic() + timeout_s
+    environment = {**os.environ, "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
+    ranks: list[_Rank] = []
+    try:
+        for number in job.ranks:
+            ranks.append(_Rank(number, folder, environment))
+        while True:
+            heard = [rank.listen() for rank in ranks]
+            if any(heard):
+                on_progress(min((rank.diary.phase for rank in ranks), key=_order))
+            failure = _failure(ranks, stall_s, deadline)
+            if failure is not None:
+                return [], failure
+            if all(rank.done for rank in ranks):
+                return [rank.diary.last for rank in ranks], None
+            time.sleep(_POLL_S)
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+def _order(phase: str) -> tuple[int, int]:
+    """Phases in the order in which a rank enters them."""
+    name, _, number = phase.partition(" ")
+    names = ("start", "import", "join", "load", "initialize", "step", "report")
+    return names.index(name) if name in names else len(names), int(number or 0)
+
+
+def _failure(ranks: list[_Rank], stall_s: float, deadline: float) -> Failure | None:
+    """The first sign of a failure, traced to the rank that failed first."""
+    ended = [rank for rank in ranks if rank.process.poll() is not None and not rank.done]
+    told = [rank for rank in ranks if "error" in rank.diary.last]
+    if ended or told:
+        return _first(ranks)
+    now = time.monotonic()
+    for rank in ranks:
+        if rank.is_stopped():
+            return Failure(kind="stopped", rank=rank.number, phase=rank.diary.phase,
+                           message=f"rank {rank.number} was suspended (SIGSTOP)")
+    if now > deadline:
+        late = min(ranks, key=lambda rank: _order(rank.diary.phase))
+        return Failure(kind="timeout", rank=late.number, phase=late.diary.phase,
+                       message=f"not done in time; rank {late.number} was at {late.diary.phase}")
+    silent = [rank for rank in ranks if now - rank.heard > stall_s and not rank.done]
+    if silent:
+        last = min(silent, key=lambda rank: (_order(rank.diary.phase), rank.heard))
+        return Failure(kind="hang", rank=last.number, phase=last.diary.phase, details=last.printed(),
+                       message=f"rank {last.number} made no progress for {stall_s:.0f} s")
+    return None
+
+
+def _first(ranks: list[_Rank]) -> Failure:
+    """The failure with the earliest time. A rank that was killed says nothing, and the others then fail for want of it."""
+    patience = time.monotonic() + _OTHERS_S
+    while time.monotonic() < patience and not all(
+            rank.process.poll() is not None or "error" in rank.diary.last for rank in ranks):
+        for rank in ranks:
+            rank.listen()
+        time.sleep(_POLL_S)
+    for rank in ranks:
+        rank.listen()
+    silent = [rank for rank in ranks if rank.process.poll() is not None and rank.process.returncode != 0
+              and not {"error", "report"} & rank.diary.last.keys()]
+    if silent:
+        return _died(silent[0])
+    told = [rank for rank in ranks if "error" in rank.diary.last]
+    memory = [rank for rank in told if rank.diary.last["error"]["kind"] == "out_of_memory"]
+    first = min(memory or told, key=lambda rank: rank.diary.last["time"])
+    return Failure(rank=first.number, **first.diary.last["error"])
+
+
+def _died(rank: _Rank) -> Failure:
+    """A process that ended without a word: the signal tells why."""
+    code = rank.process.returncode
+    if code < 0:
+        name = signal.Signals(-code).name
+        by_whom = ", as the kernel does when memory runs out" if -code == signal.SIGKILL else ""
+        return Failure(kind="killed", rank=rank.number, phase=rank.diary.phase, details=rank.printed(),
+                       message=f"rank {rank.number} was killed by {name}{by_whom}")
+    return Failure(kind="crash", rank=rank.number, phase=rank.diary.phase, details=rank.printed(),
+                   message=f"rank {rank.number} ended with exit code {code}")

@@ -1,0 +1,130 @@
+"""What a probe answers: every rank's memory and time, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any, Literal
+
+FailureKind = Literal["out_of_memory", "crash", "hang", "stopped", "killed", "timeout"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds of one optimizer step, all its micro batches together.
+
+    forward_s, backward_s, optimizer_s: the engine's three calls; they and little else make up `total_s`.
+    waiting_s: of these, how long the rank was blocked in collectives (transfer and waiting for slower ranks); None where the
+               device waits and not the process (CUDA).
+    """
+
+    total_s: float
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    waiting_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """One rank's measured memory and time. Bytes; None where the device has no such counter.
+
+    allocated_bytes, reserved_bytes: torch.cuda's peaks over the training steps.
+    device_bytes:       what the driver says this process holds on the GPU at the end (NVML).
+    host_baseline_bytes: resident memory once the libraries are loaded, before the model.
+    host_loading_peak_bytes, host_peak_bytes: highest resident memory until the engine stands; while training.
+    host_pinned_bytes:  page-locked memory that torch's allocator holds.
+    nvme_bytes, nvme_read_bytes, nvme_written_bytes: files of the swappers at the end; what was read and written while
+                        training, by the process as a whole.
+    steps:              the optimizer steps after the first, which creates the optimizer's states.
+    """
+
+    rank: int
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    device_bytes: int | None
+    host_baseline_bytes: int
+    host_loading_peak_bytes: int
+    host_peak_bytes: int
+    host_pinned_bytes: int | None
+    nvme_bytes: int
+    nvme_read_bytes: int
+    nvme_written_bytes: int
+    steps: tuple[StepTime, ...]
+    losses: tuple[float, ...]
+
+    @property
+    def step_s(self) -> float:
+        return median(step.total_s for step in self.steps)
+
+    @property
+    def host_tensor_bytes(self) -> int:
+        """What training added to the libraries; on the CPU device the rank's tensors, GPU's and host's together."""
+        return self.host_peak_bytes - self.host_baseline_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a probe has no answer.
+
+    rank:    the rank that failed first. phase: what it was doing.
+    message: the true error, in one line. details: its traceback, or the end of what it printed.
+    """
+
+    kind: FailureKind
+    rank: int
+    phase: str
+    message: str
+    details: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    """A probe that ran, or failed; either is an answer.
+
+    config: the configuration as DeepSpeed got it, `auto` filled; empty after a failure.
+    overhead_s: of `seconds`, what was not the training job itself: starting and ending the processes.
+    """
+
+    world_size: int
+    device: str
+    solo: bool
+    tokens_per_step: int
+    ranks: tuple[RankReport, ...]
+    failure: Failure | None
+    versions: dict[str, str]
+    config: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def step_s(self) -> float:
+        """Of the slowest rank."""
+        assert self.ranks, "a failed probe has no times"
+        return max(report.step_s for report in self.ranks)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of the whole job; without communication when `solo`."""
+        return self.tokens_per_step / self.step_s
+
+    def highest(self, name: str) -> int | None:
+        """The highest of a rank's figures, None where the device has no such counter."""
+        values = [getattr(report, name) for report in self.ranks]
+        return max(values) if values and None not in values else None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def from_json(values: dict[str, Any]) -> ProbeResult:
+    """The result that `to_json` wrote."""
+    failure = values["failure"]
+    return ProbeResult(**{
+        **values, "ranks": tuple(_rank(report) for report in values["ranks"]),
+        "failure": Failure(**failure) if failure is not None else None})
+
+
+def _rank(values: dict[str, Any]) -> RankReport:
+    steps: Sequence[dict[str, Any]] = values["steps"]
+    return RankReport(**{**values, "steps": tuple(StepTime(**step) for step in steps), "losses": tuple(values["losses"])})

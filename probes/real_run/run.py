@@ -1,0 +1,94 @@
+"""`probe`: run a plan for a few steps on this machine, in processes of its own, and report what happened."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...estimators.cluster import Cluster
+from ...estimators.workload import Workload
+from ..dry_run.run import request_for
+from . import ranks
+from .job import Device, Job
+from .result import ProbeResult, from_json
+
+STEPS = 4
+"""Optimizer steps: the first creates the states, ZeRO-3 prefetches from the third."""
+
+STALL_S = 300.0
+"""A phase that takes longer is called a hang: compiling DeepSpeed's extensions may take some minutes."""
+
+
+def probe(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | str | Path, *, cluster: Cluster,
+          workload: Workload | None = None, device: Device = "cuda", solo: bool = False, rank: int = 0,
+          checkpoint: str | None = None, micro_batch_size: int | None = None,
+          gradient_accumulation_steps: int | None = None, gradient_checkpointing: bool = True, steps: int = STEPS,
+          input_shape: tuple[int, ...] | None = None, memory_limit_bytes: int | None = None, stall_s: float = STALL_S,
+          timeout_s: float = 1800.0, on_progress: ranks.OnProgress = lambda _phase: None) -> ProbeResult:
+    """A real DeepSpeed job of `cluster.world_size` ranks on this machine; a failure is a result too.
+
+    config, model, workload, ...: as for `dry_run`; the batch has `workload.seq_len` tokens a sample, none of them padding.
+    device: "cuda", or "cpu" for DeepSpeed's CPU accelerator over gloo.
+    solo:   run only `rank` of the cluster's ranks, on one device: its memory is true, its times lack communication, and what
+            it computes is junk.
+    checkpoint: a folder with safetensors; None trains random weights.
+    memory_limit_bytes: on the CPU, what each rank may allocate, in place of a GPU's memory.
+    stall_s, timeout_s: when a phase of a rank, and the whole, is given up.
+
+    Nothing is left behind: no process, no file, no swap space on NVMe.
+    """
+    started = time.monotonic()
+    request = request_for(
+        config, model, cluster=cluster, rank=rank, workload=workload or Workload(), micro_batch_size=micro_batch_size,
+        gradient_accumulation_steps=gradient_accumulation_steps, gradient_checkpointing=gradient_checkpointing,
+        iterations=steps, input_shape=input_shape)
+    with tempfile.TemporaryDirectory(prefix="ds-advise-probe-") as name, _swap_folder(request.config) as nvme_folder:
+        folder = Path(name)
+        job = Job(request=replace(request, config=_redirected(request.config, nvme_folder)), device=device, solo=solo,
+                  checkpoint=checkpoint, memory_limit_bytes=memory_limit_bytes, nvme_folder=nvme_folder)
+        job.write(folder / "job.json")
+        reports, failure = ranks.watch(job, folder, stall_s=stall_s, timeout_s=timeout_s, on_progress=on_progress)
+    first: dict[str, Any] = dict(reports[0]) if reports else {}
+    return from_json(json.loads(json.dumps({
+        "world_size": request.world_size, "device": device, "solo": solo, "failure": None if failure is None else {
+            field: getattr(failure, field) for field in failure.__dataclass_fields__},
+        "ranks": [report["report"] for report in reports], "tokens_per_step": first.get("tokens_per_step", 0),
+        "versions": first.get("versions", {}), "config": first.get("config", {}), "seconds": time.monotonic() - started})))
+
+
+class _swap_folder:
+    """A folder of the probe's own below the `nvme_path` that the configuration names, removed at the end; "" without one."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        zero = config.get("zero_optimization")
+        blocks = [zero.get(name) for name in ("offload_optimizer", "offload_param")] if isinstance(zero, Mapping) else []
+        paths = [block["nvme_path"] for block in blocks if isinstance(block, Mapping) and block.get("nvme_path")]
+        self._parent = paths[0] if paths else None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> str:
+        if self._parent is None:
+            return ""
+        self._folder = tempfile.TemporaryDirectory(prefix="ds-advise-probe-", dir=self._parent)
+        return self._folder.name
+
+    def __exit__(self, *_: object) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+def _redirected(config: Mapping[str, Any], nvme_folder: str) -> dict[str, Any]:
+    """The configuration with the swappers in the probe's own folder, and without monitors, which would write elsewhere."""
+    changed = {key: copy.deepcopy(value) for key, value in config.items()
+               if key not in ("tensorboard", "wandb", "comet", "csv_monitor", "flops_profiler")}
+    zero = changed.get("zero_optimization")
+    for block in zero.values() if isinstance(zero, dict) else ():
+        if isinstance(block, dict) and block.get("nvme_path"):
+            block["nvme_path"] = nvme_folder
+    return changed

@@ -1,0 +1,131 @@
+"""A few optimizer steps of one rank, timed by phase."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..dry_run import auto_values, models
+from ..dry_run.request import Request
+from ..dry_run.training import announce_zero3, client_optimizer, model_dtype
+from . import memory
+from .clocks import Clock
+from .communication import CollectiveTime
+from .job import Job
+from .progress import Diary
+from .result import StepTime
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """What a rank's training leaves behind."""
+
+    config: dict[str, Any]
+    loading_peak_bytes: int = 0
+    peak_bytes: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    micro_batch_size: int = 0
+    gradient_accumulation_steps: int = 0
+    steps: list[StepTime] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+
+
+def run(job: Job, request: Request, device: str, diary: Diary, clock: Clock, collectives: CollectiveTime | None) -> Run:
+    """Load, initialize and train `request.iterations` optimizer steps."""
+    import deepspeed
+
+    diary.enter("load")
+    description = models.transformers_config(request) if request.model is not None else None
+    config = auto_values.filled(request, models.hidden_size(description) if description is not None else None)
+    keep_alive = announce_zero3(request, config)
+    dtype = model_dtype(config)
+    subject = _subject(job, request, description, dtype, device)
+    model = subject.model
+    diary.enter("initialize")
+    chosen = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = client_optimizer(request, config, chosen)
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=chosen, optimizer=optimizer, config=config)
+    del optimizer
+    if job.solo:
+        _never_skip_a_step(engine.optimizer)
+    result = Run(config=config, loading_peak_bytes=memory.peak_resident_bytes(),
+                 micro_batch_size=engine.train_micro_batch_size_per_gpu(),
+                 gradient_accumulation_steps=engine.gradient_accumulation_steps())
+    memory.restart_peak()
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats()
+    storage_before = memory.storage_bytes()
+    for step in range(1, request.iterations + 1):
+        diary.enter(f"step {step}")
+        timed, loss = _step(engine, subject, result, clock, collectives)
+        result.losses.append(loss)
+        if step > 1:
+            result.steps.append(timed)
+    storage = memory.storage_bytes()
+    result.peak_bytes = memory.peak_resident_bytes()
+    result.read_bytes, result.written_bytes = storage[0] - storage_before[0], storage[1] - storage_before[1]
+    del keep_alive
+    return result
+
+
+def _subject(job: Job, request: Request, description: Any, dtype: torch.dtype, device: str) -> models.Subject:
+    if description is None:
+        return models.from_file(request, dtype, device)
+    subject = models.from_config(request, description, dtype, device, checkpoint=job.checkpoint)
+    if job.checkpoint is None:
+        with torch.no_grad():
+            for parameter in subject.model.parameters():
+                # Models are built without their initialization; whatever memory held could be NaN.
+                getattr(parameter, "ds_tensor", parameter).normal_(0, 0.02)
+    return subject
+
+
+def _step(engine: Any, subject: models.Subject, run: Run, clock: Clock,
+          collectives: CollectiveTime | None) -> tuple[StepTime, float]:
+    """One optimizer step; the three parts add up the micro batches."""
+    blocked_before = collectives.seconds if collectives else 0.0
+    marks: list[tuple[Any, Any, Any, Any]] = []
+    loss = None
+    clock.settle()
+    begin = clock.mark()
+    for _ in range(run.gradient_accumulation_steps):
+        batch = _with_tokens(subject.make_batch(run.micro_batch_size), subject.vocab_size)
+        started = clock.mark()
+        output = engine(**batch) if isinstance(batch, dict) else engine(*batch)
+        loss = subject.loss(output, batch)
+        del output  # as the Trainer: only the loss outlives the forward pass
+        forwarded = clock.mark()
+        engine.backward(loss)
+        loss = loss.detach()
+        del batch
+        backwarded = clock.mark()
+        engine.step()
+        marks.append((started, forwarded, backwarded, clock.mark()))
+    end = clock.mark()
+    clock.settle()
+    parts = [sum(clock.seconds(mark[index], mark[index + 1]) for mark in marks) for index in range(3)]
+    assert loss is not None, "there is at least one micro batch"
+    return StepTime(total_s=clock.seconds(begin, end), forward_s=parts[0], backward_s=parts[1], optimizer_s=parts[2],
+                    waiting_s=collectives.seconds - blocked_before if collectives else None), float(loss)
+
+
+def _with_tokens(batch: Any, vocab_size: int) -> Any:
+    """The batch with random tokens where it has integers; routers and embeddings then work as they do in training."""
+    if vocab_size and isinstance(batch, dict):
+        for name, value in batch.items():
+            if isinstance(value, torch.Tensor) and not value.is_floating_point() and name != "labels":
+                batch[name] = torch.randint_like(value, vocab_size)
+    return batch
+
+
+def _never_skip_a_step(optimizer: Any) -> None:
+    """Alone, a rank computes with junk; a NaN must not make the engine skip the step that creates the optimizer's states."""
+    for name in ("has_overflow", "has_overflow_serial", "has_overflow_partitioned_grads_serial", "check_overflow",
+                 "_has_inf_or_nan", "_check_overflow"):
+        if hasattr(optimizer, name):
+            setattr(optimizer, name, lambda *_, **__: False)
+    importlib.import_module("deepspeed.runtime.utils").CheckOverflow.check = lambda *_, **__: False
