@@ -1,0 +1,140 @@
+"""The measured memory runs of `benchmarks/data/published_memory.csv` as what the estimators take."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal, cast
+
+from ds_advise.advisor.cluster_spec import parse_cluster
+from ds_advise.estimators.catalogue import find
+from ds_advise.estimators.cluster import Cluster
+from ds_advise.estimators.families import shape_from_config
+from ds_advise.estimators.model_shape import ModelShape
+from ds_advise.estimators.plan import Offload, Plan
+from ds_advise.estimators.workload import AttentionKernel, Method, Precision, Workload
+
+DATA = Path(__file__).parents[1] / "data"
+
+Loop = Literal["deepspeed", "torch", "fsdp"]
+Quantity = Literal["allocated", "reserved", "device"]
+Logits = Literal["standard", "sliced", "inline", "chunked", "held", "fused", "none"]
+UNITS = {"B": 1, "MiB": 2**20, "GiB": 2**30, "GB": 10**9}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One measured run; `published_memory.md` says what each column means.
+
+    measured_bytes: of `quantity`, per GPU; None for a run that is only known not to have fitted.
+    fitted:         it ran to the end; False when it ran out of memory.
+    not_met_because: why its error is not counted against the targets, "" when it is.
+    """
+
+    row: int
+    source: str
+    model: ModelShape
+    cluster: Cluster
+    workload: Workload
+    plan: Plan
+    loop: Loop
+    logits: Logits
+    softmax: Literal["", "recomputed", "16-bit"]
+    upcast_inputs: bool
+    experts_apart: bool
+    autocast: bool
+    optimizer_step: Literal["foreach", "fused", "loop", "in-backward"]
+    reentrant: bool
+    quantity: Quantity
+    measured_bytes: int | None
+    fitted: bool
+    tolerance: float
+    not_met_because: str
+    notes: str
+
+    @property
+    def subset(self) -> str:
+        """Where the states are, what trains, and whether the loss is fused."""
+        plan = self.plan
+        if plan.offload_optimizer != "none" or plan.offload_param != "none":
+            where = "offload"
+        elif self.loop == "fsdp":
+            where = "FSDP"
+        elif plan.zero_stage >= 2:
+            where = f"ZeRO-{plan.zero_stage}"
+        else:
+            where = "one GPU" if self.cluster.world_size == 1 else "DDP, ZeRO-1"
+        method = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}[self.workload.method]
+        return f"{where}, {method}" + (", fused loss" if self.logits == "fused" else "")
+
+    @property
+    def label(self) -> str:
+        """`8 x A100-SXM-80GB, Llama-2-7b-hf, LoRA, B 2, S 4096`."""
+        model = self.model.name.rpartition("/")[2]
+        return (f"{self.cluster.world_size} x {self.cluster.gpu.name}, {model}, {self.workload.method}, "
+                f"B {self.plan.micro_batch_size}, S {self.workload.seq_len}")
+
+
+@cache
+def runs() -> tuple[Run, ...]:
+    """Every row, in the order of the file."""
+    with (DATA / "published_memory.csv").open(newline="", encoding="utf-8") as file:
+        return tuple(_run(number, row) for number, row in enumerate(csv.DictReader(file), start=2))
+
+
+@cache
+def excluded() -> tuple[dict[str, str], ...]:
+    """What was measured and is not predicted, with the reason."""
+    with (DATA / "published_memory_excluded.csv").open(newline="", encoding="utf-8") as file:
+        return tuple(csv.DictReader(file))
+
+
+def _run(number: int, row: dict[str, str]) -> Run:
+    model = _model(row["model"])
+    workload = Workload(
+        method=cast(Method, row["method"]), lora_rank=int(row["lora_rank"] or 8),
+        lora_targets=tuple(row["lora_targets"].split()) or None, lora_dropout=float(row["lora_dropout"] or 0),
+        adapters_fp32=row["adapters"] == "fp32", seq_len=int(row["seq_len"]), precision=cast(Precision, row["precision"]),
+        optimizer=row["optimizer"], attention=cast(AttentionKernel, row["attention"]),
+        loss="fused" if row["logits"] == "fused" else "standard")
+    return Run(
+        row=number, source=row["source"], model=model, cluster=parse_cluster(row["gpus"]), workload=workload,
+        plan=_plan(row, model.hidden_size), loop=cast(Loop, row["loop"]),
+        logits=cast(Logits, row["logits"]), softmax=cast(Literal["", "recomputed", "16-bit"], row["softmax"]),
+        upcast_inputs=row["layer_inputs"] == "fp32", experts_apart=row["experts"] == "apart",
+        autocast=row["autocast"] == "yes", optimizer_step=cast(
+            Literal["foreach", "fused", "loop", "in-backward"], row["optimizer_step"]),
+        reentrant=row["reentrant"] != "no", quantity=cast(Quantity, row["quantity"]),
+        measured_bytes=int(float(row["measured"]) * UNITS[row["unit"]]) if row["measured"] else None,
+        fitted=row["fitted"] == "yes", tolerance=float(row["tolerance"] or 0), not_met_because=row["not_met_because"], notes=row["notes"])
+
+
+def _plan(row: dict[str, str], hidden: int) -> Plan:
+    """The row's plan; `buckets` is "auto" (transformers' formulas), "default" (DeepSpeed's) or a number of elements."""
+    auto, size = row["buckets"] == "auto", row["buckets"]
+    return Plan(
+        zero_stage=cast(Literal[0, 1, 2, 3], int(row["zero_stage"] or 0)), micro_batch_size=int(row["micro_batch"]),
+        gradient_accumulation_steps=int(row["grad_accum"] or 1), gradient_checkpointing=row["checkpointing"] == "yes",
+        offload_optimizer=cast(Offload, row["offload_optimizer"] or "none"),
+        offload_param=cast(Offload, row["offload_param"] or "none"), overlap_comm=row["overlap_comm"] != "no",
+        reduce_bucket_size=hidden * hidden if auto else int(float(size)) if size[:1].isdigit() else 500_000_000,
+        stage3_prefetch_bucket_size=int(0.9 * hidden * hidden) if auto else 50_000_000,
+        stage3_param_persistence_threshold=10 * hidden if auto else 100_000)
+
+
+@cache
+def _architectures() -> dict[str, dict[str, object]]:
+    return cast(dict[str, dict[str, object]],
+                json.loads((DATA / "published_models.json").read_text(encoding="utf-8"))["models"])
+
+
+@cache
+def _model(name: str) -> ModelShape:
+    """From the catalogue, or from the architectures that the rows need besides."""
+    entry = _architectures().get(name)
+    if entry is None:
+        return find(name)
+    return shape_from_config(cast(dict[str, object], entry["config"]), name=name, source=str(entry["source"]))
