@@ -92,7 +92,7 @@ def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
 
 
 def _this_machine() -> Cluster:
-    from .this_machine import cpu_cores, host_memory_bytes, visible_gpus
+    from ..probes.this_machine import cpu_cores, host_memory_bytes, visible_gpus
 
     found = visible_gpus()
     kinds = {gpu.name for gpu in found}
