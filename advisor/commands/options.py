@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -58,6 +59,46 @@ _NAMES = ("model", "gpus", "ram", "nvme", "interconnect", "method", "lora_rank",
           "micro_batch", "precision", "optimizer", "gradient_checkpointing", "attention", "loss", "framework", "offline")
 
 
+_RUN: tuple[Callable[[Any], Any], ...] = (
+    click.argument("config_file", metavar="DS_CONFIG"),
+    click.option("--model", required=True, metavar="MODEL",
+                 help="A name, folder, config.json or hub id; or FILE.py:FACTORY, a function of yours that returns a module."),
+    click.option("--seq-len", type=COUNT, help="Tokens per sample; unset: 2048, or the model's positions if fewer."),
+    click.option("--micro-batch", type=COUNT, help="Fills an `auto` micro batch.  [default: 1]"),
+    click.option("--accumulation", type=COUNT, help="Fills `auto` gradient_accumulation_steps.  [default: 1]"),
+    click.option("--method", type=click.Choice(["full", "lora"]), default="full", show_default=True,
+                 help="Train all weights, or LoRA adapters through peft."),
+    click.option("--lora-rank", type=COUNT, default=8, show_default=True, help="Rank of the adapters."),
+    click.option("--lora-targets", metavar="NAMES", help="Modules to adapt, such as q_proj,v_proj; unset: all linear."),
+    click.option("--precision", type=click.Choice(["auto", "bf16", "fp16", "fp32"]), default="auto", show_default=True,
+                 help="Fills an `auto` in bf16 or fp16."),
+    click.option("--gradient-checkpointing", type=click.Choice(["on", "off"]), default="on", show_default=True,
+                 help="Recompute each layer in the backward pass."),
+    click.option("--attention", type=click.Choice(["flash", "sdpa", "eager"]), default="sdpa", show_default=True,
+                 help="The attention implementation of the model."),
+    click.option("--framework", type=click.Choice(["hf", "deepspeed"]), default="hf", show_default=True,
+                 help="Who fills `auto`, and builds a ZeRO-3 model in shards: the HF Trainer, or nobody."),
+    click.option("--input-shape", metavar="SIZES", help="Shape of one sample for FILE.py:FACTORY, such as 3,32,32."),
+    click.option("--offline", is_flag=True, help="Never use the network."),
+)
+_RUN_NAMES = ("config_file", "model", "seq_len", "micro_batch", "accumulation", "method", "lora_rank", "lora_targets",
+              "precision", "gradient_checkpointing", "attention", "framework", "input_shape", "offline")
+
+
+def run_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Gives a command the argument and options that say what is run, and hands it their values as `run`: arguments of
+    `advisor.run_question.run_question` besides the cluster."""
+
+    @functools.wraps(command)
+    def asked(**settings: Any) -> int:
+        run = {name: settings.pop(name) for name in _RUN_NAMES}
+        run["config_file"] = Path(run["config_file"])
+        run["gradient_checkpointing"] = run["gradient_checkpointing"] == "on"
+        return command(run=run, **settings)
+
+    return _decorated(asked, _RUN)
+
+
 def question_options(command: Callable[..., int]) -> Callable[..., int]:
     """Gives a command the argument and options that make up a question, and hands it their values as `question`: keyword
     arguments of `advisor.advise.advise`."""
@@ -70,10 +111,13 @@ def question_options(command: Callable[..., int]) -> Callable[..., int]:
             click.echo(f"ds-advise: {option} has no effect with --method full", err=True)
         return command(question=question, **settings)
 
-    decorated: Callable[..., int] = asked
-    for decorate in reversed(_QUESTION):
-        decorated = decorate(decorated)
-    return decorated
+    return _decorated(asked, _QUESTION)
+
+
+def _decorated(command: Callable[..., int], options: Sequence[Callable[[Any], Any]]) -> Callable[..., int]:
+    for decorate in reversed(options):
+        command = decorate(command)
+    return command
 
 
 def _targets(text: str | None) -> list[str] | None:

@@ -1,0 +1,157 @@
+"""The cheapest sequence of probes that settles which plan is the fastest that fits.
+
+Every candidate has a predicted speed and a predicted need of memory. A probe corrects both, most for the plans that are most
+like it. The next probe is always the candidate that could be the fastest; candidates that cannot beat the best measured one by
+more than `SAME_SPEED`, or that cannot fit, are never run. So the climb starts where the prediction points, not at the top of
+the ladder, and ends when nothing that is left could change the answer.
+
+The bound: each failure strikes out its own series (rung, checkpointing) from that micro batch on, each success leaves of its
+series only what is predicted to be faster; so a series is run at most once for each doubling of the micro batch above the
+first, and `Climb.bound` counts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .recommendation import Candidate
+from .search import SAME_SPEED
+
+UNKNOWN_MACHINE, OTHER_RUNG, SAME_SERIES = 0.5, 0.3, 0.1
+"""How far a speed may be above its prediction: before anything ran on this machine; corrected by a probe of another rung; by
+one of the same rung and checkpointing. Twice the errors that benchmarks/climb.py finds in the middle of its cases."""
+
+MEMORY_UNKNOWN, MEMORY_KNOWN = 0.15, 0.05
+"""How far a need of memory may be below its prediction: before and after a probe of the same rung and checkpointing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a probe said of a candidate; `tokens_per_s` is None where it failed.
+
+    need_bytes: the measured need, on the scale of the prediction; None where it was not measured.
+    out_of_memory: it failed for want of memory, so whatever needs more fails too.
+    """
+
+    tokens_per_s: float | None
+    need_bytes: int | None = None
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The candidate to probe next, and why."""
+
+    candidate: Candidate
+    reason: str
+
+
+class Climb:
+    """The state of a climb: ask `choose`, run it, tell `learn`, until `choose` answers None."""
+
+    def __init__(self, candidates: Sequence[Candidate], memory_bytes: int) -> None:
+        self.candidates, self.memory_bytes = list(candidates), memory_bytes
+        self.outcomes: dict[int, Outcome] = {}
+        """By the candidate's place in `candidates`."""
+
+    @property
+    def best(self) -> Candidate | None:
+        """The fastest that was measured."""
+        measured = {index: outcome.tokens_per_s for index, outcome in self.outcomes.items() if outcome.tokens_per_s}
+        return self.candidates[max(measured, key=lambda index: measured[index])] if measured else None
+
+    @property
+    def bound(self) -> int:
+        """No climb over these candidates takes more probes."""
+        series = {_series(candidate) for candidate in self.candidates}
+        sizes = {candidate.estimate.plan.micro_batch_size for candidate in self.candidates}
+        return min(len(self.candidates), len(series) + len(sizes))
+
+    def choose(self) -> Choice | None:
+        """The candidate that could be fastest; of those that are predicted to fit first, then of those that might."""
+        best = self._best_speed()
+        open_ = [index for index in range(len(self.candidates)) if index not in self.outcomes and self._could_fit(index)]
+        rivals = [index for index in open_ if self._highest_speed(index) > best * (1 + SAME_SPEED)]
+        if not rivals or len(self.outcomes) >= self.bound:
+            return None
+        safe = [index for index in rivals if self._expected_need(index) <= self.memory_bytes]
+        chosen = max(safe or rivals, key=lambda index: (self._expected_speed(index), -index))
+        return Choice(candidate=self.candidates[chosen], reason=self._reason(chosen, best, risky=not safe))
+
+    def learn(self, candidate: Candidate, outcome: Outcome) -> None:
+        self.outcomes[self.candidates.index(candidate)] = outcome
+
+    def left(self) -> int:
+        """Candidates that could still win."""
+        best = self._best_speed()
+        return sum(index not in self.outcomes and self._could_fit(index)
+                   and self._highest_speed(index) > best * (1 + SAME_SPEED) for index in range(len(self.candidates)))
+
+    def _reason(self, chosen: int, best: float, *, risky: bool) -> str:
+        expected = self._expected_speed(chosen)
+        if not best:
+            return "predicted to be the fastest that fits" if not risky else "nothing else is predicted to fit"
+        if risky:
+            return f"might fit, and would run at {expected / best:.2f} x the best so far"
+        if expected > best:
+            return f"predicted at {expected / best:.2f} x the best so far"
+        return f"predicted at {expected / best:.2f} x the best so far, but up to {self._highest_speed(chosen) / best:.2f} x"
+
+    def _best_speed(self) -> float:
+        return max((outcome.tokens_per_s or 0.0 for outcome in self.outcomes.values()), default=0.0)
+
+    def _nearest(self, index: int, *, measured: str) -> tuple[int, bool] | None:
+        """(the probe most like this candidate whose figure was measured, whether it is of the same series)."""
+        wanted = self.candidates[index]
+        probes = [other for other, outcome in self.outcomes.items() if getattr(outcome, measured)]
+        if not probes:
+            return None
+
+        def distance(other: int) -> tuple[bool, bool, float]:
+            plan, probed = wanted.estimate.plan, self.candidates[other].estimate.plan
+            sizes = sorted((plan.micro_batch_size, probed.micro_batch_size))
+            return (_series(wanted) != _series(self.candidates[other]),
+                    plan.gradient_checkpointing != probed.gradient_checkpointing, sizes[1] / sizes[0])
+        nearest = min(probes, key=distance)
+        return nearest, _series(wanted) == _series(self.candidates[nearest])
+
+    def _expected_speed(self, index: int) -> float:
+        nearest = self._nearest(index, measured="tokens_per_s")
+        predicted = self.candidates[index].tokens_per_s
+        if nearest is None:
+            return predicted
+        measured = self.outcomes[nearest[0]].tokens_per_s or 0.0
+        return predicted * measured / self.candidates[nearest[0]].tokens_per_s
+
+    def _highest_speed(self, index: int) -> float:
+        nearest = self._nearest(index, measured="tokens_per_s")
+        above = UNKNOWN_MACHINE if nearest is None else SAME_SERIES if nearest[1] else OTHER_RUNG
+        return self._expected_speed(index) * (1 + above)
+
+    def _expected_need(self, index: int) -> float:
+        nearest = self._nearest(index, measured="need_bytes")
+        predicted = self.candidates[index].device_bytes
+        if nearest is None:
+            return predicted
+        return predicted * (self.outcomes[nearest[0]].need_bytes or 0) / self.candidates[nearest[0]].device_bytes
+
+    def _could_fit(self, index: int) -> bool:
+        """Not struck out by a failure, and not certainly too large."""
+        wanted = self.candidates[index]
+        for other, outcome in self.outcomes.items():
+            failed = self.candidates[other]
+            same = _series(failed) == _series(wanted)
+            if outcome.tokens_per_s is None and same and (
+                    not outcome.out_of_memory or wanted.device_bytes >= failed.device_bytes):
+                return False
+            if outcome.out_of_memory and wanted.device_bytes > failed.device_bytes * (1 + MEMORY_UNKNOWN):
+                return False
+        nearest = self._nearest(index, measured="need_bytes")
+        below = MEMORY_KNOWN if nearest is not None and nearest[1] else MEMORY_UNKNOWN
+        return self._expected_need(index) * (1 - below) <= self.memory_bytes
+
+
+def _series(candidate: Candidate) -> tuple[str, bool]:
+    """Plans that differ in the batch only."""
+    return candidate.rung, candidate.estimate.plan.gradient_checkpointing
