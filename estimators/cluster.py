@@ -44,6 +44,11 @@ class Gpu:
         """bf16 runs on tensor cores or their like (not emulated, as on Volta and Turing)."""
         return self.bf16_flops_per_s is not None
 
+    @property
+    def is_cpu(self) -> bool:
+        """The device is the host's CPU, its memory the host's RAM."""
+        return self.architecture == "cpu"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
@@ -55,7 +60,9 @@ class Cluster:
     interconnect_bytes_per_s:   node to node, one way, per node; None on one node.
     cpu_cores_per_node, dram_bytes_per_s_per_node: for CPU Adam; None when not known.
     nvme_read_bytes_per_s_per_node, nvme_write_bytes_per_s_per_node: None when not known.
+    cpu_adam_parameters_per_s_per_node: DeepSpeedCPUAdam with fp32 states, all cores together; None when not measured.
     is_this_machine:            the figures were detected here.
+    measured:                   phrase for the answer: which figures were measured on this machine, and when; "" for none.
     assumptions:                phrases for the answer: what was not said and therefore assumed.
     """
 
@@ -70,7 +77,9 @@ class Cluster:
     dram_bytes_per_s_per_node: float | None = None
     nvme_read_bytes_per_s_per_node: float | None = None
     nvme_write_bytes_per_s_per_node: float | None = None
+    cpu_adam_parameters_per_s_per_node: float | None = None
     is_this_machine: bool = False
+    measured: str = ""
     assumptions: tuple[str, ...] = ()
 
     @property

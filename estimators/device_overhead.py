@@ -49,8 +49,10 @@ def _generation(capability: float | None) -> str:
 def library_workspace(gpu: Gpu) -> tuple[MemoryTerm, ...]:
     """cuBLAS workspaces, which PyTorch takes from its own allocator: they count as allocated.
 
-    32 MiB each on Hopper and later, 8.125 MiB before (`:4096:2:16:8` in CUBLAS_WORKSPACE_CONFIG's notation).
+    32 MiB each on Hopper and later, 8.125 MiB before (`:4096:2:16:8` in CUBLAS_WORKSPACE_CONFIG's notation); none on a CPU.
     """
+    if gpu.is_cpu:
+        return ()
     recent = _generation(gpu.compute_capability) == "hopper"
     size = 32 * MIB if recent else (2 * 4096 + 8 * 16) * 1024
     return term("library_workspace", CUBLAS_HANDLES * size, "handles x workspace",
@@ -72,7 +74,9 @@ def allocator_overhead(plan: Plan, transient_bytes: int) -> tuple[MemoryTerm, ..
 
 
 def outside_allocator(cluster: Cluster) -> tuple[MemoryTerm, ...]:
-    """CUDA context and NCCL, which PyTorch's counters do not see and nvidia-smi does."""
+    """CUDA context and NCCL, which PyTorch's counters do not see and nvidia-smi does; a CPU has neither."""
+    if cluster.gpu.is_cpu:
+        return ()
     context = CONTEXT_BYTES[_generation(cluster.gpu.compute_capability)]
     terms = term("cuda_context", context, "by GPU generation",
                  "InvokeAI issue 9413, unsloth-zoo pull 1053, stas00/ml-engineering")
