@@ -48,6 +48,10 @@ CORE_BYTES_PER_S = 12e9
 """What one core streams through Adam, the bound on machines with few cores. Assumed, for a server of some years ago:
 one core of an EPYC 9004 did 46 GB/s in DeepSpeedCPUAdam (deepspeed 0.19.8, 40 M parameters, 28 bytes each)."""
 
+ADAM_BYTES = 12 + 2 * 8
+"""Bytes per parameter that DeepSpeedCPUAdam alone moves: gradient read, master and two states read and written. Its measured
+rate times this is the memory rate that the whole step on the host is given."""
+
 
 def host_link_s(cluster: Cluster, size_bytes: float, *, pinned: bool) -> float:
     """Seconds for a GPU to move `size_bytes` to or from the host while its neighbours do the same."""
@@ -60,7 +64,10 @@ def host_link_s(cluster: Cluster, size_bytes: float, *, pinned: bool) -> float:
 def cpu_step_s(cluster: Cluster, workload: Workload, trained_per_node: float) -> float:
     """Seconds of the optimizer's step on the host for the parameters that a node's ranks own together."""
     states = optimizer(workload.optimizer).cpu_state_bytes or 0.0
-    rate = min(dram_bytes_per_s(cluster) * DRAM_SHARE, cpu_cores(cluster) * CORE_BYTES_PER_S)
+    if cluster.cpu_adam_parameters_per_s_per_node is not None:
+        rate = cluster.cpu_adam_parameters_per_s_per_node * ADAM_BYTES
+    else:
+        rate = min(dram_bytes_per_s(cluster) * DRAM_SHARE, cpu_cores(cluster) * CORE_BYTES_PER_S)
     return trained_per_node * cpu_step_bytes(states) / rate
 
 
