@@ -20,6 +20,8 @@ computing instances). Any other node is given 100 Gb/s, as AWS p3dn (8 x V100) h
 _UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "pb": 10**15, "gib": 2**30, "tib": 2**40, "mib": 2**20}
 _LONGEST_TEXT = 200
 
+_SIZE_EXAMPLES = {"--ram": "256GB", "--nvme": "/mnt/nvme:2TB", "--memory": "2GB"}
+
 _NETWORKS_GBIT_PER_S = {
     "ib-qdr": 32, "ib-fdr": 56, "ib-edr": 100, "ib-hdr100": 100, "ib-hdr": 200, "ib-ndr200": 200, "ib-ndr": 400,
     "ib-xdr": 800}
@@ -48,10 +50,10 @@ def parse_cluster(
         _check_text(option, text)
     cluster = _this_machine() if gpus.strip().lower() == "auto" else _described(gpus)
     if ram is not None:
-        cluster = replace(cluster, host_memory_bytes_per_node=_size("--ram", ram, least=10**9, most=64 * 10**12))
+        cluster = replace(cluster, host_memory_bytes_per_node=parse_size("--ram", ram, least=10**9, most=64 * 10**12))
     if nvme is not None:
         path, _, size = nvme.rpartition(":")
-        cluster = replace(cluster, nvme_path=path, nvme_bytes_per_node=_size("--nvme", size, least=10**9, most=10**15))
+        cluster = replace(cluster, nvme_path=path, nvme_bytes_per_node=parse_size("--nvme", size, least=10**9, most=10**15))
     return _with_interconnect(cluster, interconnect)
 
 
@@ -155,9 +157,9 @@ def _rate(text: str) -> float:
     return rate
 
 
-def _size(option: str, text: str, *, least: int, most: int) -> int:
+def parse_size(option: str, text: str, *, least: int, most: int) -> int:
     """Bytes of `256GB` (decimal) or `256GiB` (binary)."""
-    fix = f"write it as {option} {'256GB' if option == '--ram' else '/mnt/nvme:2TB'}"
+    fix = f"write it as {option} {_SIZE_EXAMPLES[option]}"
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]+)", text.strip(), flags=re.IGNORECASE)
     unit = match[2].lower() if match else ""
     scale = _UNITS.get(unit if unit.endswith("b") else unit + "b")
@@ -167,7 +169,7 @@ def _size(option: str, text: str, *, least: int, most: int) -> int:
     if not least <= size <= most:
         raise ClusterError(
             f"{option} {text!r} is out of range",
-            why=f"from {least / 1e9:g} GB to {most / 1e12:g} TB per node are accepted",
+            why=f"from {least / 1e9:g} GB to {most / 1e12:g} TB are accepted",
             fix=fix)
     return size
 
