@@ -77,6 +77,9 @@ def plan_for(rung: Rung, model: ModelShape, workload: Workload, cluster: Cluster
     param_max_in_cpu: DeepSpeed's 1e9 per rank, at most 1/`NVME_RAM_SHARE` of the host's RAM.
     stage3_max_reuse_distance: 0. A parameter that waits gathered for its reuse holds one of the few swap buffers, and
         DeepSpeed stops when none is left.
+    stage3_prefetch_bucket_size: 0 with adapters. Frozen parameters are always read from NVMe, the prefetch takes every
+        swap buffer for them, and with checkpointing the next one that is needed finds none ("Not enough buffers 0 for
+        swapping 1" in dry runs of Llama).
 
     DeepSpeed's side of it: runtime/zero/{stage_1_and_2,stage3,partitioned_param_coordinator}.py, runtime/swap_tensor/,
     version 0.19.8.
@@ -110,6 +113,7 @@ def plan_for(rung: Rung, model: ModelShape, workload: Workload, cluster: Cluster
         return plan
     return replace(
         plan, sub_group_size=NVME_SUB_GROUP, stage3_max_reuse_distance=0,
+        stage3_prefetch_bucket_size=plan.stage3_prefetch_bucket_size if workload.method == "full" else 0,
         param_buffer_size=-(-max(tensor.numel for tensor, _ in model.tensor_counts) // ranks),
         param_max_in_cpu=_parameters_kept_in_ram(cluster, workload.weight_bytes))
 
