@@ -5,13 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    _DISPATCH_HANDLE_DIRECTLY,
-    _DISPATCH_META_HANDLERS,
-    DataDependentOutputException,
-    FakeTensor,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -21,19 +15,6 @@ from .ledger import Ledger
 _READ_SCALAR = torch.ops.aten._local_scalar_dense.default
 _DEVICE = torch.ops.prim.device.default
 _LIFT = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
-
-
-class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """FakeTensorMode without what a compiler needs around it: the statistics, the log and the guard against Dynamo."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if operation in _DISPATCH_META_HANDLERS or operation in _DISPATCH_HANDLE_DIRECTLY:
-            return self.dispatch(operation, types, args, kwargs or {})
-        return self._cached_dispatch_impl(operation, types, args, kwargs or {})
 
 
 class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]

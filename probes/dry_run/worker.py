@@ -81,7 +81,8 @@ def _run(request: Request, recorder: Any, started: float) -> DryRunResult:
 
     from . import attention, kernels, training, unknown_values
     from .device import DEVICE_TYPE
-    from .mode import QuickFakeTensorMode, RecordingMode
+    from .mode import RecordingMode
+    from .quick_fake import QuickFakeTensorMode
 
     ledger = recorder.ledger
     collectives.join(request.rank, request.world_size, min(request.gpus_per_node, request.world_size))
@@ -104,7 +105,7 @@ def _run(request: Request, recorder: Any, started: float) -> DryRunResult:
     # Backward passes of the simulated device would run in a thread of their own, which dispatch modes do not follow into.
     torch.autograd.set_multithreading_enabled(False)
     safe = replace(request, config=harmless(request.config, str(Path.cwd())))
-    with QuickFakeTensorMode(allow_non_fake_inputs=True), RecordingMode(ledger):
+    with QuickFakeTensorMode(), RecordingMode(ledger):
         config, parameters, trainable = training.run(safe, recorder, DEVICE_TYPE)
     phases = tuple(recorder.phases)
     return DryRunResult(
