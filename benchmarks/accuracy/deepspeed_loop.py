@@ -1,8 +1,8 @@
 """A DeepSpeed estimate as the software of a published run would have had it.
 
-Two things depend on the version and not on the plan: how the framework computes the loss (`logits` of the row), and
-whether ZeRO-1 and -2 flatten the weights on the GPU. No published run is recent enough to do so, hence the moment of
-initialization is left out.
+Three things depend on the software and not on the plan: how the framework computes the loss (`logits` of the row), the
+allocator's settings, and whether ZeRO-1 and -2 flatten the weights on the GPU. No published run is recent enough to do so,
+hence the moment of initialization is left out.
 
 Source: transformers 4.45 and 4.46 loss functions; deepspeed 0.14.2 runtime/zero/stage_1_and_2.py (move_to_cpu before
 flattening).
@@ -12,22 +12,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ds_advise.estimators.device_overhead import allocator_overhead
 from ds_advise.estimators.estimate import MemoryEstimate, Moment
 
+from . import allocator
 from .logits import is_logits, loss_terms
 from .rows import Run
 
-
-_RESIDENT = ("parameters", "persistent_parameters", "master_weights", "optimizer_states", "library_workspace")
+RESIDENT = ("parameters", "persistent_parameters", "master_weights", "optimizer_states", "library_workspace")
+"""Terms that stay through a step; the rest comes and goes."""
 
 
 def as_run(run: Run, memory: MemoryEstimate) -> MemoryEstimate:
     """The estimate with the run's own loss, and without the initialization of later versions."""
     moments = tuple(_with_loss(run, moment) for moment in memory.moments if moment.name != "initialize")
     peak = max(moment.allocated_bytes for moment in moments)
-    staying = sum(term.size_bytes for term in moments[-1].terms if term.name in _RESIDENT)
-    return replace(memory, moments=moments, reserved_terms=allocator_overhead(run.plan, max(0, peak - staying)))
+    staying = sum(term.size_bytes for term in moments[-1].terms if term.name in RESIDENT)
+    return replace(memory, moments=moments, reserved_terms=allocator.overhead(max(0, peak - staying)))
 
 
 def _with_loss(run: Run, moment: Moment) -> Moment:

@@ -21,15 +21,19 @@ DATA = Path(__file__).parents[1] / "data"
 
 Loop = Literal["deepspeed", "torch", "fsdp"]
 Quantity = Literal["allocated", "reserved", "device"]
-Logits = Literal["standard", "sliced", "inline", "chunked", "held", "fused", "none"]
+Logits = Literal["standard", "sliced", "inline", "chunked", "held", "half", "fused", "none"]
+Softmax = Literal["", "recomputed", "16-bit"]
+OptimizerStep = Literal["foreach", "fused", "loop", "in-backward"]
 UNITS = {"B": 1, "MiB": 2**20, "GiB": 2**30, "GB": 10**9}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One measured run; `published_memory.md` says what each column means.
+    """One measured run; benchmarks/data/published_memory.md says what each column of the file means.
 
     measured_bytes: of `quantity`, per GPU; None for a run that is only known not to have fitted.
+    device_bytes:   what nvidia-smi showed besides, None where that is not printed.
+    own_model_code: not transformers' model code, whose operations the estimators count.
     fitted:         it ran to the end; False when it ran out of memory.
     not_met_because: why its error is not counted against the targets, "" when it is.
     """
@@ -42,16 +46,17 @@ class Run:
     plan: Plan
     loop: Loop
     logits: Logits
-    softmax: Literal["", "recomputed", "16-bit"]
+    softmax: Softmax
     upcast_inputs: bool
+    frozen_inputs_kept: bool
     experts_apart: bool
     autocast: bool
-    optimizer_step: Literal["foreach", "fused", "loop", "in-backward"]
-    reentrant: bool
+    optimizer_step: OptimizerStep
+    own_model_code: bool
     quantity: Quantity
     measured_bytes: int | None
+    device_bytes: int | None
     fitted: bool
-    tolerance: float
     not_met_because: str
     notes: str
 
@@ -102,25 +107,29 @@ def _run(number: int, row: dict[str, str]) -> Run:
         loss="fused" if row["logits"] == "fused" else "standard")
     return Run(
         row=number, source=row["source"], model=model, cluster=parse_cluster(row["gpus"]), workload=workload,
-        plan=_plan(row, model.hidden_size), loop=cast(Loop, row["loop"]),
-        logits=cast(Logits, row["logits"]), softmax=cast(Literal["", "recomputed", "16-bit"], row["softmax"]),
-        upcast_inputs=row["layer_inputs"] == "fp32", experts_apart=row["experts"] == "apart",
-        autocast=row["autocast"] == "yes", optimizer_step=cast(
-            Literal["foreach", "fused", "loop", "in-backward"], row["optimizer_step"]),
-        reentrant=row["reentrant"] != "no", quantity=cast(Quantity, row["quantity"]),
-        measured_bytes=int(float(row["measured"]) * UNITS[row["unit"]]) if row["measured"] else None,
-        fitted=row["fitted"] == "yes", tolerance=float(row["tolerance"] or 0), not_met_because=row["not_met_because"], notes=row["notes"])
+        plan=_plan(row, model.hidden_size), loop=cast(Loop, row["loop"]), logits=cast(Logits, row["logits"]),
+        softmax=cast(Softmax, row["softmax"]), upcast_inputs=row["layer_inputs"] == "fp32",
+        frozen_inputs_kept=row["frozen_inputs"] == "kept", experts_apart=row["experts"] == "apart",
+        autocast=row["autocast"] == "yes", optimizer_step=cast(OptimizerStep, row["optimizer_step"]),
+        own_model_code=row["model_code"] == "own", quantity=cast(Quantity, row["quantity"]),
+        measured_bytes=_bytes(row["measured"], row["unit"]), device_bytes=_bytes(row["device_mib"], "MiB"),
+        fitted=row["fitted"] == "yes", not_met_because=row["not_met_because"], notes=row["notes"])
+
+
+def _bytes(figure: str, unit: str) -> int | None:
+    return int(float(figure) * UNITS[unit]) if figure else None
 
 
 def _plan(row: dict[str, str], hidden: int) -> Plan:
-    """The row's plan; `buckets` is "auto" (transformers' formulas), "default" (DeepSpeed's) or a number of elements."""
+    """The row's plan; `buckets` is "auto" (transformers' formulas), empty (DeepSpeed's defaults) or a number of elements."""
     auto, size = row["buckets"] == "auto", row["buckets"]
     return Plan(
         zero_stage=cast(Literal[0, 1, 2, 3], int(row["zero_stage"] or 0)), micro_batch_size=int(row["micro_batch"]),
         gradient_accumulation_steps=int(row["grad_accum"] or 1), gradient_checkpointing=row["checkpointing"] == "yes",
         offload_optimizer=cast(Offload, row["offload_optimizer"] or "none"),
         offload_param=cast(Offload, row["offload_param"] or "none"), overlap_comm=row["overlap_comm"] != "no",
-        reduce_bucket_size=hidden * hidden if auto else int(float(size)) if size[:1].isdigit() else 500_000_000,
+        reduce_bucket_size=hidden * hidden if auto else int(float(size or 5e8)),
+        sub_group_size=int(float(row["sub_group"] or 1e9)),
         stage3_prefetch_bucket_size=int(0.9 * hidden * hidden) if auto else 50_000_000,
         stage3_param_persistence_threshold=10 * hidden if auto else 100_000)
 

@@ -22,13 +22,14 @@ torch aten/src/ATen/autocast_mode.cpp.
 from __future__ import annotations
 
 from ds_advise.estimators.activations import activation_memory
-from ds_advise.estimators.device_overhead import allocator_overhead, library_workspace, outside_allocator
+from ds_advise.estimators.device_overhead import library_workspace, outside_allocator
 from ds_advise.estimators.estimate import MemoryEstimate, MemoryTerm, Moment
 from ds_advise.estimators.nf4 import nf4_bytes, quantized
 from ds_advise.estimators.optimizers import optimizer
 from ds_advise.estimators.terms import term
 from ds_advise.estimators.trainable import TensorSet, tensor_set
 
+from . import allocator
 from .logits import loss_terms
 from .rows import Run
 
@@ -71,7 +72,8 @@ def estimate(run: Run) -> MemoryEstimate:
                      "t (layer + head)") if shards > 1 else ()
 
     made = activation_memory(run.model, workload, plan.micro_batch_size, plan.gradient_checkpointing,
-                             compute_capability=run.cluster.gpu.compute_capability)
+                             compute_capability=run.cluster.gpu.compute_capability,
+                             zero_stage=3 if run.frozen_inputs_kept else 0)
     saved = made.saved_terms + part("upcast_inputs", _upcast_bytes(run), "2 L B S H")
     moments = [
         Moment(name="loss", terms=resident + casts + earlier + root + saved + _loss_terms(run, made.loss_terms)),
@@ -83,7 +85,7 @@ def estimate(run: Run) -> MemoryEstimate:
     peak = max(moment.allocated_bytes for moment in moments)
     transient = peak - sum(entry.size_bytes for entry in resident)
     return MemoryEstimate(
-        moments=tuple(moments), reserved_terms=allocator_overhead(plan, transient), device_terms=outside_allocator(run.cluster),
+        moments=tuple(moments), reserved_terms=allocator.overhead(transient), device_terms=outside_allocator(run.cluster),
         host_pinned_terms=(), host_pageable_terms=(), host_loading_bytes_per_node=0, nvme_terms=())
 
 
@@ -126,7 +128,7 @@ def _upcast_bytes(run: Run) -> int:
 
 def _retained_bytes(run: Run) -> int:
     frozen = run.workload.method != "full" and run.loop == "fsdp" and run.cluster.world_size > 1
-    if not (frozen and run.reentrant and run.plan.gradient_checkpointing):
+    if not (frozen and run.plan.gradient_checkpointing):
         return 0
     return (2 * run.model.num_layers - 1) * _tokens(run) * run.model.hidden_size * run.workload.weight_bytes
 
