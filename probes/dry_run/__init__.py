@@ -4,7 +4,8 @@
 by what they are. torch and DeepSpeed are imported only in the subprocess that it starts.
 """
 
+from .ask import DryRunError
 from .result import DryRunResult, LiveTensor, Peak, PhaseMemory, TimelinePoint
-from .run import DryRunError, dry_run
+from .run import dry_run
 
 __all__ = ["DryRunError", "DryRunResult", "LiveTensor", "Peak", "PhaseMemory", "TimelinePoint", "dry_run"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,16 @@ import torch
 
 from .attention import FLASH
 from .request import Request
+
+_BUILD_IT = "give FILE.py:FUNCTION with a function of yours that builds the model"
+
+
+class UnusableModelError(ValueError):
+    """The model cannot be built or fed as asked; `fix` says what helps."""
+
+    def __init__(self, what: str, *, fix: str) -> None:
+        super().__init__(what)
+        self.fix = fix
 
 
 class Subject:
@@ -35,15 +46,15 @@ def hidden_size(model_config: Any) -> int | None:
 def transformers_config(request: Request) -> Any:
     """The transformers configuration object of `request.model`.
 
-    Raises ValueError for a model type that the installed transformers has no class for.
+    Raises UnusableModelError for a model type that the installed transformers has no class for.
     """
     from transformers import CONFIG_MAPPING
     values = {key: value for key, value in (request.model or {}).items() if key not in ("dtype", "torch_dtype")}
     kind = values.pop("model_type", "")
     if kind not in CONFIG_MAPPING:
         import transformers
-        raise ValueError(f"transformers {transformers.__version__} has no model type {kind!r}, and code that comes with a "
-                         "model is not run; give FILE.py:FUNCTION with a function that builds it")
+        raise UnusableModelError(f"transformers {transformers.__version__} has no model type {kind!r}, and code that comes "
+                                 "with a model is not run", fix=_BUILD_IT)
     config = CONFIG_MAPPING[kind].from_dict(values)
     config.use_cache = False
     return config
@@ -54,17 +65,17 @@ def from_config(request: Request, config: Any, dtype: torch.dtype, device: str, 
 
     checkpoint: a folder whose safetensors the weights are loaded from; None leaves them as memory comes.
     """
-    model_class = _model_class(config)
+    chosen = model_class(config)
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = config.pad_token_id or 0
     # Without a name transformers takes torch's attention where the model supports it, as it does for the user.
     named = {"eager": {"attn_implementation": "eager"}, "flash": {"attn_implementation": FLASH}, "sdpa": {}}
     if checkpoint is not None:
-        model = model_class.from_pretrained(checkpoint, config=config, dtype=dtype, use_safetensors=True,
+        model = chosen.from_pretrained(checkpoint, config=config, dtype=dtype, use_safetensors=True,
                                             trust_remote_code=False, local_files_only=True, **named[request.attention])
     else:
         with _no_init_weights():
-            model = model_class._from_config(config, dtype=dtype, **named[request.attention])
+            model = chosen._from_config(config, dtype=dtype, **named[request.attention])
             model.tie_weights()
     model.train()
     if request.method == "lora":
@@ -82,8 +93,8 @@ def from_config(request: Request, config: Any, dtype: torch.dtype, device: str, 
         def tokens(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.long, device=device)
 
-        name = model_class.main_input_name
-        per_sample = "Classification" in model_class.__name__ and "Token" not in model_class.__name__
+        name = chosen.main_input_name
+        per_sample = "Classification" in chosen.__name__ and "Token" not in chosen.__name__
         labels = tokens(batch) if per_sample else tokens(batch, seq_len)
         if name == "pixel_values":
             side = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
@@ -97,7 +108,8 @@ def from_config(request: Request, config: Any, dtype: torch.dtype, device: str, 
     return Subject(model, make_batch, lambda output, _batch: output.loss, vocab_size)
 
 
-def _model_class(config: Any) -> Any:
+def model_class(config: Any) -> Any:
+    """The class that trains the model of a transformers configuration: its architecture's, or the first that suits."""
     import transformers
     from transformers.models.auto import modeling_auto
     for name in getattr(config, "architectures", None) or ():
@@ -109,7 +121,8 @@ def _model_class(config: Any) -> Any:
                     modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING):
         if type(config) in mapping:
             return mapping[type(config)]
-    raise ValueError(f"transformers {transformers.__version__} has no trainable class for {config.model_type!r}")
+    raise UnusableModelError(f"transformers {transformers.__version__} has no trainable class for {config.model_type!r}",
+                             fix=_BUILD_IT)
 
 
 def _no_init_weights() -> Any:
@@ -121,7 +134,10 @@ def _no_init_weights() -> Any:
 
 
 def _with_adapters(model: Any, request: Request) -> Any:
-    from peft import LoraConfig, get_peft_model
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise UnusableModelError("LoRA needs peft, which is not installed", fix='pip install "ds-advise[lora]"') from None
     targets: Any = list(request.lora_targets) if request.lora_targets else "all-linear"
     return get_peft_model(model, LoraConfig(r=request.lora_rank, lora_alpha=2 * request.lora_rank, target_modules=targets))
 
@@ -139,13 +155,22 @@ def from_file(request: Request, dtype: torch.dtype, device: str) -> Subject:
 
     The file may define `make_batch(micro_batch_size, seq_len)`, whose tensors go to `forward` (a dict by name, a tuple in
     order), and `loss_fn(output, batch)`. Without them: `request.input_shape`, and the mean of the output.
+
+    Raises UnusableModelError where the function is missing or returns no module; whatever the user's code raises.
     """
     path, _, function = (request.factory or "").rpartition(":")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(Path(path).parent))  # the file may import its neighbours, as when it is run
     spec.loader.exec_module(module)
-    model = getattr(module, function)()
+    factory = getattr(module, function, None)
+    if not callable(factory):
+        raise UnusableModelError(f"{path} has no function {function!r}", fix="name one that returns a torch.nn.Module")
+    model = factory()
+    if not isinstance(model, torch.nn.Module):
+        raise UnusableModelError(f"{function} of {path} returned a {type(model).__name__}",
+                                 fix="let it return a torch.nn.Module")
     if request.method == "lora":
         model = _with_adapters(model, request)
     given_batch, given_loss = getattr(module, "make_batch", None), getattr(module, "loss_fn", None)
@@ -161,7 +186,8 @@ def from_file(request: Request, dtype: torch.dtype, device: str) -> Subject:
         if given_batch is not None:
             return on_device(given_batch(batch, request.seq_len))
         if request.input_shape is None:
-            raise ValueError(f"{path} defines no make_batch, so the shape of one sample is needed")
+            raise UnusableModelError(f"{path} defines no make_batch, so the shape of one sample is needed",
+                                     fix="pass --input-shape, such as 3,32,32, or define make_batch(micro_batch_size, seq_len)")
         return (torch.zeros((batch, *request.input_shape), dtype=dtype, device=device),)
 
     def loss(output: Any, batch: Any) -> Any:

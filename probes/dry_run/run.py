@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...estimators.cluster import Cluster
 from ...estimators.device_overhead import library_workspace, outside_allocator
-from ...estimators.errors import DsAdviseError
 from ...estimators.workload import Workload
+from .ask import DryRunError, ask
 from .request import Request
-from .result import DryRunResult, Peak, from_json
-
-
-class DryRunError(DsAdviseError):
-    """A dry run that ended without an answer; `phase` says where, `details` holds the traceback."""
-
-    def __init__(self, what: str, *, phase: str, details: str = "", why: str = "", fix: str = "") -> None:
-        super().__init__(what, why=why, fix=fix)
-        self.phase, self.details = phase, details
+from .result import DryRunResult, Peak
 
 
 def dry_run(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | str | Path, *,
@@ -56,7 +44,7 @@ def dry_run(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | s
         micro_batch_size=micro_batch_size, gradient_accumulation_steps=gradient_accumulation_steps,
         gradient_checkpointing=gradient_checkpointing, iterations=iterations, input_shape=input_shape,
         expandable_segments=expandable_segments)
-    result = from_json(_ask(request, timeout_s))
+    (result,) = ask([request], timeout_s)
     return result if cluster is None else replace(result, peak=_beside_tensors(result.peak, cluster))
 
 
@@ -109,43 +97,11 @@ def _model(model: Mapping[str, Any] | str | Path) -> tuple[dict[str, Any] | None
         return dict(model), None
     text = str(model)
     if ".py:" in text:
-        return None, text
+        file, _, function = text.rpartition(":")
+        path = Path(file).expanduser().resolve()
+        if not path.is_file():
+            raise DryRunError(f"{file}: no such file", phase="start",
+                              fix="give FILE.py:FUNCTION, a function that returns a module")
+        return None, f"{path}:{function}"
     path = Path(model)
     return dict(json.loads((path / "config.json" if path.is_dir() else path).read_text())), None
-
-
-def _ask(request: Request, timeout_s: float) -> dict[str, Any]:
-    package = __package__ or ""
-    with tempfile.TemporaryDirectory(prefix="ds-advise-") as folder:
-        answer_file = Path(folder) / "answer.json"
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", f"{package}.worker", str(answer_file)], input=json.dumps(asdict(request)),
-                capture_output=True, text=True, timeout=timeout_s, cwd=folder,
-                env={**os.environ, "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"})
-        except subprocess.TimeoutExpired:
-            raise DryRunError(f"the dry run did not end within {timeout_s:.0f} s", phase="unknown") from None
-        if not answer_file.exists():
-            last = (done.stderr or done.stdout).strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-            raise DryRunError(f"the dry run died: {last[0]}", phase="unknown", details=done.stderr)
-        answer = json.loads(answer_file.read_text())
-    if "error" in answer:
-        raise _error(answer)
-    return dict(answer["result"])
-
-
-def _error(answer: dict[str, str]) -> DryRunError:
-    """The subprocess's exception, in the words of its origin, with what can be done about it."""
-    kind, phase = answer["kind"], answer["phase"]
-    lines = [line.strip() for line in answer["error"].splitlines() if "errors.pydantic.dev" not in line]
-    what = f"{' '.join(lines) or kind} (during {phase})"
-    why = fix = ""
-    if kind in ("DynamicOutputShapeException", "DataDependentOutputException", "GuardOnDataDependentSymNode"):
-        what = f"{answer['where'] or 'the model'} needs real values: {answer['error']} (during {phase})"
-        why = "a dry run knows shapes, not values"
-        fix = "write it without shapes that depend on values (a mask instead of an index), or probe on a GPU"
-    elif kind == "ValidationError":
-        why, fix = "DeepSpeed rejects this configuration", "correct the key that the message names"
-    elif answer["where"]:
-        why = f"raised at {answer['where']}"
-    return DryRunError(what, phase=phase, details=answer["traceback"], why=why, fix=fix)

@@ -30,10 +30,10 @@ class RecordedPhase:
 
 
 class Recorder:
-    """Divides the run into phases. `current` names the one that runs, for the report of an error."""
+    """Divides the run into phases. `current` names the one that runs, for the report of an error; `on_phase` gets it too."""
 
-    def __init__(self, ledger: Ledger, origin: origins.Origins) -> None:
-        self.ledger, self.origin = ledger, origin
+    def __init__(self, ledger: Ledger, origin: origins.Origins, on_phase: Callable[[str], object] = lambda _name: None) -> None:
+        self.ledger, self.origin, self.on_phase = ledger, origin, on_phase
         self.current = "start"
         self.phases: list[PhaseMemory] = []
         self.recorded = [RecordedPhase(iteration=0, name="start", first_event=0)]
@@ -42,6 +42,7 @@ class Recorder:
     def phase(self, iteration: int, name: str) -> Iterator[None]:
         ledger = self.ledger
         self.current = name if iteration == 0 else f"{name} of iteration {iteration}"
+        self.on_phase(self.current)
         self.origin.begin(name)
         ledger.begin_phase()
         recorded = RecordedPhase(iteration=iteration, name=name, first_event=ledger.events)

@@ -1,15 +1,18 @@
-"""The subprocess: one dry run from a JSON request on stdin to a JSON answer in the file named by the first argument.
+"""The subprocess: dry runs from JSON requests on stdin to JSON answers in the folder named by the first argument.
 
 Everything that changes torch, transformers or DeepSpeed for good happens in here, so the process ends with its answer.
 """
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,34 +23,86 @@ from .result import DryRunResult
 
 
 def main() -> None:
-    answer_file = Path(sys.argv[1])
-    values = json.load(sys.stdin)
+    """Answer the requests on stdin: one in this process, several each in a fork of it, all at once."""
+    folder = Path(sys.argv[1])
+    os.environ["DS_ACCELERATOR"] = "cpu"  # until ours is set: no probing for vendors' libraries
+    gc.disable()  # what is imported is no garbage
+    requests = [_request(values) for values in json.load(sys.stdin)]
+    status = 0
+    if len(requests) == 1:
+        _answer(folder, 0, requests[0])
+    else:
+        _import_all(requests[0])
+        forks = [_fork(folder, index, request) for index, request in enumerate(requests)]
+        for fork in forks:
+            code = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
+            status = status or (128 - code if code < 0 else code)
+    sys.stdout.flush()
+    os._exit(status)  # threads and exit handlers of a process group that does not exist have nothing to do
+
+
+def _request(values: dict[str, Any]) -> Request:
     for name in ("input_shape", "lora_targets"):
         values[name] = tuple(values[name]) if values[name] is not None else None
-    answer = answer_to(Request(**values))
-    answer_file.write_text(json.dumps(answer))
-    sys.stdout.flush()
-    os._exit(0)  # threads and exit handlers of a process group that does not exist have nothing to do
+    return Request(**values)
 
 
-def answer_to(request: Request) -> dict[str, Any]:
-    """{"result": ...}, or {"error": text, "kind": exception's name, "phase": where, "traceback": text}."""
+def _fork(folder: Path, index: int, request: Request) -> int:
+    """Start answering in a child of this process; its id."""
+    child = os.fork()
+    if not child:
+        _answer(folder, index, request)
+        sys.stdout.flush()
+        os._exit(0)
+    return child
+
+
+def _answer(folder: Path, index: int, request: Request) -> None:
+    answer = answer_to(request, on_phase=(folder / f"phase-{index}").write_text)
+    (folder / f"answer-{index}.json").write_text(json.dumps(answer))
+
+
+def _import_all(request: Request) -> None:
+    """Import what a run of the request will import, and change nothing yet."""
+    for name in ("deepspeed.runtime.engine", "transformers.integrations.deepspeed", "transformers.modeling_utils",
+                 "torch.testing._internal.distributed.fake_pg", *(["peft"] if request.method == "lora" else [])):
+        importlib.import_module(name)
+    from . import attention, kernels, mode, models, quick_fake, training, unknown_values  # noqa: F401
+    if request.model is not None:
+        models.model_class(models.transformers_config(request))
+
+
+def answer_to(request: Request, on_phase: Callable[[str], object] = lambda _name: None) -> dict[str, Any]:
+    """{"result": ...}, or {"error": text, "kind": exception's name, "phase": where, "where": the user's line,
+    "package": whose code raised it, "fix": what helps, "traceback": text}.
+
+    on_phase: called with the name of each phase that begins.
+    """
     recorder = None
     try:
         started = time.monotonic()
-        recorder = _recorder(request)
+        recorder = _recorder(request, on_phase)
         return {"result": _run(request, recorder, started).to_json()}
     except Exception as error:
         return {"error": str(error), "kind": type(error).__name__, "phase": recorder.current if recorder else "start",
-                "where": _users_line(error), "traceback": traceback.format_exc()}
+                "where": _users_line(error), "package": _package(error), "fix": getattr(error, "fix", ""),
+                "traceback": traceback.format_exc()}
 
 
 def _users_line(error: Exception) -> str:
     """FILE:LINE of the innermost code that is neither ours nor an installed package's, "" if there is none."""
     here = str(Path(__file__).parent)
+    libraries = ("site-packages", "dist-packages", str(Path(os.__file__).parent))
     lines = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)
-             if "site-packages" not in frame.filename and not frame.filename.startswith((here, "<"))]
+             if not any(part in frame.filename for part in libraries) and not frame.filename.startswith((here, "<"))]
     return lines[-1] if lines else ""
+
+
+def _package(error: Exception) -> str:
+    """The installed package that called the code which raised it, pydantic's left out: it speaks for its caller."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    names = [file.split("-packages/")[1].split("/")[0] for file in files if "-packages/" in file]
+    return next((name for name in reversed(names) if not name.startswith("pydantic")), "")
 
 
 def harmless(config: dict[str, Any], folder: str) -> dict[str, Any]:
@@ -66,14 +121,14 @@ def harmless(config: dict[str, Any], folder: str) -> dict[str, Any]:
     return config
 
 
-def _recorder(request: Request) -> Any:
+def _recorder(request: Request, on_phase: Callable[[str], object]) -> Any:
     from .device import DEVICE_TYPE, register
     from .ledger import Ledger
     from .origins import Origins
     from .training import Recorder
     register()
     origin = Origins()
-    return Recorder(Ledger(DEVICE_TYPE, origin.classify), origin)
+    return Recorder(Ledger(DEVICE_TYPE, origin.classify), origin, on_phase)
 
 
 def _run(request: Request, recorder: Any, started: float) -> DryRunResult:
@@ -105,8 +160,11 @@ def _run(request: Request, recorder: Any, started: float) -> DryRunResult:
     # Backward passes of the simulated device would run in a thread of their own, which dispatch modes do not follow into.
     torch.autograd.set_multithreading_enabled(False)
     safe = replace(request, config=harmless(request.config, str(Path.cwd())))
+    gc.freeze()  # what is imported is no garbage, and looking for it in there takes long
+    gc.enable()
     with QuickFakeTensorMode(), RecordingMode(ledger):
         config, parameters, trainable = training.run(safe, recorder, DEVICE_TYPE)
+    gc.disable()  # what dies from here on belongs to no phase
     phases = tuple(recorder.phases)
     return DryRunResult(
         phases=phases, peak=analysis.peak(recorder, request), timeline=analysis.timeline(recorder),
