@@ -8,7 +8,7 @@ Bytes per logit, w for the 16-bit logits themselves:
 | sliced   | w + 4 + 4 + 4 | 4.46, 4.47: logits, fp32 copy, its slice, log-softmax |
 | inline   | 4 + 4 + 4 | until 4.45: the fp32 copy replaces the logits |
 | held     | 4 + 4 + 4 + 4 | until 4.45, in a loop that keeps the model's output through the backward pass |
-| half     | 3 w | a loss that is never upcast: logits, their slice, log-softmax |
+| half     | w + w + w | a loss that is never upcast: logits, their slice, log-softmax |
 | chunked  | w + 4 + 8 / 8 | torchtune, litgpt: fp32 copies of one chunk at a time |
 
 `softmax`: "recomputed" where a Triton kernel overwrites the logits with their gradient (no log-softmax is kept), "16-bit"
@@ -42,7 +42,7 @@ def loss_terms(run: Run) -> tuple[MemoryTerm, ...]:
     width, hidden, vocabulary = run.workload.weight_bytes, run.model.hidden_size, run.model.vocab_size
     softmax = {"": 4, "16-bit": width, "recomputed": 0}[run.softmax]
     per_logit = {"sliced": width + 8 + softmax, "inline": 8 + softmax, "held": 12 + softmax,
-                 "chunked": width + softmax + 8 / CHUNKS, "half": 3 * width}[run.logits]
+                 "chunked": width + softmax + 8 / CHUNKS, "half": 2 * width + min(softmax, width)}[run.logits]
     tokens = run.plan.micro_batch_size * run.workload.seq_len
     return term("last_hidden_state", width * tokens * hidden, "w B S H", _SOURCE, w=width, H=hidden) + term(
         "logits_and_loss", per_logit * tokens * vocabulary, "c B S V", _SOURCE, c=per_logit, V=vocabulary)

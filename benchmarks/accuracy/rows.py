@@ -49,6 +49,7 @@ class Run:
     softmax: Softmax
     upcast_inputs: bool
     frozen_inputs_kept: bool
+    kv_cache_kept: bool
     experts_apart: bool
     autocast: bool
     optimizer_step: OptimizerStep
@@ -72,6 +73,8 @@ class Run:
             where = f"ZeRO-{plan.zero_stage}"
         else:
             where = "one GPU" if self.cluster.world_size == 1 else "DDP, ZeRO-1"
+        if where == "offload":
+            return where
         method = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}[self.workload.method]
         return f"{where}, {method}" + (", fused loss" if self.logits == "fused" else "")
 
@@ -109,7 +112,8 @@ def _run(number: int, row: dict[str, str]) -> Run:
         row=number, source=row["source"], model=model, cluster=parse_cluster(row["gpus"]), workload=workload,
         plan=_plan(row, model.hidden_size), loop=cast(Loop, row["loop"]), logits=cast(Logits, row["logits"]),
         softmax=cast(Softmax, row["softmax"]), upcast_inputs=row["layer_inputs"] == "fp32",
-        frozen_inputs_kept=row["frozen_inputs"] == "kept", experts_apart=row["experts"] == "apart",
+        frozen_inputs_kept=row["frozen_inputs"] == "kept", kv_cache_kept=row["kv_cache"] == "kept",
+        experts_apart=row["experts"] == "apart",
         autocast=row["autocast"] == "yes", optimizer_step=cast(OptimizerStep, row["optimizer_step"]),
         own_model_code=row["model_code"] == "own", quantity=cast(Quantity, row["quantity"]),
         measured_bytes=_bytes(row["measured"], row["unit"]), device_bytes=_bytes(row["device_mib"], "MiB"),
@@ -121,17 +125,26 @@ def _bytes(figure: str, unit: str) -> int | None:
 
 
 def _plan(row: dict[str, str], hidden: int) -> Plan:
-    """The row's plan; `buckets` is "auto" (transformers' formulas), empty (DeepSpeed's defaults) or a number of elements."""
-    auto, size = row["buckets"] == "auto", row["buckets"]
+    """The row's plan; `buckets` is a key of `_sizes`, or a number of elements for `reduce_bucket_size`."""
+    sizes = _sizes(row["buckets"], hidden)
     return Plan(
         zero_stage=cast(Literal[0, 1, 2, 3], int(row["zero_stage"] or 0)), micro_batch_size=int(row["micro_batch"]),
         gradient_accumulation_steps=int(row["grad_accum"] or 1), gradient_checkpointing=row["checkpointing"] == "yes",
         offload_optimizer=cast(Offload, row["offload_optimizer"] or "none"),
         offload_param=cast(Offload, row["offload_param"] or "none"), overlap_comm=row["overlap_comm"] != "no",
-        reduce_bucket_size=hidden * hidden if auto else int(float(size or 5e8)),
-        sub_group_size=int(float(row["sub_group"] or 1e9)),
-        stage3_prefetch_bucket_size=int(0.9 * hidden * hidden) if auto else 50_000_000,
-        stage3_param_persistence_threshold=10 * hidden if auto else 100_000)
+        reduce_bucket_size=sizes["reduce"], sub_group_size=int(float(row["sub_group"] or 1e9)),
+        stage3_prefetch_bucket_size=sizes["prefetch"], stage3_param_persistence_threshold=sizes["persistent"],
+        stage3_max_live_parameters=sizes["live"])
+
+
+def _sizes(buckets: str, hidden: int) -> dict[str, int]:
+    """Elements: "auto" is transformers' formulas, "chat" what DeepSpeed-Chat sets, "" DeepSpeed's defaults."""
+    defaults = {"reduce": 500_000_000, "prefetch": 50_000_000, "persistent": 100_000, "live": 1_000_000_000}
+    if buckets == "auto":
+        return defaults | {"reduce": hidden * hidden, "prefetch": int(0.9 * hidden * hidden), "persistent": 10 * hidden}
+    if buckets == "chat":
+        return defaults | {"prefetch": 30_000_000, "persistent": 10_000, "live": 30_000_000}
+    return defaults | ({"reduce": int(float(buckets))} if buckets else {})
 
 
 @cache

@@ -12,10 +12,12 @@ logits and loss, adapters, quantized weights, allocator, context. What differs f
   of the backward pass where checkpointing is reentrant. The largest moment is then the first layer's backward pass, with
   2 L - 1 tensors of B S H instead of L.
 - transformers before 4.48 slices the logits for the shift: another fp32 copy; until 4.45 the 16-bit logits go before it.
+- GPTBigCode's code of that time kept the key-value cache while it trained.
 - autocast keeps 16-bit copies of fp32 weights from the forward to the backward pass.
 
 Source: torch 2.4 optim/adam.py `_multi_tensor_adam`; torch 2.4 distributed/fsdp/_runtime_utils.py
-`_register_post_backward_reshard_only_hook`; transformers 4.45, 4.46 and 4.48 modeling_mistral.py, loss/loss_utils.py;
+`_register_post_backward_reshard_only_hook`; transformers 4.45, 4.46 and 4.48 modeling_mistral.py,
+modeling_gpt_bigcode.py, loss/loss_utils.py;
 torch aten/src/ATen/autocast_mode.cpp.
 """
 
@@ -75,8 +77,9 @@ def estimate(run: Run) -> MemoryEstimate:
                              compute_capability=run.cluster.gpu.compute_capability,
                              zero_stage=3 if run.frozen_inputs_kept else 0)
     saved = made.saved_terms + part("upcast_inputs", _upcast_bytes(run), "2 L B S H")
+    cache = part("key_value_cache", _cache_bytes(run), "L B S (A + 2 K) D")
     moments = [
-        Moment(name="loss", terms=resident + casts + earlier + root + saved + _loss_terms(run, made.loss_terms)),
+        Moment(name="loss", terms=resident + casts + earlier + root + saved + cache + _loss_terms(run, made.loss_terms)),
         Moment(name="layer_backward", terms=resident + casts + (earlier or head) + in_layer + saved + made.block_terms),
         Moment(name="first_layer_backward", terms=resident + casts + (whole if shards == 1 else earlier + unsharded) + in_layer
                + made.block_terms + part("retained_inputs", _retained_bytes(run), "(2 L - 1) B S H w")),
@@ -122,8 +125,18 @@ def _tokens(run: Run) -> int:
 
 
 def _upcast_bytes(run: Run) -> int:
-    """peft's prepare_model_for_kbit_training makes the norms fp32, and with them what passes from layer to layer."""
+    """What passes from layer to layer is fp32 where the norms give fp32: after peft's prepare_model_for_kbit_training, and
+    with LayerNorm under autocast."""
     return 2 * run.model.num_layers * _tokens(run) * run.model.hidden_size if run.upcast_inputs else 0
+
+
+def _cache_bytes(run: Run) -> int:
+    """Keys and values are views of the fused projection of queries, keys and values, so that the cache keeps all of it."""
+    if not run.kv_cache_kept:
+        return 0
+    width = 4 if run.upcast_inputs else run.workload.weight_bytes
+    return sum(block.count * _tokens(run) * (block.attention.heads + 2 * block.attention.kv_heads) * block.attention.head_dim
+               for block in run.model.blocks) * width
 
 
 def _retained_bytes(run: Run) -> int:
