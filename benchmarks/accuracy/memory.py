@@ -264,9 +264,9 @@ def _notes() -> tuple[str, ...]:
         "The first table counts peaks of allocated memory. \"4 x weights\" is weights, gradients and Adam's two states in the "
         "weights' own type, over the ranks where parameters are sharded. DeepSpeed's estimators leave out activations and "
         "logits and count every weight as trained: too high for adapters, too low for full training.",
-        "Where a source leaves a setting open (a loop that keeps the model's output, a key-value cache that stays on, DeepSpeed-"
-        "Chat's buckets), it was resolved by what the figures must contain; the `notes` of such rows say so, and no byte of the "
-        "predictions is fitted to them.",
+        "Where a source leaves a setting open (a loop that keeps the model's output, a key-value cache that stays on, "
+        "DeepSpeed-Chat's buckets), it was resolved by what the figures must contain. The `notes` of such rows say so; no byte "
+        "of a prediction is fitted to them.",
         f"**The margin.** Of {len(short)} exact runs on transformers' model code, {MARGIN_SHARE:.1%} measured at most "
         f"{percentile(short, MARGIN_SHARE):.1%} more than predicted. `advisor.fit.MARGIN` is that in whole percent, rounded "
         f"up: {margin():.0%}.",
