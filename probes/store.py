@@ -1,0 +1,248 @@
+"""What was measured, kept: every probe, benchmark and training with its machine, plan, workload and versions, in SQLite.
+
+One file, `results.sqlite` in the user's cache folder. A connection is opened for one operation and closed again, and every
+change is one transaction, so several processes may use the file at once. Nothing is ever removed but by `forget`: a file that
+cannot be read is named in the error and left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sqlite3
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from ..estimators.errors import DsAdviseError
+from ..estimators.model_shape import ModelShape
+from .machine import Machine, machine_from_json
+
+Kind = Literal["probe", "bench", "training"]
+T = TypeVar("T")
+
+SCHEMA_VERSION = 1
+"""PRAGMA user_version of the file; it rises when an older ds-advise could not read the new form."""
+
+_APPLICATION_ID = 0x64736164
+"""PRAGMA application_id ("dsad"), which tells the file from another program's database."""
+
+_BUSY_S = 2.0
+"""How long another process may hold the file before it counts as locked."""
+
+_SCHEMA = (
+    # AUTOINCREMENT: the number of a forgotten record is not given to another one.
+    "CREATE TABLE records (id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, made_at TEXT NOT NULL, "
+    "machine_key TEXT NOT NULL, model TEXT NOT NULL, body TEXT NOT NULL)",
+    "CREATE INDEX records_by_subject ON records (kind, machine_key, model)",
+    f"PRAGMA application_id = {_APPLICATION_ID}",
+    f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+class StoreError(DsAdviseError):
+    """The file of earlier results cannot be used."""
+
+
+def now() -> str:
+    """This moment in UTC, as records write it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def model_key(model: ModelShape) -> str:
+    """Twelve hexadecimal digits, equal for models of the same class and tensors, by whatever name or path they were given."""
+    lines = [model.model_type, model.architecture, str(model.num_labels), str(model.encoder_len_fixed)]
+    lines += [f"{tensor.name} {tensor.shape} {count}" for tensor, count in model.tensor_counts]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One measurement.
+
+    made_at:    UTC, ISO 8601.
+    model:      what identifies the model (`model_key`), "" for a benchmark. model_name: for people.
+    plan:       the whole ds_config as it was run. workload, result, versions: JSON objects.
+    id:         its number in the store, None before it is in one.
+    """
+
+    kind: Kind
+    machine: Machine
+    made_at: str = field(default_factory=now)
+    model: str = ""
+    model_name: str = ""
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    workload: Mapping[str, Any] = field(default_factory=dict)
+    result: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    id: int | None = None
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was made; never negative, whatever the clock did meanwhile."""
+        return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(self.made_at)).total_seconds())
+
+    def to_json(self) -> dict[str, Any]:
+        return {"id": self.id, "kind": self.kind, "made_at": self.made_at, "machine_key": self.machine.key,
+                "machine": self.machine.to_json(), "model": self.model, "model_name": self.model_name,
+                "plan": dict(self.plan), "workload": dict(self.workload), "result": dict(self.result),
+                "versions": dict(self.versions)}
+
+
+def store_path() -> Path:
+    """`results.sqlite` in DS_ADVISE_CACHE, or in the folder that the platform has for caches (XDG_CACHE_HOME on Linux)."""
+    chosen = os.environ.get("DS_ADVISE_CACHE")
+    if chosen:
+        return Path(chosen).expanduser() / "results.sqlite"
+    from platformdirs import user_cache_path
+
+    return user_cache_path("ds-advise") / "results.sqlite"
+
+
+class Store:
+    """The records in one file, which is made with the first `add`.
+
+    Every method raises StoreError, which names the file and what to do, where it is locked by another process for longer than
+    2 s, cannot be read or written, is damaged, is not ours, or is a newer ds-advise's.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path if path is not None else store_path()
+
+    def add(self, record: Record) -> int:
+        """Keep a record; answers its number."""
+        body = json.dumps({"machine": record.machine.to_json(), "model_name": record.model_name, "plan": record.plan,
+                "workload": record.workload, "result": record.result, "versions": record.versions})
+        self._create()
+        with self._open(writing=True) as connection:
+            cursor = connection.execute(
+                "INSERT INTO records (kind, made_at, machine_key, model, body) VALUES (?, ?, ?, ?, ?)",
+                (record.kind, record.made_at, record.machine.key, record.model, body))
+            assert cursor.lastrowid is not None, "an INSERT has a row"
+            return cursor.lastrowid
+
+    def find(self, *, kind: Kind | None = None, machine: Machine | str | None = None, model: str | None = None,
+             ids: Collection[int] | None = None, limit: int | None = None) -> list[Record]:
+        """The records that match everything given, newest first. machine: itself or its key."""
+        if not self._holds_anything():
+            return []
+        wanted = {"kind": kind, "machine_key": machine.key if isinstance(machine, Machine) else machine, "model": model}
+        conditions = [f"{column} = :{column}" for column, value in wanted.items() if value is not None]
+        if ids is not None:
+            conditions.append(f"id IN ({', '.join(str(int(number)) for number in ids)})")
+        where = f"WHERE {' AND '.join(conditions)} " if conditions else ""
+        with self._open() as connection:
+            rows = connection.execute(
+                f"SELECT id, kind, made_at, model, body FROM records {where}ORDER BY made_at DESC, id DESC LIMIT :limit",
+                {**wanted, "limit": -1 if limit is None else limit}).fetchall()
+            return [_record(*row) for row in rows]
+
+    def forget(self, ids: Collection[int] | Literal["all"]) -> list[int]:
+        """Remove records; answers the numbers of those that were there."""
+        if not self._holds_anything():
+            return []
+        where = "" if ids == "all" else f" WHERE id IN ({', '.join(str(int(number)) for number in ids)})"
+        with self._open(writing=True) as connection:
+            there = [number for number, in connection.execute(f"SELECT id FROM records{where} ORDER BY id")]
+            connection.execute(f"DELETE FROM records{where}")
+            return there
+
+    def _holds_anything(self) -> bool:
+        try:
+            return self.path.stat().st_size > 0
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be read ({error.strerror})", why="results are kept there",
+                             fix="make it readable, or set DS_ADVISE_CACHE to another folder") from None
+
+    def _create(self) -> None:
+        """The folder and an empty file that only the user may read, unless they are there."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDONLY | os.O_NONBLOCK, 0o600))
+        except OSError as error:
+            raise StoreError(
+                f"results cannot be kept in {self.path} ({error.strerror})", why="earlier measurements improve the answers",
+                fix="make the folder writable, or set DS_ADVISE_CACHE to another one") from None
+
+    @contextlib.contextmanager
+    def _open(self, *, writing: bool = False) -> Iterator[sqlite3.Connection]:
+        """A connection inside a transaction, which is undone if anything fails."""
+        if not self.path.is_file():
+            raise StoreError(f"{self.path} is not a file", why="results are kept there",
+                             fix="remove it, or set DS_ADVISE_CACHE to another folder")
+        try:
+            with contextlib.closing(sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None)) as connection:
+                connection.execute("BEGIN IMMEDIATE" if writing else "BEGIN")
+                try:
+                    self._check(connection)
+                    yield connection
+                except BaseException:
+                    with contextlib.suppress(sqlite3.Error):  # a full disk has ended the transaction already
+                        connection.execute("ROLLBACK")
+                    raise
+                connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise self._said(error) from None
+        except (ValueError, KeyError, TypeError) as error:  # a body that `add` cannot have written
+            raise self._damaged(f"{type(error).__name__}: {error}") from None
+
+    def _check(self, connection: sqlite3.Connection) -> None:
+        """Refuse what is not ours or newer; make the tables in a new file."""
+        (version,), = connection.execute("PRAGMA user_version")
+        (application,), = connection.execute("PRAGMA application_id")
+        if application == _APPLICATION_ID:
+            if version > SCHEMA_VERSION:
+                raise StoreError(
+                    f"{self.path} was written by a newer ds-advise (version {version} of its form)",
+                    why=f"this one reads up to version {SCHEMA_VERSION}",
+                    fix=f"update ds-advise, or remove the file: rm {self.path}")
+            return
+        (tables,), = connection.execute("SELECT count(*) FROM sqlite_master")
+        if tables or version:
+            raise StoreError(f"{self.path} is another program's database", why="results are kept there",
+                             fix="remove it, or set DS_ADVISE_CACHE to another folder")
+        for statement in _SCHEMA:
+            connection.execute(statement)
+
+    def _said(self, error: sqlite3.Error) -> StoreError:
+        text, elsewhere = str(error), "set DS_ADVISE_CACHE to another folder"
+        if "locked" in text:
+            return StoreError(f"{self.path} is locked by another process", why=f"it did not let go for {_BUSY_S:g} s",
+                              fix="end that process, or try again")
+        if "readonly" in text or "unable to open" in text:
+            return StoreError(f"{self.path} cannot be used: {text}", why="results are kept there",
+                              fix=f"make the file and its folder writable, or {elsewhere}")
+        if "full" in text or "I/O" in text:
+            return StoreError(f"{self.path} cannot be written: {text}", why="results are kept there",
+                              fix=f"free some space, or {elsewhere}")
+        return self._damaged(text)
+
+    def _damaged(self, text: str) -> StoreError:
+        return StoreError(f"{self.path} is damaged: {text}", why="what was measured earlier cannot be read",
+                          fix=f"remove it: rm {self.path}")
+
+
+def _record(number: int, kind: Kind, made_at: str, model: str, body: str) -> Record:
+    values = json.loads(body)
+    return Record(id=number, kind=kind, made_at=made_at, model=model, machine=machine_from_json(values.pop("machine")),
+                  **values)
+
+
+def try_store(action: Callable[[Store], T], otherwise: T, *, warn: Callable[[str], object] | None = None) -> T:
+    """What `action` answers, or `otherwise` after one line of warning where the store cannot be used: measurements and advice
+    do not depend on it. warn: gets that line; None prints it to stderr."""
+    try:
+        return action(Store())
+    except StoreError as error:
+        line = f"ds-advise: {error.what}: {error.why}; {error.fix}; going on without it"
+        if warn is not None:
+            warn(line)
+        else:
+            print(line, file=sys.stderr)
+        return otherwise
