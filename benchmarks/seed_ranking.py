@@ -125,11 +125,8 @@ def _print_memory(runs: list[Run]) -> None:
 
 
 def _run(row: dict[str, str]) -> Run:
-    model, cluster = find(row["model"]), _cluster(row)
-    workload = Workload(
-        method=cast(Method, row["method"]), lora_rank=int(row["lora_rank"] or 8), seq_len=int(row["seq_len"]),
-        precision=cast(Precision, row["precision"]), attention=cast(AttentionKernel, row["attention"]))
-    plan = _plan(row, model.hidden_size)
+    model, cluster, workload = find(row["model"]), cluster_of(row), workload_of(row)
+    plan = plan_of(row, model.hidden_size)
     time = estimate_time(model, workload, cluster, plan)
     memory = estimate_memory(model, workload, cluster, plan)
     described = row["predict_memory"] == "yes"
@@ -144,12 +141,18 @@ def _run(row: dict[str, str]) -> Run:
         ranked=row["ranked"] == "yes", assumed=row["assumed"], notes=row["notes"])
 
 
-def _cluster(row: dict[str, str]) -> Cluster:
+def workload_of(row: dict[str, str]) -> Workload:
+    return Workload(
+        method=cast(Method, row["method"]), lora_rank=int(row["lora_rank"] or 8), seq_len=int(row["seq_len"]),
+        precision=cast(Precision, row["precision"]), attention=cast(AttentionKernel, row["attention"]))
+
+
+def cluster_of(row: dict[str, str]) -> Cluster:
     several_nodes = row["gpus"].count("x") == 2
     return parse_cluster(row["gpus"], interconnect=INTERCONNECT if several_nodes else None)
 
 
-def _plan(row: dict[str, str], hidden: int) -> Plan:
+def plan_of(row: dict[str, str], hidden: int) -> Plan:
     """The row's plan; `z3_auto` takes the sizes that "auto" stands for in transformers."""
     auto = row["z3_auto"] == "yes"
     return Plan(

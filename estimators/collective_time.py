@@ -55,9 +55,9 @@ With `CALL_S` an 8-byte all-gather over eight GPUs takes 41 us; NVIDIA/nccl #153
 eight RTX 4090. The step between nodes is assumed.
 """
 
-OVERLAP = 0.8
-"""Part of the computation beside which a collective runs for free. Assumed: it takes multiprocessors and memory
-bandwidth."""
+CONTENTION = 0.31
+"""Part of the time of a hidden collective that the computation beside it loses: NCCL's kernels take multiprocessors and
+memory bandwidth, copies through the host take the latter. Fitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

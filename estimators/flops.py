@@ -22,7 +22,9 @@ Symbols: B micro batch, S sequence, T = B S tokens, A heads, d width of a query/
     A causal query at position q sees q + 1 keys, or the window if that is less. Summed over q: S (S + 1) / 2, or
     w S - w (w - 1) / 2 with a window w. An eager kernel computes all S^2 and masks afterwards.
  5. Backward, attention does four products of that size for two; a flash kernel, which kept no scores, does five: 2.5 x.
- 6. With checkpointing every layer, but not the head, runs forward once more.
+ 6. With checkpointing every layer, but not the head, runs forward once more, up to the last tensor that its backward pass
+    needs: the product that a layer ends with is left out where nothing after it saves a tensor. So torch >= 2.1 does when
+    checkpointing is not reentrant (`set_checkpoint_early_stop`), the default of transformers 5.
  7. A mixture of experts counts the k experts that each token passes, and the shared ones.
 
 The well-known 6 P per token is rules 1 and 2 with P for the sum of all in x out. It counts the embedding lookup, which
@@ -45,6 +47,7 @@ from .workload import AttentionKernel, Workload
 FLASH_BACKWARD, EAGER_BACKWARD = 2.5, 2.0
 """Backward attention products for one forward (rule 5)."""
 
+_NORM_AT_THE_END = re.compile(r"post_(feedforward|mlp)")
 _ENCODER_KEYS = re.compile(r"(EncDecAttention|encoder_attn|crossattention)\W(\w+\.)?(k|v|k_proj|v_proj|key|value)\.")
 
 
@@ -54,6 +57,7 @@ class Product:
 
     backward: products of that size in the backward pass: 2 with the gradient of the weight, 1 where it is frozen, 0
               where the result is thrown away.
+    again:    checkpointing runs it a second time (rule 6).
     """
 
     name: str
@@ -62,6 +66,7 @@ class Product:
     columns: int
     copies: int = 1
     backward: int = 2
+    again: bool = True
 
     @property
     def forward_flops(self) -> int:
@@ -90,18 +95,20 @@ class StepFlops:
 
 def micro_batch_flops(model: ModelShape, workload: Workload, plan: Plan) -> StepFlops:
     """FLOPs that a GPU executes for one micro batch (rules 1 to 7)."""
-    blocks_forward = blocks_backward = 0
+    blocks_forward = blocks_backward = blocks_again = 0
     for block in model.blocks:
         products = block_products(model, block, workload, plan.micro_batch_size)
         attention = sum(flops for _, flops in block_attention(model, block, workload, plan.micro_batch_size))
-        blocks_forward += block.count * (sum(product.forward_flops for product in products) + attention)
+        forward = sum(product.forward_flops for product in products) + attention
+        blocks_forward += block.count * forward
+        blocks_again += block.count * (forward - sum(product.forward_flops for product in products if not product.again))
         blocks_backward += block.count * (sum(product.backward_flops for product in products)
                                           + round(attention * attention_backward(workload.attention)))
     head = head_product(model, workload, plan.micro_batch_size)
     return StepFlops(
         forward=blocks_forward + (head.forward_flops if head else 0),
         backward=blocks_backward + (head.backward_flops if head else 0),
-        recompute=blocks_forward if plan.gradient_checkpointing else 0)
+        recompute=blocks_again if plan.gradient_checkpointing else 0)
 
 
 def block_products(model: ModelShape, block: Block, workload: Workload, micro_batch: int) -> tuple[Product, ...]:
@@ -130,7 +137,15 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
                     Product(name=f"{tensor.name} lora_B", rows=rows, inner=rank, columns=tensor.out_features))
         if chosen.folds(tensor):
             products += _folds(tensor, chosen)
+    if products and not _saves_its_end(block):
+        products[-1] = replace(products[-1], again=False)
     return tuple(products)
+
+
+def _saves_its_end(block: Block) -> bool:
+    """Whether something after a layer's last product saves a tensor: dropout, a norm, the weights of experts."""
+    return bool(block.hidden_dropout or block.feed_forward.experts
+                or any(_NORM_AT_THE_END.search(tensor.name) for tensor in block.tensors))
 
 
 def _folds(tensor: Tensor, chosen: Adapters) -> tuple[Product, ...]:

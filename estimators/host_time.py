@@ -12,16 +12,16 @@ from functools import lru_cache
 from .lora import Adapters, adapters
 from .model_shape import Block, ModelShape
 from .nf4 import quantized
+from .software import DEFAULT, Software
 from .trainable import tensor_set
 from .workload import Workload
 
-HOST_S_PER_OPERATION = 20e-6
-"""Host time of one operation: dispatch, autograd, launch.
+HOST_S_PER_OPERATION = 21.5e-6
+"""Host time of one operation: dispatch, autograd, launch. Fitted, on the few published runs where nothing else takes time.
 
-Measured: transformers 5.23 Qwen2 layers too small to take time themselves (hidden 64, 4 tokens), torch 2.13 on one core
-of an AMD EPYC 9004 at 2.6 GHz: 10.1 us per operation, 10.8 with checkpointing, 18 under autocast; launching on a CUDA
-stream adds 3 to 5. Two published runs of Qwen2.5-0.5B at a micro batch of 1, where nothing else takes time, give 21 us
-(RTX 4090, Windows) and 33 us (RTX 3080, a shared Xeon).
+A core of an AMD EPYC 9004 at 2.6 GHz needs less: transformers 5.23 Qwen2 layers too small to take time themselves (hidden
+64, 4 tokens) under torch 2.13 took 10.1 us per operation, 10.8 with checkpointing, 18 under autocast; launching on a CUDA
+stream adds 3 to 5. Two published runs of Qwen2.5-0.5B give 21 us (RTX 4090, Windows) and 33 us (RTX 3080, a shared Xeon).
 """
 
 BACKWARD_OPERATIONS = 2.2
@@ -44,15 +44,17 @@ REDUCE_HOOK_S = 60e-6
 Measured as above with deepspeed 0.19.8: stage 2 adds 0.5 ms to a layer of 12 parameters, without streams or NCCL.
 """
 
-ZERO3_VISIT_S = 600e-6
-"""Stage 3's hooks around one visit of a submodule (fetch, prefetch, release), forward or backward.
+ZERO3_VISIT_S = 710e-6
+"""Stage 3's hooks around one visit of a submodule (fetch, prefetch, release), forward or backward. Fitted.
 
-Two published runs whose GPUs waited for the host give 600 to 800 us: gpt2-xl on one A40 (2023) and Qwen2.5-0.5B with a
-micro batch of 1 (2024). The same hooks without streams, events and NCCL take 190 us, measured as above.
+The same hooks without streams, events and NCCL take 190 us, measured as above.
 """
 
+FSDP_VISIT_S = 720e-6
+"""The same for a unit of FSDP. Fitted; no plan of the project uses it."""
+
 ZERO3_SERIAL = 0.5
-"""Part of the shorter of host and GPU time that stage 3 adds to the longer.
+"""Part of the shorter of host and GPU time that stage 3 adds to the longer. Assumed.
 
 The host runs at most two fetches ahead of the GPU (deepspeed 0.19.8 partitioned_param_coordinator.py
 `__max_ongoing_fetch_events`), so a slow module of one does not hide behind a slow module of the other.
@@ -71,45 +73,55 @@ class HostWork:
     folds: int
     visits: int
     parameters: int
+    visit_s: float
 
     def forward_s(self, zero_stage: int) -> float:
         """A forward pass of the layers, or running them again under checkpointing."""
         seconds = self.operations * HOST_S_PER_OPERATION + self.folds * FOLD_HOST_S
-        return seconds + (self.visits * ZERO3_VISIT_S if zero_stage == 3 else 0.0)
+        return seconds + (self.visits * self.visit_s if zero_stage == 3 else 0.0)
 
     def backward_s(self, zero_stage: int, *, reduces: bool) -> float:
         """A backward pass of the layers; `reduces` when hooks of stages 1 to 3 hand its gradients to a reduction."""
         seconds = self.operations * BACKWARD_OPERATIONS * HOST_S_PER_OPERATION
         if zero_stage == 3:
-            seconds += self.visits * ZERO3_VISIT_S
+            seconds += self.visits * self.visit_s
         return seconds + (self.parameters * REDUCE_HOOK_S if zero_stage and reduces else 0.0)
 
 
 @lru_cache(maxsize=64)
-def host_work(model: ModelShape, workload: Workload) -> HostWork:
+def host_work(model: ModelShape, workload: Workload, software: Software = DEFAULT) -> HostWork:
     chosen = adapters(model, workload)
     return HostWork(
-        operations=sum(block.count * block_operations(block, workload, chosen) for block in model.blocks),
+        operations=sum(block.count * block_operations(block, workload, chosen, fused=software.fused_kernels)
+                       for block in model.blocks),
         folds=sum(block.count * _folded(block, chosen) for block in model.blocks),
-        visits=sum(block.count * _submodules(block, chosen) for block in model.blocks),
-        parameters=len(tensor_set(model, workload).trainable))
+        visits=sum(block.count * _visits(block, chosen, software) for block in model.blocks),
+        parameters=len(tensor_set(model, workload).trainable),
+        visit_s=ZERO3_VISIT_S if software.sharding == "zero" else FSDP_VISIT_S)
 
 
-def block_operations(block: Block, workload: Workload, chosen: Adapters) -> int:
+def block_operations(block: Block, workload: Workload, chosen: Adapters, *, fused: bool = False) -> int:
     """Forward operations of one layer.
 
     30 for Qwen2: 7 linears, 2 norms of 6, rotary 6, attention and the copy after it, activation 2, residual sums 2.
     """
-    norm = 6 if block.norm == "rms" else 1
+    norm = 6 if block.norm == "rms" and not fused else 1
     attention, feed_forward = block.attention, block.feed_forward
     count = sum(1 for tensor in block.tensors if len(tensor.shape) >= 2) + block.norm_count * norm + 2
-    count += (6 if attention.rotary else 0) + (7 if workload.attention == "eager" else 1)
+    count += ((2 if fused else 6) if attention.rotary else 0) + (7 if workload.attention == "eager" else 1)
     count += 2 * norm if attention.qk_norm else 0
-    count += 2 if feed_forward.gated else 1
+    count += 2 if feed_forward.gated and not fused else 1
     count += 30 if feed_forward.experts else 0  # routing, sorting tokens by expert, putting them back
     count += 2 if block.hidden_dropout else 0
     count += 6 * _adapted(block, chosen)
     return count + sum(1 for tensor in block.tensors if quantized(tensor, workload))
+
+
+def _visits(block: Block, chosen: Adapters, software: Software) -> int:
+    """Units that stage 3 gathers: of FSDP a layer, and each adapter (peft's `fsdp_auto_wrap_policy`)."""
+    if software.sharding == "fsdp":
+        return 1 + _adapted(block, chosen)
+    return _submodules(block, chosen)
 
 
 def _submodules(block: Block, chosen: Adapters) -> int:

@@ -15,10 +15,16 @@ feed-forward:
     dropout of probability above 0                                                     (2 e + 1) H, twice
     dispatching a token to k experts and summing them up                               7 e k H, router in fp32
     eager attention: scores written, scaled, masked, softmax in fp32, cast             22 bytes per pair and head
-    a LoRA adapter (input to its dtype, scaled output, sum)                             2 e in + 5 e out
+    a LoRA adapter: scaled output, sum; a = e, or 4 where the adapter stays in fp32      (3 a + 2 e) out
+      input and sum cast there and back                                                 (e + a) (in + out)
+      dropout of the input                                                              (2 a + 1) in
 
-The backward pass of such an operation reads the gradient and what was saved and writes a gradient for each input: about
-twice the forward bytes, and so counted. Some operations move weights, whatever the tokens:
+The backward pass of an operation that saves its inputs reads them and the gradient and writes a gradient for each input:
+about twice the forward bytes, and so counted. One that saves nothing (a sum, a copy, dropout, all of an adapter but its
+products) moves the gradient once, or adds up those of two uses: as many bytes as forward.
+
+Where `Software.fused_kernels` says so, a norm takes 2 e H, the rotary embedding 2 e (A + K) d and the gated activation 3 e F.
+Some operations move weights, whatever the tokens:
 
     W + B A where LoRA folds an adapter into fused experts: W read, checked and used   2 e    (forward only)
     unpacking a 4-bit weight, as slow as moving                                        UNPACK_BYTES
@@ -29,12 +35,12 @@ The rest of such a fold is a product of its own (`flops.py`, rule 3).
 from __future__ import annotations
 
 from .lora import adapters
-from .model_shape import Attention, Block, ModelShape
+from .model_shape import Attention, Block, ModelShape, Tensor
 from .nf4 import quantized
 from .workload import Workload
 
-BACKWARD_SHARE = 2.0
-"""Backward bytes of these operations for one forward byte."""
+SAVING_BACKWARD = 2.0
+"""Backward bytes of an operation that saves its inputs for one forward byte."""
 
 LOGIT_BYTES = {"standard": (14, 22), "fused": (4, 8)}
 """Bytes per logit, forward and backward, by loss kernel.
@@ -65,32 +71,42 @@ Llama-2-7B and 191 ms to one of 13B, two unpackings each: 6 to 7 ps a weight at 
 _WRITTEN_OUT = ("gelu_new", "gelu_fast", "gelu_python", "quick_gelu")
 
 
-def block_forward_bytes(model: ModelShape, block: Block, workload: Workload, micro_batch: int) -> float:
-    """Bytes of one layer's forward pass over its activations."""
+def block_bytes(
+    model: ModelShape, block: Block, workload: Workload, micro_batch: int, *, fused: bool = False
+) -> tuple[float, float]:
+    """Bytes of one layer's forward and backward pass over its activations; `fused` as in `Software.fused_kernels`."""
     encoder = model.encoder_len(workload.seq_len)
     stream = encoder if block.stack == "encoder" else workload.seq_len
     tokens, element = micro_batch * stream, workload.weight_bytes
     hidden, feed_forward = model.hidden_size, block.feed_forward
 
-    norm = norm_bytes(block.norm, element)
-    per_token = norm * hidden * block.norm_count + 2 * 3 * element * hidden
+    saving = float(tokens * norm_bytes(block.norm, element, fused=fused) * hidden * block.norm_count)
+    passing = float(tokens * 2 * 3 * element * hidden)
     if block.hidden_dropout:
-        per_token += 2 * (2 * element + 1) * hidden
-    width = feed_forward.active_hidden
-    if feed_forward.gated:
-        per_token += 5 * element * width
-    else:
-        per_token += (18 if feed_forward.activation in _WRITTEN_OUT else 2) * element * width
+        passing += tokens * 2 * (2 * element + 1) * hidden
+    gated, written_out = (3 if fused else 5), (18 if feed_forward.activation in _WRITTEN_OUT else 2)
+    saving += tokens * (gated if feed_forward.gated else written_out) * element * feed_forward.active_hidden
     if feed_forward.experts:
-        per_token += 7 * element * feed_forward.experts_per_token * hidden + 20 * feed_forward.experts
-
-    total = float(tokens * per_token)
+        passing += tokens * (7 * element * feed_forward.experts_per_token * hidden + 20 * feed_forward.experts)
     for attention, keys in ((block.attention, stream), (block.cross_attention, encoder)):
         if attention is not None:
-            total += micro_batch * _attention_bytes(attention, block, workload, stream, keys)
+            saving += micro_batch * _attention_bytes(attention, block, workload, stream, keys, fused=fused)
+            passing += tokens * 2 * element * attention.heads * attention.v_head_dim
     chosen = adapters(model, workload)
-    return total + tokens * element * sum(2 * tensor.in_features + 5 * tensor.out_features for tensor in block.tensors
-                                          if tensor.linear and chosen.rank_of(tensor))
+    passing += tokens * sum(_adapter_bytes(tensor, workload) for tensor in block.tensors
+                            if tensor.linear and chosen.rank_of(tensor))
+    return saving + passing, SAVING_BACKWARD * saving + passing
+
+
+def _adapter_bytes(tensor: Tensor, workload: Workload) -> int:
+    element = workload.weight_bytes
+    own = 4 if workload.adapters_fp32 else element
+    size = (3 * own + 2 * element) * tensor.out_features
+    if own != element:
+        size += (element + own) * (tensor.in_features + tensor.out_features)
+    if workload.lora_dropout:
+        size += (2 * own + 1) * tensor.in_features
+    return size
 
 
 def block_weight_bytes(model: ModelShape, block: Block, workload: Workload) -> tuple[float, float]:
@@ -103,20 +119,22 @@ def block_weight_bytes(model: ModelShape, block: Block, workload: Workload) -> t
     return float(unpacked + folded), float(unpacked)
 
 
-def norm_bytes(kind: str, element: int) -> int:
+def norm_bytes(kind: str, element: int, *, fused: bool = False) -> int:
     """Forward bytes of a norm per element."""
-    if kind == "layer":
+    if kind == "layer" or fused:
         return 2 * element
     return 34 if element == 2 else 28
 
 
-def _attention_bytes(attention: Attention, block: Block, workload: Workload, queries: int, keys: int) -> float:
+def _attention_bytes(
+    attention: Attention, block: Block, workload: Workload, queries: int, keys: int, *, fused: bool
+) -> float:
     element, heads = workload.weight_bytes, attention.heads + attention.kv_heads
-    per_token = 2 * element * attention.heads * attention.v_head_dim
+    per_token = 0
     if attention.rotary:
-        per_token += 9 * element * heads * (attention.rope_head_dim or attention.head_dim)
+        per_token += (2 if fused else 9) * element * heads * (attention.rope_head_dim or attention.head_dim)
     if attention.qk_norm:
-        per_token += norm_bytes(block.norm, element) * heads * attention.head_dim
+        per_token += norm_bytes(block.norm, element, fused=fused) * heads * attention.head_dim
     scores = 0
     if workload.attention == "eager":
         scores = (22 + (9 if block.attention_dropout else 0)) * attention.heads * queries * keys

@@ -36,7 +36,7 @@ copied once more on the host, which is assumed to cost more than half."""
 GPUS_PER_UPLINK = 4
 """Up to this many GPUs of a node have a link of their own to the host; above, two share one (DGX A100 and its like)."""
 
-DRAM_SHARE = 0.4
+DRAM_SHARE = 0.36
 """Of the host's memory bandwidth that DeepSpeed's optimizer step reaches, all ranks together.
 
 Fitted with the assumed 200 GB/s: Adam then takes 0.53 s for 10^9 parameters. Whole published steps, less what the GPUs

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from . import collective_time as collective
 from . import offload_time as offload
 from .cluster import Cluster
-from .collective_time import OVERLAP, Ring
-from .compute_time import ComputeTime, compute_time, memory_rate
+from .collective_time import CONTENTION, Ring
+from .compute_time import ComputeTime, compute_time
 from .estimate import TimeEstimate, TimeTerm
 from .host_defaults import assumed_of_host
 from .host_time import MICRO_STEP_HOST_S, ZERO3_SERIAL, host_work
@@ -22,11 +22,15 @@ from .memory_bound import COPIED_PASSES, OPTIMIZER_PASSES_BYTES, SUMMED_PASSES
 from .model_shape import ModelShape
 from .optimizers import optimizer
 from .plan import Plan
+from .roofline import memory_rate
+from .software import DEFAULT, Software
 from .trainable import TensorSet, tensor_set
 from .workload import Workload
 
 
-def estimate_time(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> TimeEstimate:
+def estimate_time(
+    model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan, software: Software = DEFAULT
+) -> TimeEstimate:
     """Seconds of one optimizer step of `plan`, by component.
 
     Formulas and sources stand in `compute_time`, `memory_bound`, `host_time`, `collective_time` and `offload_time`;
@@ -36,7 +40,7 @@ def estimate_time(model: ModelShape, workload: Workload, cluster: Cluster, plan:
     Not covered: data loading, evaluation, checkpoints and logging; pipeline, tensor and sequence parallelism; GPUs that
     throttle or are shared.
     """
-    step = _Step(model, workload, cluster, plan)
+    step = _Step(model, workload, cluster, plan, software)
     return TimeEstimate(
         terms=tuple(term for term in step.terms() if term.seconds or term.hidden_s),
         tokens_per_step=(plan.micro_batch_size * plan.gradient_accumulation_steps * cluster.world_size
@@ -48,10 +52,9 @@ def assumptions(cluster: Cluster) -> tuple[str, ...]:
     return (*cluster.assumptions, *assumed_of_host(cluster), "data loading that keeps up")
 
 
-def _together(gpu_s: float, host_s: float, zero_stage: int) -> float:
+def _together(gpu_s: float, host_s: float, *, serial: bool) -> float:
     """The host launches ahead of the GPU, so the slower one counts; stage 3 keeps them closer together."""
-    serial = ZERO3_SERIAL if zero_stage == 3 else 0.0
-    return max(gpu_s, host_s) + serial * min(gpu_s, host_s)
+    return max(gpu_s, host_s) + (ZERO3_SERIAL if serial else 0.0) * min(gpu_s, host_s)
 
 
 @dataclass(slots=True)
@@ -75,7 +78,7 @@ class _Lane:
         total = sum(self.carried.values())
         if not total:
             return []
-        hidden = min(total * (1 - 1 / self.pieces), OVERLAP * shadow_s) if overlaps else 0.0
+        hidden = (1 - CONTENTION) * min(total * (1 - 1 / self.pieces), shadow_s) if overlaps else 0.0
         return [TimeTerm(name=name, seconds=seconds * (1 - hidden / total), hidden_s=seconds * hidden / total,
                          resource=resource, formula=formula, source="estimators/collective_time.py, offload_time.py")
                 for (name, resource, formula), seconds in self.carried.items()]
@@ -89,14 +92,16 @@ class _Step:
     forward_s, backward_s: all passes of a kind, without what the links add.
     """
 
-    def __init__(self, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> None:
+    def __init__(
+        self, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan, software: Software
+    ) -> None:
         stage, n = plan.zero_stage, plan.gradient_accumulation_steps
         self.workload, self.cluster, self.plan = workload, cluster, plan
         self.micro_batches, self.element = n, workload.weight_bytes
         self.tensors: TensorSet = tensor_set(model, workload)
         self.ring: Ring = collective.ring(cluster)
         self.compute: ComputeTime = compute_time(
-            model, workload, cluster.gpu, plan.micro_batch_size, plan.gradient_checkpointing)
+            model, workload, cluster.gpu, plan.micro_batch_size, plan.gradient_checkpointing, software)
         self.trained = self.tensors.trainable_numel
         self.trained_per_rank = self.trained / (cluster.world_size if stage else 1)
         self.trained_per_node = self.trained / cluster.nodes if stage else self.trained
@@ -106,15 +111,15 @@ class _Step:
         moved = self.trained * self.element * (COPIED_PASSES * self.reductions + SUMMED_PASSES * (n - 1))
         self.gradient_s = moved / memory_rate(cluster.gpu)
 
-        host = host_work(model, workload)
+        host = host_work(model, workload, software)
         forward_host = MICRO_STEP_HOST_S + host.forward_s(stage)
         backward_host = (self.reductions * host.backward_s(stage, reduces=True)
                          + (n - self.reductions) * host.backward_s(stage, reduces=False)) / n
         if plan.gradient_checkpointing:
             backward_host += host.forward_s(stage)
         self.host_s = n * (forward_host + backward_host)
-        self.forward_s = n * _together(self.compute.forward_s, forward_host, stage)
-        self.backward_s = n * _together(self.compute.backward_s + self.gradient_s / n, backward_host, stage)
+        self.forward_s = n * _together(self.compute.forward_s, forward_host, serial=stage == 3)
+        self.backward_s = n * _together(self.compute.backward_s + self.gradient_s / n, backward_host, serial=stage == 3)
 
     def terms(self) -> list[TimeTerm]:
         return [*self._computing(), *self._forward_links(), *self._backward_links(), *self._optimizer()]

@@ -32,7 +32,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_forward_and_backward_equal_torchs_counter(name: str) -> None:
-    """A model that torch runs and counts needs exactly the products that the formula adds up."""
+    """A model that torch runs and counts needs exactly the products that the formula adds up, recomputed ones included."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from torch.utils.flop_counter import FlopCounterMode
@@ -48,7 +48,16 @@ def test_forward_and_backward_equal_torchs_counter(name: str) -> None:
     with FlopCounterMode(display=False) as backward:
         loss.backward()
 
-    ours = micro_batch_flops(shape, Workload(seq_len=SEQ_LEN, precision="fp32", attention="eager"), PLAN)
+    model.train()
+    model.gradient_checkpointing_enable()
+    loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+    with FlopCounterMode(display=False) as checkpointed:
+        loss.backward()
+
+    workload = Workload(seq_len=SEQ_LEN, precision="fp32", attention="eager")
+    ours = micro_batch_flops(shape, workload, PLAN)
+    again = micro_batch_flops(shape, workload, dataclasses.replace(PLAN, gradient_checkpointing=True))
+    assert again.backward + again.recompute == pytest.approx(checkpointed.get_total_flops(), rel=3e-3)
     # The rotary table is a tiny product of its own (d/2 x 1 x S), which the formula leaves to the bytes.
     assert ours.forward == pytest.approx(forward.get_total_flops(), rel=2e-3)
     # The first layer's input needs no gradient beyond the embedding, which is no product: nothing is missing.
@@ -106,12 +115,14 @@ def test_lora_needs_no_gradient_of_frozen_weights() -> None:
 
 
 def test_checkpointing_runs_the_layers_again_but_not_the_head() -> None:
-    """Recomputation is the forward pass less the product with the vocabulary."""
-    model, workload = find("gpt2"), Workload(seq_len=256)
-    plain = micro_batch_flops(model, workload, PLAN)
-    again = micro_batch_flops(model, workload, dataclasses.replace(PLAN, gradient_checkpointing=True))
-    head = 2 * BATCH * 256 * model.hidden_size * model.vocab_size
-    assert (plain.recompute, again.recompute) == (0, plain.forward - head)
+    """Recomputation is the forward pass less the product with the vocabulary, and less each layer's last one unless dropout
+    follows it, as in GPT-2."""
+    for name, last in (("gpt2", 0), ("llama-2-7b-hf", 11008 * 4096)):
+        model, workload = find(name), Workload(seq_len=256)
+        plain = micro_batch_flops(model, workload, PLAN)
+        again = micro_batch_flops(model, workload, dataclasses.replace(PLAN, gradient_checkpointing=True))
+        spared = 2 * BATCH * 256 * (model.hidden_size * model.vocab_size + model.num_layers * last)
+        assert (plain.recompute, again.recompute) == (0, plain.forward - spared)
     assert again.total - plain.total == again.recompute
 
 

@@ -6,9 +6,9 @@ import csv
 from pathlib import Path
 
 import pytest
-from ds_advise.estimators.compute_time import memory_rate, product_rate
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.hardware import UNMEASURED_MEMORY_SHARE, assumes_sxm, find_gpu, gpu_of_memory, gpus, nearest_names
+from ds_advise.estimators.roofline import memory_rate, product_rate
 
 DATA = Path(__file__).parents[1] / "estimators" / "data" / "gpus.csv"
 GIB = 2**30
@@ -118,8 +118,9 @@ def test_every_row_has_a_source_and_believable_figures() -> None:
         for measured, peak in ((gpu.gemm_bf16_flops_per_s, gpu.bf16_flops_per_s),
                                (gpu.gemm_fp16_flops_per_s, gpu.fp16_flops_per_s)):
             if measured is not None and peak is not None:
-                # A sparse peak would be twice what dense products reach; MI300X is known to reach half.
-                assert 0.5 < measured / peak < 1.15, gpu.name
+                # A sparse peak would be twice what dense products reach; the MI300X is known to reach half, and the L4, which
+                # 72 W slow down, less.
+                assert 0.44 < measured / peak < 1.15, gpu.name
         if gpu.peer_link == "pcie":
             assert gpu.peer_bytes_per_s == gpu.pcie_bytes_per_s, gpu.name
         if gpu.compute_capability is not None and gpu.compute_capability < 8:

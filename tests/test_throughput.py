@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
-import importlib.util
 import math
-import sys
-from pathlib import Path
+import statistics
 from typing import Any
 
 import pytest
@@ -25,6 +24,9 @@ from ds_advise.estimators.trainable import tensor_set
 from ds_advise.estimators.workload import Workload
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from benchmarks import fit_speed, seed_ranking
+from benchmarks.accuracy import time as accuracy
 
 MODEL = find("qwen2.5-1.5b")
 WORKLOAD = Workload(seq_len=1024)
@@ -233,64 +235,57 @@ def test_assumptions_name_what_was_not_said() -> None:
     assert assumptions(known) == ("data loading that keeps up",)
 
 
-@dataclasses.dataclass(frozen=True)
-class Published:
-    """A measured run: tokens per second of all GPUs, or seconds per step, and where it stands."""
-
-    name: str
-    model: str
-    gpus: str
-    workload: Workload
-    plan: Plan
-    tokens_per_s: float
-
-
-FLASH_4096 = Workload(seq_len=4096, attention="flash")
-LORA_4096 = Workload(seq_len=4096, attention="flash", method="lora", lora_rank=16,
-                     lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"))
-OFFLOAD = Plan(zero_stage=2, micro_batch_size=4, offload_optimizer="cpu")
-
-PUBLISHED = [
-    # foundation-model-stack/fms-acceleration scripts/benchmarks/refs/a100_80gb.csv@876e2ed: HF Trainer, one A100, packed.
-    Published("fms full, micro batch 4", "mistralai/Mistral-7B-v0.1", "A100-80GB", FLASH_4096,
-              Plan(zero_stage=0, micro_batch_size=4), 3062.7),
-    Published("fms full, micro batch 8", "mistralai/Mistral-7B-v0.1", "A100-80GB", FLASH_4096,
-              Plan(zero_stage=0, micro_batch_size=8), 3143.1),
-    Published("fms LoRA, micro batch 4", "mistralai/Mistral-7B-v0.1", "A100-80GB", LORA_4096,
-              Plan(zero_stage=0, micro_batch_size=4), 3324.2),
-    # pytorch/torchtune README.md@bd2a0fc: packed, no compile.
-    Published("torchtune full", "meta-llama/Llama-3.2-3B", "A100-80GB", FLASH_4096,
-              Plan(zero_stage=0, micro_batch_size=2, gradient_checkpointing=False), 7075),
-    # DeepSpeed blogs/zenflow-corebinding/README.md@edaa722: two EPYC 7742; the sequence length is not stated, 1024 assumed.
-    Published("ZeRO-Offload, bound cores", "Qwen/Qwen2.5-3B", "2xA100-40GB", WORKLOAD, OFFLOAD, 8 * 1024 / 2.497),
-    Published("ZeRO-Offload, bound cores", "Qwen/Qwen2.5-1.5B", "2xA100-40GB", WORKLOAD, OFFLOAD, 8 * 1024 / 1.365),
-]
+MISSED_GROUPS = {
+    # The source's own outlier: at sequence lengths of 512 and 1024 a third slower than all others of the table.
+    "MPT-760m on A100-80GB, 8 GPUs, by sequence length",
+    # Runs that lie 3 to 7 % apart.
+    "gpt_bigcode-santacoder full, 2 A100, by micro batch and kernels", "PowerLM-3b lora, 2 A100, by micro batch and kernels",
+    "Llama-3.2-3B on one A100, by technique", "BERT-large on one V100, by technique",
+    # A shared host, a step per micro batch, and a network that is assumed.
+    "000 micro batch 1", "000 micro batch 32", "002 experiment 2",
+}
 
 
-@pytest.mark.parametrize("run", PUBLISHED, ids=lambda run: f"{run.name}, {run.model.rpartition('/')[2]}")
-def test_published_runs_are_predicted_within_a_fifth(run: Published) -> None:
-    """20 %: these runs differ by 5 to 15 % among themselves (repetitions, versions, clocks)."""
-    estimate = estimate_time(find(run.model), run.workload, parse_cluster(run.gpus), run.plan)
-    assert estimate.tokens_per_s == pytest.approx(run.tokens_per_s, rel=0.20)
+def test_published_runs_are_predicted_within_the_targets() -> None:
+    """Half of more than 300 published runs within 12 %, nine tenths within 30 %, and so for a source that no fit has seen."""
+    counted = [run for run in accuracy.read_runs() if run.counted]
+    errors = [abs(run.error) for run in counted]
+    assert len(counted) > 300
+    assert statistics.median(errors) <= accuracy.MEDIAN_TARGET
+    assert accuracy.percentile_90(errors) <= accuracy.P90_TARGET
+    with accuracy.LEFT_OUT.open(newline="", encoding="utf-8") as file:
+        unseen = next(csv.DictReader(file))
+    assert unseen["source"] == "all"
+    assert float(unseen["median"]) <= accuracy.MEDIAN_TARGET
+    assert float(unseen["p90"]) <= accuracy.P90_TARGET
+
+
+def test_published_groups_are_ranked() -> None:
+    """The run predicted fastest is within 5 % of the fastest in every group but one, and the order holds in all but eight."""
+    missed = {group.name for group in accuracy.groups(accuracy.read_runs())
+              if group.tau < accuracy.TAU_TARGET or group.regret > accuracy.REGRET_TARGET}
+    assert missed == MISSED_GROUPS
+    costly = {group.name for group in accuracy.groups(accuracy.read_runs()) if group.regret > accuracy.REGRET_TARGET}
+    assert costly == {"MPT-760m on A100-80GB, 8 GPUs, by sequence length"}
+
+
+def test_constants_are_where_the_fit_puts_them() -> None:
+    """No step of 4 % in any fitted constant, nor several, improves the objective by more than a hundredth of it."""
+    runs = accuracy.read_runs()
+    committed = fit_speed.objective(runs)
+    with fit_speed.restored():
+        assert fit_speed.fit(runs, factors=(1.04,)) > 0.99 * committed
+    assert fit_speed.objective(runs) == committed
 
 
 def test_the_plan_that_was_measured_fastest_is_predicted_fastest() -> None:
     """In every group of the seeds' runs, within 5 %, and each described row's memory within 15 %, but two."""
-    path = Path(__file__).parents[1] / "benchmarks" / "seed_ranking.py"
-    spec = importlib.util.spec_from_file_location("seed_ranking", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["seed_ranking"] = module
-    try:
-        spec.loader.exec_module(module)
-        runs = module.read_runs()
-        verdicts = module.judge(runs)
-    finally:
-        del sys.modules["seed_ranking"]
+    runs = seed_ranking.read_runs()
+    verdicts = seed_ranking.judge(runs)
     assert len(verdicts) == 7
     assert all(verdict.passes for verdict in verdicts), [(verdict.group, verdict.regret) for verdict in verdicts]
     missed = [(run.group, run.name) for run in runs
-              if run.measured_gib and abs(run.predicted_gib / run.measured_gib - 1) > module.MEMORY_ERROR]
+              if run.measured_gib and abs(run.predicted_gib / run.measured_gib - 1) > seed_ranking.MEMORY_ERROR]
     # nvidia-smi with three quarters of the GPU to spare: PyTorch keeps blocks cached that the plan does not need. The dry
     # run, which replays the allocator, reads 5.6 for 6.2 and 3.3 for 3.6 GiB.
     assert missed == [("000 micro batch 1", "10"), ("000 micro batch 1", "13")]
