@@ -13,6 +13,12 @@ alive:
 A prefetch of several tensors arrives in one flat buffer, from which each is copied; the buffer lives until its last
 tensor is used.
 
+What is read from NVMe is not prefetched further than the swap buffers reach, one for each tensor.
+
+4. Autograd keeps what it saved, released or not. DeepSpeed's linear layer saves no weight, but fused experts are read through
+   a transposed view, whose whole tensor stays from the forward to the backward pass. Without checkpointing those are the
+   experts of all layers.
+
 Source: deepspeed 0.19.8 runtime/zero/partitioned_param_coordinator.py (`_fetch_sub_module_impl`, `__params_to_release`),
 partition_parameters.py (`AllGatherCoalescedHandle.wait`), parameter_offload.py (`mark_persistent_parameters`). Checked
 against dry runs of that engine. Not covered: the first two iterations, which record the trace and do not prefetch;
@@ -21,9 +27,11 @@ modules that are used several times in a pass; mixtures of experts that skip exp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from .gradient_memory import SWAP_MIN_BYTES
 from .plan import Plan
 from .trainable import TensorSet
 
@@ -54,14 +62,18 @@ def gathered_parameters(tensors: TensorSet, plan: Plan, world_size: int) -> Gath
     """Elements that stage 3 holds whole under a plan; nothing with one rank, whose shard is the tensor itself."""
     if plan.zero_stage < 3 or (world_size == 1 and plan.offload_param == "none"):
         return NOTHING
-    return _gathered(tensors, plan.stage3_param_persistence_threshold, plan.stage3_max_live_parameters,
+    in_memory = tensors.trainable_numel if plan.offload_param != "nvme" else plan.param_max_in_cpu * world_size
+    from_disk = plan.offload_param == "nvme" and (tensors.frozen or in_memory < tensors.trainable_numel)
+    return _gathered(tensors, plan.stage3_param_persistence_threshold,
+                     min(plan.stage3_max_live_parameters, in_memory) if from_disk else plan.stage3_max_live_parameters,
                      plan.stage3_max_reuse_distance, plan.stage3_prefetch_bucket_size, plan.reduce_bucket_size,
-                     plan.gradient_checkpointing, world_size > 1)
+                     plan.gradient_checkpointing, world_size > 1, plan.param_buffer_count if from_disk else 0,
+                     SWAP_MIN_BYTES // tensors.workload.weight_bytes * world_size)
 
 
 @lru_cache(maxsize=256)
 def _gathered(tensors: TensorSet, threshold: int, max_live: int, max_reuse: int, prefetch: int, reduce_bucket: int,
-              checkpointing: bool, gathers: bool) -> GatheredParameters:
+              checkpointing: bool, gathers: bool, swap_buffers: int, swap_min: int) -> GatheredParameters:
     wide = [numel for numel in tensors.layer_tensors if numel > threshold]
     widest, narrowest = max(wide, default=0), min(wide, default=0)
     head, embedding = (numel if numel > threshold else 0 for numel in (tensors.head, tensors.embedding))
@@ -76,22 +88,60 @@ def _gathered(tensors: TensorSet, threshold: int, max_live: int, max_reuse: int,
     if reused == layers and max_reuse > passes * layers + 2 * head and not tensors.model.tied:
         reused += embedding
 
+    # A frozen embedding has no part in the backward pass, unless it is the head too, or checkpointing makes its output require
+    # a gradient.
+    embeddings = sum(numel for numel in tensors.embeddings if numel > threshold)
+    gone = 0
+    if tensors.frozen:
+        gone = embeddings - (embedding if checkpointing or tensors.model.tied else 0)
+
     # Rule 3. The tensor that crosses the limit is gathered whole. One flat buffer of a prefetch lives beside its
     # copies, where it holds more than one tensor, and as long as there is something left to prefetch.
     prefetches = prefetch > 0 and max_live > 0
     ahead = max_live if prefetches else 0
-    everything = prefetches and ahead + widest >= shardable
-    flat = prefetch + widest if prefetches and gathers and prefetch > narrowest and not everything else 0
+    everything = prefetches and not swap_buffers and ahead + widest >= shardable
+    flat = prefetch + widest if prefetches and gathers and prefetch > narrowest and not everything and not swap_buffers else 0
 
     kept = head if max_reuse else 0
     last_layer = min(shardable, ahead + max(head, widest)) + flat if prefetches else 0
-    loss = min(shardable, max(kept + reused, ahead + widest if prefetches else 0))
+    if everything:
+        last_layer += _last_prefetch(tensors.frozen or tensors.trainable, threshold, prefetch) * gathers - gone
+        shardable -= gone
+    # The head alone may reach the limit; else what comes after it is prefetched already.
+    loss = min(shardable, max(kept + reused, head if head >= ahead else ahead + widest)) if prefetches else kept + reused
     in_layer = sum(wide) if checkpointing and max_reuse else widest
+    if prefetches and swap_buffers:
+        swapped = sorted((numel for numel in wide if numel >= swap_min), reverse=True)
+        in_layer = max(in_layer, _reach(swapped, sum(wide), swap_buffers))
+        reused = min(layers, _reach(swapped, sum(wide), swap_buffers - 1))
+        last_layer = loss = max(loss, head + reused)
     layer = min(shardable, max(reused, ahead + widest if prefetches else 0, in_layer)) + flat
+    # Rule 4. What was not released, or is prefetched, need not be there twice.
+    viewed = 0 if checkpointing or everything or not layers else tensors.viewed * (layers - reused) // layers
     # Once the head is released the prefetch fills its place.
     head_reduction = min(max(0, shardable - head), max(loss - head, ahead))
     # When the bucket is full for the first time, as many elements have been released, and there is less left to prefetch.
     reduced = min(reduce_bucket, tensors.trainable_numel)
     return GatheredParameters(
-        persistent=persistent, last_layer=last_layer, loss=loss, head=max(loss, head), head_reduction=head_reduction,
-        layer=layer, reduction=min(layer, max(in_layer, shardable - reduced)), end=min(shardable, embedding))
+        persistent=persistent, last_layer=last_layer + max(0, viewed - tensors.viewed_layer), loss=loss + viewed,
+        head=max(loss, head) + viewed, head_reduction=head_reduction + viewed, layer=layer + viewed,
+        reduction=min(layer, max(in_layer, shardable - reduced)) + viewed, end=min(shardable, embeddings if prefetches else embedding))
+
+
+def _reach(swapped: list[int], layer: int, buffers: int) -> int:
+    """Elements of the layers of which so many tensors are swapped, widest first: whole layers, then tensors of one."""
+    if not swapped:
+        return layer
+    layers, rest = divmod(buffers, len(swapped))
+    return layers * layer + sum(swapped[:rest])
+
+
+def _last_prefetch(numels: Sequence[int], threshold: int, prefetch: int) -> int:
+    """Elements of the last flat buffer when everything is prefetched in the forward pass; 0 where it holds one tensor only."""
+    filled, tensors = 0, 0
+    for numel in numels:
+        if numel > threshold:
+            if filled >= prefetch:
+                filled, tensors = 0, 0
+            filled, tensors = filled + numel, tensors + 1
+    return filled if tensors > 1 else 0

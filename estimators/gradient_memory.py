@@ -170,7 +170,7 @@ def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMem
         large = sum(numel for numel in tensors.trainable if numel > bucket_numel)
         held = max(earlier, large_head + owned_last)
         if plan.overlap_comm:
-            before_end = large + owned - (0 if accumulates else single.last * (single.last > bucket_numel))
+            before_end = large + touched_before_first(cut, bucket_numel) * (not offloaded) - (0 if accumulates else single.last * (single.last > bucket_numel))
             after_end = before_end + single.last
         else:
             before_end = trainable - (0 if accumulates else single.last)
@@ -261,13 +261,21 @@ def _stage_3(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
     def staging(numel: int, in_bucket: int = 0) -> tuple[MemoryTerm, ...]:
         if not offloaded:
             return ()
+        # Tensor by tensor: its shard comes to the GPU, is cast for the norm, and then to fp32 for its way out.
         piece = -(-numel // world)
-        waiting = unswapped + -(-max(numel, in_bucket) // world) * to_disk
-        return term("offload_staging", width * piece + NORM_BYTES * min(piece, NORM_CHUNK) + 4 * waiting,
+        waiting = unswapped + max(0, -(-in_bucket // world) - piece) * to_disk
+        return term("offload_staging", width * piece + max(NORM_BYTES * min(piece, NORM_CHUNK), 4 * piece) + 4 * waiting,
                     "(w + 8) n / N + 4 waiting", source + " partition_grads, _offload_grad_partition_at_boundary",
                     w=width, n=numel, N=world, waiting=waiting)
 
-    end = _end(width, 0, single.last, single, fills, copies=copies, staged=-(-single.last // world) * offloaded)
+    # The last gradient is made; the bucket before it is reduced while it waits; the last bucket is reduced, or that gradient.
+    end = max((
+        gradients(single.end, "w (Pt'' + embedding)") + bucket(),
+        gradients(single.last, "w (Pt'' + embedding)") + bucket(fills.pending * fills.waits * copies)
+        + staging(min(fills.pending, single.layer) * fills.waits, fills.pending),
+        gradients(0, "w Pt''") + bucket(fills.final * copies) + staging(min(fills.final, single.layer), fills.final),
+        gradients(single.last, "w (Pt'' + embedding)") + bucket() + staging(single.last)),
+        key=lambda terms: sum(term.size_bytes for term in terms))
     forward = gradients(0, "w Pt''") + bucket()
     in_layer = gradients(single.layer + single.held, "w (Pt'' + layer)")
     step = forward + staging(0)
@@ -286,4 +294,4 @@ def _stage_3(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
         + staging(large_head),
         layer=in_layer + bucket() + staging(single.layer),
         reduction=in_layer + bucket(fills.flushed * copies) + staging(single.layer, fills.flushed),
-        end=gradients(end.gradients, "w (Pt'' + embedding)") + bucket(end.copied) + staging(end.staged * world), step=step)
+        end=end, step=step)

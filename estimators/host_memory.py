@@ -7,8 +7,9 @@ What L local ranks keep on the host, bytes per element of one rank's partition (
 | optimizer, stages 1, 2   | 4 masters + 4 gradients + w weights, + w largest tensor,   | o states                          |
 |                          | + w whole tensors when micro batches accumulate            |                                   |
 | optimizer, stage 3       | 4 gradients + w gradients                                  | 4 masters + o states              |
-| parameters (cpu), stage 3| w weights, and once more: their first home, tensor by      |                                   |
-|                          | tensor, which the pinned allocator keeps after it is freed |                                   |
+| parameters (cpu), stage 3| w weights, and their first home, tensor by tensor, which   |                                   |
+|                          | the pinned allocator keeps after it is freed and gives     |                                   |
+|                          | only to later blocks of the same power of two              |                                   |
 
 With `pin_memory` off, all of it is pageable. torch rounds every pinned block up to a power of two and returns none to
 the system, which is why what is pinned can be almost twice what is used (DS_PIN_MEMORY_BACKEND=native avoids it).
@@ -21,6 +22,7 @@ Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py `__init__`, `initialize_o
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
 
 from .estimate import MemoryTerm
@@ -48,11 +50,15 @@ def pinned_block(size_bytes: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def _shard_blocks(cut: Partitions, width: int, *, trainable: bool, threshold: int) -> int:
-    """Pinned blocks of all shards of one rank, each tensor in its own block; persistent tensors stay on the GPU."""
+def _shard_blocks(cut: Partitions, width: int, *, trainable: bool, threshold: int) -> Counter[int]:
+    """Pinned blocks of all shards of one rank, by size, each tensor in its own; persistent tensors stay on the GPU."""
     world = cut.world_size
     numels = cut.tensors.trainable if trainable else cut.tensors.frozen
-    return sum(pinned_block(width * -(-numel // world)) for numel in numels if numel > threshold)
+    return Counter(pinned_block(width * -(-numel // world)) for numel in numels if numel > threshold)
+
+
+def _total(blocks: Counter[int]) -> int:
+    return sum(size * count for size, count in blocks.items())
 
 
 @lru_cache(maxsize=64)
@@ -116,8 +122,7 @@ def _optimizer_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer, local_rank
 def _optimizer_3(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: int,
                  ) -> tuple[tuple[MemoryTerm, ...], tuple[MemoryTerm, ...]]:
     tensors, width = cut.tensors, cut.tensors.workload.weight_bytes
-    groups = optimizer_group_numels(cut, plan.sub_group_size)
-    pinned = _blocks("gradients", (width * cut.shard_total, *(4 * group for group in groups)), local_ranks,
+    pinned = _blocks("gradients", _gradient_sizes(cut, plan), local_ranks,
                      "L (p2(w Pt'') + sum p2(4 G))", _STAGE_3 + " initialize_optimizer_states, _setup_for_real_optimizer",
                      pin=plan.pin_memory)
     states = state_bytes(optimizer, tensors, cut.shard_total, stage=3, on_cpu=True)
@@ -127,18 +132,26 @@ def _optimizer_3(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks:
                                    Pt=tensors.trainable_numel, N=cut.world_size)
 
 
+def _gradient_sizes(cut: Partitions, plan: Plan) -> tuple[int, ...]:
+    """Stage 3's gradients on the host: one buffer in the model's type, one in fp32 for each sub-group."""
+    groups = optimizer_group_numels(cut, plan.sub_group_size)
+    return (cut.tensors.workload.weight_bytes * cut.shard_total, *(4 * group for group in groups))
+
+
 def _parameters(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryTerm, ...]:
     width, threshold = cut.tensors.workload.weight_bytes, plan.stage3_param_persistence_threshold
     source = "deepspeed 0.19.8 runtime/zero/partition_parameters.py _partition_param"
     terms = _blocks("parameters", (width * cut.shard_total,), local_ranks, "L p2(w Pt'')",
                     _STAGE_3 + " _create_param_groups_fp16_flat_cpu_memory", pin=plan.pin_memory)
     if plan.pin_memory:
-        frozen = _shard_blocks(cut, width, trainable=False, threshold=threshold)
-        cached = _shard_blocks(cut, width, trainable=True, threshold=threshold)
+        frozen = _total(_shard_blocks(cut, width, trainable=False, threshold=threshold))
+        homes = _shard_blocks(cut, width, trainable=True, threshold=threshold)
+        later = _gradient_sizes(cut, plan) if plan.offload_optimizer == "cpu" else ()
+        cached = _total(homes - Counter(map(pinned_block, later)))
     else:
         frozen, cached = width * cut.frozen_shard_total, 0
     return terms + term("frozen_parameters", local_ranks * frozen, "L sum p2(w ceil(n / N))", source, L=local_ranks) + term(
-        "pinned_cache", local_ranks * cached, "L sum p2(w ceil(n / N))", source, L=local_ranks)
+        "pinned_cache", local_ranks * cached, "L (sum p2(w ceil(n / N)) - reused)", source, L=local_ranks)
 
 
 def loading_bytes(cut: Partitions, plan: Plan, local_ranks: int) -> int:

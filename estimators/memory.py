@@ -111,13 +111,15 @@ def _step(cut: Partitions, plan: Plan, cluster: Cluster, runs: Optimizer, gather
     if gathered.last_layer > gathered.loss:
         moments.append(Moment(name="last_layer_forward",
                               terms=resident + gradients.forward + whole(gathered.last_layer) + saved))
-    if tensors.trains_head and tensors.head:
+    if tensors.head and (tensors.trains_head or gathered.head > gathered.loss):
         logits = 0 if workload.loss == "fused" else width * plan.micro_batch_size * workload.seq_len * model.vocab_size
-        moments += [
-            Moment(name="head_backward", terms=resident + gradients.head + whole(gathered.head) + saved + term(
+        moments.append(Moment(
+            name="head_backward", terms=resident + gradients.head + whole(gathered.head) + saved + activations.head_terms + term(
                 "logits_and_loss", logits, "w B S V", "gradient of the logits", w=width, B=plan.micro_batch_size,
-                S=workload.seq_len, V=model.vocab_size)),
-            Moment(name="head_reduction", terms=resident + gradients.head_reduction + whole(gathered.head_reduction) + saved)]
+                S=workload.seq_len, V=model.vocab_size)))
+    if tensors.head and tensors.trains_head:
+        moments.append(Moment(
+            name="head_reduction", terms=resident + gradients.head_reduction + whole(gathered.head_reduction) + saved))
     return tuple(moments)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from .lora import adapters
+from .lora import Adapters, adapters
 from .model_shape import ModelShape, Tensor
 from .nf4 import nf4_bytes, quantized
 from .partition import (
@@ -39,7 +39,10 @@ class TensorSet:
     frozen_bytes:  bytes of the frozen tensors when each GPU holds them whole.
     layer_tensors: elements of each tensor of the largest layer, adapters included.
     trainable_layer: elements of each trainable tensor of that layer.
+    viewed, viewed_layer: elements of the fused experts that the forward pass reads through a transposed view, in all layers
+                   and in the largest one: autograd saves the view, and with it the whole tensor.
     head, embedding: elements of the output head (the embedding when tied) and of the largest embedding.
+    embeddings:    elements of every embedding, those of positions and segments too.
     """
 
     model: ModelShape
@@ -50,8 +53,11 @@ class TensorSet:
     frozen_bytes: int
     layer_tensors: tuple[int, ...]
     trainable_layer: tuple[int, ...]
+    viewed: int
+    viewed_layer: int
     head: int
     embedding: int
+    embeddings: tuple[int, ...]
 
     @cached_property
     def trainable_numel(self) -> int:
@@ -106,11 +112,21 @@ def tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
         frozen, muon = base, sum(trainable)
         layer = layer + layer_adapters
     embedding = max((tensor.numel for tensor in first), default=0)
-    head = max((tensor.numel for tensor in last if tensor.role == "head"), default=embedding if model.tied else 0)
+    # A tied head may have tensors of its own beside the embedding (a masked language model's transform and bias).
+    head = max([tensor.numel for tensor in last if tensor.role == "head"] + [embedding if model.tied else 0])
     return TensorSet(
         model=model, workload=workload, trainable=trainable, frozen=frozen, muon=muon, layer_tensors=tuple(layer),
-        trainable_layer=tuple(layer_adapters), head=head, embedding=embedding,
+        trainable_layer=tuple(layer_adapters), head=head,
+        viewed=sum(tensor.numel * count for tensor, count in model.tensor_counts if _is_viewed(tensor, model, chosen)),
+        viewed_layer=max((sum(tensor.numel for tensor in block.tensors if _is_viewed(tensor, model, chosen))
+                          for block in model.blocks), default=0), embedding=embedding, embeddings=tuple(tensor.numel for tensor in first),
         frozen_bytes=sum(_frozen_bytes(tensor, workload) * count for tensor, count in model.tensor_counts) if frozen else 0)
+
+
+def _is_viewed(tensor: Tensor, model: ModelShape, chosen: Adapters) -> bool:
+    """Fused experts stored as (expert, out, in): the grouped product reads their transpose (transformers 5.23
+    integrations/moe.py). gpt-oss stores them the other way round; an adapter's sum takes the tensor's place."""
+    return tensor.role == "expert" and len(tensor.shape) == 3 and model.model_type != "gpt_oss" and not chosen.folds(tensor)
 
 
 def _is_hidden_matrix(tensor: Tensor) -> bool:
@@ -186,7 +202,8 @@ def touched_before_first(cut: Partitions, bucket_size: int) -> int:
     What follows the first tensor is reduced last, and waits in the bucket.
     """
     reduced_from = cut.tensors.trainable[0] + gradient_buckets(cut.tensors, bucket_size).pending
-    return max((load.touched for rank, load in enumerate(cut.loads) if (rank + 1) * cut.partition > reduced_from), default=0)
+    ends = (min((rank + 1) * cut.partition, cut.tensors.trainable_numel) for rank in range(cut.world_size))
+    return max((load.touched for load, end in zip(cut.loads, ends, strict=True) if end > reduced_from), default=0)
 
 
 @lru_cache(maxsize=256)

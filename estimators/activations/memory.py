@@ -24,6 +24,7 @@ class ActivationMemory:
                  gradient checkpointing: the input of every layer.
     loss_terms:  on top of saved_terms, at the largest moment of the loss (forward or backward); gone before any layer's
                  backward pass.
+    head_terms:  of the loss_terms, what the final norm and the head save; alive until the head's backward pass.
     block_terms: on top of saved_terms, at the largest moment while a layer is back-propagated: what checkpointing
                  recomputes of that layer, gradients of activations, workspaces of kernels.
 
@@ -34,6 +35,7 @@ class ActivationMemory:
 
     saved_terms: tuple[MemoryTerm, ...]
     loss_terms: tuple[MemoryTerm, ...]
+    head_terms: tuple[MemoryTerm, ...]
     block_terms: tuple[MemoryTerm, ...]
     saved_per_layer_bytes: int
 
@@ -70,9 +72,10 @@ def activation_memory(model: ModelShape, workload: Workload, micro_batch_size: i
     DeepSpeed's own `activation_checkpointing` block, kernels from the hub (Liger's other than the loss).
     """
     layout = layout_of(model, workload, gradient_checkpointing, compute_capability, zero_stage >= 3)
+    head = (layout.head.term(micro_batch_size),)
     return ActivationMemory(
         saved_terms=tuple(term for part in layout.saved if (term := part.term(micro_batch_size)).size_bytes),
-        loss_terms=(layout.head.term(micro_batch_size), *loss_terms(model, workload, micro_batch_size)),
+        loss_terms=head + loss_terms(model, workload, micro_batch_size), head_terms=head,
         block_terms=layout.block_terms(micro_batch_size),
         saved_per_layer_bytes=layout.per_layer.at(micro_batch_size))
 
