@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import psutil
+
 from .job import Job
 from .progress import Reader
 from .result import Failure
@@ -23,6 +25,8 @@ from .result import Failure
 _POLL_S = 0.05
 _OTHERS_S = 2.0
 """After the first sign of a failure, how long to wait for the diaries of ranks that failed before it or with it."""
+
+_COMPILERS = frozenset(("ninja", "c++", "g++", "clang++", "cc1plus", "ld", "nvcc", "cicc", "ptxas", "hipcc"))
 
 OnProgress = Callable[[str], None]
 
@@ -36,8 +40,9 @@ class _Rank:
         self.diary = Reader(folder / f"rank{number}.jsonl")
         with self.output.open("wb") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", f"{(__package__ or '')}.worker", str(folder), str(number)], stdout=stream,
-                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=folder, start_new_session=True, env=dict(environment))
+                [sys.executable, "-m", f"{(__package__ or '')}.worker", str(folder), str(number), str(os.getpid())],
+                stdout=stream, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=folder, start_new_session=True,
+                env=dict(environment))
         self.heard = time.monotonic()
 
     def listen(self) -> bool:
@@ -45,6 +50,12 @@ class _Rank:
         if news:
             self.heard = time.monotonic()
         return news
+
+    def is_compiling(self) -> bool:
+        """Whether it builds one of DeepSpeed's extensions, which takes minutes and is no hang."""
+        with contextlib.suppress(psutil.Error):
+            return any(child.name() in _COMPILERS for child in psutil.Process(self.process.pid).children(recursive=True))
+        return False
 
     @property
     def done(self) -> bool:
@@ -116,7 +127,10 @@ def _failure(ranks: list[_Rank], stall_s: float, deadline: float) -> Failure | N
         return Failure(kind="timeout", rank=late.number, phase=late.diary.phase,
                        message=f"not done in time; rank {late.number} was at {late.diary.phase}")
     silent = [rank for rank in ranks if now - rank.heard > stall_s and not rank.done]
-    if silent:
+    if silent and any(rank.is_compiling() for rank in ranks):
+        for rank in ranks:  # those that do not compile wait for the one that does
+            rank.heard = now
+    elif silent:
         last = min(silent, key=lambda rank: (_order(rank.diary.phase), rank.heard))
         return Failure(kind="hang", rank=last.number, phase=last.diary.phase, details=last.printed(),
                        message=f"rank {last.number} made no progress for {stall_s:.0f} s")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...estimators.cluster import Cluster
+from ...estimators.errors import ConfigFileError
 from ...estimators.workload import Workload
 from ..dry_run.run import request_for
 from . import ranks
@@ -75,7 +76,11 @@ class _swap_folder:
     def __enter__(self) -> str:
         if self._parent is None:
             return ""
-        self._folder = tempfile.TemporaryDirectory(prefix="ds-advise-probe-", dir=self._parent)
+        try:
+            self._folder = tempfile.TemporaryDirectory(prefix="ds-advise-probe-", dir=self._parent)
+        except OSError as error:
+            raise ConfigFileError(f"nvme_path {self._parent} cannot be written to", why=error.strerror or str(error),
+                                  fix="name a folder on an NVMe drive that exists in the configuration") from None
         return self._folder.name
 
     def __exit__(self, *_: object) -> None:

@@ -1,6 +1,6 @@
-"""One rank of a probe: `python -m ...worker FOLDER RANK`. Its diary tells how far it came, and its report or its error.
+"""One rank of a probe: `python -m ...worker FOLDER RANK PARENT`. Its diary tells how far it came, and its report or its error.
 
-FOLDER holds `job.json`; the rank appends to `rank<R>.jsonl`.
+FOLDER holds `job.json`; the rank appends to `rank<R>.jsonl`. PARENT is the number of the process that watches.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     folder, rank = Path(sys.argv[1]), int(sys.argv[2])
-    _die_with_the_parent()
+    _die_with_the_parent(int(sys.argv[3]))
     diary = Diary(folder / f"rank{rank}.jsonl")
     try:
         job = read_job(folder / "job.json")
@@ -39,10 +40,12 @@ def main() -> None:
     os._exit(0)  # the other ranks are done too; exit handlers of process groups only wait for each other
 
 
-def _die_with_the_parent() -> None:
-    """Ask Linux to end this process with the one that started it, even if that is killed."""
+def _die_with_the_parent(parent: int) -> None:
+    """Ask Linux to end this process with the one that started it, even if that is killed; it may be gone already."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _run(job: Job, rank: int, folder: Path, diary: Diary) -> tuple[RankReport, dict[str, Any]]:
@@ -58,8 +61,11 @@ def _run(job: Job, rank: int, folder: Path, diary: Diary) -> tuple[RankReport, d
     import torch
     import torch.distributed as dist
 
+    from . import extension_lock
     from .clocks import Clock, CudaClock, HostClock
     from .communication import CollectiveTime
+
+    extension_lock.install()
 
     on_cuda = job.device == "cuda"
     device = f"cuda:{local}" if on_cuda else "cpu"
@@ -78,7 +84,6 @@ def _run(job: Job, rank: int, folder: Path, diary: Diary) -> tuple[RankReport, d
         dist.init_process_group("nccl" if on_cuda else "gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank,
                                 world_size=request.world_size)
     import deepspeed
-    import transformers
 
     deepspeed.init_distributed()
     if job.solo:
@@ -110,8 +115,7 @@ def _run(job: Job, rank: int, folder: Path, diary: Diary) -> tuple[RankReport, d
     return report, {
         "config": run.config, "tokens_per_step": (run.micro_batch_size * run.gradient_accumulation_steps
                                                   * request.world_size * request.seq_len),
-        "versions": {"torch": torch.__version__, "deepspeed": deepspeed.__version__,
-                     "transformers": transformers.__version__}}
+        "versions": {name: version(name) for name in ("torch", "deepspeed", "transformers")}}
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -1,0 +1,48 @@
+"""The lock on a compiled extension's folder, made to survive the process that holds it.
+
+torch builds an extension under a lock that is a file (torch/utils/file_baton.py). A process that is killed while it compiles
+leaves the file behind, and whoever needs the extension afterwards waits for ever. Here the file holds the owner's number, and a
+lock whose owner is gone is taken away. A file without a number is some other program's, and is waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+
+def install() -> None:
+    """Replace torch's lock in this process."""
+    from torch.utils import cpp_extension, file_baton
+
+    baton: Any = file_baton.FileBaton
+    acquire = baton.try_acquire
+
+    def try_acquire(self: Any) -> bool:
+        abandon(Path(self.lock_file_path))
+        if not acquire(self):
+            return False
+        Path(self.lock_file_path).write_text(str(os.getpid()), encoding="ascii")
+        return True
+
+    def wait(self: Any) -> None:
+        lock = Path(self.lock_file_path)
+        while lock.exists():
+            abandon(lock)
+            time.sleep(self.wait_seconds)
+
+    baton.try_acquire, baton.wait = try_acquire, wait
+    assert cpp_extension.FileBaton is baton, "torch builds extensions under this lock"
+
+
+def abandon(lock: Path) -> None:
+    """Remove a lock whose owner has ended."""
+    with contextlib.suppress(OSError, ValueError):
+        owner = int(lock.read_text(encoding="ascii"))
+        try:
+            os.kill(owner, 0)
+        except ProcessLookupError:
+            lock.unlink()
