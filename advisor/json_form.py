@@ -35,6 +35,10 @@ def json_form(answer: Recommendation, *, all_candidates: bool = False) -> dict[s
         "deepspeed_estimate": None if estimate is None else {
             "gpu_bytes": estimate.gpu_bytes, "host_bytes": estimate.host_bytes},
         "verifications": [{"rung": run.candidate.rung, **run.dry_run.to_json()} for run in answer.verifications],
+        "probes": None if answer.climbed is None else {
+            "ended": answer.climbed.ended, "bound": answer.climbed.bound, "candidates": answer.climbed.candidates,
+            "trials": [{"plan": _candidate(trial.candidate), "reason": trial.reason, "result": trial.result.to_json()}
+                       for trial in answer.climbed.trials]},
         "files": list(answer.files),
     }
 

@@ -16,6 +16,7 @@ from .units import count, gib, percent, rate, seconds
 from .words import cluster_title, component_title, method_title, moment_title, plan_title
 
 if TYPE_CHECKING:
+    from .probing import Climbed
     from .verify import Verification
 
 _COLUMNS = (("rung", -19), ("batch", 5), ("ckpt", 4), ("GPU GiB", 7), ("RAM GiB", 7), ("NVMe", 5), ("tokens/s", 8))
@@ -45,6 +46,8 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
     for run in answer.verifications:
         blank(console)
         sentence(console, _verification(run))
+    if answer.climbed is not None:
+        _climbed(answer.climbed, console)
     _deepspeed(answer, shown, console)
     _changes(answer, console)
     blank(console)
@@ -154,7 +157,31 @@ def _memory_bar(candidate: Candidate, console: Console) -> None:
     bar(memory.components, console)
 
 
+_ENDED = {
+    "settled": "Nothing that was not run could be faster by more than the search resolves.",
+    "budget": "The time was over before everything was settled (--budget).",
+    "interrupted": "Interrupted before everything was settled."}
+
+
+def _climbed(climbed: Climbed, console: Console) -> None:
+    """The probes in their order, each with its outcome and the reason for it."""
+    blank(console)
+    sentence(console, Text(f"Probes on this machine: {len(climbed.trials)} of {climbed.candidates} plans were run "
+                           f"(at most {climbed.bound})", style="bold"))
+    for trial in climbed.trials:
+        plan, failure = trial.candidate.estimate.plan, trial.result.failure
+        outcome = (f"{rate(trial.result.tokens_per_s)} tokens/s (predicted {rate(trial.candidate.tokens_per_s)})"
+                   if failure is None else f"{failure.kind.replace('_', ' ')}: {failure.message}")
+        batch = f"{plan.micro_batch_size}" + (f"x{plan.gradient_accumulation_steps}"
+                                             if plan.gradient_accumulation_steps > 1 else "")
+        sentence(console, f"  {plan.rung:<19} {batch:>5} {'on' if plan.gradient_checkpointing else 'off':>4}  {outcome}; "
+                          f"{trial.reason}", hang=34)
+    sentence(console, _ENDED[climbed.ended])
+
+
 def _evidence(answer: Recommendation) -> str:
+    if answer.climbed is not None:
+        return "Evidence: probes of the real engine on this machine for the speed and the verdict; analytic for the parts."
     if answer.verifications:
         return f"Evidence: dry run of the real engine; {percent(MARGIN['dry-run'])} of the need must stay free besides."
     return (f"Evidence: analytic; {percent(MARGIN['analytic'])} of the need must stay free besides. Prove it without a GPU, "

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .options import question_options
+from .options import COUNT, question_options
 
 _DEFAULT_OUTPUT = "ds_config.json"
 
@@ -23,9 +23,17 @@ _DEFAULT_OUTPUT = "ds_config.json"
 @click.option("--no-deepspeed-estimate", is_flag=True, help="Do not call DeepSpeed's own estimator (saves a second or two).")
 @click.option("--verify", "verified", is_flag=True,
               help="Dry-run the recommendation through the real DeepSpeed engine, and the next best if it fails.")
+@click.option("--probe", "probed", is_flag=True,
+              help="Settle it by a few real runs on this machine; needs --gpus auto, or --device cpu.")
+@click.option("--budget", metavar="TIME", default="30m", show_default=True, help="Bounds the probes: 90s, 5m, 1h.")
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True,
+              help="cpu: the ranks are processes on this machine's CPU, in place of GPUs.")
+@click.option("--ranks", type=COUNT, help="Ranks with --device cpu.  [default: 2]")
+@click.option("--memory", metavar="SIZE", help="What each rank may take with --device cpu, such as 2GB; unset: no limit.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def advise(question: dict[str, Any], output: str, no_write: bool, force: bool, as_json: bool, all_candidates: bool,
-           no_deepspeed_estimate: bool, verified: bool, debug: bool) -> int:
+           no_deepspeed_estimate: bool, verified: bool, probed: bool, budget: str, device: str, ranks: int | None,
+           memory: str | None, debug: bool) -> int:
     """Recommend the fastest DeepSpeed configuration that fits MODEL on the GPUs.
 
     MODEL is a name in any usual spelling (Qwen2.5-14B, llama3.1-8b, gpt2-xl), a folder or config.json, or a hub id.
@@ -45,11 +53,21 @@ def advise(question: dict[str, Any], output: str, no_write: bool, force: bool, a
         raise click.UsageError("--json and -o - both want stdout; leave one out")
     if not output:
         raise click.UsageError("--output is empty; name a file, or pass --no-write")
+    limit = None
+    if device == "cpu" or ranks is not None or memory is not None:
+        from ..cpu_question import cpu_question
+
+        question["gpus"], limit = cpu_question(question["gpus"], device=device, ranks=ranks, memory=memory)
     answer = ask(**question, deepspeed_estimate=not no_deepspeed_estimate)
     if verified:
         from ..verify import verify
 
         answer = verify(answer, offline=question["offline"], on_start=lambda candidate: click.echo(
             f"ds-advise: dry run of {candidate.rung} ...", err=True))
+    if probed:
+        from ..probing_question import settle
+
+        answer = settle(answer, device=device, memory_limit_bytes=limit, budget=budget, offline=question["offline"],
+                        say=lambda text: click.echo(f"ds-advise: {text}", err=True))
     destination: Destination = None if no_write else "-" if output == "-" else Path(output)
     return deliver(answer, destination, force=force, as_json=as_json, all_candidates=all_candidates)

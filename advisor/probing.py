@@ -1,0 +1,136 @@
+"""`--probe`: settle the recommendation by real runs on this machine, as few as will do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ..ds_configs.emit import ds_config
+from ..estimators.estimate import Estimate, TimeEstimate
+from ..probes.real_run import ProbeResult, probe
+from ..probes.real_run.job import Device
+from .climb import Climb, Outcome
+from .probe_answer import cpu_tensor_bytes
+from .recommendation import Candidate, Recommendation
+
+Ended = Literal["settled", "budget", "interrupted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A candidate that was run: why it was chosen, and what happened."""
+
+    candidate: Candidate
+    reason: str
+    result: ProbeResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class Climbed:
+    """All runs of a climb, in order.
+
+    ended: "settled": nothing that is left could be faster by more than the search resolves; "budget": the time was over;
+           "interrupted": Ctrl-C. bound: no climb over these candidates takes more runs.
+    """
+
+    trials: tuple[Trial, ...]
+    ended: Ended
+    bound: int
+    candidates: int
+
+    @property
+    def best(self) -> Trial | None:
+        """The fastest that ran."""
+        return max((trial for trial in self.trials if trial.result.failure is None),
+                   key=lambda trial: trial.result.tokens_per_s, default=None)
+
+
+Run = Callable[[Candidate, float], ProbeResult]
+"""Runs a candidate within so many seconds."""
+
+OnTrial = Callable[[Candidate, str, int], None]
+"""Called before each run with the candidate, the reason, and how many others could still win."""
+
+
+def climb(answer: Recommendation, run: Run, *, budget_s: float, on_trial: OnTrial = lambda *_: None) -> Climbed:
+    """Probe until the answer is settled, `budget_s` is over, or the user interrupts; what was learned is never lost."""
+    candidates = [candidate for candidate in answer.candidates if candidate.fit.limit in ("", "gpu")]
+    state = Climb(candidates, answer.question.cluster.gpu.memory_bytes)
+    trials: list[Trial] = []
+    deadline = time.monotonic() + budget_s
+
+    def so_far(ended: Ended) -> Climbed:
+        return Climbed(trials=tuple(trials), ended=ended, bound=state.bound, candidates=len(candidates))
+
+    try:
+        while (choice := state.choose()) is not None:
+            left_s = deadline - time.monotonic()
+            if left_s < max((trial.result.seconds for trial in trials), default=0.0):
+                return so_far("budget")  # a run would be cut off before it says anything
+            on_trial(choice.candidate, choice.reason, state.left())
+            result = run(choice.candidate, left_s)
+            if result.failure is not None and result.failure.kind == "timeout" and time.monotonic() >= deadline:
+                return so_far("budget")
+            trials.append(Trial(candidate=choice.candidate, reason=choice.reason, result=result))
+            state.learn(choice.candidate, _outcome(choice.candidate, result, answer))
+        return so_far("settled")
+    except KeyboardInterrupt:
+        return so_far("interrupted")
+
+
+def _outcome(candidate: Candidate, result: ProbeResult, answer: Recommendation) -> Outcome:
+    if result.failure is not None:
+        return Outcome(tokens_per_s=None, out_of_memory=result.failure.kind == "out_of_memory")
+    memory = candidate.estimate.memory
+    if result.device == "cpu":
+        # The prediction's scale: what the closed form says of the tensors, corrected by what they took.
+        measured, tensors = result.highest("host_tensor_bytes"), cpu_tensor_bytes(
+            memory, answer.question.cluster.gpus_per_node)
+    else:
+        measured, tensors = result.highest("allocated_bytes"), memory.allocated_bytes_per_gpu
+    need = None if measured is None else round(candidate.device_bytes * measured / tensors)
+    return Outcome(tokens_per_s=result.tokens_per_s, need_bytes=need)
+
+
+def runner(answer: Recommendation, description: Mapping[str, Any], *, device: Device, memory_limit_bytes: int | None,
+           on_progress: Callable[[str], None]) -> Run:
+    """Runs a candidate of the answer as a probe on this machine."""
+    question = answer.question
+
+    def run(candidate: Candidate, timeout_s: float) -> ProbeResult:
+        plan = candidate.estimate.plan
+        config = ds_config(plan, question.model, question.workload, question.cluster, flavor=question.workload.framework)
+        return probe(
+            config, description, cluster=question.cluster, workload=question.workload, device=device,
+            micro_batch_size=plan.micro_batch_size, gradient_accumulation_steps=plan.gradient_accumulation_steps,
+            gradient_checkpointing=plan.gradient_checkpointing, memory_limit_bytes=memory_limit_bytes, timeout_s=timeout_s,
+            on_progress=on_progress)
+
+    return run
+
+
+def settled(answer: Recommendation, climbed: Climbed) -> Recommendation:
+    """The answer with the fastest measured plan recommended, its speed the measured one; None where nothing ran."""
+    best = climbed.best
+    measured = {id(trial.candidate): _measured(trial) for trial in climbed.trials if trial.result.failure is None}
+
+    def known(candidate: Candidate | None) -> Candidate | None:
+        return measured.get(id(candidate), candidate)
+
+    candidates: Sequence[Candidate] = [measured.get(id(candidate), candidate) for candidate in answer.candidates]
+    ladder = tuple(replace(step, candidate=known(step.candidate)) for step in answer.ladder)
+    return replace(answer, candidates=tuple(candidates), ladder=ladder, climbed=climbed,
+                   recommended=measured[id(best.candidate)] if best else None)
+
+
+def _measured(trial: Trial) -> Candidate:
+    """The candidate at its measured speed; the predicted parts of the step keep their proportions."""
+    estimate, step_s = trial.candidate.estimate, trial.result.step_s
+    ratio = step_s / estimate.time.step_s
+    terms = tuple(replace(term, seconds=term.seconds * ratio, hidden_s=term.hidden_s * ratio) for term in estimate.time.terms)
+    time_estimate = TimeEstimate(terms=terms, tokens_per_step=estimate.time.tokens_per_step)
+    fit = replace(trial.candidate.fit, fits=True, reason="ran", limit="")
+    return Candidate(estimate=Estimate(plan=estimate.plan, memory=estimate.memory, time=time_estimate, evidence="probe"),
+                     fit=fit)
