@@ -52,8 +52,10 @@ class DryRunAnswer:
                 and (host is None or self.result.peak.host_bytes_per_node <= host))
 
     def to_json(self) -> dict[str, Any]:
-        """The result's JSON form with the verdict and the closed form's figure."""
-        return {**self.result.to_json(), "fits": self.fits,
+        """The result's JSON form without its timeline, with the verdict and the closed form's figure."""
+        result = self.result.to_json()
+        del result["timeline"]
+        return {**result, "fits": self.fits,
                 "required_device_bytes_per_gpu": self.required_device_bytes_per_gpu, "analytic_allocated_bytes_per_gpu":
                 None if self.analytic is None else self.analytic.allocated_bytes_per_gpu}
 

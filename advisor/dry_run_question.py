@@ -13,7 +13,7 @@ from .run_question import run_question
 
 
 def ask_dry_run(config_file: Path, model: str, *, gpus: str, ram: str | None, rank: int, iterations: int,
-                expandable_segments: bool, **settings: Any) -> DryRunAnswer:
+                expandable_segments: bool, fast: bool, **settings: Any) -> DryRunAnswer:
     """Run it and put the closed form beside it; `settings` are those of `run_question`.
 
     Raises DsAdviseError for what cannot be run.
@@ -27,5 +27,5 @@ def ask_dry_run(config_file: Path, model: str, *, gpus: str, ram: str | None, ra
         asked.config, asked.description, cluster=cluster, rank=rank, workload=asked.workload,
         micro_batch_size=asked.micro_batch_size, gradient_accumulation_steps=asked.gradient_accumulation_steps,
         gradient_checkpointing=asked.gradient_checkpointing, iterations=iterations,
-        expandable_segments=expandable_segments, input_shape=asked.input_shape)
+        expandable_segments=expandable_segments, input_shape=asked.input_shape, fast=fast)
     return dry_run_answer(result, cluster, asked.shape, asked.workload, gradient_checkpointing=asked.gradient_checkpointing)

@@ -7,13 +7,11 @@ from rich.text import Text
 
 from .bar import bar
 from .dry_run_answer import DryRunAnswer
+from .dry_run_timeline import PLAIN_SPARKS, SPARKS, spark, sparkline
 from .fit import MARGIN
-from .lines import blank, can_encode, row, sentence
+from .lines import NARROWEST, blank, can_encode, row, sentence
 from .units import gib, percent, seconds
 from .words import cluster_title, component_title
-
-_SPARKS = "▁▂▃▄▅▆▇█"
-_PLAIN_SPARKS = "_.-~=+*#"
 
 
 def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = False) -> None:
@@ -24,7 +22,7 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
     sentence(console, f"{gib(answer.required_device_bytes_per_gpu)} of {gib(offer)} GiB per GPU are needed: "
                       f"{gib(peak.allocated_bytes_per_gpu)} allocated, the allocator's fragmentation, the CUDA context and "
                       f"NCCL. With memory to spare PyTorch keeps more cached, and nvidia-smi shows "
-                      f"{gib(answer.device_bytes_per_gpu)}.")
+                      f"{gib(answer.device_bytes_per_gpu)}.{_other_allocator(answer)}")
     have = answer.cluster.host_memory_bytes_per_node
     sentence(console, f"Host RAM {gib(peak.host_bytes_per_node)} GiB per node"
                       + (f" of {gib(have)}" if have is not None else " (not checked: pass --ram)")
@@ -37,6 +35,7 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
     blank(console)
     sentence(console, f"Rank {result.rank} of {result.world_size} on {cluster_title(answer.cluster)}")
     _phases(answer, console)
+    _timeline(answer, console)
     blank(console)
     sentence(console, f"What the {gib(peak.allocated_bytes_per_gpu)} GiB at the peak are (iteration "
                       f"{peak.iteration}, {peak.phase})")
@@ -45,15 +44,32 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
         _explain(answer, console)
     blank(console)
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    if result.extrapolated_from:
+        depths = ", ".join(map(str, result.extrapolated_from))
+        sentence(console, f"Extrapolated: models with {depths} layers were run, and their figures lie on a line; reserved "
+                          "memory is approximate.", style="yellow")
+    elif result.not_extrapolated:
+        sentence(console, f"Run at full depth, not extrapolated: {result.not_extrapolated}.", style="yellow")
     sentence(console, f"Evidence: dry run of the real engine ({versions}) in {seconds(result.seconds)}; "
                       f"{percent(MARGIN['dry-run'])} must stay free.", style="dim")
+
+
+def _other_allocator(answer: DryRunAnswer) -> str:
+    """What the other setting of `expandable_segments` would need, where that is another figure."""
+    peak, needed = answer.result.peak, answer.required_device_bytes_per_gpu
+    asked = peak.required_bytes_per_gpu
+    plain = asked == peak.with_expandable_segments.required_bytes_per_gpu
+    other = (peak.without_expandable_segments if plain else peak.with_expandable_segments).required_bytes_per_gpu
+    if gib(needed - asked + other) == gib(needed):
+        return ""
+    return f" {'Without' if plain else 'With'} expandable_segments {gib(needed - asked + other)} are needed."
 
 
 def _phases(answer: DryRunAnswer, console: Console) -> None:
     """One row a phase, with a spark for its GPU peak; iterations that repeat the one before are left out."""
     phases = answer.result.phases
-    top = max(phase.gpu_peak_bytes for phase in phases) or 1
-    sparks = _SPARKS if can_encode(console, _SPARKS) else _PLAIN_SPARKS
+    top = max(phase.gpu_peak_bytes for phase in phases)
+    sparks = SPARKS if can_encode(console, SPARKS) else PLAIN_SPARKS
     row(console, Text("  step phase         GPU peak  GPU live  host live    pinned  NVMe r/w (GiB)", style="bold"))
     previous: list[tuple[str, int, int]] = []
     for iteration in sorted({phase.iteration for phase in phases}):
@@ -63,12 +79,26 @@ def _phases(answer: DryRunAnswer, console: Console) -> None:
             continue
         previous = key
         for phase in own:
-            spark = sparks[min(len(sparks) - 1, phase.gpu_peak_bytes * len(sparks) // top)]
             nvme = (f"{gib(phase.nvme_read_bytes)}/{gib(phase.nvme_written_bytes)}"
                     if phase.nvme_read_bytes or phase.nvme_written_bytes else "-")
-            row(console, Text(f"  {iteration or '':>4} {phase.phase:<10} {spark} {gib(phase.gpu_peak_bytes):>9} "
+            drawn = spark(phase.gpu_peak_bytes, top, sparks)
+            row(console, Text(f"  {iteration or '':>4} {phase.phase:<10} {drawn} {gib(phase.gpu_peak_bytes):>9} "
                               f"{gib(phase.gpu_live_bytes):>9} {gib(phase.host_live_bytes):>10} "
                               f"{gib(phase.host_pinned_live_bytes):>9} {nvme:>8}"))
+
+
+def _timeline(answer: DryRunAnswer, console: Console) -> None:
+    """The GPU's memory over the whole run in one line, and what ran when beneath it."""
+    if not answer.result.timeline:
+        return
+    sparks = SPARKS if can_encode(console, SPARKS) else PLAIN_SPARKS
+    columns = max(NARROWEST, console.width) - 4
+    drawn, marks = sparkline(answer.result.timeline, columns, sparks)
+    blank(console)
+    row(console, Text(f"  {drawn}", style="cyan"))
+    row(console, Text(f"  {marks}", style="dim"))
+    sentence(console, "(each iteration by its number; load, initialize, forward, backward, step by their initials)",
+             style="dim", hang=1)
 
 
 def _explain(answer: DryRunAnswer, console: Console) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -19,11 +20,15 @@ from .options import COUNT, run_options
 @click.option("--iterations", type=COUNT, default=4, show_default=True, help="Optimizer steps.")
 @click.option("--expandable-segments/--no-expandable-segments", default=True, show_default=True,
               help="The PYTORCH_CUDA_ALLOC_CONF setting that the advice prints.")
+@click.option("--fast", is_flag=True,
+              help="Let three shallow models answer for the deep one where memory is linear in depth; else say why not.")
+@click.option("--timeline", metavar="FILE.json", help="Write memory over time, for Perfetto or chrome://tracing.")
+@click.option("--force", is_flag=True, help="Overwrite the --timeline file.")
 @click.option("--explain", is_flag=True, help="List the largest modules and tensors at the peak.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def dry_run(run: dict[str, Any], gpus: str, ram: str | None, rank: int, iterations: int, expandable_segments: bool,
-            explain: bool, as_json: bool, debug: bool) -> int:
+            fast: bool, timeline: str | None, force: bool, explain: bool, as_json: bool, debug: bool) -> int:
     """Run DS_CONFIG through the installed DeepSpeed's real engine, as one rank of the GPUs, on a simulated GPU.
 
     No GPU, no weights, no download: every tensor is fake, the code is real. Tells the bytes on GPU, host and NVMe by
@@ -37,9 +42,16 @@ def dry_run(run: dict[str, Any], gpus: str, ram: str | None, rank: int, iteratio
     """
     del debug  # read from the arguments by the program's error handler
     from ..dry_run_question import ask_dry_run
+    from ..dry_run_timeline import check_trace_file, write_trace
 
+    if fast and (timeline or explain):
+        raise click.UsageError("--fast extrapolates: it has no --timeline and nothing to --explain; leave it out")
+    if timeline is not None:
+        check_trace_file(Path(timeline), force=force)
     answer = ask_dry_run(**run, gpus=gpus, ram=ram, rank=rank, iterations=iterations,
-                         expandable_segments=expandable_segments)
+                         expandable_segments=expandable_segments, fast=fast)
+    if timeline is not None:
+        write_trace(answer.result, Path(timeline))
     if as_json:
         print(json.dumps(answer.to_json(), indent=1))
     else:

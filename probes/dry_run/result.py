@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+
 PHASES = ("load", "initialize", "forward", "backward", "step")
 
 
@@ -49,11 +50,29 @@ class LiveTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelinePoint:
-    """The highest GPU bytes in a stretch of the run that lies within one phase."""
+    """The moment of a stretch of the run, within one phase, at which the GPU holds the most.
+
+    event:       its time: allocations and frees since the start of the run.
+    begins:      when the stretch does.
+    by_category: parts of `gpu_bytes`.
+    """
 
     iteration: int
     phase: str
+    begins: int
+    event: int
     gpu_bytes: int
+    host_bytes: int
+    host_pinned_bytes: int
+    by_category: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserved:
+    """What the caching allocator holds, with memory to spare (`reserved`) and without (`required`), as in `Peak`."""
+
+    reserved_bytes_per_gpu: int
+    required_bytes_per_gpu: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +82,14 @@ class Peak:
     allocated_bytes_per_gpu: the tensors, as `torch.cuda.max_memory_allocated()` counts them.
     reserved_bytes_per_gpu:  the highest that the caching allocator holds during training (not only at this moment).
     required_bytes_per_gpu:  the same when memory is so short that it returns every unused segment first: what must be there.
+    with_, without_expandable_segments: both figures under either setting of the allocator; the two above are for the one asked.
     device_bytes_per_gpu:    reserved and what no allocator sees (CUDA context, NCCL); None without a cluster.
     host_bytes_per_node:     the highest over all phases, loading included, times the ranks of a node.
     by_category, by_module:  parts of the allocated bytes; each adds up to them.
     largest:                 the largest storages alive then.
 
     With a cluster, `allocated`, `reserved` and `required` include cuBLAS's workspaces ("library workspace" in `by_category`).
+    An extrapolated peak has no `by_module` and no `largest`.
     """
 
     iteration: int
@@ -76,6 +97,8 @@ class Peak:
     allocated_bytes_per_gpu: int
     reserved_bytes_per_gpu: int
     required_bytes_per_gpu: int
+    with_expandable_segments: Reserved
+    without_expandable_segments: Reserved
     device_bytes_per_gpu: int | None
     host_bytes_per_node: int
     by_category: dict[str, int]
@@ -90,7 +113,10 @@ class DryRunResult:
     peak_loading_gpu_bytes: highest allocated before the first iteration, which may exceed the training peak.
     nvme_bytes_per_rank:    files on NVMe.
     config: the configuration as DeepSpeed got it, `auto` filled.
-    timeline: allocated bytes of the GPU at evenly spaced events of the run, the highest of each stretch.
+    peak_by_phase: by category, what forward, backward and step consist of when each is highest.
+    extrapolated_from: depths of the shallow runs that answered for the full one; empty: it was run at full depth.
+    not_extrapolated:  why it was run at full depth although extrapolation was asked for, "" where it was not.
+    timeline: memory over the run, a point for each of evenly spaced stretches; none of an extrapolated run.
     """
 
     phases: tuple[PhaseMemory, ...]
@@ -105,7 +131,10 @@ class DryRunResult:
     versions: dict[str, str]
     config: dict[str, Any]
     seconds: float
+    peak_by_phase: dict[str, dict[str, int]]
     timeline: tuple[TimelinePoint, ...] = ()
+    extrapolated_from: tuple[int, ...] = ()
+    not_extrapolated: str = ""
 
     def phase(self, name: str, iteration: int | None = None) -> PhaseMemory:
         """The phase of that name in the given iteration, by default the last one."""
@@ -120,8 +149,11 @@ def from_json(values: dict[str, Any]) -> DryRunResult:
     """The result that `to_json` wrote."""
     peak = dict(values["peak"])
     peak["largest"] = tuple(LiveTensor(**{**item, "shape": tuple(item["shape"])}) for item in peak["largest"])
+    for setting in ("with_expandable_segments", "without_expandable_segments"):
+        peak[setting] = Reserved(**peak[setting])
     names = {field.name for field in fields(DryRunResult)}
     return DryRunResult(**{
         **{key: value for key, value in values.items() if key in names},
         "phases": tuple(PhaseMemory(**phase) for phase in values["phases"]), "peak": Peak(**peak),
-        "timeline": tuple(TimelinePoint(**point) for point in values["timeline"])})
+        "timeline": tuple(TimelinePoint(**point) for point in values["timeline"]),
+        "extrapolated_from": tuple(values["extrapolated_from"])})

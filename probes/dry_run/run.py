@@ -12,8 +12,9 @@ from ...estimators.cluster import Cluster
 from ...estimators.device_overhead import library_workspace, outside_allocator
 from ...estimators.workload import Workload
 from .ask import DryRunError, ask
+from .extrapolate import NotLinearError, extrapolated, ladder
 from .request import Request
-from .result import DryRunResult, Peak
+from .result import DryRunResult, Peak, Reserved
 
 
 def dry_run(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | str | Path, *,
@@ -22,7 +23,7 @@ def dry_run(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | s
             micro_batch_size: int | None = None, gradient_accumulation_steps: int | None = None,
             gradient_checkpointing: bool = True,
             iterations: int = 4, input_shape: Sequence[int] | None = None, expandable_segments: bool = False,
-            timeout_s: float = 1800.0) -> DryRunResult:
+            fast: bool = False, timeout_s: float = 1800.0) -> DryRunResult:
     """Memory of one rank under the installed DeepSpeed's real engine, on a simulated GPU.
 
     config:  a ds_config as a dict or a file; `auto` is filled as the Trainer fills it.
@@ -33,6 +34,8 @@ def dry_run(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | s
     micro_batch_size, gradient_accumulation_steps: used where the configuration says `auto` or nothing; without them 1, or
              what DeepSpeed derives from the configuration's train_batch_size.
     iterations: optimizer steps; Adam's states appear in the first, ZeRO-3 prefetches from the third.
+    fast:    three shallower models answer where memory is linear in depth (`extrapolate.py`), and the result says so
+             (`extrapolated_from`); elsewhere the full depth is run, and the result says why (`not_extrapolated`).
 
     Raises DryRunError: DeepSpeed rejected the configuration, the model could not be built, or an operation needs real
     values; with the original message and the phase.
@@ -44,8 +47,19 @@ def dry_run(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | s
         micro_batch_size=micro_batch_size, gradient_accumulation_steps=gradient_accumulation_steps,
         gradient_checkpointing=gradient_checkpointing, iterations=iterations, input_shape=input_shape,
         expandable_segments=expandable_segments)
-    (result,) = ask([request], timeout_s)
+    result = _run(request, fast=fast, timeout_s=timeout_s)
     return result if cluster is None else replace(result, peak=_beside_tensors(result.peak, cluster))
+
+
+def _run(request: Request, *, fast: bool, timeout_s: float) -> DryRunResult:
+    if not fast:
+        (result,) = ask([request], timeout_s)
+        return result
+    try:
+        steps = ladder(request)
+        return extrapolated(steps, ask(steps.requests, timeout_s))
+    except NotLinearError as reason:
+        return replace(_run(request, fast=False, timeout_s=timeout_s), not_extrapolated=str(reason))
 
 
 def request_for(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | str | Path, *, cluster: Cluster | None,
@@ -78,12 +92,19 @@ def _beside_tensors(peak: Peak, cluster: Cluster) -> Peak:
     inside = library_workspace(cluster.gpu)
     workspace = sum(term.size_bytes for term in inside)
     reserved = peak.reserved_bytes_per_gpu + workspace
+
+    def beside(held: Reserved) -> Reserved:
+        return Reserved(reserved_bytes_per_gpu=held.reserved_bytes_per_gpu + workspace,
+                        required_bytes_per_gpu=held.required_bytes_per_gpu + workspace)
+
     return replace(
         peak, allocated_bytes_per_gpu=peak.allocated_bytes_per_gpu + workspace, reserved_bytes_per_gpu=reserved,
         required_bytes_per_gpu=peak.required_bytes_per_gpu + workspace,
+        with_expandable_segments=beside(peak.with_expandable_segments),
+        without_expandable_segments=beside(peak.without_expandable_segments),
         device_bytes_per_gpu=reserved + sum(term.size_bytes for term in outside_allocator(cluster)),
         by_category={**peak.by_category, "library workspace": workspace},
-        by_module={**peak.by_module, "library workspace": workspace})
+        by_module={**peak.by_module, "library workspace": workspace} if peak.by_module else {})
 
 
 def _config(config: Mapping[str, Any] | str | Path) -> dict[str, Any]:

@@ -167,7 +167,8 @@ def _run(request: Request, recorder: Any, started: float) -> DryRunResult:
     gc.disable()  # what dies from here on belongs to no phase
     phases = tuple(recorder.phases)
     return DryRunResult(
-        phases=phases, peak=analysis.peak(recorder, request), timeline=analysis.timeline(recorder),
+        phases=phases, peak=analysis.peak(recorder, request), peak_by_phase=analysis.peak_by_phase(recorder),
+        timeline=analysis.timeline(recorder),
         peak_loading_gpu_bytes=max(phase.gpu_peak_bytes for phase in phases if phase.iteration == 0),
         nvme_bytes_per_rank=sum(ledger.nvme_files.values()),
         parameters=parameters, trainable_parameters=trainable, world_size=request.world_size, rank=request.rank,

@@ -1,0 +1,237 @@
+"""Depth extrapolation: three shallow dry runs answer for a deep model.
+
+The layers of a decoder are alike, so every figure of a phase is a + b L in the number of layers L, once what has a fixed size
+is filled (the reduce bucket; at ZeRO-3 the gathered parameters that may stay, `stage3_max_live_parameters`). One term
+is not: ZeRO-3's optimizer steps sub-group by sub-group, and what it needs for that follows one of them, which is counted.
+
+Two depths give the line, and the third must lie on it: where the lines through the outer two and through the last two differ
+by more than `TOLERANCE` at the full depth, or where the reasons above do not hold, `NotLinearError` says why, and the full
+depth is run.
+
+Not extrapolated: NVMe's swap buffers, and page-locked host memory, whose blocks are rounded up to powers of two; modules and
+tensors at the peak; the timeline. Reserved memory is not linear either: the widest gap to the allocated bytes is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ...estimators.families import shape_from_config
+from ...estimators.model_shape import ModelShape
+from ...estimators.partition import shard_numel, sub_group_numels
+from .request import Request
+from .result import DryRunResult, Peak, PhaseMemory, Reserved
+
+SHOWN = frozenset({"gemma2", "gemma3_text", "gpt2", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3"})
+"""Model types for which `benchmarks/fast_vs_full.py` has shown it."""
+
+TOLERANCE = 0.005
+"""Of a figure's largest value over all phases: how far apart the two lines may be at the full depth."""
+
+NEGLIGIBLE_BYTES = 1 << 20
+"""A difference without weight: counters and masks that come and go."""
+
+_DEPTH_KEYS = ("num_hidden_layers", "n_layer")
+_ELEMENTS = {"reduce_bucket_size": 5e8, "max_live_parameters": 1e9, "max_reuse_distance": 1e9, "sub_group_size": 1e9}
+"""Keys of zero_optimization that count elements, with DeepSpeed's defaults (runtime/zero/config.py)."""
+
+
+class NotLinearError(Exception):
+    """This configuration is not answered by shallower ones; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ladder:
+    """The depths to run, and the request at each."""
+
+    full: int
+    depths: tuple[int, int, int]
+    requests: tuple[Request, ...]
+    sub_groups: tuple[tuple[int, ...], ...]  # elements of ZeRO-3's sub-groups at each depth and at last at the full one
+
+
+def ladder(request: Request) -> Ladder:
+    """Three depths deep enough for this request. Raises NotLinearError where they would not answer for the full one."""
+    if request.model is None:
+        raise NotLinearError("a module of one's own has no known layers")
+    kind = request.model.get("model_type")
+    if kind not in SHOWN:
+        raise NotLinearError(f"it has not been shown for {kind}")
+    zero = request.config.get("zero_optimization") or {}
+    offloads = {(zero.get(key) or {}).get("device", "none") for key in ("offload_optimizer", "offload_param")}
+    if offloads - {"none", None}:
+        raise NotLinearError("buffers of an offload are rounded up and swapped in pieces")
+    key = next((key for key in _DEPTH_KEYS if key in request.model), None)
+    if key is None:
+        raise NotLinearError("its configuration does not say how many layers it has")
+    full = int(request.model[key])
+    first, period = _repeats(_layers(request.model, full))
+    shape = shape_from_config(request.model, name="full")
+    per_layer = sum(block.parameters for block in shape.blocks) / full
+    filled = max(4, first + 2 * period, math.ceil(_filling_elements(zero, shape) / per_layer))
+    start = filled + (full - filled) % period  # so that whole periods are missing at the end
+    depths = (start, start + period, start + 3 * period)
+    if sum(depths) > 1.6 * full:  # two processors share them
+        raise NotLinearError(f"{full} layers take no longer than the {' + '.join(map(str, depths))} that would answer for them")
+    models = [_at_depth(request.model, key, depth, full) for depth in (*depths, full)]
+    return Ladder(full=full, depths=depths, sub_groups=tuple(_sub_groups(model, request) for model in models),
+                  requests=tuple(replace(request, model=model) for model in models[:-1]))
+
+
+def _at_depth(model: dict[str, Any], key: str, depth: int, full: int) -> dict[str, Any]:
+    """The configuration with fewer layers: lists with an entry for each layer are cut too."""
+    cut = {name: value[:depth] if isinstance(value, list) and len(value) == full else value for name, value in model.items()}
+    return {**cut, key: depth}
+
+
+def _layers(model: dict[str, Any], full: int) -> list[Any]:
+    """What tells one layer from another, for each."""
+    lists = [value for value in model.values() if isinstance(value, list) and len(value) == full]
+    blocks = [replace(block, count=1) for block in shape_from_config(model, name="full").blocks for _ in range(block.count)]
+    if len(blocks) != full or len({block.prefix for block in blocks}) != 1:
+        raise NotLinearError("it has more than one stack of layers")
+    return [(block, *(str(value[index]) for value in lists)) for index, block in enumerate(blocks)]
+
+
+def _repeats(layers: list[Any]) -> tuple[int, int]:
+    """(number of layers that come first and only once, period of those that follow)."""
+    for period in range(1, len(layers) // 3 + 1):
+        first = len(layers) - period
+        while first and layers[first - 1] == layers[first - 1 + period]:
+            first -= 1
+        if first <= len(layers) // 4:
+            return first, period
+    raise NotLinearError("its layers do not repeat")
+
+
+def _elements(zero: dict[str, Any], name: str, shape: ModelShape) -> float:
+    value = zero.get(f"stage3_{name}", zero.get(name, _ELEMENTS[name]))
+    return float(shape.hidden_size**2 if value == "auto" else value)
+
+
+def _filling_elements(zero: dict[str, Any], shape: ModelShape) -> float:
+    """Elements of layers after which nothing of a fixed size is left to fill."""
+    needed = 2 * _elements(zero, "reduce_bucket_size", shape)
+    if zero.get("stage") == 3:
+        live = max(_elements(zero, "max_live_parameters", shape), _elements(zero, "max_reuse_distance", shape))
+        if shape.parameters > live:
+            needed = max(needed, 1.5 * live)
+    return needed
+
+
+def _sub_groups(model: dict[str, Any], request: Request) -> tuple[int, ...]:
+    """Elements of each sub-group that one rank steps after the other; none where they do not matter."""
+    zero = request.config.get("zero_optimization") or {}
+    if zero.get("stage") != 3 or request.method != "full":  # adapters are one small sub-group
+        return ()
+    shape = shape_from_config(model, name="shallow")
+    inside = [tensor for block in shape.blocks for _ in range(block.count) for tensor in block.tensors]
+    before = [tensor for tensor in shape.outside if tensor.role in ("embedding", "position")]
+    after = [tensor for tensor in shape.outside if tensor not in before]
+    shards = tuple(shard_numel(tensor.numel, request.world_size) for tensor in (*before, *inside, *after))
+    return sub_group_numels(shards, int(_elements(zero, "sub_group_size", shape)))
+
+
+def extrapolated(steps: Ladder, results: Sequence[DryRunResult]) -> DryRunResult:
+    """The full depth's result from those of the ladder's depths. Raises NotLinearError where they do not lie on a line."""
+    if any(phase.host_pinned_peak_bytes for result in results for phase in result.phases):
+        raise NotLinearError("page-locked host memory is rounded up to powers of two")
+    line = _Line(steps)
+    names = [field.name for field in fields(PhaseMemory) if field.name not in ("iteration", "phase")]
+    if len({tuple((phase.iteration, phase.phase) for phase in result.phases) for result in results}) != 1:
+        raise NotLinearError("the shallow runs have other phases")
+    largest = {name: line.at_full([max(getattr(phase, name) for phase in result.phases) for result in results], math.inf)
+               for name in names}
+    phases = []
+    for same in zip(*(result.phases for result in results), strict=True):
+        stepped = {name: _step_peak(steps, same, name) for name in ("gpu", "total")} if same[0].phase == "step" else {}
+        values = {name: line.at_full([getattr(phase, name) for phase in same],
+                                     math.inf if stepped.get(name.split("_")[0]) else TOLERANCE * largest[name])
+                  for name in names}
+        for pool, above in stepped.items():
+            if above is not None:
+                values[f"{pool}_peak_bytes"] = values[f"{pool}_live_bytes"] + above
+        phases.append(replace(same[0], **values))
+    return _whole(line, results, tuple(phases))
+
+
+def _step_peak(steps: Ladder, same: Sequence[PhaseMemory], pool: str) -> int | None:
+    """How far a step's peak is above what it leaves, from the sub-group that decides it: the largest, or the last in the first
+    step, which leaves more behind than it finds. None where one sub-group is all, so that the peak is on a line."""
+    if len(steps.sub_groups[-1]) < 2:
+        return None
+    above: list[int] = [getattr(phase, f"{pool}_peak_bytes") - getattr(phase, f"{pool}_live_bytes") for phase in same]
+    for decisive in (max, _last):
+        *shallow, full = (decisive(groups) for groups in steps.sub_groups)
+        ratios = [size / numel for size, numel in zip(above, shallow, strict=True)]
+        if 0 < max(ratios) <= (1 + TOLERANCE) * min(ratios):
+            return round(ratios[-1] * full)
+    raise NotLinearError("the optimizer's step follows neither its largest nor its last sub-group")
+
+
+def _last(numels: tuple[int, ...]) -> int:
+    return numels[-1]
+
+
+def _whole(line: _Line, results: Sequence[DryRunResult], phases: tuple[PhaseMemory, ...]) -> DryRunResult:
+    """The result around the phases. The peak is the highest of training, as in a run."""
+    last = results[-1]
+    training = [phase for phase in phases if phase.iteration]
+    highest = max(training, key=lambda phase: phase.gpu_peak_bytes)
+    allocated = highest.gpu_peak_bytes
+
+    def held(figure: Callable[[Peak], int]) -> int:
+        return allocated + max(figure(result.peak) - result.peak.allocated_bytes_per_gpu for result in results)
+
+    def reserved(figure: Callable[[Peak], Reserved]) -> Reserved:
+        return Reserved(reserved_bytes_per_gpu=held(lambda peak: figure(peak).reserved_bytes_per_gpu),
+                        required_bytes_per_gpu=held(lambda peak: figure(peak).required_bytes_per_gpu))
+
+    by_phase = {name: _parts(line, results, name, max(phase.gpu_peak_bytes for phase in training if phase.phase == name))
+                for name in last.peak_by_phase}
+    peak = Peak(
+        iteration=highest.iteration, phase=highest.phase, allocated_bytes_per_gpu=allocated,
+        reserved_bytes_per_gpu=held(lambda peak: peak.reserved_bytes_per_gpu),
+        required_bytes_per_gpu=held(lambda peak: peak.required_bytes_per_gpu),
+        with_expandable_segments=reserved(lambda peak: peak.with_expandable_segments),
+        without_expandable_segments=reserved(lambda peak: peak.without_expandable_segments), device_bytes_per_gpu=None,
+        host_bytes_per_node=min(last.gpus_per_node, last.world_size) * max(phase.host_held_peak_bytes for phase in phases),
+        by_category=by_phase[highest.phase], by_module={}, largest=())
+    return replace(
+        last, phases=phases, peak=peak, peak_by_phase=by_phase, timeline=(), extrapolated_from=line.depths,
+        peak_loading_gpu_bytes=max(phase.gpu_peak_bytes for phase in phases if not phase.iteration),
+        parameters=line.at_full([result.parameters for result in results], 0),
+        trainable_parameters=line.at_full([result.trainable_parameters for result in results], 0),
+        seconds=max(result.seconds for result in results))
+
+
+def _parts(line: _Line, results: Sequence[DryRunResult], phase: str, whole_bytes: int) -> dict[str, int]:
+    """The peak of a phase by category. What the parts' lines do not explain is gradients in the step, which follow the largest
+    sub-group, and else belongs to the largest part."""
+    names = {name for result in results for name in result.peak_by_phase[phase]}
+    parts = {name: line.at_full([result.peak_by_phase[phase].get(name, 0) for result in results], math.inf) for name in names}
+    rest = "gradients" if phase == "step" and "gradients" in parts else max(parts, key=lambda name: parts[name])
+    parts[rest] += whole_bytes - sum(parts.values())
+    return dict(sorted(parts.items(), key=lambda part: -part[1]))
+
+
+class _Line:
+    """Figures at the ladder's depths, prolonged to the full one."""
+
+    def __init__(self, steps: Ladder) -> None:
+        self._full, self.depths = steps.full, steps.depths
+
+    def at_full(self, values: Sequence[int], tolerance_bytes: float) -> int:
+        (first, second, third), full = self.depths, self._full
+        low, middle, high = values
+
+        def through(depth: int, value: int, other_depth: int, other: int) -> float:
+            return value + (full - depth) * (value - other) / (depth - other_depth)
+
+        far = through(third, high, first, low)
+        if abs(through(third, high, second, middle) - far) > tolerance_bytes + NEGLIGIBLE_BYTES:
+            raise NotLinearError(f"the runs with {first}, {second} and {third} layers do not lie on a line")
+        return max(0, round(far))
