@@ -79,12 +79,10 @@ def run_module(tmp_path: Path, body: str, **settings: Any) -> ProbeResult:
 
 
 def ranks_alive() -> list[psutil.Process]:
-    """Rank processes of any probe."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if any("real_run.worker" in part for part in process.info["cmdline"] or ()):
-            found.append(process)
-    return found
+    """Rank processes of this test, whose folder they are started with."""
+    here = os.environ["TMPDIR"]
+    return [process for process in psutil.process_iter(["cmdline"])
+            if any(part.startswith(here) for part in process.info["cmdline"] or ())]
 
 
 @pytest.fixture(autouse=True)
