@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .ledger import Ledger
 
@@ -26,6 +27,12 @@ def neutralize(ledger: Ledger) -> None:
 
     torch_module.Tensor.pin_memory = pin_memory
     torch_module.Tensor.is_pinned = lambda tensor, *_: ledger.is_pinned(tensor)
+    setattr(FakeTensor, "data_ptr", _address)  # noqa: B010  # a type checker objects to exchanging torch's method
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """An address for a tensor that has none: aligned as its place in its storage is, and never another storage's."""
+    return int(tensor.untyped_storage()._cdata << 40) + tensor.storage_offset() * tensor.element_size()
 
 
 def neutralize_transformers() -> None:
