@@ -6,21 +6,23 @@ from collections.abc import Mapping
 
 from .cluster import Cluster
 
-_DRAM_BYTES_PER_S = {"Ampere": 400e9, "Hopper": 600e9, "Blackwell": 600e9}
-"""Host memory bandwidth of a node by the data sheet, by the architecture of GPUs joined by NVLink: two sockets of eight
-DDR4-3200 channels (DGX A100, 2 x 204.8 GB/s), of eight DDR5-4800 or -5600 channels (DGX H100 and B200, 2 x 307 GB/s and
-more). Any other node is given one socket of eight DDR4-3200 channels."""
+DRAM_BYTES_PER_S = 200e9
+"""Host memory bandwidth of a node: one socket of eight DDR4-3200 channels.
+
+Nodes of eight GPUs have two to three times as much by their data sheets (DGX A100 2 x 204.8 GB/s, DGX H100 2 x 307 GB/s), but
+in no published run is DeepSpeed's step on the host faster for it: see `offload_time.DRAM_SHARE`.
+"""
 
 _CPU_CORES = {"Ampere": 128, "Hopper": 112, "Blackwell": 112}
-"""Cores of the same nodes (DGX A100: 2 x 64, DGX H100 and B200: 2 x 56); any other: 32, enough that memory and not cores
-bounds the optimizer's step."""
+"""Cores of a node built around GPUs joined by NVLink, by their architecture (DGX A100: 2 x 64, DGX H100 and B200: 2 x 56);
+any other: 32, enough that memory and not cores bounds the optimizer's step."""
 
 NVME_READ_BYTES_PER_S, NVME_WRITE_BYTES_PER_S = 2.5e9, 1.25e9
 """One PCIe 4 drive as DeepNVMe drives it: four of them reach 10 and 5 GB/s (DeepSpeed blogs/deepnvme, 06-2025)."""
 
 
 def dram_bytes_per_s(cluster: Cluster) -> float:
-    return cluster.dram_bytes_per_s_per_node or _by_gpu(_DRAM_BYTES_PER_S, cluster, otherwise=200e9)
+    return cluster.dram_bytes_per_s_per_node or DRAM_BYTES_PER_S
 
 
 def cpu_cores(cluster: Cluster) -> int:

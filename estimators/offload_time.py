@@ -36,12 +36,13 @@ copied once more on the host, which is assumed to cost more than half."""
 GPUS_PER_UPLINK = 4
 """Up to this many GPUs of a node have a link of their own to the host; above, two share one (DGX A100 and its like)."""
 
-DRAM_SHARE = 0.36
-"""Of the host's memory bandwidth that DeepSpeed's optimizer step reaches, all ranks together.
+DRAM_SHARE = 0.35
+"""Of the host's memory bandwidth that DeepSpeed's optimizer step reaches, all ranks together. Fitted with 200 GB/s assumed.
 
-Fitted with the assumed 200 GB/s: Adam then takes 0.53 s for 10^9 parameters. Whole published steps, less what the GPUs
-do: about 0.54 (Qwen3-14B on 8 H200, DeepSpeed #8186), 0.66 with bound cores and 0.79 without (Qwen2.5-3B, two EPYC
-7742, DeepSpeed blogs/zenflow-corebinding), about 1 (Llama-2-7B on 4 A100, DeepSpeed blogs/deepspeed-zenflow).
+Adam then takes 0.6 s for 10^9 parameters of a node. Whole published steps, less what the GPUs do, all on nodes of two
+sockets: about 0.54 (Qwen3-14B on 8 H200, DeepSpeed #8186), 0.66 with bound cores and 0.79 without (Qwen2.5-3B, DeepSpeed
+blogs/zenflow-corebinding), 0.7 (starcoder, stage 1, seed 002), about 1 (Llama-2-7B on 4 A100, DeepSpeed
+blogs/deepspeed-zenflow); and up to 2.5 with eight ranks whose threads are not bound (Llama-2-7B on 8 A800).
 """
 
 CORE_BYTES_PER_S = 12e9

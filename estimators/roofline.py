@@ -20,7 +20,7 @@ from .cluster import Gpu
 from .errors import ClusterError
 from .workload import AttentionKernel, Precision
 
-SUSTAINED = {"Ampere": 0.9, "Ada": 0.96, "Hopper": 0.84}
+SUSTAINED = {"Ampere": 0.88, "Ada": 0.96, "Hopper": 0.84}
 """A model's products against the best shape that anyone timed (`gemm_*` of the data file), by architecture. Fitted.
 
 Between them lie other shapes, and power: an H100 that multiplies random numbers without a pause clocks down.
@@ -42,10 +42,10 @@ Fitted on 78 published timings of square products of 1024 to 4096 on twelve GPUs
 mean error of 11 %, where neither term alone comes below 12 %.
 """
 
-MEMORY_SHARE = 0.76
+MEMORY_SHARE = 0.74
 """Reached part of the data sheet's memory bandwidth by the operations that `memory_bound` counts. Fitted."""
 
-ATTENTION_OF_PEAK = {"Volta": 0.35, "Turing": 0.35, "Ampere": 0.68, "Ada": 0.68, "Hopper": 0.37, "Blackwell": 0.3}
+ATTENTION_OF_PEAK = {"Volta": 0.35, "Turing": 0.35, "Ampere": 0.69, "Ada": 0.69, "Hopper": 0.37, "Blackwell": 0.3}
 """Rate of FlashAttention-2's forward pass, which torch runs, for long sequences against the card's dense 16-bit peak.
 
 Ampere and Hopper fitted. Published: up to 73 % on A100 (arXiv:2307.08691); 71 % on RTX A5000 (gpu-mode/ring-attention #10);

@@ -12,14 +12,14 @@ import json
 import sys
 from pathlib import Path
 
-from . import memory
+from . import memory, time
 from .report import Section, document
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "accuracy.md"
 
 
 def sections() -> list[Section]:
-    return [memory.section()]
+    return [memory.section(), time.section()]
 
 
 def main() -> int:
