@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,7 @@ from ..estimators.model_shape import ModelShape
 from ..estimators.workload import Workload
 from ..probes.dry_run import DryRunResult
 from .fit import MARGIN
-
-MAX_CONFIG_BYTES = 10_000_000
-"""A ds_config.json has kilobytes; what is beyond this limit is another file."""
+from .json_file import read_json_object
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,18 +68,5 @@ def dry_run_answer(result: DryRunResult, cluster: Cluster, model: ModelShape | N
 
 def read_ds_config(path: Path) -> dict[str, Any]:
     """A ds_config.json as a dict. Raises ConfigFileError where it cannot be read or holds no JSON object."""
-    fix = "pass a ds_config.json, such as the one that ds-advise MODEL --gpus SPEC writes"
-    try:
-        with path.open("rb") as stream:
-            raw = stream.read(MAX_CONFIG_BYTES + 1)
-    except OSError as error:
-        raise ConfigFileError(f"{path} cannot be read", why=error.strerror or str(error), fix=fix) from None
-    if len(raw) > MAX_CONFIG_BYTES:
-        raise ConfigFileError(f"{path} is larger than {MAX_CONFIG_BYTES:,} bytes", why="it is no ds_config.json", fix=fix)
-    try:
-        config = json.loads(raw.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise ConfigFileError(f"{path} is not JSON", why=str(error).splitlines()[0][:120], fix=fix) from None
-    if not isinstance(config, Mapping):
-        raise ConfigFileError(f"{path} holds no JSON object", why="DeepSpeed reads one", fix=fix)
-    return dict(config)
+    return read_json_object(path, error=ConfigFileError, what="a ds_config.json",
+                            fix="pass a ds_config.json, such as the one that ds-advise MODEL --gpus SPEC writes")

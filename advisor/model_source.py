@@ -5,8 +5,6 @@ Only a `config.json` is ever read. No weights, no code from a model's folder, no
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +13,8 @@ from ..estimators import catalogue
 from ..estimators.errors import ModelConfigError, UnknownModelError
 from ..estimators.families import shape_from_config
 from ..estimators.model_shape import ModelShape
+from .json_file import read_json_object
 
-# A config.json has kilobytes; what is beyond this limit is another file.
-MAX_CONFIG_BYTES = 10_000_000
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -76,27 +73,8 @@ def _is_path(name: str) -> bool:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    fix = "give a config.json as transformers writes it"
-    try:
-        with file.open("rb") as stream:
-            raw = stream.read(MAX_CONFIG_BYTES + 1)
-    except OSError as error:
-        raise ModelConfigError(f"{file}: cannot be read ({os.strerror(error.errno or 0)})", fix=fix) from error
-    if len(raw) > MAX_CONFIG_BYTES:
-        raise ModelConfigError(f"{file}: larger than {MAX_CONFIG_BYTES:,} bytes, so it is not a model's config.json",
-                               fix=fix)
-    try:
-        config = json.loads(raw.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ModelConfigError(f"{file}: not UTF-8 text (byte {error.start})", fix=fix) from error
-    except json.JSONDecodeError as error:
-        raise ModelConfigError(f"{file}: not JSON: {error.msg} (line {error.lineno}, column {error.colno})",
-                               fix=fix) from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or thousands of open brackets
-        raise ModelConfigError(f"{file}: not JSON that can be read", fix=fix) from error
-    if not isinstance(config, dict):
-        raise ModelConfigError(f"{file}: holds no JSON object", fix=fix)
-    return config
+    return read_json_object(file, error=ModelConfigError, what="a model's config.json",
+                            fix="give a config.json as transformers writes it")
 
 
 def _from_hub(hub_id: str, *, offline: bool) -> Path:

@@ -15,6 +15,7 @@ tensors at the peak; the timeline. Reserved memory is not linear either: the wid
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -25,7 +26,7 @@ from ...estimators.partition import shard_numel, sub_group_numels
 from .request import Request
 from .result import DryRunResult, Peak, PhaseMemory, Reserved
 
-SHOWN = frozenset({"gemma2", "gemma3_text", "gpt2", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3"})
+SHOWN = frozenset({"gemma2", "gpt2", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe"})
 """Model types for which `benchmarks/fast_vs_full.py` has shown it."""
 
 TOLERANCE = 0.005
@@ -68,7 +69,7 @@ def ladder(request: Request) -> Ladder:
     if key is None:
         raise NotLinearError("its configuration does not say how many layers it has")
     full = int(request.model[key])
-    first, period = _repeats(_layers(request.model, full))
+    first, period = _repeats(_layers(request.model, key, full))
     shape = shape_from_config(request.model, name="full")
     per_layer = sum(block.parameters for block in shape.blocks) / full
     filled = max(4, first + 2 * period, math.ceil(_filling_elements(zero, shape) / per_layer))
@@ -87,13 +88,20 @@ def _at_depth(model: dict[str, Any], key: str, depth: int, full: int) -> dict[st
     return {**cut, key: depth}
 
 
-def _layers(model: dict[str, Any], full: int) -> list[Any]:
-    """What tells one layer from another, for each."""
+def _layers(model: dict[str, Any], key: str, full: int) -> list[Any]:
+    """What tells one layer from another, for each: the block that a model with one layer more has more of."""
     lists = [value for value in model.values() if isinstance(value, list) and len(value) == full]
-    blocks = [replace(block, count=1) for block in shape_from_config(model, name="full").blocks for _ in range(block.count)]
-    if len(blocks) != full or len({block.prefix for block in blocks}) != 1:
-        raise NotLinearError("it has more than one stack of layers")
-    return [(block, *(str(value[index]) for value in lists)) for index, block in enumerate(blocks)]
+    layers = []
+    before = Counter[Any]()
+    for depth in range(1, full + 1):
+        shape = shape_from_config(_at_depth(model, key, depth, full), name="shallow")
+        blocks = Counter({replace(block, count=1): block.count for block in shape.blocks})
+        more = list((blocks - before).elements())
+        if len(more) != 1 or blocks.total() != depth:
+            raise NotLinearError("it has more than one stack of layers")
+        layers.append((more[0], *(str(value[depth - 1]) for value in lists)))
+        before = blocks
+    return layers
 
 
 def _repeats(layers: list[Any]) -> tuple[int, int]:
