@@ -71,13 +71,13 @@ def explain(answer: Recommendation, *, rung: str | None = None, component: str |
     """
     candidate = _candidate(answer, rung)
     memory, time = candidate.estimate.memory, candidate.estimate.time
-    sections = (
+    every = (
         Section(name="gpu_memory", terms=memory.gpu_terms, total=memory.device_bytes_per_gpu),
         Section(name="host_memory", terms=memory.host_pinned_terms + memory.host_pageable_terms,
                 total=memory.host_training_bytes_per_node),
         Section(name="nvme", terms=memory.nvme_terms, total=memory.nvme_bytes_per_node),
         Section(name="time", terms=time.terms, total=time.step_s))
-    sections = tuple(section for section in sections if section.terms)
+    sections = tuple(section for section in every if section.terms)
     return Explanation(candidate=candidate, sections=sections if component is None else _only(sections, component))
 
 

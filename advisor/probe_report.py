@@ -71,7 +71,7 @@ def _parts(result: ProbeResult) -> str:
     slowest = max(result.ranks, key=lambda report: report.step_s)
 
     def share(name: str) -> float:
-        return median(getattr(step, name) / step.total_s for step in slowest.steps)
+        return float(median(getattr(step, name) / step.total_s for step in slowest.steps))
 
     text = (f"Of a step, {percent(share('forward_s'))} are the forward pass, {percent(share('backward_s'))} the backward pass, "
             f"{percent(share('optimizer_s'))} the optimizer")

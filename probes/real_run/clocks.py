@@ -39,7 +39,7 @@ class CudaClock:
     def mark(self) -> Any:
         import torch
 
-        event = torch.cuda.Event(enable_timing=True)
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 

@@ -13,12 +13,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from .job import Job
 from .progress import Reader
 from .result import Failure
 
@@ -34,15 +34,14 @@ OnProgress = Callable[[str], None]
 class _Rank:
     """One process, its diary, and what it printed."""
 
-    def __init__(self, number: int, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, number: int, folder: Path, worker: str, environment: Mapping[str, str]) -> None:
         self.number = number
         self.output = folder / f"rank{number}.txt"
         self.diary = Reader(folder / f"rank{number}.jsonl")
         with self.output.open("wb") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", f"{(__package__ or '')}.worker", str(folder), str(number), str(os.getpid())],
-                stdout=stream, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=folder, start_new_session=True,
-                env=dict(environment))
+                [sys.executable, "-m", worker, str(folder), str(number), str(os.getpid())], stdout=stream,
+                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=folder, start_new_session=True, env=dict(environment))
         self.heard = time.monotonic()
 
     def listen(self) -> bool:
@@ -77,18 +76,19 @@ class _Rank:
         return self.output.read_text(encoding="utf-8", errors="replace")[-4000:]
 
 
-def watch(job: Job, folder: Path, *, stall_s: float, timeout_s: float,
-          on_progress: OnProgress) -> tuple[list[dict[str, object]], Failure | None]:
+def watch(numbers: Sequence[int], folder: Path, *, worker: str, stall_s: float, timeout_s: float,
+          on_progress: OnProgress) -> tuple[list[dict[str, Any]], Failure | None]:
     """Start the ranks and wait for them; answers the last line of every diary, or the failure that came first.
 
+    worker:    the module that is run as `python -m worker FOLDER RANK PARENT`; it ends its diary with `report` or `error`.
     stall_s:   a phase of one rank that takes longer is a hang. timeout_s: bounds the whole.
     """
     deadline = time.monotonic() + timeout_s
     environment = {**os.environ, "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
     ranks: list[_Rank] = []
     try:
-        for number in job.ranks:
-            ranks.append(_Rank(number, folder, environment))
+        for number in numbers:
+            ranks.append(_Rank(number, folder, worker, environment))
         while True:
             heard = [rank.listen() for rank in ranks]
             if any(heard):

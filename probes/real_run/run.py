@@ -54,7 +54,8 @@ def probe(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | str
         job = Job(request=replace(request, config=_redirected(request.config, nvme_folder)), device=device, solo=solo,
                   checkpoint=checkpoint, memory_limit_bytes=memory_limit_bytes, nvme_folder=nvme_folder)
         job.write(folder / "job.json")
-        reports, failure = ranks.watch(job, folder, stall_s=stall_s, timeout_s=timeout_s, on_progress=on_progress)
+        reports, failure = ranks.watch(job.ranks, folder, worker=f"{__package__}.worker", stall_s=stall_s,
+                                       timeout_s=timeout_s, on_progress=on_progress)
     first: dict[str, Any] = dict(reports[0]) if reports else {}
     return from_json(json.loads(json.dumps({
         "world_size": request.world_size, "device": device, "solo": solo, "failure": None if failure is None else {

@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     folder, rank = Path(sys.argv[1]), int(sys.argv[2])
-    _die_with_the_parent(int(sys.argv[3]))
+    die_with_the_parent(int(sys.argv[3]))
     diary = Diary(folder / f"rank{rank}.jsonl")
     try:
         job = read_job(folder / "job.json")
@@ -35,12 +35,12 @@ def main() -> None:
         diary.note({"report": asdict(report), **more})
     except BaseException as error:
         diary.note({"error": {"kind": "out_of_memory" if _is_out_of_memory(error) else "crash", "phase": diary.phase,
-                              "message": _message(error), "details": traceback.format_exc()[-8000:]}})
+                              "message": one_line(error), "details": traceback.format_exc()[-8000:]}})
         os._exit(1)
     os._exit(0)  # the other ranks are done too; exit handlers of process groups only wait for each other
 
 
-def _die_with_the_parent(parent: int) -> None:
+def die_with_the_parent(parent: int) -> None:
     """Ask Linux to end this process with the one that started it, even if that is killed; it may be gone already."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -125,7 +125,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
             or "out of memory" in str(error).lower())
 
 
-def _message(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (" ".join(lines) or type(error).__name__)[:500]
 
