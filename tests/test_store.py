@@ -47,7 +47,7 @@ def test_records_are_found_by_what_they_are_of_newest_first() -> None:
     bench = store.add(_probe(made_at="2025-01-01T00:00:00+00:00", kind="bench"))
 
     def ids(**wanted: object) -> list[int | None]:
-        return [record.id for record in store.find(**wanted)]  # type: ignore[arg-type]
+        return [record.id for record in store.find(**wanted)]
 
     assert ids() == [new, elsewhere, old, bench]
     assert ids(kind="bench") == [bench]
@@ -124,7 +124,7 @@ def _all_operations_fail(store: Store, *, but: str = "") -> list[StoreError]:
     for name, operation in operations.items():
         if name != but:
             with pytest.raises(StoreError) as error:
-                operation()  # type: ignore[operator]
+                operation()
             assert str(store.path) in error.value.what
             assert error.value.fix
             errors.append(error.value)
