@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .calibration import Calibration
 from .recommendation import Candidate
 from .search import SAME_SPEED
 
@@ -32,11 +33,13 @@ class Outcome:
 
     need_bytes: the measured need, on the scale of the prediction; None where it was not measured.
     out_of_memory: it failed for want of memory, so whatever needs more fails too.
+    calibration: what it teaches about the times of others; None: they are as much faster or slower than predicted.
     """
 
     tokens_per_s: float | None
     need_bytes: int | None = None
     out_of_memory: bool = False
+    calibration: Calibration | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +124,10 @@ class Climb:
         predicted = self.candidates[index].tokens_per_s
         if nearest is None:
             return predicted
-        measured = self.outcomes[nearest[0]].tokens_per_s or 0.0
-        return predicted * measured / self.candidates[nearest[0]].tokens_per_s
+        outcome = self.outcomes[nearest[0]]
+        if outcome.calibration is not None:
+            return outcome.calibration.apply(self.candidates[index].estimate.time).tokens_per_s
+        return predicted * (outcome.tokens_per_s or 0.0) / self.candidates[nearest[0]].tokens_per_s
 
     def _highest_speed(self, index: int) -> float:
         nearest = self._nearest(index, measured="tokens_per_s")

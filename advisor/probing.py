@@ -11,6 +11,7 @@ from ..ds_configs.emit import ds_config
 from ..estimators.estimate import Estimate, TimeEstimate
 from ..probes.real_run import ProbeResult, probe
 from ..probes.real_run.job import Device
+from .calibration import calibration
 from .climb import Climb, Outcome
 from .probe_answer import cpu_tensor_bytes
 from .recommendation import Candidate, Recommendation
@@ -91,7 +92,8 @@ def _outcome(candidate: Candidate, result: ProbeResult, answer: Recommendation) 
     else:
         measured, tensors = result.highest("allocated_bytes"), memory.allocated_bytes_per_gpu
     need = None if measured is None else round(candidate.device_bytes * measured / tensors)
-    return Outcome(tokens_per_s=result.tokens_per_s, need_bytes=need)
+    return Outcome(tokens_per_s=result.tokens_per_s, need_bytes=need,
+                   calibration=calibration(result, candidate.estimate.time))
 
 
 def runner(answer: Recommendation, description: Mapping[str, Any], *, device: Device, memory_limit_bytes: int | None,

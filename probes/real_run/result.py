@@ -16,7 +16,7 @@ class StepTime:
 
     forward_s, backward_s, optimizer_s: the engine's three calls; they and little else make up `total_s`.
     waiting_s: of these, how long the rank was blocked in collectives (transfer and waiting for slower ranks); None where the
-               device waits and not the process (CUDA).
+               device waits and not the process (CUDA). optimizer_waiting_s: the part of it in the optimizer.
     """
 
     total_s: float
@@ -24,6 +24,7 @@ class StepTime:
     backward_s: float
     optimizer_s: float
     waiting_s: float | None
+    optimizer_waiting_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,13 +87,14 @@ def _subject(job: Job, request: Request, description: Any, dtype: torch.dtype, d
 def _step(engine: Any, subject: models.Subject, run: Run, clock: Clock,
           collectives: CollectiveTime | None) -> tuple[StepTime, float]:
     """One optimizer step; the three parts add up the micro batches."""
-    blocked_before = collectives.seconds if collectives else 0.0
+    blocked = [0.0, 0.0]  # in forward and backward passes, in the optimizer
     marks: list[tuple[Any, Any, Any, Any]] = []
     loss = None
     clock.settle()
     begin = clock.mark()
     for _ in range(run.gradient_accumulation_steps):
         batch = _with_tokens(subject.make_batch(run.micro_batch_size), subject.vocab_size)
+        before = collectives.seconds if collectives else 0.0
         started = clock.mark()
         output = engine(**batch) if isinstance(batch, dict) else engine(*batch)
         loss = subject.loss(output, batch)
@@ -103,14 +104,18 @@ def _step(engine: Any, subject: models.Subject, run: Run, clock: Clock,
         loss = loss.detach()
         del batch
         backwarded = clock.mark()
+        between = collectives.seconds if collectives else 0.0
         engine.step()
         marks.append((started, forwarded, backwarded, clock.mark()))
+        if collectives:
+            blocked = [blocked[0] + between - before, blocked[1] + collectives.seconds - between]
     end = clock.mark()
     clock.settle()
     parts = [sum(clock.seconds(mark[index], mark[index + 1]) for mark in marks) for index in range(3)]
     assert loss is not None, "there is at least one micro batch"
     return StepTime(total_s=clock.seconds(begin, end), forward_s=parts[0], backward_s=parts[1], optimizer_s=parts[2],
-                    waiting_s=collectives.seconds - blocked_before if collectives else None), float(loss)
+                    waiting_s=sum(blocked) if collectives else None,
+                    optimizer_waiting_s=blocked[1] if collectives else None), float(loss)
 
 
 def _with_tokens(batch: Any, vocab_size: int) -> Any:
