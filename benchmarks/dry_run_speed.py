@@ -1,12 +1,14 @@
-"""Wall time and memory of whole dry runs, as a user waits for them.
+"""Wall time, processor time and memory of whole dry runs, as a user waits for them.
 
     python -m ds_advise.benchmarks.dry_run_speed [NAME ...]
 
-Targets on a two-core machine: 14B at full depth 40 s (LoRA 70 s) and 3 GiB of host memory, 70B on 64 GPUs 90 s.
+Targets on a two-core machine: 14B at full depth 40 s (LoRA 70 s, `--fast` 10 s) and 3 GiB of host memory, 70B on 64 GPUs 90 s.
+Where others use the machine, processor time tells more: a run at full depth is one thread, so it would take that long alone.
 """
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 import time
@@ -42,14 +44,16 @@ class Case:
     model: dict[str, Any]
     nodes: int
     gpus_per_node: int
-    method: Method
+    method: Method = "full"
+    fast: bool = False
     target_s: float
 
 
 CASES = (
-    Case(name="Qwen2.5-14B, ZeRO-3, 2 GPUs", model=_QWEN_14B, nodes=1, gpus_per_node=2, method="full", target_s=40),
+    Case(name="Qwen2.5-14B, ZeRO-3, 2 GPUs", model=_QWEN_14B, nodes=1, gpus_per_node=2, target_s=40),
+    Case(name="Qwen2.5-14B, ZeRO-3, 2 GPUs, --fast", model=_QWEN_14B, nodes=1, gpus_per_node=2, fast=True, target_s=10),
     Case(name="Qwen2.5-14B, ZeRO-3, 2 GPUs, LoRA", model=_QWEN_14B, nodes=1, gpus_per_node=2, method="lora", target_s=70),
-    Case(name="Llama-3-70B, ZeRO-3, 64 GPUs", model=_LLAMA_70B, nodes=8, gpus_per_node=8, method="full", target_s=90),
+    Case(name="Llama-3-70B, ZeRO-3, 64 GPUs", model=_LLAMA_70B, nodes=8, gpus_per_node=8, target_s=90),
 )
 
 
@@ -60,13 +64,15 @@ def main(names: list[str]) -> int:
         if names and not any(name in case.name for name in names):
             continue
         cluster = Cluster(nodes=case.nodes, gpus_per_node=case.gpus_per_node, gpu=find_gpu("H100-80GB"))
-        started = time.monotonic()
-        result = dry_run(_ZERO3, case.model, cluster=cluster, workload=Workload(method=case.method))
-        wall_s = time.monotonic() - started
+        started, before = time.monotonic(), os.times()
+        result = dry_run(_ZERO3, case.model, cluster=cluster, workload=Workload(method=case.method), fast=case.fast)
+        wall_s, after = time.monotonic() - started, os.times()
+        processor_s = after.children_user + after.children_system - before.children_user - before.children_system
         used = resource.getrusage(resource.RUSAGE_CHILDREN)  # the largest child so far
         missed += wall_s > case.target_s
-        print(f"{case.name:36s} {wall_s:6.1f} s of {case.target_s:.0f}   {used.ru_maxrss / 2**20:5.2f} GiB of this host   "
-              f"peak {result.peak.allocated_bytes_per_gpu / _GIB:7.2f} GiB   {result.versions}", flush=True)
+        print(f"{case.name:36s} {wall_s:6.1f} s of {case.target_s:.0f} ({processor_s:.1f} s of processor time)   "
+              f"{used.ru_maxrss / 2**20:5.2f} GiB of this host   peak {result.peak.allocated_bytes_per_gpu / _GIB:7.2f} GiB   "
+              f"{result.versions}", flush=True)
     return int(missed > 0)
 
 

@@ -30,9 +30,19 @@ class DryRunError(DsAdviseError):
 
 
 def ask(requests: Sequence[Request], timeout_s: float) -> list[DryRunResult]:
-    """The answers to all requests, which run side by side in one process group that imports torch and DeepSpeed once.
+    """The answers to all requests. Raises DryRunError for the first that has none."""
+    answers = []
+    for answer in ask_each(requests, timeout_s):
+        if isinstance(answer, DryRunError):
+            raise answer
+        answers.append(answer)
+    return answers
 
-    Raises DryRunError for the first that has none. No process outlives the call.
+
+def ask_each(requests: Sequence[Request], timeout_s: float) -> list[DryRunResult | DryRunError]:
+    """What became of each request; they run side by side, in forks of one process that imports torch and DeepSpeed once.
+
+    Raises DryRunError where that process does not end in time. No process outlives the call.
     """
     with tempfile.TemporaryDirectory(prefix="ds-advise-") as name:
         folder = Path(name)
@@ -40,16 +50,15 @@ def ask(requests: Sequence[Request], timeout_s: float) -> list[DryRunResult]:
             status = _run_worker(requests, folder, output, timeout_s)
             output.seek(max(0, output.seek(0, os.SEEK_END) - 100_000))
             printed = output.read()
-        answers = []
-        for index in range(len(requests)):
-            answer = folder / f"answer-{index}.json"
-            if not answer.exists():
-                raise _died(status, _text(folder / f"phase-{index}") or "start", printed)
-            values = json.loads(answer.read_text())
-            if "error" in values:
-                raise _error(values)
-            answers.append(from_json(values["result"]))
-        return answers
+        return [_outcome(folder, index, status, printed) for index in range(len(requests))]
+
+
+def _outcome(folder: Path, index: int, status: int, printed: str) -> DryRunResult | DryRunError:
+    answer = folder / f"answer-{index}.json"
+    if not answer.exists():
+        return _died(int(_text(folder / f"status-{index}") or status), _text(folder / f"phase-{index}") or "start", printed)
+    values = json.loads(answer.read_text())
+    return _error(values) if "error" in values else from_json(values["result"])
 
 
 def _run_worker(requests: Sequence[Request], folder: Path, output: Any, timeout_s: float) -> int:
@@ -76,9 +85,8 @@ def _text(file: Path) -> str:
 
 def _died(status: int, phase: str, printed: str) -> DryRunError:
     """A process that ended without writing an answer: by a signal, or by an exit of its own."""
-    number = -status if status < 0 else status - 128  # of a fork that a signal ended the worker says 128 and the number
-    if number > 0:
-        name = signal.Signals(number).name
+    if status < 0:
+        name = signal.Signals(-status).name
         if name == "SIGKILL":
             return DryRunError(f"the dry run was killed (SIGKILL, during {phase})", phase=phase, details=printed,
                                why="the system does that to a process when this machine's memory runs out",
