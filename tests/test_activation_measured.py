@@ -196,7 +196,7 @@ class Measured:
 
 
 def measure(case: Case, layers: int, *, method: str, checkpointing: bool, dtype: torch.dtype = torch.bfloat16,
-            **overrides: int) -> Measured:
+            dropout: float = 0.0, adapters_fp32: bool = False, **overrides: int) -> Measured:
     """One forward and backward pass of the real model: bytes kept for the backward pass, and the peak."""
     config = case.config(layers)
     for name, value in overrides.items():
@@ -207,9 +207,9 @@ def measure(case: Case, layers: int, *, method: str, checkpointing: bool, dtype:
         if method == "lora":
             from peft import LoraConfig, get_peft_model
 
-            lora = LoraConfig(r=8, target_modules=list(case.targets) if case.targets else "all-linear")
-            model = get_peft_model(model, lora, autocast_adapter_dtype=False)
-    model = model.to(dtype).train()
+            lora = LoraConfig(r=8, lora_dropout=dropout, target_modules=list(case.targets) if case.targets else "all-linear")
+            model = get_peft_model(model, lora, autocast_adapter_dtype=adapters_fp32)
+    model = (model if adapters_fp32 else model.to(dtype)).train()
     model.config.use_cache = False
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
@@ -240,11 +240,13 @@ def make_batch(config: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 
 def estimate(case: Case, layers: int, *, method: str, checkpointing: bool, precision: str = "bf16",
-             compute_capability: float = 8.0, **overrides: int) -> ActivationMemory:
+             compute_capability: float = 8.0, dropout: float = 0.0, adapters_fp32: bool = False,
+             **overrides: int) -> ActivationMemory:
     fields = {**case.config(layers).to_dict(), **overrides}
     if case.model:
         fields["architectures"] = [case.model.__name__]
-    workload = Workload(method=method, lora_rank=8, lora_targets=case.targets, seq_len=SEQUENCE, precision=precision,
+    workload = Workload(method=method, lora_rank=8, lora_targets=case.targets, lora_dropout=dropout,
+                        adapters_fp32=adapters_fp32, seq_len=SEQUENCE, precision=precision,
                         attention="eager" if case.kernel == "eager" else "sdpa")
     return activation_memory(shape_from_config(fields, name="model"), workload, BATCH, checkpointing,
                              compute_capability=compute_capability)
@@ -306,3 +308,15 @@ def test_the_math_path_holds_the_scores(precision: str, compute_capability: floa
     ours = estimate(case, 2, precision=precision, compute_capability=compute_capability, **how)
     assert kept(ours) == pytest.approx(real.saved, rel=0.01)
     assert ours.peak_bytes == pytest.approx(real.peak, rel=0.05)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("dropout", "adapters_fp32"), [(0.1, False), (0.0, True), (0.1, True)])
+def test_lora_keeps_what_its_dropout_and_its_fp32_adapters_need(dropout: float, adapters_fp32: bool,
+                                                                checkpointing: bool) -> None:
+    """A mask and a copy of the input for each adapted layer; an fp32 copy where peft keeps its adapters in fp32."""
+    how = {"method": "lora", "checkpointing": checkpointing, "dropout": dropout, "adapters_fp32": adapters_fp32}
+    two, three = (measure(CASES["llama"], layers, **how) for layers in (2, 3))
+    small, large = (estimate(CASES["llama"], layers, **how) for layers in (2, 3))
+    assert large.saved_bytes - small.saved_bytes == pytest.approx(three.saved - two.saved, rel=0.005)
+    assert large.peak_bytes == pytest.approx(three.peak, rel=0.05)

@@ -46,7 +46,9 @@ def dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value, *, d
         inner = activate(ops, shape.activation, ops.linear(inputs[0], value))
     if dropout:
         inner = ops.dropout(inner)
-    return ops.linear(down, inner)
+    output = ops.linear(down, inner)
+    ops.tape.hold(value)
+    return output
 
 
 def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, code: LayerCode) -> Value:

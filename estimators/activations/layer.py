@@ -93,7 +93,9 @@ class Layer:
             query, key = self._normed_heads("q", query), self._normed_heads("k", key)
         if attention.rotary:
             query, key = self._rotate(query), self._rotate(key)
-        return self.ops.linear(output, self._attend(attention, self.kernel, query, key, states, self.mask, self.bias))
+        attended = self.ops.linear(output, self._attend(attention, self.kernel, query, key, states, self.mask, self.bias))
+        self.ops.tape.hold(value)
+        return attended
 
     def _normed_heads(self, label: str, value: Value) -> Value:
         """The norm of queries or keys: over each head, or over all heads where the weight is as wide as they are."""

@@ -119,9 +119,10 @@ class Ops:
         rank = self.adapters.rank_of(weight)
         if not rank:
             return base
-        taken = self.cast(value, 4) if self.workload.adapters_fp32 else value
-        if self.workload.lora_dropout:
-            taken = self.dropout(taken)
+        given = self.cast(value, 4) if self.workload.adapters_fp32 else value
+        taken = self.dropout(given) if self.workload.lora_dropout else given
         low = self.tape.apply(f"lora_A of {label}", (taken,), width=rank, saves=(taken,), trains=True)
         update = self.scale(self.tape.apply(f"lora_B of {label}", (low,), width=width, saves=(low,), trains=True))
-        return self.add(base, self.cast(update, base.itemsize), label)
+        output = self.add(base, self.cast(update, base.itemsize), label)
+        self.tape.hold(value, given)
+        return output

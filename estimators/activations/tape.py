@@ -142,15 +142,16 @@ class Tape:
         kept = {id(storage): storage for node in self.nodes for storage in node.saved if not storage.outer}
         return tuple(kept.values())
 
-    def forward_moments(self) -> list[Size]:
-        """Live bytes after each operation of the forward pass: what is saved so far and what is still to be read."""
+    def forward_moments(self, *, saves: bool = True) -> list[Size]:
+        """Live bytes after each operation of the forward pass: what is saved so far, if anything is, and what is still to be
+        read."""
         last = {id(value.storage): step for step, node in enumerate(self.nodes) for value in node.inputs}
-        kept = {id(storage) for storage in self.saved()}
+        kept = {id(storage) for storage in self.saved()} if saves else set()
         born: set[int] = set()
         live, moments = [0, 0], []
         for step, node in enumerate(self.nodes):
-            for value in node.outputs:
-                storage = value.storage
+            # What is saved may be no operation's output, as the mask of a dropout.
+            for storage in (*(value.storage for value in node.outputs), *node.saved):
                 if id(storage) not in born and not storage.outer:
                     born.add(id(storage))
                     live[storage.fixed] += storage.size
