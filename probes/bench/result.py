@@ -1,0 +1,102 @@
+"""What a benchmark answers: figures with their spread, and what could not be measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any, Literal
+
+BENCH_VERSION = 1
+"""Rises when a figure is measured in another way, so that new figures are not compared with old ones."""
+
+Kind = Literal[
+    "matrix_product", "elementwise_sum", "memory_copy", "launch", "host_to_device", "device_to_host", "host_memory",
+    "cpu_adam", "nvme_read", "nvme_write", "all_reduce", "all_gather", "reduce_scatter"]
+
+Unit = Literal["flop/s", "B/s", "parameters/s", "s"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One speed (or time, unit "s") and its spread.
+
+    kind, how, size, of:
+        matrix_product        dtype; n of an n x n by n x n product; one device
+        elementwise_sum       dtype; bytes of an operand; two read, one written; one device
+        memory_copy           dtype; bytes copied; one read, one written; one device
+        launch                "": seconds of the host for one operation on one element
+        host_to_device, device_to_host    "pinned" or "pageable"; bytes copied
+        host_memory           "": a sum as above, by all cores of the host together
+        cpu_adam              "fp32": DeepSpeedCPUAdam, all cores; parameters updated at once
+        nvme_read, nvme_write "aio": DeepSpeed's handle as the configurations set it; bytes of the file
+        all_reduce, all_gather, reduce_scatter   "nccl" or "gloo"; bytes of the whole tensor; bus bandwidth, that is bytes that
+                              the slowest link carries, as NVIDIA's nccl-tests count it; the smallest size in seconds
+    median, lowest, highest: over `repeats` measurements, each of several calls where one is short.
+    """
+
+    kind: Kind
+    how: str
+    size: int
+    unit: Unit
+    median: float
+    lowest: float
+    highest: float
+    repeats: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """What was not measured, and why."""
+
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchResult:
+    """A benchmark of this machine.
+
+    device, ranks: "cuda" or "cpu", and how many devices took part in collectives; on the CPU the ranks share the cores, and
+                   the figures of one device are those of one rank while the others do the same.
+    nvme_mount:    where the drive that was measured is mounted, "" when none was.
+    seconds:       the whole benchmark.
+    """
+
+    version: int
+    device: Literal["cuda", "cpu"]
+    ranks: int
+    figures: tuple[Figure, ...]
+    skipped: tuple[Skipped, ...]
+    nvme_mount: str
+    versions: Mapping[str, str]
+    seconds: float
+
+    def best(self, *kinds: Kind, how: str | None = None) -> float | None:
+        """The highest median rate among figures of these kinds; None where there is none."""
+        rates = [figure.median for figure in self.figures
+                 if figure.kind in kinds and figure.unit != "s" and how in (None, figure.how)]
+        return max(rates, default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def bench_from_json(values: Mapping[str, Any]) -> BenchResult:
+    """The result that `to_json` wrote."""
+    return BenchResult(**{**values, "figures": tuple(Figure(**figure) for figure in values["figures"]),
+                          "skipped": tuple(Skipped(**skipped) for skipped in values["skipped"])})
+
+
+def figure(kind: Kind, how: str, size: int, work: float, samples: Sequence[float], unit: Unit = "B/s") -> Figure:
+    """The figure of calls that took `samples` seconds each; work: flops, bytes or parameters of one call, ignored for "s"."""
+    values = sorted(samples if unit == "s" else (work / seconds for seconds in samples))
+    return Figure(kind=kind, how=how, size=size, unit=unit, median=median(values), lowest=values[0], highest=values[-1],
+                  repeats=len(values))
+
+
+def of_all_ranks(figures: Sequence[Sequence[Figure]]) -> tuple[Figure, ...]:
+    """One figure for what every rank measured: the median rank's, with the spread over all of them."""
+    return tuple(replace(
+        same[0], median=median(one.median for one in same), lowest=min(one.lowest for one in same),
+        highest=max(one.highest for one in same)) for same in zip(*figures, strict=True))

@@ -1,0 +1,120 @@
+"""`bench`: measure this machine, each group of figures in processes of its own, and report what happened."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+from ...estimators.errors import ClusterError
+from ..real_run import ranks as processes
+from ..this_machine import cpu_cores, host_memory_bytes
+from .result import BENCH_VERSION, BenchResult, Figure, Skipped, of_all_ranks
+from .task import Group, Task
+
+BUDGET_S = 35.0
+"""Measuring; with starting the processes, of which each imports torch, less than a minute in all."""
+
+_START_S = 60.0
+"""Given to each group beside its measurements: importing torch from a slow disk."""
+
+_BUILD_S = 300.0
+"""The same where DeepSpeed may have to compile an extension first, which it does once."""
+
+_SHARES: dict[Group, float] = {
+    "device": 0.4, "host_link": 0.08, "host_memory": 0.05, "cpu_adam": 0.07, "collectives": 0.2, "nvme": 0.2}
+"""Of the budget."""
+
+TITLES: dict[Group, str] = {
+    "device": "matrix products and memory of the device", "host_link": "copies between host and device",
+    "host_memory": "host memory", "cpu_adam": "DeepSpeedCPUAdam", "collectives": "collectives", "nvme": "NVMe"}
+
+_LARGEST_BUFFER_BYTES = 256 * 2**20
+_BUFFERS = 16
+"""Part of the memory that one buffer may take: a group holds up to four, on every rank."""
+
+
+def bench(*, device: Literal["cuda", "cpu"], ranks: int, nvme: str | None = None, budget_s: float = BUDGET_S,
+          on_progress: Callable[[str], None] = lambda _title: None) -> BenchResult:
+    """This machine's speeds, in about `budget_s` and the time that it takes to start some processes.
+
+    device, ranks: whose products, memory and collectives; on the CPU `ranks` processes share the cores and measure together.
+    nvme:    a folder on the drive to measure; a file of up to 1 GiB is written there and removed. None: not measured.
+
+    What cannot be measured (an extension that does not compile, a file system without direct access, one device alone) is in
+    `skipped`, with the reason. Raises ClusterError for a folder that cannot be written to.
+    """
+    started, cores = time.monotonic(), cpu_cores()
+    buffer_bytes = min(_LARGEST_BUFFER_BYTES, _free_bytes() // _BUFFERS // (ranks if device == "cpu" else 1))
+    figures: list[Figure] = []
+    skipped: list[Skipped] = []
+    with ExitStack() as stack:
+        nvme_folder = "" if nvme is None else stack.enter_context(_scratch(nvme))
+        for group, share in _SHARES.items():
+            reason = _reason_against(group, device, ranks, nvme_folder)
+            if reason is None:
+                on_progress(TITLES[group])
+                several = group == "collectives" or (group == "device" and device == "cpu")
+                task = Task(group=group, device=device, ranks=ranks if several else 1,
+                            threads=max(1, cores // ranks) if several else cores, budget_s=share * budget_s,
+                            buffer_bytes=buffer_bytes, nvme_folder=nvme_folder)
+                found, reason = _run(task)
+                figures += found
+            if reason:
+                skipped.append(Skipped(what=TITLES[group], reason=reason))
+    return BenchResult(
+        version=BENCH_VERSION, device=device, ranks=ranks, figures=tuple(figures), skipped=tuple(skipped),
+        nvme_mount=mount_point(nvme) if nvme is not None else "",
+        versions={name: version(name) for name in ("torch", "deepspeed")}, seconds=time.monotonic() - started)
+
+
+def mount_point(path: str | Path) -> str:
+    """The folder at which the file system of a path begins."""
+    folder = Path(path).expanduser().resolve()
+    while not folder.is_mount() and folder != folder.parent:
+        folder = folder.parent
+    return str(folder)
+
+
+def _reason_against(group: Group, device: str, ranks: int, nvme_folder: str) -> str | None:
+    """Why a group says nothing here; "" where it is not missed."""
+    if group == "host_link" and device == "cpu":
+        return ""
+    if group == "collectives" and ranks == 1:
+        return "one rank alone" if device == "cpu" else "one GPU alone"
+    if group == "nvme" and not nvme_folder:
+        return "pass --nvme PATH, a folder on the drive"
+    return None
+
+
+def _run(task: Task) -> tuple[Sequence[Figure], str | None]:
+    """The figures of a group, or why there are none."""
+    limit_s = 3 * task.budget_s + (_BUILD_S if task.group in ("cpu_adam", "nvme") else _START_S)
+    with tempfile.TemporaryDirectory(prefix="ds-advise-bench-") as name:
+        task.write(Path(name) / "task.json")
+        reports, failure = processes.watch(
+            range(task.ranks), Path(name), worker=f"{__package__}.worker", stall_s=limit_s, timeout_s=limit_s,
+            on_progress=lambda _phase: None)
+    if failure is not None:
+        return (), failure.message
+    return of_all_ranks([[Figure(**figure) for figure in report["report"]] for report in reports]), None
+
+
+def _scratch(folder: str) -> tempfile.TemporaryDirectory[str]:
+    """A folder of its own below the one that was named, removed at the end."""
+    try:
+        return tempfile.TemporaryDirectory(prefix="ds-advise-bench-", dir=Path(folder).expanduser().resolve())
+    except OSError as error:
+        raise ClusterError(f"--nvme {folder[:200]} cannot be written to", why=error.strerror or str(error),
+                           fix="name a folder on the drive that you may write to") from None
+
+
+def _free_bytes() -> int:
+    """RAM that is free, of what a process here may use."""
+    import psutil
+
+    return min(host_memory_bytes(), int(psutil.virtual_memory().available))
