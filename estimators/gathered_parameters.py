@@ -41,11 +41,13 @@ class GatheredParameters:
     """Elements that are whole on each GPU, at the moments of `gradient_memory.GradientMemory`.
 
     persistent: never released; not part of the others.
+    first_layer: in the first layer's forward pass, with everything prefetched and copied from the fullest flat buffer.
     last_layer: in the last layer's forward pass, with the head already prefetched.
     loss:       when the loss is computed; the others follow in the order of the backward pass.
     """
 
     persistent: int
+    first_layer: int
     last_layer: int
     loss: int
     head: int
@@ -55,7 +57,8 @@ class GatheredParameters:
     end: int
 
 
-NOTHING = GatheredParameters(persistent=0, last_layer=0, loss=0, head=0, head_reduction=0, layer=0, reduction=0, end=0)
+NOTHING = GatheredParameters(
+    persistent=0, first_layer=0, last_layer=0, loss=0, head=0, head_reduction=0, layer=0, reduction=0, end=0)
 
 
 def gathered_parameters(tensors: TensorSet, plan: Plan, world_size: int) -> GatheredParameters:
@@ -104,8 +107,11 @@ def _gathered(tensors: TensorSet, threshold: int, max_live: int, max_reuse: int,
 
     kept = head if max_reuse else 0
     last_layer = min(shardable, ahead + max(head, widest)) + flat if prefetches else 0
+    first_layer = 0
     if everything:
-        last_layer += _last_prefetch(tensors.frozen or tensors.trainable, threshold, prefetch) * gathers - gone
+        flats = _prefetches(tensors.frozen or tensors.trainable, threshold, prefetch) if gathers else [0]
+        first_layer = last_layer + max(flats[:-1], default=0)
+        last_layer += flats[-1] - gone
         shardable -= gone
     # The head alone may reach the limit; else what comes after it is prefetched already.
     loss = min(shardable, max(kept + reused, head if head >= ahead else ahead + widest)) if prefetches else kept + reused
@@ -123,9 +129,10 @@ def _gathered(tensors: TensorSet, threshold: int, max_live: int, max_reuse: int,
     # When the bucket is full for the first time, as many elements have been released, and there is less left to prefetch.
     reduced = min(reduce_bucket, tensors.trainable_numel)
     return GatheredParameters(
-        persistent=persistent, last_layer=last_layer + max(0, viewed - tensors.viewed_layer), loss=loss + viewed,
-        head=max(loss, head) + viewed, head_reduction=head_reduction + viewed, layer=layer + viewed,
-        reduction=min(layer, max(in_layer, shardable - reduced)) + viewed, end=min(shardable, embeddings if prefetches else embedding))
+        persistent=persistent, first_layer=first_layer, last_layer=last_layer + max(0, viewed - tensors.viewed_layer),
+        loss=loss + viewed, head=max(loss, head) + viewed, head_reduction=head_reduction + viewed, layer=layer + viewed,
+        reduction=min(layer, max(in_layer, shardable - reduced)) + viewed,
+        end=min(shardable, embeddings if prefetches else embedding))
 
 
 def _reach(swapped: list[int], layer: int, buffers: int) -> int:
@@ -136,12 +143,12 @@ def _reach(swapped: list[int], layer: int, buffers: int) -> int:
     return layers * layer + sum(swapped[:rest])
 
 
-def _last_prefetch(numels: Sequence[int], threshold: int, prefetch: int) -> int:
-    """Elements of the last flat buffer when everything is prefetched in the forward pass; 0 where it holds one tensor only."""
-    filled, tensors = 0, 0
+def _prefetches(numels: Sequence[int], threshold: int, prefetch: int) -> list[int]:
+    """Elements of the flat buffers when everything is prefetched in the forward pass; 0 for a tensor that comes alone."""
+    groups: list[list[int]] = [[]]
     for numel in numels:
         if numel > threshold:
-            if filled >= prefetch:
-                filled, tensors = 0, 0
-            filled, tensors = filled + numel, tensors + 1
-    return filled if tensors > 1 else 0
+            if sum(groups[-1]) >= prefetch:
+                groups.append([])
+            groups[-1].append(numel)
+    return [sum(group) if len(group) > 1 else 0 for group in groups]

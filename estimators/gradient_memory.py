@@ -28,7 +28,7 @@ from .optimizers import Optimizer
 from .partition import BucketFills
 from .plan import Plan
 from .terms import term
-from .trainable import Partitions, gradient_buckets, optimizer_group_numels, shards_below, touched_before_first
+from .trainable import Partitions, TensorSet, gradient_buckets, held_before_first, optimizer_group_numels, shards_below
 
 NORM_BYTES = 8
 """Per element: gradients are cast to fp64 for their norm, tensor by tensor."""
@@ -58,6 +58,7 @@ class GradientMemory:
     reduction:      the same, while a full bucket is reduced.
     end:            when the embedding's gradient is made.
     step:           in the optimizer's step.
+    reduced:        elements of the layers whose gradients are complete before the first full bucket is reduced.
     """
 
     forward: tuple[MemoryTerm, ...]
@@ -67,6 +68,7 @@ class GradientMemory:
     reduction: tuple[MemoryTerm, ...]
     end: tuple[MemoryTerm, ...]
     step: tuple[MemoryTerm, ...]
+    reduced: int = 0
 
 
 def gradient_memory(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemory:
@@ -74,6 +76,14 @@ def gradient_memory(cut: Partitions, plan: Plan, optimizer: Optimizer) -> Gradie
     if plan.zero_stage == 0:
         return _stage_0(cut, plan, optimizer)
     return _stage_1_2(cut, plan, optimizer) if plan.zero_stage < 3 else _stage_3(cut, plan, optimizer)
+
+
+def _before_first_reduction(tensors: TensorSet, bucket: int) -> int:
+    """Elements of layers that the first bucket surely holds when it is full; it takes the head's first."""
+    if not gradient_buckets(tensors, bucket).flushed:
+        return 0
+    head = 0 if tensors.model.tied or tensors.head > bucket else tensors.head
+    return max(0, bucket - max(tensors.trainable_layer, default=0) - head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +163,16 @@ def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMem
         return term("gradients", width * numel, formula, source + " copy_grads_in_partition", w=width, Pt=trainable,
                     N=cut.world_size, T=cut.touched)
 
-    def staging(piece: int) -> tuple[MemoryTerm, ...]:
+    def staging(piece: int, whole: int = 0) -> tuple[MemoryTerm, ...]:
         if not offloaded:
             return ()
-        return term("offload_staging", width * tensors.largest_trainable + NORM_BYTES * piece, "w largest + 8 slice",
-                    source + " temp_grad_buffer_for_gpu_offload, set_norm_for_param_grad_in_gpu",
-                    w=width, largest=tensors.largest_trainable, slice=piece)
+        # A gradient larger than the bucket is first cloned, so that the next pass cannot overwrite it.
+        clone = whole if whole > bucket_numel else 0
+        return term("offload_staging", width * tensors.largest_trainable + max(NORM_BYTES * piece, width * clone),
+                    "w largest + max(8 slice, w clone)",
+                    source + " temp_grad_buffer_for_gpu_offload, set_norm_for_param_grad_in_gpu, "
+                    "reduce_independent_p_g_buckets_and_remove_grads",
+                    w=width, largest=tensors.largest_trainable, slice=piece, clone=clone)
 
     # Gradients that this rank will own, once reduced: none on the GPU when they are offloaded.
     owned, owned_last = (0, 0) if offloaded else (cut.touched, cut.last_load.touched)
@@ -167,10 +181,11 @@ def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMem
         earlier = trainable if accumulates else 0
         forward = gradients(earlier, "w Pt") + (bucket() if accumulates else ())
         # Until the pass ends: what did not fit in the bucket, everything where nothing is reduced on the way.
-        large = sum(numel for numel in tensors.trainable if numel > bucket_numel)
         held = max(earlier, large_head + owned_last)
         if plan.overlap_comm:
-            before_end = large + touched_before_first(cut, bucket_numel) * (not offloaded) - (0 if accumulates else single.last * (single.last > bucket_numel))
+            large = sum(numel for numel in tensors.trainable[1:] if numel > bucket_numel)
+            before_end = large if offloaded else max(held_before_first(cut, bucket_numel, frees=False))
+            before_end += single.last * (accumulates and single.last > bucket_numel)
             after_end = before_end + single.last
         else:
             before_end = trainable - (0 if accumulates else single.last)
@@ -179,7 +194,7 @@ def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMem
         earlier = owned if accumulates else 0
         forward = gradients(earlier, "w T")
         held = max(owned_last * (2 if accumulates else 1), earlier)
-        before_end = earlier + (0 if offloaded else touched_before_first(cut, bucket_numel))
+        before_end = earlier + (0 if offloaded else max(held_before_first(cut, bucket_numel, frees=True)))
         after_end = earlier + owned + single.last
     reduced_head = held + single.head if plan.zero_stage == 2 or accumulates else single.head + owned_last
     in_layer = gradients(held + single.layer + single.held, "w (held + layer)")
@@ -188,11 +203,14 @@ def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMem
         forward=forward + staging(0),
         head=gradients(earlier + single.head, "w (earlier + head)") + (bucket() if forward and plan.zero_stage == 1 else ())
         + staging(0),
-        head_reduction=gradients(reduced_head, "w (held + head)") + bucket() + staging(min(large_head, cut.last_load.slice)),
-        layer=in_layer + bucket() + staging(min(single.layer, cut.slice)),
+        head_reduction=gradients(reduced_head, "w (held + head)") + bucket()
+        + staging(min(large_head, cut.last_load.slice), large_head),
+        layer=in_layer + bucket() + staging(min(single.layer, cut.slice), single.layer),
         reduction=in_layer + bucket(fills.flushed * copies) + staging(0),
-        end=gradients(end.gradients, "w (held + embedding)") + bucket(end.copied) + staging(end.staged),
-        step=staging(0) if offloaded else _flat_step(cut, optimizer, source))
+        end=gradients(end.gradients, "w (held + embedding)") + bucket(end.copied)
+        + staging(end.staged, single.last * (end.staged > 0)),
+        step=staging(0) if offloaded else _flat_step(cut, optimizer, source),
+        reduced=_before_first_reduction(tensors, bucket_numel))
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,4 +312,4 @@ def _stage_3(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
         + staging(large_head),
         layer=in_layer + bucket() + staging(single.layer),
         reduction=in_layer + bucket(fills.flushed * copies) + staging(single.layer, fills.flushed),
-        end=end, step=step)
+        end=end, step=step, reduced=_before_first_reduction(tensors, plan.reduce_bucket_size))

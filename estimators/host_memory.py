@@ -26,6 +26,7 @@ from collections import Counter
 from functools import lru_cache
 
 from .estimate import MemoryTerm
+from .gradient_memory import SWAP_MIN_BYTES
 from .optimizers import Optimizer
 from .plan import Plan
 from .terms import term
@@ -50,11 +51,12 @@ def pinned_block(size_bytes: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def _shard_blocks(cut: Partitions, width: int, *, trainable: bool, threshold: int) -> Counter[int]:
+def _shard_blocks(cut: Partitions, width: int, *, trainable: bool, threshold: int,
+                  below_bytes: int | None = None) -> Counter[int]:
     """Pinned blocks of all shards of one rank, by size, each tensor in its own; persistent tensors stay on the GPU."""
-    world = cut.world_size
     numels = cut.tensors.trainable if trainable else cut.tensors.frozen
-    return Counter(pinned_block(width * -(-numel // world)) for numel in numels if numel > threshold)
+    shards = (width * -(-numel // cut.world_size) for numel in numels if numel > threshold)
+    return Counter(pinned_block(shard) for shard in shards if below_bytes is None or shard < below_bytes)
 
 
 def _total(blocks: Counter[int]) -> int:
@@ -81,9 +83,10 @@ def host_terms(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: i
         pinned += _blocks("gradients", (cut.tensors.workload.weight_bytes * cut.shard_total,), local_ranks, "L p2(w Pt'')",
                           _STAGE_3 + " _setup_for_real_optimizer", pin=plan.pin_memory)
         # The first step creates a sub-group's states in ordinary memory before they are written.
-        largest = max(optimizer_group_numels(cut, plan.sub_group_size))
-        states = state_bytes(optimizer, cut.tensors, largest, stage=3, on_cpu=True)
-        pageable += term("optimizer_states", local_ranks * states, "L o G", optimizer.source, L=local_ranks, G=largest)
+        states = state_bytes(optimizer, cut.tensors, max(swapped_groups(cut, plan), default=0), stage=3, on_cpu=True)
+        pageable += term("first_states", local_ranks * states, "L o G", optimizer.source, L=local_ranks)
+        more_pinned, more_pageable = _unswapped_groups(cut, plan, optimizer, local_ranks)
+        pinned, pageable = pinned + more_pinned, pageable + more_pageable
     if plan.offload_param == "cpu":
         pinned += _parameters(cut, plan, local_ranks)
     if not plan.pin_memory:
@@ -121,7 +124,7 @@ def _optimizer_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer, local_rank
 
 def _optimizer_3(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: int,
                  ) -> tuple[tuple[MemoryTerm, ...], tuple[MemoryTerm, ...]]:
-    tensors, width = cut.tensors, cut.tensors.workload.weight_bytes
+    tensors = cut.tensors
     pinned = _blocks("gradients", _gradient_sizes(cut, plan), local_ranks,
                      "L (p2(w Pt'') + sum p2(4 G))", _STAGE_3 + " initialize_optimizer_states, _setup_for_real_optimizer",
                      pin=plan.pin_memory)
@@ -136,6 +139,37 @@ def _gradient_sizes(cut: Partitions, plan: Plan) -> tuple[int, ...]:
     """Stage 3's gradients on the host: one buffer in the model's type, one in fp32 for each sub-group."""
     groups = optimizer_group_numels(cut, plan.sub_group_size)
     return (cut.tensors.workload.weight_bytes * cut.shard_total, *(4 * group for group in groups))
+
+
+def swapped_groups(cut: Partitions, plan: Plan) -> list[int]:
+    """Elements of each sub-group that an optimizer on NVMe swaps; smaller ones stay in memory."""
+    return [group for group in optimizer_group_numels(cut, plan.sub_group_size) if 4 * group >= SWAP_MIN_BYTES]
+
+
+def _unswapped_groups(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: int,
+                      ) -> tuple[tuple[MemoryTerm, ...], tuple[MemoryTerm, ...]]:
+    """Masters, states and gradients of sub-groups that are too small for the disk."""
+    groups = [group for group in optimizer_group_numels(cut, plan.sub_group_size) if 4 * group < SWAP_MIN_BYTES]
+    numel, source = sum(groups), "deepspeed 0.19.8 runtime/swap_tensor/optimizer_utils.py is_swappable_tensor"
+    states = state_bytes(optimizer, cut.tensors, numel, stage=3, on_cpu=True)
+    pinned = _blocks("gradients", tuple(4 * group for group in groups), local_ranks, "L sum p2(4 G < 1 MiB)", source,
+                     pin=plan.pin_memory)
+    return pinned, term("master_weights", local_ranks * 4 * numel, "L sum 4 G < 1 MiB", source, L=local_ranks) + term(
+        "optimizer_states", local_ranks * states, "L o sum G < 1 MiB", optimizer.source, L=local_ranks)
+
+
+def small_shards(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryTerm, ...]:
+    """Parameters offloaded to NVMe whose shard is too small for the disk: on the host, each in a block of its own.
+
+    A trainable one moves on to the flat buffer, and the block stays in the pinned allocator's cache.
+    """
+    width, threshold = cut.tensors.workload.weight_bytes, plan.stage3_param_persistence_threshold
+    source = "deepspeed 0.19.8 runtime/zero/partition_parameters.py _partition_param"
+    terms: tuple[MemoryTerm, ...] = ()
+    for name, trainable in (("frozen_parameters", False), ("pinned_cache", True)):
+        blocks = _shard_blocks(cut, width, trainable=trainable, threshold=threshold, below_bytes=SWAP_MIN_BYTES)
+        terms += term(name, local_ranks * _total(blocks), "L sum p2(w ceil(n / N) < 1 MiB)", source, L=local_ranks)
+    return terms
 
 
 def _parameters(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryTerm, ...]:

@@ -6,7 +6,7 @@ A training step passes through a few moments, and any of them may be the peak:
 
 - initialize: stages 1 and 2 hold the trainable weights twice while they flatten them (on the host instead, when the
   GPU is short).
-- last_layer_forward: ZeRO-3 has already gathered the head.
+- first_layer_forward, last_layer_forward: ZeRO-3 has prefetched what follows, and still holds the buffers in which it came.
 - forward_backward_top: all activations are saved, the loss and its copies are alive.
 - head_backward, head_reduction: the output head's gradient is made, then reduced; all activations are still saved.
 - layer_backward, gradient_reduction: the last layer runs backward, with recomputation when checkpointing; a full
@@ -23,6 +23,8 @@ Quick enough for a search: what depends on the model and workload alone is compu
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from .activations import activation_memory
 from .cluster import Cluster
@@ -105,22 +107,33 @@ def _step(cut: Partitions, plan: Plan, cluster: Cluster, runs: Optimizer, gather
         Moment(name="layer_backward",
                terms=resident + gradients.layer + whole(gathered.layer) + saved + activations.block_terms),
         Moment(name="gradient_reduction",
-               terms=resident + gradients.reduction + whole(gathered.reduction) + saved + activations.block_terms),
+               terms=resident + gradients.reduction + whole(gathered.reduction)
+               + _without(saved, gradients.reduced // max(1, sum(tensors.trainable_layer)) * activations.saved_per_layer_bytes)
+               + activations.block_terms),
         Moment(name="backward_end", terms=resident + gradients.end + whole(gathered.end)),
         Moment(name="step", terms=resident + gradients.step)]
     if gathered.last_layer > gathered.loss:
-        moments.append(Moment(name="last_layer_forward",
-                              terms=resident + gradients.forward + whole(gathered.last_layer) + saved))
+        moments.append(Moment(name="last_layer_forward", terms=resident + gradients.forward + whole(gathered.last_layer) + saved
+                              + activations.forward_terms))
+    if gathered.first_layer > gathered.last_layer:
+        moments.append(Moment(name="first_layer_forward", terms=resident + gradients.forward + whole(gathered.first_layer)))
     if tensors.head and (tensors.trains_head or gathered.head > gathered.loss):
         logits = 0 if workload.loss == "fused" else width * plan.micro_batch_size * workload.seq_len * model.vocab_size
-        moments.append(Moment(
-            name="head_backward", terms=resident + gradients.head + whole(gathered.head) + saved + activations.head_terms + term(
-                "logits_and_loss", logits, "w B S V", "gradient of the logits", w=width, B=plan.micro_batch_size,
-                S=workload.seq_len, V=model.vocab_size)))
+        gradient = term("logits_and_loss", logits, "w B S V", "gradient of the logits", w=width, B=plan.micro_batch_size,
+                        S=workload.seq_len, V=model.vocab_size)
+        moments.append(Moment(name="head_backward", terms=resident + gradients.head + whole(gathered.head) + saved
+                              + activations.head_terms + gradient))
     if tensors.head and tensors.trains_head:
         moments.append(Moment(
             name="head_reduction", terms=resident + gradients.head_reduction + whole(gathered.head_reduction) + saved))
     return tuple(moments)
+
+
+def _without(terms: tuple[MemoryTerm, ...], size_bytes: int) -> tuple[MemoryTerm, ...]:
+    """The terms less so many bytes in all, each in proportion."""
+    total = sum(part.size_bytes for part in terms)
+    left = max(0, total - size_bytes)
+    return tuple(replace(part, size_bytes=part.size_bytes * left // total) for part in terms)
 
 
 def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None = None) -> str | None:

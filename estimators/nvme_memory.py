@@ -1,7 +1,7 @@
 """NVMe swapping (stage 3): bytes on disk, and the pinned buffers that every rank keeps for it.
 
 Disk, per rank: masters, states and gradients in fp32, (4 + o + 4) Pt''; weights, w Pt''. Only what reaches 1 MiB is
-swapped.
+swapped: sub-groups of the optimizer, shards of weights and gradients.
 
 Buffers, per rank, page-locked by posix_memalign and mlock, so not rounded to powers of two:
 - optimizer: `buffer_count` buffers of 4 bytes for the largest sub-group. With the default sub_group_size of 1e9 that
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from .estimate import MemoryTerm
 from .gradient_memory import SWAP_MIN_BYTES
-from .host_memory import pinned_block
+from .host_memory import pinned_block, small_shards, swapped_groups
 from .optimizers import Optimizer
 from .partition import align_up
 from .plan import Plan
@@ -66,6 +66,7 @@ def swap_buffers(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryT
         terms += term("parameters", local_ranks * pinned_block(width * flat), "L p2(w min(Pt'', max_in_cpu))",
                       "deepspeed 0.19.8 runtime/zero/stage3.py _create_param_groups_fp16_flat_cpu_memory",
                       L=local_ranks, w=width, max_in_cpu=plan.param_max_in_cpu)
+        terms += small_shards(cut, plan, local_ranks)
     return terms
 
 
@@ -74,12 +75,12 @@ def nvme_terms(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: i
     width = cut.tensors.workload.weight_bytes
     terms: tuple[MemoryTerm, ...] = ()
     if plan.offload_optimizer == "nvme":
-        numel = cut.shard_total
+        numel = sum(swapped_groups(cut, plan))
         states = state_bytes(optimizer, cut.tensors, numel, stage=3, on_cpu=True)
-        gradients = numel - shards_below(cut, SWAP_MIN_BYTES // 4)[0]
+        gradients = max(0, numel - shards_below(cut, SWAP_MIN_BYTES // 4)[0])
         source = _SWAP + "optimizer_utils.py"
-        terms += term("master_weights", local_ranks * 4 * numel, "L 4 Pt''", source, L=local_ranks, N=cut.world_size)
-        terms += term("optimizer_states", local_ranks * states, "L o Pt''", source, L=local_ranks, N=cut.world_size)
+        terms += term("master_weights", local_ranks * 4 * numel, "L 4 sum(G >= 1 MiB)", source, L=local_ranks, N=cut.world_size)
+        terms += term("optimizer_states", local_ranks * states, "L o sum(G >= 1 MiB)", source, L=local_ranks, N=cut.world_size)
         terms += term("gradients", local_ranks * 4 * gradients, "L 4 sum(shards >= 1 MiB)", source, L=local_ranks)
     if plan.offload_param == "nvme":
         swapped = cut.shard_total + cut.frozen_shard_total - sum(shards_below(cut, SWAP_MIN_BYTES // width))

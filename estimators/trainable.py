@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 
 from .lora import Adapters, adapters
 from .model_shape import ModelShape, Tensor
@@ -114,12 +115,13 @@ def tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
     embedding = max((tensor.numel for tensor in first), default=0)
     # A tied head may have tensors of its own beside the embedding (a masked language model's transform and bias).
     head = max([tensor.numel for tensor in last if tensor.role == "head"] + [embedding if model.tied else 0])
+    viewed = [(sum(tensor.numel for tensor in block.tensors if _is_viewed(tensor, model, chosen)), block.count)
+              for block in model.blocks]
     return TensorSet(
         model=model, workload=workload, trainable=trainable, frozen=frozen, muon=muon, layer_tensors=tuple(layer),
-        trainable_layer=tuple(layer_adapters), head=head,
-        viewed=sum(tensor.numel * count for tensor, count in model.tensor_counts if _is_viewed(tensor, model, chosen)),
-        viewed_layer=max((sum(tensor.numel for tensor in block.tensors if _is_viewed(tensor, model, chosen))
-                          for block in model.blocks), default=0), embedding=embedding, embeddings=tuple(tensor.numel for tensor in first),
+        trainable_layer=tuple(layer_adapters), viewed=sum(numel * count for numel, count in viewed),
+        viewed_layer=max((numel for numel, _ in viewed), default=0),
+        head=head, embedding=embedding, embeddings=tuple(tensor.numel for tensor in first),
         frozen_bytes=sum(_frozen_bytes(tensor, workload) * count for tensor, count in model.tensor_counts) if frozen else 0)
 
 
@@ -196,14 +198,21 @@ def gradient_buckets(tensors: TensorSet, bucket_size: int) -> BucketFills:
 
 
 @lru_cache(maxsize=256)
-def touched_before_first(cut: Partitions, bucket_size: int) -> int:
-    """`Partitions.touched` when the first tensor's gradient comes: of the ranks that own something already reduced.
+def held_before_first(cut: Partitions, bucket_size: int, *, frees: bool) -> tuple[int, ...]:
+    """Elements of gradients that each rank holds when the first tensor's gradient comes.
 
-    What follows the first tensor is reduced last, and waits in the bucket.
+    Those of the tensors that its partition touches, as far as they are reduced already: what follows the first tensor waits
+    in the bucket. Unless the engine `frees` them (stage 2), also the gradients elsewhere that are larger than the bucket.
     """
-    reduced_from = cut.tensors.trainable[0] + gradient_buckets(cut.tensors, bucket_size).pending
-    ends = (min((rank + 1) * cut.partition, cut.tensors.trainable_numel) for rank in range(cut.world_size))
-    return max((load.touched for load, end in zip(cut.loads, ends, strict=True) if end > reduced_from), default=0)
+    numels, partition = cut.tensors.trainable, cut.partition
+    reduced_from = numels[0] + gradient_buckets(cut.tensors, bucket_size).pending
+    large = [(end - numel, end) for end, numel in list(zip(accumulate(numels), numels, strict=True))[1:] if numel > bucket_size]
+    held = []
+    for rank, load in enumerate(cut.loads):
+        start, end = rank * partition, min((rank + 1) * partition, cut.tensors.trainable_numel)
+        elsewhere = 0 if frees else sum(last - first for first, last in large if last <= start or first >= end)
+        held.append(load.touched * (end > reduced_from) + elsewhere)
+    return tuple(held)
 
 
 @lru_cache(maxsize=256)

@@ -24,6 +24,7 @@ class ActivationMemory:
                  gradient checkpointing: the input of every layer.
     loss_terms:  on top of saved_terms, at the largest moment of the loss (forward or backward); gone before any layer's
                  backward pass.
+    forward_terms: on top of saved_terms, at the largest moment of the forward pass of one layer.
     head_terms:  of the loss_terms, what the final norm and the head save; alive until the head's backward pass.
     block_terms: on top of saved_terms, at the largest moment while a layer is back-propagated: what checkpointing
                  recomputes of that layer, gradients of activations, workspaces of kernels.
@@ -35,6 +36,7 @@ class ActivationMemory:
 
     saved_terms: tuple[MemoryTerm, ...]
     loss_terms: tuple[MemoryTerm, ...]
+    forward_terms: tuple[MemoryTerm, ...]
     head_terms: tuple[MemoryTerm, ...]
     block_terms: tuple[MemoryTerm, ...]
     saved_per_layer_bytes: int
@@ -75,7 +77,8 @@ def activation_memory(model: ModelShape, workload: Workload, micro_batch_size: i
     head = (layout.head.term(micro_batch_size),)
     return ActivationMemory(
         saved_terms=tuple(term for part in layout.saved if (term := part.term(micro_batch_size)).size_bytes),
-        loss_terms=head + loss_terms(model, workload, micro_batch_size), head_terms=head,
+        loss_terms=head + loss_terms(model, workload, micro_batch_size), forward_terms=layout.forward_terms(micro_batch_size),
+        head_terms=head,
         block_terms=layout.block_terms(micro_batch_size),
         saved_per_layer_bytes=layout.per_layer.at(micro_batch_size))
 
@@ -84,13 +87,19 @@ def activation_memory(model: ModelShape, workload: Workload, micro_batch_size: i
 class Layout:
     """Everything about a model and workload that does not depend on the micro batch size.
 
+    forward: for each kind of layer, the moments of its forward pass above all saved terms.
     working: for each kind of layer, what it recomputes and the moments of its backward pass, above all saved terms.
     """
 
     saved: tuple[Part, ...]
     head: Part
     per_layer: Size
+    forward: tuple[Size, ...]
     working: tuple[tuple[Size, tuple[Size, ...]], ...]
+
+    def forward_terms(self, micro_batch_size: int) -> tuple[MemoryTerm, ...]:
+        moment = max(self.forward, key=lambda moment: moment.at(micro_batch_size))
+        return _linear_term("forward pass of a layer", moment, micro_batch_size, "largest moment of one layer's forward pass")
 
     def block_terms(self, micro_batch_size: int) -> tuple[MemoryTerm, ...]:
         """The largest moment, split in what is recomputed and what the backward pass adds."""
@@ -121,6 +130,7 @@ def layout_of(model: ModelShape, workload: Workload, checkpointing: bool, comput
     records = [recorder.layer(block, first=first) for block, first in blocks]
     kept = [record.input_size if checkpointing else total(record.saved) for record in records]
     parts: list[Part] = []
+    forward: list[Size] = []
     working = [(ZERO, frontier(moment.plus(total(last.recording.saved)) for moment in last.recording.backward))]
     for index, ((block, _), record) in enumerate(zip(blocks, records, strict=True)):
         layer, gone = total(record.saved), _saved_behind(recorder, blocks[index:], kept[index:])
@@ -128,12 +138,15 @@ def layout_of(model: ModelShape, workload: Workload, checkpointing: bool, comput
             # The recomputed forward pass runs while the gradient of the layer's output is waiting.
             moments = [*(moment.plus(record.input_size) for moment in record.forward),
                        *(moment.plus(layer) for moment in record.backward)]
+            forward.extend(record.unsaved)
             parts.append(input_part(recorder, block))
         else:
+            forward.extend(moment.minus(layer) for moment in record.forward)
             moments = [*(moment.minus(layer) for moment in record.forward), *record.backward]
             parts.extend(saved_parts(block.stack, record.saved, count=block.count, rows=recorder.rows(block)))
         working.append((layer if checkpointing else ZERO, frontier(moment.minus(gone) for moment in moments)))
-    return Layout(saved=(*parts, *shared_parts(recorder)), head=last.part, working=tuple(working), per_layer=max(kept))
+    return Layout(saved=(*parts, *shared_parts(recorder)), head=last.part, per_layer=max(kept), forward=frontier(forward),
+                  working=tuple(working))
 
 
 def _saved_behind(recorder: Recorder, blocks: Sequence[tuple[Block, bool]], kept: Sequence[Size]) -> Size:

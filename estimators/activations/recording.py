@@ -17,17 +17,21 @@ from .tape import Size, Storage, Tape, Value, frontier
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a run of operations saves, the size of its input, and the moments of its forward and backward pass."""
+    """What a run of operations saves, the size of its input, and the moments of its forward and backward pass.
+
+    unsaved: the moments of a forward pass that saves nothing, as checkpointing runs it first.
+    """
 
     saved: tuple[Storage, ...]
     input_size: Size
     forward: tuple[Size, ...]
+    unsaved: tuple[Size, ...]
     backward: tuple[Size, ...]
 
     @classmethod
     def of(cls, tape: Tape, value: Value, output: Value) -> Recording:
         return cls(tape.saved(), Size(value.size, 0), frontier(tape.forward_moments()),
-                   frontier(tape.backward_moments(output)))
+                   frontier(tape.forward_moments(saves=False)), frontier(tape.backward_moments(output)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

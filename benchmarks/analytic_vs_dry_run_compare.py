@@ -1,0 +1,157 @@
+"""One plan both ways: what the closed form says, what is asked of the dry run, and both brought to the same components."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from ds_advise.ds_configs.emit import ds_config
+from ds_advise.ds_configs.presets import plan_for
+from ds_advise.estimators.cluster import Cluster
+from ds_advise.estimators.estimate import MemoryEstimate, MemoryTerm, Moment
+from ds_advise.estimators.families import shape_from_config
+from ds_advise.estimators.hardware import find_gpu
+from ds_advise.estimators.host_memory import PROCESS_BYTES
+from ds_advise.estimators.memory import estimate_memory
+from ds_advise.estimators.model_shape import ModelShape
+from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.trainable import held_before_first, partitions, tensor_set
+from ds_advise.estimators.workload import Workload
+from ds_advise.probes.dry_run.request import Request
+from ds_advise.probes.dry_run.result import DryRunResult
+from ds_advise.probes.dry_run.run import request_for
+
+from .analytic_vs_dry_run_cases import FAMILIES, Case
+
+ITERATIONS, ITERATIONS_ZERO3 = 2, 3
+"""Adam's states appear in the first iteration, and ZeRO-3 prefetches from the third; those that follow are like them."""
+
+COMPONENTS = ("weights", "gathered weights", "gradients", "master weights", "optimizer states", "buckets", "logits",
+              "activations and temporaries")
+
+_OF_TERM = {
+    "parameters": "weights", "gathered_parameters": "gathered weights", "persistent_parameters": "gathered weights",
+    "gradients": "gradients", "master_weights": "master weights", "optimizer_states": "optimizer states",
+    "reduce_buckets": "buckets", "offload_staging": "buckets", "logits_and_loss": "logits",
+    "log-softmax": "logits", "gradient of log-softmax": "logits", "gradient of logits": "logits",
+    "soft cap of logits": "logits"}
+"""Term of the closed form -> component; every other one is activations and temporaries."""
+
+_OF_CATEGORY = {
+    "parameters": "weights", "gathered parameters": "gathered weights", "gradients": "gradients",
+    "master weights": "master weights", "optimizer states": "optimizer states", "buckets": "buckets", "logits": "logits"}
+"""Category of the dry run -> component; "activations" and "temporaries" are the last one together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Bytes of one case, both ways: closed form, dry run.
+
+    allocated: live tensors of one GPU at the peak of training.
+    reserved:  what the caching allocator must hold, without library workspaces; the dry run replays its allocations through
+               a model of it, with expandable segments that keep only what live blocks touch.
+    host:      a node's host memory without what every process takes anyway; (0, 0) where nothing is offloaded.
+    nvme:      a node's files; (0, 0) where nothing is swapped.
+    components: allocated bytes by component; each side at its own peak.
+    moment, phase: where the peak is.
+    """
+
+    case: Case
+    allocated: tuple[int, int]
+    reserved: tuple[int, int]
+    host: tuple[int, int]
+    nvme: tuple[int, int]
+    components: dict[str, tuple[int, int]]
+    moment: str
+    phase: str
+
+    def component_error(self, name: str) -> float:
+        """Share of the peak by which the closed form has more (or, negative, less) of a component."""
+        analytic, dry_run = self.components[name]
+        return (analytic - dry_run) / self.allocated[1]
+
+
+def relative_error(pair: tuple[int, int]) -> float:
+    """Of the closed form against the dry run."""
+    return pair[0] / pair[1] - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A case with everything that both sides need."""
+
+    case: Case
+    model: ModelShape
+    workload: Workload
+    cluster: Cluster
+    plan: Plan
+
+    @classmethod
+    def of(cls, case: Case) -> Setting:
+        """The preset of the case's rung on H100 nodes of at most eight GPUs."""
+        model = shape_from_config(FAMILIES[case.model], name=case.model)
+        workload = Workload(method=case.method, seq_len=case.seq_len, precision=case.precision, framework="deepspeed")
+        nodes = max(1, case.world_size // 8)
+        # The dry run puts its swap folders elsewhere, and writes nothing.
+        cluster = Cluster(nodes=nodes, gpus_per_node=case.world_size // nodes, gpu=find_gpu("H100-80GB"), nvme_path="/nvme")
+        plan = plan_for(case.rung, model, workload, cluster, micro_batch_size=case.micro_batch_size,
+                        gradient_accumulation_steps=case.gradient_accumulation_steps,
+                        gradient_checkpointing=case.checkpointing)
+        plan = replace(plan, **cast("dict[str, Any]", dict(case.changes)))
+        return cls(case=case, model=model, workload=workload, cluster=cluster, plan=plan)
+
+    def request(self) -> Request:
+        """The dry run of the configuration that is emitted for the plan, on the rank that the closed form takes for the
+        fullest."""
+        plan, workload, cluster = self.plan, self.workload, self.cluster
+        return request_for(
+            ds_config(plan, self.model, workload, cluster, flavor="deepspeed"), FAMILIES[self.case.model], cluster=cluster,
+            rank=self._fullest_rank(), workload=workload, micro_batch_size=plan.micro_batch_size,
+            gradient_accumulation_steps=plan.gradient_accumulation_steps,
+            gradient_checkpointing=plan.gradient_checkpointing,
+            iterations=ITERATIONS_ZERO3 if plan.zero_stage == 3 else ITERATIONS, expandable_segments=True)
+
+    def _fullest_rank(self) -> int:
+        if self.plan.zero_stage not in (1, 2):
+            return 0
+        cut = partitions(tensor_set(self.model, self.workload), self.cluster.world_size)
+        held = held_before_first(cut, self.plan.reduce_bucket_size, frees=self.plan.zero_stage == 2)
+        return max(range(len(held)), key=lambda rank: (held[rank] if self.plan.zero_stage == 1 else 0,
+                                                       cut.loads[rank].touched, cut.loads[rank].slice))
+
+    def estimate(self) -> MemoryEstimate:
+        return estimate_memory(self.model, self.workload, self.cluster, self.plan)
+
+    def compare(self, result: DryRunResult) -> Comparison:
+        """The closed form beside the dry run's answer to `request`."""
+        estimate, ranks = self.estimate(), self.cluster.gpus_per_node
+        # Loading is another matter: the dry run builds the model on the GPU. And its kernels have no workspaces.
+        moment = max((moment for moment in estimate.moments if moment.name != "initialize"), key=_tensor_bytes)
+        allocated = _tensor_bytes(moment)
+        offloads = self.plan.offload_optimizer != "none" or self.plan.offload_param != "none"
+        host = max(phase.host_held_peak_bytes for phase in result.phases if phase.iteration)
+        return Comparison(
+            case=self.case, allocated=(allocated, result.peak.allocated_bytes_per_gpu),
+            reserved=(allocated + sum(term.size_bytes for term in estimate.reserved_terms), result.peak.required_bytes_per_gpu),
+            host=(estimate.host_training_bytes_per_node - ranks * PROCESS_BYTES, ranks * host) if offloads else (0, 0),
+            nvme=(estimate.nvme_bytes_per_node, ranks * result.nvme_bytes_per_rank),
+            components=_components(_tensors(moment), result.peak.by_category), moment=moment.name, phase=result.peak.phase)
+
+
+def _tensors(moment: Moment) -> Iterable[MemoryTerm]:
+    return (term for term in moment.terms if term.name != "library_workspace")
+
+
+def _tensor_bytes(moment: Moment) -> int:
+    return sum(term.size_bytes for term in _tensors(moment))
+
+
+def _components(terms: Iterable[MemoryTerm], categories: dict[str, int]) -> dict[str, tuple[int, int]]:
+    analytic, dry_run = Counter[str](), Counter[str]()
+    for term in terms:
+        analytic[_OF_TERM.get(term.name, COMPONENTS[-1])] += term.size_bytes
+    for category, size_bytes in categories.items():
+        dry_run[_OF_CATEGORY.get(category, COMPONENTS[-1])] += size_bytes
+    return {name: (analytic[name], dry_run[name]) for name in COMPONENTS}

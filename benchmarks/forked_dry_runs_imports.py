@@ -1,0 +1,10 @@
+"""Everything that a dry run imports, at once or later, for the process that `forked_dry_runs` forks."""
+
+# ruff: noqa: F401 (nothing here uses them; the forks do)
+
+import deepspeed.compile.backend
+import deepspeed.runtime.engine
+import peft.utils.transformers_weight_conversion
+import torch.testing._internal.distributed.fake_pg
+import transformers.integrations
+from ds_advise.probes.dry_run import attention, kernels, mode, training, unknown_values, worker
