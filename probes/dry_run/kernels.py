@@ -13,26 +13,32 @@ from typing import Any
 
 from . import aio
 from .ledger import Ledger
+from .operations import Operations
 
 
 class _NoOpExtension:
-    """Any function of a compiled extension: updates in place, allocates nothing."""
+    """Any function of a compiled extension: updates in place, allocates nothing; `operations` hears of the call."""
+
+    def __init__(self, operations: Operations | None) -> None:
+        self._operations = operations
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return lambda *arguments, **options: None
+        operations = self._operations
+        return lambda *arguments, **options: operations.note_kernel(name, arguments) if operations is not None else None
 
 
 class _AsyncIo(_NoOpExtension):
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, operations: Operations | None) -> None:
+        super().__init__(operations)
         self._ledger = ledger
 
     def aio_handle(self, *arguments: Any, **options: Any) -> aio.CountingHandle:
         return aio.CountingHandle(self._ledger, *arguments, **options)
 
 
-def op_builder(class_name: str, ledger: Ledger) -> type | None:
+def op_builder(class_name: str, ledger: Ledger, operations: Operations | None = None) -> type | None:
     """The class that DeepSpeed instantiates and whose `load()` returns the extension; None for what no GPU has."""
     if class_name in ("ShareMemCommBuilder", "CCLCommBuilder"):  # collectives between CPUs
         return None
@@ -41,7 +47,7 @@ def op_builder(class_name: str, ledger: Ledger) -> type | None:
         NAME = name = class_name
 
         def load(self, verbose: bool = True) -> _NoOpExtension:
-            return _AsyncIo(ledger) if class_name == "AsyncIOBuilder" else _NoOpExtension()
+            return _AsyncIo(ledger, operations) if class_name == "AsyncIOBuilder" else _NoOpExtension(operations)
 
         def is_compatible(self, verbose: bool = False) -> bool:
             return True
@@ -53,9 +59,9 @@ def op_builder(class_name: str, ledger: Ledger) -> type | None:
     return Builder
 
 
-def install(ledger: Ledger) -> None:
+def install(ledger: Ledger, operations: Operations | None = None) -> None:
     """Exchange the builders that DeepSpeed's modules bound while they were imported, before there was our accelerator."""
     for module_name, module in list(sys.modules.items()):
         if module_name.startswith("deepspeed.") and ".op_builder." not in module_name:
             for name in [name for name in vars(module) if name.endswith("Builder")]:
-                setattr(module, name, op_builder(name, ledger))
+                setattr(module, name, op_builder(name, ledger, operations))

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_iter
 
 from .attention import FUSED_BACKWARDS, scratch
 from .ledger import Ledger
+from .operations import Operations
 
 _READ_SCALAR = torch.ops.aten._local_scalar_dense.default
 _DEVICE = torch.ops.prim.device.default
@@ -18,15 +19,15 @@ _LIFT = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.defau
 
 
 class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what every operation allocates.
+    """Counts what every operation allocates, and hands operations to `operations` while that is active.
 
     Reading a value (`.item()`, `bool(tensor)`) of a fake tensor answers 0: gradients are then finite and within every
     clipping norm, the loss scaler sees no overflow, and no optimizer step is skipped.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, operations: Operations | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._ledger = ledger
+        self._ledger, self._operations = ledger, operations
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -36,6 +37,12 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if operation is _DEVICE and isinstance(args[0], FakeTensor):  # `tensor.device`, as frequent as everything else
             return args[0].fake_device
         kwargs = kwargs or {}
+        result = self._run(operation, args, kwargs)
+        if self._operations is not None and self._operations.active:
+            self._operations.note(operation, args, kwargs, result)
+        return result
+
+    def _run(self, operation: Any, args: Any, kwargs: Any) -> Any:
         if operation is _READ_SCALAR:
             try:
                 return operation(*args, **kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from ...estimators.recorded_time import RecordedOperation
 
 PHASES = ("load", "initialize", "forward", "backward", "step")
 
@@ -115,7 +116,9 @@ class DryRunResult:
     config: the configuration as DeepSpeed got it, `auto` filled.
     peak_by_phase: by category, what forward, backward and step consist of when each is highest.
     extrapolated_from: depths of the shallow runs that answered for the full one; empty: it was run at full depth.
+    approximate: phases whose extrapolated figures are rough; none of them is near the peak.
     not_extrapolated:  why it was run at full depth although extrapolation was asked for, "" where it was not.
+    operations: what the last iteration executed, for its time (`estimators.recorded_time`).
     timeline: memory over the run, a point for each of evenly spaced stretches; none of an extrapolated run.
     """
 
@@ -133,7 +136,9 @@ class DryRunResult:
     seconds: float
     peak_by_phase: dict[str, dict[str, int]]
     timeline: tuple[TimelinePoint, ...] = ()
+    operations: tuple[RecordedOperation, ...] = ()
     extrapolated_from: tuple[int, ...] = ()
+    approximate: tuple[str, ...] = ()
     not_extrapolated: str = ""
 
     def phase(self, name: str, iteration: int | None = None) -> PhaseMemory:
@@ -156,4 +161,5 @@ def from_json(values: dict[str, Any]) -> DryRunResult:
         **{key: value for key, value in values.items() if key in names},
         "phases": tuple(PhaseMemory(**phase) for phase in values["phases"]), "peak": Peak(**peak),
         "timeline": tuple(TimelinePoint(**point) for point in values["timeline"]),
-        "extrapolated_from": tuple(values["extrapolated_from"])})
+        "operations": tuple(RecordedOperation(**{**item, "product": tuple(item["product"])}) for item in values["operations"]),
+        "extrapolated_from": tuple(values["extrapolated_from"]), "approximate": tuple(values["approximate"])})

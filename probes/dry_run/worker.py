@@ -80,8 +80,15 @@ def answer_to(request: Request, on_phase: Callable[[str], object] = lambda _name
     recorder = None
     try:
         started = time.monotonic()
-        recorder = _recorder(request, on_phase)
-        return {"result": _run(request, recorder, started).to_json()}
+        from .operations import Operations
+        operations = Operations(request.iterations)
+
+        def begun(phase: str) -> None:
+            operations.begin(phase)
+            on_phase(phase)
+
+        recorder = _recorder(request, begun)
+        return {"result": _run(request, recorder, operations, started).to_json()}
     except Exception as error:
         return {"error": str(error), "kind": type(error).__name__, "phase": recorder.current if recorder else "start",
                 "where": _users_line(error), "package": _package(error), "fix": getattr(error, "fix", ""),
@@ -130,7 +137,7 @@ def _recorder(request: Request, on_phase: Callable[[str], object]) -> Any:
     return Recorder(Ledger(DEVICE_TYPE, origin.classify), origin, on_phase)
 
 
-def _run(request: Request, recorder: Any, started: float) -> DryRunResult:
+def _run(request: Request, recorder: Any, operations: Any, started: float) -> DryRunResult:
     import torch
 
     from . import attention, kernels, training, unknown_values
@@ -148,7 +155,7 @@ def _run(request: Request, recorder: Any, started: float) -> DryRunResult:
     set_accelerator(SimulatedAccelerator(ledger, device_count=request.gpus_per_node,
                                          memory_bytes=request.gpu_memory_bytes))
     import deepspeed
-    kernels.install(ledger)
+    kernels.install(ledger, operations)
     deepspeed.init_distributed(dist_backend="fake")
     import transformers
     attention.install(request.compute_capability)
@@ -161,13 +168,13 @@ def _run(request: Request, recorder: Any, started: float) -> DryRunResult:
     safe = replace(request, config=harmless(request.config, str(Path.cwd())))
     gc.freeze()  # what is imported is no garbage, and looking for it in there takes long
     gc.enable()
-    with QuickFakeTensorMode(), RecordingMode(ledger):
+    with QuickFakeTensorMode(), RecordingMode(ledger, operations):
         config, parameters, trainable = training.run(safe, recorder, DEVICE_TYPE)
     gc.disable()  # what dies from here on belongs to no phase
     phases = tuple(recorder.phases)
     return DryRunResult(
         phases=phases, peak=analysis.peak(recorder, request), peak_by_phase=analysis.peak_by_phase(recorder),
-        timeline=analysis.timeline(recorder),
+        timeline=analysis.timeline(recorder), operations=operations.recorded(),
         peak_loading_gpu_bytes=max(phase.gpu_peak_bytes for phase in phases if phase.iteration == 0),
         nvme_bytes_per_rank=sum(ledger.nvme_files.values()),
         parameters=parameters, trainable_parameters=trainable, world_size=request.world_size, rank=request.rank,
