@@ -54,7 +54,19 @@ def parse_cluster(
     if nvme is not None:
         path, _, size = nvme.rpartition(":")
         cluster = replace(cluster, nvme_path=path, nvme_bytes_per_node=parse_size("--nvme", size, least=10**9, most=10**15))
+    if cluster.is_this_machine:
+        cluster = _measured(cluster)
     return _with_interconnect(cluster, interconnect)
+
+
+def _measured(cluster: Cluster) -> Cluster:
+    """This machine with its own speeds where they are known, and what is assumed of its GPUs otherwise."""
+    from .own_figures import with_own_figures
+
+    cluster = with_own_figures(cluster)
+    if not cluster.gpu.assumed:
+        return cluster
+    return replace(cluster, assumptions=(*cluster.assumptions, f"{cluster.gpu.name} as fast as a known card of its size"))
 
 
 def _described(gpus: str) -> Cluster:
@@ -104,10 +116,9 @@ def _this_machine() -> Cluster:
             why="all ranks hold the same share of the model and wait for the slowest",
             fix="choose equal ones with CUDA_VISIBLE_DEVICES=0,1 or describe them: --gpus 2x24GB")
     gpu = min(found, key=lambda gpu: gpu.memory_bytes)
-    said = (f"{gpu.name} as fast as a known card of its size",) if gpu.assumed else ()
     return Cluster(
         nodes=1, gpus_per_node=len(found), gpu=gpu, host_memory_bytes_per_node=host_memory_bytes(),
-        cpu_cores_per_node=cpu_cores(), is_this_machine=True, assumptions=said)
+        cpu_cores_per_node=cpu_cores(), is_this_machine=True)
 
 
 def _with_interconnect(cluster: Cluster, interconnect: str | None) -> Cluster:

@@ -41,6 +41,17 @@ def seconds(duration_s: float) -> str:
     return f"{duration_s * 1000:.0f} ms" if duration_s >= 0.00995 else f"{duration_s * 1000:.1f} ms"
 
 
+def age(duration_s: float) -> str:
+    """How long ago: `just now`, `12 min ago`, `5 h ago`, `3 days ago`."""
+    if duration_s < 60:
+        return "just now"
+    if duration_s < 3600:
+        return f"{duration_s // 60:.0f} min ago"
+    if duration_s < 48 * 3600:
+        return f"{duration_s // 3600:.0f} h ago"
+    return f"{duration_s // 86400:.0f} days ago"
+
+
 def times(ratio: float) -> str:
     """A ratio with two or three digits: `1.14 x`, `2.6 x`, `24 x`."""
     digits = 2 if ratio < 1.995 else 1 if ratio < 9.95 else 0

@@ -98,6 +98,14 @@ def cpu_cores(root: Path = Path("/")) -> int:
     return cores
 
 
+def mount_point(path: str | Path) -> str:
+    """The folder at which the file system of a path begins."""
+    folder = Path(path).expanduser().resolve()
+    while not folder.is_mount() and folder != folder.parent:
+        folder = folder.parent
+    return str(folder)
+
+
 def _limit_files(root: Path, version_2: str, version_1: str) -> list[Path]:
     """The limit's file in this process's cgroup and in every one above it, which limit it as well."""
     base = root / "sys/fs/cgroup"

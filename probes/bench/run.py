@@ -12,7 +12,7 @@ from typing import Literal
 
 from ...estimators.errors import ClusterError
 from ..real_run import ranks as processes
-from ..this_machine import cpu_cores, host_memory_bytes
+from ..this_machine import cpu_cores, host_memory_bytes, mount_point
 from .result import BENCH_VERSION, BenchResult, Figure, Skipped, of_all_ranks
 from .task import Group, Task
 
@@ -70,14 +70,6 @@ def bench(*, device: Literal["cuda", "cpu"], ranks: int, nvme: str | None = None
         version=BENCH_VERSION, device=device, ranks=ranks, figures=tuple(figures), skipped=tuple(skipped),
         nvme_mount=mount_point(nvme) if nvme is not None else "",
         versions={name: version(name) for name in ("torch", "deepspeed")}, seconds=time.monotonic() - started)
-
-
-def mount_point(path: str | Path) -> str:
-    """The folder at which the file system of a path begins."""
-    folder = Path(path).expanduser().resolve()
-    while not folder.is_mount() and folder != folder.parent:
-        folder = folder.parent
-    return str(folder)
 
 
 def _reason_against(group: Group, device: str, ranks: int, nvme_folder: str) -> str | None:
