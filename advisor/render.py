@@ -52,6 +52,8 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
     _changes(answer, console)
     blank(console)
     sentence(console, _evidence(answer), style="dim")
+    if answer.question.cluster.measured:
+        sentence(console, f"Measured {answer.question.cluster.measured}.", style="dim")
     if answer.assumptions:
         sentence(console, "Assumed: " + "; ".join(answer.assumptions) + ".", style="dim")
 
