@@ -32,6 +32,9 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
         error = closed / peak.allocated_bytes_per_gpu - 1
         sentence(console, f"The closed form said {gib(closed)} GiB allocated, {percent(abs(error))} "
                           f"{'more' if error >= 0 else 'less'}.")
+    if answer.time is not None:
+        other = f"; the closed form says {seconds(answer.analytic_time.step_s)}" if answer.analytic_time is not None else ""
+        sentence(console, f"A step takes about {seconds(answer.time.step_s)}, by the operations that it executed{other}.")
     blank(console)
     sentence(console, f"Rank {result.rank} of {result.world_size} on {cluster_title(answer.cluster)}")
     _phases(answer, console)
@@ -46,8 +49,8 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     if result.extrapolated_from:
         depths = ", ".join(map(str, result.extrapolated_from))
-        sentence(console, f"Extrapolated: models with {depths} layers were run, and their figures lie on a line; reserved "
-                          "memory is approximate.", style="yellow")
+        sentence(console, f"Extrapolated: models with {depths} layers were run, and their figures lie on a line; "
+                          f"{' and '.join(('reserved memory', *result.approximate))} is approximate.", style="yellow")
     elif result.not_extrapolated:
         sentence(console, f"Run at full depth, not extrapolated: {result.not_extrapolated}.", style="yellow")
     sentence(console, f"Evidence: dry run of the real engine ({versions}) in {seconds(result.seconds)}; "

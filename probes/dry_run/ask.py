@@ -66,7 +66,8 @@ def _run_worker(requests: Sequence[Request], folder: Path, output: Any, timeout_
     worker = subprocess.Popen(
         [sys.executable, "-m", f"{__package__}.worker", str(folder)], stdin=subprocess.PIPE, stdout=output, stderr=output,
         text=True, cwd=folder, start_new_session=True,  # so that its forks can be ended with it
-        env={**os.environ, "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"})
+        env={**os.environ, "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false",
+             "PYTHONUTF8": "1"})  # some libraries read their own files in the locale's encoding
     try:
         worker.communicate(json.dumps([asdict(request) for request in requests]), timeout=timeout_s)
         return worker.returncode

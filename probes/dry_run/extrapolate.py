@@ -6,7 +6,7 @@ is not: ZeRO-3's optimizer steps sub-group by sub-group, and what it needs for t
 
 Two depths give the line, and the third must lie on it: where the lines through the outer two and through the last two differ
 by more than `TOLERANCE` at the full depth, or where the reasons above do not hold, `NotLinearError` says why, and the full
-depth is run.
+depth is run. A phase that is off the line but far from the peak is no reason for that; the result names it (`approximate`).
 
 Not extrapolated: NVMe's swap buffers, and page-locked host memory, whose blocks are rounded up to powers of two; modules and
 tensors at the peak; the timeline. Reserved memory is not linear either: the widest gap to the allocated bytes is kept.
@@ -32,6 +32,9 @@ SHOWN = frozenset({"gemma2", "gpt2", "llama", "mistral", "mixtral", "phi3", "qwe
 TOLERANCE = 0.005
 """Of a figure's largest value over all phases: how far apart the two lines may be at the full depth."""
 
+FAR_FROM_PEAK = 0.9
+"""Of the peak: a phase that stays below it, by either line, does not decide whether the model fits."""
+
 NEGLIGIBLE_BYTES = 1 << 20
 """A difference without weight: counters and masks that come and go."""
 
@@ -49,6 +52,7 @@ class Ladder:
     """The depths to run, and the request at each."""
 
     full: int
+    zero_stage: int
     depths: tuple[int, int, int]
     requests: tuple[Request, ...]
     sub_groups: tuple[tuple[int, ...], ...]  # elements of ZeRO-3's sub-groups at each depth and at last at the full one
@@ -72,13 +76,15 @@ def ladder(request: Request) -> Ladder:
     first, period = _repeats(_layers(request.model, key, full))
     shape = shape_from_config(request.model, name="full")
     per_layer = sum(block.parameters for block in shape.blocks) / full
-    filled = max(4, first + 2 * period, math.ceil(_filling_elements(zero, shape) / per_layer))
+    needed = max(_filling_elements(zero, shape), _partition_elements(zero, shape, request))
+    filled = max(6, first + 2 * period, math.ceil(needed / per_layer))
     start = filled + (full - filled) % period  # so that whole periods are missing at the end
     depths = (start, start + period, start + 3 * period)
     if sum(depths) > 1.6 * full:  # two processors share them
         raise NotLinearError(f"{full} layers take no longer than the {' + '.join(map(str, depths))} that would answer for them")
     models = [_at_depth(request.model, key, depth, full) for depth in (*depths, full)]
-    return Ladder(full=full, depths=depths, sub_groups=tuple(_sub_groups(model, request) for model in models),
+    return Ladder(full=full, zero_stage=int(zero.get("stage", 0)), depths=depths,
+                  sub_groups=tuple(_sub_groups(model, request) for model in models),
                   requests=tuple(replace(request, model=model) for model in models[:-1]))
 
 
@@ -130,6 +136,16 @@ def _filling_elements(zero: dict[str, Any], shape: ModelShape) -> float:
     return needed
 
 
+def _partition_elements(zero: dict[str, Any], shape: ModelShape, request: Request) -> int:
+    """Elements of layers with which a rank's partition is larger than the largest tensor outside them, if in the end it is:
+    at stages 1 and 2 a partition that lies within the embedding is another case than one that holds it."""
+    if zero.get("stage") not in (1, 2) or request.method != "full":  # adapters are small, and none is outside the layers
+        return 0
+    outside = [tensor.numel for tensor in shape.outside]
+    needed = max(outside) * request.world_size
+    return needed - sum(outside) if shape.parameters >= needed else 0
+
+
 def _sub_groups(model: dict[str, Any], request: Request) -> tuple[int, ...]:
     """Elements of each sub-group that one rank steps after the other; none where they do not matter."""
     zero = request.config.get("zero_optimization") or {}
@@ -153,35 +169,48 @@ def extrapolated(steps: Ladder, results: Sequence[DryRunResult]) -> DryRunResult
         raise NotLinearError("the shallow runs have other phases")
     largest = {name: line.at_full([max(getattr(phase, name) for phase in result.phases) for result in results], math.inf)
                for name in names}
-    phases = []
+    phases, off_line = [], {}
     for same in zip(*(result.phases for result in results), strict=True):
         stepped = {name: _step_peak(steps, same, name) for name in ("gpu", "total")} if same[0].phase == "step" else {}
-        values = {name: line.at_full([getattr(phase, name) for phase in same],
-                                     math.inf if stepped.get(name.split("_")[0]) else TOLERANCE * largest[name])
-                  for name in names}
+        values = {}
+        for name in names:
+            figures = [getattr(phase, name) for phase in same]
+            values[name] = line.at_full(figures, math.inf)
+            if not stepped.get(name.split("_")[0]) and line.spread(figures) > TOLERANCE * largest[name] + NEGLIGIBLE_BYTES:
+                off_line[same[0].iteration, same[0].phase, name] = values[name] + line.spread(figures)
         for pool, above in stepped.items():
             if above is not None:
                 values[f"{pool}_peak_bytes"] = values[f"{pool}_live_bytes"] + above
         phases.append(replace(same[0], **values))
-    return _whole(line, results, tuple(phases))
+    for (_, phase, name), most_bytes in off_line.items():
+        if most_bytes > FAR_FROM_PEAK * max(getattr(phase, name) for phase in phases):
+            raise NotLinearError(f"the runs with {', '.join(map(str, steps.depths))} layers do not lie on a line "
+                                 f"({name} of {phase})")
+    whole = _whole(line, results, tuple(phases))
+    rough = [phase for _, phase, _ in off_line]
+    if steps.zero_stage == 3 and whole.peak.phase != "step":
+        rough.append("step")  # it begins with the layers that the backward pass left gathered, now two, now three
+    return replace(whole, approximate=tuple(dict.fromkeys(rough)))
 
 
 def _step_peak(steps: Ladder, same: Sequence[PhaseMemory], pool: str) -> int | None:
-    """How far a step's peak is above what it leaves, from the sub-group that decides it: the largest, or the last in the first
-    step, which leaves more behind than it finds. None where one sub-group is all, so that the peak is on a line."""
+    """How far a step's peak is above what it leaves, from the sub-group that decides it; None where one is all there is, so
+    that the peak is on a line."""
     if len(steps.sub_groups[-1]) < 2:
         return None
     above: list[int] = [getattr(phase, f"{pool}_peak_bytes") - getattr(phase, f"{pool}_live_bytes") for phase in same]
-    for decisive in (max, _last):
+    for decisive in (max, _decisive_first):
         *shallow, full = (decisive(groups) for groups in steps.sub_groups)
         ratios = [size / numel for size, numel in zip(above, shallow, strict=True)]
         if 0 < max(ratios) <= (1 + TOLERANCE) * min(ratios):
             return round(ratios[-1] * full)
-    raise NotLinearError("the optimizer's step follows neither its largest nor its last sub-group")
+    raise NotLinearError("no sub-group decides the memory of the optimizer's step")
 
 
-def _last(numels: tuple[int, ...]) -> int:
-    return numels[-1]
+def _decisive_first(numels: tuple[int, ...]) -> int:
+    """The same for the first step, in which every sub-group leaves two float32 states behind, twice what its float32 gradient
+    takes: the sub-group that, less twice those after it, is the largest."""
+    return max(numel - 2 * sum(numels[index + 1:]) for index, numel in enumerate(numels))
 
 
 def _whole(line: _Line, results: Sequence[DryRunResult], phases: tuple[PhaseMemory, ...]) -> DryRunResult:
@@ -233,13 +262,15 @@ class _Line:
         self._full, self.depths = steps.full, steps.depths
 
     def at_full(self, values: Sequence[int], tolerance_bytes: float) -> int:
-        (first, second, third), full = self.depths, self._full
-        low, middle, high = values
+        """The figure at the full depth. Raises NotLinearError where the lines differ there by more than the tolerance."""
+        if self.spread(values) > tolerance_bytes + NEGLIGIBLE_BYTES:
+            raise NotLinearError(f"the runs with {', '.join(map(str, self.depths))} layers do not lie on a line")
+        return max(0, round(self._through(values, 0)))
 
-        def through(depth: int, value: int, other_depth: int, other: int) -> float:
-            return value + (full - depth) * (value - other) / (depth - other_depth)
+    def spread(self, values: Sequence[int]) -> float:
+        """How far apart the line through the outer two and the line through the last two are at the full depth."""
+        return abs(self._through(values, 0) - self._through(values, 1))
 
-        far = through(third, high, first, low)
-        if abs(through(third, high, second, middle) - far) > tolerance_bytes + NEGLIGIBLE_BYTES:
-            raise NotLinearError(f"the runs with {first}, {second} and {third} layers do not lie on a line")
-        return max(0, round(far))
+    def _through(self, values: Sequence[int], other: int) -> float:
+        slope = (values[-1] - values[other]) / (self.depths[-1] - self.depths[other])
+        return values[-1] + (self._full - self.depths[-1]) * slope
