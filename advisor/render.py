@@ -198,7 +198,15 @@ def _verification(run: Verification) -> str:
             f"{gib(peak.allocated_bytes_per_gpu)} GiB allocated (predicted: {gib(memory.allocated_bytes_per_gpu)}), "
             f"{gib(run.dry_run.required_device_bytes_per_gpu)} GiB on the device, "
             f"{gib(peak.host_bytes_per_node)} GiB of host RAM "
-            f"(predicted: {gib(memory.host_bytes_per_node)}).")
+            f"(predicted: {gib(memory.host_bytes_per_node)}){_recorded_time(run)}.")
+
+
+def _recorded_time(run: Verification) -> str:
+    time = run.dry_run.time
+    if time is None:
+        return ""
+    return (f"; a step takes {seconds(time.step_s)} by the operations that it executed "
+            f"(predicted: {seconds(run.candidate.estimate.time.step_s)})")
 
 
 def _deepspeed(answer: Recommendation, shown: Candidate | None, console: Console) -> None:
