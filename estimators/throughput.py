@@ -132,18 +132,18 @@ class _Step:
 
         def term(name: str, resource: str, formula: str, seconds: float, hidden_s: float = 0.0) -> TimeTerm:
             return TimeTerm(name=name, seconds=seconds, hidden_s=hidden_s, resource=resource, formula=formula,
-                            inputs=inputs, source="estimators/compute_time.py, memory_bound.py, host_time.py")
+                            inputs=inputs, source="estimators/compute_time.py, roofline.py, memory_bound.py, host_time.py")
 
         return [
-            term("matrix products", "gpu compute", "n sum(max(2 rows inner columns / R, bytes / W) + ramp)",
+            term("matrix products", "gpu compute", "n sum(max(2 rows (inner + tile start) columns / R, bytes / W) + ramp)",
                  n * (compute.products_forward_s + compute.products_backward_s)),
             term("attention", "gpu compute", "n L 2 B A (d + dv) pairs (1 + backward) / rate(S)",
                  n * (compute.attention_forward_s + compute.attention_backward_s)),
-            term("elementwise operations", "gpu memory", "n L bytes (1 + 2) / W",
+            term("elementwise operations", "gpu memory", "n L (bytes forward + bytes backward) / W",
                  n * (compute.elementwise_forward_s + compute.elementwise_backward_s)),
             term("loss over the vocabulary", "gpu memory", "n B S V bytes per logit / W",
                  n * (compute.loss_forward_s + compute.loss_backward_s)),
-            term("recomputation", "gpu compute", "n (forward of every layer)", n * compute.recompute_s),
+            term("recomputation", "gpu compute", "n (forward of every layer, up to its last product)", n * compute.recompute_s),
             term("gradient copies", "gpu memory", "(2 e per reduction + 3 e per sum) Pt / W", self.gradient_s),
             term("launch overhead", "launch", "host time that the GPU waits for, forward and backward apart",
                  launched, hidden_s=max(0.0, self.host_s - launched))]
