@@ -1,15 +1,17 @@
 """Depth extrapolation: three shallow dry runs answer for a deep model.
 
 The layers of a decoder are alike, so every figure of a phase is a + b L in the number of layers L, once what has a fixed size
-is filled (the reduce bucket; at ZeRO-3 the gathered parameters that may stay, `stage3_max_live_parameters`). One term
-is not: ZeRO-3's optimizer steps sub-group by sub-group, and what it needs for that follows one of them, which is counted.
+is filled: the reduce bucket; at ZeRO-3 the gathered parameters that may stay (`stage3_max_live_parameters`); at ZeRO-1 and 2
+a rank's piece of the parameters, which lies within the embedding or holds it. One term is not: ZeRO-3's optimizer steps
+sub-group by sub-group, and what it needs for that follows one of them, which is counted.
 
 Two depths give the line, and the third must lie on it: where the lines through the outer two and through the last two differ
 by more than `TOLERANCE` at the full depth, or where the reasons above do not hold, `NotLinearError` says why, and the full
 depth is run. A phase that is off the line but far from the peak is no reason for that; the result names it (`approximate`).
 
 Not extrapolated: NVMe's swap buffers, and page-locked host memory, whose blocks are rounded up to powers of two; modules and
-tensors at the peak; the timeline. Reserved memory is not linear either: the widest gap to the allocated bytes is kept.
+tensors at the peak; the timeline; the operations. Reserved memory is not linear either: the widest gap to the allocated bytes
+is kept.
 """
 
 from __future__ import annotations
@@ -37,6 +39,9 @@ FAR_FROM_PEAK = 0.9
 
 NEGLIGIBLE_BYTES = 1 << 20
 """A difference without weight: counters and masks that come and go."""
+
+_WORTHWHILE = 14
+"""Layers below which the shallow models, of six layers or more, would take as long."""
 
 _DEPTH_KEYS = ("num_hidden_layers", "n_layer")
 _ELEMENTS = {"reduce_bucket_size": 5e8, "max_live_parameters": 1e9, "max_reuse_distance": 1e9, "sub_group_size": 1e9}
@@ -73,6 +78,8 @@ def ladder(request: Request) -> Ladder:
     if key is None:
         raise NotLinearError("its configuration does not say how many layers it has")
     full = int(request.model[key])
+    if full < _WORTHWHILE:
+        raise NotLinearError(f"{full} layers are few enough to run")
     first, period = _repeats(_layers(request.model, key, full))
     shape = shape_from_config(request.model, name="full")
     per_layer = sum(block.parameters for block in shape.blocks) / full
@@ -81,7 +88,7 @@ def ladder(request: Request) -> Ladder:
     start = filled + (full - filled) % period  # so that whole periods are missing at the end
     depths = (start, start + period, start + 3 * period)
     if sum(depths) > 1.6 * full:  # two processors share them
-        raise NotLinearError(f"{full} layers take no longer than the {' + '.join(map(str, depths))} that would answer for them")
+        raise NotLinearError(f"{' + '.join(map(str, depths))} layers, which would answer for {full}, take as long")
     models = [_at_depth(request.model, key, depth, full) for depth in (*depths, full)]
     return Ladder(full=full, zero_stage=int(zero.get("stage", 0)), depths=depths,
                   sub_groups=tuple(_sub_groups(model, request) for model in models),
@@ -238,7 +245,7 @@ def _whole(line: _Line, results: Sequence[DryRunResult], phases: tuple[PhaseMemo
         host_bytes_per_node=min(last.gpus_per_node, last.world_size) * max(phase.host_held_peak_bytes for phase in phases),
         by_category=by_phase[highest.phase], by_module={}, largest=())
     return replace(
-        last, phases=phases, peak=peak, peak_by_phase=by_phase, timeline=(), extrapolated_from=line.depths,
+        last, phases=phases, peak=peak, peak_by_phase=by_phase, timeline=(), operations=(), extrapolated_from=line.depths,
         peak_loading_gpu_bytes=max(phase.gpu_peak_bytes for phase in phases if not phase.iteration),
         parameters=line.at_full([result.parameters for result in results], 0),
         trainable_parameters=line.at_full([result.trainable_parameters for result in results], 0),
