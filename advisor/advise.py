@@ -28,6 +28,7 @@ def advise(
     gpus: str | Cluster = "auto",
     method: Method = "full",
     lora_rank: int = 8,
+    lora_dropout: float = 0.0,
     lora_targets: Sequence[str] | None = None,
     seq_len: int | None = None,
     global_batch: int | None = None,
@@ -59,7 +60,7 @@ def advise(
     cluster = gpus if isinstance(gpus, Cluster) else parse_cluster(gpus, ram=ram, nvme=nvme, interconnect=interconnect)
     shape = model if isinstance(model, ModelShape) else load_model(model, offline=offline)
     workload = Workload(
-        method=method, lora_rank=_positive("lora_rank", lora_rank),
+        method=method, lora_rank=_positive("lora_rank", lora_rank), lora_dropout=dropout_probability(lora_dropout, method),
         lora_targets=tuple(lora_targets) if lora_targets else None,
         seq_len=sequence_length(shape, seq_len), precision=resolve_precision(precision, cluster.gpu),
         optimizer=_optimizer(optimizer), attention=attention, loss=loss, framework=framework,
@@ -102,6 +103,14 @@ def sequence_length(model: ModelShape, wanted: int | None) -> int:
         return _positive("seq_len", wanted)
     bounded = model.has_learned_positions and model.max_positions is not None
     return min(DEFAULT_SEQ_LEN, model.max_positions) if bounded and model.max_positions else DEFAULT_SEQ_LEN
+
+
+def dropout_probability(value: float, method: str) -> float:
+    """Of adapters, so 0 without any. Raises WorkloadError for what is no probability below 1."""
+    if not 0 <= value < 1:
+        raise WorkloadError(f"lora_dropout is {value}", why="it must be from 0 to below 1",
+                            fix="pass one such as --lora-dropout 0.05")
+    return 0.0 if method == "full" else value
 
 
 def resolve_precision(wanted: str, gpu: Gpu) -> Precision:

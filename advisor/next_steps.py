@@ -66,5 +66,6 @@ def _model_lines(workload: Workload) -> list[str]:
     lines = ["from_pretrained(", "    ...,", *arguments, ")"] if arguments else []
     if workload.method != "full":
         targets = list(workload.lora_targets) if workload.lora_targets else "all-linear"
-        lines.append(f"LoraConfig(r={workload.lora_rank}, target_modules={json.dumps(targets)})")
+        dropout = f", lora_dropout={workload.lora_dropout:g}" if workload.lora_dropout else ""
+        lines.append(f"LoraConfig(r={workload.lora_rank}, target_modules={json.dumps(targets)}{dropout})")
     return lines

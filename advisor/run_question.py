@@ -11,7 +11,7 @@ from ..estimators.errors import WorkloadError
 from ..estimators.families import shape_from_config
 from ..estimators.model_shape import ModelShape
 from ..estimators.workload import Workload
-from .advise import resolve_precision, sequence_length
+from .advise import dropout_probability, resolve_precision, sequence_length
 from .dry_run_answer import read_ds_config
 from .model_source import load_config
 
@@ -35,9 +35,9 @@ class RunQuestion:
 
 
 def run_question(config_file: Path, model: str, cluster: Cluster, *, seq_len: int | None, micro_batch: int | None,
-                 accumulation: int | None, method: str, lora_rank: int, lora_targets: str | None, precision: str,
-                 gradient_checkpointing: bool, attention: str, framework: str, input_shape: str | None,
-                 offline: bool) -> RunQuestion:
+                 accumulation: int | None, method: str, lora_rank: int, lora_dropout: float,
+                 lora_targets: str | None, precision: str, gradient_checkpointing: bool, attention: str, framework: str,
+                 input_shape: str | None, offline: bool) -> RunQuestion:
     """Read the configuration and find the model. Raises DsAdviseError for what cannot be read or does not exist."""
     config = read_ds_config(config_file)
     own_module = ".py:" in model
@@ -46,6 +46,7 @@ def run_question(config_file: Path, model: str, cluster: Cluster, *, seq_len: in
     length = seq_len or (2048 if shape is None else sequence_length(shape, None))
     workload = Workload(
         method=method, lora_rank=lora_rank, seq_len=length,  # type: ignore[arg-type]  # the command line's choices
+        lora_dropout=dropout_probability(lora_dropout, method),
         lora_targets=tuple(name.strip() for name in lora_targets.split(",")) if lora_targets else None,
         precision=_precision(config, precision, cluster), attention=attention,  # type: ignore[arg-type]
         framework=framework, optimizer=_optimizer(config))  # type: ignore[arg-type]

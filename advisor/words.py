@@ -26,7 +26,8 @@ def method_title(workload: Workload) -> str:
     if workload.method == "full":
         return "full fine-tuning"
     targets = ", ".join(workload.lora_targets) if workload.lora_targets else "all linear layers"
-    return f"{'LoRA' if workload.method == 'lora' else 'QLoRA (NF4)'} r={workload.lora_rank} on {targets}"
+    dropout = f", dropout {workload.lora_dropout:g}" if workload.lora_dropout else ""
+    return f"{'LoRA' if workload.method == 'lora' else 'QLoRA (NF4)'} r={workload.lora_rank} on {targets}{dropout}"
 
 
 def cluster_title(cluster: Cluster) -> str:

@@ -100,8 +100,8 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
     Source: LoRA (arXiv:2106.09685) section 4.1; peft 0.21 tuners/lora/layer.py.
     Not covered: adapters on embeddings, `target_parameters`, patterns, single layers.
 
-    Raises WorkloadError for a rank below 1, for a target that names nothing, with the names that exist, and for only one
-    of two projections that are fused.
+    Raises WorkloadError for a rank below 1, for a target that names nothing, with the names that exist, for only one of
+    two projections that are fused, and for dropout where fused tensors are adapted.
     """
     if workload.method == "full":
         return _NONE
@@ -109,10 +109,15 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
     if rank < 1:
         raise WorkloadError(f"a LoRA rank of {rank} is impossible", fix="give --lora-rank 8, or another positive number")
     fused = _FUSED_SINCE.get(model.model_type, {})
-    if targets is None or targets == (ALL_LINEAR,):
-        return Adapters(rank=rank, modules=None, left_out=frozenset(fused), parameters=frozenset(fused.values()))
-    ends = {target: target.rpartition(".")[2] for target in targets}
-    parameters = frozenset(fused[end] for end in ends.values() if end in fused)
+    every = targets is None or targets == (ALL_LINEAR,)
+    ends = {} if every or targets is None else {target: target.rpartition(".")[2] for target in targets}
+    parameters = frozenset(fused.values() if every else (fused[end] for end in ends.values() if end in fused))
+    if parameters and workload.lora_dropout:
+        raise WorkloadError(f"peft adapts {model.name}'s experts without dropout only",
+                            why="it folds W + B A into one weight before the product",
+                            fix="leave --lora-dropout out, or name other modules in --lora-targets")
+    if every:
+        return Adapters(rank=rank, modules=None, left_out=frozenset(fused), parameters=parameters)
     for parameter in parameters:
         parts = [name for name, tensor in fused.items() if tensor == parameter]
         missing = [part for part in parts if part not in ends.values()]

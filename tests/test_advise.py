@@ -203,6 +203,8 @@ def test_precision_follows_the_gpu() -> None:
     ({"seq_len": 0}, "seq_len is 0"),
     ({"micro_batch": -1}, "micro_batch is -1"),
     ({"lora_rank": 0, "method": "lora"}, "lora_rank is 0"),
+    ({"lora_dropout": 1.0, "method": "lora"}, "lora_dropout is 1.0"),
+    ({"lora_dropout": float("nan"), "method": "lora"}, "lora_dropout is nan"),
     ({"optimizer": "adamx"}, "unknown optimizer 'adamx'"),
     ({"precision": "int8"}, "unknown precision 'int8'"),
     ({"method": "lora", "lora_targets": ["nothing"]}, "nothing"),

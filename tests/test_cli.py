@@ -248,11 +248,12 @@ def test_the_script_is_told_what_the_answer_rests_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """4-bit weights, adapters, attention and loss are chosen in the training script, so they are shown for it."""
     monkeypatch.chdir(tmp_path)
-    asked = ["llama3.1-8b", "--gpus", "2xA100-80GB", "--method", "qlora", "--attention", "flash", "--loss", "fused"]
+    asked = ["llama3.1-8b", "--gpus", "2xA100-80GB", "--method", "qlora", "--attention", "flash", "--loss", "fused",
+             "--lora-dropout", "0.05"]
     assert cli.run([*asked, *FAST]) == 0
     out = capsys.readouterr().out
     for line in ('attn_implementation="flash_attention_2"', "load_in_4bit=True", "use_liger_kernel=True",
-                 'LoraConfig(r=8, target_modules="all-linear")'):
+                 'LoraConfig(r=8, target_modules="all-linear", lora_dropout=0.05)'):
         assert line in out
     assert cli.run(["llama3.1-8b", "--gpus", "2xA100-80GB", "--no-write", *FAST]) == 0
     assert "LoraConfig" not in (plain := capsys.readouterr().out) and "from_pretrained" not in plain

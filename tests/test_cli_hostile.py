@@ -34,6 +34,7 @@ OPTIONS = {
     "--interconnect": mutated("200Gb/s", "25GB/s", "100GbE", "8xib-ndr", "ib-hdr"),
     "--lora-targets": mutated("q_proj,v_proj", "c_attn", "all", "q_proj,,", ","),
     "--lora-rank": mutated("8", "0", "-1", "999999999", "1e9", "\u0663"),
+    "--lora-dropout": mutated("0.05", "0", "1", "-0.1", "nan", "1e-400"),
     "--seq-len": mutated("2048", "1", "0", "1024", "999999999", "\u00b2"),
     "--global-batch": mutated("8", "7", "96", "999999999", "735134400"),
     "--micro-batch": mutated("1", "3", "999999999", "-2"),

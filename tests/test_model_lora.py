@@ -160,3 +160,15 @@ def test_half_of_a_fused_projection_is_refused() -> None:
 def test_a_rank_below_one_is_refused(rank: int) -> None:
     with pytest.raises(WorkloadError, match="rank"):
         lora_parameters(catalogue.find("gpt2"), rank, None)
+
+
+def test_dropout_is_refused_where_experts_are_folded() -> None:
+    """As by peft itself; other modules of the same model may have it."""
+    config = TEXT | {"model_type": "mixtral", "num_local_experts": 4}
+    shape = shape_from_config(config, name="model")
+    peft = pytest.importorskip("peft")
+    with pytest.raises(ValueError, match="lora_dropout"):
+        peft.get_peft_model(on_meta(config, shape), peft.LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.1))
+    with pytest.raises(WorkloadError, match="without dropout"):
+        adapters(shape, Workload(method="lora", lora_dropout=0.1))
+    assert adapters(shape, Workload(method="lora", lora_dropout=0.1, lora_targets=("q_proj",))).rank

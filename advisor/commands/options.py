@@ -37,6 +37,8 @@ _QUESTION: tuple[Callable[[Any], Any], ...] = (
     click.option("--method", type=click.Choice(["full", "lora", "qlora"]), default="full", show_default=True,
                   help="Train all weights, LoRA adapters, or LoRA on a 4-bit (NF4) base."),
     click.option("--lora-rank", type=COUNT, default=8, show_default=True, help="Rank of the adapters."),
+    click.option("--lora-dropout", type=float, default=0.0, metavar="P", show_default=True,
+                 help="Dropout before each adapter, from 0 to below 1."),
     click.option("--lora-targets", metavar="NAMES", help="Modules to adapt, such as q_proj,v_proj; unset: all linear."),
     click.option("--seq-len", type=COUNT, help="Tokens per sample; unset: 2048, or the model's positions if fewer."),
     click.option("--global-batch", type=COUNT, help="Samples per optimizer step, kept exactly; unset: what is fastest."),
@@ -55,8 +57,9 @@ _QUESTION: tuple[Callable[[Any], Any], ...] = (
                   help="Flavour of the configuration: HF Trainer and accelerate, or plain deepspeed.initialize."),
     click.option("--offline", is_flag=True, help="Never use the network."),
 )
-_NAMES = ("model", "gpus", "ram", "nvme", "interconnect", "method", "lora_rank", "lora_targets", "seq_len", "global_batch",
-          "micro_batch", "precision", "optimizer", "gradient_checkpointing", "attention", "loss", "framework", "offline")
+_NAMES = ("model", "gpus", "ram", "nvme", "interconnect", "method", "lora_rank", "lora_dropout", "lora_targets",
+          "seq_len", "global_batch", "micro_batch", "precision", "optimizer", "gradient_checkpointing", "attention", "loss",
+          "framework", "offline")
 
 
 _RUN: tuple[Callable[[Any], Any], ...] = (
@@ -69,6 +72,8 @@ _RUN: tuple[Callable[[Any], Any], ...] = (
     click.option("--method", type=click.Choice(["full", "lora"]), default="full", show_default=True,
                  help="Train all weights, or LoRA adapters through peft."),
     click.option("--lora-rank", type=COUNT, default=8, show_default=True, help="Rank of the adapters."),
+    click.option("--lora-dropout", type=float, default=0.0, metavar="P", show_default=True,
+                 help="Dropout before each adapter, from 0 to below 1."),
     click.option("--lora-targets", metavar="NAMES", help="Modules to adapt, such as q_proj,v_proj; unset: all linear."),
     click.option("--precision", type=click.Choice(["auto", "bf16", "fp16", "fp32"]), default="auto", show_default=True,
                  help="Fills an `auto` in bf16 or fp16."),
@@ -81,8 +86,8 @@ _RUN: tuple[Callable[[Any], Any], ...] = (
     click.option("--input-shape", metavar="SIZES", help="Shape of one sample for FILE.py:FACTORY, such as 3,32,32."),
     click.option("--offline", is_flag=True, help="Never use the network."),
 )
-_RUN_NAMES = ("config_file", "model", "seq_len", "micro_batch", "accumulation", "method", "lora_rank", "lora_targets",
-              "precision", "gradient_checkpointing", "attention", "framework", "input_shape", "offline")
+_RUN_NAMES = ("config_file", "model", "seq_len", "micro_batch", "accumulation", "method", "lora_rank", "lora_dropout",
+              "lora_targets", "precision", "gradient_checkpointing", "attention", "framework", "input_shape", "offline")
 
 
 def run_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -132,5 +137,5 @@ def _targets(text: str | None) -> list[str] | None:
 def _without_effect(method: str) -> list[str]:
     """LoRA's options that were given although nothing is adapted."""
     given = click.get_current_context().get_parameter_source
-    return [f"--{name.replace('_', '-')}" for name in ("lora_rank", "lora_targets")
+    return [f"--{name.replace('_', '-')}" for name in ("lora_rank", "lora_dropout", "lora_targets")
             if method == "full" and given(name) is ParameterSource.COMMANDLINE]

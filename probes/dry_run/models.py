@@ -139,7 +139,8 @@ def _with_adapters(model: Any, request: Request) -> Any:
     except ImportError:
         raise UnusableModelError("LoRA needs peft, which is not installed", fix='pip install "ds-advise[lora]"') from None
     targets: Any = list(request.lora_targets) if request.lora_targets else "all-linear"
-    return get_peft_model(model, LoraConfig(r=request.lora_rank, lora_alpha=2 * request.lora_rank, target_modules=targets))
+    return get_peft_model(model, LoraConfig(r=request.lora_rank, lora_alpha=2 * request.lora_rank, target_modules=targets,
+                                            lora_dropout=request.lora_dropout))
 
 
 def _is_reentrant(model: torch.nn.Module) -> bool:

@@ -79,9 +79,10 @@ def request_for(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any]
         input_shape=tuple(input_shape) if input_shape is not None else None,
         world_size=world_size, gpus_per_node=gpus_per_node or world_size, rank=rank,
         method=workload.method, lora_rank=workload.lora_rank, lora_targets=workload.lora_targets,
-        seq_len=workload.seq_len, precision=workload.precision, optimizer=workload.optimizer,
-        attention=workload.attention, framework=workload.framework, micro_batch_size=micro_batch_size,
-        gradient_accumulation_steps=gradient_accumulation_steps, gradient_checkpointing=gradient_checkpointing,
+        lora_dropout=workload.lora_dropout, seq_len=workload.seq_len, precision=workload.precision,
+        optimizer=workload.optimizer, attention=workload.attention, framework=workload.framework,
+        micro_batch_size=micro_batch_size, gradient_accumulation_steps=gradient_accumulation_steps,
+        gradient_checkpointing=gradient_checkpointing,
         compute_capability=round((capability or 9.0) * 10),
         gpu_memory_bytes=cluster.gpu.memory_bytes if cluster is not None else 80 << 30,
         iterations=iterations, expandable_segments=expandable_segments)
