@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 GIB = 2**30
 
 
@@ -60,3 +62,34 @@ def times(ratio: float) -> str:
 
 def percent(share: float) -> str:
     return f"{share * 100:.0f} %"
+
+
+_PREFIXES = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0), ("m", 1e-3), ("u", 1e-6), ("n", 1e-9))
+
+
+def amount(value: float, unit: str) -> str:
+    """A rate or time in the decimal unit that leaves one to three digits before the point: `612 Tflop/s`, `21 us`."""
+    prefix, scale = _prefix(value)
+    return f"{_three_digits(value / scale)} {prefix}{unit}"
+
+
+def amounts(values: Sequence[float], middle: float) -> str:
+    """`598 to 615`: values in the unit that `amount` takes for `middle`."""
+    return " to ".join(_three_digits(value / _prefix(middle)[1]) for value in values)
+
+
+def _three_digits(value: float) -> str:
+    return f"{float(f'{value:.3g}'):g}"
+
+
+def _prefix(value: float) -> tuple[str, float]:
+    return next(((prefix, scale) for prefix, scale in _PREFIXES if abs(value) >= 0.9995 * scale), _PREFIXES[-1])
+
+
+
+def size(size_bytes: int) -> str:
+    """A buffer's size, of which powers of two are usual: `8 B`, `64 KiB`, `256 MiB`."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.3g} {unit}"
+    return f"{size_bytes} B"

@@ -16,8 +16,14 @@ from ..this_machine import cpu_cores, host_memory_bytes, mount_point
 from .result import BENCH_VERSION, BenchResult, Figure, Skipped, of_all_ranks
 from .task import Group, Task
 
-BUDGET_S = 35.0
-"""Measuring; with starting the processes, of which each imports torch, less than a minute in all."""
+TOTAL_S = 55.0
+"""The whole benchmark: a minute, less what its last process may be late."""
+
+_LEAST_BUDGET_S = 1.0
+"""Measuring of a group, however late it is."""
+
+_USUAL_START_S, _LONGEST_START_S = 5.0, 15.0
+"""Starting the processes of a group, of which each imports torch, before any was seen; and what takes longer is compiling."""
 
 _START_S = 60.0
 """Given to each group beside its measurements: importing torch from a slow disk."""
@@ -26,8 +32,8 @@ _BUILD_S = 300.0
 """The same where DeepSpeed may have to compile an extension first, which it does once."""
 
 _SHARES: dict[Group, float] = {
-    "device": 0.4, "host_link": 0.08, "host_memory": 0.05, "cpu_adam": 0.07, "collectives": 0.2, "nvme": 0.2}
-"""Of the budget."""
+    "device": 0.4, "host_link": 0.08, "host_memory": 0.05, "collectives": 0.2, "cpu_adam": 0.07, "nvme": 0.2}
+"""Of the time for measuring, in the order in which it is done: what may have to be compiled comes last."""
 
 TITLES: dict[Group, str] = {
     "device": "matrix products and memory of the device", "host_link": "copies between host and device",
@@ -38,9 +44,9 @@ _BUFFERS = 16
 """Part of the memory that one buffer may take: a group holds up to four, on every rank."""
 
 
-def bench(*, device: Literal["cuda", "cpu"], ranks: int, nvme: str | None = None, budget_s: float = BUDGET_S,
+def bench(*, device: Literal["cuda", "cpu"], ranks: int, nvme: str | None = None, total_s: float = TOTAL_S,
           on_progress: Callable[[str], None] = lambda _title: None) -> BenchResult:
-    """This machine's speeds, in about `budget_s` and the time that it takes to start some processes.
+    """This machine's speeds, in about `total_s` unless DeepSpeed has to compile an extension first.
 
     device, ranks: whose products, memory and collectives; on the CPU `ranks` processes share the cores and measure together.
     nvme:    a folder on the drive to measure; a file of up to 1 GiB is written there and removed. None: not measured.
@@ -49,27 +55,46 @@ def bench(*, device: Literal["cuda", "cpu"], ranks: int, nvme: str | None = None
     `skipped`, with the reason. Raises ClusterError for a folder that cannot be written to.
     """
     started, cores = time.monotonic(), cpu_cores()
+    schedule = _Schedule(total_s)
     buffer_bytes = min(_LARGEST_BUFFER_BYTES, _free_bytes() // _BUFFERS // (ranks if device == "cpu" else 1))
     figures: list[Figure] = []
-    skipped: list[Skipped] = []
     with ExitStack() as stack:
         nvme_folder = "" if nvme is None else stack.enter_context(_scratch(nvme))
-        for group, share in _SHARES.items():
-            reason = _reason_against(group, device, ranks, nvme_folder)
-            if reason is None:
-                on_progress(TITLES[group])
-                several = group == "collectives" or (group == "device" and device == "cpu")
-                task = Task(group=group, device=device, ranks=ranks if several else 1,
-                            threads=max(1, cores // ranks) if several else cores, budget_s=share * budget_s,
-                            buffer_bytes=buffer_bytes, nvme_folder=nvme_folder)
-                found, reason = _run(task)
-                figures += found
-            if reason:
-                skipped.append(Skipped(what=TITLES[group], reason=reason))
+        reasons = {group: _reason_against(group, device, ranks, nvme_folder) for group in _SHARES}
+        todo = [group for group in _SHARES if reasons[group] is None]
+        for position, group in enumerate(todo):
+            on_progress(TITLES[group])
+            several = group == "collectives" or (group == "device" and device == "cpu")
+            task = Task(group=group, device=device, ranks=ranks if several else 1,
+                        threads=max(1, cores // ranks) if several else cores, budget_s=schedule.budget_s(todo[position:]),
+                        buffer_bytes=buffer_bytes, nvme_folder=nvme_folder)
+            found, reasons[group] = schedule.timed(task)
+            figures += found
+        skipped = [Skipped(what=TITLES[group], reason=reason) for group, reason in reasons.items() if reason]
     return BenchResult(
         version=BENCH_VERSION, device=device, ranks=ranks, figures=tuple(figures), skipped=tuple(skipped),
         nvme_mount=mount_point(nvme) if nvme is not None else "",
         versions={name: version(name) for name in ("torch", "deepspeed")}, seconds=time.monotonic() - started)
+
+
+class _Schedule:
+    """Divides the time that is left among the groups that are left; starting one is expected to take as long as the last."""
+
+    def __init__(self, total_s: float) -> None:
+        self._deadline, self._start_s = time.monotonic() + total_s, _USUAL_START_S
+
+    def budget_s(self, groups: Sequence[Group]) -> float:
+        """Measuring of the first of the groups."""
+        left = self._deadline - time.monotonic() - self._start_s * len(groups)
+        return max(_LEAST_BUDGET_S, left * _SHARES[groups[0]] / sum(_SHARES[group] for group in groups))
+
+    def timed(self, task: Task) -> tuple[Sequence[Figure], str | None]:
+        began = time.monotonic()
+        answer = _run(task)
+        start_s = max(0.0, time.monotonic() - began - task.budget_s)
+        self._start_s = min(start_s, _LONGEST_START_S)
+        self._deadline += start_s - self._start_s  # compiling is not measuring
+        return answer
 
 
 def _reason_against(group: Group, device: str, ranks: int, nvme_folder: str) -> str | None:
