@@ -141,6 +141,8 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
     runs = optimizer(workload.optimizer)
     if cluster is not None and workload.precision == "bf16" and not cluster.gpu.has_bf16:
         return f"{cluster.gpu.name} has no bf16 units; use fp16"
+    if cluster is not None and cluster.gpu.architecture == "cpu" and "cpu" in (plan.offload_optimizer, plan.offload_param):
+        return "the ranks' memory is the host's, so there is nowhere to offload to"
     if plan.zero_stage == 0 and plan.offload_optimizer != "none":
         return "the optimizer is offloaded from ZeRO stage 1 on"
     if plan.zero_stage < 3 and plan.offload_param != "none":
