@@ -44,6 +44,7 @@ def _run(task: Task, folder: Path, rank: int, diary: Diary) -> list[Figure]:
     os.environ["OMP_NUM_THREADS"] = str(task.threads)  # of DeepSpeed's extensions as of torch
     if task.device == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
+    os.environ["TMPDIR"] = str(folder)  # what libraries leave behind goes with it
     diary.enter("import")
     import torch
 

@@ -1,0 +1,146 @@
+"""`ds-advise history`: the list, the export, forgetting."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ds_advise.advisor.cli import run
+from ds_advise.probes.bench.result import BENCH_VERSION, BenchResult, figure
+from ds_advise.probes.machine import Machine
+from ds_advise.probes.store import Record, Store
+
+MACHINE = Machine(gpus=("L4", "L4"), gpu_memory_bytes=(22 * 2**30,) * 2, driver="570.1", cpu="a CPU", cpu_cores=8,
+                  ram_bytes=64 * 2**30)
+STEP = {"total_s": 2.0, "forward_s": 0.5, "backward_s": 1.0, "optimizer_s": 0.5, "waiting_s": None}
+RANK = {"steps": [STEP, {**STEP, "total_s": 4.0}, STEP], "device_bytes": 5 * 2**30, "reserved_bytes": 4 * 2**30,
+        "host_peak_bytes": 3 * 2**30, "host_baseline_bytes": 2**30, "losses": [1.0, float("nan")]}
+PROBE = Record(
+    kind="probe", machine=MACHINE, model="abc", model_name="some/a-model-with-a-long-name",
+    made_at="2026-01-01T00:00:00+00:00", workload={"seq_len": 128},
+    plan={"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+          "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
+    result={"tokens_per_step": 1000, "ranks": [RANK, RANK], "failure": None})
+BENCH = Record(kind="bench", machine=MACHINE, result=BenchResult(
+    version=BENCH_VERSION, device="cuda", ranks=2, skipped=(), nvme_mount="", versions={}, seconds=1.0, figures=(
+        figure("matrix_product", "bf16", 4096, 1e14, [1.0], "flop/s"),)).to_json())
+
+
+def _lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in lines), lines
+    return lines
+
+
+def _line(capsys: pytest.CaptureFixture[str], start: str) -> str:
+    (line,) = [line for line in _lines(capsys) if line.split()[:1] == [start]]
+    return line
+
+
+def test_an_empty_history_says_so(own_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No table, no file; where it would be and what fills it."""
+    assert run(["history"]) == 0
+    shown = " ".join(" ".join(_lines(capsys)).split())
+    assert "Nothing was measured yet" in shown
+    assert "ds-advise bench" in shown
+    assert run(["history", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"schema_version": 1, "records": []}
+    assert not own_store.exists()
+
+
+def test_a_probe_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Number, kind, model, rung with its batch, tokens per second of the slowest rank, its memory."""
+    Store().add(PROBE)
+    run(["history"])
+    words = _line(capsys, "1").split()
+    assert words[-5:] == ["a-model-with-a-~", "zero2-offload", "4x2", "500", "5.0"]
+    assert "probe" in words
+    assert "days" in words
+
+
+def test_a_failed_probe_says_how_it_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    """In place of its figures."""
+    Store().add(replace(PROBE, result={"ranks": [], "failure": {"kind": "out_of_memory", "rank": 1}}))
+    run(["history"])
+    assert _line(capsys, "1").endswith("out of memory")
+
+
+def test_on_the_cpu_the_memory_is_that_of_the_tensors(capsys: pytest.CaptureFixture[str]) -> None:
+    """There is no device counter: the peak of resident memory less what the libraries took."""
+    rank = {**RANK, "device_bytes": None, "reserved_bytes": None}
+    Store().add(replace(PROBE, result={"tokens_per_step": 1000, "ranks": [rank], "failure": None}))
+    run(["history"])
+    assert _line(capsys, "1").split()[-1] == "2.0"
+
+
+def test_what_is_unknown_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """A record without plan and figures, a benchmark of another version."""
+    Store().add(replace(PROBE, plan={}, result={}, model_name=""))
+    Store().add(replace(BENCH, result={"version": BENCH_VERSION + 1}))
+    assert run(["history"]) == 0
+    assert any("another version" in line for line in _lines(capsys))
+
+
+def test_the_newest_come_first_under_their_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    """--limit cuts the list and says that there is more; a machine is named once for the records in a row."""
+    for month in range(1, 6):
+        Store().add(replace(PROBE, made_at=f"2026-0{month}-01T00:00:00+00:00"))
+    Store().add(BENCH)
+    run(["history", "--limit", "3"])
+    lines = _lines(capsys)
+    assert [line.split()[0] for line in lines if line.split()[:1] and line.split()[0].isdigit()] == ["6", "5", "4"]
+    assert sum("2 x L4, a CPU, 8 cores" in line for line in lines) == 1
+    assert any("100 Tflop/s" in line for line in lines)
+    assert any("--limit" in line for line in lines)
+    run(["history", "2", "3"])
+    assert [line.split()[0] for line in _lines(capsys) if line.split()[:1] and line.split()[0].isdigit()] == ["3", "2"]
+
+
+def test_json_has_every_record_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    """Strict JSON: a loss that is NaN is null; --limit does not cut it."""
+    for _ in range(2):
+        Store().add(PROBE)
+    assert run(["history", "--json", "--limit", "1"]) == 0
+
+    def refuse(text: str) -> None:
+        raise AssertionError(text)
+
+    answer = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert [record["id"] for record in answer["records"]] == [2, 1]
+    first = answer["records"][0]
+    assert first["result"]["ranks"][0]["losses"] == [1.0, None]
+    assert first["machine"]["gpus"] == ["L4", "L4"]
+    assert (first["plan"], first["workload"]) == (PROBE.plan, PROBE.workload)
+
+
+def test_forgetting_tells_what_it_removed(capsys: pytest.CaptureFixture[str]) -> None:
+    """By number or all; unknown numbers are told and are no error."""
+    for _ in range(4):
+        Store().add(PROBE)
+    assert run(["history", "--forget", "2", "99"]) == 0
+    assert capsys.readouterr().out == "Forgot 2. There is no 99.\n"
+    assert run(["history", "--forget", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"forgotten": [3]}
+    assert run(["history", "--forget", "all"]) == 0
+    assert capsys.readouterr().out == "Forgot 1, 4.\n"
+    assert Store().find() == []
+
+
+@pytest.mark.parametrize("arguments", [["--forget"], ["--forget", "x"], ["1", "all"], ["--limit", "0"], ["-3"]])
+def test_nonsense_is_one_line_and_removes_nothing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2."""
+    Store().add(PROBE)
+    assert run(["history", *arguments]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert len(Store().find()) == 1
+
+
+def test_a_store_that_cannot_be_read_is_one_line(own_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file is named, with what to do; exit code 2."""
+    own_store.parent.mkdir()
+    own_store.write_text("no database" * 500)
+    assert run(["history"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"rm {own_store}" in line
