@@ -12,14 +12,14 @@ from .dry_run_answer import DryRunAnswer, dry_run_answer
 from .run_question import run_question
 
 
-def ask_dry_run(config_file: Path, model: str, *, gpus: str, ram: str | None, rank: int, iterations: int,
+def ask_dry_run(config_file: Path, model: str, *, gpus: str, ram: str | None, rank: int | None, iterations: int,
                 expandable_segments: bool, fast: bool, **settings: Any) -> DryRunAnswer:
     """Run it and put the closed form beside it; `settings` are those of `run_question`.
 
     Raises DsAdviseError for what cannot be run.
     """
     cluster = parse_cluster(gpus, ram=ram)
-    if rank >= cluster.world_size:
+    if rank is not None and rank >= cluster.world_size:
         raise WorkloadError(f"there is no rank {rank} among {cluster.world_size} GPUs", why="ranks count from 0",
                             fix=f"pass --rank {cluster.world_size - 1} or less")
     asked = run_question(config_file, model, cluster, **settings)

@@ -13,6 +13,7 @@ the extensions are built before the first fork: a rank that died while it built 
 
 import contextlib
 import faulthandler
+import gc
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ from pathlib import Path
 os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error", "GLOO_SOCKET_IFNAME": "lo"}
 
 import deepspeed
+import deepspeed.runtime.zero.muon.original_muon  # with torch's compiler: what every initialization imports
 import peft  # noqa: F401
 import torch
 import transformers
@@ -235,5 +237,6 @@ if __name__ == "__main__":
     if asked["real_kernels"]:
         for builder in REAL_KERNELS.values():
             builder().load(verbose=False)
+    gc.freeze()  # what is imported never dies; looking through it would cost each child most of a second
     for job in asked["jobs"]:
         Path(job["answer"]).write_text(json.dumps(run(job, asked["real_kernels"], asked["seconds"])))

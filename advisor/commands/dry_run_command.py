@@ -16,7 +16,7 @@ from .options import COUNT, run_options
 @run_options
 @click.option("--gpus", default="auto", metavar="SPEC", show_default=True, help="As for the advice: 2x32GB, 4x8xH100, ...")
 @click.option("--ram", metavar="SIZE", help="Host RAM per node, such as 256GB; unset: not checked.")
-@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Which rank to be.")
+@click.option("--rank", type=click.IntRange(min=0), help="Which rank to be (default: the fullest).")
 @click.option("--iterations", type=COUNT, default=4, show_default=True, help="Optimizer steps.")
 @click.option("--expandable-segments/--no-expandable-segments", default=True, show_default=True,
               help="The PYTORCH_CUDA_ALLOC_CONF setting that the advice prints.")
@@ -27,7 +27,7 @@ from .options import COUNT, run_options
 @click.option("--explain", is_flag=True, help="List the largest modules and tensors at the peak.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def dry_run(run: dict[str, Any], gpus: str, ram: str | None, rank: int, iterations: int, expandable_segments: bool,
+def dry_run(run: dict[str, Any], gpus: str, ram: str | None, rank: int | None, iterations: int, expandable_segments: bool,
             fast: bool, timeline: str | None, force: bool, explain: bool, as_json: bool, debug: bool) -> int:
     """Run DS_CONFIG through the installed DeepSpeed's real engine, as one rank of the GPUs, on a simulated GPU.
 

@@ -13,13 +13,14 @@ from ...estimators.device_overhead import library_workspace, outside_allocator
 from ...estimators.workload import Workload
 from .ask import DryRunError, ask
 from .extrapolate import NotLinearError, extrapolated, ladder
+from .fullest_rank import fullest_rank
 from .request import Request
 from .result import DryRunResult, Peak, Reserved
 
 
 def dry_run(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | str | Path, *,
             cluster: Cluster | None = None, world_size: int | None = None, gpus_per_node: int | None = None,
-            rank: int = 0, workload: Workload | None = None,
+            rank: int | None = None, workload: Workload | None = None,
             micro_batch_size: int | None = None, gradient_accumulation_steps: int | None = None,
             gradient_checkpointing: bool = True,
             iterations: int = 4, input_shape: Sequence[int] | None = None, expandable_segments: bool = False,
@@ -30,7 +31,8 @@ def dry_run(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | s
     model:   a transformers config as a dict, a `config.json` or its folder, or "FILE.py:FUNCTION" that returns a module.
     cluster: the GPUs: how many, of which generation (it decides the attention kernels), and what beside tensors they hold.
              Without it `world_size` (and `gpus_per_node`, by default all) ranks of an unnamed Hopper GPU, tensors only.
-    rank:    partitions are padded to equal size, so ranks differ by at most a parameter's slice; 0 by default.
+    rank:    which rank to be; None: the one whose GPU is the fullest, as far as the model tells (`fullest_rank.py`), or with
+             `fast` rank 0, whose piece of the parameters lies alike at every depth.
     micro_batch_size, gradient_accumulation_steps: used where the configuration says `auto` or nothing; without them 1, or
              what DeepSpeed derives from the configuration's train_batch_size.
     iterations: optimizer steps; Adam's states appear in the first, ZeRO-3 prefetches from the third.
@@ -43,7 +45,8 @@ def dry_run(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | s
     if cluster is None and world_size is None:
         raise TypeError("dry_run needs a cluster or a world_size")
     request = request_for(
-        config, model, cluster=cluster, world_size=world_size, gpus_per_node=gpus_per_node, rank=rank, workload=workload,
+        config, model, cluster=cluster, world_size=world_size, gpus_per_node=gpus_per_node,
+        rank=0 if fast and rank is None else rank, workload=workload,
         micro_batch_size=micro_batch_size, gradient_accumulation_steps=gradient_accumulation_steps,
         gradient_checkpointing=gradient_checkpointing, iterations=iterations, input_shape=input_shape,
         expandable_segments=expandable_segments)
@@ -63,7 +66,7 @@ def _run(request: Request, *, fast: bool, timeout_s: float) -> DryRunResult:
 
 
 def request_for(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | str | Path, *, cluster: Cluster | None,
-                world_size: int | None = None, gpus_per_node: int | None = None, rank: int = 0,
+                world_size: int | None = None, gpus_per_node: int | None = None, rank: int | None = 0,
                 workload: Workload | None = None, micro_batch_size: int | None = None,
                 gradient_accumulation_steps: int | None = None, gradient_checkpointing: bool = True, iterations: int = 4,
                 input_shape: Sequence[int] | None = None, expandable_segments: bool = False) -> Request:
@@ -74,8 +77,11 @@ def request_for(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any]
         world_size, gpus_per_node = cluster.world_size, cluster.gpus_per_node
     assert world_size is not None, "somebody knows how many ranks there are"
     capability = cluster.gpu.compute_capability if cluster is not None else None
+    config = _config(config)
+    if rank is None:
+        rank = fullest_rank(config, description, workload, world_size)
     return Request(
-        config=_config(config), model=description, factory=factory,
+        config=config, model=description, factory=factory,
         input_shape=tuple(input_shape) if input_shape is not None else None,
         world_size=world_size, gpus_per_node=gpus_per_node or world_size, rank=rank,
         method=workload.method, lora_rank=workload.lora_rank, lora_targets=workload.lora_targets,
