@@ -15,6 +15,7 @@ from ..estimators.cluster import Cluster, Gpu
 from ..estimators.collective_time import LINK_SHARE
 from ..estimators.offload_time import PINNED_SHARE
 from ..estimators.roofline import BEST_OF_PEAK
+from ..probes.store_path import store_path
 from ..probes.this_machine import mount_point
 from .units import age
 
@@ -47,12 +48,12 @@ class OwnFigures:
 
 def own_figures(device: Literal["cuda", "cpu"]) -> OwnFigures | None:
     """What is known of this machine; None where nothing is. An unusable store says so on stderr and counts as nothing."""
-    from ..probes.store import store_path, try_store
-
-    if not store_path().exists():
+    if not _kept():
         return None
+    # Imported here: without results an answer needs no database.
     from ..probes.bench.result import BENCH_VERSION, bench_from_json
     from ..probes.machine import this_machine
+    from ..probes.store import try_store
 
     machine = this_machine()
     nothing: list[Record] = []
@@ -60,6 +61,17 @@ def own_figures(device: Literal["cuda", "cpu"]) -> OwnFigures | None:
         if record.result.get("version") == BENCH_VERSION and record.result.get("device") == device:
             return OwnFigures(result=bench_from_json(record.result), age_s=record.age_s)
     return None
+
+
+def _kept() -> bool:
+    """Whether anything is there; a folder that may not be read counts, and the store says what is wrong with it."""
+    try:
+        store_path().stat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def with_own_figures(cluster: Cluster) -> Cluster:

@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeVar
 from ..estimators.errors import DsAdviseError
 from ..estimators.model_shape import ModelShape
 from .machine import Machine, machine_from_json
+from .store_path import store_path
 
 Kind = Literal["probe", "bench", "training"]
 T = TypeVar("T")
@@ -91,16 +92,6 @@ class Record:
                 "machine": self.machine.to_json(), "model": self.model, "model_name": self.model_name,
                 "plan": dict(self.plan), "workload": dict(self.workload), "result": dict(self.result),
                 "versions": dict(self.versions)}
-
-
-def store_path() -> Path:
-    """`results.sqlite` in DS_ADVISE_CACHE, or in the folder that the platform has for caches (XDG_CACHE_HOME on Linux)."""
-    chosen = os.environ.get("DS_ADVISE_CACHE")
-    if chosen:
-        return Path(chosen).expanduser() / "results.sqlite"
-    from platformdirs import user_cache_path
-
-    return user_cache_path("ds-advise") / "results.sqlite"
 
 
 class Store:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import types
 from dataclasses import replace
@@ -172,6 +174,28 @@ def test_a_store_that_cannot_be_used_does_not_cost_the_answer(
     assert "tokens/s" in shown.out
     (line,) = shown.err.splitlines()
     assert str(own_store) in line
+
+
+@pytest.mark.parametrize("gpus", ["2x32GB", "auto"])
+def test_without_results_no_database_is_loaded(gpus: str, tmp_path: Path) -> None:
+    """The cold answer stays as quick as it was."""
+    driver = tmp_path / "pynvml.py"
+    driver.write_text(
+        "import types\n"
+        "NVMLError = type('NVMLError', (Exception,), {})\n"
+        "nvmlInit = nvmlShutdown = lambda: None\n"
+        "nvmlDeviceGetCount = lambda: 1\n"
+        "nvmlDeviceGetHandleByIndex = lambda index: index\n"
+        "nvmlDeviceGetName = lambda handle: 'NVIDIA L4'\n"
+        "nvmlDeviceGetMemoryInfo = lambda handle: types.SimpleNamespace(total=24 * 2**30)\n")
+    program = ("import sys\n"
+               f"sys.path.insert(0, {str(tmp_path)!r})\n"
+               "from ds_advise.advisor.cli import run\n"
+               f"code = run({[*QUESTION, '--gpus', gpus]!r})\n"
+               "sys.exit('loaded' if 'sqlite3' in sys.modules else code == 2)\n")
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_cpu_is_a_cluster_of_ranks() -> None:

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from ds_advise.estimators.catalogue import find
 from ds_advise.probes.machine import Machine, cpu_model, machine_from_json, this_machine
-from ds_advise.probes.store import Record, Store, StoreError, model_key, store_path, try_store
+from ds_advise.probes.store import Record, Store, StoreError, model_key, try_store
+from ds_advise.probes.store_path import store_path
 
 MACHINE = Machine(gpus=("L4", "L4"), gpu_memory_bytes=(22 * 2**30,) * 2, driver="570.1", cpu="a CPU", cpu_cores=8,
                   ram_bytes=64 * 2**30)
