@@ -86,11 +86,13 @@ def test_depths_fill_what_has_a_fixed_size_first() -> None:
     assert ladder(asked(catalogue.config("Qwen/Qwen2.5-14B"))).depths == (6, 7, 9)
 
 
-def test_a_partition_holds_the_embedding_at_all_depths_or_at_none() -> None:
-    """On 8 GPUs a rank's part of Llama 3.1 8B is larger than its embedding, as it is with 15 layers; on 64 it never is."""
+def test_a_piece_holds_the_embedding_twice_at_all_depths_or_lies_within_it_at_all() -> None:
+    """A rank's part of Llama 3.1 8B on 4 GPUs is that large from 15 layers on, on 64 never, and on 8 it is in between."""
     llama, zero = catalogue.config("meta-llama/Llama-3.1-8B"), {"stage": 2, "reduce_bucket_size": "auto"}
-    assert ladder(replace(asked(llama, zero=zero), world_size=8)).depths[0] == 15
+    assert ladder(replace(asked(llama, zero=zero), world_size=4)).depths[0] == 15
     assert ladder(replace(asked(llama, zero=zero), world_size=64)).depths[0] < 8
+    with pytest.raises(NotLinearError, match="hardly larger than the embedding"):
+        ladder(replace(asked(llama, zero=zero), world_size=8))
 
 
 def test_whole_periods_are_left_out() -> None:
@@ -110,6 +112,7 @@ def test_lists_with_an_entry_for_each_layer_are_cut() -> None:
     (asked({**TINY, "num_hidden_layers": 6}), "6 layers are few enough"),
     (asked({**TINY, "model_type": "bert"}), "not been shown for bert"),
     (asked({key: value for key, value in TINY.items() if key != "num_hidden_layers"}), "how many layers"),
+    (asked(zero={"stage": 2, "reduce_bucket_size": "auto"}, rank=1), "only rank 0"),
     (asked(zero={**ZERO3, "offload_optimizer": {"device": "cpu"}}), "offload"),
     (asked(zero={**ZERO3, "offload_param": {"device": "nvme", "nvme_path": "/nowhere"}}), "offload"),
     (replace(asked(), model=None, factory="own.py:net"), "module of one's own"),

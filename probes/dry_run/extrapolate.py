@@ -2,8 +2,8 @@
 
 The layers of a decoder are alike, so every figure of a phase is a + b L in the number of layers L, once what has a fixed size
 is filled: the reduce bucket; at ZeRO-3 the gathered parameters that may stay (`stage3_max_live_parameters`); at ZeRO-1 and 2
-a rank's piece of the parameters, which lies within the embedding or holds it. One term is not: ZeRO-3's optimizer steps
-sub-group by sub-group, and what it needs for that follows one of them, which is counted.
+a rank's piece of the parameters, which lies within the embedding or holds it twice over. One term is not linear and is counted:
+what ZeRO-3's optimizer needs to step sub-group by sub-group follows one of them.
 
 Two depths give the line, and the third must lie on it: where the lines through the outer two and through the last two differ
 by more than `TOLERANCE` at the full depth, or where the reasons above do not hold, `NotLinearError` says why, and the full
@@ -144,13 +144,22 @@ def _filling_elements(zero: dict[str, Any], shape: ModelShape) -> float:
 
 
 def _partition_elements(zero: dict[str, Any], shape: ModelShape, request: Request) -> int:
-    """Elements of layers with which a rank's partition is larger than the largest tensor outside them, if in the end it is:
-    at stages 1 and 2 a partition that lies within the embedding is another case than one that holds it."""
+    """Elements of layers with which a rank's piece of the parameters is twice the largest tensor outside them.
+
+    At stages 1 and 2 a piece within the embedding is one case, one that holds it and much more another; in between, the
+    moments that are highest change places. Raises NotLinearError where the full model lies in between.
+    """
     if zero.get("stage") not in (1, 2) or request.method != "full":  # adapters are small, and none is outside the layers
         return 0
+    if request.rank:
+        raise NotLinearError("only rank 0 has its piece at the same place at every depth")
     outside = [tensor.numel for tensor in shape.outside]
-    needed = max(outside) * request.world_size
-    return needed - sum(outside) if shape.parameters >= needed else 0
+    piece, largest = shape.parameters / request.world_size, max(outside)
+    if piece < largest:
+        return 0
+    if piece < 2 * largest:
+        raise NotLinearError("a rank's piece of the parameters is hardly larger than the embedding")
+    return 2 * largest * request.world_size - sum(outside)
 
 
 def _sub_groups(model: dict[str, Any], request: Request) -> tuple[int, ...]:
@@ -182,9 +191,10 @@ def extrapolated(steps: Ladder, results: Sequence[DryRunResult]) -> DryRunResult
         values = {}
         for name in names:
             figures = [getattr(phase, name) for phase in same]
-            values[name] = line.at_full(figures, math.inf)
-            if not stepped.get(name.split("_")[0]) and line.spread(figures) > TOLERANCE * largest[name] + NEGLIGIBLE_BYTES:
-                off_line[same[0].iteration, same[0].phase, name] = values[name] + line.spread(figures)
+            allowed_bytes = TOLERANCE * largest[name] + NEGLIGIBLE_BYTES
+            values[name], doubt_bytes = line.at_full(figures, math.inf), line.spread(figures)
+            if doubt_bytes > allowed_bytes and not stepped.get(name.split("_")[0]):
+                off_line[same[0].iteration, same[0].phase, name] = values[name] + doubt_bytes
         for pool, above in stepped.items():
             if above is not None:
                 values[f"{pool}_peak_bytes"] = values[f"{pool}_live_bytes"] + above
@@ -195,8 +205,10 @@ def extrapolated(steps: Ladder, results: Sequence[DryRunResult]) -> DryRunResult
                                  f"({name} of {phase})")
     whole = _whole(line, results, tuple(phases))
     rough = [phase for _, phase, _ in off_line]
-    if steps.zero_stage == 3 and whole.peak.phase != "step":
-        rough.append("step")  # it begins with the layers that the backward pass left gathered, now two, now three
+    if steps.zero_stage == 3:
+        rough.append("initialize")  # one of several moments is the highest, and depth decides which
+        if whole.peak.phase != "step":
+            rough.append("step")  # it begins with the layers that the backward pass left gathered, now two, now three
     return replace(whole, approximate=tuple(dict.fromkeys(rough)))
 
 
