@@ -44,25 +44,28 @@ def dry_run(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | s
     """
     if cluster is None and world_size is None:
         raise TypeError("dry_run needs a cluster or a world_size")
-    request = request_for(
-        config, model, cluster=cluster, world_size=world_size, gpus_per_node=gpus_per_node,
-        rank=0 if fast and rank is None else rank, workload=workload,
-        micro_batch_size=micro_batch_size, gradient_accumulation_steps=gradient_accumulation_steps,
-        gradient_checkpointing=gradient_checkpointing, iterations=iterations, input_shape=input_shape,
-        expandable_segments=expandable_segments)
-    result = _run(request, fast=fast, timeout_s=timeout_s)
+
+    def request(as_rank: int | None) -> Request:
+        return request_for(
+            config, model, cluster=cluster, world_size=world_size, gpus_per_node=gpus_per_node, rank=as_rank,
+            workload=workload, micro_batch_size=micro_batch_size, gradient_accumulation_steps=gradient_accumulation_steps,
+            gradient_checkpointing=gradient_checkpointing, iterations=iterations, input_shape=input_shape,
+            expandable_segments=expandable_segments)
+
+    result = _extrapolated(request(rank or 0), timeout_s) if fast else ""
+    if isinstance(result, str):
+        (full,) = ask([request(rank)], timeout_s)
+        result = replace(full, not_extrapolated=result)
     return result if cluster is None else replace(result, peak=_beside_tensors(result.peak, cluster))
 
 
-def _run(request: Request, *, fast: bool, timeout_s: float) -> DryRunResult:
-    if not fast:
-        (result,) = ask([request], timeout_s)
-        return result
+def _extrapolated(request: Request, timeout_s: float) -> DryRunResult | str:
+    """The answer of shallow runs, or why they do not answer."""
     try:
         steps = ladder(request)
         return extrapolated(steps, ask(steps.requests, timeout_s))
     except NotLinearError as reason:
-        return replace(_run(request, fast=False, timeout_s=timeout_s), not_extrapolated=str(reason))
+        return str(reason)
 
 
 def request_for(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | str | Path, *, cluster: Cluster | None,
