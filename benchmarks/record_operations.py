@@ -24,13 +24,12 @@ CHOSEN = {
     ("seed 000", "7"), ("seed 000", "9"), ("seed 000", "11"), ("seed 000", "12"), ("seed 000", "13"), ("seed 000", "14"),
     ("seed 003", "1.2"), ("seed 003", "1.4"), ("DeepSpeed blogs/zenflow-corebinding/README.md@edaa722", "542"),
     ("DeepSpeed blogs/zenflow-corebinding/README.md@edaa722", "543"),
-    ("huggingface/peft method_comparison/MetaMathQA/results@2025", "369"),
 }
-"""Source and row of runs whose model is small enough to be executed in a minute."""
+"""Source and row of DeepSpeed runs whose model is small enough to be executed in a minute."""
 
 
 def record(run: TimedRun) -> DryRunResult:
-    """The dry run of the run's plan. Without DeepSpeed (stage 0 on one GPU) the engine stands for the Trainer alone."""
+    """The dry run of the run's plan."""
     config = ds_config(run.plan, run.model, run.workload, run.cluster, flavor=run.workload.framework)
     return dry_run(
         config, load_config(run.model.name, offline=True), cluster=run.cluster, workload=run.workload,

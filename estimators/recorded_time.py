@@ -6,7 +6,7 @@ KERNEL_S; the host launches beside the GPU, and collectives and copies run besid
 constants of the closed form (`host_time`, `collective_time`, `offload_time`). What the closed form derives from the model's
 dimensions is counted here instead: recomputation, adapters, gradient copies, the engine's own work.
 
-    pass = max(GPU, host) + links that the pass does not hide        forward and backward
+    pass = max(GPU, host) + links that the pass does not hide        forward and backward; stage 0 hides nothing
     step = GPU + host + links, one after the other                   the optimizer
 
 Not covered: operations that only real values decide; fused kernels that the run replaced, besides the optimizers'; the
@@ -72,7 +72,7 @@ def recorded_time(
         if phase == "backward":  # every submodule is visited on the way back too, beside those that run forward again
             own += [operation for operation in operations if (operation.phase, operation.kind) == ("forward", "visit")]
         terms += _phase_terms(own, phase, cluster, zero_stage=zero_stage, micro_batches=micro_batches,
-                              overlaps=overlap_comm and phase != "step", pinned=pin_memory)
+                              overlaps=overlap_comm and zero_stage > 0 and phase != "step", pinned=pin_memory)
     local = cluster.gpus_per_node
     nvme = (nvme_read_bytes * local / nvme_read_bytes_per_s(cluster)
             + nvme_written_bytes * local / nvme_write_bytes_per_s(cluster))

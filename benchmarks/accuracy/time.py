@@ -21,6 +21,7 @@ from ds_advise.estimators.cluster import Cluster
 from ds_advise.estimators.families import shape_from_config
 from ds_advise.estimators.model_shape import ModelShape
 from ds_advise.estimators.plan import Offload, Plan
+from ds_advise.estimators.recorded_time import Kind, RecordedOperation, recorded_time
 from ds_advise.estimators.software import Software
 from ds_advise.estimators.throughput import estimate_time
 from ds_advise.estimators.workload import AttentionKernel, LossKernel, Method, Precision, Workload
@@ -31,6 +32,9 @@ from .report import Section, Table, percent
 DATA = Path(__file__).parents[1] / "data"
 LEFT_OUT = DATA / "speed_left_out.csv"
 """What `benchmarks.fit_speed --write` found: each source's error under a fit on the others."""
+
+RECORDED = DATA / "recorded_operations.csv"
+"""What `benchmarks.record_operations` wrote: the operations of some of the runs."""
 
 MEDIAN_TARGET, P90_TARGET, TAU_TARGET, REGRET_TARGET = 0.12, 0.30, 0.9, 0.05
 FLASH_TRITON = (0.75, 0.45)
@@ -64,6 +68,13 @@ class TimedRun:
     @property
     def step_s(self) -> float:
         return estimate_time(self.model, self.workload, self.cluster, self.plan, self.software).step_s
+
+    def recorded_s(self, operations: Sequence[RecordedOperation]) -> float:
+        """Seconds of one optimizer step by the operations that a dry run recorded."""
+        plan = self.plan
+        return recorded_time(
+            operations, self.cluster, zero_stage=plan.zero_stage, micro_batches=plan.gradient_accumulation_steps,
+            tokens_per_step=self.tokens, overlap_comm=plan.overlap_comm, pin_memory=plan.pin_memory).step_s
 
     @property
     def samples(self) -> int:
@@ -198,6 +209,9 @@ def section() -> Section:
         summary=(
             Table(title="Step time: |predicted / measured - 1|", header=_HEADER, rows=tuple(_subsets(counted))),
             Table(title="Each source under constants fitted on the others", header=_HEADER[:4], rows=tuple(_left_out())),
+            Table(title="Both depths: the closed form, and the operations that a dry run of the same plan recorded",
+                  header=("source", "run", " measured s", " closed form", " recorded", " recorded / closed form"),
+                  rows=tuple(_both_depths(runs))),
             Table(title=f"Groups that miss tau {TAU_TARGET} or a regret of {REGRET_TARGET:.0%}",
                   header=("group", " runs", " tau", " regret"),
                   rows=tuple((group.name, str(len(group.runs)), f"{group.tau:+.2f}", f"{group.regret:.1%}")
@@ -260,6 +274,32 @@ def _left_out() -> Iterable[tuple[str, ...]]:
     with LEFT_OUT.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             yield row["source"], row["runs"], f"{float(row['median']):.1%}", f"{float(row['p90']):.1%}"
+
+
+def _both_depths(runs: Sequence[TimedRun]) -> Iterable[tuple[str, ...]]:
+    known = {(run.source, run.name): run for run in runs}
+    sizes: list[tuple[float, float]] = []
+    for key, operations in recorded_operations().items():
+        run = known[key]
+        recorded_s = run.recorded_s(operations)
+        sizes.append((abs(run.error), abs(recorded_s / run.measured_s - 1)))
+        yield (run.source, run.label, f"{run.measured_s:.3f}", percent(run.error), percent(recorded_s / run.measured_s - 1),
+               percent(recorded_s / run.step_s - 1))
+    closed, recorded = ([pair[index] for pair in sizes] for index in (0, 1))
+    yield "median of sizes", "", "", f"{median(closed):.1%}", f"{median(recorded):.1%}", ""
+
+
+def recorded_operations() -> dict[tuple[str, str], list[RecordedOperation]]:
+    """By source and row of a run."""
+    found: dict[tuple[str, str], list[RecordedOperation]] = {}
+    with RECORDED.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            found.setdefault((row["source"], row["row"]), []).append(RecordedOperation(
+                phase=row["phase"], kind=cast(Kind, row["kind"]), name=row["name"], count=int(row["count"]),
+                precision=row["precision"], size_bytes=int(row["size_bytes"]),
+                product=tuple(map(int, row["product"].split("x"))) if row["product"] else (), flops=int(row["flops"]),
+                keys=int(row["keys"])))
+    return found
 
 
 def _set_aside(runs: Sequence[TimedRun]) -> Iterable[tuple[str, ...]]:
