@@ -11,6 +11,7 @@ from ..probes.dry_run import DryRunResult, dry_run
 from ..probes.real_run import probe
 from .cluster_spec import parse_cluster
 from .cpu_question import cpu_question
+from .kept_probes import keep_probe
 from .probe_answer import ProbeAnswer, probe_answer
 from .run_question import RunQuestion, run_question
 
@@ -39,6 +40,8 @@ def ask_probe(config_file: Path, model: str, *, gpus: str, device: str, ranks: i
         gradient_checkpointing=asked.gradient_checkpointing, steps=steps, input_shape=asked.input_shape,
         memory_limit_bytes=limit, stall_s=stall_s, timeout_s=timeout_s,
         on_progress=lambda phase: on_progress(f"probe: {phase} ..."))
+    keep_probe(result, model=asked.shape, name=model, config=asked.config, workload=asked.workload,
+               gradient_checkpointing=asked.gradient_checkpointing, memory_limit_bytes=limit)
     return probe_answer(result, asked, seen)
 
 

@@ -13,6 +13,7 @@ from ..probes.real_run import ProbeResult, probe
 from ..probes.real_run.job import Device
 from .calibration import calibration
 from .climb import Climb, Outcome
+from .kept_probes import keep_probe
 from .probe_answer import cpu_tensor_bytes
 from .recommendation import Candidate, Recommendation
 
@@ -98,17 +99,20 @@ def _outcome(candidate: Candidate, result: ProbeResult, answer: Recommendation) 
 
 def runner(answer: Recommendation, description: Mapping[str, Any], *, device: Device, memory_limit_bytes: int | None,
            on_progress: Callable[[str], None]) -> Run:
-    """Runs a candidate of the answer as a probe on this machine."""
+    """Runs a candidate of the answer as a probe on this machine, and keeps what came of it."""
     question = answer.question
 
     def run(candidate: Candidate, timeout_s: float) -> ProbeResult:
         plan = candidate.estimate.plan
         config = ds_config(plan, question.model, question.workload, question.cluster, flavor=question.workload.framework)
-        return probe(
+        result = probe(
             config, description, cluster=question.cluster, workload=question.workload, device=device,
             micro_batch_size=plan.micro_batch_size, gradient_accumulation_steps=plan.gradient_accumulation_steps,
             gradient_checkpointing=plan.gradient_checkpointing, memory_limit_bytes=memory_limit_bytes, timeout_s=timeout_s,
             on_progress=on_progress)
+        keep_probe(result, model=question.model, name=question.model.name, config=config, workload=question.workload,
+                   gradient_checkpointing=plan.gradient_checkpointing, memory_limit_bytes=memory_limit_bytes)
+        return result
 
     return run
 

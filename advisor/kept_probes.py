@@ -1,0 +1,32 @@
+"""Every probe goes into the store, so that a later question about the same machine and model can use it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ..estimators.model_shape import ModelShape
+from ..estimators.workload import Workload
+from ..probes.machine import this_machine
+from ..probes.real_run import ProbeResult
+from ..probes.store import Record, model_key, try_store
+
+
+def keep_probe(result: ProbeResult, *, model: ModelShape | None, name: str, config: Mapping[str, Any], workload: Workload,
+               gradient_checkpointing: bool, memory_limit_bytes: int | None) -> int | None:
+    """Keep a probe, failed ones too; answers its number, None where the store cannot be used (which it says on stderr).
+
+    model: None for a module of the user's own, which `name` tells. config: as it was given; after a run that succeeded the
+    configuration that DeepSpeed got, `auto` filled, is kept in its place.
+    """
+    record = Record(
+        kind="probe", machine=this_machine(), model="" if model is None else model_key(model),
+        # The last part of a path is a name; the rest says where somebody keeps their models.
+        model_name=Path(name).name if Path(name).exists() else name, plan=result.config or config, result=result.to_json(),
+        versions={library: version(library) for library in ("torch", "deepspeed", "transformers")},
+        workload={**asdict(workload), "gradient_checkpointing": gradient_checkpointing,
+                  "memory_limit_bytes": memory_limit_bytes})
+    return try_store(lambda store: store.add(record), None)

@@ -1,0 +1,69 @@
+"""Probes are kept, successes and failures, with what is needed to tell whether they answer a later question."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ds_advise.advisor.cli import run
+from ds_advise.advisor.kept_probes import keep_probe
+from ds_advise.estimators.catalogue import find
+from ds_advise.estimators.workload import Workload
+from ds_advise.probes.machine import this_machine
+from ds_advise.probes.real_run import Failure, ProbeResult
+from ds_advise.probes.store import Store, model_key
+
+FAILED = ProbeResult(
+    world_size=2, device="cpu", solo=False, tokens_per_step=0, ranks=(), versions={},
+    failure=Failure(kind="out_of_memory", rank=1, phase="step 1", message="no memory"))
+
+
+def _keep(result: ProbeResult, **changes: object) -> int | None:
+    settings = {"model": find("gpt2"), "name": "gpt2", "config": {"zero_optimization": {"stage": 2}}, "workload": Workload(),
+                "gradient_checkpointing": False, "memory_limit_bytes": 10**9}
+    return keep_probe(result, **{**settings, **changes})  # type: ignore[arg-type]
+
+
+def test_a_failed_probe_is_kept_with_what_was_asked() -> None:
+    """Its plan as given, the workload with checkpointing and the limit, the machine, versions."""
+    number = _keep(FAILED)
+    (record,) = Store().find(kind="probe", machine=this_machine(), model=model_key(find("gpt2")))
+    assert record.id == number
+    assert record.plan == {"zero_optimization": {"stage": 2}}
+    assert record.workload["seq_len"] == Workload().seq_len
+    assert (record.workload["gradient_checkpointing"], record.workload["memory_limit_bytes"]) == (False, 10**9)
+    assert record.result["failure"]["kind"] == "out_of_memory"
+    assert record.versions["deepspeed"]
+
+
+def test_after_a_success_the_plan_is_what_deepspeed_got() -> None:
+    """With `auto` filled."""
+    _keep(replace(FAILED, failure=None, config={"train_micro_batch_size_per_gpu": 4}))
+    assert Store().find()[0].plan == {"train_micro_batch_size_per_gpu": 4}
+
+
+def test_a_local_model_is_kept_by_its_folders_name(tmp_path: Path) -> None:
+    """Where somebody keeps their models is nobody's business; a module of the user's own has no key."""
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    _keep(FAILED, name=str(folder), model=None)
+    (record,) = Store().find()
+    assert (record.model, record.model_name) == ("", "my-model")
+    assert str(tmp_path) not in json.dumps(record.to_json())
+
+
+def test_an_unusable_store_costs_one_line(own_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The probe itself is not lost."""
+    own_store.mkdir(parents=True)
+    assert _keep(FAILED) is None
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_the_history_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """By model, rung and how it ended."""
+    _keep(FAILED)
+    run(["history"])
+    assert any("gpt2" in line and "zero2" in line and line.endswith("out of memory")
+               for line in capsys.readouterr().out.splitlines())
