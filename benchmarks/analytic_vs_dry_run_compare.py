@@ -46,6 +46,31 @@ _OF_CATEGORY = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a comparison needs of a dry run's answer; bytes of one rank, in training.
+
+    required_bytes: what the caching allocator must hold at least; host_bytes: as the host gives them.
+    """
+
+    allocated_bytes: int
+    required_bytes: int
+    host_bytes: int
+    nvme_bytes: int
+    by_category: dict[str, int]
+    phase: str
+    versions: dict[str, str]
+
+    @classmethod
+    def of(cls, result: DryRunResult) -> Measured:
+        peak = result.peak
+        return cls(
+            allocated_bytes=peak.allocated_bytes_per_gpu, required_bytes=peak.required_bytes_per_gpu,
+            host_bytes=max(phase.host_held_peak_bytes for phase in result.phases if phase.iteration),
+            nvme_bytes=result.nvme_bytes_per_rank, by_category=dict(peak.by_category), phase=peak.phase,
+            versions=dict(result.versions))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """Bytes of one case, both ways: closed form, dry run.
 
@@ -117,27 +142,26 @@ class Setting:
         if self.plan.zero_stage not in (1, 2):
             return 0
         cut = partitions(tensor_set(self.model, self.workload), self.cluster.world_size)
-        held = held_before_first(cut, self.plan.reduce_bucket_size, frees=self.plan.zero_stage == 2)
+        held = held_before_first(cut, self.plan.reduce_bucket_size, frees=self.plan.zero_stage == 2, flushed=True)
         return max(range(len(held)), key=lambda rank: (held[rank] if self.plan.zero_stage == 1 else 0,
                                                        cut.loads[rank].touched, cut.loads[rank].slice))
 
     def estimate(self) -> MemoryEstimate:
         return estimate_memory(self.model, self.workload, self.cluster, self.plan)
 
-    def compare(self, result: DryRunResult) -> Comparison:
+    def compare(self, measured: Measured) -> Comparison:
         """The closed form beside the dry run's answer to `request`."""
         estimate, ranks = self.estimate(), self.cluster.gpus_per_node
         # Loading is another matter: the dry run builds the model on the GPU. And its kernels have no workspaces.
         moment = max((moment for moment in estimate.moments if moment.name != "initialize"), key=_tensor_bytes)
         allocated = _tensor_bytes(moment)
         offloads = self.plan.offload_optimizer != "none" or self.plan.offload_param != "none"
-        host = max(phase.host_held_peak_bytes for phase in result.phases if phase.iteration)
+        host = (estimate.host_training_bytes_per_node - ranks * PROCESS_BYTES, ranks * measured.host_bytes)
         return Comparison(
-            case=self.case, allocated=(allocated, result.peak.allocated_bytes_per_gpu),
-            reserved=(allocated + sum(term.size_bytes for term in estimate.reserved_terms), result.peak.required_bytes_per_gpu),
-            host=(estimate.host_training_bytes_per_node - ranks * PROCESS_BYTES, ranks * host) if offloads else (0, 0),
-            nvme=(estimate.nvme_bytes_per_node, ranks * result.nvme_bytes_per_rank),
-            components=_components(_tensors(moment), result.peak.by_category), moment=moment.name, phase=result.peak.phase)
+            case=self.case, allocated=(allocated, measured.allocated_bytes),
+            reserved=(allocated + sum(term.size_bytes for term in estimate.reserved_terms), measured.required_bytes),
+            host=host if offloads else (0, 0), nvme=(estimate.nvme_bytes_per_node, ranks * measured.nvme_bytes),
+            components=_components(_tensors(moment), measured.by_category), moment=moment.name, phase=measured.phase)
 
 
 def _tensors(moment: Moment) -> Iterable[MemoryTerm]:

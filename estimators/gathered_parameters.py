@@ -71,12 +71,13 @@ def gathered_parameters(tensors: TensorSet, plan: Plan, world_size: int) -> Gath
                      min(plan.stage3_max_live_parameters, in_memory) if from_disk else plan.stage3_max_live_parameters,
                      plan.stage3_max_reuse_distance, plan.stage3_prefetch_bucket_size, plan.reduce_bucket_size,
                      plan.gradient_checkpointing, world_size > 1, plan.param_buffer_count if from_disk else 0,
-                     SWAP_MIN_BYTES // tensors.workload.weight_bytes * world_size)
+                     SWAP_MIN_BYTES // tensors.workload.weight_bytes * world_size,
+                     world_size if plan.offload_param != "none" else 0)
 
 
 @lru_cache(maxsize=256)
 def _gathered(tensors: TensorSet, threshold: int, max_live: int, max_reuse: int, prefetch: int, reduce_bucket: int,
-              checkpointing: bool, gathers: bool, swap_buffers: int, swap_min: int) -> GatheredParameters:
+              checkpointing: bool, gathers: bool, swap_buffers: int, swap_min: int, offloaded_ranks: int) -> GatheredParameters:
     wide = [numel for numel in tensors.layer_tensors if numel > threshold]
     widest, narrowest = max(wide, default=0), min(wide, default=0)
     head, embedding = (numel if numel > threshold else 0 for numel in (tensors.head, tensors.embedding))
@@ -124,15 +125,17 @@ def _gathered(tensors: TensorSet, threshold: int, max_live: int, max_reuse: int,
     layer = min(shardable, max(reused, ahead + widest if prefetches else 0, in_layer)) + flat
     # Rule 4. What was not released, or is prefetched, need not be there twice.
     viewed = 0 if checkpointing or everything or not layers else tensors.viewed * (layers - reused) // layers
+    # An offloaded shard comes to the GPU first; without a prefetch the tensor is gathered from it when it is needed.
+    fetched = 1 + 1 / offloaded_ranks if offloaded_ranks and not prefetches else 1
     # Once the head is released the prefetch fills its place.
     head_reduction = min(max(0, shardable - head), max(loss - head, ahead))
     # When the bucket is full for the first time, as many elements have been released, and there is less left to prefetch.
     reduced = min(reduce_bucket, tensors.trainable_numel)
     return GatheredParameters(
         persistent=persistent, first_layer=first_layer, last_layer=last_layer + max(0, viewed - tensors.viewed_layer),
-        loss=loss + viewed, head=max(loss, head) + viewed, head_reduction=head_reduction + viewed, layer=layer + viewed,
-        reduction=min(layer, max(in_layer, shardable - reduced)) + viewed,
-        end=min(shardable, embeddings if prefetches else embedding))
+        loss=loss + viewed, head=max(loss, int(head * fetched)) + viewed, head_reduction=head_reduction + viewed,
+        layer=layer + viewed, reduction=min(layer, max(in_layer, shardable - reduced)) + viewed,
+        end=min(shardable, embeddings) if prefetches else int(embedding * fetched))
 
 
 def _reach(swapped: list[int], layer: int, buffers: int) -> int:

@@ -177,6 +177,9 @@ def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMem
     # Gradients that this rank will own, once reduced: none on the GPU when they are offloaded.
     owned, owned_last = (0, 0) if offloaded else (cut.touched, cut.last_load.touched)
     large_head = single.head if single.head > bucket_numel else 0
+    if single.held:
+        owned_last = large_head = 0  # a tied head is reduced at the end, with the embedding
+    reduced = 0 if offloaded else max(held_before_first(cut, bucket_numel, frees=plan.zero_stage == 2, flushed=True))
     if plan.zero_stage == 1:
         earlier = trainable if accumulates else 0
         forward = gradients(earlier, "w Pt") + (bucket() if accumulates else ())
@@ -198,12 +201,18 @@ def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMem
         after_end = earlier + owned + single.last
     reduced_head = held + single.head if plan.zero_stage == 2 or accumulates else single.head + owned_last
     in_layer = gradients(held + single.layer + single.held, "w (held + layer)")
+    # A gradient larger than the bucket is reduced in pieces, one for each rank that owns some of it; as many as pass the
+    # bucket's size are flattened together. Then the rank's buffer is made.
+    pieces = (bucket_numel // cut.partition + 1) * cut.partition if cut.partition <= bucket_numel else 0
+    flattened, flattened_head = (min(numel, pieces) * (numel > bucket_numel) for numel in (single.last, large_head))
+    copied_head = 0 if offloaded else max(0, flattened_head - owned_last)
     end = _end(width, before_end, after_end, single, fills, copies=copies, staged=min(single.last, cut.slice) * offloaded)
+    end = max(end, _End(reduced + single.last, flattened, 0), key=lambda end: end.size_bytes(width))
     return GradientMemory(
         forward=forward + staging(0),
         head=gradients(earlier + single.head, "w (earlier + head)") + (bucket() if forward and plan.zero_stage == 1 else ())
         + staging(0),
-        head_reduction=gradients(reduced_head, "w (held + head)") + bucket()
+        head_reduction=gradients(reduced_head, "w (held + head)") + bucket(copied_head)
         + staging(min(large_head, cut.last_load.slice), large_head),
         layer=in_layer + bucket() + staging(min(single.layer, cut.slice), single.layer),
         reduction=in_layer + bucket(fills.flushed * copies) + staging(0),
@@ -221,6 +230,9 @@ class _End:
     copied: int
     staged: int
 
+    def size_bytes(self, width: int) -> int:
+        return width * (self.gradients + self.copied) + NORM_BYTES * self.staged
+
 
 def _end(width: int, before: int, after: int, single: _Gradients, fills: BucketFills, *, copies: bool, staged: int) -> _End:
     """The worst moment of the end.
@@ -231,7 +243,7 @@ def _end(width: int, before: int, after: int, single: _Gradients, fills: BucketF
     return max(
         _End(before + single.end, 0, 0), _End(before + single.last, fills.pending * fills.waits * copies, 0),
         _End(before, fills.final * copies, 0), _End(after, 0, staged),
-        key=lambda end: width * (end.gradients + end.copied) + NORM_BYTES * end.staged)
+        key=lambda end: end.size_bytes(width))
 
 
 def _flat_step(cut: Partitions, optimizer: Optimizer, source: str) -> tuple[MemoryTerm, ...]:

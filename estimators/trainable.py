@@ -198,14 +198,15 @@ def gradient_buckets(tensors: TensorSet, bucket_size: int) -> BucketFills:
 
 
 @lru_cache(maxsize=256)
-def held_before_first(cut: Partitions, bucket_size: int, *, frees: bool) -> tuple[int, ...]:
-    """Elements of gradients that each rank holds when the first tensor's gradient comes.
+def held_before_first(cut: Partitions, bucket_size: int, *, frees: bool, flushed: bool = False) -> tuple[int, ...]:
+    """Elements of gradients that each rank holds when the first tensor's gradient comes, or when that one is reduced.
 
-    Those of the tensors that its partition touches, as far as they are reduced already: what follows the first tensor waits
-    in the bucket. Unless the engine `frees` them (stage 2), also the gradients elsewhere that are larger than the bucket.
+    Those of all tensors that its partition touches, in one buffer that is made for the first of them that is reduced: what
+    follows the model's first tensor waits in the bucket until it is `flushed`. Unless the engine `frees` them (stage 2), also
+    the gradients elsewhere that are larger than the bucket.
     """
     numels, partition = cut.tensors.trainable, cut.partition
-    reduced_from = numels[0] + gradient_buckets(cut.tensors, bucket_size).pending
+    reduced_from = numels[0] + (0 if flushed else gradient_buckets(cut.tensors, bucket_size).pending)
     large = [(end - numel, end) for end, numel in list(zip(accumulate(numels), numels, strict=True))[1:] if numel > bucket_size]
     held = []
     for rank, load in enumerate(cut.loads):
