@@ -2,8 +2,9 @@
 
 The layers of a decoder are alike, so every figure of a phase is a + b L in the number of layers L, once what has a fixed size
 is filled: the reduce bucket; at ZeRO-3 the gathered parameters that may stay (`stage3_max_live_parameters`); at ZeRO-1 and 2
-a rank's piece of the parameters, which lies within the embedding or holds it twice over. One term is not linear and is counted:
-what ZeRO-3's optimizer needs to step sub-group by sub-group follows one of them.
+a rank's piece of the parameters, which lies within the embedding or holds it twice over. Two terms are not linear and are
+counted: what ZeRO-3's optimizer needs to step sub-group by sub-group follows one of them; and at ZeRO-1 and 2 a rank keeps the
+gradients of all tensors that its piece touches, in part or whole.
 
 Two depths give the line, and the third must lie on it: where the lines through the outer two and through the last two differ
 by more than `TOLERANCE` at the full depth, or where the reasons above do not hold, `NotLinearError` says why, and the full
@@ -24,7 +25,9 @@ from typing import Any
 
 from ...estimators.families import shape_from_config
 from ...estimators.model_shape import ModelShape
-from ...estimators.partition import shard_numel, sub_group_numels
+from ...estimators.partition import rank_loads, shard_numel, sub_group_numels
+from ...estimators.trainable import tensor_set
+from ...estimators.workload import Workload
 from .request import Request
 from .result import DryRunResult, Peak, PhaseMemory, Reserved
 
@@ -61,6 +64,7 @@ class Ladder:
     depths: tuple[int, int, int]
     requests: tuple[Request, ...]
     sub_groups: tuple[tuple[int, ...], ...]  # elements of ZeRO-3's sub-groups at each depth and at last at the full one
+    touched_bytes: tuple[int, ...]  # gradients of the tensors that a rank's piece touches at ZeRO-1 and 2, likewise
 
 
 def ladder(request: Request) -> Ladder:
@@ -92,6 +96,7 @@ def ladder(request: Request) -> Ladder:
     models = [_at_depth(request.model, key, depth, full) for depth in (*depths, full)]
     return Ladder(full=full, zero_stage=int(zero.get("stage", 0)), depths=depths,
                   sub_groups=tuple(_sub_groups(model, request) for model in models),
+                  touched_bytes=tuple(_touched_bytes(model, request) for model in models),
                   requests=tuple(replace(request, model=model) for model in models[:-1]))
 
 
@@ -175,6 +180,14 @@ def _sub_groups(model: dict[str, Any], request: Request) -> tuple[int, ...]:
     return sub_group_numels(shards, int(_elements(zero, "sub_group_size", shape)))
 
 
+def _touched_bytes(model: dict[str, Any], request: Request) -> int:
+    """Gradients that the rank keeps whole because its piece of the parameters touches them, at stages 1 and 2."""
+    if (request.config.get("zero_optimization") or {}).get("stage") not in (1, 2) or request.method != "full":
+        return 0
+    trained = tensor_set(shape_from_config(model, name="shallow"), Workload()).trainable
+    return (4 if request.precision == "fp32" else 2) * rank_loads(trained, request.world_size)[request.rank].touched
+
+
 def extrapolated(steps: Ladder, results: Sequence[DryRunResult]) -> DryRunResult:
     """The full depth's result from those of the ladder's depths. Raises NotLinearError where they do not lie on a line."""
     if any(phase.host_pinned_peak_bytes for result in results for phase in result.phases):
@@ -192,7 +205,7 @@ def extrapolated(steps: Ladder, results: Sequence[DryRunResult]) -> DryRunResult
         for name in names:
             figures = [getattr(phase, name) for phase in same]
             allowed_bytes = TOLERANCE * largest[name] + NEGLIGIBLE_BYTES
-            values[name], doubt_bytes = line.at_full(figures, math.inf), line.spread(figures)
+            values[name], doubt_bytes = line.figure(figures, allowed_bytes)
             if doubt_bytes > allowed_bytes and not stepped.get(name.split("_")[0]):
                 off_line[same[0].iteration, same[0].phase, name] = values[name] + doubt_bytes
         for pool, above in stepped.items():
@@ -278,13 +291,24 @@ class _Line:
     """Figures at the ladder's depths, prolonged to the full one."""
 
     def __init__(self, steps: Ladder) -> None:
-        self._full, self.depths = steps.full, steps.depths
+        self._full, self.depths, self._touched_bytes = steps.full, steps.depths, steps.touched_bytes
 
     def at_full(self, values: Sequence[int], tolerance_bytes: float) -> int:
         """The figure at the full depth. Raises NotLinearError where the lines differ there by more than the tolerance."""
         if self.spread(values) > tolerance_bytes + NEGLIGIBLE_BYTES:
             raise NotLinearError(f"the runs with {', '.join(map(str, self.depths))} layers do not lie on a line")
         return max(0, round(self._through(values, 0)))
+
+    def figure(self, values: Sequence[int], allowed_bytes: float) -> tuple[int, float]:
+        """(the figure at the full depth, how much it may be off): on a line by itself, or with the gradients that the piece
+        touches set apart; off by their difference where both are."""
+        *shallow, full = self._touched_bytes
+        apart = [value - touched for value, touched in zip(values, shallow, strict=True)]
+        found = [round(self._through(figures, 0)) + rest for figures, rest in ((values, 0), (apart, full))
+                 if self.spread(figures) <= allowed_bytes]
+        if not found:
+            return self.at_full(values, math.inf), self.spread(values)
+        return max(0, *found), max(found) - min(found)
 
     def spread(self, values: Sequence[int]) -> float:
         """How far apart the line through the outer two and the line through the last two are at the full depth."""
