@@ -49,8 +49,8 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     if result.extrapolated_from:
         depths = ", ".join(map(str, result.extrapolated_from))
-        sentence(console, f"Extrapolated: models with {depths} layers were run, and their figures lie on a line; "
-                          f"{' and '.join(('reserved memory', *result.approximate))} is approximate.", style="yellow")
+        sentence(console, f"Extrapolated: models with {depths} layers were run, and their figures lie on a line. "
+                          f"Approximate: {', '.join(('reserved memory', *result.approximate))}.", style="yellow")
     elif result.not_extrapolated:
         sentence(console, f"Run at full depth, not extrapolated: {result.not_extrapolated}.", style="yellow")
     sentence(console, f"Evidence: dry run of the real engine ({versions}) in {seconds(result.seconds)}; "
