@@ -66,7 +66,7 @@ class HostWork:
     """What the host does in one forward pass of all layers.
 
     operations: kernels launched. folds: weights that LoRA computes. visits: calls of submodules that ZeRO-3 hooks.
-    parameters: trained tensors.
+    parameters: trained tensors. visit_s: of one visit.
     """
 
     operations: int
