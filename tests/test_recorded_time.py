@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from io import StringIO
 from typing import Any
 
 import pytest
 from ds_advise.advisor.cluster_spec import parse_cluster
+from ds_advise.advisor.dry_run_answer import dry_run_answer
+from ds_advise.advisor.dry_run_report import render_dry_run
 from ds_advise.estimators.families import shape_from_config
 from ds_advise.estimators.flops import block_attention, micro_batch_flops
 from ds_advise.estimators.host_time import MICRO_STEP_HOST_S, ZERO3_VISIT_S
@@ -17,6 +21,7 @@ from ds_advise.estimators.throughput import estimate_time
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import DryRunResult, dry_run
 from ds_advise.probes.dry_run.step_time import step_time
+from rich.console import Console
 
 from benchmarks.accuracy import time as accuracy
 
@@ -103,6 +108,19 @@ def test_the_recording_tells_where_the_step_runs(recorded: DryRunResult) -> None
     # Gradient, master and two states of this rank's part in fp32, each read and all but the gradient written.
     assert sum(operation.count * operation.size_bytes for operation in updates) == pytest.approx(
         recorded.parameters / CLUSTER.world_size * 28, rel=0.01)
+
+
+def test_the_answer_tells_the_step_time(recorded: DryRunResult) -> None:
+    """In JSON by component, without the operations; for people in a line beside the closed form's."""
+    answer = dry_run_answer(recorded, CLUSTER, shape_from_config(MODEL, name="small"), WORKLOAD, gradient_checkpointing=True)
+    printed = answer.to_json()
+    assert "operations" not in printed
+    assert printed["step_s"] == pytest.approx(sum(printed["step_s_by_component"].values()))
+    assert printed["tokens_per_s"] == pytest.approx(2 * MICRO_BATCHES * 4 * WORKLOAD.seq_len / printed["step_s"])
+    console = Console(width=200, record=True, file=StringIO())
+    render_dry_run(answer, console)
+    text = " ".join(console.export_text().split())
+    assert re.search(r"A step takes about \S+ m?s, by the operations that it executed; the closed form says \S+ m?s\.", text)
 
 
 def test_both_depths_agree_on_published_runs() -> None:
