@@ -2,13 +2,13 @@
 
     python dry_run_jobs.py JOBS.json
 
-JOBS.json: {"seconds": a job's limit, "real_kernels": whether DeepSpeed's own Adam runs, "jobs": [{"dry": request, "real":
-request, "how": "gloo" | "alone", "answer": file}]}. "gloo" really trains all ranks and answers for `real["rank"]`; "alone"
-really trains that rank of a job whose other ranks do not exist (torch's fake process group).
+JOBS.json: {"seconds": a job's limit, "jobs": [{"dry": request, "real": request, "how": "gloo" | "alone", "answer": file}]}.
+"gloo" really trains all ranks and answers for `real["rank"]`; "alone" really trains that rank of a job whose other ranks do
+not exist (torch's fake process group).
 
 Importing torch, DeepSpeed and transformers takes longer than a tiny run, so every rank is a fork of this process, which has
-one thread and has computed nothing. Ranks meet in a file, not at a port that another process could take in between, and
-the extensions are built before the first fork: a rank that died while it built one would leave a lock that others wait on.
+one thread and has computed nothing. Ranks meet in a file, not at a port that another process could take in between.
+Nothing is compiled: what DeepSpeed's extensions do for Adam and NVMe is done here in torch and Python.
 """
 
 import contextlib
@@ -32,7 +32,6 @@ import torch
 import transformers
 from deepspeed.accelerator import set_accelerator
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
-from deepspeed.ops.op_builder import cpu as cpu_builders
 from ds_advise.probes.dry_run import accelerator, aio, collectives, kernels, training, unknown_values, worker
 from ds_advise.probes.dry_run.accelerator import SimulatedAccelerator
 from ds_advise.probes.dry_run.ledger import Ledger
@@ -40,6 +39,7 @@ from ds_advise.probes.dry_run.mode import RecordingMode
 from ds_advise.probes.dry_run.origins import Origins
 from ds_advise.probes.dry_run.request import Request
 from torch.distributed import ProcessGroup, ProcessGroupGloo, distributed_c10d
+from torch.utils._python_dispatch import _disable_current_modes
 
 Gloo = ProcessGroupGloo
 
@@ -103,8 +103,35 @@ class RealAccelerator(SimulatedAccelerator):
     communication_backend_name = CPU_Accelerator.communication_backend_name
 
 
+class AdamKernels:
+    """The functions of DeepSpeed's Adam extensions. The mode does not see what they allocate; the kernels allocate nothing."""
+
+    def load(self, **_):
+        return self
+
+    def create_adam(self, *_): ...
+    def destroy_adam(self, *_): ...
+
+    def multi_tensor_adam(self, _chunk, _overflow, tensors, lr, beta1, beta2, eps, step, _mode, _correction, decay):
+        for gradient, parameter, first, second in zip(*tensors, strict=True):
+            self.adam_update(0, step, lr, beta1, beta2, eps, decay, True, parameter, gradient, first, second)
+
+    @torch.no_grad()
+    def adam_update(self, _id, step, lr, beta1, beta2, eps, decay, _correction, parameter, gradient, first, second):
+        with _disable_current_modes():
+            gradient = gradient.to(first.dtype)
+            first.lerp_(gradient, 1 - beta1)
+            second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            change = first / (1 - beta1**step) / ((second / (1 - beta2**step)).sqrt() + eps)
+            parameter.sub_(lr * (change + decay * parameter))
+
+
+def op_builder(class_name, *rest, stand_in=kernels.op_builder):
+    return AdamKernels if class_name in ("CPUAdamBuilder", "FusedAdamBuilder") else stand_in(class_name, *rest)
+
+
 class FileHandle(aio.CountingHandle):
-    """Really writes files and reads them back. DeepSpeed's own handle does so too, and takes minutes to compile."""
+    """Really writes files and reads them back, as DeepSpeed's own handle does."""
 
     def sync_pwrite(self, buffer, path, *_):
         Path(path).write_bytes(self._memory(buffer))
@@ -142,10 +169,7 @@ def with_finite_weights(build, parameters):
     return built
 
 
-REAL_KERNELS = {name: getattr(cpu_builders, name) for name in ("CPUAdamBuilder", "FusedAdamBuilder")}
-
-
-def train(request, rank, meeting, real_kernels, seconds):
+def train(request, rank, meeting, seconds):
     """Train for real, with the ranks that meet in the file `meeting`, or alone; answers the phases as the dry run does.
 
     `largest_shard_bytes`, `persistent_shard_bytes`: under ZeRO-3 this rank's largest shard of a parameter, and its shards of
@@ -164,9 +188,7 @@ def train(request, rank, meeting, real_kernels, seconds):
     origin = Origins()
     ledger = Ledger("none", origin.classify)
     aio.CountingHandle = FileHandle
-    if real_kernels:
-        stand_in = kernels.op_builder
-        kernels.op_builder = accelerator.op_builder = lambda name, *rest: REAL_KERNELS.get(name) or stand_in(name, *rest)
+    kernels.op_builder = accelerator.op_builder = op_builder
     set_accelerator(RealAccelerator(ledger, device_count=request.world_size, memory_bytes=80 << 30))
     kernels.install(ledger)
     deepspeed.init_distributed("gloo")
@@ -207,14 +229,14 @@ def as_request(values):
     return Request(**{**values, **tuples})
 
 
-def run(job, real_kernels, seconds):
+def run(job, seconds):
     """All processes of a job at once; where one fails, the others are ended."""
     file = Path(job["answer"])
     dry, real = as_request(job["dry"]), as_request(job["real"])
     meeting = str(file.with_suffix(".ranks")) if job["how"] == "gloo" else None
     tasks = {"dry": lambda: worker.answer_to(dry)}
     for rank in range(real.world_size) if meeting else [real.rank]:
-        tasks[f"rank {rank}"] = lambda rank=rank: train(real, rank, meeting, real_kernels, seconds)
+        tasks[f"rank {rank}"] = lambda rank=rank: train(real, rank, meeting, seconds)
     answers = {name: file.with_suffix("." + name) for name in tasks}
     children = {in_a_fork(task, answers[name], seconds): name for name, task in tasks.items()}
     while children:
@@ -234,9 +256,6 @@ def run(job, real_kernels, seconds):
 if __name__ == "__main__":
     assert transformers.__version__
     asked = json.loads(Path(sys.argv[1]).read_text())
-    if asked["real_kernels"]:
-        for builder in REAL_KERNELS.values():
-            builder().load(verbose=False)
     gc.freeze()  # what is imported never dies; looking through it would cost each child most of a second
     for job in asked["jobs"]:
-        Path(job["answer"]).write_text(json.dumps(run(job, asked["real_kernels"], asked["seconds"])))
+        Path(job["answer"]).write_text(json.dumps(run(job, asked["seconds"])))

@@ -13,8 +13,10 @@ Rules (torch 2.13, c10/cuda/CUDACachingAllocator.cpp):
   steps of 2 and 20 MiB, a free end included; nothing is lost between segments. When a request fails, the pages of that size
   that no live block touches go back to the driver, wherever they are.
 
-Not covered: `record_stream` (a block that another stream used is reusable only after that stream caught up), private pools
-of CUDA graphs, and the allocator's other options.
+Not covered: private pools of CUDA graphs, the allocator's other options, and `record_stream`: a block that another stream
+used is reusable only after that stream got there. How far streams are behind the host is a matter of speed; allocated bytes
+go down at once, and before a request fails the allocator waits for them (`release_cached_blocks`), so only what is reserved
+while there is room can be higher.
 """
 
 from __future__ import annotations
