@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..estimators.cluster import Cluster
-from ..estimators.errors import WorkloadError
+from ..estimators.errors import ModelConfigError, WorkloadError
 from ..estimators.families import shape_from_config
 from ..estimators.model_shape import ModelShape
 from ..estimators.workload import Workload
@@ -42,7 +42,7 @@ def run_question(config_file: Path, model: str, cluster: Cluster, *, seq_len: in
     config = read_ds_config(config_file)
     own_module = ".py:" in model
     description: dict[str, Any] | str = model if own_module else load_config(model, offline=offline)
-    shape = None if isinstance(description, str) else shape_from_config(description, name=model)
+    shape = None if isinstance(description, str) else _shape_if_known(description, model)
     length = seq_len or (2048 if shape is None else sequence_length(shape, None))
     workload = Workload(
         method=method, lora_rank=lora_rank, seq_len=length,  # type: ignore[arg-type]  # the command line's choices
@@ -54,6 +54,14 @@ def run_question(config_file: Path, model: str, cluster: Cluster, *, seq_len: in
         config=config, description=description, shape=shape, cluster=cluster, workload=workload,
         micro_batch_size=micro_batch or 1, gradient_accumulation_steps=accumulation or 1,
         gradient_checkpointing=gradient_checkpointing, input_shape=_shape(input_shape))
+
+
+def _shape_if_known(config: dict[str, Any], name: str) -> ModelShape | None:
+    """None for a model that the closed forms do not know: it is run all the same, if transformers can build it."""
+    try:
+        return shape_from_config(config, name=name)
+    except ModelConfigError:
+        return None
 
 
 def _precision(config: dict[str, Any], wanted: str, cluster: Cluster) -> Any:

@@ -47,6 +47,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {  # name -> file, function,
     "not_callable": ("own.py", "not_callable", {}), "absent": ("own.py", "absent", {}), "bad_batch": ("batch.py", "net", {}),
     "unknown_optimizer": ("own.py", "net", {"optimizer": {"type": "Adamm", "params": {"lr": 0.1}}}),
     "wrong_batch": ("own.py", "net", {"train_micro_batch_size_per_gpu": 3}),
+    "auto": ("own.py", "net", {"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}}),
     "typo": ("own.py", "net", {"zero_optimization": {"stage": 1, "overlap_com": True}}),
 }
 
@@ -94,6 +95,7 @@ def test_a_run_that_just_leaves_says_with_which_code(outcomes: dict[str, DryRunR
     ("not_callable", ("own.py", "no function 'not_callable'")),
     ("absent", ("own.py", "no function 'absent'")),
     ("raises", ("KeyError: 'missing'", "load", "own.py:")),
+    ("auto", ('nothing fills "auto" at zero_optimization.reduce_bucket_size', "write a number there")),
     ("bad_batch", ("RuntimeError", "forward of iteration 1", "batch.py:")),
 ])
 def test_a_file_that_cannot_be_used_is_told_with_file_and_line(outcomes: dict[str, DryRunResult | DryRunError], name: str,

@@ -59,6 +59,18 @@ def test_a_configuration_that_deepspeed_rejects_is_told_in_its_words(folder: Pat
     assert done.returncode == 2 and "no_such_key" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+def test_a_model_that_needs_code_of_its_own_is_refused_with_a_way_out(folder: Path) -> None:
+    """transformers has no class for it, and code that comes with a model is not run."""
+    (folder / "remote").mkdir()
+    (folder / "remote" / "config.json").write_text(json.dumps({
+        "model_type": "chatglm", "hidden_size": 64, "auto_map": {"AutoModel": "modeling_chatglm.ChatGLM"}}))
+    (folder / "remote" / "modeling_chatglm.py").write_text("raise SystemExit('executed')\n")
+    (folder / "plain.json").write_text(json.dumps({"train_batch_size": 2, "zero_optimization": {"stage": 1}}))
+    done = run("dry-run", "plain.json", "--model", "./remote", "--gpus", "2x24GB", cwd=folder)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "no model type 'chatglm'" in done.stderr and "is not run" in done.stderr and "FILE.py:FUNCTION" in done.stderr
+
+
 @pytest.mark.parametrize("text", ["", "{", "[1]", "\x00", "[" * 100_000, "1" * 5000])
 def test_a_file_that_is_no_configuration_is_one_error(tmp_path: Path, text: str) -> None:
     broken = tmp_path / "ds_config.json"

@@ -13,10 +13,19 @@ from typing import Any
 from .request import Request
 
 
+class UnfilledAutoError(ValueError):
+    """An `auto` that neither the Trainer nor the question has a value for."""
+
+    fix = "write a number there: the Trainer's own rule is for models with a hidden size, and knows some keys only"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f'nothing fills "auto" at {name}')
+
+
 def filled(request: Request, hidden_size: int | None) -> dict[str, Any]:
     """The configuration with every `auto` replaced and the batch sizes set.
 
-    Raises ValueError for an `auto` that needs a hidden size when the model has none, and for one that nothing fills.
+    Raises UnfilledAutoError for an `auto` that needs a hidden size when the model has none, and for one that nothing fills.
     """
     config = copy.deepcopy(request.config)
     _set_batch(config, request)
@@ -66,5 +75,5 @@ def _fill(node: dict[str, Any], prefix: str, values: dict[str, Any]) -> None:
             _fill(value, name + ".", values)
         elif value == "auto":
             if name not in values:
-                raise ValueError(f'nothing fills "auto" at {name}')
+                raise UnfilledAutoError(name)
             node[key] = values[name]
