@@ -11,7 +11,7 @@ from ..estimators.offload_time import PINNED_SHARE
 from ..estimators.roofline import BEST_OF_PEAK
 from ..probes.machine import cpu_model
 from ..probes.this_machine import cpu_cores, host_memory_bytes
-from .own_figures import COLLECTIVES, STREAM_SHARE, host_figures, own_figures
+from .own_figures import STREAM_SHARE, host_figures, own_figures
 
 if TYPE_CHECKING:
     from ..probes.bench.result import BenchResult
@@ -80,8 +80,8 @@ class _Host:
 def _measured(result: BenchResult, otherwise: _Host) -> _Host:
     """What the ranks of a benchmark did at the same time."""
     bf16, fp32 = (result.best("matrix_product", how=how) for how in ("bf16", "fp32"))
-    memory = result.best("elementwise_sum", "memory_copy")
+    memory = result.memory_bytes_per_s
     return _Host(
         bf16=bf16 * result.ranks if bf16 else otherwise.bf16, fp32=fp32 * result.ranks if fp32 else otherwise.fp32,
         memory=memory * result.ranks if memory else otherwise.memory,
-        links=result.best(*COLLECTIVES) or otherwise.links)
+        links=result.links_bytes_per_s or otherwise.links)

@@ -74,7 +74,7 @@ def _bench(record: Record) -> str:
         return "of another version"
     result = bench_from_json(record.result)
     parts = [f"{result.device} x{result.ranks}"]
-    product, memory = result.best("matrix_product"), result.best("elementwise_sum", "memory_copy")
+    product, memory = result.best("matrix_product"), result.memory_bytes_per_s
     parts += [f"products {amount(product, 'flop/s')}"] if product else []
     return ", ".join(parts + ([f"memory {amount(memory, 'B/s')}"] if memory else []))
 

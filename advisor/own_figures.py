@@ -20,7 +20,7 @@ from ..probes.this_machine import mount_point
 from .units import age
 
 if TYPE_CHECKING:
-    from ..probes.bench.result import BenchResult, Kind
+    from ..probes.bench.result import BenchResult
     from ..probes.store import Record
 
 STREAM_SHARE = 0.9
@@ -30,8 +30,6 @@ model's operations are shorter. Assumed."""
 HOST_STREAM_SHARE = 0.6
 """The same of host memory by all cores: torch's stores read a line before they write it, a fourth transfer for the three that
 are counted, and 0.8 of the data sheet is much. Assumed."""
-
-COLLECTIVES: tuple[Kind, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +85,9 @@ def with_own_figures(cluster: Cluster) -> Cluster:
 def _gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[str]]:
     bf16, fp16 = (known.best("matrix_product", how=how) for how in ("bf16", "fp16"))
     fp32 = known.best("matrix_product", how="fp32")
-    memory = known.best("elementwise_sum", "memory_copy")
+    memory = known.memory_bytes_per_s
     up, down = (known.best(kind, how="pinned") for kind in ("host_to_device", "device_to_host"))
-    links = known.best(*COLLECTIVES)
+    links = known.links_bytes_per_s
     changes: dict[str, Any] = {}
     names = []
     if bf16 or fp16:

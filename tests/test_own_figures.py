@@ -9,6 +9,7 @@ import types
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ds_advise.advisor.advise import advise
@@ -32,7 +33,7 @@ QUESTION = ["gpt2-xl", "--no-write", "--no-deepspeed-estimate"]
 
 def _gpus(monkeypatch: pytest.MonkeyPatch, name: str, count: int = 2, memory_gib: float = 24.0) -> None:
     """A driver that lists GPUs."""
-    module = types.ModuleType("pynvml")
+    module: Any = types.ModuleType("pynvml")
     module.NVMLError = type("NVMLError", (Exception,), {})
     module.nvmlInit = module.nvmlShutdown = lambda: None
     module.nvmlDeviceGetCount = lambda: count
@@ -53,7 +54,7 @@ GPU_FIGURES = (
     _figure("matrix_product", 72e12, "fp16", "flop/s"), _figure("matrix_product", 20e12, "fp32", "flop/s"),
     _figure("elementwise_sum", 800e9, "fp32"), _figure("memory_copy", 790e9, "fp32"),
     _figure("host_to_device", 25e9, "pinned"), _figure("device_to_host", 20e9, "pinned"),
-    _figure("host_to_device", 5e9, "pageable"), _figure("all_reduce", 9e9, "nccl"), _figure("all_gather", 10e9, "nccl"),
+    _figure("host_to_device", 5e9, "pageable"), _figure("all_reduce", 9e9, "nccl"), _figure("all_gather", 11e9, "nccl"),
     _figure("all_reduce", 30e-6, "nccl", "s"), _figure("host_memory", 30e9),
     _figure("cpu_adam", 1.5e9, "fp32", "parameters/s"), _figure("nvme_read", 3e9, "aio"), _figure("nvme_write", 1e9, "aio"))
 

@@ -14,6 +14,8 @@ Kind = Literal[
     "matrix_product", "elementwise_sum", "memory_copy", "launch", "host_to_device", "device_to_host", "host_memory",
     "cpu_adam", "nvme_read", "nvme_write", "all_reduce", "all_gather", "reduce_scatter"]
 
+COLLECTIVES: tuple[Kind, ...] = ("all_reduce", "all_gather", "reduce_scatter")
+
 Unit = Literal["flop/s", "B/s", "parameters/s", "s"]
 
 
@@ -72,11 +74,24 @@ class BenchResult:
     versions: Mapping[str, str]
     seconds: float
 
-    def best(self, *kinds: Kind, how: str | None = None) -> float | None:
-        """The highest median rate among figures of these kinds; None where there is none."""
-        rates = [figure.median for figure in self.figures
-                 if figure.kind in kinds and figure.unit != "s" and how in (None, figure.how)]
-        return max(rates, default=None)
+    def best(self, kind: Kind, how: str | None = None) -> float | None:
+        """The higher median rate of the two largest sizes, at which a rate has levelled off and noise is small; None without
+        any."""
+        rates = [figure for figure in self.figures
+                 if figure.kind == kind and figure.unit != "s" and how in (None, figure.how)]
+        large = sorted({figure.size for figure in rates})[-2:]
+        return max((figure.median for figure in rates if figure.size in large), default=None)
+
+    @property
+    def memory_bytes_per_s(self) -> float | None:
+        """Of one device: the better of a sum and a copy."""
+        return max(filter(None, (self.best("elementwise_sum"), self.best("memory_copy"))), default=None)
+
+    @property
+    def links_bytes_per_s(self) -> float | None:
+        """Bus bandwidth between the devices: the middle one of the collectives."""
+        rates = list(filter(None, map(self.best, COLLECTIVES)))
+        return median(rates) if rates else None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
