@@ -105,7 +105,8 @@ def test_a_file_that_cannot_be_used_is_told_with_file_and_line(outcomes: dict[st
         assert word in f"{error.what} {error.why} {error.fix}"
 
 
-@pytest.mark.parametrize(("name", "word"), [("unknown_optimizer", "Adamm"), ("wrong_batch", "accumulation steps"), ("typo", "overlap_com")])
+@pytest.mark.parametrize(("name", "word"), [("unknown_optimizer", "Adamm"), ("wrong_batch", "accumulation steps"),
+                                            ("typo", "overlap_com")])
 def test_what_deepspeed_rejects_is_told_in_its_words(outcomes: dict[str, DryRunResult | DryRunError], name: str,
                                                      word: str) -> None:
     error = failed(outcomes, name)

@@ -44,9 +44,10 @@ def of_reshaped_tensors() -> list[Any]:
 
 def of_a_backward_pass() -> list[Any]:
     layer = torch.nn.Linear(5, 7)
-    batch = torch.empty(3, 5)
-    torch.nn.functional.cross_entropy(layer(batch), torch.zeros(3, dtype=torch.long)).backward()
-    return [layer.weight.grad, layer.bias.grad]
+    batch = torch.empty(2, 3, 5)
+    output = torch.nn.functional.linear(batch, layer.weight)  # by way of _unsafe_view
+    torch.nn.functional.cross_entropy((output + layer.bias).flatten(0, 1), torch.zeros(6, dtype=torch.long)).backward()
+    return [output, layer.weight.grad, layer.bias.grad]
 
 
 def described(mode: FakeTensorMode, run: Callable[[], list[Any]]) -> list[Any]:
