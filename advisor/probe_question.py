@@ -41,6 +41,7 @@ def ask_probe(config_file: Path, model: str, *, gpus: str, device: str, ranks: i
         memory_limit_bytes=limit, stall_s=stall_s, timeout_s=timeout_s,
         on_progress=lambda phase: on_progress(f"probe: {phase} ..."))
     keep_probe(result, model=asked.shape, name=model, config=asked.config, workload=asked.workload,
+               micro_batch_size=asked.micro_batch_size, gradient_accumulation_steps=asked.gradient_accumulation_steps,
                gradient_checkpointing=asked.gradient_checkpointing, memory_limit_bytes=limit)
     return probe_answer(result, asked, seen)
 

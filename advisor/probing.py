@@ -111,6 +111,7 @@ def runner(answer: Recommendation, description: Mapping[str, Any], *, device: De
             gradient_checkpointing=plan.gradient_checkpointing, memory_limit_bytes=memory_limit_bytes, timeout_s=timeout_s,
             on_progress=on_progress)
         keep_probe(result, model=question.model, name=question.model.name, config=config, workload=question.workload,
+                   micro_batch_size=plan.micro_batch_size, gradient_accumulation_steps=plan.gradient_accumulation_steps,
                    gradient_checkpointing=plan.gradient_checkpointing, memory_limit_bytes=memory_limit_bytes)
         return result
 

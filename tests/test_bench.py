@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from ds_advise.advisor.bench_question import ask_bench
 from ds_advise.advisor.cli import run
@@ -78,6 +81,30 @@ def test_nothing_is_left_behind(measured: dict[str, Any]) -> None:
     assert measured["left"] == []
     assert measured["children"] == 0
     assert measured["loaded"] == []
+
+
+def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Ctrl-C while it measures: one line, no process, no file, also none on the drive."""
+    (tmp_path / "drive").mkdir()
+    program = ("import signal, sys\n"
+               "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+               "from ds_advise.advisor.cli import run\n"
+               f"sys.exit(run(['bench', '--device', 'cpu', '--nvme', {str(tmp_path / 'drive')!r}]))\n")
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    (tmp_path / "tmp").mkdir()
+    with subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True,
+                          start_new_session=True) as process:
+        deadline = time.monotonic() + 60
+        while not list((tmp_path / "tmp").glob("*/rank1.jsonl")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        workers = psutil.Process(process.pid).children(recursive=True)
+        assert len(workers) == 2
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert "interrupted" in said
+    assert not any(worker.is_running() for worker in workers)
+    assert list((tmp_path / "tmp").iterdir()) == list((tmp_path / "drive").iterdir()) == []
 
 
 def test_a_group_that_fails_says_why() -> None:

@@ -69,7 +69,8 @@ def test_json_is_one_object_with_the_documented_fields(tmp_path: Path) -> None:
             "deepspeed_estimate", "files"} <= answer.keys()
     assert answer["schema_version"] == 1
     assert answer["model"] == {"name": "Qwen/Qwen2.5-14B", "parameters": 14770033664, "trainable_parameters": 14770033664}
-    assert {"nodes", "gpus_per_node", "gpu", "gpu_memory_bytes", "host_memory_bytes_per_node"} == answer["cluster"].keys()
+    assert {"nodes", "gpus_per_node", "gpu", "gpu_memory_bytes", "host_memory_bytes_per_node",
+            "measured"} == answer["cluster"].keys()
     assert {"method", "seq_len", "precision", "optimizer", "global_batch_size"} == answer["workload"].keys()
     documented = {
         "rung", "zero_stage", "offload_optimizer", "offload_param", "gradient_checkpointing", "micro_batch_size",

@@ -22,7 +22,8 @@ FAILED = ProbeResult(
 
 def _keep(result: ProbeResult, **changes: object) -> int | None:
     settings = {"model": find("gpt2"), "name": "gpt2", "config": {"zero_optimization": {"stage": 2}}, "workload": Workload(),
-                "gradient_checkpointing": False, "memory_limit_bytes": 10**9}
+                "micro_batch_size": 4, "gradient_accumulation_steps": 2, "gradient_checkpointing": False,
+                "memory_limit_bytes": 10**9}
     return keep_probe(result, **{**settings, **changes})  # type: ignore[arg-type]
 
 
@@ -31,17 +32,22 @@ def test_a_failed_probe_is_kept_with_what_was_asked() -> None:
     number = _keep(FAILED)
     (record,) = Store().find(kind="probe", machine=this_machine(), model=model_key(find("gpt2")))
     assert record.id == number
-    assert record.plan == {"zero_optimization": {"stage": 2}}
+    assert record.plan == {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 4,
+                           "gradient_accumulation_steps": 2}
     assert record.workload["seq_len"] == Workload().seq_len
     assert (record.workload["gradient_checkpointing"], record.workload["memory_limit_bytes"]) == (False, 10**9)
     assert record.result["failure"]["kind"] == "out_of_memory"
     assert record.versions["deepspeed"]
 
 
-def test_after_a_success_the_plan_is_what_deepspeed_got() -> None:
-    """With `auto` filled."""
-    _keep(replace(FAILED, failure=None, config={"train_micro_batch_size_per_gpu": 4}))
-    assert Store().find()[0].plan == {"train_micro_batch_size_per_gpu": 4}
+def test_the_plan_is_kept_as_it_was_given_with_its_batch() -> None:
+    """What the configuration says itself is not replaced; a failure and a success of a plan are found by the same plan."""
+    given = {"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": "auto", "bf16": {"enabled": "auto"}}
+    _keep(FAILED, config=given)
+    _keep(replace(FAILED, failure=None, config={**given, "bf16": {"enabled": True}}), config=given)
+    first, second = Store().find()
+    assert first.plan == second.plan == {**given, "gradient_accumulation_steps": 2}
+    assert first.result["config"]["bf16"] == {"enabled": True}
 
 
 def test_a_local_model_is_kept_by_its_folders_name(tmp_path: Path) -> None:
