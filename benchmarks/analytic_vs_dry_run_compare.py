@@ -28,21 +28,27 @@ from .analytic_vs_dry_run_cases import FAMILIES, Case
 ITERATIONS, ITERATIONS_ZERO3 = 2, 3
 """Adam's states appear in the first iteration, and ZeRO-3 prefetches from the third; those that follow are like them."""
 
-COMPONENTS = ("weights", "gathered weights", "gradients", "master weights", "optimizer states", "buckets", "logits",
-              "activations and temporaries")
+EQUAL = 0.05
+"""Moments that differ by less of the peak may be the peak in turn."""
+
+COMPONENTS = ("weights", "gathered weights", "gradients and buckets", "master weights", "optimizer states", "logits",
+              "activations")
 
 _OF_TERM = {
     "parameters": "weights", "gathered_parameters": "gathered weights", "persistent_parameters": "gathered weights",
-    "gradients": "gradients", "master_weights": "master weights", "optimizer_states": "optimizer states",
-    "reduce_buckets": "buckets", "offload_staging": "buckets", "logits_and_loss": "logits",
+    "master_weights": "master weights", "optimizer_states": "optimizer states",
+    "gradients": "gradients and buckets", "reduce_buckets": "gradients and buckets", "offload_staging": "gradients and buckets",
+    "step_temporaries": "gradients and buckets", "logits_and_loss": "logits",
     "log-softmax": "logits", "gradient of log-softmax": "logits", "gradient of logits": "logits",
     "soft cap of logits": "logits"}
-"""Term of the closed form -> component; every other one is activations and temporaries."""
+"""Term of the closed form -> component; every other one is activations."""
 
 _OF_CATEGORY = {
-    "parameters": "weights", "gathered parameters": "gathered weights", "gradients": "gradients",
-    "master weights": "master weights", "optimizer states": "optimizer states", "buckets": "buckets", "logits": "logits"}
-"""Category of the dry run -> component; "activations" and "temporaries" are the last one together."""
+    "parameters": "weights", "gathered parameters": "gathered weights", "gradients": "gradients and buckets",
+    "buckets": "gradients and buckets", "master weights": "master weights", "optimizer states": "optimizer states",
+    "logits": "logits"}
+"""Category of the dry run -> component; "activations" and "temporaries" are the last one together, in the optimizer's step
+temporaries are of gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +85,9 @@ class Comparison:
                a model of it, with expandable segments that keep only what live blocks touch.
     host:      a node's host memory without what every process takes anyway; (0, 0) where nothing is offloaded.
     nvme:      a node's files; (0, 0) where nothing is swapped.
-    components: allocated bytes by component; each side at its own peak.
-    moment, phase: where the peak is.
+    components: allocated bytes by component, at the peaks.
+    moment, phase: where the peak is. Of the closed form's moments within `EQUAL` of its peak the one most like the dry run's;
+               `allocated` is the highest all the same.
     """
 
     case: Case
@@ -153,15 +160,18 @@ class Setting:
         """The closed form beside the dry run's answer to `request`."""
         estimate, ranks = self.estimate(), self.cluster.gpus_per_node
         # Loading is another matter: the dry run builds the model on the GPU. And its kernels have no workspaces.
-        moment = max((moment for moment in estimate.moments if moment.name != "initialize"), key=_tensor_bytes)
-        allocated = _tensor_bytes(moment)
+        moments = [moment for moment in estimate.moments if moment.name != "initialize"]
+        allocated = max(map(_tensor_bytes, moments))
+        both = {moment.name: _components(_tensors(moment), measured) for moment in moments
+                if _tensor_bytes(moment) >= (1 - EQUAL) * allocated}
+        moment = min(both, key=lambda name: sum(abs(analytic - dry_run) for analytic, dry_run in both[name].values()))
         offloads = self.plan.offload_optimizer != "none" or self.plan.offload_param != "none"
         host = (estimate.host_training_bytes_per_node - ranks * PROCESS_BYTES, ranks * measured.host_bytes)
         return Comparison(
             case=self.case, allocated=(allocated, measured.allocated_bytes),
             reserved=(allocated + sum(term.size_bytes for term in estimate.reserved_terms), measured.required_bytes),
             host=host if offloads else (0, 0), nvme=(estimate.nvme_bytes_per_node, ranks * measured.nvme_bytes),
-            components=_components(_tensors(moment), measured.by_category), moment=moment.name, phase=measured.phase)
+            components=both[moment], moment=moment, phase=measured.phase)
 
 
 def _tensors(moment: Moment) -> Iterable[MemoryTerm]:
@@ -172,10 +182,11 @@ def _tensor_bytes(moment: Moment) -> int:
     return sum(term.size_bytes for term in _tensors(moment))
 
 
-def _components(terms: Iterable[MemoryTerm], categories: dict[str, int]) -> dict[str, tuple[int, int]]:
+def _components(terms: Iterable[MemoryTerm], measured: Measured) -> dict[str, tuple[int, int]]:
     analytic, dry_run = Counter[str](), Counter[str]()
     for term in terms:
         analytic[_OF_TERM.get(term.name, COMPONENTS[-1])] += term.size_bytes
-    for category, size_bytes in categories.items():
-        dry_run[_OF_CATEGORY.get(category, COMPONENTS[-1])] += size_bytes
+    other = "gradients and buckets" if measured.phase == "step" else COMPONENTS[-1]
+    for category, size_bytes in measured.by_category.items():
+        dry_run[_OF_CATEGORY.get(category, other)] += size_bytes
     return {name: (analytic[name], dry_run[name]) for name in COMPONENTS}

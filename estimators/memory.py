@@ -81,8 +81,9 @@ def _initialize(cut: Partitions, plan: Plan, cluster: Cluster, workspace: tuple[
     # Near the GPU's limit DeepSpeed may flatten on either side; it fits both ways, so the peak is not counted there.
     fits = weights + width * tensors.trainable_numel < INITIALIZE_SHARE * cluster.gpu.memory_bytes
     copy = width * tensors.trainable_numel * fits
+    frozen = "0.516 Pq + w (Pf - Pq)" if tensors.workload.method == "qlora" else "w Pf"
     return (Moment(name="initialize", terms=workspace + term(
-        "parameters", weights + copy, "2 w Pt + w Pf" if fits else "w Pt + w Pf",
+        "parameters", weights + copy, f"2 w Pt + {frozen}" if fits else f"w Pt + {frozen}",
         "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py __init__ (flatten_on_accelerator)",
         w=width, Pt=tensors.trainable_numel, Pf=tensors.numel - tensors.trainable_numel)),)
 
