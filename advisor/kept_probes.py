@@ -28,7 +28,8 @@ def keep_probe(result: ProbeResult, *, model: ModelShape | None, name: str, conf
     record = Record(
         kind="probe", machine=this_machine(), model="" if model is None else model_key(model),
         # The last part of a path is a name; the rest says where somebody keeps their models.
-        model_name=Path(name).name if Path(name).exists() else name, plan={**config, **filled}, result=result.to_json(),
+        model_name=Path(name).name if ".py:" in name or Path(name).exists() else name,
+        plan={**config, **filled}, result=result.to_json(),
         versions={library: version(library) for library in ("torch", "deepspeed", "transformers")},
         workload={**asdict(workload), "gradient_checkpointing": gradient_checkpointing,
                   "memory_limit_bytes": memory_limit_bytes})
