@@ -42,7 +42,7 @@ def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate 
     kinds = [_methods(question), _losses(question), _gpus(question), _sequences(question)]
     if chosen is None:
         kinds.append(_larger_gpus(question))
-    if question.cluster.gpu.architecture == "cpu":  # there is no other machine to buy
+    if question.cluster.gpu.is_cpu:  # there is no other machine to buy
         kinds = [_methods(question), _losses(question), _sequences(question)]
     for series in kinds:
         told: set[str] = set() if chosen is None else {chosen.rung}

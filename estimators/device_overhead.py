@@ -61,7 +61,7 @@ def library_workspace(gpu: Gpu) -> tuple[MemoryTerm, ...]:
         return ()
     recent = _generation(gpu.compute_capability) == "hopper"
     size = 32 * MIB if recent else (2 * 4096 + 8 * 16) * 1024
-    return term("library_workspace", CUBLAS_HANDLES * size, "handles x workspace",
+    return term("library_workspace", CUBLAS_HANDLES * size, "handles workspace",
                 "torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp getChosenWorkspaceSize",
                 handles=CUBLAS_HANDLES, workspace=size)
 
@@ -75,9 +75,9 @@ def allocator_overhead(plan: Plan, transient_bytes: int) -> tuple[MemoryTerm, ..
     """
     share = SLACK_SHARE[plan.zero_stage]
     return term("allocator_overhead", SLACK_PAGES * SEGMENT_BYTES + share * transient_bytes,
-                "80 MiB + share x transient",
+                "pages + share transient",
                 "torch 2.13 c10/cuda/CUDACachingAllocator.cpp: 512-byte blocks, pages of 2 and 20 MiB; the dry run's replay",
-                share=share, transient=transient_bytes)
+                pages=SLACK_PAGES * SEGMENT_BYTES, share=share, transient=transient_bytes)
 
 
 def outside_allocator(cluster: Cluster) -> tuple[MemoryTerm, ...]:
@@ -90,5 +90,6 @@ def outside_allocator(cluster: Cluster) -> tuple[MemoryTerm, ...]:
     if cluster.world_size == 1:
         return terms
     channels = NCCL_CHANNELS["pcie" if cluster.gpu.peer_link == "pcie" else "nvlink"]
-    return terms + term("nccl_buffers", channels * NCCL_CONNECTIONS * NCCL_CONNECTION_BYTES, "channels x connections x 10 MiB",
-                        "NVIDIA/nccl issues 864, 1685", channels=channels, connections=NCCL_CONNECTIONS)
+    return terms + term("nccl_buffers", channels * NCCL_CONNECTIONS * NCCL_CONNECTION_BYTES, "channels connections buffer",
+                        "NVIDIA/nccl issues 864, 1685", channels=channels, connections=NCCL_CONNECTIONS,
+                        buffer=NCCL_CONNECTION_BYTES)

@@ -121,11 +121,11 @@ def _stage_0(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
     # Backward adds a new gradient, a temporary, to the one that exists from earlier micro batches.
     earlier = trainable if plan.gradient_accumulation_steps > 1 else 0
 
-    def gradients(numel: int, formula: str) -> tuple[MemoryTerm, ...]:
-        return term("gradients", width * numel, formula, _STAGE_0, w=width, Pt=trainable)
+    def gradients(numel: int) -> tuple[MemoryTerm, ...]:
+        return term("gradients", width * numel, "w alive", _STAGE_0, w=width, alive=numel)
 
     copied = min(trainable, ALLREDUCE_BUCKET + tensors.largest_trainable)
-    end = gradients(trainable + single.end - single.last, "w (Pt + tied)") + term(
+    end = gradients(trainable + single.end - single.last) + term(
         "reduce_buckets", width * copied, "w min(Pt, 5e8 + largest)", _STAGE_0, w=width, Pt=trainable,
         largest=tensors.largest_trainable)
     if tensors.workload.precision == "fp32":
@@ -135,12 +135,12 @@ def _stage_0(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
         temporary, formula = 8 * trainable, "(4 + 4) Pt"
     else:
         temporary, formula = (4 + optimizer.step_bytes) * trainable, "(4 + s) Pt"
-    step = gradients(trainable, "w Pt") + term(
+    step = gradients(trainable) + term(
         "step_temporaries", temporary, formula, "deepspeed 0.19.8 runtime/fp16/fused_optimizer.py, unfused_optimizer.py step",
         Pt=trainable, s=optimizer.step_bytes)
-    at_head = gradients(earlier + single.head, "w (earlier + head)")
-    layer = gradients(earlier + single.head + single.layer, "w (earlier + head + layer)")
-    return GradientMemory(forward=gradients(earlier, "w Pt"), head=at_head, head_reduction=at_head, layer=layer,
+    at_head = gradients(earlier + single.head)
+    layer = gradients(earlier + single.head + single.layer)
+    return GradientMemory(forward=gradients(earlier), head=at_head, head_reduction=at_head, layer=layer,
                           reduction=layer, end=end, step=step)
 
 
@@ -159,9 +159,8 @@ def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMem
         return term("reduce_buckets", width * (buckets * bucket_numel + copied), "w (b bucket + copied)",
                     source + " setup_buckets, allreduce_bucket", w=width, b=buckets, bucket=bucket_numel, copied=copied)
 
-    def gradients(numel: int, formula: str) -> tuple[MemoryTerm, ...]:
-        return term("gradients", width * numel, formula, source + " copy_grads_in_partition", w=width, Pt=trainable,
-                    N=cut.world_size, T=cut.touched)
+    def gradients(numel: int) -> tuple[MemoryTerm, ...]:
+        return term("gradients", width * numel, "w alive", source + " copy_grads_in_partition", w=width, alive=numel)
 
     def staging(piece: int, whole: int = 0) -> tuple[MemoryTerm, ...]:
         if not offloaded:
@@ -182,7 +181,7 @@ def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMem
     reduced = 0 if offloaded else max(held_before_first(cut, bucket_numel, frees=plan.zero_stage == 2, flushed=True))
     if plan.zero_stage == 1:
         earlier = trainable if accumulates else 0
-        forward = gradients(earlier, "w Pt") + (bucket() if accumulates else ())
+        forward = gradients(earlier) + (bucket() if accumulates else ())
         # Until the pass ends: what did not fit in the bucket, everything where nothing is reduced on the way.
         held = max(earlier, large_head + owned_last)
         if plan.overlap_comm:
@@ -195,12 +194,12 @@ def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMem
             after_end = trainable + owned
     else:
         earlier = owned if accumulates else 0
-        forward = gradients(earlier, "w T")
+        forward = gradients(earlier)
         held = max(owned_last * (2 if accumulates else 1), earlier)
         before_end = earlier + (0 if offloaded else max(held_before_first(cut, bucket_numel, frees=True)))
         after_end = earlier + owned + single.last
     reduced_head = held + single.head if plan.zero_stage == 2 or accumulates else single.head + owned_last
-    in_layer = gradients(held + single.layer + single.held, "w (held + layer)")
+    in_layer = gradients(held + single.layer + single.held)
     # A gradient larger than the bucket is reduced in pieces, one for each rank that owns some of it; as many as pass the
     # bucket's size are flattened together. Then the rank's buffer is made.
     pieces = (bucket_numel // cut.partition + 1) * cut.partition if cut.partition <= bucket_numel else 0
@@ -210,13 +209,13 @@ def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMem
     end = max(end, _End(reduced + single.last, flattened, 0), key=lambda end: end.size_bytes(width))
     return GradientMemory(
         forward=forward + staging(0),
-        head=gradients(earlier + single.head, "w (earlier + head)") + (bucket() if forward and plan.zero_stage == 1 else ())
+        head=gradients(earlier + single.head) + (bucket() if forward and plan.zero_stage == 1 else ())
         + staging(0),
-        head_reduction=gradients(reduced_head, "w (held + head)") + bucket(copied_head)
+        head_reduction=gradients(reduced_head) + bucket(copied_head)
         + staging(min(large_head, cut.last_load.slice), large_head),
         layer=in_layer + bucket() + staging(min(single.layer, cut.slice), single.layer),
         reduction=in_layer + bucket(fills.flushed * copies) + staging(0),
-        end=gradients(end.gradients, "w (held + embedding)") + bucket(end.copied)
+        end=gradients(end.gradients) + bucket(end.copied)
         + staging(end.staged, single.last * (end.staged > 0)),
         step=staging(0) if offloaded else _flat_step(cut, optimizer, source),
         reduced=_before_first_reduction(tensors, bucket_numel))
@@ -258,16 +257,16 @@ def _flat_step(cut: Partitions, optimizer: Optimizer, source: str) -> tuple[Memo
     load = max(cut.distinct_loads, key=lambda load: width * load.touched + max(NORM_BYTES * load.slice, cast))
     before = width * load.touched + max(NORM_BYTES * load.slice, cast)
     if update > before:
-        return term("step_temporaries", update, "(4 + s) Pt'/N", source + " step", s=optimizer.step_bytes,
-                    Pt=cut.tensors.trainable_numel, N=cut.world_size)
-    return term("gradients", width * load.touched, "w T", source + " copy_grads_in_partition", w=width, T=load.touched) + term(
-        "step_temporaries", before - width * load.touched, "max(8 slice, (w + 4) Pt'/N)",
-        source + " get_grad_norm_direct, step", w=width, slice=load.slice, Pt=cut.tensors.trainable_numel, N=cut.world_size)
+        return term("step_temporaries", update, "(4 + s) part", source + " step", s=optimizer.step_bytes, part=part)
+    held = term("gradients", width * load.touched, "w alive", source + " copy_grads_in_partition", w=width, alive=load.touched)
+    return held + term(
+        "step_temporaries", before - width * load.touched, f"max(8 slice, {'(w + 4)' if width < 4 else '4'} part)",
+        source + " get_grad_norm_direct, step", w=width, slice=load.slice, part=part)
 
 
 def _stage_3(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemory:
     tensors = cut.tensors
-    width, world, trainable = tensors.workload.weight_bytes, cut.world_size, tensors.trainable_numel
+    width, world = tensors.workload.weight_bytes, cut.world_size
     single = _Gradients.of(cut)
     offloaded = plan.offload_optimizer != "none"
     source = _STAGE_3
@@ -284,9 +283,9 @@ def _stage_3(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
                     source + " _setup_for_real_optimizer, runtime/comm/coalesced_collectives.py reduce_scatter_coalesced",
                     w=width, bucket=plan.reduce_bucket_size, copied=copied)
 
-    def gradients(whole: int, formula: str) -> tuple[MemoryTerm, ...]:
-        return term("gradients", width * (shards + whole), formula, source + " grad_partitions_flat_buffer",
-                    w=width, Pt=trainable, N=world)
+    def gradients(whole: int) -> tuple[MemoryTerm, ...]:
+        return term("gradients", width * (shards + whole), "w (shards + alive)", source + " grad_partitions_flat_buffer",
+                    w=width, shards=shards, alive=whole)
 
     def staging(numel: int, in_bucket: int = 0) -> tuple[MemoryTerm, ...]:
         if not offloaded:
@@ -295,19 +294,20 @@ def _stage_3(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
         piece = -(-numel // world)
         waiting = unswapped + max(0, -(-in_bucket // world) - piece) * to_disk
         return term("offload_staging", width * piece + max(NORM_BYTES * min(piece, NORM_CHUNK), 4 * piece) + 4 * waiting,
-                    "(w + 8) n / N + 4 waiting", source + " partition_grads, _offload_grad_partition_at_boundary",
-                    w=width, n=numel, N=world, waiting=waiting)
+                    "w piece + max(8 min(piece, chunk), 4 piece) + 4 waiting",
+                    source + " partition_grads, _offload_grad_partition_at_boundary",
+                    w=width, piece=piece, chunk=NORM_CHUNK, waiting=waiting)
 
     # The last gradient is made; the bucket before it is reduced while it waits; the last bucket is reduced, or that gradient.
     end = max((
-        gradients(single.end, "w (Pt'' + embedding)") + bucket(),
-        gradients(single.last, "w (Pt'' + embedding)") + bucket(fills.pending * fills.waits * copies)
+        gradients(single.end) + bucket(),
+        gradients(single.last) + bucket(fills.pending * fills.waits * copies)
         + staging(min(fills.pending, single.layer) * fills.waits, fills.pending),
-        gradients(0, "w Pt''") + bucket(fills.final * copies) + staging(min(fills.final, single.layer), fills.final),
-        gradients(single.last, "w (Pt'' + embedding)") + bucket() + staging(single.last)),
+        gradients(0) + bucket(fills.final * copies) + staging(min(fills.final, single.layer), fills.final),
+        gradients(single.last) + bucket() + staging(single.last)),
         key=lambda terms: sum(term.size_bytes for term in terms))
-    forward = gradients(0, "w Pt''") + bucket()
-    in_layer = gradients(single.layer + single.held, "w (Pt'' + layer)")
+    forward = gradients(0) + bucket()
+    in_layer = gradients(single.layer + single.held)
     step = forward + staging(0)
     if not offloaded:
         largest = max(optimizer_group_numels(cut, plan.sub_group_size))
@@ -315,12 +315,13 @@ def _stage_3(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
         overflow = (width + 1) * cut.shard_total if tensors.workload.precision == "fp16" else 0
         temporary = max(NORM_BYTES * cut.largest_shard, (width + 4 if width < 4 else 4) * largest,
                         int((4 + optimizer.step_bytes) * largest), overflow)
-        step += term("step_temporaries", temporary, "max(8 shard, (w + 4) G, 3 Pt'' in fp16)",
+        fp16 = ", (w + 1) shards" if overflow else ""
+        step += term("step_temporaries", temporary, f"max(8 shard, {'(w + 4)' if width < 4 else '4'} G, (4 + s) G{fp16})",
                      source + " get_grad_norm_direct, _prepare_fp32_grad_for_sub_group, has_overflow",
-                     w=width, shard=cut.largest_shard, G=largest, Pt=trainable, N=world)
+                     w=width, shard=cut.largest_shard, G=largest, s=optimizer.step_bytes, shards=cut.shard_total)
     return GradientMemory(
-        forward=forward, head=gradients(single.head, "w (Pt'' + head)") + bucket(),
-        head_reduction=gradients(single.head, "w (Pt'' + head)") + bucket(large_head if large_head % world else 0)
+        forward=forward, head=gradients(single.head) + bucket(),
+        head_reduction=gradients(single.head) + bucket(large_head if large_head % world else 0)
         + staging(large_head),
         layer=in_layer + bucket() + staging(single.layer),
         reduction=in_layer + bucket(fills.flushed * copies) + staging(single.layer, fills.flushed),

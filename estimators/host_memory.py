@@ -72,7 +72,8 @@ def _tensor_blocks(tensors: TensorSet, width: int) -> int:
 def host_terms(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: int,
                ) -> tuple[tuple[MemoryTerm, ...], tuple[MemoryTerm, ...]]:
     """(pinned, pageable) terms of a node while training."""
-    pageable = term("processes", local_ranks * PROCESS_BYTES, "L x 2 GiB", "observed, to be calibrated", L=local_ranks)
+    pageable = term("processes", local_ranks * PROCESS_BYTES, "L process", "observed, to be calibrated", L=local_ranks,
+                    process=PROCESS_BYTES)
     pinned: tuple[MemoryTerm, ...] = ()
     if plan.offload_optimizer == "cpu":
         move = _optimizer_1_2 if plan.zero_stage < 3 else _optimizer_3
@@ -80,11 +81,12 @@ def host_terms(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: i
         pinned, pageable = pinned + more_pinned, pageable + more_pageable
     elif plan.offload_optimizer == "nvme":
         # The gradients' flat buffer stays in memory; masters, states and fp32 gradients go to the disk.
-        pinned += _blocks("gradients", (cut.tensors.workload.weight_bytes * cut.shard_total,), local_ranks, "L p2(w Pt'')",
-                          _STAGE_3 + " _setup_for_real_optimizer", pin=plan.pin_memory)
+        pinned += _blocks("gradients", (cut.tensors.workload.weight_bytes * cut.shard_total,), local_ranks, "L p2(w shards)",
+                          _STAGE_3 + " _setup_for_real_optimizer", pin=plan.pin_memory, w=cut.tensors.workload.weight_bytes,
+                          shards=cut.shard_total)
         # The first step creates a sub-group's states in ordinary memory before they are written.
         states = state_bytes(optimizer, cut.tensors, max(swapped_groups(cut, plan), default=0), stage=3, on_cpu=True)
-        pageable += term("first_states", local_ranks * states, "L o G", optimizer.source, L=local_ranks)
+        pageable += term("first_states", local_ranks * states, "L states", optimizer.source, L=local_ranks, states=states)
         more_pinned, more_pageable = _unswapped_groups(cut, plan, optimizer, local_ranks)
         pinned, pageable = pinned + more_pinned, pageable + more_pageable
     if plan.offload_param == "cpu":
@@ -94,10 +96,11 @@ def host_terms(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: i
     return pinned, pageable
 
 
-def _blocks(name: str, sizes: tuple[int, ...], local_ranks: int, formula: str, source: str, *,
-            pin: bool) -> tuple[MemoryTerm, ...]:
+def _blocks(name: str, sizes: tuple[int, ...], local_ranks: int, formula: str, source: str, *, pin: bool,
+            **inputs: float) -> tuple[MemoryTerm, ...]:
+    """A block of each size on every rank; `formula` is the one of pinned blocks, p2(...)."""
     total = sum(pinned_block(size) for size in sizes) if pin else sum(sizes)
-    return term(name, local_ranks * total, formula, source, L=local_ranks)
+    return term(name, local_ranks * total, formula if pin else formula.replace("p2", ""), source, L=local_ranks, **inputs)
 
 
 def _optimizer_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: int,
@@ -106,33 +109,34 @@ def _optimizer_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer, local_rank
     width = tensors.workload.weight_bytes
     source = _STAGE_1_2 + " __init__, initialize_optimizer_states"
     pinned = (
-        _blocks("master_weights", (4 * part,), local_ranks, "L p2(4 Pt'/N)", source, pin=plan.pin_memory)
-        + _blocks("gradients", (4 * part,), local_ranks, "L p2(4 Pt'/N)", source, pin=plan.pin_memory)
+        _blocks("master_weights", (4 * part,), local_ranks, "L p2(4 part)", source, pin=plan.pin_memory, part=part)
+        + _blocks("gradients", (4 * part,), local_ranks, "L p2(4 part)", source, pin=plan.pin_memory, part=part)
         + _blocks("offload_staging", (width * part, width * tensors.largest_trainable), local_ranks,
-                  "L (p2(w Pt'/N) + p2(w largest))", source, pin=plan.pin_memory))
+                  "L (p2(w part) + p2(w largest))", source, pin=plan.pin_memory, w=width, part=part,
+                  largest=tensors.largest_trainable))
     if plan.gradient_accumulation_steps > 1:
         # One buffer per tensor that the partition touches, as large as the whole tensor.
         kept = width * cut.touched
         if plan.pin_memory:
             kept = kept * _tensor_blocks(tensors, width) // (width * tensors.trainable_numel)
-        pinned += term("accumulated_gradients", local_ranks * kept, "L sum p2(w n) over touched tensors",
-                       _STAGE_1_2 + " async_accumulate_grad_in_cpu_via_gpu", L=local_ranks, w=width, T=cut.touched)
+        pinned += term("accumulated_gradients", local_ranks * kept, "L kept",
+                       _STAGE_1_2 + " async_accumulate_grad_in_cpu_via_gpu", L=local_ranks, kept=kept)
     states = state_bytes(optimizer, tensors, part, stage=plan.zero_stage, on_cpu=True)
-    return pinned, term("optimizer_states", local_ranks * states, "L o Pt'/N", optimizer.source, L=local_ranks,
-                        Pt=tensors.trainable_numel, N=cut.world_size)
+    return pinned, term("optimizer_states", local_ranks * states, "L o part", optimizer.source, L=local_ranks,
+                        o=states / part, part=part)
 
 
 def _optimizer_3(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: int,
                  ) -> tuple[tuple[MemoryTerm, ...], tuple[MemoryTerm, ...]]:
     tensors = cut.tensors
     pinned = _blocks("gradients", _gradient_sizes(cut, plan), local_ranks,
-                     "L (p2(w Pt'') + sum p2(4 G))", _STAGE_3 + " initialize_optimizer_states, _setup_for_real_optimizer",
+                     "L (p2(w shards) + sum p2(4 G))", _STAGE_3 + " initialize_optimizer_states, _setup_for_real_optimizer",
                      pin=plan.pin_memory)
     states = state_bytes(optimizer, tensors, cut.shard_total, stage=3, on_cpu=True)
-    pageable = term("master_weights", local_ranks * 4 * cut.shard_total, "L 4 Pt''", _STAGE_3 + " _create_fp32_partitions",
-                    L=local_ranks, Pt=tensors.trainable_numel, N=cut.world_size)
-    return pinned, pageable + term("optimizer_states", local_ranks * states, "L o Pt''", optimizer.source, L=local_ranks,
-                                   Pt=tensors.trainable_numel, N=cut.world_size)
+    pageable = term("master_weights", local_ranks * 4 * cut.shard_total, "L 4 shards", _STAGE_3 + " _create_fp32_partitions",
+                    L=local_ranks, shards=cut.shard_total)
+    return pinned, pageable + term("optimizer_states", local_ranks * states, "L o shards", optimizer.source, L=local_ranks,
+                                   o=states / cut.shard_total, shards=cut.shard_total)
 
 
 def _gradient_sizes(cut: Partitions, plan: Plan) -> tuple[int, ...]:
@@ -168,15 +172,16 @@ def small_shards(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryT
     terms: tuple[MemoryTerm, ...] = ()
     for name, trainable in (("frozen_parameters", False), ("pinned_cache", True)):
         blocks = _shard_blocks(cut, width, trainable=trainable, threshold=threshold, below_bytes=SWAP_MIN_BYTES)
-        terms += term(name, local_ranks * _total(blocks), "L sum p2(w ceil(n / N) < 1 MiB)", source, L=local_ranks)
+        terms += term(name, local_ranks * _total(blocks), "L blocks", source, L=local_ranks, blocks=_total(blocks))
     return terms
 
 
 def _parameters(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryTerm, ...]:
     width, threshold = cut.tensors.workload.weight_bytes, plan.stage3_param_persistence_threshold
     source = "deepspeed 0.19.8 runtime/zero/partition_parameters.py _partition_param"
-    terms = _blocks("parameters", (width * cut.shard_total,), local_ranks, "L p2(w Pt'')",
-                    _STAGE_3 + " _create_param_groups_fp16_flat_cpu_memory", pin=plan.pin_memory)
+    terms = _blocks("parameters", (width * cut.shard_total,), local_ranks, "L p2(w shards)",
+                    _STAGE_3 + " _create_param_groups_fp16_flat_cpu_memory", pin=plan.pin_memory, w=width,
+                    shards=cut.shard_total)
     if plan.pin_memory:
         frozen = _total(_shard_blocks(cut, width, trainable=False, threshold=threshold))
         homes = _shard_blocks(cut, width, trainable=True, threshold=threshold)
@@ -184,8 +189,8 @@ def _parameters(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryTe
         cached = _total(homes - Counter(map(pinned_block, later)))
     else:
         frozen, cached = width * cut.frozen_shard_total, 0
-    return terms + term("frozen_parameters", local_ranks * frozen, "L sum p2(w ceil(n / N))", source, L=local_ranks) + term(
-        "pinned_cache", local_ranks * cached, "L (sum p2(w ceil(n / N)) - reused)", source, L=local_ranks)
+    return terms + term("frozen_parameters", local_ranks * frozen, "L blocks", source, L=local_ranks, blocks=frozen) + term(
+        "pinned_cache", local_ranks * cached, "L blocks", source, L=local_ranks, blocks=cached)
 
 
 def loading_bytes(cut: Partitions, plan: Plan, local_ranks: int) -> int:

@@ -81,11 +81,10 @@ def _initialize(cut: Partitions, plan: Plan, cluster: Cluster, workspace: tuple[
     # Near the GPU's limit DeepSpeed may flatten on either side; it fits both ways, so the peak is not counted there.
     fits = weights + width * tensors.trainable_numel < INITIALIZE_SHARE * cluster.gpu.memory_bytes
     copy = width * tensors.trainable_numel * fits
-    frozen = "0.516 Pq + w (Pf - Pq)" if tensors.workload.method == "qlora" else "w Pf"
     return (Moment(name="initialize", terms=workspace + term(
-        "parameters", weights + copy, f"2 w Pt + {frozen}" if fits else f"w Pt + {frozen}",
+        "parameters", weights + copy, "2 w Pt + frozen" if fits else "w Pt + frozen",
         "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py __init__ (flatten_on_accelerator)",
-        w=width, Pt=tensors.trainable_numel, Pf=tensors.numel - tensors.trainable_numel)),)
+        w=width, Pt=tensors.trainable_numel, frozen=tensors.frozen_bytes)),)
 
 
 def _step(cut: Partitions, plan: Plan, cluster: Cluster, runs: Optimizer, gathered: GatheredParameters,
@@ -111,7 +110,7 @@ def _step(cut: Partitions, plan: Plan, cluster: Cluster, runs: Optimizer, gather
                terms=resident + gradients.reduction + whole(gathered.reduction)
                + _without(saved, gradients.reduced // max(1, sum(tensors.trainable_layer)) * activations.saved_per_layer_bytes)
                + activations.block_terms),
-        Moment(name="backward_end", terms=resident + gradients.end + whole(gathered.end)),
+        Moment(name="backward_end", terms=resident + gradients.end + whole(gathered.end) + _encoder(model, saved)),
         Moment(name="step", terms=resident + gradients.step)]
     if gathered.last_layer > gathered.loss:
         moments.append(Moment(name="last_layer_forward", terms=resident + gradients.forward + whole(gathered.last_layer) + saved
@@ -130,6 +129,14 @@ def _step(cut: Partitions, plan: Plan, cluster: Cluster, runs: Optimizer, gather
     return tuple(moments)
 
 
+def _encoder(model: ModelShape, saved: tuple[MemoryTerm, ...]) -> tuple[MemoryTerm, ...]:
+    """Of an encoder-decoder model with one embedding: what the encoder keeps, whose backward pass follows the decoder's, in the
+    end of which the gradients of the embedding meet."""
+    if not model.tied or {block.stack for block in model.blocks} != {"encoder", "decoder"}:
+        return ()
+    return tuple(part for part in saved if part.name.startswith(("encoder", "cross-attention")))
+
+
 def _without(terms: tuple[MemoryTerm, ...], size_bytes: int) -> tuple[MemoryTerm, ...]:
     """The terms less so many bytes in all, each in proportion."""
     total = sum(part.size_bytes for part in terms)
@@ -142,7 +149,7 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
     runs = optimizer(workload.optimizer)
     if cluster is not None and workload.precision == "bf16" and not cluster.gpu.has_bf16:
         return f"{cluster.gpu.name} has no bf16 units; use fp16"
-    if cluster is not None and cluster.gpu.architecture == "cpu" and "cpu" in (plan.offload_optimizer, plan.offload_param):
+    if cluster is not None and cluster.gpu.is_cpu and "cpu" in (plan.offload_optimizer, plan.offload_param):
         return "the ranks' memory is the host's, so there is nowhere to offload to"
     if plan.zero_stage == 0 and plan.offload_optimizer != "none":
         return "the optimizer is offloaded from ZeRO stage 1 on"

@@ -61,11 +61,11 @@ def swap_buffers(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryT
         flat = min(cut.shard_total, plan.param_max_in_cpu)
         whole = width * _whole_sub_group(cut, plan)
         terms += term("parameter_swap_buffers", local_ranks * (plan.param_buffer_count * size + whole),
-                      "L w (buffer_count buffer_size + whole sub-group)", _SWAP + "partitioned_param_swapper.py",
-                      L=local_ranks, w=width, buffer_count=plan.param_buffer_count, buffer_size=plan.param_buffer_size)
-        terms += term("parameters", local_ranks * pinned_block(width * flat), "L p2(w min(Pt'', max_in_cpu))",
+                      "L (buffer_count buffer + w whole)", _SWAP + "partitioned_param_swapper.py", L=local_ranks,
+                      buffer_count=plan.param_buffer_count, buffer=size, w=width, whole=whole // width)
+        terms += term("parameters", local_ranks * pinned_block(width * flat), "L p2(w min(shards, max_in_cpu))",
                       "deepspeed 0.19.8 runtime/zero/stage3.py _create_param_groups_fp16_flat_cpu_memory",
-                      L=local_ranks, w=width, max_in_cpu=plan.param_max_in_cpu)
+                      L=local_ranks, w=width, shards=cut.shard_total, max_in_cpu=plan.param_max_in_cpu)
         terms += small_shards(cut, plan, local_ranks)
     return terms
 
@@ -79,11 +79,11 @@ def nvme_terms(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: i
         states = state_bytes(optimizer, cut.tensors, numel, stage=3, on_cpu=True)
         gradients = max(0, numel - shards_below(cut, SWAP_MIN_BYTES // 4)[0])
         source = _SWAP + "optimizer_utils.py"
-        terms += term("master_weights", local_ranks * 4 * numel, "L 4 sum(G >= 1 MiB)", source, L=local_ranks, N=cut.world_size)
-        terms += term("optimizer_states", local_ranks * states, "L o sum(G >= 1 MiB)", source, L=local_ranks, N=cut.world_size)
-        terms += term("gradients", local_ranks * 4 * gradients, "L 4 sum(shards >= 1 MiB)", source, L=local_ranks)
+        terms += term("master_weights", local_ranks * 4 * numel, "L 4 swapped", source, L=local_ranks, swapped=numel)
+        terms += term("optimizer_states", local_ranks * states, "L states", source, L=local_ranks, states=states)
+        terms += term("gradients", local_ranks * 4 * gradients, "L 4 swapped", source, L=local_ranks, swapped=gradients)
     if plan.offload_param == "nvme":
         swapped = cut.shard_total + cut.frozen_shard_total - sum(shards_below(cut, SWAP_MIN_BYTES // width))
-        terms += term("parameters", local_ranks * width * swapped, "L w sum(shards >= 1 MiB)",
-                      _SWAP + "partitioned_param_swapper.py", L=local_ranks, w=width)
+        terms += term("parameters", local_ranks * width * swapped, "L w swapped",
+                      _SWAP + "partitioned_param_swapper.py", L=local_ranks, w=width, swapped=swapped)
     return terms

@@ -8,7 +8,7 @@ Micro batches differ: stages 0 and 1 reduce gradients only in the last one. Data
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from . import collective_time as collective
 from . import offload_time as offload
@@ -22,7 +22,7 @@ from .memory_bound import COPIED_PASSES, OPTIMIZER_PASSES_BYTES, SUMMED_PASSES
 from .model_shape import ModelShape
 from .optimizers import optimizer
 from .plan import Plan
-from .roofline import memory_rate
+from .roofline import memory_rate, product_rate
 from .software import DEFAULT, Software
 from .trainable import TensorSet, tensor_set
 from .workload import Workload
@@ -61,27 +61,20 @@ def _together(gpu_s: float, host_s: float, *, serial: bool) -> float:
 class _Lane:
     """What the links carry beside one kind of pass, all micro batches together.
 
-    carried: seconds by (name, resource, formula). pieces: collectives one after the other, of which the last has no pass
-    left to hide behind.
+    carried: a term for each thing, all of it in `seconds`. pieces: collectives one after the other, of which the last has no
+    pass left to hide behind.
     """
 
-    carried: dict[tuple[str, str, str], float] = field(default_factory=dict)
+    carried: list[TimeTerm] = field(default_factory=list)
     pieces: int = 1
-
-    def add(self, name: str, resource: str, formula: str, seconds: float) -> None:
-        if seconds:
-            key = (name, resource, formula)
-            self.carried[key] = self.carried.get(key, 0.0) + seconds
 
     def terms(self, shadow_s: float, *, overlaps: bool) -> list[TimeTerm]:
         """Terms of what the pass does not hide; each thing carried is hidden in the same proportion."""
-        total = sum(self.carried.values())
-        if not total:
-            return []
-        hidden = (1 - CONTENTION) * min(total * (1 - 1 / self.pieces), shadow_s) if overlaps else 0.0
-        return [TimeTerm(name=name, seconds=seconds * (1 - hidden / total), hidden_s=seconds * hidden / total,
-                         resource=resource, formula=formula, source="estimators/collective_time.py, offload_time.py")
-                for (name, resource, formula), seconds in self.carried.items()]
+        total = sum(term.seconds for term in self.carried)
+        if not total or not overlaps:
+            return self.carried
+        hidden = (1 - CONTENTION) * min(total * (1 - 1 / self.pieces), shadow_s) / total
+        return [replace(term, seconds=term.seconds * (1 - hidden), hidden_s=term.seconds * hidden) for term in self.carried]
 
 
 class _Step:
@@ -100,6 +93,8 @@ class _Step:
         self.micro_batches, self.element = n, workload.weight_bytes
         self.tensors: TensorSet = tensor_set(model, workload)
         self.ring: Ring = collective.ring(cluster)
+        # On a CPU the process that computes also moves what the ranks exchange.
+        self.overlaps = plan.overlap_comm and not cluster.gpu.is_cpu
         self.compute: ComputeTime = compute_time(
             model, workload, cluster.gpu, plan.micro_batch_size, plan.gradient_checkpointing, software)
         self.trained = self.tensors.trainable_numel
@@ -124,35 +119,44 @@ class _Step:
     def terms(self) -> list[TimeTerm]:
         return [*self._computing(), *self._forward_links(), *self._backward_links(), *self._optimizer()]
 
+    def _term(self, name: str, resource: str, formula: str, seconds: float, source: str, hidden_s: float = 0.0,
+              **inputs: float) -> TimeTerm:
+        return TimeTerm(name=name, seconds=seconds, hidden_s=hidden_s, resource=resource, formula=formula,
+                        inputs=tuple(inputs.items()), source=f"estimators/{source}")
+
     def _computing(self) -> list[TimeTerm]:
-        compute, n = self.compute, self.micro_batches
+        compute, n, cluster = self.compute, self.micro_batches, self.cluster
         on_gpu = n * (compute.forward_s + compute.backward_s) + self.gradient_s
         launched = max(0.0, self.forward_s + self.backward_s - on_gpu)
-        inputs = (("n", n), ("B", self.plan.micro_batch_size), ("S", self.workload.seq_len))
-
-        def term(name: str, resource: str, formula: str, seconds: float, hidden_s: float = 0.0) -> TimeTerm:
-            return TimeTerm(name=name, seconds=seconds, hidden_s=hidden_s, resource=resource, formula=formula,
-                            inputs=inputs, source="estimators/compute_time.py, roofline.py, memory_bound.py, host_time.py")
-
+        rate, memory = product_rate(cluster.gpu, self.workload.precision), memory_rate(cluster.gpu)
+        batch: dict[str, float] = {"n": n, "B": self.plan.micro_batch_size, "S": self.workload.seq_len}
+        elementwise = compute.elementwise_forward_s + compute.elementwise_backward_s
+        loss = compute.loss_forward_s + compute.loss_backward_s
         return [
-            term("matrix products", "gpu compute", "n sum(max(2 rows (inner + tile start) columns / R, bytes / W) + ramp)",
-                 n * (compute.products_forward_s + compute.products_backward_s)),
-            term("attention", "gpu compute", "n L 2 B A (d + dv) pairs (1 + backward) / rate(S)",
-                 n * (compute.attention_forward_s + compute.attention_backward_s)),
-            term("elementwise operations", "gpu memory", "n L (bytes forward + bytes backward) / W",
-                 n * (compute.elementwise_forward_s + compute.elementwise_backward_s)),
-            term("loss over the vocabulary", "gpu memory", "n B S V bytes per logit / W",
-                 n * (compute.loss_forward_s + compute.loss_backward_s)),
-            term("recomputation", "gpu compute", "n (forward of every layer, up to its last product)", n * compute.recompute_s),
-            term("gradient copies", "gpu memory", "(2 e per reduction + 3 e per sum) Pt / W", self.gradient_s),
-            term("launch overhead", "launch", "host time that the GPU waits for, forward and backward apart",
-                 launched, hidden_s=max(0.0, self.host_s - launched))]
+            self._term("matrix products", "gpu compute",
+                       "n sum(max(2 rows (inner + tile start) columns / R, bytes / W) + ramp)",
+                       n * (compute.products_forward_s + compute.products_backward_s), "roofline.py product_s",
+                       **batch, R=rate, W=memory),
+            self._term("attention", "gpu compute", "n L 2 B A (d + dv) pairs (1 + backward) / rate(S)",
+                       n * (compute.attention_forward_s + compute.attention_backward_s), "roofline.py attention_rate",
+                       **batch),
+            self._term("elementwise operations", "gpu memory", "n bytes / W", n * elementwise, "memory_bound.py",
+                       n=n, bytes=elementwise * memory, W=memory),
+            self._term("loss over the vocabulary", "gpu memory", "n bytes / W", n * loss, "memory_bound.py",
+                       n=n, bytes=loss * memory, W=memory),
+            self._term("recomputation", "gpu compute", "n (forward of every layer, up to its last product)",
+                       n * compute.recompute_s, "compute_time.py", n=n),
+            self._term("gradient copies", "gpu memory", f"({COPIED_PASSES:g} reductions + {SUMMED_PASSES:g} (n - 1)) w Pt / W",
+                       self.gradient_s, "memory_bound.py", reductions=self.reductions, n=n, w=self.element, Pt=self.trained,
+                       W=memory),
+            self._term("launch overhead", "launch", "host time that the GPU waits for, forward and backward apart",
+                       launched, "host_time.py", hidden_s=max(0.0, self.host_s - launched))]
 
     def _forward_links(self) -> list[TimeTerm]:
         lane = _Lane()
         if self.plan.zero_stage == 3:
             self._gather(lane, self.micro_batches * self._gathered_shares()[0])
-        return lane.terms(self.forward_s, overlaps=self.plan.overlap_comm)
+        return lane.terms(self.forward_s, overlaps=self.overlaps)
 
     def _backward_links(self) -> list[TimeTerm]:
         plan, n = self.plan, self.micro_batches
@@ -164,76 +168,98 @@ class _Step:
             self._gather(lane, passes)
         self._reduce(lane)
         self._gradients_to_host(lane)
-        return lane.terms(self.backward_s * self.reductions / n, overlaps=plan.overlap_comm and plan.zero_stage >= 1)
+        return lane.terms(self.backward_s * self.reductions / n, overlaps=self.overlaps and plan.zero_stage >= 1)
 
     def _gathered_shares(self) -> tuple[float, float]:
         return collective.gathered_shares(self.tensors, self.plan, self.cluster.world_size)
+
+    def _collective(self, name: str, times: float, size_bytes: float, calls: int, what: str, **inputs: float) -> TimeTerm:
+        """`times` all-gathers (or reduce-scatters) of a size; `what` is the formula of that size in bytes."""
+        ring = self.ring
+        return self._term(name, ring.resource, f"{what} (N - 1) / N / link + calls t", times * ring.gather_s(size_bytes, calls),
+                          "collective_time.py", **inputs, N=ring.ranks, link=ring.bytes_per_s, calls=times * calls,
+                          t=ring.call_s)
 
     def _gather(self, lane: _Lane, passes: float) -> None:
         """Stage 3: weights from the ranks' shards, which may lie in host memory or on NVMe."""
         plan, cluster, tensors = self.plan, self.cluster, self.tensors
         size, calls = collective.gathered_bytes(tensors, self.workload), collective.gather_calls(tensors, plan)
+        if not passes:
+            return
         lane.pieces = max(lane.pieces, calls)
-        lane.add("weight gathering", self.ring.resource, "passes e P (N - 1) / N / link",
-                 passes * self.ring.gather_s(size, calls))
+        if self.ring.ranks > 1:
+            lane.carried.append(self._collective("weight gathering", passes, size, calls, "passes weights", passes=passes,
+                                                 weights=size))
         if plan.offload_param != "none":
-            lane.add("weights from host", "pcie", "passes e P / N / PCIe", passes * offload.host_link_s(
-                cluster, size / cluster.world_size, pinned=plan.pin_memory))
+            lane.carried.append(self._pcie("weights from host", "passes weights / N / PCIe", passes * size / cluster.world_size,
+                                           passes=passes, weights=size, N=cluster.world_size))
         if plan.offload_param == "nvme":
-            lane.add("weights from NVMe", "nvme", "passes e P / M / read rate",
-                     passes * offload.nvme_read_s(cluster, size / cluster.nodes))
+            lane.carried.append(self._term(
+                "weights from NVMe", "nvme", "passes weights / M / read", passes * offload.nvme_read_s(
+                    cluster, size / cluster.nodes), "offload_time.py", passes=passes, weights=size, M=cluster.nodes,
+                read=1 / offload.nvme_read_s(cluster, 1)))
+
+    def _pcie(self, name: str, formula: str, size_bytes: float, **inputs: float) -> TimeTerm:
+        pinned = self.plan.pin_memory
+        return self._term(name, "pcie", formula, offload.host_link_s(self.cluster, size_bytes, pinned=pinned),
+                          "offload_time.py", **inputs, PCIe=1 / offload.host_link_s(self.cluster, 1, pinned=pinned))
 
     def _reduce(self, lane: _Lane) -> None:
-        plan = self.plan
+        plan, times = self.plan, self.reductions
+        if self.ring.ranks == 1:
+            return
         size, calls = self.trained * self.element, collective.reduce_calls(self.tensors, plan)
-        if plan.zero_stage == 3:
-            seconds, formula = self.ring.gather_s(size, calls), "n e Pt (N - 1) / N / link"
+        if plan.zero_stage < 3:  # an all-reduce is a reduce-scatter and an all-gather
+            lane.carried.append(self._collective("gradient reduction", 2 * times, size, calls, "2 reductions w Pt",
+                                                 reductions=times, w=self.element, Pt=self.trained))
         else:
-            seconds, formula = self.ring.all_reduce_s(size, calls), "reductions 2 e Pt (N - 1) / N / link"
-        lane.add("gradient reduction", self.ring.resource, formula, self.reductions * seconds)
+            lane.carried.append(self._collective("gradient reduction", times, size, calls, "n w Pt", n=times, w=self.element,
+                                                 Pt=self.trained))
 
     def _gradients_to_host(self, lane: _Lane) -> None:
         plan, n = self.plan, self.micro_batches
         if plan.offload_optimizer == "none":
             return
         if plan.zero_stage == 3:
-            per_parameter = 4 + 2 * self.element * n
+            per_parameter, formula = 4 + 2 * self.element * n, "(4 + 2 w n) Pr / PCIe"
         elif plan.zero_stage == 2 and n > 1:
-            per_parameter = 4 + self.element * (2 * n - 1)
+            per_parameter, formula = 4 + self.element * (2 * n - 1), "(4 + w (2 n - 1)) Pr / PCIe"
         else:
-            per_parameter = 4
-        lane.add("gradients to host", "pcie", "bytes per parameter Pt / N / PCIe", offload.host_link_s(
-            self.cluster, per_parameter * self.trained_per_rank, pinned=plan.pin_memory))
+            per_parameter, formula = 4, "4 Pr / PCIe"
+        lane.carried.append(self._pcie("gradients to host", formula, per_parameter * self.trained_per_rank, w=self.element, n=n,
+                                       Pr=self.trained_per_rank))
 
     def _optimizer(self) -> list[TimeTerm]:
         plan, cluster = self.plan, self.cluster
+        kind, ranks, node = optimizer(self.workload.optimizer), self.trained_per_rank, self.trained_per_node
+        updated: dict[str, float] = {"w": self.element, "Pr": ranks}
         terms: list[TimeTerm] = []
-
-        def add(name: str, resource: str, formula: str, seconds: float) -> None:
-            terms.append(TimeTerm(name=name, seconds=seconds, resource=resource, formula=formula,
-                                  inputs=(("Pt", self.trained), ("N", cluster.world_size)),
-                                  source="estimators/memory_bound.py, offload_time.py, collective_time.py"))
-
         if plan.offload_optimizer == "none":
-            moved = OPTIMIZER_PASSES_BYTES + 2 * optimizer(self.workload.optimizer).state_bytes
-            add("optimizer", "gpu memory", "(36 + 2 states) Pt / N / W",
-                moved * self.trained_per_rank / memory_rate(cluster.gpu))
+            rate = memory_rate(cluster.gpu)
+            terms.append(self._term(
+                "optimizer", "gpu memory", f"({OPTIMIZER_PASSES_BYTES:g} + 2 states) Pr / W",
+                (OPTIMIZER_PASSES_BYTES + 2 * kind.state_bytes) * ranks / rate, "memory_bound.py", states=kind.state_bytes,
+                Pr=ranks, W=rate))
         else:
-            add("optimizer on the host", "cpu", "(26 + 2 states) Pt / M / DRAM",
-                offload.cpu_step_s(cluster, self.workload, self.trained_per_node))
+            states = kind.cpu_state_bytes or 0.0
+            seconds, per_parameter = offload.cpu_step_s(cluster, self.workload, node), offload.cpu_step_bytes(states)
+            terms.append(self._term(
+                "optimizer on the host", "cpu", "(26 + 2 states) Pn / host", seconds, "offload_time.py", states=states, Pn=node,
+                host=per_parameter * node / seconds))
             if plan.offload_optimizer == "nvme":
-                add("states from and to NVMe", "nvme", "(8 + states) Pt / M (1 / read + 1 / write)",
-                    offload.nvme_step_s(cluster, self.workload, self.trained_per_node))
+                terms.append(self._term(
+                    "states from and to NVMe", "nvme", "(8 + states) Pn (1 / read + 1 / write)",
+                    offload.nvme_step_s(cluster, self.workload, node), "offload_time.py", states=states, Pn=node,
+                    read=1 / offload.nvme_read_s(cluster, 1), write=1 / offload.nvme_write_s(cluster, 1)))
             if plan.offload_param == "none":
-                add("updated weights to GPU", "pcie", "e Pt / N / PCIe", offload.host_link_s(
-                    cluster, self.element * self.trained_per_rank, pinned=plan.pin_memory))
+                terms.append(self._pcie("updated weights to GPU", "w Pr / PCIe", self.element * ranks, **updated))
         if plan.offload_param != "none" and plan.offload_optimizer == "none":
-            add("updated weights to host", "pcie", "e Pt / N / PCIe", offload.host_link_s(
-                cluster, self.element * self.trained_per_rank, pinned=plan.pin_memory))
+            terms.append(self._pcie("updated weights to host", "w Pr / PCIe", self.element * ranks, **updated))
         if plan.offload_param == "nvme":
-            add("updated weights to NVMe", "nvme", "e Pt / M / write rate",
-                offload.nvme_write_s(cluster, self.element * self.trained_per_node))
-        if plan.zero_stage in (1, 2):
-            add("updated weights gathered", self.ring.resource, "e Pt (N - 1) / N / link",
-                self.ring.gather_s(self.element * self.trained, 1))
+            terms.append(self._term(
+                "updated weights to NVMe", "nvme", "w Pn / write", offload.nvme_write_s(cluster, self.element * node),
+                "offload_time.py", w=self.element, Pn=node, write=1 / offload.nvme_write_s(cluster, 1)))
+        if plan.zero_stage in (1, 2) and self.ring.ranks > 1:
+            terms.append(self._collective("updated weights gathered", 1, self.element * self.trained, 1, "w Pt",
+                                          w=self.element, Pt=self.trained))
         return terms
