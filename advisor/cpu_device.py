@@ -11,7 +11,7 @@ from ..estimators.offload_time import PINNED_SHARE
 from ..estimators.roofline import BEST_OF_PEAK
 from ..probes.machine import cpu_model
 from ..probes.this_machine import cpu_cores, host_memory_bytes
-from .own_figures import STREAM_SHARE, host_figures, own_figures
+from .own_figures import STREAM_SHARE, node_figures, own_figures
 
 if TYPE_CHECKING:
     from ..probes.bench.result import BenchResult
@@ -63,7 +63,7 @@ def cpu_cluster(ranks: int, memory_limit_bytes: int | None = None) -> Cluster:
         dram_bytes_per_s_per_node=MEMORY_BYTES_PER_S, is_this_machine=True, assumptions=assumed)
     if known is None:
         return cluster
-    changes, more = host_figures(cluster, known.result)
+    changes, more = node_figures(cluster, known.result)
     return replace(cluster, measured=known.said([*names, *more]), **changes)
 
 

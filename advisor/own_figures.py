@@ -78,7 +78,7 @@ def with_own_figures(cluster: Cluster) -> Cluster:
     if known is None:
         return cluster
     gpu, names = _gpu(cluster.gpu, known.result)
-    changes, more = host_figures(cluster, known.result)
+    changes, more = node_figures(cluster, known.result)
     return replace(cluster, gpu=gpu, measured=known.said([*names, *more]), **changes)
 
 
@@ -108,9 +108,9 @@ def _gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[str]]:
     return replace(gpu, **changes), names
 
 
-def host_figures(cluster: Cluster, known: BenchResult) -> tuple[dict[str, Any], list[str]]:
-    """Fields of a cluster about its host, and what they are called."""
-    changes: dict[str, Any] = {}
+def node_figures(cluster: Cluster, known: BenchResult) -> tuple[dict[str, Any], list[str]]:
+    """Fields of a cluster beside its GPUs, and what they are called; collectives are named with the links."""
+    changes: dict[str, Any] = {"collective_call_s": known.collective_call_s}
     names = []
     memory, adam = known.best("host_memory"), known.best("cpu_adam")
     if memory:

@@ -61,6 +61,8 @@ class Cluster:
     cpu_cores_per_node, dram_bytes_per_s_per_node: for CPU Adam; None when not known.
     nvme_read_bytes_per_s_per_node, nvme_write_bytes_per_s_per_node: None when not known.
     cpu_adam_parameters_per_s_per_node: DeepSpeedCPUAdam with fp32 states, all cores together; None when not measured.
+    collective_call_s: one collective over all ranks, however little it carries; None when not measured, and not used for
+                   several nodes.
     is_this_machine:            the figures were detected here.
     measured:                   phrase for the answer: which figures were measured on this machine, and when; "" for none.
     assumptions:                phrases for the answer: what was not said and therefore assumed.
@@ -78,6 +80,7 @@ class Cluster:
     nvme_read_bytes_per_s_per_node: float | None = None
     nvme_write_bytes_per_s_per_node: float | None = None
     cpu_adam_parameters_per_s_per_node: float | None = None
+    collective_call_s: float | None = None
     is_this_machine: bool = False
     measured: str = ""
     assumptions: tuple[str, ...] = ()

@@ -96,7 +96,9 @@ def ring(cluster: Cluster) -> Ring:
         rates["network"] = cluster.interconnect_bytes_per_s * NETWORK_SHARE
     resource = min(rates, key=lambda name: rates[name], default="gpu links")
     hops = nodes * (local - 1) * LOCAL_HOP_S + (nodes - 1) * NETWORK_HOP_S
-    return Ring(ranks=cluster.world_size, bytes_per_s=rates.get(resource, 1.0), call_s=CALL_S + hops, resource=resource)
+    measured_s = cluster.collective_call_s if nodes == 1 else None
+    return Ring(ranks=cluster.world_size, bytes_per_s=rates.get(resource, 1.0), resource=resource,
+                call_s=CALL_S + hops if measured_s is None else measured_s)
 
 
 PCIE3_BYTES_PER_S = 15.75e9

@@ -79,6 +79,7 @@ def test_the_estimators_reach_what_was_measured(monkeypatch: pytest.MonkeyPatch)
     assert memory_rate(cluster.gpu) == pytest.approx(800e9 / STREAM_SHARE * MEMORY_SHARE)
     assert host_link_s(cluster, 20e9, pinned=True) == pytest.approx(1.0)
     assert ring(cluster).bytes_per_s == pytest.approx(10e9)
+    assert ring(cluster).call_s == 30e-6
     assert nvme_read_s(cluster, 3e9) == pytest.approx(1.0)
     # The optimizer alone moves 28 bytes a parameter, the whole step more.
     assert cpu_step_s(cluster, Workload(), 1.5e9) == pytest.approx(cpu_step_bytes(8) / 28)
@@ -215,6 +216,7 @@ def test_the_cpu_is_a_cluster_of_ranks() -> None:
 def _cpu() -> Cluster:
     _keep(_figure("matrix_product", 100e9, "fp32", "flop/s"), _figure("matrix_product", 150e9, "bf16", "flop/s"),
           _figure("elementwise_sum", 10e9, "fp32"), _figure("all_reduce", 2e9, "gloo"),
+          _figure("all_reduce", 4e-4, "gloo", "s"), _figure("all_gather", 6e-4, "gloo", "s"),
           _figure("cpu_adam", 5e8, "fp32", "parameters/s"), device="cpu")
     return cpu_cluster(4)
 
@@ -226,6 +228,7 @@ def test_the_cpus_own_speeds_are_shared_by_its_ranks() -> None:
     assert product_rate(cluster.gpu, "fp32") / product_rate(cluster.gpu, "bf16") == pytest.approx(100 / 150)
     assert memory_rate(cluster.gpu) == pytest.approx(5e9 / STREAM_SHARE * MEMORY_SHARE)
     assert ring(cluster).bytes_per_s == pytest.approx(2e9)
+    assert ring(cluster).call_s == pytest.approx(5e-4)
     assert cluster.gpu.peer_bytes_per_s != GLOO_BYTES_PER_S / LINK_SHARE["pcie"]
     assert cluster.assumptions == ()
     assert "matrix products, memory, collectives, CPU Adam" in cluster.measured

@@ -93,6 +93,12 @@ class BenchResult:
         rates = list(filter(None, map(self.best, COLLECTIVES)))
         return median(rates) if rates else None
 
+    @property
+    def collective_call_s(self) -> float | None:
+        """Seconds of a collective that carries next to nothing: the middle one."""
+        times = [figure.median for figure in self.figures if figure.kind in COLLECTIVES and figure.unit == "s"]
+        return median(times) if times else None
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
