@@ -136,7 +136,7 @@ def both(case: Case, folder: Path) -> tuple[Request, Request, str]:
 
 
 def differences(case: Case, answer: dict[str, Any]) -> list[str]:
-    """What differs by more than 0.5 %.
+    """What differs by more than 0.1 %: a mask, a counter, a batch's labels.
 
     Where ZeRO-3 keeps shards in host memory it moves them to the GPU before it gathers: one after the other while it
     initializes, all that stay gathered after a step (partition_parameters.py, `_allgather_params_sequential` and
@@ -149,7 +149,7 @@ def differences(case: Case, answer: dict[str, Any]) -> list[str]:
     for ours, theirs in zip(answer["dry"]["phases"], answer["real"]["phases"], strict=True):
         assert (ours["iteration"], ours["phase"]) == (theirs["iteration"], theirs["phase"])
         for name in ("total_live_bytes", "total_peak_bytes"):
-            more, limit, copies = ours[name] - theirs[name], 0.005 * theirs[name], 0
+            more, limit, copies = ours[name] - theirs[name], 0.001 * theirs[name], 0
             if case.rung == "zero3-offload" and name == "total_peak_bytes":
                 which = {"initialize": "largest_shard_bytes", "step": "persistent_shard_bytes"}.get(ours["phase"])
                 copies = answer["real"][which] if which else 0
