@@ -69,7 +69,7 @@ def _other_allocator(answer: DryRunAnswer) -> str:
 
 
 def _phases(answer: DryRunAnswer, console: Console) -> None:
-    """One row a phase, with a spark for its GPU peak; iterations that repeat the one before are left out."""
+    """One row a phase, with a spark for its GPU peak; an iteration that repeats the one before is only said to."""
     phases = answer.result.phases
     top = max(phase.gpu_peak_bytes for phase in phases)
     sparks = SPARKS if can_encode(console, SPARKS) else PLAIN_SPARKS
@@ -79,6 +79,7 @@ def _phases(answer: DryRunAnswer, console: Console) -> None:
         own = [phase for phase in phases if phase.iteration == iteration]
         key = [(phase.phase, phase.gpu_peak_bytes, phase.gpu_live_bytes) for phase in own]
         if key == previous:
+            row(console, Text(f"  {iteration:>4} as {iteration - 1}", style="dim"))
             continue
         previous = key
         for phase in own:
