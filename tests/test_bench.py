@@ -57,7 +57,7 @@ def test_the_cpus_speeds_are_measured(measured: dict[str, Any]) -> None:
     for each in result.figures:
         assert 0 < each.lowest <= each.median <= each.highest, each
         assert LEAST <= each.repeats <= MOST
-    assert {each.size for each in result.figures if each.kind == "matrix_product"} >= {256, 512}
+    assert 256 in {each.size for each in result.figures if each.kind == "matrix_product"}
 
 
 def test_cpu_adam_is_measured_or_the_reason_is_told(measured: dict[str, Any]) -> None:
@@ -166,6 +166,16 @@ def test_the_time_is_shared_by_what_is_left() -> None:
     assert schedule.budget_s(groups[-1:]) > 50
     assert bench_run._Schedule(0.0).budget_s(groups) == 1.0
     assert sum(bench_run._SHARES.values()) == pytest.approx(1.0)
+
+
+def test_ranks_on_the_cpu_have_the_threads_that_a_probes_ranks_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OMP_NUM_THREADS, where the user sets it."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert bench_run._threads_of_a_rank(8) == 8
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert bench_run._threads_of_a_rank(8) == 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    assert bench_run._threads_of_a_rank(8) == 8
 
 
 def test_the_ranks_figures_become_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -66,7 +67,7 @@ def bench(*, device: Literal["cuda", "cpu"], ranks: int, nvme: str | None = None
             on_progress(TITLES[group])
             several = group == "collectives" or (group == "device" and device == "cpu")
             task = Task(group=group, device=device, ranks=ranks if several else 1,
-                        threads=max(1, cores // ranks) if several else cores, budget_s=schedule.budget_s(todo[position:]),
+                        threads=_threads_of_a_rank(cores) if several else cores, budget_s=schedule.budget_s(todo[position:]),
                         buffer_bytes=buffer_bytes, nvme_folder=nvme_folder)
             found, reasons[group] = schedule.timed(task)
             figures += found
@@ -75,6 +76,12 @@ def bench(*, device: Literal["cuda", "cpu"], ranks: int, nvme: str | None = None
         version=BENCH_VERSION, device=device, ranks=ranks, figures=tuple(figures), skipped=tuple(skipped),
         nvme_mount=mount_point(nvme) if nvme is not None else "",
         versions={name: version(name) for name in ("torch", "deepspeed")}, seconds=time.monotonic() - started)
+
+
+def _threads_of_a_rank(cores: int) -> int:
+    """As a probe's ranks have them: what OMP_NUM_THREADS says, or else every rank all cores, which they then contend for."""
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    return int(said) if said.isdigit() and int(said) else cores
 
 
 class _Schedule:
