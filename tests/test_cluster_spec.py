@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cluster_spec import parse_cluster
-from ds_advise.probes.this_machine import cpu_cores, host_memory_bytes
 from ds_advise.estimators.cluster import Cluster
 from ds_advise.estimators.errors import ClusterError
+from ds_advise.probes.this_machine import cpu_cores, host_memory_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -32,7 +32,7 @@ def neutralize(ledger: Ledger) -> None:
 
 def _address(tensor: torch.Tensor) -> int:
     """An address for a tensor that has none: aligned as its place in its storage is, and never another storage's."""
-    return int(tensor.untyped_storage()._cdata << 40) + tensor.storage_offset() * tensor.element_size()
+    return int((tensor.untyped_storage()._cdata << 40) + tensor.storage_offset() * tensor.element_size())
 
 
 def neutralize_transformers() -> None:
