@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ds_advise.advisor.cli import run
@@ -20,11 +21,11 @@ FAILED = ProbeResult(
     failure=Failure(kind="out_of_memory", rank=1, phase="step 1", message="no memory"))
 
 
-def _keep(result: ProbeResult, **changes: object) -> int | None:
+def _keep(result: ProbeResult, **changes: Any) -> int | None:
     settings = {"model": find("gpt2"), "name": "gpt2", "config": {"zero_optimization": {"stage": 2}}, "workload": Workload(),
                 "micro_batch_size": 4, "gradient_accumulation_steps": 2, "gradient_checkpointing": False,
                 "memory_limit_bytes": 10**9}
-    return keep_probe(result, **{**settings, **changes})  # type: ignore[arg-type]
+    return keep_probe(result, **{**settings, **changes})
 
 
 def test_a_failed_probe_is_kept_with_what_was_asked() -> None:

@@ -9,7 +9,7 @@ import types
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from ds_advise.advisor.advise import advise
@@ -59,9 +59,9 @@ GPU_FIGURES = (
     _figure("cpu_adam", 1.5e9, "fp32", "parameters/s"), _figure("nvme_read", 3e9, "aio"), _figure("nvme_write", 1e9, "aio"))
 
 
-def _keep(*figures: Figure, device: str = "cuda", ranks: int = 2, days: float = 3, version: int = BENCH_VERSION,
-          nvme_mount: str = "/") -> None:
-    result = BenchResult(version=version, device=device, ranks=ranks, figures=figures, skipped=(),  # type: ignore[arg-type]
+def _keep(*figures: Figure, device: Literal["cuda", "cpu"] = "cuda", ranks: int = 2, days: float = 3,
+          version: int = BENCH_VERSION, nvme_mount: str = "/") -> None:
+    result = BenchResult(version=version, device=device, ranks=ranks, figures=figures, skipped=(),
                          nvme_mount=nvme_mount, versions={}, seconds=1.0)
     made_at = (datetime.now(UTC) - timedelta(days=days)).isoformat()
     Store().add(Record(kind="bench", machine=this_machine(), made_at=made_at, result=result.to_json()))
@@ -71,6 +71,7 @@ def test_the_estimators_reach_what_was_measured(monkeypatch: pytest.MonkeyPatch)
     """Products, PCIe, links, CPU Adam, NVMe: the time of each comes out at the measured rate."""
     _gpus(monkeypatch, "NVIDIA GeForce RTX 3090")
     before = parse_cluster("auto")
+    assert before.gpu.gemm_bf16_flops_per_s is not None
     _keep(*GPU_FIGURES)
     cluster = parse_cluster("auto")
     assert product_rate(cluster.gpu, "bf16") / product_rate(before.gpu, "bf16") == pytest.approx(

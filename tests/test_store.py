@@ -10,9 +10,10 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ds_advise.estimators.catalogue import find
@@ -25,7 +26,7 @@ MACHINE = Machine(gpus=("L4", "L4"), gpu_memory_bytes=(22 * 2**30,) * 2, driver=
 NOBODY = 65534
 
 
-def _probe(**changes: object) -> Record:
+def _probe(**changes: Any) -> Record:
     return replace(Record(
         kind="probe", machine=MACHINE, model="abc", model_name="a-model", plan={"zero_optimization": {"stage": 2}},
         workload={"seq_len": 128}, result={"step_s": 1.5, "losses": [1.0, None]}, versions={"torch": "2.13"}), **changes)
@@ -47,7 +48,7 @@ def test_records_are_found_by_what_they_are_of_newest_first() -> None:
     elsewhere = store.add(_probe(made_at="2026-02-01T00:00:00+00:00", machine=other, model="other"))
     bench = store.add(_probe(made_at="2025-01-01T00:00:00+00:00", kind="bench"))
 
-    def ids(**wanted: object) -> list[int | None]:
+    def ids(**wanted: Any) -> list[int | None]:
         return [record.id for record in store.find(**wanted)]
 
     assert ids() == [new, elsewhere, old, bench]
@@ -121,7 +122,8 @@ def test_processes_write_at_once(own_store: Path) -> None:
 
 def _all_operations_fail(store: Store, *, but: str = "") -> list[StoreError]:
     errors = []
-    operations = {"add": lambda: store.add(_probe()), "find": store.find, "forget": lambda: store.forget("all")}
+    operations: dict[str, Callable[[], object]] = {
+        "add": lambda: store.add(_probe()), "find": store.find, "forget": lambda: store.forget("all")}
     for name, operation in operations.items():
         if name != but:
             with pytest.raises(StoreError) as error:
@@ -279,7 +281,7 @@ def test_whoever_asks_goes_on_without_it(own_store: Path, capsys: pytest.Capture
     (line,) = capsys.readouterr().err.splitlines()
     assert str(own_store) in line
     own_store.rmdir()
-    assert try_store(lambda store: store.find(), ["otherwise"]) == []
+    assert try_store(lambda store: store.find(), [_probe()]) == []
     assert capsys.readouterr().err == ""
 
 
