@@ -41,7 +41,7 @@ def host_link(task: Task, device: str, watch: Stopwatch) -> list[Figure]:
 
 def host_memory(task: Task, _device: str, watch: Stopwatch) -> list[Figure]:
     """A sum in host memory by all cores."""
-    summed, _ = memory(task.buffer_bytes, "cpu", watch, 2 * task.budget_s)
+    summed, _ = memory(task.buffer_bytes, "cpu", watch, task.budget_s)
     return [replace(summed, kind="host_memory", how="")]
 
 
