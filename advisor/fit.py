@@ -13,7 +13,7 @@ MARGIN: dict[Evidence, float] = {"analytic": 0.05, "dry-run": 0.03, "solo-probe"
 
 analytic: what 97.5 % of the published runs in benchmarks/accuracy whose peak of allocated memory is known, and that ran
           transformers' model code, measured at most beyond the prediction, in whole percent, rounded up. A test
-          recomputes it. (The closed form is at most 2.0 % below the dry run: tests/test_memory_golden.py.)
+          recomputes it. (The closed form is at most 2.1 % below the dry run: docs/closed-form.md.)
 dry-run:  kernels' own scratch memory, and the published spread of the CUDA context (0.25 to 0.9 GiB) and of NCCL.
 Measured figures need none, but for one rank that stands for all (solo-probe), whose NCCL is not there.
 """

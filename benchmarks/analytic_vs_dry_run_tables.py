@@ -10,6 +10,9 @@ from .analytic_vs_dry_run_compare import COMPONENTS, Comparison, relative_error
 MEAN_ALLOCATED, WORST_ALLOCATED, WORST_HOST, WORST_NVME = 0.03, 0.08, 0.05, 0.02
 """Targets: errors of the allocated peak, of host bytes and of NVMe bytes."""
 
+LARGE_BYTES = 4 << 30
+"""Peaks beside which the constant part of the allocator's slack is small."""
+
 _AXES: tuple[tuple[str, Callable[[Comparison], object]], ...] = (
     ("rung", lambda row: row.case.rung), ("family", lambda row: row.case.model),
     ("checkpointing", lambda row: "on" if row.case.checkpointing else "off"), ("method", lambda row: row.case.method),
@@ -48,6 +51,9 @@ def report(rows: Sequence[Comparison], *, versions: str, total: int) -> str:
         some = [relative_error(row.reserved) for row in rows if row.case.rung.startswith(stage)]
         if some:
             lines.append(f"| reserved, {stage} | {_cells(some)} |")
+    some = [relative_error(row.reserved) for row in rows if row.allocated[1] >= LARGE_BYTES]
+    if some:
+        lines.append(f"| reserved, peaks of {LARGE_BYTES >> 30} GiB and more | {_cells(some)} |")
     lines += ["", "| component, as a share of the peak | mean error | lowest | highest |", "|---|---|---|---|"]
     for name in COMPONENTS:
         some = [row.component_error(name) for row in rows]

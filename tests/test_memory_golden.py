@@ -1,5 +1,8 @@
 """The closed form against recorded dry runs of the real engine: live bytes on the fullest GPU at the peak of training.
 
+Without torch and in a second: full depth, fp32, DeepSpeed's own bucket sizes, buckets that fill. Shallow models of many
+families are run live by `test_analytic_vs_dry_run`.
+
 Recorded with torch 2.13.0, deepspeed 0.19.8, transformers 5.23.0: `deepspeed.initialize`, backward and step on fake tensors,
 as ranks of N under a fake process group, FusedAdam and DeepSpeedCPUAdam without their kernels, flash attention, the largest
 of the ranks that matter. No cuBLAS workspaces. Tolerance 3 %: what the closed form rounds off are fractions of a layer's
