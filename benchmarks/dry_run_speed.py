@@ -1,6 +1,6 @@
 """Wall time, processor time and memory of whole dry runs, as a user waits for them.
 
-    python -m ds_advise.benchmarks.dry_run_speed [NAME ...]
+    python -m benchmarks.dry_run_speed [NAME ...]
 
 Targets on a two-core machine: 14B at full depth 40 s (LoRA 70 s, `--fast` 10 s) and 3 GiB of host memory, 70B on 64 GPUs 90 s.
 Where others use the machine, processor time tells more: a run at full depth is one thread, so it would take that long alone.

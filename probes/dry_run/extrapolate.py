@@ -31,7 +31,7 @@ from ...estimators.workload import Workload
 from .request import Request
 from .result import DryRunResult, Peak, PhaseMemory, Reserved
 
-SHOWN = frozenset({"gemma2", "gpt2", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe"})
+SHOWN = frozenset({"gemma2", "gpt2", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3"})
 """Model types for which `benchmarks/fast_vs_full.py` has shown it."""
 
 TOLERANCE = 0.005
