@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from .gradient_memory import SWAP_MIN_BYTES
 from .plan import Plan
@@ -61,23 +62,47 @@ NOTHING = GatheredParameters(
     persistent=0, first_layer=0, last_layer=0, loss=0, head=0, head_reduction=0, layer=0, reduction=0, end=0)
 
 
+class _Limits(NamedTuple):
+    """What of a plan decides: elements, unless said otherwise.
+
+    gathers:      there is more than one rank.
+    swap_buffers: how many tensors can be read from NVMe at a time; 0: none is.
+    swap_min:     the smallest tensor whose shard goes to NVMe.
+    offloaded_ranks: N where shards rest outside the GPU, 0 where they do not.
+    """
+
+    threshold: int
+    max_live: int
+    max_reuse: int
+    prefetch: int
+    reduce_bucket: int
+    checkpointing: bool
+    gathers: bool
+    swap_buffers: int
+    swap_min: int
+    offloaded_ranks: int
+
+
 def gathered_parameters(tensors: TensorSet, plan: Plan, world_size: int) -> GatheredParameters:
     """Elements that stage 3 holds whole under a plan; nothing with one rank, whose shard is the tensor itself."""
     if plan.zero_stage < 3 or (world_size == 1 and plan.offload_param == "none"):
         return NOTHING
     in_memory = tensors.trainable_numel if plan.offload_param != "nvme" else plan.param_max_in_cpu * world_size
     from_disk = plan.offload_param == "nvme" and (tensors.frozen or in_memory < tensors.trainable_numel)
-    return _gathered(tensors, plan.stage3_param_persistence_threshold,
-                     min(plan.stage3_max_live_parameters, in_memory) if from_disk else plan.stage3_max_live_parameters,
-                     plan.stage3_max_reuse_distance, plan.stage3_prefetch_bucket_size, plan.reduce_bucket_size,
-                     plan.gradient_checkpointing, world_size > 1, plan.param_buffer_count if from_disk else 0,
-                     SWAP_MIN_BYTES // tensors.workload.weight_bytes * world_size,
-                     world_size if plan.offload_param != "none" else 0)
+    return _gathered(tensors, _Limits(
+        threshold=plan.stage3_param_persistence_threshold,
+        max_live=min(plan.stage3_max_live_parameters, in_memory) if from_disk else plan.stage3_max_live_parameters,
+        max_reuse=plan.stage3_max_reuse_distance, prefetch=plan.stage3_prefetch_bucket_size,
+        reduce_bucket=plan.reduce_bucket_size, checkpointing=plan.gradient_checkpointing, gathers=world_size > 1,
+        swap_buffers=plan.param_buffer_count if from_disk else 0,
+        swap_min=SWAP_MIN_BYTES // tensors.workload.weight_bytes * world_size,
+        offloaded_ranks=world_size if plan.offload_param != "none" else 0))
 
 
 @lru_cache(maxsize=256)
-def _gathered(tensors: TensorSet, threshold: int, max_live: int, max_reuse: int, prefetch: int, reduce_bucket: int,
-              checkpointing: bool, gathers: bool, swap_buffers: int, swap_min: int, offloaded_ranks: int) -> GatheredParameters:
+def _gathered(tensors: TensorSet, limits: _Limits) -> GatheredParameters:
+    threshold, prefetch, checkpointing = limits.threshold, limits.prefetch, limits.checkpointing
+    max_live, max_reuse, swap_buffers = limits.max_live, limits.max_reuse, limits.swap_buffers
     wide = [numel for numel in tensors.layer_tensors if numel > threshold]
     widest, narrowest = max(wide, default=0), min(wide, default=0)
     head, embedding = (numel if numel > threshold else 0 for numel in (tensors.head, tensors.embedding))
@@ -104,13 +129,14 @@ def _gathered(tensors: TensorSet, threshold: int, max_live: int, max_reuse: int,
     prefetches = prefetch > 0 and max_live > 0
     ahead = max_live if prefetches else 0
     everything = prefetches and not swap_buffers and ahead + widest >= shardable
-    flat = prefetch + widest if prefetches and gathers and prefetch > narrowest and not everything and not swap_buffers else 0
+    several = prefetches and limits.gathers and prefetch > narrowest and not everything and not swap_buffers
+    flat = prefetch + widest if several else 0
 
     kept = head if max_reuse else 0
     last_layer = min(shardable, ahead + max(head, widest)) + flat if prefetches else 0
     first_layer = 0
     if everything:
-        flats = _prefetches(tensors.frozen or tensors.trainable, threshold, prefetch) if gathers else [0]
+        flats = _prefetches(tensors.frozen or tensors.trainable, threshold, prefetch) if limits.gathers else [0]
         first_layer = last_layer + max(flats[:-1], default=0)
         last_layer += flats[-1] - gone
         shardable -= gone
@@ -118,7 +144,7 @@ def _gathered(tensors: TensorSet, threshold: int, max_live: int, max_reuse: int,
     loss = min(shardable, max(kept + reused, head if head >= ahead else ahead + widest)) if prefetches else kept + reused
     in_layer = sum(wide) if checkpointing and max_reuse else widest
     if prefetches and swap_buffers:
-        swapped = sorted((numel for numel in wide if numel >= swap_min), reverse=True)
+        swapped = sorted((numel for numel in wide if numel >= limits.swap_min), reverse=True)
         in_layer = max(in_layer, _reach(swapped, sum(wide), swap_buffers))
         reused = min(layers, _reach(swapped, sum(wide), swap_buffers - 1))
         last_layer = loss = max(loss, head + reused)
@@ -126,11 +152,11 @@ def _gathered(tensors: TensorSet, threshold: int, max_live: int, max_reuse: int,
     # Rule 4. What was not released, or is prefetched, need not be there twice.
     viewed = 0 if checkpointing or everything or not layers else tensors.viewed * (layers - reused) // layers
     # An offloaded shard comes to the GPU first; without a prefetch the tensor is gathered from it when it is needed.
-    fetched = 1 + 1 / offloaded_ranks if offloaded_ranks and not prefetches else 1
+    fetched = 1 + 1 / limits.offloaded_ranks if limits.offloaded_ranks and not prefetches else 1
     # Once the head is released the prefetch fills its place.
     head_reduction = min(max(0, shardable - head), max(loss - head, ahead))
     # When the bucket is full for the first time, as many elements have been released, and there is less left to prefetch.
-    reduced = min(reduce_bucket, tensors.trainable_numel)
+    reduced = min(limits.reduce_bucket, tensors.trainable_numel)
     return GatheredParameters(
         persistent=persistent, first_layer=first_layer, last_layer=last_layer + max(0, viewed - tensors.viewed_layer),
         loss=loss + viewed, head=max(loss, int(head * fetched)) + viewed, head_reduction=head_reduction + viewed,
