@@ -115,6 +115,8 @@ def test_lists_with_an_entry_for_each_layer_are_cut() -> None:
     (asked(zero={"stage": 2, "reduce_bucket_size": "auto"}, rank=1), "only rank 0"),
     (asked(zero={**ZERO3, "offload_optimizer": {"device": "cpu"}}), "offload"),
     (asked(zero={**ZERO3, "offload_param": {"device": "nvme", "nvme_path": "/nowhere"}}), "offload"),
+    (asked(zero={"stage": "three"}), "for DeepSpeed to judge"),
+    (asked(zero={**ZERO3, "stage3_max_live_parameters": "many"}), "for DeepSpeed to judge"),
     (replace(asked(), model=None, factory="own.py:net"), "module of one's own"),
     (asked({**TINY, "layer_types": [str(index) for index in range(20)]}), "do not repeat"),
 ])

@@ -75,9 +75,11 @@ def ladder(request: Request) -> Ladder:
     if kind not in SHOWN:
         raise NotLinearError(f"it has not been shown for {kind}")
     zero = request.config.get("zero_optimization") or {}
-    offloads = {(zero.get(key) or {}).get("device", "none") for key in ("offload_optimizer", "offload_param")}
-    if offloads - {"none", None}:
-        raise NotLinearError("buffers of an offload are rounded up and swapped in pieces")
+    if not isinstance(zero, dict) or not isinstance(zero.get("stage", 0), int):
+        raise NotLinearError("zero_optimization is for DeepSpeed to judge")
+    for block in (zero.get("offload_optimizer"), zero.get("offload_param")):
+        if block and not (isinstance(block, dict) and block.get("device") in ("none", None)):
+            raise NotLinearError("buffers of an offload are rounded up and swapped in pieces")
     key = next((key for key in _DEPTH_KEYS if key in request.model), None)
     if key is None:
         raise NotLinearError("its configuration does not say how many layers it has")
@@ -135,7 +137,11 @@ def _repeats(layers: list[Any]) -> tuple[int, int]:
 
 def _elements(zero: dict[str, Any], name: str, shape: ModelShape) -> float:
     value = zero.get(f"stage3_{name}", zero.get(name, _ELEMENTS[name]))
-    return float(shape.hidden_size**2 if value == "auto" else value)
+    if value == "auto":
+        return float(shape.hidden_size**2)
+    if not isinstance(value, int | float):
+        raise NotLinearError(f"{name} is for DeepSpeed to judge")
+    return float(value)
 
 
 def _filling_elements(zero: dict[str, Any], shape: ModelShape) -> float:
