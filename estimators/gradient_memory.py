@@ -308,6 +308,8 @@ def _stage_3(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
         key=lambda terms: sum(term.size_bytes for term in terms))
     forward = gradients(0) + bucket()
     in_layer = gradients(single.layer + single.held)
+    # The largest tensor of a full bucket: an untied head that fits is in the first one.
+    in_bucket = max(single.layer, 0 if single.held or single.head > plan.reduce_bucket_size else single.head)
     step = forward + staging(0)
     if not offloaded:
         largest = max(optimizer_group_numels(cut, plan.sub_group_size))
@@ -324,5 +326,5 @@ def _stage_3(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
         head_reduction=gradients(single.head) + bucket(large_head if large_head % world else 0)
         + staging(large_head),
         layer=in_layer + bucket() + staging(single.layer),
-        reduction=in_layer + bucket(fills.flushed * copies) + staging(single.layer, fills.flushed),
+        reduction=in_layer + bucket(fills.flushed * copies) + staging(in_bucket, fills.flushed),
         end=end, step=step, reduced=_before_first_reduction(tensors, plan.reduce_bucket_size))
