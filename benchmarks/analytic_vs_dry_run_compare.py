@@ -150,8 +150,11 @@ class Setting:
             return 0
         cut = partitions(tensor_set(self.model, self.workload), self.cluster.world_size)
         held = held_before_first(cut, self.plan.reduce_bucket_size, frees=self.plan.zero_stage == 2, flushed=True)
-        return max(range(len(held)), key=lambda rank: (held[rank] if self.plan.zero_stage == 1 else 0,
-                                                       cut.loads[rank].touched, cut.loads[rank].slice))
+        # Offloaded gradients do not stay; the largest piece on its way to the host decides.
+        offloads = self.plan.offload_optimizer != "none"
+        return max(range(len(held)), key=lambda rank: (
+            cut.loads[rank].slice if offloads else held[rank] if self.plan.zero_stage == 1 else 0,
+            cut.loads[rank].touched, cut.loads[rank].slice))
 
     def estimate(self) -> MemoryEstimate:
         return estimate_memory(self.model, self.workload, self.cluster, self.plan)
