@@ -1,10 +1,27 @@
-"""What holds for all tests: no test reads or writes the results that the user keeps."""
+"""What holds for all tests: a store of results of their own, and DeepSpeed's extensions compiled once."""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+SCRIPTS = Path(__file__).with_name("training_scripts")
+BUILD_LIMIT_S = 1200
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """All processes that tests start find the extensions in one folder, which outlives the run."""
+    assert config.cache is not None
+    versions = "-".join([*(f"{name}{version(name)}" for name in ("torch", "deepspeed")), sys.implementation.cache_tag or ""])
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(config.cache.mkdir(f"torch_extensions-{versions}"))
+    os.environ["CXX"] = str(SCRIPTS / "quick-g++")
 
 
 @pytest.fixture(autouse=True)
@@ -13,3 +30,24 @@ def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "results of this test"
     monkeypatch.setenv("DS_ADVISE_CACHE", str(folder))
     return folder / "results.sqlite"
+
+
+@pytest.fixture(scope="session")
+def extensions() -> Callable[..., None]:
+    """Compile what DeepSpeed compiles at first use (`extensions("FusedAdamBuilder")`), because ranks would race for it."""
+
+    def build(*builders: str) -> None:
+        folder = Path(os.environ["TORCH_EXTENSIONS_DIR"])
+        with (folder / "one_at_a_time").open("w") as guard:
+            fcntl.flock(guard, fcntl.LOCK_EX)
+            missing = [builder for builder in builders if not (folder / f"built {builder}").exists()]
+            if not missing:
+                return
+            for lock in folder.glob("*/lock"):
+                lock.unlink()  # torch's, left by a build that was killed; the next one would wait for it for ever
+            subprocess.run([sys.executable, str(SCRIPTS / "build_extensions.py"), *missing], check=True,
+                           env={**os.environ, "DS_ACCELERATOR": "cpu"}, timeout=BUILD_LIMIT_S, stdout=subprocess.DEVNULL)
+            for builder in missing:
+                (folder / f"built {builder}").touch()
+
+    return build

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ LOADS = ("torch", "deepspeed", "transformers")
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def measured(tmp_path_factory: pytest.TempPathFactory, extensions: Callable[..., None]) -> dict[str, Any]:
     """One real benchmark of the CPU by two ranks, in a process of its own with a temporary folder of its own."""
+    extensions("ShareMemCommBuilder", "CPUAdamBuilder")
     folder = tmp_path_factory.mktemp("bench")
     (folder / "tmp").mkdir()
     program = (
@@ -118,8 +120,9 @@ def test_a_group_that_fails_says_why() -> None:
 
 
 @pytest.mark.slow
-def test_nvme_is_measured_through_deepspeeds_own_code(tmp_path: Path) -> None:
+def test_nvme_is_measured_through_deepspeeds_own_code(tmp_path: Path, extensions: Callable[..., None]) -> None:
     """Written and read by its aio extension, where that can be built; the folder is empty afterwards."""
+    extensions("AsyncIOBuilder")
     result = bench_run.bench(device="cpu", ranks=1, nvme=str(tmp_path), total_s=10)
     skipped = {each.what: each.reason for each in result.skipped}
     if "NVMe" in skipped:

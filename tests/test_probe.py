@@ -85,6 +85,11 @@ def ranks_alive() -> list[psutil.Process]:
             if any(part.startswith(here) for part in process.info["cmdline"] or ())]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def compiled(extensions: Callable[..., None]) -> None:
+    extensions("ShareMemCommBuilder", "FusedAdamBuilder")
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """After every test no rank is alive and no file is left in the folder for temporary ones."""
@@ -119,8 +124,9 @@ def test_two_ranks_train_and_report() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rung, ranks", [("ddp", 2), ("zero3", 4), ("zero3-offload", 2), ("zero3-nvme", 2)])
-def test_every_kind_of_plan_runs(rung: Rung, ranks: int, tmp_path: Path) -> None:
+def test_every_kind_of_plan_runs(rung: Rung, ranks: int, tmp_path: Path, extensions: Callable[..., None]) -> None:
     """Stages, offloads and NVMe; the swappers' files are counted and gone afterwards."""
+    extensions(*["CPUAdamBuilder"] * (rung in ("zero3-offload", "zero3-nvme")), *["AsyncIOBuilder"] * (rung == "zero3-nvme"))
     disk = tmp_path / "nvme"
     disk.mkdir()
     result = run(rung, ranks=ranks, nvme_path=str(disk))

@@ -6,7 +6,6 @@ training without a GPU takes besides is `NO_GPU` in train_with_trainer.py and `_
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -16,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -75,7 +73,7 @@ Prepare = Callable[..., Run]
 
 
 @pytest.fixture
-def prepare(tmp_path: Path, pytestconfig: pytest.Config) -> Prepare:
+def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
     """Write a rung's files in a folder of their own; changes to its plan are keywords."""
 
     def prepare(rung: Rung, flavor: Framework, *, model: dict[str, Any] = SMALL, workload: Workload | None = None,
@@ -106,9 +104,9 @@ def prepare(tmp_path: Path, pytestconfig: pytest.Config) -> Prepare:
         }
         (folder / "job.json").write_text(json.dumps(job))
         run = Run(folder=folder, flavor=flavor, plan=plan, cluster=cluster,
-                  environment=_environment(pytestconfig) | {"TRAINING_JOB": str(folder / "job.json")})
+                  environment=_environment() | {"TRAINING_JOB": str(folder / "job.json")})
         write_config(config, run.config, force=False)
-        _build_extensions(run)
+        extensions(*_builders(plan))
         return run
 
     return prepare
@@ -248,37 +246,21 @@ def _group_exists(group: int) -> bool:
     return True
 
 
-def _environment(pytestconfig: pytest.Config) -> dict[str, str]:
-    """No GPU, one thread for each rank, no network, and extensions that outlive the test run."""
-    assert pytestconfig.cache is not None
-    versions = "-".join([*(f"{name}{version(name)}" for name in ("torch", "deepspeed")), sys.implementation.cache_tag or ""])
+def _environment() -> dict[str, str]:
+    """No GPU, one thread for each rank, no network."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
     return inherited | {
         "DS_ACCELERATOR": "cpu",
-        "TORCH_EXTENSIONS_DIR": str(pytestconfig.cache.mkdir(f"torch_extensions-{versions}")),
-        "CXX": str(SCRIPTS / "quick-g++"),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
 
 
-def _build_extensions(run: Run) -> None:
-    """Compile what DeepSpeed compiles at first use, because the ranks would race for it."""
-    builders = ["ShareMemCommBuilder", "FusedAdamBuilder" if run.plan.offload_optimizer == "none" else "CPUAdamBuilder"]
-    if "nvme" in (run.plan.offload_optimizer, run.plan.offload_param):
-        builders.append("AsyncIOBuilder")
-    folder = Path(run.environment["TORCH_EXTENSIONS_DIR"])
-    with (folder / "one_at_a_time").open("w") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)
-        built = folder / "-".join(["built", *builders])
-        if built.exists():
-            return
-        for lock in folder.glob("*/lock"):
-            lock.unlink()  # torch's, left by a build that was killed; the next one would wait for it for ever
-        subprocess.run([sys.executable, str(SCRIPTS / "build_extensions.py"), *builders], env=run.environment, check=True,
-                       timeout=BUILD_LIMIT_S, stdout=subprocess.DEVNULL)
-        built.touch()
+def _builders(plan: Plan) -> list[str]:
+    """What DeepSpeed compiles for a plan."""
+    builders = ["ShareMemCommBuilder", "FusedAdamBuilder" if plan.offload_optimizer == "none" else "CPUAdamBuilder"]
+    return builders + ["AsyncIOBuilder"] * ("nvme" in (plan.offload_optimizer, plan.offload_param))
 
 
 def _free_port() -> int:
