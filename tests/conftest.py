@@ -20,7 +20,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """All processes that tests start find the extensions in one folder, which outlives the run."""
     assert config.cache is not None
     versions = "-".join([*(f"{name}{version(name)}" for name in ("torch", "deepspeed")), sys.implementation.cache_tag or ""])
-    os.environ["TORCH_EXTENSIONS_DIR"] = str(config.cache.mkdir(f"torch_extensions-{versions}"))
+    folder = config.cache.mkdir(f"torch_extensions-{versions}")
+    if not hasattr(config, "workerinput"):  # before pytest-xdist's workers begin, nobody holds a lock
+        for lock in folder.glob("*/lock"):
+            lock.unlink()  # torch's, left by a build that was killed; the next one would wait for it for ever
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
     os.environ["CXX"] = str(SCRIPTS / "quick-g++")
 
 
@@ -43,8 +47,6 @@ def extensions() -> Callable[..., None]:
             missing = [builder for builder in builders if not (folder / f"built {builder}").exists()]
             if not missing:
                 return
-            for lock in folder.glob("*/lock"):
-                lock.unlink()  # torch's, left by a build that was killed; the next one would wait for it for ever
             subprocess.run([sys.executable, str(SCRIPTS / "build_extensions.py"), *missing], check=True,
                            env={**os.environ, "DS_ACCELERATOR": "cpu"}, timeout=BUILD_LIMIT_S, stdout=subprocess.DEVNULL)
             for builder in missing:
