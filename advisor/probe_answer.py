@@ -94,7 +94,7 @@ def _on_cuda(answer: ProbeAnswer) -> tuple[Figure, ...]:
     dry, memory, ranks = answer.dry_run, answer.estimate and answer.estimate.memory, answer.cluster.gpus_per_node
     result, peak = answer.result, dry and dry.peak
     host = result.highest("host_tensor_bytes")
-    disk = sum(report.nvme_bytes for report in result.ranks[:1])
+    disk = result.ranks[0].nvme_bytes
     figures = (
         Figure(name="allocated per GPU", unit="bytes", measured=result.highest("allocated_bytes"),
                analytic=memory.allocated_bytes_per_gpu if memory else None,

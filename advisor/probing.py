@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..ds_configs.emit import ds_config
-from ..estimators.estimate import Estimate, TimeEstimate
+from ..estimators.estimate import Estimate
 from ..probes.real_run import ProbeResult, probe
 from ..probes.real_run.job import Device
-from .calibration import calibration
+from .calibration import Calibration, calibration
 from .climb import Climb, Outcome
 from .kept_probes import keep_probe
 from .probe_answer import cpu_tensor_bytes
@@ -136,8 +136,7 @@ def _measured(trial: Trial) -> Candidate:
     """The candidate at its measured speed; the predicted parts of the step keep their proportions."""
     estimate, step_s = trial.candidate.estimate, trial.result.step_s
     ratio = step_s / estimate.time.step_s
-    terms = tuple(replace(term, seconds=term.seconds * ratio, hidden_s=term.hidden_s * ratio) for term in estimate.time.terms)
-    time_estimate = TimeEstimate(terms=terms, tokens_per_step=estimate.time.tokens_per_step)
+    time_estimate = Calibration(device=ratio, optimizer=ratio, links=ratio).apply(estimate.time)
     fit = replace(trial.candidate.fit, fits=True, reason="ran", limit="")
     return Candidate(estimate=Estimate(plan=estimate.plan, memory=estimate.memory, time=time_estimate, evidence="probe"),
                      fit=fit)

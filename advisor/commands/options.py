@@ -27,6 +27,13 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
 
 COUNT = _Count()
 
+_LORA: tuple[Callable[[Any], Any], ...] = (
+    click.option("--lora-rank", type=COUNT, default=8, show_default=True, help="Rank of the adapters."),
+    click.option("--lora-dropout", type=float, default=0.0, metavar="P", show_default=True,
+                 help="Dropout before each adapter, from 0 to below 1."),
+    click.option("--lora-targets", metavar="NAMES", help="Modules to adapt, such as q_proj,v_proj; unset: all linear."),
+)
+
 _QUESTION: tuple[Callable[[Any], Any], ...] = (
     click.argument("model", metavar="MODEL"),
     click.option("--gpus", default="auto", metavar="SPEC", show_default=True,
@@ -36,10 +43,7 @@ _QUESTION: tuple[Callable[[Any], Any], ...] = (
     click.option("--interconnect", metavar="RATE", help="Between nodes, one way per node, such as 200Gb/s."),
     click.option("--method", type=click.Choice(["full", "lora", "qlora"]), default="full", show_default=True,
                   help="Train all weights, LoRA adapters, or LoRA on a 4-bit (NF4) base."),
-    click.option("--lora-rank", type=COUNT, default=8, show_default=True, help="Rank of the adapters."),
-    click.option("--lora-dropout", type=float, default=0.0, metavar="P", show_default=True,
-                 help="Dropout before each adapter, from 0 to below 1."),
-    click.option("--lora-targets", metavar="NAMES", help="Modules to adapt, such as q_proj,v_proj; unset: all linear."),
+    *_LORA,
     click.option("--seq-len", type=COUNT, help="Tokens per sample; unset: 2048, or the model's positions if fewer."),
     click.option("--global-batch", type=COUNT, help="Samples per optimizer step, kept exactly; unset: what is fastest."),
     click.option("--micro-batch", type=COUNT, help="Samples per GPU and forward pass; unset: what is fastest."),
@@ -71,10 +75,7 @@ _RUN: tuple[Callable[[Any], Any], ...] = (
     click.option("--accumulation", type=COUNT, help="Fills `auto` gradient_accumulation_steps.  [default: 1]"),
     click.option("--method", type=click.Choice(["full", "lora"]), default="full", show_default=True,
                  help="Train all weights, or LoRA adapters through peft."),
-    click.option("--lora-rank", type=COUNT, default=8, show_default=True, help="Rank of the adapters."),
-    click.option("--lora-dropout", type=float, default=0.0, metavar="P", show_default=True,
-                 help="Dropout before each adapter, from 0 to below 1."),
-    click.option("--lora-targets", metavar="NAMES", help="Modules to adapt, such as q_proj,v_proj; unset: all linear."),
+    *_LORA,
     click.option("--precision", type=click.Choice(["auto", "bf16", "fp16", "fp32"]), default="auto", show_default=True,
                  help="Fills an `auto` in bf16 or fp16."),
     click.option("--gradient-checkpointing", type=click.Choice(["on", "off"]), default="on", show_default=True,

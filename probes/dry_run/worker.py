@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..harmless import harmless
 from . import analysis, collectives
 from .request import Request
 from .result import DryRunResult
@@ -109,22 +110,6 @@ def _package(error: Exception) -> str:
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     names = [file.split("-packages/")[1].split("/")[0] for file in files if "-packages/" in file]
     return next((name for name in reversed(names) if not name.startswith("pydantic")), "")
-
-
-def harmless(config: dict[str, Any], folder: str) -> dict[str, Any]:
-    """The configuration without what would reach beyond this process and does not change memory.
-
-    DeepSpeed clears and creates its swap folders below `nvme_path`, where a real training may be running: they go into
-    `folder` instead. Monitors would write files or open connections; the profiler would print.
-    """
-    config = {key: value for key, value in config.items()
-              if key not in ("tensorboard", "wandb", "comet", "csv_monitor", "flops_profiler")}
-    zero = config.get("zero_optimization")
-    if isinstance(zero, dict):
-        config["zero_optimization"] = {
-            key: {**value, "nvme_path": folder} if isinstance(value, dict) and value.get("nvme_path") else value
-            for key, value in zero.items()}
-    return config
 
 
 def _recorder(request: Request, on_phase: Callable[[str], object]) -> Any:

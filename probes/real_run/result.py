@@ -122,10 +122,11 @@ def from_json(values: dict[str, Any]) -> ProbeResult:
     """The result that `to_json` wrote."""
     failure = values["failure"]
     return ProbeResult(**{
-        **values, "ranks": tuple(_rank(report) for report in values["ranks"]),
+        **values, "ranks": tuple(rank_report(report) for report in values["ranks"]),
         "failure": Failure(**failure) if failure is not None else None})
 
 
-def _rank(values: dict[str, Any]) -> RankReport:
+def rank_report(values: dict[str, Any]) -> RankReport:
+    """The report that a rank wrote as JSON."""
     steps: Sequence[dict[str, Any]] = values["steps"]
     return RankReport(**{**values, "steps": tuple(StepTime(**step) for step in steps), "losses": tuple(values["losses"])})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import json
 import tempfile
 import time
 from collections.abc import Mapping
@@ -15,9 +13,10 @@ from ...estimators.cluster import Cluster
 from ...estimators.errors import ConfigFileError
 from ...estimators.workload import Workload
 from ..dry_run.run import request_for
+from ..harmless import harmless
 from . import ranks
 from .job import Device, Job
-from .result import ProbeResult, from_json
+from .result import ProbeResult, rank_report
 
 STEPS = 4
 """Optimizer steps: the first creates the states, ZeRO-3 prefetches from the third."""
@@ -51,17 +50,16 @@ def probe(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | str
         iterations=steps, input_shape=input_shape)
     with tempfile.TemporaryDirectory(prefix="ds-advise-probe-") as name, _swap_folder(request.config) as nvme_folder:
         folder = Path(name)
-        job = Job(request=replace(request, config=_redirected(request.config, nvme_folder)), device=device, solo=solo,
+        job = Job(request=replace(request, config=harmless(request.config, nvme_folder)), device=device, solo=solo,
                   checkpoint=checkpoint, memory_limit_bytes=memory_limit_bytes, nvme_folder=nvme_folder)
         job.write(folder / "job.json")
         reports, failure = ranks.watch(job.ranks, folder, worker=f"{__package__}.worker", stall_s=stall_s,
                                        timeout_s=timeout_s, on_progress=on_progress)
     first: dict[str, Any] = dict(reports[0]) if reports else {}
-    return from_json(json.loads(json.dumps({
-        "world_size": request.world_size, "device": device, "solo": solo, "failure": None if failure is None else {
-            field: getattr(failure, field) for field in failure.__dataclass_fields__},
-        "ranks": [report["report"] for report in reports], "tokens_per_step": first.get("tokens_per_step", 0),
-        "versions": first.get("versions", {}), "config": first.get("config", {}), "seconds": time.monotonic() - started})))
+    return ProbeResult(
+        world_size=request.world_size, device=device, solo=solo, tokens_per_step=first.get("tokens_per_step", 0),
+        ranks=tuple(rank_report(report["report"]) for report in reports), failure=failure,
+        versions=first.get("versions", {}), config=first.get("config", {}), seconds=time.monotonic() - started)
 
 
 class _swap_folder:
@@ -87,14 +85,3 @@ class _swap_folder:
     def __exit__(self, *_: object) -> None:
         if self._folder is not None:
             self._folder.cleanup()
-
-
-def _redirected(config: Mapping[str, Any], nvme_folder: str) -> dict[str, Any]:
-    """The configuration with the swappers in the probe's own folder, and without monitors, which would write elsewhere."""
-    changed = {key: copy.deepcopy(value) for key, value in config.items()
-               if key not in ("tensorboard", "wandb", "comet", "csv_monitor", "flops_profiler")}
-    zero = changed.get("zero_optimization")
-    for block in zero.values() if isinstance(zero, dict) else ():
-        if isinstance(block, dict) and block.get("nvme_path"):
-            block["nvme_path"] = nvme_folder
-    return changed
