@@ -1,0 +1,1 @@
+"""The full training, started, watched and ended: `launch`."""
