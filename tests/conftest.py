@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from ds_advise.probes.real_run import extension_lock
 
 SCRIPTS = Path(__file__).with_name("training_scripts")
 BUILD_LIMIT_S = 1200
@@ -44,6 +45,7 @@ def extensions() -> Callable[..., None]:
         folder = Path(os.environ["TORCH_EXTENSIONS_DIR"])
         with (folder / "one_at_a_time").open("w") as guard:
             fcntl.flock(guard, fcntl.LOCK_EX)
+            extension_lock.abandon_all()  # of ranks whose watcher a test killed; a training would wait for them for ever
             missing = [builder for builder in builders if not (folder / f"built {builder}").exists()]
             if not missing:
                 return

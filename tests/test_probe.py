@@ -234,16 +234,24 @@ def test_ranks_die_with_the_process_that_watches_them(tmp_path: Path) -> None:
         subprocess.run(["rm", "-r", str(leftover)], check=True)
 
 
-def test_a_lock_whose_owner_was_killed_is_taken_away(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_a_lock_whose_owner_was_killed_is_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
     """A rank that is ended while it compiles an extension must not make every later job wait for ever."""
+    if named:
+        monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    else:
+        monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    built = tmp_path if named else tmp_path / "torch_extensions" / "py311_cpu"
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    mine, gone, foreign = (tmp_path / name for name in ("mine", "gone", "foreign"))
+    mine, gone, foreign = (built / name / "lock" for name in ("mine", "gone", "foreign"))
+    for lock in (mine, gone, foreign):
+        lock.parent.mkdir(parents=True)
     mine.write_text(str(os.getpid()))
     gone.write_text(str(dead.pid))
     foreign.touch()
-    for lock in (mine, gone, foreign, tmp_path / "none"):
-        extension_lock.abandon(lock)
+    extension_lock.abandon_all()
     assert mine.exists() and foreign.exists() and not gone.exists()
 
 

@@ -3,6 +3,8 @@
 torch builds an extension under a lock that is a file (torch/utils/file_baton.py). A process that is killed while it compiles
 leaves the file behind, and whoever needs the extension afterwards waits for ever. Here the file holds the owner's number, and a
 lock whose owner is gone is taken away. A file without a number is some other program's, and is waited for.
+
+Whoever ends processes that may hold one calls `abandon_all` afterwards: a plain training does not look at the number.
 """
 
 from __future__ import annotations
@@ -45,3 +47,12 @@ def abandon(lock: Path) -> None:
             os.kill(owner, 0)
         except ProcessLookupError:
             lock.unlink()
+
+
+def abandon_all() -> None:
+    """Remove every lock, of any extension in torch's folder for them, whose owner has ended."""
+    named = os.environ.get("TORCH_EXTENSIONS_DIR")
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111  Path.home() raises without a home
+    folders, below = (Path(named), "*/lock") if named else (Path(cache, "torch_extensions"), "*/*/lock")
+    for lock in folders.glob(below):
+        abandon(lock)

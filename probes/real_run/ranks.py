@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from . import extension_lock
 from .progress import Reader
 from .result import Failure
 
@@ -102,6 +103,7 @@ def watch(numbers: Sequence[int], folder: Path, *, worker: str, stall_s: float, 
     finally:
         for rank in ranks:
             rank.kill()
+        extension_lock.abandon_all()
 
 
 def _order(phase: str) -> tuple[int, int]:
