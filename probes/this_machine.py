@@ -32,7 +32,7 @@ def visible_gpus() -> list[Gpu]:
             why="--gpus auto asks the NVIDIA driver",
             fix=_ELSEWHERE) from None
     try:
-        found = [_gpu(pynvml, handle) for handle in _handles(pynvml)]
+        found = [_gpu(pynvml, handle) for handle in visible_handles(pynvml)]
     except pynvml.NVMLError as error:
         raise ClusterError(
             f"the driver does not describe the GPUs: {error}",
@@ -48,7 +48,7 @@ def visible_gpus() -> list[Gpu]:
     return found
 
 
-def _handles(pynvml: Any) -> list[Any]:
+def visible_handles(pynvml: Any) -> list[Any]:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
@@ -83,19 +83,29 @@ def host_memory_bytes(root: Path = Path("/")) -> int:
     import psutil
 
     limits = [int(psutil.virtual_memory().total)]
-    limits += filter(None, map(_number, _limit_files(root, "memory.max", "memory/memory.limit_in_bytes")))
+    limits += filter(None, map(_number, limit_files(root, "memory.max", "memory/memory.limit_in_bytes")))
     return min(limits)
 
 
 def cpu_cores(root: Path = Path("/")) -> int:
     """Cores that a process here may use: its affinity, or the container's quota where that is less."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for file in _limit_files(root, "cpu.max", "cpu/cpu.cfs_quota_us"):
-        quota, _, period = _text(file).partition(" ")
-        period = period or _text(file.with_name("cpu.cfs_period_us"))
+    for file in limit_files(root, "cpu.max", "cpu/cpu.cfs_quota_us"):
+        quota, _, period = read_text(file).partition(" ")
+        period = period or read_text(file.with_name("cpu.cfs_period_us"))
         if quota.isdigit() and period.strip().isdigit():
             cores = min(cores, max(1, int(quota) // int(period)))
     return cores
+
+
+def threads_of_a_rank(ranks: int) -> int:
+    """Threads of each of `ranks` processes that share the cores: what OMP_NUM_THREADS says, or an equal part of the cores.
+
+    Left alone, every process takes all cores, and threads that wait for each other at the end of every operation then wait for
+    their turn on a core as well: several times slower, and never twice the same.
+    """
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    return int(said) if said.isdigit() and int(said) else max(1, cpu_cores() // ranks)
 
 
 def mount_point(path: str | Path) -> str:
@@ -106,21 +116,21 @@ def mount_point(path: str | Path) -> str:
     return str(folder)
 
 
-def _limit_files(root: Path, version_2: str, version_1: str) -> list[Path]:
+def limit_files(root: Path, version_2: str, version_1: str) -> list[Path]:
     """The limit's file in this process's cgroup and in every one above it, which limit it as well."""
     base = root / "sys/fs/cgroup"
-    entries = _text(root / "proc/self/cgroup").splitlines()
+    entries = read_text(root / "proc/self/cgroup").splitlines()
     own = next((entry[3:].strip("/") for entry in entries if entry.startswith("0::")), "")
     folders = [base / own, *(base / own).parents]
     return [folder / version_2 for folder in folders if folder == base or base in folder.parents] + [base / version_1]
 
 
 def _number(file: Path) -> int | None:
-    text = _text(file)
+    text = read_text(file)
     return int(text) if text.isdigit() else None
 
 
-def _text(file: Path) -> str:
+def read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
