@@ -23,6 +23,7 @@ from ds_advise.probes.bench.task import Task
 from ds_advise.probes.bench.timing import LEAST, MOST, Stopwatch
 from ds_advise.probes.store import Store
 from ds_advise.probes.this_machine import mount_point
+from ds_advise.probes.this_machine import threads_of_a_rank
 
 LOADS = ("torch", "deepspeed", "transformers")
 
@@ -171,14 +172,15 @@ def test_the_time_is_shared_by_what_is_left() -> None:
     assert sum(bench_run._SHARES.values()) == pytest.approx(1.0)
 
 
-def test_ranks_on_the_cpu_have_the_threads_that_a_probes_ranks_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OMP_NUM_THREADS, where the user sets it."""
+def test_ranks_on_the_cpu_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An equal part of them each, or what the user says in OMP_NUM_THREADS."""
+    monkeypatch.setattr("ds_advise.probes.this_machine.cpu_cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert bench_run._threads_of_a_rank(8) == 8
+    assert [threads_of_a_rank(ranks) for ranks in (1, 2, 3, 16)] == [8, 4, 2, 1]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert bench_run._threads_of_a_rank(8) == 3
+    assert threads_of_a_rank(2) == 3
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
-    assert bench_run._threads_of_a_rank(8) == 8
+    assert threads_of_a_rank(2) == 4
 
 
 def test_the_ranks_figures_become_one() -> None:

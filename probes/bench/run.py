@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from typing import Literal
 
 from ...estimators.errors import ClusterError
 from ..real_run import ranks as processes
-from ..this_machine import cpu_cores, host_memory_bytes, mount_point
+from ..this_machine import cpu_cores, host_memory_bytes, mount_point, threads_of_a_rank
 from .result import BENCH_VERSION, BenchResult, Figure, Skipped, of_all_ranks
 from .task import Group, Task
 
@@ -67,7 +66,7 @@ def bench(*, device: Literal["cuda", "cpu"], ranks: int, nvme: str | None = None
             on_progress(TITLES[group])
             several = group == "collectives" or (group == "device" and device == "cpu")
             task = Task(group=group, device=device, ranks=ranks if several else 1,
-                        threads=_threads_of_a_rank(cores) if several else cores, budget_s=schedule.budget_s(todo[position:]),
+                        threads=threads_of_a_rank(ranks) if several else cores, budget_s=schedule.budget_s(todo[position:]),
                         buffer_bytes=buffer_bytes, nvme_folder=nvme_folder)
             found, reasons[group] = schedule.timed(task)
             figures += found
@@ -76,12 +75,6 @@ def bench(*, device: Literal["cuda", "cpu"], ranks: int, nvme: str | None = None
         version=BENCH_VERSION, device=device, ranks=ranks, figures=tuple(figures), skipped=tuple(skipped),
         nvme_mount=mount_point(nvme) if nvme is not None else "",
         versions={name: version(name) for name in ("torch", "deepspeed")}, seconds=time.monotonic() - started)
-
-
-def _threads_of_a_rank(cores: int) -> int:
-    """As a probe's ranks have them: what OMP_NUM_THREADS says, or else every rank all cores, which they then contend for."""
-    said = os.environ.get("OMP_NUM_THREADS", "")
-    return int(said) if said.isdigit() and int(said) else cores
 
 
 class _Schedule:

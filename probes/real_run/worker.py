@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ..this_machine import threads_of_a_rank
 from . import memory
 from .job import Job, of_rank, read_job
 from .progress import Diary
@@ -54,7 +55,7 @@ def _run(job: Job, rank: int, folder: Path, diary: Diary) -> tuple[RankReport, d
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(local), WORLD_SIZE=str(request.world_size),
                       LOCAL_WORLD_SIZE=str(request.gpus_per_node), MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
     if job.device == "cpu":
-        os.environ["DS_ACCELERATOR"] = "cpu"
+        os.environ.update(DS_ACCELERATOR="cpu", OMP_NUM_THREADS=str(threads_of_a_rank(len(job.ranks))))
     # DeepSpeed's shared-memory collectives for CPUs start when LOCAL_SIZE equals WORLD_SIZE, and wait for peers by name.
     os.environ["LOCAL_SIZE"] = str(request.world_size + 1)
     diary.enter("import")
