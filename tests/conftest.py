@@ -13,6 +13,10 @@ from pathlib import Path
 import pytest
 from ds_advise.probes.real_run import extension_lock
 
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
 SCRIPTS = Path(__file__).with_name("training_scripts")
 BUILD_LIMIT_S = 1200
 
@@ -55,3 +59,21 @@ def extensions() -> Callable[..., None]:
                 (folder / f"built {builder}").touch()
 
     return build
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level BPE tokenizer of 300 tokens, as Qwen's is made, with ChatML as its chat template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.train_from_iterator(["the answer to the question is the sum of the numbers"] * 4, trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    folder = tmp_path_factory.mktemp("tokenizer")
+    PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>", pad_token="<|endoftext|>",
+                            chat_template=CHAT_TEMPLATE).save_pretrained(folder)
+    return folder

@@ -1,0 +1,149 @@
+"""Rows of a data file: JSON Lines, JSON, CSV and TSV, Parquet; each row with the place that an error names."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, TextIO
+
+from .errors import DataError
+
+_JSON_LINES, _JSON, _CSV, _PARQUET = (".jsonl", ".ndjson"), (".json",), (".csv", ".tsv"), (".parquet",)
+SUFFIXES = (*_JSON_LINES, *_JSON, *_CSV, *_PARQUET)
+
+_LONGEST_FIELD = 2**31 - 1
+"""Characters of a CSV field; Python's own limit of 131,072 is less than one long document."""
+
+
+class Row(NamedTuple):
+    """One row's fields, and its place in words: `data.jsonl, line 12`."""
+
+    place: str
+    fields: dict[str, Any]
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows in their order, read as they are asked for (a `.json` list is read whole).
+
+    The suffix decides. A `.json` file may hold a list of objects, one object with one list in it (`{"data": [...]}`), or one
+    object a line. Parquet is read by the `datasets` library, which is imported for nothing else here.
+
+    Raises DataError, naming the file and the line (row, element), for what cannot be read, is no object, or no file at all.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise DataError(f"{path}: unknown kind of data file", why=f"the suffix {suffix or '(none)'} says nothing",
+                        fix=f"name it {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, as what it holds")
+    if suffix in _PARQUET:
+        return _parquet(path)
+    return _text(path, suffix)
+
+
+def _text(path: Path, suffix: str) -> Iterator[Row]:
+    try:
+        # newline="": the csv module wants to see line ends inside quotes as they are.
+        with path.open(encoding="utf-8-sig", newline="" if suffix in _CSV else None) as stream:
+            if suffix in _CSV:
+                yield from _csv(path, stream, delimiter="\t" if suffix == ".tsv" else ",")
+            elif suffix in _JSON_LINES or _is_json_lines(stream):
+                yield from _json_lines(path, stream)
+            else:
+                yield from _json(path, stream)
+    except UnicodeDecodeError as problem:
+        raise DataError(f"{path}: not UTF-8 text", why=f"byte {problem.object[problem.start]:#04x} cannot be read",
+                        fix="save it as UTF-8") from problem
+    except OSError as problem:
+        raise DataError(f"{path}: cannot be read ({os.strerror(problem.errno or 0)})", fix="check --data") from problem
+
+
+def _json_lines(path: Path, stream: TextIO) -> Iterator[Row]:
+    for number, line in enumerate(stream, 1):
+        if not line.strip():
+            continue
+        place = f"{path.name}, line {number}"
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as problem:
+            _refuse(place, f"not JSON ({_reason(problem)})")
+        yield Row(place, _object(value, place))
+
+
+def _is_json_lines(stream: TextIO) -> bool:
+    """Whether the first line is an object by itself and not the beginning of a document."""
+    first = next((line for line in stream if line.strip()), "")
+    stream.seek(0)
+    try:
+        value = json.loads(first)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and not _only_list(value)
+
+
+def _json(path: Path, stream: TextIO) -> Iterator[Row]:
+    try:
+        document = json.load(stream)
+    except json.JSONDecodeError as problem:
+        _refuse(f"{path.name}, line {problem.lineno}", f"not JSON ({problem.msg}, column {problem.colno})")
+    except (ValueError, RecursionError) as problem:
+        _refuse(path.name, f"not JSON ({_reason(problem)})")
+    rows = document if isinstance(document, list) else _only_list(document)
+    if rows is None:
+        _refuse(path.name, "holds neither a list of objects nor one object with one list")
+    for number, value in enumerate(rows, 1):
+        place = f"{path.name}, element {number}"
+        yield Row(place, _object(value, place))
+
+
+def _only_list(document: Any) -> list[Any] | None:
+    """The rows of `{"data": [...]}`; a row of chat messages has a list too, which is none of rows."""
+    lists = [value for name, value in document.items() if isinstance(value, list) and name not in (
+        "messages", "conversations")] if isinstance(document, dict) else []
+    return lists[0] if len(lists) == 1 and all(isinstance(value, dict) for value in lists[0]) else None
+
+
+def _csv(path: Path, stream: TextIO, *, delimiter: str) -> Iterator[Row]:
+    csv.field_size_limit(_LONGEST_FIELD)
+    reader = csv.DictReader(stream, delimiter=delimiter, strict=True)
+    try:
+        for fields in reader:
+            place = f"{path.name}, line {reader.line_num}"
+            if None in fields or None in fields.values():
+                found = sum(value is not None for name, value in fields.items() if name is not None) + len(fields.get(None, []))
+                _refuse(place, f"{found} fields, but the header names {len(reader.fieldnames or ())}")
+            yield Row(place, dict(fields))
+    except csv.Error as problem:
+        _refuse(f"{path.name}, line {reader.reader.line_num}", str(problem))
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    try:
+        import datasets
+    except ImportError as problem:
+        raise DataError(f"{path.name}: Parquet needs the datasets library", why="it is not installed",
+                        fix="pip install 'ds-advise[train]'") from problem
+    if not path.is_file():
+        raise DataError(f"{path}: cannot be read (no such file)", fix="check --data")
+    try:
+        # Streaming: rows come as they are read, and no copy of the file is made in a cache.
+        rows = datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True)
+        for number, fields in enumerate(rows, 1):
+            yield Row(f"{path.name}, row {number}", dict(fields))
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as problem:  # Arrow's errors are one of the first two
+        _refuse(path.name, f"not Parquet that can be read ({_reason(problem)})")
+
+
+def _object(value: Any, place: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        _refuse(place, f"a {type(value).__name__} where an object is needed")
+    return value
+
+
+def _reason(problem: BaseException) -> str:
+    return (str(problem).splitlines() or [type(problem).__name__])[0][:200]
+
+
+def _refuse(place: str, what: str) -> NoReturn:
+    raise DataError(f"{place}: {what}", why="every row must be one sample", fix="mend or remove it")

@@ -1,0 +1,187 @@
+"""The shapes of rows that are understood, each brought to one of two forms: a chat, or plain parts of text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+from .errors import DataError
+from .rows import Row
+
+Message = dict[str, Any]
+"""At least `role` (system, user, assistant, tool) and `content`, as chat templates read it."""
+
+
+class Part(NamedTuple):
+    """A stretch of text, and whether the loss counts it."""
+
+    text: str
+    is_trained: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """A conversation whose assistant messages are trained. tools: what the template is told that may be called."""
+
+    messages: tuple[Message, ...]
+    tools: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plain:
+    """Text that no template is put around. divisible: it may be cut anywhere and goes on in the next sample."""
+
+    parts: tuple[Part, ...]
+    divisible: bool = False
+
+
+Sample = Chat | Plain
+
+_MESSAGES = ("messages", "conversations", "conversation")
+_QUESTIONS = ("instruction", "question", "query", "prompt")
+_ANSWERS = ("output", "response", "answer")
+_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "model": "assistant",
+          "system": "system", "developer": "developer", "function_call": "assistant", "observation": "tool", "tool": "tool"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """One shape of rows.
+
+    title:   for people: "1,204 rows of chat messages". fields: what tells it, for people.
+    matches: whether a row of these fields has it. sample: the row as a sample; raises DataError, naming the row's place.
+    """
+
+    title: str
+    fields: str
+    matches: Callable[[Mapping[str, Any]], bool]
+    sample: Callable[[Row], Sample]
+
+
+def recognise(row: Row) -> str:
+    """The name of the first of `SHAPES` that a row has. Raises DataError where it has none."""
+    for name, shape in SHAPES.items():
+        if shape.matches(row.fields):
+            return name
+    known = "; ".join(f"{name} ({shape.fields})" for name, shape in SHAPES.items())
+    raise DataError(f"{row.place}: fields {', '.join(map(str, row.fields)) or '(none)'} are no known shape",
+                    why="it is not clear what is trained", fix=f"name the fields as one of: {known}")
+
+
+def _chat(row: Row) -> Chat:
+    name = _first(row.fields, _MESSAGES)
+    listed = row.fields.get(name or "messages")
+    if isinstance(listed, str):  # a CSV cell
+        try:
+            listed = json.loads(listed)
+        except ValueError:
+            _refuse(row, f"{name} is text that is not JSON")
+    if not isinstance(listed, list) or not listed:
+        _refuse(row, f"{name or 'messages'} is no list of messages")
+    messages = tuple(_message(row, number, message) for number, message in enumerate(listed, 1))
+    system = row.fields.get("system")
+    if isinstance(system, str) and system and messages[0]["role"] != "system":
+        messages = ({"role": "system", "content": system}, *messages)
+    if not any(message["role"] == "assistant" for message in messages):
+        _refuse(row, "no message is the assistant's, so nothing is trained")
+    return Chat(messages=messages, tools=row.fields.get("tools") or None)
+
+
+def _message(row: Row, number: int, message: Any) -> Message:
+    """One message of either spelling: role and content, or ShareGPT's from and value."""
+    if not isinstance(message, dict):
+        _refuse(row, f"message {number} is no object")
+    role = message.get("role", message.get("from"))
+    if role not in _ROLES:
+        _refuse(row, f"message {number} has the role {role!r}")
+    content = _content(row, number, message.get("content", message.get("value")), has_calls="tool_calls" in message)
+    # Parquet has every field in every message, null where it is missing.
+    further = {name: value for name, value in message.items() if name not in ("role", "content", "from", "value")
+               and value is not None}
+    return {"role": _ROLES[role], "content": content, **further}
+
+
+def _content(row: Row, number: int, content: Any, *, has_calls: bool) -> str:
+    if isinstance(content, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
+        return "".join(part["text"] for part in content)
+    if content is None and has_calls:
+        return ""
+    if not isinstance(content, str):
+        _refuse(row, f"message {number} has no text as its content")
+    return content
+
+
+def _instruction(row: Row) -> Chat:
+    """Question and answer as a chat of two; `input` follows the instruction after an empty line."""
+    question = _string(row, _first(row.fields, _QUESTIONS) or _QUESTIONS[0])
+    further = row.fields.get("input")
+    if further is not None and not isinstance(further, str):
+        _refuse(row, "input is no text")
+    answer = _answer(row, _first(row.fields, _ANSWERS) or _ANSWERS[0])
+    return _exchange(row, f"{question}\n\n{further}" if further else question, answer)
+
+
+def _label(row: Row) -> Chat:
+    return _exchange(row, _string(row, "text"), _answer(row, "label"))
+
+
+def _exchange(row: Row, question: str, answer: str) -> Chat:
+    system = row.fields.get("system")
+    first: tuple[Message, ...] = ({"role": "system", "content": system},) if isinstance(system, str) and system else ()
+    return Chat(messages=(*first, {"role": "user", "content": question}, {"role": "assistant", "content": answer}))
+
+
+def _completion(row: Row) -> Sample:
+    """Two texts are put together as they are; two lists of messages are one chat."""
+    prompt, completion = row.fields.get("prompt"), row.fields.get("completion")
+    if isinstance(prompt, list) and isinstance(completion, list):
+        return _chat(Row(row.place, {**row.fields, "messages": prompt + completion}))
+    return Plain(parts=(Part(_string(row, "prompt"), False), Part(_string(row, "completion"), True)))
+
+
+def _text(row: Row) -> Plain:
+    return Plain(parts=(Part(_string(row, _first(row.fields, ("text", "content")) or "text"), True),), divisible=True)
+
+
+def _has(*alternatives: Sequence[str]) -> Callable[[Mapping[str, Any]], bool]:
+    """A test for one field out of each of these."""
+    return lambda fields: all(_first(fields, names) is not None for names in alternatives)
+
+
+SHAPES: dict[str, Shape] = {
+    "chat": Shape(title="chat messages", fields="messages or conversations", matches=_has(_MESSAGES), sample=_chat),
+    "prompt-completion": Shape(title="prompt and completion", fields="prompt and completion",
+                               matches=_has(("prompt",), ("completion",)), sample=_completion),
+    "instruction": Shape(title="instruction and output", matches=_has(_QUESTIONS, _ANSWERS), sample=_instruction,
+                         fields="instruction or question, perhaps input, and output, response or answer"),
+    "text-label": Shape(title="text and label", fields="text and label", matches=_has(("text",), ("label",)), sample=_label),
+    "text": Shape(title="plain text", fields="text or content", matches=_has(("text", "content")), sample=_text),
+}
+"""In the order in which they are tried: those that need more fields first."""
+
+
+def _first(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """The first of these names that a row has; a field that is null is not there (Parquet, and tables with gaps)."""
+    return next((name for name in names if fields.get(name) is not None), None)
+
+
+def _string(row: Row, name: str) -> str:
+    value = row.fields.get(name)
+    if not isinstance(value, str):
+        _refuse(row, f"{name} is {'missing' if value is None else 'no text'}")
+    return value
+
+
+def _answer(row: Row, name: str) -> str:
+    """Text as it is; anything else (the entities of a text, a class's number) as JSON, so that it can be read back."""
+    value = row.fields.get(name)
+    if value is None:
+        _refuse(row, f"{name} is missing")
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _refuse(row: Row, what: str) -> NoReturn:
+    raise DataError(f"{row.place}: {what}", why="every row must be one whole sample",
+                    fix="mend or remove it, or say another shape with --format")
