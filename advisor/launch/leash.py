@@ -1,0 +1,62 @@
+"""Runs a command and lets none of its processes outlive it, nor the process that asked: `python -m ...leash PARENT COMMAND`.
+
+torchrun gives every rank a session of its own and the deepspeed launcher puts a process between, so a process group does not
+hold them all. This one adopts whatever loses its parent (PR_SET_CHILD_SUBREAPER), so at the end everything that is left is
+among its descendants; and Linux tells it when the parent dies, however it dies (PR_SET_PDEATHSIG).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from typing import NoReturn
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def main() -> NoReturn:
+    parent, command = int(sys.argv[1]), sys.argv[2:]
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGTERM, _end)  # before the death signal is asked for, which is this one
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(1)  # it died before it could be watched
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+        sys.exit(127)
+    while True:
+        ended, status = os.waitpid(-1, 0)
+        if ended == process.pid:
+            code = os.waitstatus_to_exitcode(status)
+            _kill_all()
+            os._exit(code if code >= 0 else 128 - code)  # as a shell says it: 128 + signal
+
+
+def _end(*_: object) -> None:
+    _kill_all()
+    os._exit(128 + signal.SIGTERM)
+
+
+def _kill_all() -> None:
+    """Until there is no descendant left: a process may have started another while it was killed."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    import psutil
+
+    me = psutil.Process()
+    while left := me.children(recursive=True):
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-1, 0)
+
+
+if __name__ == "__main__":
+    main()
