@@ -11,6 +11,7 @@ from ..estimators.model_shape import ModelShape
 from ..estimators.optimizers import OPTIMIZERS
 from ..estimators.throughput import assumptions
 from ..estimators.workload import AttentionKernel, Framework, LossKernel, Method, Precision, Workload
+from ..probes.store_path import anything_kept
 from .changes import changes
 from .cluster_spec import parse_cluster
 from .model_source import load_model
@@ -80,11 +81,16 @@ def answer(question: Question, *, deepspeed_estimate: bool = False) -> Recommend
         reasons=reasons(question, ladder, recommended, candidates),
         assumptions=assumptions(question.cluster),
         changes=changes(question, ladder, recommended))
+    if question.cluster.is_this_machine and anything_kept():
+        # Imported here: what knows probes is of no use to most questions.
+        from .earlier_probes import with_earlier_probes
+
+        recommendation = with_earlier_probes(recommendation)
     if deepspeed_estimate:
         # Imported here: it loads torch and deepspeed, which the analytic path never needs.
         from .deepspeed_estimate import deepspeed_estimate as call_estimator
 
-        shown = recommended or closest(ladder)
+        shown = recommendation.recommended or closest(recommendation.ladder)
         if shown is not None:
             recommendation = replace(recommendation, deepspeed_estimate=call_estimator(
                 question.model, question.cluster, shown.estimate.plan))

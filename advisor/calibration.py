@@ -32,12 +32,17 @@ class Calibration:
             for term in time.terms for factor in (getattr(self, _kind(term)),)))
 
 
+def uniform(ratio: float) -> Calibration:
+    """One factor for all kinds."""
+    return Calibration(device=ratio, optimizer=ratio, links=ratio)
+
+
 def calibration(result: ProbeResult, predicted: TimeEstimate) -> Calibration:
     """The factors that make the prediction of a plan equal to its probe."""
     slowest = max(result.ranks, key=lambda report: report.step_s)
     whole = result.step_s / predicted.step_s
     if slowest.steps[0].waiting_s is None:
-        return Calibration(device=whole, optimizer=whole, links=whole)
+        return uniform(whole)
 
     def measured(name: str) -> float:
         return float(median(getattr(step, name) for step in slowest.steps))

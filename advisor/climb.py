@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .calibration import Calibration
+from ..estimators.estimate import TimeEstimate
+from .calibration import Calibration, uniform
 from .recommendation import Candidate
 from .search import SAME_SPEED
 
@@ -57,6 +58,7 @@ class Climb:
         self.candidates, self.memory_bytes = list(candidates), memory_bytes
         self.outcomes: dict[int, Outcome] = {}
         """By the candidate's place in `candidates`."""
+        self._known_before = 0
 
     @property
     def best(self) -> Candidate | None:
@@ -66,7 +68,7 @@ class Climb:
 
     @property
     def bound(self) -> int:
-        """No climb over these candidates takes more probes."""
+        """No climb over these candidates takes more probes; what earlier ones said is not counted."""
         series = {_series(candidate) for candidate in self.candidates}
         sizes = {candidate.estimate.plan.micro_batch_size for candidate in self.candidates}
         return min(len(self.candidates), len(series) + len(sizes))
@@ -76,14 +78,31 @@ class Climb:
         best = self._best_speed()
         open_ = [index for index in range(len(self.candidates)) if index not in self.outcomes and self._could_fit(index)]
         rivals = [index for index in open_ if self._highest_speed(index) > best * (1 + SAME_SPEED)]
-        if not rivals or len(self.outcomes) >= self.bound:
+        if not rivals or len(self.outcomes) - self._known_before >= self.bound:
             return None
         safe = [index for index in rivals if self._expected_need(index) <= self.memory_bytes]
         chosen = max(safe or rivals, key=lambda index: (self._expected_speed(index), -index))
         return Choice(candidate=self.candidates[chosen], reason=self._reason(chosen, best, risky=not safe))
 
-    def learn(self, candidate: Candidate, outcome: Outcome) -> None:
+    def learn(self, candidate: Candidate, outcome: Outcome, *, from_before: bool = False) -> None:
+        """What a probe said of a candidate; from_before: in an earlier climb, or asked for by itself."""
         self.outcomes[self.candidates.index(candidate)] = outcome
+        self._known_before += from_before
+
+    def could_fit(self, candidate: Candidate) -> bool:
+        """Not struck out by a failure, and not certainly too large."""
+        return self._could_fit(self.candidates.index(candidate))
+
+    def expected_time(self, candidate: Candidate) -> TimeEstimate:
+        """The candidate's time, corrected by the probe of the plan that is most like it."""
+        nearest = self._nearest(self.candidates.index(candidate), measured="tokens_per_s")
+        predicted = candidate.estimate.time
+        if nearest is None:
+            return predicted
+        outcome, probed = self.outcomes[nearest[0]], self.candidates[nearest[0]]
+        if outcome.calibration is not None:
+            return outcome.calibration.apply(predicted)
+        return uniform(probed.tokens_per_s / (outcome.tokens_per_s or 1.0)).apply(predicted)
 
     def left(self) -> int:
         """Candidates that could still win."""
@@ -120,14 +139,7 @@ class Climb:
         return nearest, _series(wanted) == _series(self.candidates[nearest])
 
     def _expected_speed(self, index: int) -> float:
-        nearest = self._nearest(index, measured="tokens_per_s")
-        predicted = self.candidates[index].tokens_per_s
-        if nearest is None:
-            return predicted
-        outcome = self.outcomes[nearest[0]]
-        if outcome.calibration is not None:
-            return outcome.calibration.apply(self.candidates[index].estimate.time).tokens_per_s
-        return predicted * (outcome.tokens_per_s or 0.0) / self.candidates[nearest[0]].tokens_per_s
+        return self.expected_time(self.candidates[index]).tokens_per_s
 
     def _highest_speed(self, index: int) -> float:
         nearest = self._nearest(index, measured="tokens_per_s")
@@ -142,7 +154,6 @@ class Climb:
         return predicted * (self.outcomes[nearest[0]].need_bytes or 0) / self.candidates[nearest[0]].device_bytes
 
     def _could_fit(self, index: int) -> bool:
-        """Not struck out by a failure, and not certainly too large."""
         wanted = self.candidates[index]
         for other, outcome in self.outcomes.items():
             failed = self.candidates[other]

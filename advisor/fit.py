@@ -21,6 +21,9 @@ Measured figures need none, but for one rank that stands for all (solo-probe), w
 TOO_TIGHT = "too tight"
 """The verdict on a plan that the GPU could hold, but without the margin."""
 
+RAN_OUT, NEEDS_MORE = "ran out of memory", "needs more yet"
+"""The verdicts on a plan that ran out of memory in a probe, and on one that needs more than it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
@@ -51,7 +54,8 @@ def judge(memory: MemoryEstimate, cluster: Cluster, *, evidence: Evidence = "ana
     shortfall = max(gpu, host, disk)
     if gpu > 1:
         # A plan within its margin is refused for caution, and the reason must not claim that it is larger than the GPU.
-        return Fit(fits=False, reason=_needs(bare, "GPU") if bare > 1 else TOO_TIGHT, shortfall=shortfall, limit="gpu")
+        reason = _needs(bare, "limit" if cluster.gpu.is_cpu else "GPU") if bare > 1 else TOO_TIGHT
+        return Fit(fits=False, reason=reason, shortfall=shortfall, limit="gpu")
     if host > 1:
         return Fit(fits=False, reason=_needs(host, "RAM"), shortfall=shortfall, limit="host")
     if memory.nvme_bytes_per_node and not cluster.nvme_bytes_per_node:

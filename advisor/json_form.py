@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .recommendation import Candidate, Recommendation
+
+if TYPE_CHECKING:
+    from .probing import Trial
 
 SCHEMA_VERSION = 1
 
@@ -38,8 +41,8 @@ def json_form(answer: Recommendation, *, all_candidates: bool = False) -> dict[s
         "verifications": [{"rung": run.candidate.rung, **run.dry_run.to_json()} for run in answer.verifications],
         "probes": None if answer.climbed is None else {
             "ended": answer.climbed.ended, "bound": answer.climbed.bound, "candidates": answer.climbed.candidates,
-            "trials": [{"plan": _candidate(trial.candidate), "reason": trial.reason, "result": trial.result.to_json()}
-                       for trial in answer.climbed.trials]},
+            "trials": [_trial(trial) for trial in answer.climbed.trials]},
+        "earlier_probes": [_trial(trial) for trial in answer.earlier],
         "files": list(answer.files),
     }
 
@@ -47,6 +50,11 @@ def json_form(answer: Recommendation, *, all_candidates: bool = False) -> dict[s
 def _keys(values: Mapping[str, Any]) -> dict[str, Any]:
     """Component names as JSON keys: `gradient of logits` -> `gradient_of_logits`."""
     return {name.lower().replace(" ", "_").replace("-", "_"): value for name, value in values.items()}
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    return {"plan": _candidate(trial.candidate), "reason": trial.reason, "age_seconds": trial.age_s,
+            "result": trial.result.to_json()}
 
 
 def _candidate(candidate: Candidate) -> dict[str, Any]:

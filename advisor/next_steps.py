@@ -9,6 +9,7 @@ from rich.console import Console
 from ..ds_configs.launch_commands import ALLOCATOR_SETTING, launch_commands
 from ..ds_configs.training_arguments import training_arguments, training_arguments_snippet
 from ..estimators.workload import Workload
+from ..probes.this_machine import threads_of_a_rank
 from .lines import blank, copyable, sentence
 from .recommendation import Recommendation
 
@@ -31,6 +32,8 @@ def render_next_steps(answer: Recommendation, config_path: str, console: Console
     lines = _model_lines(workload)
     if workload.framework == "hf":
         arguments = training_arguments(plan, workload, config_path=config_path)
+        if question.cluster.gpu.is_cpu:
+            arguments |= {"use_cpu": True, "ddp_backend": "gloo"}
         lines += training_arguments_snippet(arguments).splitlines()
     else:
         if plan.gradient_checkpointing:
@@ -46,6 +49,10 @@ def render_next_steps(answer: Recommendation, config_path: str, console: Console
         where = ", on every node" if question.cluster.nodes > 1 else ""
         sentence(console, f"Before the start{where} (fragmentation can take a quarter more without it):")
         copyable(console, [f"export {ALLOCATOR_SETTING}"])
+    if question.cluster.gpu.is_cpu:
+        threads = threads_of_a_rank(question.cluster.gpus_per_node)
+        sentence(console, "Before the start (or else DeepSpeed looks for a GPU, and every rank takes all cores):")
+        copyable(console, [f"export DS_ACCELERATOR=cpu OMP_NUM_THREADS={threads}"])
     commands = launch_commands(question.cluster, config_path=config_path, framework=workload.framework)
     everywhere = " and ".join(launcher for launcher in commands if launcher != "deepspeed")
     sentence(console, f"Start it with one of{f' ({everywhere} on every node)' if question.cluster.nodes > 1 else ''}:")

@@ -15,7 +15,7 @@ from ..estimators.cluster import Cluster, Gpu
 from ..estimators.collective_time import LINK_SHARE
 from ..estimators.offload_time import PINNED_SHARE
 from ..estimators.roofline import BEST_OF_PEAK
-from ..probes.store_path import store_path
+from ..probes.store_path import anything_kept
 from ..probes.this_machine import mount_point
 from .units import age
 
@@ -46,7 +46,7 @@ class OwnFigures:
 
 def own_figures(device: Literal["cuda", "cpu"]) -> OwnFigures | None:
     """What is known of this machine; None where nothing is. An unusable store says so on stderr and counts as nothing."""
-    if not _kept():
+    if not anything_kept():
         return None
     # Imported here: without results an answer needs no database.
     from ..probes.bench.result import BENCH_VERSION, bench_from_json
@@ -59,17 +59,6 @@ def own_figures(device: Literal["cuda", "cpu"]) -> OwnFigures | None:
         if record.result.get("version") == BENCH_VERSION and record.result.get("device") == device:
             return OwnFigures(result=bench_from_json(record.result), age_s=record.age_s)
     return None
-
-
-def _kept() -> bool:
-    """Whether anything is there; a folder that may not be read counts, and the store says what is wrong with it."""
-    try:
-        store_path().stat()
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def with_own_figures(cluster: Cluster) -> Cluster:

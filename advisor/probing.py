@@ -11,7 +11,7 @@ from ..ds_configs.emit import ds_config
 from ..estimators.estimate import Estimate
 from ..probes.real_run import ProbeResult, probe
 from ..probes.real_run.job import Device
-from .calibration import Calibration, calibration
+from .calibration import calibration
 from .climb import Climb, Outcome
 from .kept_probes import keep_probe
 from .probe_answer import cpu_tensor_bytes
@@ -22,25 +22,34 @@ Ended = Literal["settled", "budget", "interrupted"]
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A candidate that was run: why it was chosen, and what happened."""
+    """A candidate that was run: why it was chosen, and what happened.
+
+    age_s: how long ago it ran where it was not run for this answer, None where it was.
+    """
 
     candidate: Candidate
     reason: str
     result: ProbeResult
+    age_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Climbed:
-    """All runs of a climb, in order.
+    """All runs of a climb, in order; what was known before it comes first.
 
     ended: "settled": nothing that is left could be faster by more than the search resolves; "budget": the time was over;
-           "interrupted": Ctrl-C. bound: no climb over these candidates takes more runs.
+           "interrupted": Ctrl-C. bound: no climb over these candidates takes more runs of its own.
     """
 
     trials: tuple[Trial, ...]
     ended: Ended
     bound: int
     candidates: int
+
+    @property
+    def runs(self) -> int:
+        """How many were run for this climb."""
+        return sum(trial.age_s is None for trial in self.trials)
 
     @property
     def best(self) -> Trial | None:
@@ -57,10 +66,13 @@ OnTrial = Callable[[Candidate, str, int], None]
 
 
 def climb(answer: Recommendation, run: Run, *, budget_s: float, on_trial: OnTrial = lambda *_: None) -> Climbed:
-    """Probe until the answer is settled, `budget_s` is over, or the user interrupts; what was learned is never lost."""
-    candidates = [candidate for candidate in answer.candidates if candidate.fit.limit in ("", "gpu")]
+    """Probe until the answer is settled, `budget_s` is over, or the user interrupts; what was learned is never lost, and what
+    earlier probes say (`answer.earlier`) is not run again."""
+    candidates = runnable(answer)
     state = Climb(candidates, answer.question.cluster.gpu.memory_bytes)
-    trials: list[Trial] = []
+    trials = list(answer.earlier)
+    for trial in trials:
+        state.learn(trial.candidate, outcome(trial.candidate, trial.result, answer), from_before=True)
     deadline = time.monotonic() + budget_s
 
     def so_far(ended: Ended) -> Climbed:
@@ -76,13 +88,19 @@ def climb(answer: Recommendation, run: Run, *, budget_s: float, on_trial: OnTria
             if result.failure is not None and result.failure.kind == "timeout" and time.monotonic() >= deadline:
                 return so_far("budget")
             trials.append(Trial(candidate=choice.candidate, reason=choice.reason, result=result))
-            state.learn(choice.candidate, _outcome(choice.candidate, result, answer))
+            state.learn(choice.candidate, outcome(choice.candidate, result, answer))
         return so_far("settled")
     except KeyboardInterrupt:
         return so_far("interrupted")
 
 
-def _outcome(candidate: Candidate, result: ProbeResult, answer: Recommendation) -> Outcome:
+def runnable(answer: Recommendation) -> list[Candidate]:
+    """The candidates that a run can judge: all but those that want RAM or NVMe that is not there."""
+    return [candidate for candidate in answer.candidates if candidate.fit.limit in ("", "gpu")]
+
+
+def outcome(candidate: Candidate, result: ProbeResult, answer: Recommendation) -> Outcome:
+    """What a probe of a candidate teaches a climb."""
     if result.failure is not None:
         return Outcome(tokens_per_s=None, out_of_memory=result.failure.kind == "out_of_memory")
     memory = candidate.estimate.memory
@@ -121,7 +139,8 @@ def runner(answer: Recommendation, description: Mapping[str, Any], *, device: De
 def settled(answer: Recommendation, climbed: Climbed) -> Recommendation:
     """The answer with the fastest measured plan recommended, its speed the measured one; None where nothing ran."""
     best = climbed.best
-    measured = {id(trial.candidate): _measured(trial) for trial in climbed.trials if trial.result.failure is None}
+    measured = {id(trial.candidate): as_measured(trial.candidate, trial.result)
+                for trial in climbed.trials if trial.result.failure is None}
 
     def known(candidate: Candidate | None) -> Candidate | None:
         return measured.get(id(candidate), candidate)
@@ -132,11 +151,10 @@ def settled(answer: Recommendation, climbed: Climbed) -> Recommendation:
                    recommended=measured[id(best.candidate)] if best else None)
 
 
-def _measured(trial: Trial) -> Candidate:
-    """The candidate at its measured speed; the predicted parts of the step keep their proportions."""
-    estimate, step_s = trial.candidate.estimate, trial.result.step_s
-    ratio = step_s / estimate.time.step_s
-    time_estimate = Calibration(device=ratio, optimizer=ratio, links=ratio).apply(estimate.time)
-    fit = replace(trial.candidate.fit, fits=True, reason="ran", limit="")
+def as_measured(candidate: Candidate, result: ProbeResult) -> Candidate:
+    """The candidate at its measured speed."""
+    estimate = candidate.estimate
+    time_estimate = calibration(result, estimate.time).apply(estimate.time)
+    fit = replace(candidate.fit, fits=True, reason="ran", limit="")
     return Candidate(estimate=Estimate(plan=estimate.plan, memory=estimate.memory, time=time_estimate, evidence="probe"),
                      fit=fit)

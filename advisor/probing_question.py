@@ -46,6 +46,8 @@ def settle(answer: Recommendation, *, device: Device | Any, memory_limit_bytes: 
         say(f"probe of {plan_title(plan)}, micro batch {plan.micro_batch_size}, checkpointing "
             f"{'on' if plan.gradient_checkpointing else 'off'}: {reason}; {left} plans could still win")
 
+    if answer.earlier:
+        say(f"{len(answer.earlier)} of the plans ran before on this machine and are not run again (ds-advise history)")
     climbed = climb(answer, run, budget_s=budget_s, on_trial=on_trial)
     best = climbed.best
     say(f"{climbed.ended}: " + (f"{best.candidate.rung} at {rate(best.result.tokens_per_s)} tokens/s" if best

@@ -6,22 +6,23 @@ from collections.abc import Sequence
 
 from ..estimators.estimate import TimeEstimate
 from ..estimators.plan import RUNGS
-from .fit import MARGIN
+from .fit import MARGIN, RAN_OUT
 from .question import MAX_TOKENS_PER_STEP, Question
 from .recommendation import Candidate, LadderStep, closest
 from .search import COMFORTABLE, SAME_SPEED, offloads
 from .units import count, gib, percent, times
-from .words import component_title
+from .words import component_title, device_word
 
 
 def reasons(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None,
             candidates: Sequence[Candidate]) -> tuple[str, ...]:
     """Sentences, most decisive first; for a question without a fitting plan, what stands in the way."""
+    device = device_word(question.cluster)
     if chosen is None:
         missed = closest(ladder)
-        return (_obstacle(missed),) if missed and missed.fit.limit == "gpu" else ()
-    sentences = [_next_best(ladder, chosen), _simpler_that_fails(ladder, chosen), _checkpointing(chosen, candidates),
-                 _micro_batch(question, chosen, candidates)]
+        return (_obstacle(missed, device),) if missed and missed.fit.limit == "gpu" else ()
+    sentences = [_next_best(ladder, chosen), _simpler_that_fails(ladder, chosen, device),
+                 _checkpointing(chosen, candidates, device), _micro_batch(question, chosen, candidates)]
     return tuple(sentence for sentence in sentences if sentence)
 
 
@@ -54,25 +55,27 @@ def _largest_extra(slow: TimeEstimate, fast: TimeEstimate) -> str:
         slow.components[name] / slow.tokens_per_step - fast.components.get(name, 0.0) / fast.tokens_per_step))
 
 
-def _simpler_that_fails(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
+def _simpler_that_fails(ladder: Sequence[LadderStep], chosen: Candidate, device: str) -> str:
     """The rung just below the chosen one that does not fit, and its largest component."""
     below = ladder[:next(index for index, step in enumerate(ladder) if step.candidate is chosen)]
     failed = [step.candidate for step in below if not step.fits and step.candidate is not None]
-    return _obstacle(failed[-1]) if failed else ""
+    return _obstacle(failed[-1], device) if failed else ""
 
 
-def _obstacle(candidate: Candidate) -> str:
+def _obstacle(candidate: Candidate, device: str) -> str:
     memory, rung = candidate.estimate.memory, candidate.rung
+    if candidate.fit.reason == RAN_OUT:
+        return f"{rung} ran out of memory when it was probed on this machine."
     if candidate.fit.limit == "gpu":
         name, size_bytes = max(memory.components.items(), key=lambda pair: pair[1])
-        return (f"{rung} needs at least {gib(memory.device_bytes_per_gpu)} GiB per GPU, "
+        return (f"{rung} needs at least {gib(memory.device_bytes_per_gpu)} GiB per {device}, "
                 f"{gib(size_bytes)} of it for {component_title(name)}.")
     if candidate.fit.limit == "host":
         return f"{rung} needs {gib(memory.host_bytes_per_node)} GiB of host RAM per node."
     return f"{rung} needs {gib(memory.nvme_bytes_per_node)} GiB of NVMe per node."
 
 
-def _checkpointing(chosen: Candidate, candidates: Sequence[Candidate]) -> str:
+def _checkpointing(chosen: Candidate, candidates: Sequence[Candidate], device: str) -> str:
     plan = chosen.estimate.plan
     others = [candidate for candidate in candidates
               if candidate.rung == chosen.rung and candidate.estimate.plan.gradient_checkpointing
@@ -84,7 +87,7 @@ def _checkpointing(chosen: Candidate, candidates: Sequence[Candidate]) -> str:
         least = min(others, key=lambda candidate: candidate.device_bytes)
         if not plan.gradient_checkpointing or least.fit.limit != "gpu":
             return ""
-        return (f"Without gradient checkpointing it would need {gib(least.device_bytes)} GiB per GPU at micro batch "
+        return (f"Without gradient checkpointing it would need {gib(least.device_bytes)} GiB per {device} at micro batch "
                 f"{least.estimate.plan.micro_batch_size}.")
     rival = max(fitting, key=lambda candidate: candidate.tokens_per_s)
     ratio = chosen.tokens_per_s / rival.tokens_per_s
@@ -117,7 +120,7 @@ def _micro_batch(question: Question, chosen: Candidate, candidates: Sequence[Can
     if following.fit.limit == "gpu":
         bare = following.device_bytes <= question.cluster.gpu.memory_bytes
         margin = f", which does not leave {percent(MARGIN['analytic'])} free" if bare else ""
-        return f"Micro batch {size} would need {gib(following.device_bytes)} GiB per GPU{margin}."
+        return f"Micro batch {size} would need {gib(following.device_bytes)} GiB per {device_word(question.cluster)}{margin}."
     if following.fit.fits:
         return f"A larger micro batch gains less than {percent(SAME_SPEED)}."
     return ""

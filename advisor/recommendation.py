@@ -13,7 +13,7 @@ from .question import Question
 
 if TYPE_CHECKING:
     from .deepspeed_estimate import DeepSpeedEstimate
-    from .probing import Climbed
+    from .probing import Climbed, Trial
     from .verify import Verification
 
 
@@ -69,6 +69,7 @@ class Recommendation:
     assumptions: facts that nobody stated and the figures rest on, a phrase each.
     changes:     what would change the answer.
     verifications: the dry runs that were made, the last of which decided; empty when none was asked for.
+    earlier: probes of some candidates that were made before on this machine; the candidates are corrected by them.
     climbed: the probes on this machine that settled the recommendation, None when none were asked for.
     deepspeed_estimate: DeepSpeed's own estimate for the same plan, None when it was not asked for.
     """
@@ -82,6 +83,7 @@ class Recommendation:
     changes: tuple[Change, ...]
     deepspeed_estimate: DeepSpeedEstimate | None = None
     verifications: tuple[Verification, ...] = ()
+    earlier: tuple[Trial, ...] = ()
     climbed: Climbed | None = None
     files: tuple[str, ...] = field(default=())
 

@@ -12,11 +12,11 @@ from .fit import MARGIN, TOO_TIGHT
 from .lines import blank, row, sentence
 from .reasons import time_shares
 from .recommendation import Candidate, Recommendation, closest
-from .units import count, gib, percent, rate, seconds
-from .words import cluster_title, component_title, method_title, moment_title, plan_title
+from .units import age, count, gib, percent, rate, seconds
+from .words import cluster_title, component_title, device_word, method_title, moment_title, plan_title
 
 if TYPE_CHECKING:
-    from .probing import Climbed
+    from .probing import Climbed, Trial
     from .verify import Verification
 
 _COLUMNS = (("rung", -19), ("batch", 5), ("ckpt", 4), ("GPU GiB", 7), ("RAM GiB", 7), ("NVMe", 5), ("tokens/s", 8))
@@ -35,7 +35,7 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
     shown = chosen or closest(answer.ladder)
     if shown is not None:
         blank(console)
-        _memory_bar(shown, console)
+        _memory_bar(shown, device_word(answer.question.cluster), console)
     blank(console)
     if chosen is not None:
         shares = ", ".join(f"{component_title(name)} {percent(share)}" for name, share in
@@ -48,6 +48,11 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
         sentence(console, _verification(run))
     if answer.climbed is not None:
         _climbed(answer.climbed, console)
+    elif answer.earlier:
+        blank(console)
+        sentence(console, Text("Earlier probes on this machine", style="bold"))
+        for trial in answer.earlier:
+            _trial(trial, console)
     _deepspeed(answer, shown, console)
     _changes(answer, console)
     blank(console)
@@ -65,10 +70,12 @@ def _verdict(answer: Recommendation) -> tuple[str | Text, ...]:
         return _nothing_fits(answer)
     memory, plan = chosen.estimate.memory, chosen.estimate.plan
     steps, ranks = plan.gradient_accumulation_steps, cluster.world_size
-    each = f" ({rate(chosen.tokens_per_s / ranks)} per GPU)" if ranks > 1 else ""
+    device = device_word(cluster)
+    each = f" ({rate(chosen.tokens_per_s / ranks)} per {device})" if ranks > 1 else ""
+    about = "" if chosen.estimate.evidence == "probe" else "About "
     return (
         Text(f"{plan_title(plan)} fits.", style="bold green"),
-        f"About {rate(chosen.tokens_per_s)} tokens/s{each}; {gib(memory.device_bytes_per_gpu)} of {offer} GiB per GPU.",
+        f"{about}{rate(chosen.tokens_per_s)} tokens/s{each}; {gib(memory.device_bytes_per_gpu)} of {offer} GiB per {device}.",
         f"Micro batch {plan.micro_batch_size}" + (f" x {steps} accumulation steps" if steps > 1 else "")
         + f", global batch {plan.micro_batch_size * steps * ranks}; "
         f"gradient checkpointing {'on' if plan.gradient_checkpointing else 'off'}.",
@@ -81,7 +88,7 @@ def _nothing_fits(answer: Recommendation) -> tuple[Text, ...]:
     if missed is None:
         return (text,)
     memory, have = missed.estimate.memory, cluster.host_memory_bytes_per_node
-    needs = f"{gib(missed.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per GPU"
+    needs = f"{gib(missed.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device_word(cluster)}"
     if missed.fit.reason == TOO_TIGHT:
         needs += f" ({percent(MARGIN['analytic'])} must stay free)"
     if have is not None and memory.host_bytes_per_node > have:
@@ -115,7 +122,9 @@ def _subject(answer: Recommendation) -> tuple[str, ...]:
 
 def _table(answer: Recommendation, console: Console, *, all_candidates: bool) -> None:
     """The ladder, one row a rung: its best plan; with `all_candidates` every plan that was predicted."""
+    cpu = answer.question.cluster.gpu.is_cpu
     header = " ".join(f"{title:<{-width}}" if width < 0 else f"{title:>{width}}" for title, width in _COLUMNS)
+    header = header.replace("GPU GiB", "    GiB") if cpu else header
     row(console, Text("  " + header, style="bold"))
     said = ""
     for step in answer.ladder:
@@ -130,8 +139,9 @@ def _table(answer: Recommendation, console: Console, *, all_candidates: bool) ->
                 _row(candidate, candidate is answer.recommended, console)
     tight = any(step.reason == TOO_TIGHT for step in answer.ladder)
     for line in ("batch: micro batch x accumulation steps; ckpt: gradient checkpointing",
+                 "GiB: what a rank needs; RAM and NVMe: all ranks" if cpu else
                  "GPU: device memory that the plan needs; RAM and NVMe: per node",
-                 f"{TOO_TIGHT}: not {percent(MARGIN['analytic'])} of the GPU would stay free" * tight):
+                 f"{TOO_TIGHT}: not {percent(MARGIN['analytic'])} of {'it' if cpu else 'the GPU'} would stay free" * tight):
         if line:
             sentence(console, Text(f" {line}", style="dim"))
 
@@ -152,9 +162,9 @@ def _cells(candidate: Candidate) -> tuple[str, ...]:
             rate(candidate.tokens_per_s) if candidate.fit.limit != "gpu" else "-")
 
 
-def _memory_bar(candidate: Candidate, console: Console) -> None:
+def _memory_bar(candidate: Candidate, device: str, console: Console) -> None:
     memory = candidate.estimate.memory
-    sentence(console, f"Where the {gib(candidate.device_bytes)} GiB per GPU of {candidate.rung} go "
+    sentence(console, f"Where the {gib(candidate.device_bytes)} GiB per {device} of {candidate.rung} go "
                       f"(peak: {moment_title(memory.peak.name)})")
     bar(memory.components, console)
 
@@ -168,17 +178,23 @@ _ENDED = {
 def _climbed(climbed: Climbed, console: Console) -> None:
     """The probes in their order, each with its outcome and the reason for it."""
     blank(console)
-    sentence(console, Text(f"Probes on this machine: {len(climbed.trials)} of {climbed.candidates} plans were run "
+    sentence(console, Text(f"Probes on this machine: {climbed.runs} of {climbed.candidates} plans were run "
                            f"(at most {climbed.bound})", style="bold"))
     for trial in climbed.trials:
-        plan, failure = trial.candidate.estimate.plan, trial.result.failure
-        outcome = (f"{rate(trial.result.tokens_per_s)} tokens/s (predicted {rate(trial.candidate.tokens_per_s)})"
-                   if failure is None else f"{failure.kind.replace('_', ' ')}: {failure.message}")
-        batch = f"{plan.micro_batch_size}" + (f"x{plan.gradient_accumulation_steps}"
-                                             if plan.gradient_accumulation_steps > 1 else "")
-        sentence(console, f"  {plan.rung:<19} {batch:>5} {'on' if plan.gradient_checkpointing else 'off':>4}  {outcome}; "
-                          f"{trial.reason}", hang=34)
+        _trial(trial, console)
     sentence(console, _ENDED[climbed.ended])
+
+
+def _trial(trial: Trial, console: Console) -> None:
+    plan, failure = trial.candidate.estimate.plan, trial.result.failure
+    predicted = f" (predicted {rate(trial.candidate.tokens_per_s)})" if trial.age_s is None else ""
+    outcome = (f"{rate(trial.result.tokens_per_s)} tokens/s{predicted}" if failure is None
+               else f"{failure.kind.replace('_', ' ')}: {failure.message}")
+    steps = plan.gradient_accumulation_steps
+    batch = f"{plan.micro_batch_size}" + (f"x{steps}" if steps > 1 else "")
+    reason = trial.reason if trial.age_s is None else age(trial.age_s)
+    sentence(console, f"  {plan.rung:<19} {batch:>5} {'on' if plan.gradient_checkpointing else 'off':>4}  {outcome}; {reason}",
+             hang=34)
 
 
 def _evidence(answer: Recommendation) -> str:
@@ -186,8 +202,24 @@ def _evidence(answer: Recommendation) -> str:
         return "Evidence: probes of the real engine on this machine for the speed and the verdict; analytic for the parts."
     if answer.verifications:
         return f"Evidence: dry run of the real engine; {percent(MARGIN['dry-run'])} of the need must stay free besides."
+    if answer.earlier:
+        return _earlier_evidence(answer)
+    if answer.question.cluster.gpu.is_cpu:
+        return (f"Evidence: analytic; {percent(MARGIN['analytic'])} of the need must stay free besides. Settle it by a few "
+                "real runs on this machine: add --probe.")
     return (f"Evidence: analytic; {percent(MARGIN['analytic'])} of the need must stay free besides. Prove it without a GPU, "
             "by a dry run of the real DeepSpeed engine: add --verify.")
+
+
+def _earlier_evidence(answer: Recommendation) -> str:
+    """Of an answer that was not probed now."""
+    chosen = answer.recommended
+    for trial in answer.earlier:
+        if trial.candidate is chosen and trial.age_s is not None:
+            return (f"Evidence: probe, {age(trial.age_s)}, for the speed and the verdict; other plans are predicted, and "
+                    "corrected by the probe of the plan most like them (ds-advise history).")
+    return ("Evidence: analytic, corrected by earlier probes of other plans on this machine (ds-advise history). Settle it by "
+            "a few real runs: add --probe.")
 
 
 def _verification(run: Verification) -> str:
@@ -221,10 +253,12 @@ def _changes(answer: Recommendation, console: Console) -> None:
     if not answer.changes:
         if answer.recommended is None:
             blank(console)
-            sentence(console, "No change that was tried makes it fit: other methods, a shorter sequence, more or larger GPUs.")
+            sentence(console, "No change that was tried makes it fit: other methods, a shorter sequence"
+                              f"{'' if answer.question.cluster.gpu.is_cpu else ', more or larger GPUs'}.")
         return
     blank(console)
-    sentence(console, "What would change the answer" if answer.recommended else "What would make it fit")
+    title = "What would change the answer" if answer.recommended else "What would make it fit"
+    sentence(console, title + " (predicted, not corrected by probes)" * bool(answer.earlier or answer.climbed))
     width = max(len(change.flags) for change in answer.changes)
     for change in answer.changes:
         sentence(console, Text.assemble("  ", (f"{change.flags:<{width}}", "bold"), f"  {change.outcome}"), hang=width + 4)

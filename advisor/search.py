@@ -31,7 +31,7 @@ def climb(question: Question) -> tuple[tuple[LadderStep, ...], tuple[Candidate, 
     for rung in RUNGS:
         candidates, obstacle = _candidates(rung, question)
         everything += candidates
-        best = _best_of_rung(candidates)
+        best = best_of_rung(candidates)
         if best is None:
             ladder.append(LadderStep(rung=rung, candidate=None, fits=False, reason=obstacle))
         else:
@@ -93,7 +93,7 @@ def _predict(plan: Plan, question: Question) -> Candidate:
     return Candidate(estimate=Estimate(plan=plan, memory=memory, time=time), fit=judge(memory, cluster))
 
 
-def _best_of_rung(candidates: list[Candidate]) -> Candidate | None:
+def best_of_rung(candidates: list[Candidate]) -> Candidate | None:
     """The fastest that fits, with the smallest micro batch that is as fast.
 
     Where none fits: the same among those that only the host or NVMe stops, and where the GPU stops all, the one that

@@ -30,9 +30,17 @@ def method_title(workload: Workload) -> str:
     return f"{'LoRA' if workload.method == 'lora' else 'QLoRA (NF4)'} r={workload.lora_rank} on {targets}{dropout}"
 
 
+def device_word(cluster: Cluster) -> str:
+    """What a rank trains on, after "per" and "the": a GPU, or on the CPU its part of the machine, which is called the rank."""
+    return "rank" if cluster.gpu.is_cpu else "GPU"
+
+
 def cluster_title(cluster: Cluster) -> str:
-    """`2 GPUs of 32 GB (speed of the RTX 4080 SUPER assumed)`, `4 nodes of 8 x H100-SXM5`."""
+    """`2 GPUs of 32 GB (speed of the RTX 4080 SUPER assumed)`, `4 nodes of 8 x H100-SXM5`,
+    `2 ranks on the CPU (AMD EPYC 7742)`."""
     gpu = cluster.gpu
+    if gpu.is_cpu:
+        return f"{cluster.gpus_per_node} rank{'s' * (cluster.gpus_per_node > 1)} on the {gpu.name}"
     if gpu.assumed:
         gpus = f"{cluster.gpus_per_node} GPU{'s' * (cluster.gpus_per_node > 1)} of {gpu.nominal_gb} GB"
         gpus += f" (speed of the {gpu.name} assumed)"

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -227,13 +228,15 @@ def _record(number: int, kind: Kind, made_at: str, model: str, body: str) -> Rec
 
 def try_store(action: Callable[[Store], T], otherwise: T, *, warn: Callable[[str], object] | None = None) -> T:
     """What `action` answers, or `otherwise` after one line of warning where the store cannot be used: measurements and advice
-    do not depend on it. warn: gets that line; None prints it to stderr."""
+    do not depend on it. warn: gets that line; None prints it to stderr, once however often it is so."""
     try:
         return action(Store())
     except StoreError as error:
         line = f"ds-advise: {error.what}: {error.why}; {error.fix}; going on without it"
-        if warn is not None:
-            warn(line)
-        else:
-            print(line, file=sys.stderr)
+        (warn or _print_once)(line)
         return otherwise
+
+
+@cache
+def _print_once(line: str) -> None:
+    print(line, file=sys.stderr)

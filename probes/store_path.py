@@ -14,3 +14,14 @@ def store_path() -> Path:
     from platformdirs import user_cache_path
 
     return user_cache_path("ds-advise") / "results.sqlite"
+
+
+def anything_kept() -> bool:
+    """Whether the file is there; a folder that may not be read counts, and the store says what is wrong with it."""
+    try:
+        store_path().stat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True

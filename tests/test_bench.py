@@ -22,8 +22,7 @@ from ds_advise.probes.bench.result import BENCH_VERSION, BenchResult, Figure, be
 from ds_advise.probes.bench.task import Task
 from ds_advise.probes.bench.timing import LEAST, MOST, Stopwatch
 from ds_advise.probes.store import Store
-from ds_advise.probes.this_machine import mount_point
-from ds_advise.probes.this_machine import threads_of_a_rank
+from ds_advise.probes.this_machine import mount_point, threads_of_a_rank
 
 LOADS = ("torch", "deepspeed", "transformers")
 
