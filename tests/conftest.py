@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from ds_advise.probes.real_run import extension_lock
+from ds_advise.probes.search_path import search_path
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -30,6 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
         for lock in folder.glob("*/lock"):
             lock.unlink()  # torch's, left by a build that was killed; the next one would wait for it for ever
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
+    os.environ["PATH"] = search_path()
     os.environ["CXX"] = str(SCRIPTS / "quick-g++")
 
 

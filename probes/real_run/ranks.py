@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from ..search_path import search_path
 from . import extension_lock
 from .progress import Reader
 from .result import Failure
@@ -85,7 +86,7 @@ def watch(numbers: Sequence[int], folder: Path, *, worker: str, stall_s: float, 
     stall_s:   a phase of one rank that takes longer is a hang. timeout_s: bounds the whole.
     """
     deadline = time.monotonic() + timeout_s
-    environment = {**os.environ, "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
+    environment = {**os.environ, "PATH": search_path(), "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
     ranks: list[_Rank] = []
     try:
         for number in numbers:
