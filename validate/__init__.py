@@ -1,0 +1,1 @@
+"""Judgements: of a ds_config (`lint`), and of a machine (`doctor`)."""

@@ -1,0 +1,79 @@
+"""What does not belong into a bug report, taken out of its text: who, where, and every secret."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_TOKENS = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{8,}|gh[pousr]_[A-Za-z0-9]{8,}|github_pat_\w{8,}|sk-[\w-]{8,}|AKIA[A-Z0-9]{8,}|xox[a-z]-[\w-]{8,}"
+    r"|eyJ[\w-]{8,}\.[\w.-]+|[A-Fa-f0-9]{32,})\b")
+"""Tokens by their shape: Hugging Face, GitHub, OpenAI, AWS, Slack, JSON web tokens, and long hexadecimal keys."""
+
+_CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")
+_ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)"
+                      r"|(?<![\w:])(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{0,4}(?![\w:])")
+_HOMES = re.compile(r"(?<![\w.])/(?:home|Users)/[^/\s:'\"]+")
+_SHORTEST = 3
+"""Names below it stand in too many other words to be taken out wherever they stand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hider:
+    """Names that are replaced in every text, the longest first: (name, what stands for it)."""
+
+    names: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of_this_machine(cls, *, nodes: tuple[str, ...] = (), environment: Mapping[str, str] | None = None) -> Hider:
+        """The user, the home folder, this host and the nodes of a hostfile; and what variables with a secret's name hold."""
+        known = os.environ if environment is None else environment
+        home = known.get("HOME") or str(Path.home())
+        names = {home: "<home>"} if len(home) > 1 else {}
+        for variable in ("USER", "LOGNAME", "SUDO_USER"):
+            names[known.get(variable, "")] = "<user>"
+        names[_own_user()] = "<user>"
+        own = socket.gethostname()
+        for name in (own, own.partition(".")[0], known.get("HOSTNAME", "")):
+            names[name] = "<host>"
+        for number, node in enumerate(nodes):
+            user, _, host = node.rpartition("@")
+            names |= {node: f"<node{number}>", host: f"<node{number}>", user: "<user>"}
+        for variable, value in known.items():
+            if re.search(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|(?:^|_)KEY|KEY$", variable) and len(value) >= 6:
+                names[value] = "<secret>"
+        ordinary = {"root", "localhost", ""}  # of these nobody learns anything
+        return cls(names=tuple(sorted(((name, mask) for name, mask in names.items()
+                                       if name not in ordinary and len(name) >= _SHORTEST), key=lambda pair: -len(pair[0]))))
+
+    def hide(self, text: str) -> str:
+        """The text without them, without credentials, tokens, home folders and network addresses."""
+        text = _CREDENTIALS.sub("<secret>@", text)
+        for name, mask in self.names:
+            whole = r"(?<![A-Za-z0-9])" + re.escape(name) + r"(?![A-Za-z0-9])"
+            text = re.sub(whole if mask != "<secret>" else re.escape(name), mask, text)
+        text = _HOMES.sub("<home>", _TOKENS.sub("<secret>", text))
+        return _ADDRESS.sub(_mask_address, text)
+
+
+def _mask_address(match: re.Match[str]) -> str:
+    """Loopback and unspecified addresses tell nothing of a network and stay; version numbers are no addresses."""
+    try:
+        address = ipaddress.ip_address(match[0])
+    except ValueError:
+        return match[0]
+    return match[0] if address.is_loopback or address.is_unspecified else "<address>"
+
+
+def _own_user() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container's user that nobody entered anywhere
+        return ""
