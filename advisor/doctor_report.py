@@ -15,7 +15,7 @@ from .units import gib
 
 _STYLES: dict[Status, str] = {
     "problem": "bold red", "warning": "bold yellow", "note": "bold cyan", "unknown": "bold magenta", "ok": "green"}
-_MARK, _CHECK = 8, 18
+_MARK, _CHECK = 8, 19
 """Columns of the status and of the check's name."""
 
 
@@ -50,13 +50,12 @@ def _title(area: str) -> str:
 
 
 def _finding(finding: Finding, console: Console) -> None:
-    indent = _MARK + _CHECK + 1
     sentence(console, Text.assemble((f" {finding.status:<{_MARK}}", _STYLES[finding.status]), f"{finding.check:<{_CHECK}}",
-                                    (finding.what, "dim" if finding.status == "ok" else "")), hang=indent)
+                                    (finding.what, "dim" if finding.status == "ok" else "")), hang=_MARK + _CHECK + 1)
     if finding.why:
-        sentence(console, Text(" " * indent + finding.why), hang=indent)
+        sentence(console, Text(" " * (_MARK + 1) + finding.why), hang=_MARK + 1)
     if finding.fix:
-        sentence(console, Text(" " * indent + f"fix: {finding.fix}"), hang=indent + len("fix: "))
+        sentence(console, Text.assemble(" " * (_MARK + 1), ("fix: ", "bold"), finding.fix), hang=_MARK + 1 + len("fix: "))
 
 
 def report_block(checkup: Checkup) -> str:

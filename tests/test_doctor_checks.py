@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from io import StringIO
 from typing import Any
 
 import pytest
+from ds_advise.advisor.doctor_report import render_doctor, report_block
 from ds_advise.validate.doctor import AREAS, Facts, judge
 from ds_advise.validate.doctor.facts import (
     Folder,
@@ -23,8 +26,10 @@ from ds_advise.validate.doctor.facts import (
     Trial,
 )
 from ds_advise.validate.doctor.findings import STATUSES
+from rich.console import Console
 
 GIB = 2**30
+STATUS = re.compile(r"^  (ok|note|warning|problem|unknown) +\S+ {2,}\S")
 GPUS = tuple(Gpu(
     index=index, name="NVIDIA A100-SXM4-80GB", memory_bytes=80 * GIB, free_bytes=79 * GIB, capability=(8, 0),
     uncorrected_errors=0, power_limit_w=400.0, default_power_limit_w=400.0, temperature_c=30, nvlinks=(12, 0),
@@ -47,9 +52,9 @@ SOUND = Facts(
     host=Host(system="Debian", kernel="6.1", open_files=65536, interfaces=("eth0", "lo"), own_name_resolves=True,
               port_in_use=False),
     folder=Folder(path="/nvme", filesystem="xfs", device="nvme", free_bytes=2 * 10**12),
-    nodes=(Node(name="a", slots=2, addresses=("10.0.0.1",), clock_ahead_s=0.01, clock_error_s=0.02, gpus=2, driver="570.86",
+    nodes=(Node(name="n1", slots=2, addresses=("10.0.0.1",), clock_ahead_s=0.01, clock_error_s=0.02, gpus=2, driver="570.86",
                 port_answer="free"),
-           Node(name="b", slots=2, addresses=("10.0.0.2",), clock_ahead_s=-0.3, clock_error_s=0.02, gpus=2, driver="570.86")),
+           Node(name="n2", slots=2, addresses=("10.0.0.2",), clock_ahead_s=-0.3, clock_error_s=0.02, gpus=2, driver="570.86")),
     environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
 
 
@@ -274,3 +279,37 @@ def test_one_gpu_needs_no_talk_between_gpus() -> None:
     """NCCL's switches between GPUs matter to several only."""
     alone = replace(environment(NCCL_P2P_DISABLE="1"), graphics=replace(SOUND.graphics, gpus=GPUS[:1], pairs=()), nodes=())  # type: ignore[type-var]
     assert all(finding.status == "ok" for finding in judge(alone).areas["environment"])
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_every_finding_fits_80_columns_and_keeps_its_words(name: str) -> None:
+    """A line starts with its status and check; the remedy is printed whole, and in any encoding."""
+    checkup = judge(BROKEN[name][0])
+    output = StringIO()
+    render_doctor(checkup, Console(file=output, width=80))
+    lines = output.getvalue().splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    assert sum(STATUS.match(line) is not None for line in lines) == len(checkup.findings)
+    unwrapped = " ".join(output.getvalue().split())
+    assert all(" ".join(text.split()) in unwrapped for finding in checkup.findings
+               for text in (finding.what, finding.why, finding.fix) if text)
+
+
+def test_the_verdict_comes_first() -> None:
+    """How many problems, how many warnings, or that nothing stands in the way."""
+    def verdict(name: str) -> str:
+        output = StringIO()
+        render_doctor(judge(BROKEN[name][0]), Console(file=output, width=80))
+        return output.getvalue().splitlines()[0]
+
+    assert verdict("no ninja") == " 1 problem: DeepSpeed will fail here."
+    assert verdict("killed").startswith(" No problem, 1 warning")
+    output = StringIO()
+    render_doctor(judge(SOUND), Console(file=output, width=80))
+    assert output.getvalue().startswith(" Nothing stands in DeepSpeed's way here.")
+
+
+def test_a_report_of_nodes_names_none_of_them() -> None:
+    """What is wrong with which of them can still be read."""
+    block = report_block(judge(BROKEN["too many slots"][0]))
+    assert "<node0> has 1 GPU for 2 slots" in block and "GPU 1: NVIDIA A100" in block and "n1" not in block

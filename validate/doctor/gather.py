@@ -1,10 +1,16 @@
-"""Facts of this machine, all parts read at the same time."""
+"""Facts of this machine, all parts read at the same time and none waited for longer than a few seconds.
+
+A dead network drive or a driver that hangs blocks whoever asks it, and such a call cannot be broken off. So each reader has a
+thread that the program does not wait for at its end.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from shutil import which
 from typing import Any, TypeVar
@@ -12,13 +18,16 @@ from typing import Any, TypeVar
 from .facts import Facts
 from .read_folder import read_folder
 from .read_graphics import read_graphics
-from .read_host import read_host, read_memory, read_processor
-from .read_nodes import read_hostfile, read_nodes
+from .read_host import rank_port, read_host, read_memory, read_processor
+from .read_nodes import AT_ONCE, read_hostfile, read_nodes
 from .read_software import read_software
 from .read_toolchain import read_ops_folder, read_toolchain
 from .tools import Runner, run_tool
 
 _Part = TypeVar("_Part")
+
+_LIMIT_S = 4.0
+"""For everything; the programs that are asked end themselves before."""
 
 _LOOKED_AT = ("NCCL_", "TORCH_NCCL_", "GLOO_", "UCX_", "CUDA_", "NVIDIA_", "PYTORCH_", "TORCH_", "DS_", "OMP_", "KMP_", "MKL_",
               "HF_HUB_", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "ACCELERATE_", "MASTER_", "LD_LIBRARY_PATH")
@@ -35,27 +44,30 @@ def gather(*, nvme: str | None = None, hostfile: Path | None = None, environment
     """
     known = os.environ if environment is None else environment
     hosts = read_hostfile(hostfile) if hostfile is not None else ()
+    port = rank_port(known)
+    end = time.monotonic() + _LIMIT_S * (1 + len(hosts) // AT_ONCE)
+
+    def software_and_toolchain() -> tuple[Any, Any]:
+        software = read_software()
+        return software, read_toolchain(run, known, software.packages.get("torch", ""))
+
+    readers: dict[str, Future[Any]] = {
+        "software": _start(software_and_toolchain),
+        "graphics": _start(lambda: read_graphics(root)),
+        "memory": _start(lambda: read_memory(root)),
+        "processor": _start(lambda: read_processor(root)),
+        "host": _start(lambda: read_host(root, known, run)),
+        "ops_folder": _start(lambda: read_ops_folder(known, root)),
+    }
+    if nvme is not None:
+        readers["folder"] = _start(lambda: read_folder(nvme, root))
+    if hosts:
+        readers["nodes"] = _start(lambda: read_nodes(hosts, port, run))
     unread: list[tuple[str, str]] = []
-    with ThreadPoolExecutor(8) as pool:
-        readers: dict[str, Future[Any]] = {
-            "software": pool.submit(read_software),
-            "graphics": pool.submit(read_graphics, root),
-            "memory": pool.submit(read_memory, root),
-            "processor": pool.submit(read_processor, root),
-            "host": pool.submit(read_host, root, known),
-            "ops_folder": pool.submit(read_ops_folder, known, root),
-        }
-        if nvme is not None:
-            readers["folder"] = pool.submit(read_folder, nvme, root)
-        software = _result("software", readers["software"], unread)
-        version = software.packages.get("torch", "") if software else ""
-        readers["toolchain"] = pool.submit(read_toolchain, run, known, version)
-        host = _result("host", readers["host"], unread)
-        if hosts:
-            readers["nodes"] = pool.submit(read_nodes, hosts, host.port if host else 29500, run)
-        parts = {name: _result(name, reader, unread) for name, reader in readers.items() if name not in ("software", "host")}
-    return Facts(software=software, host=host, pdsh=which("pdsh") is not None, environment=looked_at(known),
-                 unread=tuple(unread), **{name: part for name, part in parts.items() if part is not None})
+    parts = {name: part for name, reader in readers.items() if (part := _result(name, reader, end, unread)) is not None}
+    software, toolchain = parts.pop("software", (None, None))
+    return Facts(software=software, toolchain=toolchain, pdsh=which("pdsh") is not None, environment=looked_at(known),
+                 unread=tuple(unread), **parts)
 
 
 def looked_at(environment: Mapping[str, str]) -> dict[str, str]:
@@ -64,10 +76,27 @@ def looked_at(environment: Mapping[str, str]) -> dict[str, str]:
             if (name.startswith(_LOOKED_AT) or name in _BY_NAME) and not any(word in name for word in _SECRET)}
 
 
-def _result(name: str, reader: Future[_Part], unread: list[tuple[str, str]]) -> _Part | None:
+def _start(reader: Callable[[], _Part]) -> Future[_Part]:
+    """Read in a thread that the end of the program does not wait for."""
+    future: Future[_Part] = Future()
+
+    def read() -> None:
+        try:
+            future.set_result(reader())
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    return future
+
+
+def _result(name: str, reader: Future[_Part], end: float, unread: list[tuple[str, str]]) -> _Part | None:
     """A part; a machine that is unlike all others must not cost the answer to everything else."""
     try:
-        return reader.result()
+        return reader.result(max(0.0, end - time.monotonic()))
+    except TimeoutError:
+        unread.append((name.replace("_", " "), "no answer within the time"))
+        return None
     except Exception as error:
         unread.append((name.replace("_", " "), f"{type(error).__name__}: {error}"))
         return None

@@ -20,7 +20,7 @@ _ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)"
                       r"|(?<![\w:])(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{0,4}(?![\w:])")
 _HOMES = re.compile(r"(?<![\w.])/(?:home|Users)/[^/\s:'\"]+")
 _SHORTEST = 3
-"""Names below it stand in too many other words to be taken out wherever they stand."""
+"""Names of fewer letters, without a digit, are words of any text and cannot be taken out of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +48,9 @@ class Hider:
             if re.search(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|(?:^|_)KEY|KEY$", variable) and len(value) >= 6:
                 names[value] = "<secret>"
         ordinary = {"root", "localhost", ""}  # of these nobody learns anything
-        return cls(names=tuple(sorted(((name, mask) for name, mask in names.items()
-                                       if name not in ordinary and len(name) >= _SHORTEST), key=lambda pair: -len(pair[0]))))
+        telling = [(name, mask) for name, mask in names.items()
+                   if name not in ordinary and (len(name) >= _SHORTEST or re.search(r"\w\d", name))]
+        return cls(names=tuple(sorted(telling, key=lambda pair: -len(pair[0]))))
 
     def hide(self, text: str) -> str:
         """The text without them, without credentials, tokens, home folders and network addresses."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from .facts import Host, Memory, Processor
+from .tools import Runner, run_tool
 
 Space = tuple[int, int]
 """Bytes of a file system, and bytes that are free in it."""
@@ -128,17 +129,22 @@ def _quota(root: Path) -> float | None:
     return min(quotas, default=None)
 
 
-def read_host(root: Path, environment: Mapping[str, str]) -> Host:
+def read_host(root: Path, environment: Mapping[str, str], run: Runner = run_tool) -> Host:
     """The operating system's kind and limits, its network interfaces and the port on which ranks meet."""
     release = {name: value.strip('"') for name, value in _pairs(root / "etc/os-release", "=")}
-    port = environment.get("MASTER_PORT", "")
-    number = int(port) if port.isdigit() and int(port) < 2**16 else 29500  # deepspeed/constants.py, 0.19.8
+    port = rank_port(environment)
     return Host(
         system=release.get("PRETTY_NAME", platform.system()), kernel=_text(root / "proc/sys/kernel/osrelease"),
         container=_container(root, environment), open_files=_limit(root, "Max open files"),
         processes=_limit(root, "Max processes"), rdma=_names(root / "sys/class/infiniband"),
-        interfaces=_names(root / "sys/class/net"), own_name_resolves=_resolves(socket.gethostname()),
-        port=number, port_in_use=_in_use(number))
+        interfaces=_names(root / "sys/class/net"), own_name_resolves=_resolves(socket.gethostname(), run),
+        port=port, port_in_use=_in_use(port))
+
+
+def rank_port(environment: Mapping[str, str]) -> int:
+    """The port on which ranks meet: MASTER_PORT, or DeepSpeed's default (constants.py, 0.19.8)."""
+    named = environment.get("MASTER_PORT", "")
+    return int(named) if named.isdigit() and int(named) < 2**16 else 29500
 
 
 def _container(root: Path, environment: Mapping[str, str]) -> str:
@@ -151,11 +157,10 @@ def _container(root: Path, environment: Mapping[str, str]) -> str:
     return "container" if inside else ""
 
 
-def _resolves(name: str) -> bool:
-    try:
-        return bool(socket.getaddrinfo(name, None))
-    except OSError:
-        return False
+def _resolves(name: str, run: Runner) -> bool | None:
+    """Whether a name is found; None where nobody can be asked. (Python's own look-up may take minutes and has no limit.)"""
+    code = run(["getent", "ahosts", name], "", 2.0).code
+    return None if code is None else code == 0
 
 
 def _in_use(port: int) -> bool | None:

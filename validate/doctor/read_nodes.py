@@ -27,8 +27,10 @@ _NAME = re.compile(r"^(?:[\w.-]+@)?[A-Za-z0-9_][\w.:-]*$")
 
 _MOST_BYTES = 1_000_000
 _MOST_NODES = 1024
-_AT_ONCE = 32
-_CONNECT_S, _LIMIT_S = 2, 3.5
+AT_ONCE = 64
+"""Nodes that are looked at together."""
+
+_LOOK_UP_S, _CONNECT_S, _LIMIT_S = 1.0, 2, 2.8
 _LOOK = "date +%s.%N; nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null"
 
 
@@ -59,17 +61,16 @@ def read_hostfile(file: Path) -> tuple[tuple[str, int], ...]:
 
 
 def read_nodes(hosts: tuple[tuple[str, int], ...], port: int, run: Runner, *,
-               resolve: Callable[[str], tuple[str, ...]] | None = None,
                knock: Callable[[str, int], Literal["free", "in use", "no answer"]] | None = None) -> tuple[Node, ...]:
-    """Look at all machines at the same time, `_AT_ONCE` of them; the port is tried on the first, where the ranks meet."""
-    find, try_port = resolve or addresses_of, knock or port_of
+    """Look at the machines, `AT_ONCE` at the same time; the port is tried on the first, where the ranks meet."""
+    try_port = knock or port_of
 
     def look(entry: tuple[int, tuple[str, int]]) -> Node:
         position, (name, slots) = entry
-        try:
-            found = find(name.rpartition("@")[2])
-        except OSError as error:
-            return Node(name=name, slots=slots, unresolved=error.strerror or str(error))
+        looked_up = run(["getent", "ahosts", name.rpartition("@")[2]], "", _LOOK_UP_S)
+        found = tuple(dict.fromkeys(line.split()[0] for line in looked_up.out.splitlines() if line.strip()))
+        if looked_up.code != 0 or not found:
+            return Node(name=name, slots=slots, unresolved="its name is not found" if looked_up.code else looked_up.err or "no address")
         node = _by_ssh(name, slots, found, run)
         if position:
             return node
@@ -77,7 +78,7 @@ def read_nodes(hosts: tuple[tuple[str, int], ...], port: int, run: Runner, *,
                     clock_error_s=node.clock_error_s, gpus=node.gpus, driver=node.driver,
                     port_answer=try_port(found[0], port) if found else "")
 
-    with ThreadPoolExecutor(min(_AT_ONCE, len(hosts))) as pool:
+    with ThreadPoolExecutor(min(AT_ONCE, len(hosts))) as pool:
         return tuple(pool.map(look, enumerate(hosts)))
 
 
@@ -92,11 +93,6 @@ def _by_ssh(name: str, slots: int, found: tuple[str, ...], run: Runner) -> Node:
     drivers = [line.strip() for line in lines[1:] if re.fullmatch(r"[\d.]+", line.strip())]
     return Node(name=name, slots=slots, addresses=found, clock_ahead_s=float(lines[0]) - (begin + end) / 2,
                 clock_error_s=(end - begin) / 2, gpus=len(drivers) or None, driver=drivers[0] if drivers else "")
-
-
-def addresses_of(name: str) -> tuple[str, ...]:
-    """The addresses that a name resolves to here. Raises OSError for none."""
-    return tuple(dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)))
 
 
 def port_of(address: str, port: int) -> Literal["free", "in use", "no answer"]:
