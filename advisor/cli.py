@@ -18,8 +18,8 @@ from .. import __version__
 from ..estimators.errors import DsAdviseError
 
 COMMANDS = {"advise": "advise_command:advise", "explain": "explain_command:explain", "dry-run": "dry_run_command:dry_run",
-            "probe": "probe_command:probe", "doctor": "doctor_command:doctor", "bench": "bench_command:bench",
-            "history": "history_command:history"}
+            "probe": "probe_command:probe", "launch": "launch_command:launch", "doctor": "doctor_command:doctor",
+            "bench": "bench_command:bench", "history": "history_command:history"}
 """Command name -> module and function, imported when the command is used."""
 
 _LONGEST_TEXT = 300

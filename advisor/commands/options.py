@@ -87,13 +87,14 @@ _RUN: tuple[Callable[[Any], Any], ...] = (
     click.option("--input-shape", metavar="SIZES", help="Shape of one sample for FILE.py:FACTORY, such as 3,32,32."),
     click.option("--offline", is_flag=True, help="Never use the network."),
 )
+_OPTIONAL_MODEL = click.option("--model", metavar="MODEL", help="As for the advice; unset: what the script's arguments name.")
 _RUN_NAMES = ("config_file", "model", "seq_len", "micro_batch", "accumulation", "method", "lora_rank", "lora_dropout",
               "lora_targets", "precision", "gradient_checkpointing", "attention", "framework", "input_shape", "offline")
 
 
-def run_options(command: Callable[..., int]) -> Callable[..., int]:
+def run_options(command: Callable[..., int], *, model_required: bool = True) -> Callable[..., int]:
     """Gives a command the argument and options that say what is run, and hands it their values as `run`: arguments of
-    `advisor.run_question.run_question` besides the cluster."""
+    `advisor.run_question.run_question` besides the cluster. model_required: without it `run["model"]` may be None."""
 
     @functools.wraps(command)
     def asked(**settings: Any) -> int:
@@ -102,7 +103,7 @@ def run_options(command: Callable[..., int]) -> Callable[..., int]:
         run["gradient_checkpointing"] = run["gradient_checkpointing"] == "on"
         return command(run=run, **settings)
 
-    return _decorated(asked, _RUN)
+    return _decorated(asked, _RUN if model_required else (_RUN[0], _OPTIONAL_MODEL, *_RUN[2:]))
 
 
 def question_options(command: Callable[..., int]) -> Callable[..., int]:

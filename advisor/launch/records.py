@@ -30,6 +30,8 @@ class RankRecord:
     pid: int = 0
     step: int = 0
     """The last optimizer step that it completed."""
+    first_step: int | None = None
+    """The first that it told, beyond 1 where it resumed."""
     losses: dict[int, float] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
     trainer: dict[str, Any] | None = None
@@ -84,6 +86,7 @@ class RankRecord:
 
     def _take_step(self, line: dict[str, Any]) -> None:
         self.step = line["step"]
+        self.first_step = self.first_step or self.step
         if self._last_at is None:
             self.first_step_at = line["time"]
         else:

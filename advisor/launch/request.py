@@ -16,7 +16,7 @@ from ...probes.real_run.job import Device
 
 Status = Literal["finished", "stopped", "failed"]
 FailureKind = Literal["gpu_out_of_memory", "host_out_of_memory", "communication_timeout", "disk_full", "nan_loss", "lost_rank",
-                      "crash"]
+                      "not_resumed", "crash"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,8 @@ class LaunchRequest:
     prediction:  shown beside what is measured, and kept with it; None where nothing was predicted.
     model:       None for one that is not known; then nothing goes into the store. model_name: for people.
     total_steps: optimizer steps in all, None where only the Trainer knows, which tells.
+    resumes_after: the step of the checkpoint that the script is told to resume from, 0 for none; a first step that is not
+                 beyond it ends the training at once.
     """
 
     script: Script
@@ -65,6 +67,7 @@ class LaunchRequest:
     workload: Workload = field(default_factory=Workload)
     gradient_checkpointing: bool = True
     total_steps: int | None = None
+    resumes_after: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

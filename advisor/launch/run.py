@@ -18,6 +18,8 @@ from rich.console import Console
 
 from ...ds_configs.launch_commands import LAUNCHER_MODULES, config_arguments, launcher_words
 from ...estimators.errors import ConfigFileError
+from ...probes.real_run import extension_lock
+from ...probes.search_path import search_path
 from ..units import gib, times
 from .display import Display, Status
 from .environment import costly_switches, plan_environment
@@ -74,6 +76,13 @@ def launch_line(request: LaunchRequest, *, port: int | None = None) -> list[str]
         program=[sys.executable, "-m", LAUNCHER_MODULES[request.launcher]])
 
 
+def predicted_host_bytes(request: LaunchRequest) -> int:
+    """Of all ranks of a node while it trains; on the CPU the "GPU's" part is in the same RAM."""
+    assert request.prediction is not None, "asked where there is one"
+    memory, ranks = request.prediction.memory, request.cluster.gpus_per_node
+    return memory.host_training_bytes_per_node + (memory.allocated_bytes_per_gpu * ranks if request.device == "cpu" else 0)
+
+
 def environment_of(request: LaunchRequest) -> dict[str, str]:
     """The variables that are set for the ranks."""
     zero = request.config.get("zero_optimization")
@@ -122,9 +131,10 @@ class _Training:
         request = self._request
         words = launch_line(request, port=None if request.rendezvous else free_port())
         leash = [sys.executable, "-m", f"{__package__}.leash", str(os.getpid()), *words]
+        environment = {**os.environ, "PATH": search_path(), **environment_of(request)}
         with (request.folder / "launcher.log").open("wb") as log:
             return subprocess.Popen(leash, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                    start_new_session=True, env={**os.environ, **environment_of(request)})
+                                    start_new_session=True, env=environment)
 
     @contextlib.contextmanager
     def _signals_counted(self) -> Iterator[None]:
@@ -154,10 +164,8 @@ class _Training:
                 self._take(sample, first, node.memory_bytes)
             if self._verbose:
                 self._show_output()
-            if self._is_nan():
-                self._failure = Failure(
-                    kind="nan_loss", rank=None, step=self._records.step, message="the loss is not a number",
-                    evidence=(f"the losses of the last {_NAN_STEPS} steps",))
+            self._failure = self._futile()
+            if self._failure is not None:
                 return
             if self._signals and not self._passed_on:
                 self._pass_on()
@@ -182,7 +190,7 @@ class _Training:
             device_bytes=fullest[0] if fullest else None, device_peak_bytes=self._peak_device or None,
             device_predicted_bytes=None if memory is None else memory.device_bytes_per_gpu,
             host_bytes=sample.host_bytes, host_peak_bytes=self._peak_host,
-            host_predicted_bytes=None if memory is None else memory.host_bytes_per_node))
+            host_predicted_bytes=None if memory is None else predicted_host_bytes(request)))
         for used, total in sample.gpus if request.device == "cuda" else ():
             if used >= _NEAR_LIMIT * total:
                 self._warn("a GPU's memory is nearly full: a longer batch may not fit",
@@ -203,9 +211,16 @@ class _Training:
             self._warnings.append(f"{what} ({figures})" if figures else what)
             self._display.say(f"ds-advise: {self._warnings[-1]}")
 
-    def _is_nan(self) -> bool:
-        losses = self._records.last_losses(_NAN_STEPS)
-        return len(losses) == _NAN_STEPS and all(math.isnan(loss) for loss in losses)
+    def _futile(self) -> Failure | None:
+        """Why to go on would be in vain."""
+        losses, first = self._records.last_losses(_NAN_STEPS), self._records.first("first_step")
+        if len(losses) == _NAN_STEPS and all(math.isnan(loss) for loss in losses):
+            return Failure(kind="nan_loss", rank=None, step=self._records.step, message="the loss is not a number",
+                           evidence=(f"the losses of the last {_NAN_STEPS} steps",))
+        if first is not None and first <= self._request.resumes_after:
+            return Failure(kind="not_resumed", rank=None, step=first, evidence=(f"its first step was {first}",),
+                           message=f"the script began anew instead of resuming after step {self._request.resumes_after}")
+        return None
 
     @property
     def _total_steps(self) -> int | None:
@@ -268,6 +283,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.terminate()
     process.wait()
+    extension_lock.abandon_all()
 
 
 def free_port() -> int:
