@@ -31,11 +31,12 @@ def ssh(facts: Facts) -> Iterator[Finding]:
     found = [node for node in facts.nodes if not node.unresolved]
     shut = [node for node in found if node.ssh_error]
     if shut:
-        strange = "host key" in shut[0].ssh_error.lower()
+        said = shut[0].ssh_error.lower()
         yield problem("ssh", f"{_listed(shut)}: {shut[0].ssh_error[:100].rstrip('.')}",
                       "DeepSpeed's launcher starts the ranks over ssh and cannot type a password",
-                      "ssh to it once by hand and accept its key" if strange else
-                      "ssh-copy-id to it; with containers start an ssh server in each, or launch with --no_ssh on every node")
+                      "ssh to it once by hand and accept its key" if "host key" in said else
+                      "ssh-copy-id to it" if "denied" in said else
+                      "start an ssh server there, or launch with --no_ssh on every node")
     elif found:
         yield ok("ssh", "no password is asked for")
 
