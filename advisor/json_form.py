@@ -30,9 +30,9 @@ def json_form(answer: Recommendation, *, all_candidates: bool = False) -> dict[s
                     "gpu_memory_bytes": cluster.gpu.memory_bytes,
                     "host_memory_bytes_per_node": cluster.host_memory_bytes_per_node,
                     "measured": cluster.measured},
-        "candidates": [_candidate(candidate) for candidate in shown],
+        "candidates": [candidate_json(candidate) for candidate in shown],
         "ladder": [{"rung": step.rung, "fits": step.fits, "reason": step.reason} for step in answer.ladder],
-        "recommended": None if answer.recommended is None else _candidate(answer.recommended),
+        "recommended": None if answer.recommended is None else candidate_json(answer.recommended),
         "reasons": list(answer.reasons),
         "assumptions": list(answer.assumptions),
         "changes": [{"flags": change.flags, "outcome": change.outcome} for change in answer.changes],
@@ -53,11 +53,12 @@ def _keys(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _trial(trial: Trial) -> dict[str, Any]:
-    return {"plan": _candidate(trial.candidate), "reason": trial.reason, "age_seconds": trial.age_s,
+    return {"plan": candidate_json(trial.candidate), "reason": trial.reason, "age_seconds": trial.age_s,
             "result": trial.result.to_json()}
 
 
-def _candidate(candidate: Candidate) -> dict[str, Any]:
+def candidate_json(candidate: Candidate) -> dict[str, Any]:
+    """A plan with its figures and the verdict on it."""
     estimate, plan = candidate.estimate, candidate.estimate.plan
     memory, time = estimate.memory, estimate.time
     return {

@@ -48,8 +48,8 @@ def run_question(config_file: Path, model: str, cluster: Cluster, *, seq_len: in
         method=method, lora_rank=lora_rank, seq_len=length,  # type: ignore[arg-type]  # the command line's choices
         lora_dropout=dropout_probability(lora_dropout, method),
         lora_targets=tuple(name.strip() for name in lora_targets.split(",")) if lora_targets else None,
-        precision=_precision(config, precision, cluster), attention=attention,  # type: ignore[arg-type]
-        framework=framework, optimizer=_optimizer(config))  # type: ignore[arg-type]
+        precision=precision_of(config, precision, cluster), attention=attention,  # type: ignore[arg-type]
+        framework=framework, optimizer=optimizer_of(config))  # type: ignore[arg-type]
     return RunQuestion(
         config=config, description=description, shape=shape, cluster=cluster, workload=workload,
         micro_batch_size=micro_batch or 1, gradient_accumulation_steps=accumulation or 1,
@@ -64,7 +64,7 @@ def _shape_if_known(config: dict[str, Any], name: str) -> ModelShape | None:
         return None
 
 
-def _precision(config: dict[str, Any], wanted: str, cluster: Cluster) -> Any:
+def precision_of(config: dict[str, Any], wanted: str, cluster: Cluster) -> Any:
     """What the configuration says, where it says it; else what fills its `auto`."""
     for name in ("bf16", "fp16"):
         block = config.get(name)
@@ -75,7 +75,8 @@ def _precision(config: dict[str, Any], wanted: str, cluster: Cluster) -> Any:
     return resolve_precision(wanted, cluster.gpu)
 
 
-def _optimizer(config: dict[str, Any]) -> str:
+def optimizer_of(config: dict[str, Any]) -> str:
+    """The optimizer's name in lower case; `adamw` for a configuration that leaves it to the training script."""
     block = config.get("optimizer")
     name = block.get("type") if isinstance(block, dict) else None
     return str(name).lower() if name else "adamw"
