@@ -42,7 +42,7 @@ def write_config(config: Mapping[str, Any], path: Path, *, force: bool) -> None:
             raise ConfigFileError(f"{path} exists and differs", why="it may be the one that you train with",
                                   fix="pass --force to overwrite it, or another path with -o")
     try:
-        _replace(target, text)
+        replace_file(target, text)
     except OSError as error:
         raise ConfigFileError(f"cannot write {path}: {error.strerror}", why="the configuration was not written",
                               fix="pass a path in a folder that you may write to with -o, or --no-write") from error
@@ -56,7 +56,7 @@ def _has_content(target: Path, path: Path, text: str) -> bool:
                               fix="pass another path with -o") from error
 
 
-def _replace(target: Path, text: str) -> None:
+def replace_file(target: Path, text: str) -> None:
     """Write beside the target and rename, keeping the target's permissions."""
     mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)

@@ -1,0 +1,215 @@
+"""`ds-advise lint`: exit codes, what is printed, `--fix`, and what a file cannot make it do."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from ds_advise.advisor.cli import run
+
+GOOD = {"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2, "reduce_bucket_size": 50_000_000}}
+BAD = '''{
+    "train_batch_size": 8,
+    "bf16": {"enabled": true, "loss_scale": 0},
+    "zero_optimization": {
+        "stage": "2",
+        "cpu_offload": true,
+        "overlap_com": true
+    }
+}
+'''
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a good configuration and a bad one."""
+    monkeypatch.chdir(tmp_path)
+    Path("good.json").write_text(json.dumps(GOOD))
+    Path("bad.json").write_text(BAD)
+    return tmp_path
+
+
+def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    """0 without errors, 1 with errors, 2 where nothing could be read: one line on stderr and nothing on stdout."""
+    assert run(["lint", "good.json"]) == 0
+    assert run(["lint", "bad.json"]) == 1
+    capsys.readouterr()
+    Path("no.json").write_text("{")
+    for name in ("no.json", "absent.json", ".", "/dev/null", "/dev/zero", "\0", "a" * 5000):
+        assert run(["lint", name]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and len(err.splitlines()) == 1 and "error of ds-advise itself" not in err, name
+    assert run(["lint"]) == 2
+    assert run(["lint", "good.json", "--gpus", "2x"]) == 2
+
+
+def test_a_pipe_is_refused_and_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody writes into it."""
+    os.mkfifo("pipe")
+    assert run(["lint", "pipe"]) == 2
+    assert "no regular file" in capsys.readouterr().err
+
+
+def test_a_finding_is_printed_with_place_reason_and_remedy_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    """Code, line, path, what, why, fix."""
+    assert run(["lint", "bad.json"]) == 1
+    out = capsys.readouterr().out
+    assert "DS010 error  line 7  zero_optimization.overlap_com" in out
+    assert "did you mean 'overlap_comm'?" in out and "Why: " in out and "Fix: " in out
+    assert max(len(line) for line in out.splitlines()) <= 80
+
+
+def test_json_holds_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    """One object, with counts that are right."""
+    assert run(["lint", "bad.json", "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    severities = [finding["severity"] for finding in answer["findings"]]
+    assert (answer["errors"], answer["warnings"], answer["advice"]) == tuple(
+        severities.count(name) for name in ("error", "warning", "advice"))
+    found = next(finding for finding in answer["findings"] if finding["code"] == "DS010")
+    assert (found["path"], found["line"], found["column"]) == ("zero_optimization.overlap_com", 7, 9)
+    assert answer["framework"] == "deepspeed" and answer["framework_is_assumed"] and answer["written"] is None
+    assert all(finding["fix"] and finding["why"] and finding["source"] for finding in answer["findings"])
+
+
+def test_fix_corrects_what_is_safe_and_keeps_the_old_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """The layout stays, the diff is shown, the typo is left to the user, and a second run has nothing to do."""
+    assert run(["lint", "bad.json", "--fix"]) == 1
+    out = capsys.readouterr().out
+    assert Path("bad.json.bak").read_text() == BAD
+    assert Path("bad.json").read_text() == BAD.replace(', "loss_scale": 0', "").replace('"2"', "2").replace(
+        '"cpu_offload": true', '"offload_optimizer": {"device": "cpu"}')
+    assert '-        "stage": "2",' in out and '+        "stage": 2,' in out
+    assert run(["lint", "bad.json", "--fix"]) == 1
+    assert not Path("bad.json.bak.1").exists()
+
+
+def test_fix_never_overwrites_a_copy() -> None:
+    """The next free name is taken; a link with the copy's name is not followed."""
+    Path("bad.json.bak").write_text("mine")
+    Path("victim").write_text("untouched")
+    Path("bad.json.bak.1").symlink_to("victim")
+    Path("bad.json.bak.2").symlink_to("nowhere")
+    assert run(["lint", "bad.json", "--fix"]) == 1
+    assert Path("bad.json.bak").read_text() == "mine"
+    assert Path("victim").read_text() == "untouched" and not Path("nowhere").exists()
+    assert Path("bad.json.bak.3").read_text() == BAD
+
+
+def test_fix_writes_through_a_link_and_keeps_it(folder: Path) -> None:
+    """The file that the link leads to is corrected, and its copy stands beside it."""
+    (folder / "elsewhere").mkdir()
+    Path("bad.json").rename("elsewhere/real.json")
+    Path("bad.json").symlink_to("elsewhere/real.json")
+    assert run(["lint", "bad.json", "--fix"]) == 1
+    assert Path("bad.json").is_symlink() and '"stage": 2' in Path("elsewhere/real.json").read_text()
+    assert Path("elsewhere/real.json.bak").read_text() == BAD
+
+
+def test_fix_keeps_line_endings_and_permissions() -> None:
+    """A file from another system stays one."""
+    path = Path("bad.json")
+    path.write_bytes(BAD.replace("\n", "\r\n").encode())
+    path.chmod(0o600)
+    run(["lint", "bad.json", "--fix"])
+    text = path.read_bytes()
+    assert text.count(b"\r\n") == text.count(b"\n") > 5
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_fix_takes_the_byte_order_mark_away(capsys: pytest.CaptureFixture[str]) -> None:
+    """The Trainer cannot read a file with one."""
+    Path("marked.json").write_bytes(b'\xef\xbb\xbf{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}')
+    assert run(["lint", "marked.json"]) == 1
+    assert run(["lint", "marked.json", "--fix"]) == 0
+    assert Path("marked.json").read_bytes().startswith(b"{")
+    capsys.readouterr()
+
+
+def test_fix_that_cannot_write_leaves_the_file(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    """One line, and the file is as it was."""
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    folder.chmod(0o500)
+    try:
+        assert run(["lint", "bad.json", "--fix"]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1 and Path("bad.json").read_text() == BAD
+    finally:
+        folder.chmod(0o700)
+
+
+def test_rules_can_be_listed_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    """With their examples."""
+    assert run(["lint", "--list"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) > 60
+    assert run(["lint", "--explain", "ds101"]) == 0
+    assert "batch sizes in contradiction" in capsys.readouterr().out
+    assert run(["lint", "--explain", "DS000"]) == 2
+
+
+HOSTILE = {
+    "train_batch_size": 8,
+    "__class__": "os.system('touch pwned')", "$(touch pwned)": "`touch pwned`",
+    "optimizer": {"type": "__import__('os').system('touch pwned')", "params": {"lr": "__import__('os').system('touch pwned')"}},
+    "scheduler": {"type": "../../etc/passwd", "params": {"file": "/etc/passwd"}},
+    "zero_optimization": {
+        "stage": 3, "offload_param": {"device": "nvme", "nvme_path": "../../../../../etc"},
+        "offload_optimizer": {"device": "nvme", "nvme_path": "$(touch pwned)"},
+        "leaf_module": {"classes": ["os.system"]}},
+    "tensorboard": {"enabled": True, "output_path": "/tmp/../pwned", "job_name": "; touch pwned"},
+    "flops_profiler": {"enabled": True, "output_file": "pwned"}, "comet": {"enabled": True, "api_key": "secret"},
+    "csv_monitor": {"enabled": True, "output_path": "pwned"},
+}
+
+
+def test_nothing_in_a_file_runs_writes_or_is_opened(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Names in it are data: no process, no connection, no file opened by a name that stands in the configuration."""
+    Path("hostile.json").write_text(json.dumps(HOSTILE))
+    Path("pwned_source").write_text("")
+    run(["lint", "good.json"])  # what is imported and cached at the first call is not the file's doing
+    opened: list[str] = []
+    real = os.open
+
+    def forbidden(*_arguments: object, **_options: object) -> None:
+        raise AssertionError("lint must not do that")
+
+    def watched(path: object, *arguments: int, **options: int) -> int:
+        opened.append(str(path))
+        return real(path, *arguments, **options)  # type: ignore[call-overload,no-any-return]  # os.open's own arguments
+
+    before = sorted(folder.rglob("*"))
+    for owner, name in ((subprocess, "Popen"), (os, "system"), (os, "fork"), (socket, "socket")):
+        monkeypatch.setattr(owner, name, forbidden)
+    monkeypatch.setattr(os, "open", watched)
+    assert run(["lint", "hostile.json"]) == 1
+    assert run(["lint", "hostile.json", "--json", "--framework", "hf"]) == 1
+    assert sorted(folder.rglob("*")) == before
+    assert not [path for path in opened if "pwned" in path or "etc" in path]
+
+
+def test_a_models_folder_is_asked_for_its_config_json_only(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    """No code, no pickle, and no file that the configuration names instead."""
+    model = folder / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100, "auto_map": {"AutoConfig": "evil.Evil"},
+        "_name_or_path": "../../../etc/passwd"}))
+    for name in ("evil.py", "__init__.py", "configuration_evil.py", "sitecustomize.py"):
+        (model / name).write_text("open('pwned', 'w').write('x')")
+    (model / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch pwned'\ntR.")
+    assert run(["lint", "good.json", "--model", str(model), "--gpus", "2x24GB", "--offline"]) == 0
+    assert not Path("pwned").exists() and not (model / "pwned").exists()
+    capsys.readouterr()
+
+
+def test_control_characters_are_not_sent_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A key cannot clear the screen or fake a line."""
+    Path("escape.json").write_text(json.dumps({"train_batch_size": 8, "\x1b[2J\nDS000": 1, "zero_optimization": {"a\x07": 1}}))
+    assert run(["lint", "escape.json", "--fix"]) == 1
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "\x07" not in out

@@ -1,0 +1,137 @@
+"""The reader that keeps places: JSON as Python's json has it, Hjson as DeepSpeed's hjson has it, and one line for the rest."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from ds_advise.estimators.errors import ConfigFileError
+from ds_advise.validate.lint import apply, read_document
+from ds_advise.validate.lint.document import MAX_BYTES
+from ds_advise.validate.lint.rule import Edit, Remove, Rename, Replace
+from hypothesis import given
+from hypothesis import strategies as st
+
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-10**20, 10**20), st.floats(allow_nan=False, allow_infinity=False),
+              st.text(st.characters(exclude_categories=["Cs"]), max_size=8)),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=6).filter(
+        lambda text: not any("\ud800" <= char <= "\udfff" for char in text)), inner, max_size=4)), max_leaves=12)
+
+
+@given(config=st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), VALUES, max_size=5),
+       indent=st.sampled_from([None, 0, 2]), ascii_only=st.booleans())
+def test_json_is_read_as_pythons_json_reads_it(config: dict[str, object], indent: int | None, ascii_only: bool) -> None:
+    """Every value, and every key's place: the text there is the key."""
+    text = json.dumps(config, indent=indent, ensure_ascii=ascii_only)
+    document = read_document(text.encode(), name="x")
+    assert document.root.value == config and not document.departures
+    for member in document.root.members:
+        assert json.loads(text[member.start:member.end]) == member.key
+        assert json.loads(text[member.node.start:member.node.end]) == member.node.value
+        line, column = document.place(member.start)
+        assert text.split("\n")[line - 1][column - 1] == '"'
+
+
+HJSON = [
+    '{"a": 1, # a remark\n "b": 2}', '{"a": 1 // a remark\n}', '{/* one */ "a": /* two */ 1}', '{a: 1, b: 2}', "{a: 'x'}",
+    '{"a": 1,}', '{"a": [1, 2,],}', '{"a": 1\n "b": 2}', '{"a": [1\n 2]}', '{a: some words\n b: 1}', '{a: 1 2\n}',
+    '{"a": true\n}', '{a: null # none\n}', '\n\n{"a": 5e8}\n# the end', "{'it': 'a \"quoted\" word'}", '{a: 1e-3\n}',
+]
+
+
+@pytest.mark.parametrize("text", HJSON)
+def test_hjson_is_read_as_deepspeed_reads_it(text: str) -> None:
+    """The same value as the hjson package's; what is more than JSON is noted."""
+    hjson = pytest.importorskip("hjson")
+    document = read_document(text.encode(), name="x")
+    assert document.root.value == hjson.loads(text)
+    assert bool(document.departures) == (not _is_json(text))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("raw", "said"), [
+    (b"", "empty"), (b"   \n", "empty"), (b"[]", "begin with {"), (b"null", "begin with {"), (b"{", "closing }"),
+    (b'{"a"', "colon"), (b'{"a":', "value is missing"), (b'{"a": 1', "closing }"), (b'{"a": "', "string"),
+    (b'{"a": [1', "closing ]"), (b'{"a": "\n"}', "line break"), (b'{"a": "\\q"}', "backslash"), (b'{} x', "follows"),
+    (b'{"a": 1 "b": 2}', ""), (b'{,}', "key is missing"), (b'{"a": 1,, "b": 2}', "key is missing"), (b"{/*", "comment"),
+    (b'{"a": ' + b"9" * 5000 + b"}", "5000 digits"), (b'{"a":' + b"[" * 100_000, "nested"),
+    (b"\xff\xfe{\x00}\x00", "UTF-16"), ('{"ü": 1}'.encode("latin-1"), "UTF-8"), (b"\x00", "not text"),
+    (b" " * (MAX_BYTES + 1), "larger"), (b"{" * 1000, "key is missing"), (b'{"a": "\\ud83"}', "backslash"),
+])
+def test_what_is_no_configuration_is_one_line(raw: bytes, said: str) -> None:
+    """The file's name, what is wrong and, within text, where."""
+    with pytest.raises(ConfigFileError) as error:
+        read_document(raw, name="ds_config.json")
+    assert error.value.what.startswith("ds_config.json: ") and said in error.value.what
+    assert "\n" not in str(error.value)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text() -> None:
+    """Places count from the text after it."""
+    document = read_document(b'\xef\xbb\xbf{"a": 1}', name="x")
+    assert document.byte_order_mark and document.root.value == {"a": 1}
+    assert document.place(document.root.members[0].start) == (1, 2)
+
+
+def test_numbers_that_no_float_holds_are_read() -> None:
+    """Infinite, as Python's json reads them; a rule says so."""
+    assert read_document(b'{"a": 1e400, "b": -1e400}', name="x").root.value == {"a": math.inf, "b": -math.inf}
+
+
+def test_duplicates_are_found_at_every_depth() -> None:
+    """The path and the second place of each."""
+    document = read_document(b'{"a": {"b": 1, "b": 2}, "a": 3, "c": [{"d": 1, "d": 1}]}', name="x")
+    assert [path for path, _ in document.duplicates()] == [("a", "b"), ("a",), ("c", "0", "d")]
+    assert document.root.value["a"] == 3
+
+
+TEXT = '''{
+  "a": 1,
+  "b": {"x": 1, "y": 2},
+  "c": [1, 2]
+}
+'''
+
+
+@pytest.mark.parametrize(("edits", "expected"), [
+    ([Remove(("a",))], TEXT.replace('"a": 1,\n  ', "")),
+    ([Remove(("c",))], TEXT.replace(',\n  "c": [1, 2]', "")),
+    ([Remove(("b", "y"))], TEXT.replace(', "y": 2', "")),
+    ([Remove(("b", "x")), Remove(("b", "y"))], TEXT.replace('{"x": 1, "y": 2}', "{}")),
+    ([Remove(("a",)), Remove(("b",)), Remove(("c",))], "{\n}\n"),
+    ([Rename(("a",), "d")], TEXT.replace('"a"', '"d"')),
+    ([Rename(("a",), "c")], TEXT),
+    ([Replace(("b", "x"), {"z": True})], TEXT.replace('"x": 1', '"x": {"z": true}')),
+    ([Rename(("b", "x"), "z"), Replace(("b", "z"), 5)], TEXT.replace('"x": 1', '"z": 5')),
+    ([Remove(("q", "r")), Replace(("q",), 1)], TEXT),
+], ids=str)
+def test_edits_change_only_what_they_must(edits: list[Edit], expected: str) -> None:
+    """Order, indentation and line breaks of the rest stay."""
+    text, _ = apply(read_document(TEXT.encode(), name="x"), edits)
+    assert text == expected
+    json.loads(text)
+
+
+def test_a_removal_never_takes_a_comment_with_it() -> None:
+    """It is left to the user then."""
+    text = '{\n  "a": 1, # why a\n  "b": 2\n}'
+    assert apply(read_document(text.encode(), name="x"), [Remove(("a",))]) == (text, 0)
+
+
+@given(config=st.dictionaries(st.sampled_from("abcd"), VALUES, min_size=1, max_size=4), data=st.data(),
+       indent=st.sampled_from([None, 2, 4]))
+def test_removing_a_key_leaves_the_others(config: dict[str, object], data: st.DataObject, indent: int | None) -> None:
+    """For any object and any key in it."""
+    key = data.draw(st.sampled_from(sorted(config)))
+    text, made = apply(read_document(json.dumps(config, indent=indent).encode(), name="x"), [Remove((key,))])
+    assert made == 1
+    assert json.loads(text) == {name: value for name, value in config.items() if name != key}

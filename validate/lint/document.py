@@ -1,0 +1,294 @@
+"""A ds_config as text: every key and value with its place, in JSON and in the Hjson that DeepSpeed reads.
+
+DeepSpeed reads a file with hjson (runtime/config.py, `DeepSpeedConfig`): JSON with comments, unquoted keys and strings, and
+optional commas. The Trainer and accelerate read it with Python's json. So what is more than JSON is accepted here and noted.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, NoReturn
+
+from ...estimators.errors import ConfigFileError
+
+MAX_BYTES = 150_000
+"""A configuration has kilobytes. What is beyond this is another file, and would take longer than a second."""
+
+MAX_DEPTH = 60
+"""DeepSpeed's deepest key has five names; a parser's stack ends at about a thousand."""
+
+_MAX_DIGITS = 400
+"""Digits of a number; the largest float has 309. Python refuses to read integers beyond 4300."""
+
+FIX = "give the JSON file that you pass to DeepSpeed or to TrainingArguments(deepspeed=...)"
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_NUMBER = re.compile(r"(-?(?:0|[1-9]\d*))(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
+_STRING = {'"': re.compile(r'"((?:[^"\\\x00-\x1f]|\\.)*)"'), "'": re.compile(r"'((?:[^'\\\x00-\x1f]|\\.)*)'")}
+_LITERAL = re.compile(r"(true|false|null)(?=[\s,}\]#/]|$)")
+_NON_FINITE = re.compile(r"(NaN|-?Infinity)(?=[\s,}\]#/]|$)")
+_BARE_KEY = re.compile(r"[^\s:,{}\[\]\"'#]+(?=[ \t\r\n]*:)")
+_BARE_STRING = re.compile(r"[^\r\n]+")
+_BLANKS = re.compile(r"[ \t]*")
+_CONSTANTS = {"true": True, "false": False, "null": None}
+
+
+class Departure(NamedTuple):
+    """What is more than JSON: its kind ("comment", "trailing comma", ...) and place."""
+
+    kind: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A value: as Python has it, and where it stands; with its members or items, if it has any."""
+
+    value: Any
+    start: int
+    end: int
+    members: tuple[Member, ...] = ()
+    items: tuple[Node, ...] = ()
+
+    def member(self, key: str) -> Member | None:
+        """The member that counts: of a key that stands twice, the last."""
+        return next((member for member in reversed(self.members) if member.key == key), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A key with its place and its value."""
+
+    key: str
+    start: int
+    end: int
+    node: Node
+
+
+@dataclass(frozen=True)
+class Document:
+    """A configuration that was read. byte_order_mark: the file begins with one; it is no part of `text`."""
+
+    text: str
+    root: Node
+    departures: tuple[Departure, ...]
+    byte_order_mark: bool
+
+    def place(self, offset: int) -> tuple[int, int]:
+        """Line and column of a position, both from 1."""
+        line = bisect.bisect_right(self._line_starts, offset)
+        return line, offset - self._line_starts[line - 1] + 1
+
+    def member(self, path: tuple[str, ...]) -> Member | None:
+        """The key at a path of names, None if there is none."""
+        node, member = self.root, None
+        for name in path:
+            member = node.member(name)
+            if member is None:
+                return None
+            node = member.node
+        return member
+
+    def duplicates(self) -> Iterator[tuple[tuple[str, ...], Member]]:
+        """(path, member) of every key that stands in its object a second time or more."""
+        return _duplicates(self.root, ())
+
+    @cached_property
+    def _line_starts(self) -> list[int]:
+        return [0, *(match.end() for match in re.finditer("\n", self.text))]
+
+
+def _duplicates(node: Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Member]]:
+    seen: set[str] = set()
+    for member in node.members:
+        here = (*path, member.key)
+        if member.key in seen:
+            yield here, member
+        seen.add(member.key)
+        yield from _duplicates(member.node, here)
+    for index, item in enumerate(node.items):
+        yield from _duplicates(item, (*path, str(index)))
+
+
+def read_document(raw: bytes, *, name: str) -> Document:
+    """The document in a file's bytes. Raises ConfigFileError, with line and column, where there is no object in it."""
+    if len(raw) > MAX_BYTES:
+        raise ConfigFileError(f"{name}: larger than {MAX_BYTES:,} bytes, so it is no ds_config", fix=FIX)
+    if raw.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in raw:
+        raise ConfigFileError(f"{name}: not UTF-8 text, but UTF-16 or not text at all",
+                              why="DeepSpeed reads UTF-8", fix="save it as UTF-8")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise ConfigFileError(f"{name}: not UTF-8 text (byte {problem.start})", why="DeepSpeed reads UTF-8",
+                              fix="save it as UTF-8") from problem
+    marked = text.startswith("\ufeff")
+    reader = _Reader(text[1:] if marked else text, name)
+    root = reader.document()
+    return Document(reader.text, root, tuple(reader.departures), marked)
+
+
+class _Reader:
+    """A recursive reader of one text."""
+
+    def __init__(self, text: str, name: str) -> None:
+        self.text, self.name = text, name
+        self.departures: list[Departure] = []
+
+    def document(self) -> Node:
+        start = self._skip(0)
+        if start == len(self.text):
+            self._fail("the file is empty", start)
+        if self.text[start] != "{":
+            self._fail("it does not begin with {", start)
+        root = self._object(start, 1)
+        end = self._skip(root.end)
+        if end != len(self.text):
+            self._fail("something follows the closing }", end)
+        return root
+
+    def _fail(self, what: str, offset: int) -> NoReturn:
+        line = self.text.count("\n", 0, offset) + 1
+        column = offset - self.text.rfind("\n", 0, offset)
+        raise ConfigFileError(f"{self.name}: not JSON: {what} (line {line}, column {column})", fix=FIX)
+
+    def _note(self, kind: str, start: int, end: int) -> None:
+        self.departures.append(Departure(kind, start, end))
+
+    def _skip(self, at: int) -> int:
+        """Past white space and comments."""
+        text = self.text
+        while True:
+            at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+            if text.startswith(("#", "//"), at):
+                end = text.find("\n", at)
+            elif text.startswith("/*", at):
+                end = text.find("*/", at + 2) + 2
+                if end == 1:
+                    self._fail("the comment has no end", at)
+            else:
+                return at
+            end = len(text) if end == -1 else end
+            self._note("comment", at, end)
+            at = end
+
+    def _value(self, at: int, depth: int) -> Node:
+        text = self.text
+        first = text[at:at + 1]
+        if first == "{":
+            return self._object(at, depth + 1)
+        if first == "[":
+            return self._array(at, depth + 1)
+        if text.startswith("'''", at):
+            return self._block_string(at)
+        if first in _STRING:
+            value, end = self._string(at)
+            return Node(value=value, start=at, end=end)
+        literal = _LITERAL.match(text, at)
+        if literal:
+            return Node(value=_CONSTANTS[literal[1]], start=at, end=literal.end())
+        number = _NUMBER.match(text, at)
+        if number and self._value_ends(number.end()):
+            return Node(value=self._number(number), start=at, end=number.end())
+        strange = _NON_FINITE.match(text, at)
+        if strange:
+            self._note(strange[1], at, strange.end())
+            return Node(value=float(strange[1].replace("Infinity", "inf")), start=at, end=strange.end())
+        if not first or first in ",:}]":
+            self._fail("a value is missing", at)
+        bare = _BARE_STRING.match(text, at)
+        assert bare is not None
+        self._note("text without quotes", at, bare.end())
+        return Node(value=bare[0].strip(), start=at, end=at + len(bare[0].rstrip()))
+
+    def _value_ends(self, at: int) -> bool:
+        """Whether only white space stands between here and a comma, bracket, comment or the end of the line."""
+        end = _BLANKS.match(self.text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+        return self.text[end:end + 1] in ("", ",", "}", "]", "#", "/", "\n", "\r")
+
+    def _number(self, match: re.Match[str]) -> int | float:
+        digits, fraction, exponent = match.groups()
+        if len(match[0]) > _MAX_DIGITS:
+            self._fail(f"a number of {len(match[0])} digits", match.start())
+        return float(match[0]) if fraction or exponent else int(digits)
+
+    def _string(self, at: int) -> tuple[str, int]:
+        quote = self.text[at]
+        match = _STRING[quote].match(self.text, at)
+        if match is None:
+            self._fail("the string has no end, or a line break or control character in it", at)
+        inner = match[1]
+        if quote == "'":
+            self._note("single quotes", at, match.end())
+            inner = inner.replace("\\'", "'").replace('"', '\\"')
+        try:
+            return json.loads(f'"{inner}"'), match.end()
+        except ValueError:
+            self._fail("a backslash before a character that cannot follow it", at)
+
+    def _block_string(self, at: int) -> Node:
+        end = self.text.find("'''", at + 3)
+        if end == -1:
+            self._fail("the string has no end", at)
+        self._note("text without quotes", at, end + 3)
+        return Node(value=self.text[at + 3:end].strip(), start=at, end=end + 3)
+
+    def _key(self, at: int) -> tuple[str, int]:
+        if self.text[at:at + 1] in _STRING:
+            return self._string(at)
+        bare = _BARE_KEY.match(self.text, at)
+        if bare is None:
+            self._fail("a key is missing" if at < len(self.text) else "the closing } is missing", at)
+        self._note("key without quotes", at, bare.end())
+        return bare[0], bare.end()
+
+    def _object(self, at: int, depth: int) -> Node:
+        self._check(depth, at)
+        members: list[Member] = []
+        here = self._skip(at + 1)
+        while self.text[here:here + 1] != "}":
+            key, key_end = self._key(here)
+            colon = self._skip(key_end)
+            if self.text[colon:colon + 1] != ":":
+                self._fail("a colon is missing after the key", colon)
+            node = self._value(self._skip(colon + 1), depth)
+            members.append(Member(key=key, start=here, end=key_end, node=node))
+            here = self._separator(node.end, "}")
+        return Node(value={member.key: member.node.value for member in members}, start=at, end=here + 1,
+                    members=tuple(members))
+
+    def _array(self, at: int, depth: int) -> Node:
+        self._check(depth, at)
+        items: list[Node] = []
+        here = self._skip(at + 1)
+        while self.text[here:here + 1] != "]":
+            items.append(self._value(here, depth))
+            here = self._separator(items[-1].end, "]")
+        return Node(value=[item.value for item in items], start=at, end=here + 1, items=tuple(items))
+
+    def _separator(self, at: int, closing: str) -> int:
+        """Past the comma, if there is one, to the next key, value or closing bracket."""
+        comma = self._skip(at)
+        found = self.text[comma:comma + 1]
+        if found == ",":
+            after = self._skip(comma + 1)
+            if self.text[after:after + 1] == closing:
+                self._note("comma before a closing bracket", comma, comma + 1)
+            return after
+        if not found:
+            self._fail(f"the closing {closing} is missing", comma)
+        if found != closing:
+            if "\n" not in self.text[at:comma]:
+                self._fail(f"a comma or {closing} is missing", comma)
+            self._note("missing comma", at, at)
+        return comma
+
+    def _check(self, depth: int, at: int) -> None:
+        if depth > MAX_DEPTH:
+            self._fail(f"brackets are nested more than {MAX_DEPTH} deep", at)

@@ -1,0 +1,59 @@
+"""A corrected configuration in the place of the file, and the old one beside it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ...ds_configs.write import replace_file
+from ...estimators.errors import ConfigFileError
+
+_MOST_COPIES = 100
+
+
+def read_file(path: Path, most_bytes: int) -> bytes:
+    """At most `most_bytes` + 1 bytes of a regular file. Raises ConfigFileError for anything else (a pipe, a device)."""
+    try:
+        if not path.is_file():
+            found = "is no regular file" if path.exists() else "no such file"
+            raise ConfigFileError(f"{path}: {found}", fix="give the JSON file that you pass to DeepSpeed")
+        with path.open("rb") as stream:
+            return stream.read(most_bytes + 1)
+    except OSError as problem:
+        raise ConfigFileError(f"{path}: cannot be read ({os.strerror(problem.errno or 0)})",
+                              fix="give the JSON file that you pass to DeepSpeed") from problem
+    except (ValueError, RuntimeError) as problem:  # a null byte in the name, a loop of links
+        raise ConfigFileError(f"{path}: cannot be read ({problem})",
+                              fix="give the JSON file that you pass to DeepSpeed") from problem
+
+
+def write_corrected(path: Path, old: bytes, text: str) -> Path:
+    """Write the text in the place of the file, and the old bytes to FILE.bak (or .bak.1, ...), which is the answer.
+
+    No existing file is overwritten with the copy, and no link is followed for it; where the file itself is a link, what it
+    leads to is corrected and the copy stands beside that.
+
+    Raises ConfigFileError where either cannot be written; the file then is as it was.
+    """
+    target = path.resolve()
+    try:
+        copy = _copy(target, old)
+        replace_file(target, text)
+    except OSError as problem:
+        raise ConfigFileError(f"cannot write beside or to {path}: {problem.strerror}", why="the file is as it was",
+                              fix="leave --fix out, or correct a copy in a folder that you may write to") from problem
+    return copy
+
+
+def _copy(target: Path, old: bytes) -> Path:
+    for number in range(_MOST_COPIES):
+        copy = target.with_name(f"{target.name}.bak" + (f".{number}" if number else ""))
+        try:
+            handle = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, target.stat().st_mode & 0o777)
+        except FileExistsError:
+            continue
+        with os.fdopen(handle, "wb") as file:
+            file.write(old)
+        return copy
+    raise ConfigFileError(f"{target}.bak and {_MOST_COPIES - 1} more copies are there", why="none of them is overwritten",
+                          fix="remove the copies that you do not need")

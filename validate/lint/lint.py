@@ -1,0 +1,119 @@
+"""A configuration judged: every rule that holds for the DeepSpeed version, in the order of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ...estimators.cluster import Cluster
+from ...estimators.model_shape import ModelShape
+from ...estimators.workload import Framework, Workload
+from .document import Document, Node
+from .facts import Facts
+from .rule import Edit, Hit, Path, Rule, Severity
+from .rules import RULES
+from .subject import Subject
+
+MOST_FINDINGS = 200
+"""Of a file that is no configuration at all, nobody reads more."""
+
+_ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "advice": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is wrong. path: names; line, column: from 1, of the key (of its block, where the key is missing)."""
+
+    code: str
+    severity: Severity
+    title: str
+    path: Path
+    line: int
+    column: int
+    what: str
+    why: str
+    fix: str
+    versions: str
+    source: str
+    edits: tuple[Edit, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """findings: errors first, each kind in the order of the file. more: how many beyond `MOST_FINDINGS` there are."""
+
+    findings: tuple[Finding, ...]
+    more: int
+    facts: Facts
+    framework: Framework
+    framework_is_assumed: bool
+
+    def count(self, severity: Severity) -> int:
+        return sum(finding.severity == severity for finding in self.findings)
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        return tuple(edit for finding in self.findings for edit in finding.edits)
+
+
+def lint(document: Document, *, facts: Facts, framework: Framework | None = None, cluster: Cluster | None = None,
+         model: ModelShape | None = None, workload: Workload | None = None) -> Report:
+    """Judge a configuration.
+
+    framework: None for whoever must be meant: the Trainer or accelerate where an `auto` stands that only they fill, else
+               plain DeepSpeed.
+    cluster:   batch sizes are checked against its ranks, precision against its GPUs; with a model, memory and speed.
+    """
+    assumed = framework is None
+    chosen: Framework = framework or ("hf" if _holds_auto(document.root.value) else "deepspeed")
+    subject = Subject(document=document, config=_as_read(document.root, chosen), facts=facts, framework=chosen,
+                      cluster=cluster, model=model, workload=workload)
+    found = [_finding(document, rule, hit) for rule in RULES if rule.applies(subject) for hit in _hits(rule, subject)]
+    found.sort(key=lambda finding: (_ORDER[finding.severity], finding.line, finding.column, finding.code))
+    return Report(findings=tuple(found[:MOST_FINDINGS]), more=max(0, len(found) - MOST_FINDINGS), facts=facts,
+                  framework=chosen, framework_is_assumed=assumed)
+
+
+def _hits(rule: Rule, subject: Subject) -> Iterator[Hit]:
+    """At most as many as are shown, and one more."""
+    for index, hit in enumerate(rule.check(subject)):
+        if index > MOST_FINDINGS:
+            return
+        yield hit
+
+
+def _finding(document: Document, rule: Rule, hit: Hit) -> Finding:
+    line, column = document.place(_offset(document, hit.path))
+    return Finding(code=rule.code, severity=hit.severity or rule.severity, title=rule.title, path=hit.path, line=line,
+                   column=column, what=hit.what, why=rule.why, fix=hit.fix or rule.fix, versions=rule.versions,
+                   source=rule.source, edits=hit.edits)
+
+
+def _offset(document: Document, path: Path) -> int:
+    """Where a key stands, or the innermost of its blocks that is there."""
+    offset, node = document.root.start, document.root
+    for name in path:
+        member = node.member(name)
+        if member is None:
+            break
+        offset, node = member.start, member.node
+    return offset
+
+
+def _holds_auto(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(_holds_auto(item) for item in value.values())
+    return bool(value == "auto")
+
+
+def _as_read(node: Node, framework: Framework) -> Any:
+    """What the reader of the file makes of a value: hjson turns whole floats below 1e10 into integers."""
+    if node.members:
+        return {member.key: _as_read(member.node, framework) for member in node.members}
+    if node.items:
+        return [_as_read(item, framework) for item in node.items]
+    value = node.value
+    if framework == "deepspeed" and isinstance(value, float) and abs(value) < 1e10 and value == int(value):
+        return int(value)
+    return value

@@ -1,0 +1,155 @@
+"""A configuration as rules look at it: as DeepSpeed gets it, with what is known of the version, the model and the GPUs.
+
+Every reader here answers with a value of the type that it promises, whatever stands in the file; that a value has another
+type is the business of other rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ...ds_configs.read import plan_from_ds_config
+from ...estimators.cluster import Cluster
+from ...estimators.errors import ConfigFileError
+from ...estimators.model_shape import ModelShape
+from ...estimators.plan import Plan
+from ...estimators.workload import Framework, Workload
+from .document import Document
+from .facts import Facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """document: the file. config: what DeepSpeed makes of it, `auto` still in it.
+
+    framework: who reads the file: "hf" (the Trainer or accelerate, which fill `auto`) or "deepspeed".
+    cluster, model, workload: None where they were not told.
+    """
+
+    document: Document
+    config: dict[str, Any]
+    facts: Facts
+    framework: Framework
+    cluster: Cluster | None = None
+    model: ModelShape | None = None
+    workload: Workload | None = None
+
+    def has(self, path: str) -> bool:
+        return self.document.member(tuple(path.split("."))) is not None
+
+    def get(self, path: str) -> Any:
+        """The value at a path, None where there is none."""
+        node: Any = self.config
+        for name in path.split("."):
+            if not isinstance(node, dict) or name not in node:
+                return None
+            node = node[name]
+        return node
+
+    def block(self, path: str) -> dict[str, Any]:
+        """The object at a path, empty where there is none."""
+        found = self.get(path)
+        return found if isinstance(found, dict) else {}
+
+    def number(self, path: str) -> int | float | None:
+        """A finite number, or None."""
+        found = self.get(path)
+        right = isinstance(found, int | float) and not isinstance(found, bool) and abs(found) < 1e300
+        return found if right else None
+
+    def flag(self, path: str) -> bool:
+        """Whether true stands there, in any way that DeepSpeed reads as true."""
+        found = self.get(path)
+        if isinstance(found, str):
+            return found.lower() in ("true", "yes", "on", "1", "t", "y")
+        return bool(found) if isinstance(found, bool | int | float) else False
+
+    def off(self, path: str) -> bool:
+        """Whether false stands there."""
+        found = self.get(path)
+        return found is False or (isinstance(found, int | float) and found == 0) or (
+            isinstance(found, str) and found.lower() in ("false", "no", "off", "0", "f", "n"))
+
+    def text(self, path: str) -> str:
+        found = self.get(path)
+        return found if isinstance(found, str) else ""
+
+    def zero(self, name: str) -> Any:
+        """A value of zero_optimization under any of its names, DeepSpeed's default where it is absent or `auto`."""
+        block = self.facts.block("zero_optimization")
+        found = block.field(name) if block else None
+        names = (found.alias, found.name) if found else (name,)
+        for key in names:
+            value = self.get(f"zero_optimization.{key}") if key else None
+            if value is not None and value != "auto":
+                return value
+        return found.default if found else None
+
+    def zero_number(self, name: str) -> int:
+        """A whole number of zero_optimization, 0 where something else stands there."""
+        value = self.zero(name)
+        return int(value) if isinstance(value, int | float) and abs(value) < 1e300 else 0
+
+    def zero_path(self, name: str) -> str:
+        """The path under which a value of zero_optimization stands in the file, "" if it is not there."""
+        block = self.facts.block("zero_optimization")
+        found = block.field(name) if block else None
+        names = (found.alias, found.name) if found else (name,)
+        return next((f"zero_optimization.{key}" for key in names if key and self.has(f"zero_optimization.{key}")), "")
+
+    @cached_property
+    def stage(self) -> int:
+        """The ZeRO stage; 0 where none or none that exists is set."""
+        value = self.get("zero_optimization")
+        if isinstance(value, bool):
+            return int(value)
+        stage = self.get("zero_optimization.stage")
+        if isinstance(stage, str) and stage.strip() in ("0", "1", "2", "3"):
+            return int(stage)
+        return int(stage) if isinstance(stage, int | float) and stage in (0, 1, 2, 3) else 0
+
+    def offload(self, what: str) -> str:
+        """Where `optimizer` or `param` goes: "none", "cpu" or "nvme"; the deprecated flags are read, too."""
+        device = self.get(f"zero_optimization.offload_{what}.device")
+        if device in ("cpu", "nvme"):
+            return str(device)
+        old = "cpu_offload" if what == "optimizer" else "cpu_offload_param"
+        return "cpu" if self.flag(f"zero_optimization.{old}") else "none"
+
+    @cached_property
+    def bf16_block(self) -> str:
+        """The name of the block that DeepSpeed takes as bf16."""
+        return "bfloat16" if self.get("bf16") is None and self.get("bfloat16") is not None else "bf16"
+
+    @property
+    def bf16(self) -> bool:
+        return self.flag(f"{self.bf16_block}.enabled")
+
+    @property
+    def fp16(self) -> bool:
+        return self.flag("fp16.enabled")
+
+    @property
+    def optimizer(self) -> str:
+        """DeepSpeed's name for the optimizer in lower case, a class name of torch.optim as it is, "" without one."""
+        name = self.text("optimizer.type")
+        return name.lower() if name.lower() in self.facts.optimizers else name
+
+    @property
+    def world_size(self) -> int | None:
+        return self.cluster.world_size if self.cluster is not None else None
+
+    @cached_property
+    def plan(self) -> Plan | None:
+        """The plan that the configuration is on this cluster, None where it is none or nothing is known of them."""
+        if self.model is None or self.cluster is None:
+            return None
+        try:
+            return plan_from_ds_config(self.config, self.model, self.cluster, gradient_checkpointing=True)
+        except ConfigFileError:
+            return None
+
+    def is_auto(self, path: str) -> bool:
+        return bool(self.get(path) == "auto")
