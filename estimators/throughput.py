@@ -52,9 +52,9 @@ def assumptions(cluster: Cluster) -> tuple[str, ...]:
     return (*cluster.assumptions, *assumed_of_host(cluster), "data loading that keeps up")
 
 
-def _together(gpu_s: float, host_s: float, *, serial: bool) -> float:
-    """The host launches ahead of the GPU, so the slower one counts; stage 3 keeps them closer together."""
-    return max(gpu_s, host_s) + (ZERO3_SERIAL if serial else 0.0) * min(gpu_s, host_s)
+def _together(gpu_s: float, host_s: float, serial: float) -> float:
+    """The host launches ahead of the GPU, so the slower one counts, and of the other the part that is `serial`."""
+    return max(gpu_s, host_s) + serial * min(gpu_s, host_s)
 
 
 @dataclass(slots=True)
@@ -113,8 +113,10 @@ class _Step:
         if plan.gradient_checkpointing:
             backward_host += host.forward_s(stage)
         self.host_s = n * (forward_host + backward_host)
-        self.forward_s = n * _together(self.compute.forward_s, forward_host, serial=stage == 3)
-        self.backward_s = n * _together(self.compute.backward_s + self.gradient_s / n, backward_host, serial=stage == 3)
+        # A CPU computes what it launches itself; stage 3 keeps a GPU and its host close together.
+        serial = 1.0 if cluster.gpu.is_cpu else ZERO3_SERIAL if stage == 3 else 0.0
+        self.forward_s = n * _together(self.compute.forward_s, forward_host, serial)
+        self.backward_s = n * _together(self.compute.backward_s + self.gradient_s / n, backward_host, serial)
 
     def terms(self) -> list[TimeTerm]:
         return [*self._computing(), *self._forward_links(), *self._backward_links(), *self._optimizer()]

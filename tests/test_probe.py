@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -193,6 +195,54 @@ def test_a_phase_without_progress_is_a_hang(tmp_path: Path) -> None:
     failure = run_module(tmp_path, "time.sleep(3600 if self.calls > 1 else 0)", stall_s=20).failure
     assert failure is not None and failure.kind == "hang" and failure.phase == "step 2"
     assert "20 s" in failure.message and time.monotonic() - started < 600
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_is_gone_before_it_is_read_is_named(tmp_path: Path) -> None:
+    """The model's folder is removed while the libraries load."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    (folder / "model.safetensors").touch()
+
+    def remove(phase: str) -> None:
+        if phase == "import":
+            shutil.rmtree(folder)
+
+    failure = probe(PLAIN, MODEL, cluster=cluster(1), workload=WORKLOAD, device="cpu", checkpoint=str(folder),
+                    on_progress=remove).failure
+    assert failure is not None and failure.kind == "crash" and failure.phase == "load"
+    assert str(folder) in failure.message + failure.details
+
+
+@pytest.mark.slow
+def test_ranks_whose_folder_is_gone_fail_at_once(tmp_path: Path) -> None:
+    """They meet in a file there, in place of a port, and cannot even say so."""
+    started: list[float] = []
+
+    def remove(phase: str) -> None:
+        if phase == "import":
+            shutil.rmtree(next((tmp_path / "temporary").glob("ds-advise-probe-*")))
+            started.append(time.monotonic())
+
+    failure = run_module(tmp_path, "pass", on_progress=remove).failure
+    assert failure is not None and failure.kind == "crash" and "was removed meanwhile" in failure.message
+    assert time.monotonic() - started[0] < 300, "not the stall's time"
+
+
+@pytest.mark.slow
+def test_a_full_drive_is_an_error(tmp_path: Path, extensions: Callable[..., None]) -> None:
+    """The swappers' files may not grow, as on a drive that is full; the swap folder is gone all the same."""
+    extensions("CPUAdamBuilder", "AsyncIOBuilder")
+    disk, before = tmp_path / "disk", resource.getrlimit(resource.RLIMIT_FSIZE)
+    disk.mkdir()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        failure = run("zero3-nvme", ranks=1, nvme_path=str(disk), stall_s=60).failure
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert failure is not None, failure
+    assert list(disk.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -12,6 +11,7 @@ from typing import Literal
 
 from ...estimators.errors import ClusterError
 from ..real_run import ranks as processes
+from ..scratch import scratch
 from ..this_machine import cpu_cores, host_memory_bytes, mount_point, threads_of_a_rank
 from .result import BENCH_VERSION, BenchResult, Figure, Skipped, of_all_ranks
 from .task import Group, Task
@@ -59,7 +59,7 @@ def bench(*, device: Literal["cuda", "cpu"], ranks: int, nvme: str | None = None
     buffer_bytes = min(_LARGEST_BUFFER_BYTES, _free_bytes() // _BUFFERS // (ranks if device == "cpu" else 1))
     figures: list[Figure] = []
     with ExitStack() as stack:
-        nvme_folder = "" if nvme is None else stack.enter_context(_scratch(nvme))
+        nvme_folder = "" if nvme is None else _nvme_folder(nvme, stack)
         reasons = {group: _reason_against(group, device, ranks, nvme_folder) for group in _SHARES}
         todo = [group for group in _SHARES if reasons[group] is None]
         for position, group in enumerate(todo):
@@ -111,20 +111,20 @@ def _reason_against(group: Group, device: str, ranks: int, nvme_folder: str) -> 
 def _run(task: Task) -> tuple[Sequence[Figure], str | None]:
     """The figures of a group, or why there are none."""
     limit_s = 3 * task.budget_s + (_BUILD_S if task.group in ("cpu_adam", "nvme") else _START_S)
-    with tempfile.TemporaryDirectory(prefix="ds-advise-bench-") as name:
-        task.write(Path(name) / "task.json")
+    with scratch("bench") as folder:
+        task.write(folder / "task.json")
         reports, failure = processes.watch(
-            range(task.ranks), Path(name), worker=f"{__package__}.worker", stall_s=limit_s, timeout_s=limit_s,
+            range(task.ranks), folder, worker=f"{__package__}.worker", stall_s=limit_s, timeout_s=limit_s,
             on_progress=lambda _phase: None)
     if failure is not None:
         return (), failure.message
     return of_all_ranks([[Figure(**figure) for figure in report["report"]] for report in reports]), None
 
 
-def _scratch(folder: str) -> tempfile.TemporaryDirectory[str]:
-    """A folder of its own below the one that was named, removed at the end."""
+def _nvme_folder(folder: str, stack: ExitStack) -> str:
+    """A folder of its own below the one that was named, removed with the stack."""
     try:
-        return tempfile.TemporaryDirectory(prefix="ds-advise-bench-", dir=Path(folder).expanduser().resolve())
+        return str(stack.enter_context(scratch("bench", Path(folder).expanduser().resolve())))
     except OSError as error:
         raise ClusterError(f"--nvme {folder[:200]} cannot be written to", why=error.strerror or str(error),
                            fix="name a folder on the drive that you may write to") from None

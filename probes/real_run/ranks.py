@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,20 @@ class _Rank:
         self.process.wait()
 
     def printed(self) -> str:
-        return self.output.read_text(encoding="utf-8", errors="replace")[-4000:]
+        """The end of what it printed; "" where its file is gone."""
+        with contextlib.suppress(OSError):
+            return self.output.read_text(encoding="utf-8", errors="replace")[-4000:]
+        return ""
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits meanwhile: a process that is started is known, and one that is to be ended is."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def watch(numbers: Sequence[int], folder: Path, *, worker: str, stall_s: float, timeout_s: float,
@@ -90,7 +103,8 @@ def watch(numbers: Sequence[int], folder: Path, *, worker: str, stall_s: float, 
     ranks: list[_Rank] = []
     try:
         for number in numbers:
-            ranks.append(_Rank(number, folder, worker, environment))
+            with _uninterrupted():
+                ranks.append(_Rank(number, folder, worker, environment))
         while True:
             heard = [rank.listen() for rank in ranks]
             if any(heard):
@@ -102,9 +116,10 @@ def watch(numbers: Sequence[int], folder: Path, *, worker: str, stall_s: float, 
                 return [rank.diary.last for rank in ranks], None
             time.sleep(_POLL_S)
     finally:
-        for rank in ranks:
-            rank.kill()
-        extension_lock.abandon_all()
+        with _uninterrupted():
+            for rank in ranks:
+                rank.kill()
+            extension_lock.abandon_all()
 
 
 def _order(phase: str) -> tuple[int, int]:
@@ -168,5 +183,6 @@ def _died(rank: _Rank) -> Failure:
         by_whom = ", as the kernel does when memory runs out" if -code == signal.SIGKILL else ""
         return Failure(kind="killed", rank=rank.number, phase=rank.diary.phase, details=rank.printed(),
                        message=f"rank {rank.number} was killed by {name}{by_whom}")
+    lost = "" if rank.output.exists() else f"; the probe's folder {rank.output.parent} was removed meanwhile"
     return Failure(kind="crash", rank=rank.number, phase=rank.diary.phase, details=rank.printed(),
-                   message=f"rank {rank.number} ended with exit code {code}")
+                   message=f"rank {rank.number} ended with exit code {code}{lost}")

@@ -33,7 +33,7 @@ class RankReport:
 
     allocated_bytes, reserved_bytes: torch.cuda's peaks over the training steps.
     device_bytes:       what the driver says this process holds on the GPU at the end (NVML).
-    host_baseline_bytes: resident memory once the libraries are loaded, before the model.
+    host_baseline_bytes: resident memory once the libraries and the model's class are loaded, before the model.
     host_loading_peak_bytes, host_peak_bytes: highest resident memory until the engine stands; while training.
     host_pinned_bytes:  page-locked memory that torch's allocator holds.
     nvme_bytes, nvme_read_bytes, nvme_written_bytes: files of the swappers at the end; what was read and written while

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from ...estimators.errors import ConfigFileError
 from ...estimators.workload import Workload
 from ..dry_run.run import request_for
 from ..harmless import harmless
+from ..scratch import scratch
 from . import ranks
 from .job import Device, Job
 from .result import ProbeResult, rank_report
@@ -48,8 +49,7 @@ def probe(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | str
         config, model, cluster=cluster, rank=rank, workload=workload or Workload(), micro_batch_size=micro_batch_size,
         gradient_accumulation_steps=gradient_accumulation_steps, gradient_checkpointing=gradient_checkpointing,
         iterations=steps, input_shape=input_shape)
-    with tempfile.TemporaryDirectory(prefix="ds-advise-probe-") as name, _swap_folder(request.config) as nvme_folder:
-        folder = Path(name)
+    with scratch("probe") as folder, _swap_folder(request.config) as nvme_folder:
         job = Job(request=replace(request, config=harmless(request.config, nvme_folder)), device=device, solo=solo,
                   checkpoint=checkpoint, memory_limit_bytes=memory_limit_bytes, nvme_folder=nvme_folder)
         job.write(folder / "job.json")
@@ -62,26 +62,18 @@ def probe(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | str
         versions=first.get("versions", {}), config=first.get("config", {}), seconds=time.monotonic() - started)
 
 
-class _swap_folder:
+@contextlib.contextmanager
+def _swap_folder(config: Mapping[str, Any]) -> Iterator[str]:
     """A folder of the probe's own below the `nvme_path` that the configuration names, removed at the end; "" without one."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        zero = config.get("zero_optimization")
-        blocks = [zero.get(name) for name in ("offload_optimizer", "offload_param")] if isinstance(zero, Mapping) else []
-        paths = [block["nvme_path"] for block in blocks if isinstance(block, Mapping) and block.get("nvme_path")]
-        self._parent = paths[0] if paths else None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-
-    def __enter__(self) -> str:
-        if self._parent is None:
-            return ""
-        try:
-            self._folder = tempfile.TemporaryDirectory(prefix="ds-advise-probe-", dir=self._parent)
-        except OSError as error:
-            raise ConfigFileError(f"nvme_path {self._parent} cannot be written to", why=error.strerror or str(error),
-                                  fix="name a folder on an NVMe drive that exists in the configuration") from None
-        return self._folder.name
-
-    def __exit__(self, *_: object) -> None:
-        if self._folder is not None:
-            self._folder.cleanup()
+    zero = config.get("zero_optimization")
+    blocks = [zero.get(name) for name in ("offload_optimizer", "offload_param")] if isinstance(zero, Mapping) else []
+    paths = [block["nvme_path"] for block in blocks if isinstance(block, Mapping) and block.get("nvme_path")]
+    with contextlib.ExitStack() as stack:
+        folder = ""
+        if paths:
+            try:
+                folder = str(stack.enter_context(scratch("probe", paths[0])))
+            except OSError as error:
+                raise ConfigFileError(f"nvme_path {paths[0]} cannot be written to", why=error.strerror or str(error),
+                                      fix="name a folder on an NVMe drive that exists in the configuration") from None
+        yield folder

@@ -34,13 +34,45 @@ class Run:
     losses: list[float] = field(default_factory=list)
 
 
-def run(job: Job, request: Request, device: str, diary: Diary, clock: Clock, collectives: CollectiveTime | None) -> Run:
+@dataclass(slots=True, kw_only=True)
+class Prepared:
+    """What is known before there is a model: transformers' configuration of it (None: the user's own module), and DeepSpeed's
+    with `auto` filled."""
+
+    description: Any
+    config: dict[str, Any]
+
+
+def prepare(job: Job, request: Request) -> Prepared:
+    """Load the code that training needs, the model's class and DeepSpeed's extensions: it is no part of a plan's memory, and
+    compilers take more than a rank may be allowed."""
+    description = models.transformers_config(request) if request.model is not None else None
+    if description is not None:
+        models.model_class(description)
+    config = auto_values.filled(request, models.hidden_size(description) if description is not None else None)
+    accelerator = importlib.import_module("deepspeed.accelerator").get_accelerator()
+    for builder in _extensions(config, job.nvme_folder):
+        accelerator.create_op_builder(builder).load()
+    return Prepared(description=description, config=config)
+
+
+def _extensions(config: dict[str, Any], nvme_folder: str) -> list[str]:
+    """What DeepSpeed compiles for Adam and for NVMe; a malformed configuration is DeepSpeed's to judge."""
+    optimizer, zero = config.get("optimizer"), config.get("zero_optimization")
+    builders = ["AsyncIOBuilder"] if nvme_folder else []
+    if isinstance(optimizer, dict) and str(optimizer.get("type")).lower() in ("adam", "adamw"):
+        offload = zero.get("offload_optimizer") if isinstance(zero, dict) else None
+        offloaded = isinstance(offload, dict) and offload.get("device", "none") != "none"
+        builders.append("CPUAdamBuilder" if offloaded else "FusedAdamBuilder")
+    return builders
+
+
+def run(job: Job, request: Request, prepared: Prepared, device: str, diary: Diary, clock: Clock,
+        collectives: CollectiveTime | None) -> Run:
     """Load, initialize and train `request.iterations` optimizer steps."""
     import deepspeed
 
-    diary.enter("load")
-    description = models.transformers_config(request) if request.model is not None else None
-    config = auto_values.filled(request, models.hidden_size(description) if description is not None else None)
+    description, config = prepared.description, prepared.config
     keep_alive = announce_zero3(request, config)
     dtype = model_dtype(config)
     subject = _subject(job, request, description, dtype, device)

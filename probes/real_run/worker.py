@@ -91,16 +91,18 @@ def _run(job: Job, rank: int, folder: Path, diary: Diary) -> tuple[RankReport, d
         from ..dry_run.collectives import silence_comparisons
 
         silence_comparisons()
+    from . import training
+
+    diary.enter("load")
+    prepared = training.prepare(job, request)
     baseline = memory.resident_bytes()
     if job.memory_limit_bytes is not None:
         limit = memory.data_bytes() + job.memory_limit_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     if job.solo:
         torch.set_flush_denormal(True)  # junk is full of denormal numbers, with which a CPU is a hundred times slower
-    from . import training
-
     clock: Clock = CudaClock() if on_cuda else HostClock()
-    run = training.run(job, request, device, diary, clock, collectives)
+    run = training.run(job, request, prepared, device, diary, clock, collectives)
     diary.enter("report")
     pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak") if on_cuda else None
     report = RankReport(

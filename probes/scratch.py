@@ -1,0 +1,52 @@
+"""Folders for one run, removed at its end; those of runs that were killed are removed by the next run.
+
+The owner holds a lock on a file in its folder for as long as it lives, whatever ends it. A number of a process would not do: a
+container beside this one may share the folder for temporary files, but not the numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_PREFIX, _OWNER = "ds-advise-", "owner"
+_SETTLED_S = 60.0
+"""Age from which a folder is judged: its owner has long taken its lock."""
+
+
+@contextlib.contextmanager
+def scratch(kind: str, parent: str | Path | None = None) -> Iterator[Path]:
+    """A new folder `ds-advise-KIND-...` in `parent`, by default where temporary files go. Raises OSError where none can be
+    made."""
+    where = Path(parent or tempfile.gettempdir())
+    _sweep(where)
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{kind}-", dir=where))
+    try:
+        with (folder / _OWNER).open("w") as owner:
+            fcntl.flock(owner, fcntl.LOCK_EX)
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(where: Path) -> None:
+    """Remove what runs left that were killed; what is another user's stays."""
+    for owner in where.glob(f"{_PREFIX}*/{_OWNER}"):
+        with contextlib.suppress(OSError):
+            if time.time() - owner.stat().st_mtime > _SETTLED_S and owner.stat().st_uid == os.getuid() and _abandoned(owner):
+                shutil.rmtree(owner.parent, ignore_errors=True)
+
+
+def _abandoned(owner: Path) -> bool:
+    with owner.open() as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True

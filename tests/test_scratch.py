@@ -1,0 +1,56 @@
+"""Folders for one run: gone at its end, and after a kill with the next run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from ds_advise.probes.scratch import scratch
+
+
+def test_a_folder_lives_as_long_as_its_run(tmp_path: Path) -> None:
+    """Whatever is in it, and however the run ends."""
+    with pytest.raises(RuntimeError), scratch("probe", tmp_path) as folder:
+        (folder / "below").mkdir()
+        (folder / "below/file").touch()
+        assert [path.name for path in tmp_path.iterdir()] == [folder.name] and folder.name.startswith("ds-advise-probe-")
+        raise RuntimeError
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(OSError, match="nowhere"), scratch("probe", tmp_path / "nowhere"):
+        pass
+
+
+@contextmanager
+def another_run(where: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A process that has a folder, which is old enough to be judged."""
+    script = (f"import pathlib, time\nfrom ds_advise.probes.scratch import scratch\n"
+              f"with scratch('bench', {str(where)!r}) as folder:\n    print(folder, flush=True)\n    time.sleep(3600)")
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            folder = Path(process.stdout.readline().strip())
+            os.utime(folder / "owner", (0, 0))
+            yield process, folder
+        finally:
+            process.kill()
+
+
+def test_what_a_killed_run_left_goes_with_the_next_and_what_lives_stays(tmp_path: Path) -> None:
+    """Also a folder that is not ours stays, and one so new that its owner may not hold it yet."""
+    foreign, new = tmp_path / "ds-advise-foreign", tmp_path / "ds-advise-new"
+    for folder in (foreign, new):
+        folder.mkdir()
+    (new / "owner").touch()
+    with another_run(tmp_path) as (process, theirs):
+        with scratch("probe", tmp_path):
+            assert theirs.exists()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        with scratch("probe", tmp_path):
+            assert not theirs.exists() and foreign.exists() and new.exists()
