@@ -14,7 +14,6 @@ from typing import Any
 import psutil
 import pytest
 
-
 RANK = """
 import json, subprocess, sys, time
 folder, rank = sys.argv[1:3]
