@@ -34,8 +34,7 @@ _LORA: tuple[Callable[[Any], Any], ...] = (
     click.option("--lora-targets", metavar="NAMES", help="Modules to adapt, such as q_proj,v_proj; unset: all linear."),
 )
 
-_QUESTION: tuple[Callable[[Any], Any], ...] = (
-    click.argument("model", metavar="MODEL"),
+_MACHINE_AND_METHOD: tuple[Callable[[Any], Any], ...] = (
     click.option("--gpus", default="auto", metavar="SPEC", show_default=True,
                   help="2x32GB, 8xA100-80GB, 4x8xH100 (nodes x GPUs x kind), RTX4090, or auto (this machine)."),
     click.option("--ram", metavar="SIZE", help="Host RAM per node, such as 256GB; unset: detected on this machine."),
@@ -44,8 +43,9 @@ _QUESTION: tuple[Callable[[Any], Any], ...] = (
     click.option("--method", type=click.Choice(["full", "lora", "qlora"]), default="full", show_default=True,
                   help="Train all weights, LoRA adapters, or LoRA on a 4-bit (NF4) base."),
     *_LORA,
-    click.option("--seq-len", type=COUNT, help="Tokens per sample; unset: 2048, or the model's positions if fewer."),
-    click.option("--global-batch", type=COUNT, help="Samples per optimizer step, kept exactly; unset: what is fastest."),
+)
+
+_STEP: tuple[Callable[[Any], Any], ...] = (
     click.option("--micro-batch", type=COUNT, help="Samples per GPU and forward pass; unset: what is fastest."),
     click.option("--precision", type=click.Choice(["auto", "bf16", "fp16", "fp32"]), default="auto", show_default=True,
                   help="auto: bf16 where the GPU has it, else fp16."),
@@ -57,9 +57,19 @@ _QUESTION: tuple[Callable[[Any], Any], ...] = (
                   help="The attention implementation of the model."),
     click.option("--loss", type=click.Choice(["standard", "fused"]), default="standard", show_default=True,
                   help="fused: a loss that never holds all logits (Liger)."),
+)
+
+_OFFLINE = click.option("--offline", is_flag=True, help="Never use the network.")
+
+_QUESTION: tuple[Callable[[Any], Any], ...] = (
+    click.argument("model", metavar="MODEL"),
+    *_MACHINE_AND_METHOD,
+    click.option("--seq-len", type=COUNT, help="Tokens per sample; unset: 2048, or the model's positions if fewer."),
+    click.option("--global-batch", type=COUNT, help="Samples per optimizer step, kept exactly; unset: what is fastest."),
+    *_STEP,
     click.option("--framework", type=click.Choice(["hf", "deepspeed"]), default="hf", show_default=True,
                   help="Flavour of the configuration: HF Trainer and accelerate, or plain deepspeed.initialize."),
-    click.option("--offline", is_flag=True, help="Never use the network."),
+    _OFFLINE,
 )
 _NAMES = ("model", "gpus", "ram", "nvme", "interconnect", "method", "lora_rank", "lora_dropout", "lora_targets",
           "seq_len", "global_batch", "micro_batch", "precision", "optimizer", "gradient_checkpointing", "attention", "loss",
@@ -119,6 +129,23 @@ def question_options(command: Callable[..., int]) -> Callable[..., int]:
         return command(question=question, **settings)
 
     return _decorated(asked, _QUESTION)
+
+
+def training_question_options(command: Callable[..., int]) -> Callable[..., int]:
+    """The options of `question_options` for a training with data: MODEL is an option, and what is unset follows from the data.
+    They reach the command under their own names, so that they can be kept with the training; `training_question` takes them."""
+    return _decorated(command, (
+        click.option("--model", metavar="MODEL", help="A folder with config.json, tokenizer and safetensors, or a hub id."),
+        *_MACHINE_AND_METHOD,
+        click.option("--seq-len", type=COUNT, help="Tokens per sample; unset: the longest of the data, within the model's."),
+        click.option("--global-batch", type=COUNT, help="Samples per optimizer step; unset: 32, fewer for little data."),
+        *_STEP, _OFFLINE))
+
+
+def training_question(options: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of `advise` among a training's options, but for the model."""
+    question = {name: options[name] for name in _NAMES if name not in ("model", "framework")}
+    return {**question, "lora_targets": _targets(question["lora_targets"])}
 
 
 def _decorated(command: Callable[..., int], options: Sequence[Callable[[Any], Any]]) -> Callable[..., int]:
