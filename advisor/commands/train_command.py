@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from ...estimators.plan import RUNGS
 from .options import COUNT, training_question, training_question_options
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ _OF_THIS_CALL = ("output_dir", "resume", "force", "dry", "verbose", "debug")
 @click.option("--report-to", type=click.Choice(["auto", "tensorboard", "swanlab", "wandb", "none"]), default="auto",
               show_default=True, help="Where the loss is drawn; auto: TensorBoard where it is installed.")
 @click.option("--merge", is_flag=True, help="With LoRA: also save the model with the adapters in its weights.")
+@click.option("--rung", type=click.Choice(RUNGS), help="The rung to train on; unset: the fastest that fits.")
 @click.option("--output-dir", default="output", show_default=True, metavar="DIR", help="Where model and checkpoints go.")
 @click.option("--resume", is_flag=True, help="Go on with the training in --output-dir; the rest is as it was.")
 @click.option("--force", is_flag=True, help="Use an --output-dir that is not empty; its checkpoints are removed.")
@@ -138,7 +140,7 @@ def _asked(options: dict[str, Any], output: Path) -> tuple[Settings, ModelShape,
             options["gpus"], ram=options["ram"], nvme=options["nvme"], interconnect=options["interconnect"])
     own = {name: options[name] for name in (
         "model", "device", "evaluation_share", "shape", "system", "packing", "lora_alpha", "epochs", "max_steps",
-        "learning_rate", "seed", "save_steps", "report_to", "merge", "offline")}
+        "learning_rate", "seed", "save_steps", "report_to", "merge", "rung", "offline")}
     settings = Settings(
         **own, data=Path(options["data"]), output=output,
         evaluation_data=Path(options["evaluation_data"]) if options["evaluation_data"] else None,

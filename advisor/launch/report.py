@@ -19,7 +19,7 @@ from .request import FailureKind, LaunchRequest, Outcome
 from .run import environment_of, launch_line, predicted_host_bytes
 from .session import Session
 
-_KINDS: dict[FailureKind, str] = {
+KINDS: dict[FailureKind, str] = {
     "gpu_out_of_memory": "The GPU's memory ran out", "host_out_of_memory": "The host's memory ran out",
     "communication_timeout": "The ranks waited for each other in vain", "disk_full": "The disk is full",
     "nan_loss": "The loss is not a number", "lost_rank": "A rank was lost", "not_resumed": "It did not resume",
@@ -40,7 +40,7 @@ def render_session(session: Session, console: Console) -> None:
     request, outcome = session.attempts[-1]
     _render_end(outcome, console)
     if outcome.last_step:
-        _render_figures(request, outcome, console)
+        render_figures(request, outcome, console)
     elif outcome.status == "finished":
         sentence(console, "DeepSpeed's engine was not seen to step: did the script take the configuration?")
     for warning in outcome.warnings:
@@ -66,7 +66,7 @@ def _render_end(outcome: Outcome, console: Console) -> None:
         return
     failure = outcome.failure
     where = "" if failure.rank is None else f", first on rank {failure.rank}"
-    sentence(console, f"{_KINDS[failure.kind]}{where}, after step {failure.step}, {took}.", style="bold")
+    sentence(console, f"{KINDS[failure.kind]}{where}, after step {failure.step}, {took}.", style="bold")
     sentence(console, failure.message)
     for evidence in failure.evidence:
         sentence(console, f"Evidence: {evidence}.")
@@ -77,7 +77,8 @@ def _render_end(outcome: Outcome, console: Console) -> None:
         row(console, Text(f"  | {line}", style="dim"))
 
 
-def _render_figures(request: LaunchRequest, outcome: Outcome, console: Console) -> None:
+def render_figures(request: LaunchRequest, outcome: Outcome, console: Console) -> None:
+    """Measured beside predicted; what the device has no counter for is left out."""
     row(console, Text(f" {'':<20}{'measured':>12}{'predicted':>12}", style="bold"))
     for name, measured, predicted in _figures(request, outcome):
         if measured is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...ds_configs.emit import ds_config
 from ...ds_configs.training_arguments import training_arguments
-from ...estimators.errors import ClusterError, ModelConfigError
+from ...estimators.errors import ClusterError, ModelConfigError, WorkloadError
 from ...estimators.model_shape import ModelShape
 from ...estimators.workload import Workload
 from ..advise import advise
@@ -69,6 +69,8 @@ def propose(settings: Settings, shape: ModelShape, question: Mapping[str, Any], 
     samples = cut(data, output.records, seq_len=seq_len, packing=settings.packing, seed=settings.seed,
                   evaluation_share=settings.evaluation_share, evaluation=evaluation)
     answer = _answer(settings, shape, {**question, "seq_len": seq_len}, samples)
+    if settings.rung is not None:
+        answer = _on_rung(answer, settings.rung)
     batch = _global_batch(answer)
     workload = answer.question.workload
     return Proposal(
@@ -91,6 +93,14 @@ def _answer(settings: Settings, shape: ModelShape, question: dict[str, Any], sam
     if missing is not None:
         raise missing
     return answer
+
+
+def _on_rung(answer: Recommendation, rung: str) -> Recommendation:
+    """The answer with nothing but this rung on its ladder. Raises WorkloadError where no plan can stand on it."""
+    [step] = [step for step in answer.ladder if step.rung == rung]
+    if step.candidate is None:
+        raise WorkloadError(f"{rung} cannot run here", why=step.reason, fix="pass another --rung, or none")
+    return replace(answer, ladder=(step,), recommended=step.candidate if step.fits else None)
 
 
 def _global_batch(answer: Recommendation) -> int:

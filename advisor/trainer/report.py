@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from ...ds_configs.write import to_json
-from ..launch.run import environment_of, launch_line
+from ..launch.report import KINDS, dry_lines, render_figures
 from ..lines import blank, copyable, sentence
-from ..probe_answer import cpu_tensor_bytes
 from ..recommendation import closest
 from ..units import gib, percent, rate, seconds
 from ..words import cluster_title, device_word, method_title, plan_title
@@ -19,7 +17,7 @@ from .checkpoints import newest_whole
 from .data.shapes import SHAPES
 from .output import Output
 from .proposal import Proposal, config_of
-from .train import Trained, first_step, request_of
+from .train import Trained, request_of
 
 
 def render_proposal(proposed: Proposal, console: Console) -> None:
@@ -90,10 +88,8 @@ def render_start(proposed: Proposal, output: Output, console: Console) -> None:
     request = request_of(output, question, recommended.estimate, config, device=proposed.settings.device, steps=proposed.steps)
     sentence(console, f"{output.ds_config} would be:")
     copyable(console, to_json(config).splitlines())
-    sentence(console, "Every rank would get:")
-    copyable(console, [f"{name}={value}" for name, value in environment_of(request).items()])
     sentence(console, "It would be started with:")
-    copyable(console, [shlex.join(launch_line(request))])
+    copyable(console, [line for _, line in dry_lines(request)])
 
 
 def render_trained(trained: Trained, console: Console) -> None:
@@ -102,8 +98,8 @@ def render_trained(trained: Trained, console: Console) -> None:
     outcome, result = trained.outcome, trained.result
     if outcome.failure is not None:
         failure = outcome.failure
-        where = f" on rank {failure.rank}" if failure.rank is not None else ""
-        sentence(console, Text(f"Failed after step {failure.step}: {failure.kind.replace('_', ' ')}{where}.", style="bold red"))
+        where = f", first on rank {failure.rank}" if failure.rank is not None else ""
+        sentence(console, Text(f"{KINDS[failure.kind]}{where}, after step {failure.step}.", style="bold red"))
         sentence(console, failure.message)
         for evidence in failure.evidence:
             sentence(console, f"Evidence: {evidence}.")
@@ -113,7 +109,8 @@ def render_trained(trained: Trained, console: Console) -> None:
         _go_on(trained, console)
     else:
         sentence(console, Text(_ended(trained), style="bold green"))
-    _measured(trained, console)
+    if outcome.last_step:
+        render_figures(trained.request, outcome, console)
     if trained.finished:
         _where(trained, console)
 
@@ -121,7 +118,7 @@ def render_trained(trained: Trained, console: Console) -> None:
 def _ended(trained: Trained) -> str:
     result = trained.result
     assert result is not None
-    text = f"Finished: {result.step - first_step(trained):,} steps in {seconds(trained.outcome.seconds)}"
+    text = f"Finished: {result.step - trained.request.resumes_after:,} steps in {seconds(trained.outcome.seconds)}"
     if result.losses:
         text += f", loss {result.losses[0][1]:.3g} to {result.losses[-1][1]:.3g}"
     if result.evaluations:
@@ -139,26 +136,6 @@ def _go_on(trained: Trained, console: Console) -> None:
     sentence(console, f"The ranks' output: {trained.outcome.folder}.")
 
 
-def _measured(trained: Trained, console: Console) -> None:
-    """Sentences, because half of the figures exist on one kind of device only."""
-    outcome, memory, time = trained.outcome, trained.estimate.memory, trained.estimate.time
-    peaks, ranks = outcome.peaks, trained.question.cluster.gpus_per_node
-    if not outcome.last_step:
-        return
-    if trained.job.device == "cpu":
-        processes = sum(term.size_bytes for term in memory.host_pageable_terms if term.name == "processes")
-        host = ranks * cpu_tensor_bytes(memory, ranks) + processes
-    else:
-        host = memory.host_bytes_per_node
-    pairs = [("device memory per GPU", peaks.device_bytes, memory.device_bytes_per_gpu),
-             ("of it allocated", peaks.allocated_bytes, memory.allocated_bytes_per_gpu),
-             ("host memory", peaks.host_bytes or None, host)]
-    said = [f"{name} {gib(measured)} GiB (predicted {gib(predicted)})" for name, measured, predicted in pairs if measured]
-    if outcome.tokens_per_s is not None:
-        said.append(f"{rate(outcome.tokens_per_s)} tokens/s (predicted {rate(time.tokens_per_s)} with full sequences)")
-    sentence(console, f"Measured: {'; '.join(said)}.")
-
-
 def _where(trained: Trained, console: Console) -> None:
     output, result = trained.output, trained.result
     assert result is not None
@@ -168,14 +145,14 @@ def _where(trained: Trained, console: Console) -> None:
                           f"{last or output.path}. On a machine with the room:")
         copyable(console, [f"python {last}/zero_to_fp32.py {last} {output.path} --safe_serialization"])
         return
-    kind = "The model" if trained.question.workload.method == "full" else "The adapter"
+    kind = "The model" if trained.job.workload.method == "full" else "The adapter"
     sentence(console, f"{kind} and its tokenizer are in {output.path}" + (
         f", merged with the model in {output.merged}." if trained.merged else "."))
     copyable(console, _loading(output.path, Path(trained.job.model), trained))
 
 
 def _loading(path: Path, base: Path, trained: Trained) -> list[str]:
-    if trained.question.workload.method == "full" or trained.merged:
+    if trained.job.workload.method == "full" or trained.merged:
         folder = trained.output.merged if trained.merged else path
         return [f'AutoModelForCausalLM.from_pretrained("{folder}")']
     return [f'model = AutoModelForCausalLM.from_pretrained("{base}")', f'model = PeftModel.from_pretrained(model, "{path}")']

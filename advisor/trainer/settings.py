@@ -22,6 +22,7 @@ class Settings:
     save_steps:  optimizer steps between checkpoints, and between evaluations.
     report_to:   "auto" (TensorBoard where it is installed), "tensorboard", "swanlab", "wandb" or "none".
     merge:       also save the model with the adapters in its weights.
+    rung:        the rung to train on, in place of the recommended one.
     proof:       what must say that it fits; "none" leaves out the check of the disk too.
     """
 
@@ -42,6 +43,7 @@ class Settings:
     save_steps: int | None = None
     report_to: str = "auto"
     merge: bool = False
+    rung: str | None = None
     proof: Proof = "probe"
     offline: bool = False
 

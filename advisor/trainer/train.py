@@ -17,6 +17,7 @@ from ...estimators.model_shape import ModelShape
 from ...estimators.throughput import estimate_time
 from ...probes.real_run.job import Device
 from ..dry_run_answer import read_ds_config
+from ..launch.kept import keep_training
 from ..launch.request import LaunchRequest, Outcome, Script
 from ..launch.run import launch
 from ..question import Question
@@ -38,14 +39,13 @@ Say = Callable[[str], None]
 class Trained:
     """What came of a training.
 
-    result:   None where rank 0 left none, because the training failed.
-    estimate: what was predicted for its plan. job: as the ranks got it.
+    request, outcome: of the launch. result: None where rank 0 left none, because the training failed.
+    job:      as the ranks got it.
     """
 
+    request: LaunchRequest
     outcome: Outcome
     result: Result | None
-    estimate: Estimate
-    question: Question
     job: Job
     output: Output
     merged: bool
@@ -134,15 +134,11 @@ def request_of(output: Output, question: Question, estimate: Estimate, config: M
 def _run(job: Job, output: Output, question: Question, estimate: Estimate, config: Mapping[str, Any], *, verbose: bool,
          merging: bool) -> Trained:
     request = request_of(output, question, estimate, config, device=job.device, steps=job.arguments["max_steps"])
+    request = replace(request, resumes_after=step_of(Path(job.checkpoint)) if job.checkpoint else 0)
     outcome = launch(request, verbose=verbose)
+    keep_training(request, outcome)
     result = read_result(output.result)
     merged = merging and job.workload.method != "full" and result is not None and result.finished and result.whole
     if merged:
         merge(Path(job.model), output.path, output.merged, dtype=job.dtype)
-    return Trained(outcome=outcome, result=result, estimate=estimate, question=question, job=job, output=output,
-                   merged=merged)
-
-
-def first_step(trained: Trained) -> int:
-    """The step that the run went on from, 0 for a new training."""
-    return step_of(Path(trained.job.checkpoint)) if trained.job.checkpoint else 0
+    return Trained(request=request, outcome=outcome, result=result, job=job, output=output, merged=merged)
