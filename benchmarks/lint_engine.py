@@ -30,8 +30,7 @@ def outcomes(configs: Sequence[dict[str, Any]], *, world_size: int = WORLD_SIZE)
         folder = Path(name)
         (folder / "tiny.py").write_text(MODEL)
         (folder / "configs.json").write_text(json.dumps([world_size, list(configs)]))
-        subprocess.run([sys.executable, "-m", "ds_advise.benchmarks.lint_engine", str(folder)] if not __file__ else
-                       [sys.executable, __file__, str(folder)], check=True, cwd=folder, stdout=subprocess.DEVNULL,
+        subprocess.run([sys.executable, __file__, str(folder)], check=True, cwd=folder, stdout=subprocess.DEVNULL,
                        stderr=subprocess.DEVNULL, timeout=60 + LIMIT_S * len(configs))
         return list(json.loads((folder / "outcomes.json").read_text()))
 
@@ -43,6 +42,8 @@ def _main(folder: Path) -> None:
 
     os.environ["DS_ACCELERATOR"] = "cpu"
     gc.disable()
+    import logging
+
     from ds_advise.estimators.workload import Workload
     from ds_advise.probes.dry_run import worker
     from ds_advise.probes.dry_run.run import request_for
@@ -54,6 +55,7 @@ def _main(folder: Path) -> None:
     worker._import_all(requests[0])
     import deepspeed.runtime.superoffload.superoffload_stage3
     import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  imported by each initialization, which takes seconds
+    logging.disable(logging.CRITICAL)  # DeepSpeed's log of every start takes longer than the start
     found = []
     for request in requests:
         reading, writing = os.pipe()

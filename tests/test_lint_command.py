@@ -123,7 +123,8 @@ def test_fix_keeps_line_endings_and_permissions() -> None:
 
 def test_fix_takes_the_byte_order_mark_away(capsys: pytest.CaptureFixture[str]) -> None:
     """The Trainer cannot read a file with one."""
-    Path("marked.json").write_bytes(b'\xef\xbb\xbf{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}')
+    text = b'{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}'
+    Path("marked.json").write_bytes(b"\xef\xbb\xbf" + text)
     assert run(["lint", "marked.json"]) == 1
     assert run(["lint", "marked.json", "--fix"]) == 0
     assert Path("marked.json").read_bytes().startswith(b"{")

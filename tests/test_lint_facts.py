@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.lint_facts import BUNDLED, installed
-from ds_advise.validate.lint import load_facts
 from ds_advise.validate.lint import facts as facts_module
+from ds_advise.validate.lint import load_facts
 from ds_advise.validate.lint.facts import from_json, to_json
 from ds_advise.validate.lint.read_facts import CLASSES, read_facts
 from ds_advise.validate.lint.values import problem
+
+from benchmarks.lint_facts import BUNDLED, installed
 
 from .lint_cases import facts
 

@@ -245,8 +245,9 @@ def torch_adam(subject: Subject) -> Iterator[Hit]:
 
 
 @rules.rule(
-    "DS414", "warning", "an offloaded optimizer without a CPU form",
-    why="DeepSpeed has CPU forms of Adam, AdamW, Adagrad and Lion; any other runs as it is on CPU tensors, slowly if at all",
+    "DS414", "advice", "an offloaded optimizer without a CPU form",
+    why="DeepSpeed has CPU forms of Adam, AdamW, Adagrad and Lion; others of torch run as they are, slower, and LAMB is a "
+        "kernel for GPUs",
     fix="use AdamW, or do not offload the optimizer", source="runtime/engine.py _configure_basic_optimizer",
     bad={"train_batch_size": 8, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}, "zero_allow_untested_optimizer": True,
          "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
@@ -256,7 +257,7 @@ def no_cpu_form(subject: Subject) -> Iterator[Hit]:
     name = subject.optimizer
     if subject.stage and subject.offload("optimizer") != "none" and name and (
             name not in ("adam", "adamw", "adagrad", "lion", "muon")):
-        yield hit("optimizer.type", f"{name} has no CPU form")
+        yield hit("optimizer.type", f"{name} has no CPU form", severity="warning" if name == "lamb" else None)
 
 
 @rules.rule(

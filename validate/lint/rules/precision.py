@@ -251,6 +251,18 @@ def _number(value: object) -> float | None:
         return None
 
 
+@rules.rule(
+    "DS216", "error", "a first loss scale that no float holds",
+    why="the scale begins at 2 to the power of initial_scale_power, which is made a float",
+    fix="write 16, the default", source=_CLASSES + " initial_dynamic_scale",
+    bad={"train_batch_size": 8, "fp16": {"enabled": True, "initial_scale_power": 5000}},
+    good={"train_batch_size": 8, "fp16": {"enabled": True, "initial_scale_power": 16}})
+def huge_scale(subject: Subject) -> Iterator[Hit]:
+    power = subject.number("fp16.initial_scale_power")
+    if subject.fp16 and power is not None and power >= 1024 and not (subject.number("fp16.loss_scale") or 0) > 0:
+        yield hit("fp16.initial_scale_power", f"2 to the power of {power:g}")
+
+
 def _model_type(subject: Subject) -> str:
     return "fp16" if subject.fp16 else "bf16" if subject.bf16 else "fp32"
 

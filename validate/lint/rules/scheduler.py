@@ -132,6 +132,23 @@ def two_rates(subject: Subject) -> Iterator[Hit]:
         yield hit("scheduler.params.warmup_max_lr", f"lr is {rate:g}, warmup_max_lr {highest:g}")
 
 
+@rules.rule(
+    "DS609", "error", "torch's scheduler around DeepSpeed's optimizer",
+    why="ZeRO, fp16 and bf16 wrap the optimizer in a class of DeepSpeed's, which torch's schedulers refuse with a TypeError; "
+        "DeepSpeed's own look inside it",
+    fix="use one of DeepSpeed's schedulers, or create torch's in the script from the optimizer that it wraps",
+    source="runtime/engine.py _configure_lr_scheduler",
+    bad={"train_batch_size": 8, "zero_optimization": {"stage": 2}, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+         "scheduler": {"type": "StepLR", "params": {"step_size": 10}}},
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 2}, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+          "scheduler": _DECAY})
+def torchs(subject: Subject) -> Iterator[Hit]:
+    kind = subject.text("scheduler.type")
+    wrapped = subject.stage or subject.fp16 or subject.bf16
+    if wrapped and kind in subject.facts.torch_schedulers and kind not in subject.facts.schedulers:
+        yield hit("scheduler.type", f"{kind} is torch's, and the optimizer is wrapped")
+
+
 def _parameters(subject: Subject) -> tuple[Parameter, ...] | None:
     """The arguments of the scheduler's class, None for a class that is not known."""
     kind = subject.text("scheduler.type")

@@ -1,0 +1,132 @@
+"""Random configurations, right and wrong: the same ones for the same seed."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from ds_advise.validate.lint.facts import Block, Facts, Field
+
+JUNK: tuple[Any, ...] = (None, True, False, 0, 1, -1, 3, 7, 0.5, 1e9, "", "2", "true", "cpu", "abc", [], [1], {}, {"a": 1})
+OPTIMIZERS: tuple[dict[str, Any] | None, ...] = (
+    None, {"type": "AdamW", "params": {"lr": 1e-3}}, {"type": "Adam", "params": {"lr": 1e-3, "betas": [0.9, 0.99]}},
+    {"type": "adam", "params": {"torch_adam": True}}, {"type": "Adagrad", "params": {"lr": 0.01}},
+    {"type": "Lion", "params": {"lr": 1e-3}}, {"type": "Lamb", "params": {"lr": 1e-3}}, {"type": "SGD", "params": {"lr": 0.1}},
+    {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}, {"type": "RMSprop", "params": {}},
+    {"type": "AdamX", "params": {}}, {"type": "AdamW", "params": {"lr": 1e-3, "amsgrad": True}},
+    {"type": "AdamW", "params": {"learning_rate": 1e-3}}, {"type": "AdamW", "params": {"max_grad_norm": 1.0}}, {"params": {}},
+    {"type": "AdamW"}, {"type": 3, "params": {}}, {"type": "AdamW", "params": {"lr": "0.1"}})
+SCHEDULERS: tuple[dict[str, Any] | None, ...] = (
+    None, None, None, {"type": "WarmupLR", "params": {"warmup_num_steps": 10}}, {"type": "WarmupLR", "params": {}},
+    {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}, {"type": "WarmupLR"}, {"type": "Warm", "params": {}},
+    {"type": "WarmupDecayLR", "params": {"total_num_steps": 100}}, {"type": "WarmupDecayLR", "params": {}},
+    {"type": "OneCycle", "params": {"cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_momentum": False}},
+    {"type": "LRRangeTest", "params": {"steps": 3}}, {"params": {}}, {"type": "StepLR", "params": {"step_size": 10}})
+SCALARS: dict[str, tuple[Any, ...]] = {
+    "gradient_clipping": (0, 1.0, 0.5, "1.0", None, True, [1]), "prescale_gradients": (True, False, 0),
+    "gradient_predivide_factor": (1.0, 2.0, "2"), "steps_per_print": (1, 10, 0, None, "1"),
+    "wall_clock_breakdown": (True, False, "true", None), "memory_breakdown": (False, True), "dump_state": (False,),
+    "communication_data_type": ("fp32", "BF16", "float16", None, 3), "seq_parallel_communication_data_type": ("fp32", "x"),
+    "gradient_allreduce_op": ("mean", "SUM", "sum", "avg", None), "managed_gradient_accumulation": (True, False, 0),
+    "zero_allow_untested_optimizer": (True, True, True, False), "zero_force_ds_cpu_optimizer": (True, False),
+    "unknown_key": (1,), "disable_allgather": (True,), "vocabulary_size": (100,), "dataloader_drop_last": (True,),
+    "activation_checkpointing": ({}, {"profile": False}, {"partition": 1}, None), "amp": ({"enabled": False},),
+    "aio": (None, {}, {"queue_depth": 32}, {"thread_count": 2}, []),
+    "data_types": ({}, {"grad_accum_dtype": "fp32"}, {"grad_accum_dtype": "bf16"}, {"param_dtype": "bf16"},
+                   {"grad_accum_dtype": "abc"}, {"buffer_dtype": "fp32"}, {"buffer_dtype": "abc"},
+                   {"keep_in_fp32_modules": ["a"]}, {"keep_in_fp32_modules": "a"}, None),
+    "checkpoint": ({}, {"tag_validation": "Ignore"}, {"tag_validation": "abc"}, {"parallel_write": {"pipeline_stage": True}},
+                   {"parallel_write": {"pipeline_stage": "yes"}}, {"load_universal": False}, None, []),
+    "autotuning": ({}, {"enabled": False}, {"results_dir": ""}), "comms_logger": ({"enabled": False}, {"enable": True}, None),
+    "compile": ({}, {"deepcompile": False}, {"passes": ["z1"]}, {"passes": ["z9"]}, {"deep": True}),
+    "hybrid_engine": ({}, {"enabled": False}, {"max_out_tokens": 0}), "timers": ({}, {"throughput": {"enabled": False}},
+                                                                                {"throughput": {"on": True}}),
+    "pipeline": ({}, None), "data_efficiency": ({"enabled": False},), "bfloat16": ({"enabled": True}, {"enable": True}),
+    "fp16": ({}, None, True, {"enabled": "abc"}), "bf16": ({}, None, True, {"enabled": 2}), "weight_quantization": ({},)}
+UNFIT = {"zenflow", "super_offload", "leaf_module", "zero_quantized_weights", "zero_quantized_gradients",
+         "zero_quantized_nontrainable_weights"}
+"""Settings that the simulated GPU cannot run (their kernels compute what the engine then reads)."""
+
+
+def random_configs(count: int, seed: int, facts: Facts) -> list[dict[str, Any]]:
+    """`count` configurations for two ranks: about half of them have nothing wrong."""
+    rng = random.Random(seed)
+    return [_config(rng, facts) for _ in range(count)]
+
+
+def _config(rng: random.Random, facts: Facts) -> dict[str, Any]:
+    wrong = rng.random() < 0.5
+    config: dict[str, Any] = _batch(rng, wrong=wrong and rng.random() < 0.3)
+    for name, choices in (("optimizer", OPTIMIZERS if wrong else OPTIMIZERS[:9]),
+                          ("scheduler", SCHEDULERS if wrong else SCHEDULERS[:5])):
+        chosen = rng.choice(choices)
+        if chosen is not None and (wrong or rng.random() < 0.8):
+            config[name] = chosen
+    if not wrong:
+        config["zero_allow_untested_optimizer"] = True
+    precision = rng.choice(["fp32", "bf16", "fp16"])
+    if precision != "fp32":
+        block = facts.block(precision)
+        assert block is not None
+        config[precision] = {"enabled": True, **_fields(rng, block, rng.choice([0, 0, 1, 2]), wrong=wrong)}
+    if rng.random() < 0.9:
+        config["zero_optimization"] = _zero(rng, facts, wrong=wrong)
+    for name in rng.sample(sorted(SCALARS), rng.choice([0, 1, 1, 2])):
+        if name not in config:
+            config[name] = rng.choice(SCALARS[name])
+    return config
+
+
+def _batch(rng: random.Random, *, wrong: bool) -> dict[str, Any]:
+    if wrong:
+        names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+        return {name: rng.choice([1, 2, 3, 4, 0, -2, "2", None]) for name in names if rng.random() < 0.6}
+    return rng.choice([{"train_batch_size": 2}, {"train_batch_size": 4, "train_micro_batch_size_per_gpu": 1},
+                       {"train_micro_batch_size_per_gpu": 2},
+                       {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2}])
+
+
+def _zero(rng: random.Random, facts: Facts, *, wrong: bool) -> Any:
+    if wrong and rng.random() < 0.05:
+        return rng.choice([True, False, None, "2", []])
+    block = facts.block("zero_optimization")
+    assert block is not None
+    zero = {"stage": rng.choice([0, 1, 2, 2, 3, 3, 3]), **_fields(rng, block, rng.choice([0, 1, 2, 4]), wrong=wrong)}
+    for name in ("offload_optimizer", "offload_param"):
+        owned = facts.block(f"zero_optimization.{name}")
+        assert owned is not None
+        if rng.random() < 0.35:
+            devices = ["cpu", "cpu", "nvme", "none"]
+            zero[name] = {"device": rng.choice(devices), "nvme_path": "/tmp", **_fields(rng, owned, rng.choice([0, 0, 1, 2]),
+                                                                                       wrong=wrong)}
+            if wrong and rng.random() < 0.2:
+                del zero[name]["nvme_path"]
+    return zero
+
+
+def _fields(rng: random.Random, block: Block, count: int, *, wrong: bool) -> dict[str, Any]:
+    fields = [field for field in block.fields if not field.block and field.name not in UNFIT]
+    found = {}
+    for field in rng.sample(fields, min(count, len(fields))):
+        key = field.alias or field.name
+        if wrong and rng.random() < 0.1:
+            key += "_"
+        junk = wrong and rng.random() < 0.3
+        found[key] = rng.choice(JUNK) if junk else _value(rng, field)
+    return found
+
+
+def _value(rng: random.Random, field: Field) -> Any:
+    """A value of the field's type; small sizes, as of the model that is run."""
+    name = field.type.name
+    if field.deprecated:
+        return rng.choice([True, False])
+    if name == "bool":
+        return rng.choice([True, False])
+    if name == "int":
+        return rng.choice([1, 2, 10, 1000, 99_999, 10**6, 10**9])
+    if name == "float":
+        return rng.choice([0.5, 1.0, 0])
+    if field.type.choices:
+        return rng.choice(field.type.choices)
+    return field.default if field.default_known else []
