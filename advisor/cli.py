@@ -18,9 +18,10 @@ from .. import __version__
 from ..estimators.errors import DsAdviseError
 
 COMMANDS = {"advise": "advise_command:advise", "explain": "explain_command:explain", "dry-run": "dry_run_command:dry_run",
-            "probe": "probe_command:probe", "launch": "launch_command:launch", "doctor": "doctor_command:doctor",
-            "lint": "lint_command:lint",
-            "bench": "bench_command:bench", "history": "history_command:history"}
+            "probe": "probe_command:probe", "launch": "launch_command:launch", "train": "train_command:train",
+            "doctor": "doctor_command:doctor", "lint": "lint_command:lint",
+            "compare": "compare_command:compare", "bench": "bench_command:bench",
+            "history": "history_command:history"}
 """Command name -> module and function, imported when the command is used."""
 
 _LONGEST_TEXT = 300

@@ -11,6 +11,9 @@ from ..estimators.errors import ConfigFileError
 from ..estimators.model_shape import ModelShape
 from ..estimators.plan import Offload, Plan
 
+_HIGHEST = 2**63 - 1
+"""DeepSpeed's own "without end" (sys.maxsize). JSON's integers have no end either, but tensors' sizes do."""
+
 _TRAINER_MICRO_BATCH, _TRAINER_ACCUMULATION = 8, 1
 """TrainingArguments' defaults for per_device_train_batch_size and gradient_accumulation_steps."""
 
@@ -139,7 +142,7 @@ def _flag(block: Mapping[str, Any], key: str, *, default: bool) -> bool:
 
 
 def _number(block: Mapping[str, Any], key: str, *, default: int, auto: int | None = None, lowest: int = 0,
-            highest: int | None = None, where: str = "zero_optimization.") -> int:
+            highest: int = _HIGHEST, where: str = "zero_optimization.") -> int:
     """A whole number. JSON's 5e8 is a float, which DeepSpeed accepts."""
     value = block.get(key)
     if value is None:
@@ -147,8 +150,8 @@ def _number(block: Mapping[str, Any], key: str, *, default: int, auto: int | Non
     if value == "auto":
         return default if auto is None else auto
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or value % 1 or value < lowest or (highest is not None and value > highest):
-        bounds = f"a whole number from {lowest}" + ("" if highest is None else f" to {highest}")
+    if not number or value % 1 or not lowest <= value <= highest:
+        bounds = f"a whole number from {lowest}" + ("" if highest == _HIGHEST else f" to {highest}")
         raise _refused(where + key, value, bounds)
     return int(value)
 
