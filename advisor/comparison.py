@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,9 +84,10 @@ class Comparison:
     deepspeed: str
 
     def to_json(self) -> dict[str, Any]:
-        """One object; the sides have figures where model and GPUs are known."""
+        """One object; the sides have figures where model and GPUs are known. NaN and infinities, which JSON does not have, are
+        text."""
         def setting(known: Setting) -> dict[str, Any]:
-            return {"value": known.value, "origin": known.origin}
+            return {"value": json.loads(json.dumps(known.value), parse_constant=str), "origin": known.origin}
 
         return {
             "schema_version": 1, "deepspeed": self.deepspeed,

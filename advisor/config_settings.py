@@ -158,7 +158,11 @@ def _leaves(block: Mapping[str, Any], path: str, facts: Facts) -> Iterator[tuple
     known = facts.block(path)
     for key, value in block.items():
         here = f"{path}.{_usual_name(key, path, known)}".lstrip(".")
-        if here == "zero_optimization" and isinstance(value, bool):
+        replaced = _block_in_place_of(key, known)
+        if replaced and isinstance(value, bool):
+            if value:
+                yield f"{replaced}.device", "cpu"
+        elif here == "zero_optimization" and isinstance(value, bool):
             yield "zero_optimization.stage", int(value)  # as DeepSpeed reads the oldest form
         elif isinstance(value, Mapping) and here.count(".") < _DEEPEST:
             yield from _leaves(value, here, facts)
@@ -170,4 +174,13 @@ def _usual_name(key: str, path: str, block: Block | None) -> str:
     if not path and key == "bfloat16":
         return "bf16"
     field = block.field(key) if block is not None else None
+    if block is not None and field is not None and field.moves:
+        field = block.field(field.successor) or field
     return key if field is None else field.alias or field.name
+
+
+def _block_in_place_of(key: str, block: Block | None) -> str:
+    """The path of the block that has replaced a switch (`cpu_offload`), "" for other keys."""
+    field = block.field(key) if block is not None else None
+    successor = block.field(field.successor) if block is not None and field is not None and field.moves else None
+    return successor.block if successor is not None else ""

@@ -63,6 +63,9 @@ def zero(**keys: Any) -> dict[str, Any]:
     (zero(), zero(overlap_comm="auto", contiguous_gradients="auto", offload_param={"device": "none", "pin_memory": False})),
     (zero(offload_optimizer={"device": "cpu"}), zero(offload_optimizer={"device": "cpu", "pin_memory": True, "ratio": 1})),
     ({"bfloat16": {"enabled": True}}, {"bf16": {"enabled": True}}),
+    (zero(cpu_offload=True, cpu_offload_param=False), zero(offload_optimizer={"device": "cpu"})),
+    (zero(stage3_gather_fp16_weights_on_model_save=True), zero(gather_16bit_weights_on_model_save=True)),
+    ({"zero_optimization": True}, {"zero_optimization": {"stage": 1}}),
     ({"fp16": {"enabled": False, "loss_scale": 128}}, {}),
     ({"aio": {"block_size": 1048576}, "activation_checkpointing": {"profile": False}}, {"aio": {}}),
     ({"train_micro_batch_size_per_gpu": 1, "train_batch_size": "auto"}, {"train_micro_batch_size_per_gpu": 1}),
@@ -246,9 +249,14 @@ def test_strange_files_are_compared_or_refused_in_one_line(
     """No traceback, no control character on the terminal, no line beyond it but for names."""
     file = tmp_path / "strange.json"
     file.write_text(HOSTILE[name])
+    def refuse(constant: str) -> None:
+        pytest.fail(f"{constant} is not JSON")
+
     for arguments in ([], ["--json"], ["--model", "gpt2", "--gpus", "2xA40", "--offline"]):
         code = run_here(["compare", str(file), files["zero3"], *arguments])
         out, err = capsys.readouterr()
+        if "--json" in arguments:
+            json.loads(out, parse_constant=refuse)
         assert code in (0, 2) and "error of ds-advise itself" not in err, err
         assert len(err.splitlines()) == (code == 2) and "\x1b" not in out and "\x07" not in out
         if not arguments:

@@ -127,7 +127,7 @@ BROKEN: dict[str, tuple[Facts, str, str, str]] = {
     "ninja beside the PATH": (facts(toolchain={"ninja": False}), "ninja", "problem", "activate"),
     "no setuptools": (facts(software={"packages": WITHOUT_PACKAGE["setuptools"]}), "setuptools", "problem", "setuptools"),
     "no nvcc": (facts(toolchain={"nvcc": "", "nvcc_trial": None, "cuda_home": ""}), "cuda-toolkit", "problem", "torch_adam"),
-    "nvcc of CUDA 11": (facts(toolchain={"nvcc": "11.8"}), "cuda-toolkit", "problem", "major"),
+    "nvcc of CUDA 11": (facts(toolchain={"nvcc": "11.8"}), "cuda-toolkit", "problem", "CUDA 12 toolkit"),
     "nvcc of 12.7": (facts(toolchain={"nvcc": "12.7"}), "cuda-toolkit", "warning", "DS_SKIP_CUDA_CHECK"),
     "nvcc too old for the GPU": (facts(toolchain={"nvcc": "12.6"}, graphics={"gpus": (replace(GPUS[0], capability=(10, 0)),)}),
                                  "nvcc-architecture", "problem", "12.8"),

@@ -219,7 +219,8 @@ def test_gpus_as_nvml_tells_them(tmp_path: Path) -> None:
     root = tree(tmp_path, {
         "proc/77/comm": "python\n", "sys/bus/pci/devices/0000:3b:00.0/class": "0x030200\n",
         "sys/bus/pci/devices/0000:3b:00.0/vendor": "0x10de\n", "sys/bus/pci/devices/0000:3b:00.0/numa_node": "1\n",
-        "sys/bus/pci/devices/0000:3b:00.0/local_cpulist": "16-31\n", "proc/driver/nvidia/version": "x"})
+        "sys/bus/pci/devices/0000:3b:00.0/local_cpulist": "16-31\n",
+        "sys/bus/pci/devices/0000:3b:00.0/max_link_width": "16\n", "proc/driver/nvidia/version": "x"})
     graphics = read_graphics(root, nvml({
         "nvmlSystemGetDriverVersion": lambda: "570.86", "nvmlSystemGetCudaDriverVersion": lambda: 12080,
         "nvmlDeviceGetName": lambda _: "NVIDIA A100", "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=80, free=50),
@@ -230,7 +231,7 @@ def test_gpus_as_nvml_tells_them(tmp_path: Path) -> None:
         "nvmlDeviceGetCurrentClocksEventReasons": lambda _: 0x1 | 0x4 | 0x40,
         "nvmlDeviceGetCurrPcieLinkGeneration": lambda _: 3,
         "nvmlDeviceGetCurrPcieLinkWidth": lambda _: 8, "nvmlDeviceGetMaxPcieLinkGeneration": lambda _: 4,
-        "nvmlDeviceGetMaxPcieLinkWidth": lambda _: 16,
+        "nvmlDeviceGetMaxPcieLinkWidth": lambda _: 8,  # of the slot
         "nvmlDeviceGetPciInfo": lambda _: SimpleNamespace(busId="00000000:3B:00.0"),
         "nvmlDeviceGetNvLinkState": lambda _, link: 1 if link < 10 else 0 if link < 12 else nvml({}).refused(),
         "nvmlDeviceGetComputeRunningProcesses": lambda _: [SimpleNamespace(pid=77, usedGpuMemory=30),
@@ -242,7 +243,8 @@ def test_gpus_as_nvml_tells_them(tmp_path: Path) -> None:
     assert (gpu.compute_mode, gpu.mig, gpu.uncorrected_errors, gpu.remapping_failed) == ("exclusive", True, 4, True)
     assert (gpu.power_limit_w, gpu.default_power_limit_w, gpu.temperature_c) == (250, 400, 91)
     assert gpu.slowed_by == ("power", "heat") and gpu.nvlinks == (10, 2)
-    assert gpu.pcie is not None and (gpu.pcie.generation, gpu.pcie.width, gpu.pcie.most_generation) == (3, 8, 4)
+    assert gpu.pcie is not None and (gpu.pcie.generation, gpu.pcie.most_generation) == (3, 4)
+    assert (gpu.pcie.width, gpu.pcie.most_width) == (8, 16)
     assert (gpu.numa_node, gpu.near_cpus) == (1, frozenset(range(16, 32)))
     assert gpu.holders == (("python", 30), ("process 1", 0))
     assert [(pair.direct, pair.path) for pair in graphics.pairs] == [(True, "sockets")]

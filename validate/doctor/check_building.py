@@ -102,7 +102,7 @@ def cuda_toolkit(facts: Facts) -> Iterator[Finding]:
                       f"-{torch}`; without it \"torch_adam\": true in optimizer.params replaces fused Adam")
     elif version(own)[0] != version(torch)[0]:
         yield problem("cuda-toolkit", f"nvcc is of CUDA {own}, torch is built for {torch}",
-                      "DeepSpeed and torch refuse to compile with another major version, or the op fails to load",
+                      "ops are refused when DeepSpeed is installed (DS_BUILD_OPS); compiled at first use they may not load",
                       f"point CUDA_HOME at a CUDA {version(torch)[0]} toolkit, or install torch built for CUDA "
                       f"{version(own)[0]}")
     elif version(own)[:2] != version(torch)[:2] and not {own, torch} <= set(software.toolkits_taken_as_equal):

@@ -133,7 +133,7 @@ def pcie(facts: Facts) -> Iterator[Finding]:
         link = links[narrow[0].index]
         yield warning("pcie", f"{named(narrow)}: PCIe x{link.width} of x{link.most_width}",
                       "offloads, and GPUs without NVLink, are that much slower",
-                      "seat the card anew, look at the riser and at how the board shares its lanes")
+                      "seat the card anew, take a slot that has all lanes, look at the riser and at how the board shares them")
     if slow:
         link = links[slow[0].index]
         yield warning("pcie", f"{named(slow)}: PCIe generation {link.generation} of {link.most_generation} at work",

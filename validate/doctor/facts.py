@@ -79,7 +79,8 @@ class OpsFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pcie:
-    """A GPU's host link as negotiated now, and the most that GPU and slot can. Generation falls while a GPU is idle."""
+    """A GPU's host link as negotiated now; the newest generation that GPU and slot have together, and the lanes of the GPU
+    itself. The generation falls while a GPU is idle."""
 
     generation: int
     width: int

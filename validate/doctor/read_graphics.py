@@ -64,12 +64,9 @@ def read_graphics(root: Path = Path("/"), nvml: Any = None) -> Graphics:
 
 
 def _vendor(device: Path) -> str:
-    try:
-        if not (device / "class").read_text(encoding="ascii").startswith(_DISPLAY_OR_ACCELERATOR):
-            return ""
-        return _VENDORS.get((device / "vendor").read_text(encoding="ascii").strip(), "")
-    except (OSError, UnicodeDecodeError):
+    if not _text(device / "class").startswith(_DISPLAY_OR_ACCELERATOR):
         return ""
+    return _VENDORS.get(_text(device / "vendor"), "")
 
 
 def _asked(nvml: Any, question: Callable[..., _Answer], *arguments: Any) -> _Answer | None:
@@ -93,7 +90,7 @@ def _gpu(nvml: Any, handle: Any, index: int, root: Path) -> Gpu:
     slowed = ask("nvmlDeviceGetCurrentClocksThrottleReasons") if slowed is None else slowed
     states = [ask("nvmlDeviceGetNvLinkState", number) for number in range(_MOST_NVLINKS)]
     rows = ask("nvmlDeviceGetRemappedRows")
-    place = _place(ask("nvmlDeviceGetPciInfo"), root)
+    device = _pci_device(ask("nvmlDeviceGetPciInfo"), root)
     return Gpu(
         index=index, name=str(ask("nvmlDeviceGetName") or "GPU"), memory_bytes=int(memory.total) if memory else 0,
         free_bytes=int(memory.free) if memory else 0, capability=ask("nvmlDeviceGetCudaComputeCapability"),
@@ -104,8 +101,10 @@ def _gpu(nvml: Any, handle: Any, index: int, root: Path) -> Gpu:
         power_limit_w=limit / 1000 if limit else None, default_power_limit_w=default / 1000 if default else None,
         temperature_c=ask("nvmlDeviceGetTemperature", 0),
         slowed_by=tuple(dict.fromkeys(name for bit, name in _SLOWED if slowed and slowed & bit)),
-        pcie=None if None in link else Pcie(generation=link[0], width=link[1], most_generation=link[2], most_width=link[3]),
-        nvlinks=(states.count(1), states.count(0)), numa_node=place[0], near_cpus=place[1])
+        pcie=None if None in link else Pcie(generation=link[0], width=link[1], most_generation=link[2],
+                                            most_width=max(link[3], _own_width(device))),
+        nvlinks=(states.count(1), states.count(0)), numa_node=_number(device / "numa_node"),
+        near_cpus=cpu_list(_text(device / "local_cpulist")))
 
 
 def _missing(*_: Any) -> None:
@@ -125,18 +124,32 @@ def _holders(ask: Callable[..., Any], root: Path) -> tuple[tuple[str, int], ...]
     return tuple(sorted(found, key=lambda holder: -holder[1]))
 
 
-def _place(pci: Any, root: Path) -> tuple[int, frozenset[int]]:
-    """(NUMA node, its CPUs) of a PCI device."""
+def _pci_device(pci: Any, root: Path) -> Path:
+    """The kernel's folder for a PCI device; one that does not exist where the device is not told."""
+    devices = root / "sys/bus/pci/devices"
     if pci is None:
-        return -1, frozenset()
+        return devices / "unknown"
     bus = pci.busId.decode() if isinstance(pci.busId, bytes) else str(pci.busId)
     # NVML writes the domain with eight digits, the kernel with four.
-    device = root / "sys/bus/pci/devices" / re.sub(r"^0{4}(?=[0-9a-f]{4}:)", "", bus.lower())
+    return devices / re.sub(r"^0{4}(?=[0-9a-f]{4}:)", "", bus.lower())
+
+
+def _own_width(device: Path) -> int:
+    """Lanes that the card itself has; NVML tells what card and slot have together. Virtual machines show nonsense."""
+    width = _number(device / "max_link_width")
+    return width if width in (1, 2, 4, 8, 12, 16, 32) else 0
+
+
+def _number(file: Path) -> int:
+    text = _text(file)
+    return int(text) if text.isdigit() else -1
+
+
+def _text(file: Path) -> str:
     try:
-        node = int((device / "numa_node").read_text(encoding="ascii"))
-        return node, cpu_list((device / "local_cpulist").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return -1, frozenset()
+        return file.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _pair(nvml: Any, handles: list[Any], first: int, second: int) -> Pair:

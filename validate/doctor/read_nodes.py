@@ -70,7 +70,8 @@ def read_nodes(hosts: tuple[tuple[str, int], ...], port: int, run: Runner, *,
         looked_up = run(["getent", "ahosts", name.rpartition("@")[2]], "", _LOOK_UP_S)
         found = tuple(dict.fromkeys(line.split()[0] for line in looked_up.out.splitlines() if line.strip()))
         if looked_up.code != 0 or not found:
-            return Node(name=name, slots=slots, unresolved="its name is not found" if looked_up.code else looked_up.err or "no address")
+            return Node(name=name, slots=slots,
+                        unresolved="its name is not found" if looked_up.code else looked_up.err or "no address")
         node = _by_ssh(name, slots, found, run)
         if position:
             return node
