@@ -15,6 +15,9 @@ from .advise import dropout_probability, resolve_precision, sequence_length
 from .dry_run_answer import read_ds_config
 from .model_source import load_config
 
+_MOST_DIGITS = 9
+"""Of a dimension; Python refuses to read numbers of thousands of digits."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunQuestion:
@@ -53,7 +56,7 @@ def run_question(config_file: Path, model: str, cluster: Cluster, *, seq_len: in
     return RunQuestion(
         config=config, description=description, shape=shape, cluster=cluster, workload=workload,
         micro_batch_size=micro_batch or 1, gradient_accumulation_steps=accumulation or 1,
-        gradient_checkpointing=gradient_checkpointing, input_shape=_shape(input_shape))
+        gradient_checkpointing=gradient_checkpointing, input_shape=sample_shape(input_shape))
 
 
 def _shape_if_known(config: dict[str, Any], name: str) -> ModelShape | None:
@@ -82,11 +85,12 @@ def optimizer_of(config: dict[str, Any]) -> str:
     return str(name).lower() if name else "adamw"
 
 
-def _shape(text: str | None) -> tuple[int, ...] | None:
+def sample_shape(text: str | None) -> tuple[int, ...] | None:
+    """`3,32,32` as numbers. Raises WorkloadError for anything else."""
     if text is None:
         return None
-    parts = text.split(",")
-    if not all(part.strip().isascii() and part.strip().isdigit() and int(part) > 0 for part in parts):
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) <= _MOST_DIGITS and int(part) > 0 for part in parts):
         raise WorkloadError(f"--input-shape {text[:40]!r} is no shape", why="it is the size of one sample, by dimension",
                             fix="write it as 3,32,32")
     return tuple(int(part) for part in parts)

@@ -14,7 +14,7 @@ OPTIMIZERS: tuple[dict[str, Any] | None, ...] = (
     {"type": "Lion", "params": {"lr": 1e-3}}, {"type": "Lamb", "params": {"lr": 1e-3}}, {"type": "SGD", "params": {"lr": 0.1}},
     {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}, {"type": "RMSprop", "params": {}},
     {"type": "AdamX", "params": {}}, {"type": "AdamW", "params": {"lr": 1e-3, "amsgrad": True}},
-    {"type": "AdamW", "params": {"learning_rate": 1e-3}}, {"type": "AdamW", "params": {"max_grad_norm": 1.0}}, {"params": {}},
+    {"type": "AdamW", "params": {"learning_rate": 1e-3}}, {"type": "AdamW", "params": {"max_grad_norm": 1.0}},
     {"type": "AdamW"}, {"type": 3, "params": {}}, {"type": "AdamW", "params": {"lr": "0.1"}})
 SCHEDULERS: tuple[dict[str, Any] | None, ...] = (
     None, None, None, {"type": "WarmupLR", "params": {"warmup_num_steps": 10}}, {"type": "WarmupLR", "params": {}},
@@ -123,6 +123,8 @@ def _value(rng: random.Random, field: Field) -> Any:
         return rng.choice([True, False])
     if name == "bool":
         return rng.choice([True, False])
+    if field.name == "initial_scale_power":
+        return rng.choice([1, 16, 24, 5000])
     if name == "int":
         return rng.choice([1, 2, 10, 1000, 99_999, 10**6, 10**9])
     if name == "float":

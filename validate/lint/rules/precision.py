@@ -253,13 +253,15 @@ def _number(value: object) -> float | None:
 
 @rules.rule(
     "DS216", "error", "a first loss scale that no float holds",
-    why="the scale begins at 2 to the power of initial_scale_power, which is made a float",
+    why="the scale begins at 2 to the power of initial_scale_power, which is made a float; with a static scale DeepSpeed still "
+        "prints it, and Python prints no number of more than 4300 digits",
     fix="write 16, the default", source=_CLASSES + " initial_dynamic_scale",
     bad={"train_batch_size": 8, "fp16": {"enabled": True, "initial_scale_power": 5000}},
     good={"train_batch_size": 8, "fp16": {"enabled": True, "initial_scale_power": 16}})
 def huge_scale(subject: Subject) -> Iterator[Hit]:
     power = subject.number("fp16.initial_scale_power")
-    if subject.fp16 and power is not None and power >= 1024 and not (subject.number("fp16.loss_scale") or 0) > 0:
+    dynamic = subject.fp16 and not (subject.number("fp16.loss_scale") or 0) > 0
+    if power is not None and power >= (1024 if dynamic else 14_300) and subject.fp16:
         yield hit("fp16.initial_scale_power", f"2 to the power of {power:g}")
 
 

@@ -58,6 +58,21 @@ def not_a_node(subject: Subject) -> Iterator[Hit]:
 
 
 @rules.rule(
+    "DS355", "error", "hpZ with parameters on NVMe",
+    why="the second copy of the weights is allocated where the first one goes, and torch has no device nvme",
+    fix="remove zero_hpz_partition_size, or offload the parameters to the CPU",
+    source="runtime/zero/partition_parameters.py _partition_param_sec",
+    bad={"train_batch_size": 8, "zero_optimization": {
+        "stage": 3, "zero_hpz_partition_size": 2, "offload_param": {"device": "nvme", "nvme_path": "/local_nvme"}}},
+    good={"train_batch_size": 8, "zero_optimization": {
+        "stage": 3, "zero_hpz_partition_size": 2, "offload_param": {"device": "cpu"}}})
+def on_nvme(subject: Subject) -> Iterator[Hit]:
+    size = subject.number("zero_optimization.zero_hpz_partition_size")
+    if subject.stage == 3 and size and size > 1 and subject.offload("param") == "nvme":
+        yield hit("zero_optimization.zero_hpz_partition_size", f"groups of {size:g}, parameters on NVMe")
+
+
+@rules.rule(
     "DS354", "error", "quantized gradients without reduce_scatter",
     why="the quantized all-to-all is a reduce-scatter, and stage 3 asserts that both are on",
     fix='remove "reduce_scatter": false', source="runtime/zero/stage3.py __init__ (all2all_process_group)",
