@@ -60,9 +60,10 @@ def static_rendezvous(master: str, node_rank: int) -> Rendezvous:
 
 
 def launcher_for(rendezvous: Rendezvous | None, wanted: Launcher | None) -> Launcher | None:
-    """The launcher that this meeting needs, None where any does. Raises ClusterError where another was asked for."""
+    """The launcher that is wanted, or that this meeting needs, None where any does. Raises ClusterError where another was asked
+    for."""
     if rendezvous is None:
-        return None
+        return wanted
     needed: dict[str, tuple[Launcher, ...]] = {
         "hostfile": ("deepspeed",), "slurm": ("torchrun",), "static": ("torchrun", "accelerate")}
     able = needed[rendezvous.kind]
