@@ -40,7 +40,7 @@ def render_history(records: Sequence[Record], console: Console, *, path: Path, m
         sentence(console, Text("Older ones: --limit N.", style="dim"))
     blank(console)
     sentence(console, Text("tokens/s and GiB: as measured; GiB is the highest rank's memory on the GPU, or its tensors in RAM "
-                           "on the CPU.", style="dim"))
+                           "on the CPU; of a training, of the fullest GPU, or all ranks' RAM.", style="dim"))
 
 
 def without_nan(value: Any) -> Any:
@@ -96,6 +96,9 @@ def _plan(record: Record) -> str:
 
 def _figures(result: Mapping[str, Any]) -> tuple[str, str]:
     """Tokens per second of the job, memory of its highest rank; "-" where the result does not tell."""
+    if "peaks" in result:  # of a whole training
+        peaks, speed = result["peaks"], result.get("tokens_per_s")
+        return rate(speed) if speed else "-", gib(peaks["device_bytes"] or peaks["host_bytes"])
     ranks = result.get("ranks") or []
     steps = [sorted(step["total_s"] for step in report["steps"]) for report in ranks if report.get("steps")]
     slowest = max((times[len(times) // 2] for times in steps), default=0.0)

@@ -50,6 +50,14 @@ def test_an_empty_history_says_so(own_store: Path, capsys: pytest.CaptureFixture
     assert not own_store.exists()
 
 
+def test_a_training_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its speed, and the memory of the fullest GPU."""
+    peaks = {"device_bytes": 3 * 2**30, "host_bytes": 2**40}
+    Store().add(replace(PROBE, kind="training", result={"tokens_per_s": 1234.0, "failure": None, "peaks": peaks}))
+    run(["history"])
+    assert _line(capsys, "1").split()[-2:] == ["1,230", "3.0"]
+
+
 def test_a_probe_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     """Number, kind, model, rung with its batch, tokens per second of the slowest rank, its memory."""
     Store().add(PROBE)
