@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import platform
+import re
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -15,6 +15,10 @@ from .units import gib
 
 _STYLES: dict[Status, str] = {
     "problem": "bold red", "warning": "bold yellow", "note": "bold cyan", "unknown": "bold magenta", "ok": "green"}
+_TOLD = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_ALGO", "NCCL_PROTO", "NCCL_IB_HCA", "PYTORCH_CUDA_ALLOC_CONF",
+         "PYTORCH_ALLOC_CONF", "TORCH_CUDA_ARCH_LIST")
+_SWITCH = re.compile(r"[\d.,;+-]*|true|false|on|off|yes|no|warn|info|trace|version|detail|cpu|cuda", re.IGNORECASE)
+
 _MARK, _CHECK = 8, 19
 """Columns of the status and of the check's name."""
 
@@ -103,7 +107,6 @@ def _machine(checkup: Checkup) -> Iterator[str]:
 
 
 def _environment(checkup: Checkup) -> Iterator[str]:
-    """Variables by name; the value only of those that hold a switch or a number."""
+    """Variables by name, and the values that are switches, numbers or names that every machine has; others may be hosts."""
     for name, value in checkup.facts.environment.items():
-        plain = len(value) <= 40 and os.sep not in value and "@" not in value
-        yield f"{name}={value}" if plain else f"{name} is set"
+        yield f"{name}={value}" if name in _TOLD or _SWITCH.fullmatch(value) else f"{name} is set"

@@ -37,7 +37,8 @@ def test_the_doctor_looks_at_this_machine(tmp_path: Path) -> None:
     assert sum(answer["counts"].values()) == len(answer["findings"]) and answer["worst"] in STATUSES
     said = {finding["check"]: finding for finding in answer["findings"]}
     assert said["torch"]["status"] == "ok" and said["deepspeed"]["status"] == "ok"
-    assert "unread" not in {finding["area"] for finding in answer["findings"]}
+    unread = {finding["check"] for finding in answer["findings"] if finding["area"] == "unread"}
+    assert unread <= {"toolchain"}  # a machine that is busy compiles too slowly
     assert list(tmp_path.iterdir()) == []
 
 
@@ -96,15 +97,17 @@ def test_a_folder_that_is_not_there_is_a_finding(capsys: pytest.CaptureFixture[s
 def test_the_block_for_a_bug_report_names_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Versions, GPUs and findings are in it; the user, the home folder, host names, addresses and tokens are not."""
     for variable, value in (("HF_TOKEN", "hf_verysecrettoken"), ("NCCL_SOCKET_IFNAME", "ib7"), ("USER", "annmiller"),
-                            ("HOME", "/home/annmiller"), ("https_proxy", "http://annmiller:geheim@10.9.8.7:3128")):
+                            ("HOME", "/home/annmiller"), ("https_proxy", "http://annmiller:geheim@10.9.8.7:3128"),
+                            ("MASTER_ADDR", "trainer7"), ("NCCL_DEBUG", "INFO")):
         monkeypatch.setenv(variable, value)
     done = command("--report")
     block = done.stdout
     assert block.startswith("```text\n") and block.rstrip().endswith("```")
-    for secret in ("hf_verysecrettoken", "annmiller", "geheim", "10.9.8.7", socket.gethostname()):
+    for secret in ("hf_verysecrettoken", "annmiller", "geheim", "10.9.8.7", "trainer7", socket.gethostname()):
         assert secret not in block or secret in ("localhost",), secret
     assert getpass.getuser() == "root" or getpass.getuser() not in block
     assert "deepspeed 0." in block and "NCCL_SOCKET_IFNAME=ib7" in block and "https_proxy is set" in block
+    assert "NCCL_DEBUG=INFO" in block and "MASTER_ADDR is set" in block
     assert "problem: environment: interfaces" in block
 
 

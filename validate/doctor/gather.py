@@ -47,12 +47,10 @@ def gather(*, nvme: str | None = None, hostfile: Path | None = None, environment
     port = rank_port(known)
     end = time.monotonic() + _LIMIT_S * (1 + len(hosts) // AT_ONCE)
 
-    def software_and_toolchain() -> tuple[Any, Any]:
-        software = read_software()
-        return software, read_toolchain(run, known, software.packages.get("torch", ""))
-
+    software = _start(read_software)
     readers: dict[str, Future[Any]] = {
-        "software": _start(software_and_toolchain),
+        "software": software,
+        "toolchain": _start(lambda: read_toolchain(run, known, software.result().packages.get("torch", ""))),
         "graphics": _start(lambda: read_graphics(root)),
         "memory": _start(lambda: read_memory(root)),
         "processor": _start(lambda: read_processor(root)),
@@ -65,9 +63,7 @@ def gather(*, nvme: str | None = None, hostfile: Path | None = None, environment
         readers["nodes"] = _start(lambda: read_nodes(hosts, port, run))
     unread: list[tuple[str, str]] = []
     parts = {name: part for name, reader in readers.items() if (part := _result(name, reader, end, unread)) is not None}
-    software, toolchain = parts.pop("software", (None, None))
-    return Facts(software=software, toolchain=toolchain, pdsh=which("pdsh") is not None, environment=looked_at(known),
-                 unread=tuple(unread), **parts)
+    return Facts(pdsh=which("pdsh") is not None, environment=looked_at(known), unread=tuple(unread), **parts)
 
 
 def looked_at(environment: Mapping[str, str]) -> dict[str, str]:
