@@ -59,7 +59,7 @@ def render_rules(rules: Sequence[Rule], console: Console) -> None:
 def report_json(name: str, report: Report, *, written: str | None, copy: str | None) -> dict[str, Any]:
     """One object, described in docs/json.md."""
     return {
-        "file": name, "framework": report.framework, "framework_is_assumed": report.framework_is_assumed,
+        "schema_version": 1, "file": name, "framework": report.framework, "framework_is_assumed": report.framework_is_assumed,
         "deepspeed": report.facts.version, "facts": report.facts.origin,
         "errors": report.count("error"), "warnings": report.count("warning"), "advice": report.count("advice"),
         "more": report.more, "written": written, "copy": copy,

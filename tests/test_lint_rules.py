@@ -159,6 +159,13 @@ def test_the_readers_errors_name_the_file_and_the_place() -> None:
         read_document(b'{\n  "a" 1}', name="ds_config.json")
 
 
+def test_the_manuals_table_is_current() -> None:
+    """`python -m benchmarks.lint_table --write` renews it."""
+    from benchmarks.lint_table import DOCUMENT, document
+
+    assert DOCUMENT.read_text(encoding="utf-8") == document()
+
+
 def test_no_rule_reaches_into_the_advisor() -> None:
     """Judgement stands below rendering."""
     folder = Path(ds_advise.__file__).parent / "validate" / "lint"

@@ -263,7 +263,7 @@ def no_cpu_form(subject: Subject) -> Iterator[Hit]:
 @rules.rule(
     "DS415", "advice", "offload to memory that is not pinned",
     why="copies from and to pageable memory are staged by the driver: slower, and never beside the computation",
-    fix="remove pin_memory: true is the default", source="runtime/zero/offload_config.py",
+    fix='set "pin_memory": true', source="runtime/zero/offload_config.py",
     bad={"train_batch_size": 8, "zero_optimization": {
         "stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": False}}},
     good={"train_batch_size": 8, "zero_optimization": {

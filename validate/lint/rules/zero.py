@@ -157,7 +157,7 @@ def legacy(subject: Subject) -> Iterator[Hit]:
     why="DeepSpeed does without the norm at stages 1 and 2 only, without clipping (which is on by default), ZenFlow, "
         "optimizer offload, or its BF16 optimizer",
     fix='set "gradient_clipping": 0, or remove compute_grad_norm', source=_STAGE_12 + " __init__; " + _CONFIG,
-    since="0.19.6",
+    since="0.19.7",
     bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "compute_grad_norm": False}},
     good={"train_batch_size": 8, "gradient_clipping": 0, "zero_optimization": {"stage": 2, "compute_grad_norm": False}})
 def no_norm(subject: Subject) -> Iterator[Hit]:
