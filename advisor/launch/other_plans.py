@@ -42,7 +42,8 @@ def next_plan(asked: RunQuestion, failed: Estimate, kind: FailureKind, *, reads_
     """
     def need(estimate: Estimate) -> int:
         memory = estimate.memory
-        return memory.host_bytes_per_node if kind == "host_out_of_memory" else memory.device_bytes_per_gpu
+        # Live tensors: the context and the libraries take the same under every plan.
+        return memory.host_bytes_per_node if kind == "host_out_of_memory" else memory.allocated_bytes_per_gpu
 
     if kind not in ("gpu_out_of_memory", "host_out_of_memory"):
         return None
