@@ -31,7 +31,7 @@ from ds_advise.validate.lint import Facts, apply, lint, load_facts, read_documen
 LIMIT_S = 1.0
 LIMIT_BYTES = 500_000_000
 
-CONFIGS = [
+CONFIGS: list[dict[str, Any]] = [
     {"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2, "overlap_comm": True}},
     {"train_micro_batch_size_per_gpu": "auto", "gradient_clipping": "auto", "fp16": {"enabled": "auto", "loss_scale": 0},
      "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme", "buffer_count": 4},
@@ -39,7 +39,7 @@ CONFIGS = [
      "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": [0.9, 0.999]}}, "aio": {"queue_depth": 8}},
     {"train_batch_size": 32, "optimizer": {"type": "Adam", "params": {"lr": 1e-3}},
      "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 100, "warmup_num_steps": 10}}, "steps_per_print": 1}]
-MODELS = [
+MODELS: list[dict[str, Any]] = [
     {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
      "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100},
     {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": 100},

@@ -15,7 +15,7 @@ OPTIMIZERS: tuple[dict[str, Any] | None, ...] = (
     {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}, {"type": "RMSprop", "params": {}},
     {"type": "AdamX", "params": {}}, {"type": "AdamW", "params": {"lr": 1e-3, "amsgrad": True}},
     {"type": "AdamW", "params": {"learning_rate": 1e-3}}, {"type": "AdamW", "params": {"max_grad_norm": 1.0}},
-    {"type": "AdamW"}, {"type": 3, "params": {}}, {"type": "AdamW", "params": {"lr": "0.1"}})
+    {"type": "AdamW"}, {"type": 3, "params": {}})
 SCHEDULERS: tuple[dict[str, Any] | None, ...] = (
     None, None, None, {"type": "WarmupLR", "params": {"warmup_num_steps": 10}}, {"type": "WarmupLR", "params": {}},
     {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}, {"type": "WarmupLR"}, {"type": "Warm", "params": {}},

@@ -90,16 +90,17 @@ def _python(kind: Type) -> Any:
     from pathlib import Path
 
     plain: dict[str, Any] = {"bool": bool, "int": int, "float": float, "str": str, "path": Path, "dict": dict, "any": Any}
+    enumeration: Any = Enum
     found: Any
     if kind.name in plain:
         found = plain[kind.name]
     elif kind.name == "list":
-        found = list[_python(kind.parts[0])] if kind.parts else list
+        found = list[_python(kind.parts[0])] if kind.parts else list  # type: ignore[misc]  # made while running
     elif kind.name == "union":
         found = Union[tuple(_python(part) for part in kind.parts)]  # noqa: UP007  made while running
     elif kind.name == "literal":
         found = Literal[tuple(kind.choices)]
     else:
         base = str if all(isinstance(choice, str) for choice in kind.choices) else int
-        found = Enum("Choice", {f"of_{choice}": choice for choice in kind.choices}, type=base)
+        found = enumeration("Choice", {f"of_{choice}": choice for choice in kind.choices}, type=base)
     return Optional[found] if kind.optional else found  # noqa: UP045  made while running

@@ -63,18 +63,17 @@ def sums(subject: Subject) -> Iterator[Hit]:
 
 @rules.rule(
     "DS705", "error", "unmanaged accumulation with overlapped communication",
-    why="where the script decides about the step, DeepSpeed overlaps communication at stage 2 only, and not with DeepCompile",
+    why="where the script decides about the step, DeepSpeed overlaps communication from stage 2 on, and not with DeepCompile",
     fix='set "overlap_comm": false, or use stage 2', source="runtime/engine.py _do_sanity_check", since="0.19.6",
-    bad={"train_batch_size": 8, "managed_gradient_accumulation": False, "zero_optimization": {"stage": 3}},
+    bad={"train_batch_size": 8, "managed_gradient_accumulation": False, "zero_optimization": {
+        "stage": 1, "overlap_comm": True}},
     good={"train_batch_size": 8, "managed_gradient_accumulation": False, "zero_optimization": {
-        "stage": 3, "overlap_comm": False}})
+        "stage": 2, "overlap_comm": True}})
 def unmanaged(subject: Subject) -> Iterator[Hit]:
     path = "managed_gradient_accumulation"
     if not subject.has(path) or subject.get(path) or not _knows(subject, path):
         return
-    overlap = subject.get("zero_optimization.overlap_comm")
-    overlaps = subject.stage == 3 if overlap in (None, "auto") else subject.flag("zero_optimization.overlap_comm")
-    if overlaps and subject.stage != 2:
+    if subject.flag("zero_optimization.overlap_comm") and subject.stage < 2:
         yield hit(path, f"overlap_comm is on at stage {subject.stage}")
     elif subject.flag("compile.deepcompile"):
         yield hit(path, "DeepCompile is on")

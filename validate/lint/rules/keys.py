@@ -138,6 +138,8 @@ def two_names(subject: Subject) -> Iterator[Hit]:
 def _unknown(subject: Subject) -> Iterator[tuple[Path, Block, str]]:
     """(path, its block, the block that it belongs in or "") of every key that its block does not know."""
     for block in subject.facts.blocks:
+        if block.path == "bfloat16" and subject.get("bf16") is not None:
+            continue  # it is not read
         found = subject.block(block.path) if block.path else subject.config
         for key in found:
             path = f"{block.path}.{key}" if block.path else key

@@ -147,14 +147,16 @@ def decoupled(subject: Subject) -> Iterator[Hit]:
 
 @rules.rule(
     "DS510", "error", "an argument of the optimizer that is text",
-    why="the class computes with it and raises a TypeError", fix="write a number", source=_ENGINE,
+    why="the compiled optimizer takes numbers only and raises a TypeError at the first step", fix="write a number",
+    source="csrc/adam: multi_tensor_adam, create_adam",
     bad={"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": "1e-5x"}}},
     good={"train_batch_size": 8, "optimizer": _ADAMW})
 def text(subject: Subject) -> Iterator[Hit]:
     for name in ("lr", "weight_decay", "eps"):
         value = subject.get(f"optimizer.params.{name}")
         if subject.optimizer in ("adam", "adamw") and value != "auto" and isinstance(value, str | list | dict):
-            yield hit(f"optimizer.params.{name}", f"{name} is {shown(value)}",
+            set_later = name == "lr" and subject.has("scheduler")  # which writes a rate of its own before the first step
+            yield hit(f"optimizer.params.{name}", f"{name} is {shown(value)}", severity="warning" if set_later else None,
                       fix=f"write {float(value):g} without quotes" if isinstance(value, str) and _is_number(value) else "")
 
 

@@ -69,7 +69,7 @@ def scaled_bf16(subject: Subject) -> Iterator[Hit]:
     for block in ("bf16", "bfloat16"):
         for name in _LOSS_SCALE:
             path = f"{block}.{name}"
-            if subject.has(path) and subject.facts.block(block) is not None:
+            if subject.has(path) and block == subject.bf16_block and subject.facts.block(block) is not None:
                 yield hit(path, f"{block} has no key {name!r}", severity="warning" if subject.is_auto(path) else None,
                           edits=(Remove((block, name)),))
 
