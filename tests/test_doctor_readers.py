@@ -295,6 +295,11 @@ def test_compilers_are_judged_by_what_they_compile() -> None:
     assert tools.python_trial is not None and "Python.h" in tools.python_trial.error
     assert tools.aio_trial is not None and "cannot find -laio" in tools.aio_trial.error
     assert tools.nvcc_trial is not None and "unsupported GNU" in tools.nvcc_trial.error
+    wrapped = read_toolchain(recorded({"ccache g++ --version": Ran(code=0, out="g++ (GCC) 14.1.1 20240720")}),
+                             {"CXX": "ccache g++", "CFLAGS": "-I 'x", "PATH": ""}, "2.8")
+    assert wrapped.cxx == "g++ 14.1.1"
+    with pytest.raises(TimeoutError):  # not: no compiler
+        read_toolchain(recorded({"--version": Ran(code=None, late=True)}), {"PATH": ""}, "2.8")
     nothing = read_toolchain(recorded({}), {"PATH": "", "CUDA_PATH": "/x"}, "2.8.0+cu128")
     assert (nothing.cxx, nothing.cxx_trial, nothing.nvcc, nothing.nvcc_trial, nothing.standard) == ("", None, "", None, "c++17")
 

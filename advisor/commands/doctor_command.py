@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 
-@click.command(short_help="Look at this machine and say what will go wrong with DeepSpeed on it.")
+@click.command(short_help="Tell what will go wrong with DeepSpeed on this machine.")
 @click.option("--nvme", metavar="PATH", help="A folder to swap to: its drive, file system, room and O_DIRECT.")
 @click.option("--hostfile", metavar="FILE", help="The deepspeed launcher's: names, ssh without a password, port, clocks.")
 @click.option("--report", is_flag=True, help="Print a block for a bug report, without names, addresses and secrets.")

@@ -90,9 +90,7 @@ def _result(name: str, reader: Future[_Part], end: float, unread: list[tuple[str
     """A part; a machine that is unlike all others must not cost the answer to everything else."""
     try:
         return reader.result(max(0.0, end - time.monotonic()))
-    except TimeoutError:
-        unread.append((name.replace("_", " "), "no answer within the time"))
-        return None
     except Exception as error:
-        unread.append((name.replace("_", " "), f"{type(error).__name__}: {error}"))
+        late = isinstance(error, TimeoutError) and not reader.done()
+        unread.append((name.replace("_", " "), "no answer within the time" if late else f"{type(error).__name__}: {error}"))
         return None

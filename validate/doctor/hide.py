@@ -8,7 +8,6 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 _TOKENS = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{8,}|gh[pousr]_[A-Za-z0-9]{8,}|github_pat_\w{8,}|sk-[\w-]{8,}|AKIA[A-Z0-9]{8,}|xox[a-z]-[\w-]{8,}"
@@ -33,7 +32,7 @@ class Hider:
     def of_this_machine(cls, *, nodes: tuple[str, ...] = (), environment: Mapping[str, str] | None = None) -> Hider:
         """The user, the home folder, this host and the nodes of a hostfile; and what variables with a secret's name hold."""
         known = os.environ if environment is None else environment
-        home = known.get("HOME") or str(Path.home())
+        home = known.get("HOME") or os.path.expanduser("~")  # noqa: PTH111  Path.home() fails for a user without one
         names = {home: "<home>"} if len(home) > 1 else {}
         for variable in ("USER", "LOGNAME", "SUDO_USER"):
             names[known.get(variable, "")] = "<user>"

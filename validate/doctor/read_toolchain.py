@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sysconfig
 import tempfile
 import time
@@ -29,25 +30,28 @@ _MANAGERS = ("apt-get", "dnf", "yum", "zypper", "pacman", "apk")
 
 
 def read_toolchain(run: Runner, environment: Mapping[str, str], torch_version: str) -> Toolchain:
-    """Compile the four programs at the same time, each for at most three seconds."""
-    cxx, cc = environment.get("CXX") or "c++", environment.get("CC") or "cc"
+    """Compile the four programs at the same time, each for at most three seconds. Raises TimeoutError where a compiler does not
+    even tell its version in them."""
+    cxx, cc = _command(environment, "CXX", "c++"), _command(environment, "CC", "cc")
     standard = "c++20" if _at_least(torch_version, 2, 12) else "c++17"
     paths = environment.get("PATH", os.defpath)
     cuda_home = find_cuda_home(environment)
     nvcc = str(Path(cuda_home) / "bin/nvcc")
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(6) as pool:
-        cpu = pool.submit(_trial, run, [cxx, f"-std={standard}", "-march=native", "-fopenmp", "-x", "c++", "-", "-o",
+        cpu = pool.submit(_trial, run, [*cxx, f"-std={standard}", "-march=native", "-fopenmp", "-x", "c++", "-", "-o",
                                         f"{folder}/cpu"],
                           "#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n")
-        python = pool.submit(_trial, run, [cxx, "-x", "c++", "-fsyntax-only", f"-I{sysconfig.get_paths()['include']}", "-"],
+        python = pool.submit(_trial, run, [*cxx, "-x", "c++", "-fsyntax-only", f"-I{sysconfig.get_paths()['include']}", "-"],
                              "#include <Python.h>\n")
         aio = pool.submit(_trial, run, [
-            cc, *environment.get("CFLAGS", "").split(), "-x", "c", "-", *environment.get("LDFLAGS", "").split(), "-laio",
-            "-o", f"{folder}/aio"], "void io_submit(void);\nint main(void) { io_submit(); return 0; }\n")
+            *cc, *_words(environment.get("CFLAGS", "")), "-x", "c", "-", *_words(environment.get("LDFLAGS", "")), "-laio", "-o",
+            f"{folder}/aio"], "void io_submit(void);\nint main(void) { io_submit(); return 0; }\n")
         host_compiler = ["-ccbin", environment["CC"]] if environment.get("CC") else []  # as torch's ninja file has it
         cuda = pool.submit(_trial, run, [nvcc, "-x", "cu", *host_compiler, "-E", "-"], "#include <cuda_runtime.h>\n")
-        name = pool.submit(run, [cxx, "--version"], "", _LIMIT_S)
+        name = pool.submit(run, [*cxx, "--version"], "", _LIMIT_S)
         release = pool.submit(run, [nvcc, "--version"], "", _LIMIT_S)
+        if name.result().late or release.result().late:
+            raise TimeoutError("a compiler does not tell its version")
         found = re.search(r"release (\d+\.\d+)", release.result().out)
         first = name.result().out.splitlines()[:1] if name.result().code == 0 else []
         return Toolchain(
@@ -55,6 +59,18 @@ def read_toolchain(run: Runner, environment: Mapping[str, str], torch_version: s
             python_trial=python.result() if first else None, aio_trial=aio.result(),
             nvcc_trial=cuda.result() if found else None, cuda_home=cuda_home, nvcc=found[1] if found else "",
             ninja=_on_path("ninja", paths), package_manager=next((name for name in _MANAGERS if _on_path(name, paths)), ""))
+
+
+def _command(environment: Mapping[str, str], variable: str, default: str) -> list[str]:
+    """`ccache g++` is two words; torch's build file has it as it is."""
+    return _words(environment.get(variable, "")) or [default]
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:  # a quotation mark without its partner
+        return text.split()
 
 
 def _trial(run: Runner, command: list[str], program: str) -> Trial | None:

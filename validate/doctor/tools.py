@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What a program left. code: its exit code, None where it could not be started or did not end in time."""
+    """What a program left. code: its exit code, None where it could not be started or did not end in time (`late`)."""
 
     code: int | None
     out: str = ""
     err: str = ""
+    late: bool = False
 
 
 Runner = Callable[[Sequence[str], str, float], Ran]
@@ -37,4 +38,4 @@ def run_tool(command: Sequence[str], text: str, limit_s: float) -> Ran:
         with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        return Ran(code=None, err=f"no answer within {limit_s:g} s")
+        return Ran(code=None, err=f"no answer within {limit_s:g} s", late=True)
