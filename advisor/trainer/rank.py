@@ -36,8 +36,10 @@ def main() -> None:
     transformers.set_seed(arguments.seed)
     tokenizer = transformers.AutoTokenizer.from_pretrained(job.tokenizer, trust_remote_code=False)
     train, evaluation, collator = _data(job, tokenizer)
+    model = _model(job, arguments)
+    uses_cache = model.config.use_cache
     trainer = transformers.Trainer(
-        model=_model(job, arguments), args=arguments, train_dataset=train, eval_dataset=evaluation, data_collator=collator,
+        model=model, args=arguments, train_dataset=train, eval_dataset=evaluation, data_collator=collator,
         processing_class=tokenizer, callbacks=[_whole_callback(transformers)])
     trainer.train(resume_from_checkpoint=job.checkpoint)
     finished = trainer.state.global_step >= trainer.state.max_steps
@@ -45,6 +47,7 @@ def main() -> None:
         if evaluation is not None and not _is_evaluated(trainer.state):
             trainer.evaluate()
         if job.gathers:
+            model.config.use_cache = uses_cache  # the Trainer switches it off, and generation would do without it for good
             trainer.save_model(str(job.output))
     if dist.get_rank() == 0:
         write_result(_result(trainer.state, finished=finished, whole=job.gathers), file.with_name(RESULT))
