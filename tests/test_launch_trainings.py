@@ -192,6 +192,29 @@ def test_a_killed_rank_is_named_and_nothing_stays(prepare: Prepare, start: Calla
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("mount") is None, reason="a small file system takes root to mount")
+def test_a_full_disk_is_named_and_a_checkpoint_stays(prepare: Prepare, start: Callable[..., Any], tmp_path: Path) -> None:
+    """A checkpoint that does not fit: the disk, with its free space; what is told as the newest one is whole."""
+    prepare("zero2", "hf")
+    (tmp_path / "out").mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", tmp_path / "out"], capture_output=True,
+                             text=True)
+    if mounted.returncode:
+        pytest.skip(mounted.stderr)
+    try:
+        session, said = ended(start("ds_config.json", ["--no-check"], "train_with_arguments.py",
+                                    [*ARGUMENTS, "--max_steps", "100", "--save_strategy", "steps", "--save_steps", "1"]))
+        attempt, = session["attempts"]
+        assert attempt["failure"]["kind"] == "disk_full", said
+        assert any(f"free in {tmp_path}/out" in evidence for evidence in attempt["failure"]["evidence"])
+        checkpoint = Path(attempt["checkpoint"])
+        state = json.loads((checkpoint / "trainer_state.json").read_text())
+        assert checkpoint.name == f"checkpoint-{state['global_step']}"
+    finally:
+        subprocess.run(["umount", tmp_path / "out"], check=True)
+
+
+@pytest.mark.slow
 def test_fallback_goes_on_with_less_memory(prepare: Prepare, start: Callable[..., Any], tmp_path: Path) -> None:
     """Out of GPU memory at step 5: the next plan reads the checkpoint of step 4 and trains the steps that are left."""
     prepare("zero2", "hf")

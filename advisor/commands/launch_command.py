@@ -62,6 +62,7 @@ def launch(run: dict[str, Any], words: tuple[str, ...], dry: bool, check: Any, n
 
     from ..launch.question import launch_question
     from ..launch.report import dry_lines, json_form, render_session
+    from ..launch.run import environment_of
     from ..launch.session import run_session
 
     source = click.get_current_context().get_parameter_source
@@ -80,6 +81,9 @@ def launch(run: dict[str, Any], words: tuple[str, ...], dry: bool, check: Any, n
         for where, line in () if as_json else lines:
             print(f"# {where}\n{line}")
         return 0
+    variables = environment_of(question.request)
+    if variables:
+        say("sets " + " ".join(f"{name}={value}" for name, value in variables.items()))
     console = Console(stderr=True, highlight=False)
     session = run_session(question, check=None if no_check else check, fallback=fallback, verbose=verbose, console=console,
                           say=say)

@@ -23,6 +23,7 @@ from ..fit import MARGIN
 from ..kept_probes import keep_probe
 from ..run_question import RunQuestion
 from ..units import gib, percent
+from ..words import plan_title
 from .other_plans import global_batch_size, plans_that_fit
 
 How = Literal["dry-run", "probe"]
@@ -153,6 +154,6 @@ def _other_plan(asked: RunQuestion) -> str:
         return "no plan with this global batch is predicted to fit: a smaller model, LoRA or a shorter --seq-len might"
     best, shape = plans[0].estimate.plan, asked.shape
     assert shape is not None, "plans are those of a known model"
-    return (f"{best.rung} with micro batch {best.micro_batch_size} and checkpointing "
+    return (f"{plan_title(best)} with micro batch {best.micro_batch_size} and checkpointing "
             f"{'on' if best.gradient_checkpointing else 'off'} is predicted to fit: ds-advise {shape.name} "
             f"--seq-len {asked.workload.seq_len} --global-batch {global_batch_size(asked)} writes it")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import re
+import shutil
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +18,9 @@ from .request import Failure, FailureKind
 
 _PATTERNS: tuple[tuple[FailureKind, str], ...] = (
     ("gpu_out_of_memory", r"(CUDA|HIP|XPU) (error: )?out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED"),
-    ("disk_full", r"No space left on device|Disk quota exceeded|File too large"),
+    # torch.save's archive does not say why it could not be written; see `_from_error`.
+    ("disk_full", r"No space left on device|Disk quota exceeded|File too large|PytorchStreamWriter failed|"
+                  r"unexpected pos \d+ vs"),
     ("host_out_of_memory", r"can't allocate memory|[Cc]annot allocate memory|MemoryError|std::bad_alloc|"
                            r"unable to (mmap|allocate shared memory)|CUDA error: (host )?memory allocation"),
     ("communication_timeout", r"Watchdog caught collective operation timeout|[Tt]imed out (waiting|after)|"
@@ -80,6 +84,10 @@ def _from_error(rank: RankRecord, step: int) -> Failure:
     elif error["type"] == "MemoryError" or error["errno"] == errno.ENOMEM:
         kind = "host_out_of_memory"
     failure = _named(message + error["details"], rank=rank.number, step=step, message=message[:500], evidence=(), kind=kind)
+    if failure.kind == "disk_full" and rank.trainer is not None:
+        with contextlib.suppress(OSError):
+            free = shutil.disk_usage(rank.trainer["output_dir"]).free
+            evidence.append(f"{gib(free)} GiB free in {rank.trainer['output_dir']}")
     if failure.kind in ("host_out_of_memory", "disk_full"):
         evidence += [f"{name} of the rank was {gib(limit)} GiB" for name, limit in error["limits"].items()
                      if (name == "RLIMIT_FSIZE") == (failure.kind == "disk_full")]

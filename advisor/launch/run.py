@@ -167,10 +167,8 @@ class _Training:
             self._failure = self._futile()
             if self._failure is not None:
                 return
-            if self._signals and not self._passed_on:
-                self._pass_on()
-            elif self._signals > 1:
-                self._display.say("ending at once")
+            if self._signals > 1 or (self._signals and not self._passed_on and not self._pass_on()):
+                self._display.say("ds-advise: ending at once")
                 return
             time.sleep(_POLL_S)
         if self._verbose:
@@ -227,20 +225,22 @@ class _Training:
         trainer = self._records.first("trainer")
         return int(trainer["total_steps"]) if trainer else self._request.total_steps
 
-    def _pass_on(self) -> None:
-        """Tell the training to save and stop."""
+    def _pass_on(self) -> bool:
+        """Tell the training to save and stop; answers whether there was anybody to tell."""
         self._passed_on = True
         if self._records.first("trainer"):
             self._display.say("ds-advise: stopping: the Trainer saves a checkpoint within the next steps; once more ends it "
                               "now")
             (self._request.folder / STOP_FILE).touch()
-            return
-        self._display.say("ds-advise: stopping: SIGTERM goes to the script, and whether it saves is its own business; once "
-                          "more ends it now")
-        for rank in self._records.ranks:
-            if rank.pid and rank.gone_at is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(rank.pid, signal.SIGTERM)
+            return True
+        there = [rank.pid for rank in self._records.ranks if rank.pid and rank.gone_at is None]
+        if there:
+            self._display.say("ds-advise: stopping: SIGTERM goes to the script, and whether it saves is its own business; once "
+                              "more ends it now")
+        for pid in there:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        return bool(there)
 
     def _show_output(self) -> None:
         """What rank 0 has printed since."""
