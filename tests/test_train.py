@@ -113,10 +113,10 @@ def generated(folder: Path, *, tokenizer_in: Path | None = None) -> Any:
     return model
 
 
-def weights(folder: Path) -> dict[str, Any]:
+def weights(folder: Path, name: str = "model.safetensors") -> dict[str, Any]:
     from safetensors.torch import load_file
 
-    return dict(load_file(folder / "model.safetensors"))
+    return dict(load_file(folder / name))
 
 
 def test_chats_train_to_a_saved_model(tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,10 +153,12 @@ def test_instructions_train_adapters_and_merge_them(tmp_path: Path, model_folder
                  "--lora-rank", "32", "--learning-rate", "3e-2", "--merge") == 0
     assert_learned(output, to=0.95)  # a random head is frozen, so adapters have little to learn with
     merged = generated(output / "merged").float()
-    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_folder), output).float()
+    base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     ids = torch.arange(20)[None]
     with torch.no_grad():
-        assert not torch.allclose(adapted(ids).logits, AutoModelForCausalLM.from_pretrained(model_folder)(ids).logits)
+        before = base(ids).logits
+        adapted = PeftModel.from_pretrained(base, output)
+        assert not torch.allclose(adapted(ids).logits, before, atol=0.2)
         torch.testing.assert_close(merged(ids).logits, adapted(ids).logits, atol=0.05, rtol=0.05)  # merged in bf16
 
 
@@ -184,7 +186,7 @@ def test_completions_train_adapters_under_zero3_offload(tmp_path: Path, model_fo
                  "--lora-rank", "32", "--learning-rate", "3e-2", "--packing", "--seq-len", "64") == 0
     assert_learned(output, to=0.95)
     generated(output, tokenizer_in=output)  # transformers loads the base that the adapter names
-    assert (output / "adapter_model.safetensors").stat().st_size < (model_folder / "model.safetensors").stat().st_size
+    assert all("lora_" in name for name in weights(output, "adapter_model.safetensors"))
     assert not (output / "model.safetensors").exists()
 
 
