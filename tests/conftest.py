@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 from ds_advise.probes.real_run import extension_lock
@@ -20,6 +22,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
 SCRIPTS = Path(__file__).with_name("training_scripts")
 BUILD_LIMIT_S = 1200
+SESSIONS: pytest.StashKey[TextIO] = pytest.StashKey()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,9 +30,13 @@ def pytest_configure(config: pytest.Config) -> None:
     assert config.cache is not None
     versions = "-".join([*(f"{name}{version(name)}" for name in ("torch", "deepspeed")), sys.implementation.cache_tag or ""])
     folder = config.cache.mkdir(f"torch_extensions-{versions}")
-    if not hasattr(config, "workerinput"):  # before pytest-xdist's workers begin, nobody holds a lock
-        for lock in folder.glob("*/lock"):
-            lock.unlink()  # torch's, left by a build that was killed; the next one would wait for it for ever
+    if not hasattr(config, "workerinput"):  # before pytest-xdist's workers begin
+        sessions = config.stash[SESSIONS] = (folder / "sessions").open("w")
+        with contextlib.suppress(BlockingIOError):  # another session of this checkout runs, and may hold them
+            fcntl.flock(sessions, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for lock in folder.glob("*/lock"):
+                lock.unlink()  # torch's, left by a build that was killed; the next one would wait for it for ever
+        fcntl.flock(sessions, fcntl.LOCK_SH)  # until this process ends
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
     os.environ["PATH"] = search_path()
     os.environ["CXX"] = str(SCRIPTS / "quick-g++")
