@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ..ds_configs.emit import ds_config
 from ..ds_configs.read import plan_from_ds_config
 from ..estimators.cluster import Cluster
-from ..estimators.errors import WorkloadError
+from ..estimators.errors import ConfigFileError, WorkloadError
 from ..estimators.estimate import Estimate
 from ..estimators.memory import estimate_memory, unsupported
 from ..estimators.model_shape import ModelShape
@@ -169,11 +169,14 @@ def _side(name: str, circumstances: Circumstances | None, facts: Facts) -> Side:
     model, cluster = circumstances.model, circumstances.cluster
     workload = replace(circumstances.workload, precision=precision_of(config, circumstances.precision, cluster),
                        optimizer=_optimizer(config, name, circumstances.workload))
-    plan = plan_from_ds_config(
-        config, model, cluster, gradient_checkpointing=circumstances.gradient_checkpointing,
-        micro_batch_size=circumstances.micro_batch_size or _one_for_auto(config, "train_micro_batch_size_per_gpu"),
-        gradient_accumulation_steps=circumstances.gradient_accumulation_steps
-        or _one_for_auto(config, "gradient_accumulation_steps"))
+    try:
+        plan = plan_from_ds_config(
+            config, model, cluster, gradient_checkpointing=circumstances.gradient_checkpointing,
+            micro_batch_size=circumstances.micro_batch_size or _one_for_auto(config, "train_micro_batch_size_per_gpu"),
+            gradient_accumulation_steps=circumstances.gradient_accumulation_steps
+            or _one_for_auto(config, "gradient_accumulation_steps"))
+    except ConfigFileError as error:
+        raise ConfigFileError(f"{name}: {error.what}", why=error.why, fix=error.fix) from error
     return Side(name=name, settings=Settings(config, facts, plan, workload, cluster),
                 candidate=_candidate(name, plan, model, workload, cluster))
 

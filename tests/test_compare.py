@@ -205,6 +205,24 @@ def test_the_answer_fits_80_columns(files: dict[str, str], pair: tuple[str, str]
     assert len(figures.rstrip()) == len(header) and ("What differs" in text) == (pair[0] != pair[1])
 
 
+def test_the_tables_hold_the_figures_of_the_plans(files: dict[str, str]) -> None:
+    """Columns add up to what the closed form says: GiB of a GPU, and ms of 1,000 tokens where the batches differ."""
+    comparison = compare(files["offload"], files["zero3"], circumstances_of("Qwen2.5-7B", **WHERE))
+    text = text_of(comparison)
+    sides = [side.candidate for side in (comparison.first, comparison.second)]
+    assert sides[0] is not None and sides[1] is not None
+    blocks = {block.splitlines()[0].strip().split(",")[0]: block.splitlines()[1:] for block in text.split("\n\n")}
+    for title, wanted in (("Where a GPU's memory goes", [side.device_bytes / 2**30 for side in sides if side]),
+                          ("Where the time goes", [1e6 / side.tokens_per_s for side in sides if side])):
+        rows = [line.split()[-3:-1] for line in blocks[title]]
+        for column in (0, 1):
+            told = sum(float(row[column].replace(",", "")) for row in rows if row[column] != "-")
+            assert told == pytest.approx(wanted[column], rel=0.02), title
+    assert "ms of 1,000 tokens" in text
+    less = (sides[0].device_bytes - sides[1].device_bytes) / 2**30
+    assert f" B takes {abs(less):.1f} GiB {'less' if less > 0 else 'more'} of each GPU." in text.splitlines()
+
+
 def test_verdicts(files: dict[str, str]) -> None:
     """Who fits and who is faster, in words."""
     def verdict(first: str, second: str, **where: Any) -> str:
@@ -302,6 +320,9 @@ def test_errors_have_their_types(tmp_path: Path) -> None:
         compare(str(tmp_path / "none"), "x")
     with pytest.raises(WorkloadError):
         compare("zero2", "zero3")
+    (tmp_path / "no batch.json").write_text("{}")
+    with pytest.raises(ConfigFileError, match=r"no batch.json: train_micro_batch_size_per_gpu is missing"):
+        compare(str(tmp_path / "no batch.json"), "zero3", circumstances_of("gpt2", **{**WHERE, "nvme": None}))
     with pytest.raises(DsAdviseError):
         circumstances_of("no-such-model-anywhere", **WHERE)
 
