@@ -123,7 +123,7 @@ def _parquet(path: Path) -> Iterator[Row]:
         import datasets
     except ImportError as problem:
         raise DataError(f"{path.name}: Parquet needs the datasets library", why="it is not installed",
-                        fix="pip install 'ds-advise[train]'") from problem
+                        fix="pip install datasets") from problem
     if not path.is_file():
         raise DataError(f"{path}: cannot be read (no such file)", fix="check --data")
     try:
