@@ -11,6 +11,7 @@ import pytest
 from ds_advise.advisor.doctor_report import render_doctor, report_block
 from ds_advise.validate.doctor import AREAS, Facts, judge
 from ds_advise.validate.doctor.facts import (
+    NO_PYNVML,
     Folder,
     Gpu,
     Graphics,
@@ -94,6 +95,7 @@ BROKEN: dict[str, tuple[Facts, str, str, str]] = {
         "reboot"),
     "NVML fails": (facts(graphics=replace(NO_GPU, on_the_bus=1, module_loaded=True, device_files=True)), "driver", "problem",
                    "NVML Shared Library"),
+    "no pynvml": (facts(graphics=replace(NO_GPU, on_the_bus=1, error=NO_PYNVML)), "driver", "unknown", "nvidia-ml-py"),
     "no torch": (
         facts(software={"packages": WITHOUT_PACKAGE["torch"], "torch_cuda": ""}), "torch", "problem", "pip install torch"),
     "torch for the CPU": (facts(software={"torch_cuda": ""}), "torch", "problem", "without CUDA"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from .facts import Facts
-from .findings import Finding, note, ok, problem, warning
+from .facts import NO_PYNVML, Facts
+from .findings import Finding, note, ok, problem, unknown, warning
 
 Version = tuple[int, ...]
 
@@ -42,6 +42,8 @@ def driver(facts: Facts) -> Iterator[Finding]:
                        "memory, processor and storage hold all the same")
         else:
             yield note("driver", "no NVIDIA GPU here", "DeepSpeed takes the CPU; on a login node this is as it should be")
+    elif graphics.error == NO_PYNVML:
+        yield unknown("driver", f"{seen}, but {NO_PYNVML}", "nothing is known of the GPUs without it", "pip install nvidia-ml-py")
     elif not graphics.module_loaded:
         yield problem("driver", f"{seen}, but the kernel has no NVIDIA driver loaded", "CUDA cannot be used",
                       "install the driver and reboot, or `sudo modprobe nvidia`; with Secure Boot its module must be signed")

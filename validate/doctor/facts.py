@@ -130,6 +130,10 @@ class Pair:
     path: str = ""
 
 
+NO_PYNVML = "pynvml is not installed"
+"""`Graphics.error` where nobody can be asked."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graphics:
     """The NVIDIA side of the machine.

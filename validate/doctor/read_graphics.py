@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .facts import Gpu, Graphics, Pair, Pcie
+from .facts import NO_PYNVML, Gpu, Graphics, Pair, Pcie
 from .read_host import cpu_list
 
 _Answer = TypeVar("_Answer")
@@ -43,7 +43,7 @@ def read_graphics(root: Path = Path("/"), nvml: Any = None) -> Graphics:
         try:
             nvml = import_module("pynvml")
         except ImportError:
-            return Graphics(error="pynvml is not installed", **machine)
+            return Graphics(error=NO_PYNVML, **machine)
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
