@@ -43,7 +43,8 @@ def driver(facts: Facts) -> Iterator[Finding]:
         else:
             yield note("driver", "no NVIDIA GPU here", "DeepSpeed takes the CPU; on a login node this is as it should be")
     elif graphics.error == NO_PYNVML:
-        yield unknown("driver", f"{seen}, but {NO_PYNVML}", "nothing is known of the GPUs without it", "pip install nvidia-ml-py")
+        yield unknown("driver", f"{seen}, but {NO_PYNVML}", "nothing is known of the GPUs without it",
+                      "pip install nvidia-ml-py")
     elif not graphics.module_loaded:
         yield problem("driver", f"{seen}, but the kernel has no NVIDIA driver loaded", "CUDA cannot be used",
                       "install the driver and reboot, or `sudo modprobe nvidia`; with Secure Boot its module must be signed")
