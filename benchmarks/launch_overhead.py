@@ -5,6 +5,8 @@
 Each run starts two ranks with torchrun, once by itself and once by `ds-advise launch`, in turns, and measures from the start
 of the command to the moment at which rank 0's script writes the time. The script either does nothing else ("step"), or imports
 torch first ("torch"), as every training does. The target is for the difference of the medians.
+
+Then what a rank pays while it trains: the time that noting adds to a micro batch of an engine that does nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 TARGET_S = 5.0
 BODIES = {"step": "", "torch": "import torch\n"}
@@ -46,6 +49,7 @@ def main() -> None:
         print(f"{what:<18} median {statistics.median(seconds):6.2f} s   {min(seconds):.2f} to {max(seconds):.2f}")
     more = statistics.median(ours) - statistics.median(plain)
     print(f"{'overhead':<18}        {more:6.2f} s   target {TARGET_S:g}: {'met' if more <= TARGET_S else 'MISSED'}")
+    print(f"{'a micro batch':<18}        {_noting_s() * 1e6:6.0f} us")
 
 
 def _seconds(folder: Path, words: list[str]) -> float:
@@ -55,6 +59,44 @@ def _seconds(folder: Path, words: list[str]) -> float:
     subprocess.run([sys.executable, "-m", *words], cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                    env=os.environ | {"FIRST_STEP": str(told), "OMP_NUM_THREADS": "1"})
     return float(told.read_text()) - began
+
+
+def _noting_s(micro_batches: int = 4000, accumulation: int = 4) -> float:
+    """Seconds per micro batch, on the CPU."""
+    import torch
+    from ds_advise.advisor.launch.notes import Notes
+    from ds_advise.advisor.launch.observe import observe
+
+    class Engine:
+        def __init__(self) -> None:
+            self.module, self.device = SimpleNamespace(training=True), torch.device("cpu")
+            self.global_steps, self.micro_steps = 0, 0
+
+        def zero_optimization_stage(self) -> int:
+            return 2
+
+        def forward(self, **_: object) -> None: ...
+
+        def backward(self, _loss: object) -> None: ...
+
+        def step(self) -> None:
+            self.micro_steps += 1
+            self.global_steps += self.micro_steps % accumulation == 0
+
+    inputs, loss = torch.zeros(4, 32, dtype=torch.long), torch.tensor(1.0)
+
+    def seconds() -> float:
+        engine, began = Engine(), time.perf_counter()
+        for _ in range(micro_batches):
+            engine.forward(input_ids=inputs)
+            engine.backward(loss)
+            engine.step()
+        return time.perf_counter() - began
+
+    alone = seconds()
+    with tempfile.TemporaryDirectory() as folder:
+        observe(SimpleNamespace(DeepSpeedEngine=Engine), Notes(Path(folder, "rank0.jsonl")))
+        return (seconds() - alone) / micro_batches
 
 
 if __name__ == "__main__":

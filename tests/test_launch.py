@@ -77,7 +77,8 @@ def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monk
     would not pass on."""
     assert dry(capsys, "--gpus", "8xH100", "--nodes", "2", "--master", "node-0:29511", "--", "train.py") == [(
         f"on node {node}", f"{ALLOCATOR} python -m torch.distributed.run --nnodes 2 --nproc_per_node 8 --node_rank {node} "
-        f"--master_addr node-0 --master_port 29511 {wrapped(folder)} --deepspeed ds_config.json") for node in range(2)]
+        f"--master_addr node-0 --master_port 29511 {wrapped(folder, f'/node{node}')} --deepspeed ds_config.json")
+        for node in range(2)]
     (folder / "hosts").write_text("n0 slots=8\nn1 slots=8  # the other\n")
     assert dry(capsys, "--gpus", "8xH100", "--hostfile", "hosts", "--", "train.py") == [(
         "on this node, which reaches the others by ssh",

@@ -33,7 +33,7 @@ def install(notes: Notes, folder: Path) -> None:
         add_callback(module, notes, folder)
 
     sys.meta_path.insert(0, _AfterImport({
-        "deepspeed.runtime.engine": lambda module: _observe(module, notes), "transformers.trainer": trainer,
+        "deepspeed.runtime.engine": lambda module: observe(module, notes), "transformers.trainer": trainer,
         "torch.utils.file_baton": _lasting_lock}))
 
 
@@ -65,7 +65,8 @@ class _AfterImport(MetaPathFinder):
         return spec
 
 
-def _observe(module: Any, notes: Notes) -> None:
+def observe(module: Any, notes: Notes) -> None:
+    """Wrap the methods of the engine class in `deepspeed.runtime.engine`."""
     engine_class, seen = module.DeepSpeedEngine, _Seen(notes)
     engine_class.forward = _around(engine_class.forward, seen.before_forward, seen.after_forward)
     engine_class.backward = _around(engine_class.backward, seen.before_backward, None)

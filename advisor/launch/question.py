@@ -66,9 +66,10 @@ def launch_question(config_file: Path, words: tuple[str, ...], run: dict[str, An
         settings, assumed = _settings(run, given, arguments, framework)
         asked = run_question(config_file, model, cluster, **settings)
         said += assumed
+    folder = (log_dir or Path("ds-advise-launch", time.strftime("%Y-%m-%dT%H-%M-%S"))).absolute()
     request = LaunchRequest(
         script=script, config=config, config_path=config_file, framework=framework, launcher=launcher, cluster=cluster,
-        folder=(log_dir or Path("ds-advise-launch", time.strftime("%Y-%m-%dT%H-%M-%S"))).absolute(), device=device,
+        folder=folder if master is None else folder / f"node{node_rank}", device=device,  # nodes may share a file system
         rendezvous=rendezvous, passes_config=pass_config and not arguments.passes_a_config,
         total_steps=arguments.number("max_steps"))
     if asked is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -60,7 +61,8 @@ class RankRecord:
             return
         self._offset += len(whole) + len(newline)
         for line in whole.splitlines():
-            self._take(json.loads(line))
+            with contextlib.suppress(ValueError):  # a full disk took a part of it
+                self._take(json.loads(line))
 
     def look(self) -> None:
         """Whether its process is still there."""

@@ -111,7 +111,8 @@ def dry_lines(request: LaunchRequest) -> list[tuple[str, str]]:
         where = {"hostfile": "on this node, which reaches the others by ssh", "slurm": "in the allocation"}
         return [("on this node" if meeting is None else where[meeting.kind], variables + shell_line(launch_line(request)))]
     return [(f"on node {node}", variables + shell_line(launch_line(
-        replace(request, rendezvous=replace(meeting, node_rank=str(node)))))) for node in range(request.cluster.nodes)]
+        replace(request, rendezvous=replace(meeting, node_rank=str(node)), folder=request.folder.with_name(f"node{node}")))))
+        for node in range(request.cluster.nodes)]
 
 
 def json_form(session: Session) -> dict[str, Any]:
