@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from ds_advise.validate.lint import RULES
 
 from benchmarks.lint_against_engine import Comparison, compare
+from benchmarks.lint_engine import outcomes
 from benchmarks.lint_random import random_configs
 
 from .lint_cases import facts
@@ -28,6 +30,24 @@ def test_lint_and_the_engine_agree_on_random_configurations() -> None:
     found = compare(24, 11, facts())
     assert not _disagreements(found)
     assert 3 <= sum(bool(case.refused) for case in found) <= 21
+
+
+NOT_SEEN = {
+    "DS102", "DS151",  # the dry run fills missing batch sizes and `auto`
+    "DS510",           # its kernels compute nothing, so they take a text for a number
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_engine_refuses_what_the_error_rules_show_as_bad(ranks: int) -> None:
+    """Each rule's own example, on the GPUs that it speaks of."""
+    rules = [rule for rule in RULES if rule.severity == "error" and rule.code not in NOT_SEEN
+             and not isinstance(rule.bad.config, str) and rule.bad.options.get("framework") != "hf"
+             and "model" not in rule.bad.options and ("4x" in str(rule.bad.options.get("gpus"))) == (ranks == 4)]
+    said = outcomes([dict(rule.bad.config) for rule in rules if not isinstance(rule.bad.config, str)], world_size=ranks)
+    assert not [rule.code for rule, outcome in zip(rules, said, strict=True) if not outcome]
+    assert len(rules) >= {2: 45, 4: 2}[ranks]
 
 
 @pytest.mark.slow

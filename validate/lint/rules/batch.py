@@ -87,8 +87,8 @@ def only_total(subject: Subject) -> Iterator[Hit]:
 
 
 @rules.rule(
-    "DS106", "error", "sequence parallelism that does not divide the GPUs",
-    why="the ranks are divided into groups of sequence_parallel_size, and batch sizes count the groups",
+    "DS106", "warning", "sequence parallelism that does not divide the GPUs",
+    why="DeepSpeed divides the ranks by it to know how many a batch is spread over, and goes on with the fraction",
     fix="choose a divisor of the number of GPUs", source="runtime/config.py DeepSpeedConfig.__init__",
     options={"gpus": "4x24GB"},
     bad={MICRO: 1, "sequence_parallel_size": 3}, good={MICRO: 1, "sequence_parallel_size": 2})

@@ -40,6 +40,19 @@ def writer(subject: Subject) -> Iterator[Hit]:
 
 
 @rules.rule(
+    "DS806", "advice", "a checkpoint writer and its launcher",
+    why="the writer reads CROSS_SIZE from the environment, which only the deepspeed launcher sets: under torchrun "
+        "or accelerate DeepSpeed stops with a KeyError",
+    fix="start with the deepspeed launcher, or export CROSS_SIZE and CROSS_RANK (number of nodes, and this node's)",
+    source="runtime/model_checkpointing/utils.py, launcher/launch.py",
+    bad={"train_batch_size": 8, "checkpoint": {"writer": {"type": "fast"}}},
+    good={"train_batch_size": 8, "checkpoint": {"tag_validation": "Warn"}})
+def needs_launcher(subject: Subject) -> Iterator[Hit]:
+    if isinstance(subject.get("checkpoint.writer"), dict):
+        yield hit("checkpoint.writer", "it needs the deepspeed launcher")
+
+
+@rules.rule(
     "DS803", "error", "a pipeline stage that is not true or false", why="DeepSpeed raises an error for any other value",
     fix="write true or false", source="runtime/config.py get_checkpoint_parallel_write_pipeline",
     bad={"train_batch_size": 8, "checkpoint": {"parallel_write": {"pipeline_stage": "yes"}}},

@@ -17,6 +17,7 @@ _SWAPPER = "runtime/swap_tensor/partitioned_param_swapper.py"
 _ONLY_NVME = {"optimizer": ("nvme_path", "buffer_count", "pipeline_read", "pipeline_write", "fast_init"),
               "param": ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu")}
 _ADAM = ("", "adam", "adamw")
+_ADAMW = {"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}}
 
 
 @rules.rule(
@@ -110,9 +111,9 @@ def pinned_sub_groups(subject: Subject) -> Iterator[Hit]:
 
 
 @rules.rule(
-    "DS406", "error", "fewer NVMe buffers than the optimizer has states",
+    "DS406", "warning", "fewer NVMe buffers than Adam has states",
     why="a sub-group's parameter, gradient and states are in memory together, each in a buffer, and DeepSpeed asserts that "
-        "there are enough", fix='write "buffer_count": 4 or more for Adam',
+        "there are enough once a sub-group is large enough to be swapped", fix='write "buffer_count": 4 or more for Adam',
     source="runtime/swap_tensor/partitioned_optimizer_swapper.py swap_in_optimizer_state",
     bad={"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}, "zero_optimization": {
         "stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme", "buffer_count": 2}}},
@@ -121,9 +122,9 @@ def pinned_sub_groups(subject: Subject) -> Iterator[Hit]:
 def few_buffers(subject: Subject) -> Iterator[Hit]:
     path = "zero_optimization.offload_optimizer.buffer_count"
     count = subject.number(path)
-    if subject.stage == 3 and subject.offload("optimizer") == "nvme" and count is not None and count < 3 and (
+    if subject.stage == 3 and subject.offload("optimizer") == "nvme" and count is not None and count < 4 and (
             subject.optimizer in _ADAM):
-        yield hit(path, f"{count:g} buffers for Adam's parameter, gradient and two states", severity="warning")
+        yield hit(path, f"{count:g} buffers for Adam's parameter, gradient and two states")
 
 
 @rules.rule(
@@ -187,8 +188,8 @@ def super_below_3(subject: Subject) -> Iterator[Hit]:
     why="ZenFlow hides the CPU optimizer's time, and refuses to run where there is none",
     fix='add "offload_optimizer": {"device": "cpu"}, or remove zenflow', since="0.18",
     source="runtime/zenflow/zenflow_stage_1_and_2.py _configure_zenflow",
-    bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "zenflow": {"topk_ratio": 0.1}}},
-    good={"train_batch_size": 8, "zero_optimization": {
+    bad=_ADAMW | {"zero_optimization": {"stage": 2, "zenflow": {"topk_ratio": 0.1}}},
+    good=_ADAMW | {"zero_optimization": {
         "stage": 2, "offload_optimizer": {"device": "cpu"}, "zenflow": {"topk_ratio": 0.1}}})
 def zenflow_alone(subject: Subject) -> Iterator[Hit]:
     if subject.get("zero_optimization.zenflow") is not None and subject.stage in (1, 2) and (
@@ -201,9 +202,9 @@ def zenflow_alone(subject: Subject) -> Iterator[Hit]:
     why="select_strategy auto sets the interval itself and refuses a number; step and epoch need one",
     fix='with "select_strategy": "auto" leave select_interval out; else write a number', since="0.18",
     source="runtime/zenflow/engine.py configure_zenflow; runtime/zenflow/zenflow_config.py",
-    bad={"train_batch_size": 8, "zero_optimization": {
+    bad=_ADAMW | {"zero_optimization": {
         "stage": 2, "offload_optimizer": {"device": "cpu"}, "zenflow": {"select_interval": 4}}},
-    good={"train_batch_size": 8, "zero_optimization": {
+    good=_ADAMW | {"zero_optimization": {
         "stage": 2, "offload_optimizer": {"device": "cpu"}, "zenflow": {"select_strategy": "step", "select_interval": 4}}})
 def zenflow_intervals(subject: Subject) -> Iterator[Hit]:
     block = "zero_optimization.zenflow"
@@ -229,6 +230,20 @@ def zenflow_intervals(subject: Subject) -> Iterator[Hit]:
     elif strategy == "step" and numbered and isinstance(update, int) and 0 < interval < update:
         yield hit(f"{block}.select_interval", f"select_interval {interval} is below update_interval {update}",
                   fix="write select_interval at least as large as update_interval")
+
+
+@rules.rule(
+    "DS416", "error", "ZenFlow without an optimizer block",
+    why="its optimizer on the GPU is made from optimizer.params, and a TypeError comes where there are none",
+    fix="add the optimizer block, with params", source="runtime/zenflow/zenflow_stage_1_and_2.py __init__",
+    bad={"train_batch_size": 8, "zero_optimization": {
+        "stage": 2, "offload_optimizer": {"device": "cpu"}, "zenflow": {"topk_ratio": 0.1}}},
+    good=_ADAMW | {"zero_optimization": {
+        "stage": 2, "offload_optimizer": {"device": "cpu"}, "zenflow": {"topk_ratio": 0.1}}})
+def zenflow_without_optimizer(subject: Subject) -> Iterator[Hit]:
+    if subject.get("zero_optimization.zenflow") is not None and subject.stage in (1, 2) and (
+            not isinstance(subject.get("optimizer.params"), dict)):
+        yield hit("zero_optimization.zenflow", "the configuration has no optimizer.params")
 
 
 @rules.rule(

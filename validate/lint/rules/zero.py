@@ -60,6 +60,8 @@ def other_stage(subject: Subject) -> Iterator[Hit]:
           "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}})
 def offload_at_0(subject: Subject) -> Iterator[Hit]:
     moved = subject.optimizer in ("adam", "adamw", "adagrad", "lion") and not subject.flag("optimizer.params.torch_adam")
+    if not subject.optimizer:  # the script's own, which DeepSpeed then wants to be its CPU Adam or Lion
+        moved = not subject.off("zero_force_ds_cpu_optimizer")
     if subject.stage == 0 and subject.offload("optimizer") != "none" and isinstance(
             subject.get("zero_optimization"), dict):
         yield hit("zero_optimization.offload_optimizer", "the optimizer runs on the CPU, the weights stay on the GPU",
