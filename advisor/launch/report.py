@@ -99,7 +99,7 @@ def _figures(request: LaunchRequest, outcome: Outcome) -> list[tuple[str, str | 
         ("GPU GiB, reserved", said(peaks.reserved_bytes, gib), None if memory is None else gib(memory.reserved_bytes_per_gpu)),
         ("GPU GiB, allocated", said(peaks.allocated_bytes, gib),
          None if memory is None else gib(memory.allocated_bytes_per_gpu)),
-        ("host GiB", gib(peaks.host_bytes), None if memory is None else gib(predicted_host_bytes(request)))]
+        ("host GiB", gib(peaks.host_bytes), said(predicted_host_bytes(request), gib))]
 
 
 def dry_lines(request: LaunchRequest) -> list[tuple[str, str]]:

@@ -76,11 +76,12 @@ def launch_line(request: LaunchRequest, *, port: int | None = None) -> list[str]
         program=[sys.executable, "-m", LAUNCHER_MODULES[request.launcher]])
 
 
-def predicted_host_bytes(request: LaunchRequest) -> int:
-    """Of all ranks of a node while it trains; on the CPU the "GPU's" part is in the same RAM."""
-    assert request.prediction is not None, "asked where there is one"
-    memory, ranks = request.prediction.memory, request.cluster.gpus_per_node
-    return memory.host_training_bytes_per_node + (memory.allocated_bytes_per_gpu * ranks if request.device == "cpu" else 0)
+def predicted_host_bytes(request: LaunchRequest) -> int | None:
+    """Of all ranks of a node while it trains; None for the CPU as the device, where the processes are without CUDA's libraries
+    and smaller than those that the closed form knows."""
+    if request.prediction is None or request.device == "cpu":
+        return None
+    return request.prediction.memory.host_training_bytes_per_node
 
 
 def environment_of(request: LaunchRequest) -> dict[str, str]:
@@ -188,7 +189,7 @@ class _Training:
             device_bytes=fullest[0] if fullest else None, device_peak_bytes=self._peak_device or None,
             device_predicted_bytes=None if memory is None else memory.device_bytes_per_gpu,
             host_bytes=sample.host_bytes, host_peak_bytes=self._peak_host,
-            host_predicted_bytes=None if memory is None else predicted_host_bytes(request)))
+            host_predicted_bytes=predicted_host_bytes(request)))
         for used, total in sample.gpus if request.device == "cuda" else ():
             if used >= _NEAR_LIMIT * total:
                 self._warn("a GPU's memory is nearly full: a longer batch may not fit",
