@@ -10,7 +10,7 @@ from rich.text import Text
 
 from .comparison import Comparison, Difference, parts
 from .config_settings import Setting
-from .lines import blank, row, sentence
+from .lines import blank, printable, row, sentence
 from .recommendation import Candidate
 from .units import gib, percent, rate, times
 from .words import cluster_title, component_title, method_title, moment_title
@@ -37,8 +37,8 @@ def render_comparison(comparison: Comparison, console: Console) -> None:
     for line in _verdict(comparison, candidates):
         sentence(console, line)
     blank(console)
-    sentence(console, f"A: {_printable(comparison.first.name)}")
-    sentence(console, f"B: {_printable(comparison.second.name)}")
+    sentence(console, f"A: {printable(comparison.first.name)}")
+    sentence(console, f"B: {printable(comparison.second.name)}")
     if comparison.circumstances is not None and len(candidates) == 2:
         _subject(comparison, console)
         blank(console)
@@ -139,7 +139,7 @@ def _differences(differences: Sequence[Difference], console: Console) -> None:
         if dot and here != block:
             row(console, Text(f" {here}"))
         block = here
-        label, values = f" {'  ' * bool(dot)}{_printable(name or here)}", (_value(found.first), _value(found.second))
+        label, values = f" {'  ' * bool(dot)}{printable(name or here)}", (_value(found.first), _value(found.second))
         if len(label) <= _KEY and all(len(value) < _WIDE for value in values):
             row(console, Text(f"{label:<{_KEY + 1}}{values[0]:>{_WIDE}}{values[1]:>{_WIDE}}"))
         else:
@@ -149,7 +149,7 @@ def _differences(differences: Sequence[Difference], console: Console) -> None:
     idle = [found for found in differences if not found.acts]
     if idle:
         blank(console)
-        names = ", ".join(_printable(found.path) for found in idle)
+        names = ", ".join(printable(found.path) for found in idle)
         sentence(console, f"Without effect at these ZeRO stages: {names}.", style="dim")
 
 
@@ -162,17 +162,13 @@ def _value(setting: Setting) -> str:
         text = _number(setting.value)
     else:
         text = setting.value if isinstance(setting.value, str) else _compact(setting.value)
-    text = _printable(text)
+    text = printable(text)
     text = text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "..."
     return f"{text} *" if setting.origin == "default" else text
 
 
 def _compact(value: Any) -> str:
     return "{...}" if isinstance(value, dict) else repr(value) if isinstance(value, list) else "null"
-
-
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def _number(value: int | float) -> str:

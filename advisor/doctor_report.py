@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..validate.doctor import STATUSES, Checkup, Finding, Hider, Status
-from .lines import blank, sentence
+from .lines import blank, printable, sentence
 from .units import gib
 
 _STYLES: dict[Status, str] = {
@@ -54,12 +54,15 @@ def _title(area: str) -> str:
 
 
 def _finding(finding: Finding, console: Console) -> None:
-    sentence(console, Text.assemble((f" {finding.status:<{_MARK}}", _STYLES[finding.status]), f"{finding.check:<{_CHECK}}",
-                                    (finding.what, "dim" if finding.status == "ok" else "")), hang=_MARK + _CHECK + 1)
+    indent = " " * (_MARK + 1)
+    head = Text.assemble((f" {finding.status:<{_MARK}}", _STYLES[finding.status]), f"{finding.check:<{_CHECK}}",
+                         (printable(finding.what), "dim" if finding.status == "ok" else ""))
+    sentence(console, head, hang=len(indent) + _CHECK)
     if finding.why:
-        sentence(console, Text(" " * (_MARK + 1) + finding.why), hang=_MARK + 1)
+        sentence(console, Text(indent + printable(finding.why)), hang=len(indent))
     if finding.fix:
-        sentence(console, Text.assemble(" " * (_MARK + 1), ("fix: ", "bold"), finding.fix), hang=_MARK + 1 + len("fix: "))
+        remedy = Text.assemble(indent, ("fix: ", "bold"), printable(finding.fix))
+        sentence(console, remedy, hang=len(indent) + len("fix: "))
 
 
 def report_block(checkup: Checkup) -> str:
@@ -70,7 +73,7 @@ def report_block(checkup: Checkup) -> str:
         lines += [_line(area, finding) for finding in findings if finding.status != "ok"]
     fine = [finding.check for finding in checkup.findings if finding.status == "ok"]
     lines += [f"ok: {', '.join(dict.fromkeys(fine))}", "", *_environment(checkup), "```"]
-    return hider.hide("\n".join(lines))
+    return "\n".join(printable(hider.hide(line)) for line in lines)
 
 
 def _line(area: str, finding: Finding) -> str:

@@ -49,6 +49,11 @@ def row(console: Console, text: Text) -> None:
     console.print(text, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True, highlight=False)
 
 
+def printable(text: str) -> str:
+    """Text from elsewhere without characters that would steer the terminal."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
 def blank(console: Console) -> None:
     console.print()
 

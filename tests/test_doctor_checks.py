@@ -311,6 +311,14 @@ def test_the_verdict_comes_first() -> None:
     assert output.getvalue().startswith(" Nothing stands in DeepSpeed's way here.")
 
 
+def test_nothing_that_was_read_steers_the_terminal() -> None:
+    """An ssh server's banner, a compiler's message and a variable may hold anything."""
+    strange = replace(first_node(ssh_error="\x1b[2J\x07denied"), environment={"NCCL_ALGO": "\x1b[31mRing"})
+    output = StringIO()
+    render_doctor(judge(strange), Console(file=output, width=80))
+    assert "denied" in output.getvalue() and "\x1b" not in output.getvalue() + report_block(judge(strange))
+
+
 def test_a_report_of_nodes_names_none_of_them() -> None:
     """What is wrong with which of them can still be read."""
     block = report_block(judge(BROKEN["too many slots"][0]))

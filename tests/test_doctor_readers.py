@@ -369,7 +369,8 @@ def test_hostfiles_as_deepspeed_reads_them(tmp_path: Path) -> None:
         (tmp_path / "bad").write_text(text)
         with pytest.raises(ConfigFileError):
             read_hostfile(tmp_path / "bad")
-    for missing in (tmp_path / "none", tmp_path, Path("a\0b")):
+    os.mkfifo(tmp_path / "pipe")
+    for missing in (tmp_path / "none", tmp_path, Path("a\0b"), tmp_path / "pipe", Path("/dev/zero")):
         with pytest.raises(ConfigFileError):
             read_hostfile(missing)
 

@@ -37,6 +37,9 @@ _LOOK = "date +%s.%N; nvidia-smi --query-gpu=driver_version --format=csv,noheade
 def read_hostfile(file: Path) -> tuple[tuple[str, int], ...]:
     """(host, GPUs) of each line, as DeepSpeed's launcher reads them. Raises ConfigFileError for what it refuses too."""
     fix = "write a line such as `worker-0 slots=8` for each machine"
+    if not file.is_file():  # a pipe would be waited for
+        raise ConfigFileError(f"{file}: {'is no file' if file.exists() else 'no such file'}",
+                              fix="name the hostfile of the deepspeed launcher")
     try:
         with file.open("rb") as stream:
             text = stream.read(_MOST_BYTES + 1)
