@@ -24,6 +24,10 @@ A core of an AMD EPYC 9004 at 2.6 GHz needs less: transformers 5.23 Qwen2 layers
 stream adds 3 to 5. Two published runs of Qwen2.5-0.5B give 21 us (RTX 4090, Windows) and 33 us (RTX 3080, a shared Xeon).
 """
 
+CPU_S_PER_OPERATION, CPU_ZERO3_VISIT_S = 10.5e-6, 190e-6
+"""The same, and stage 3's hooks around a visit (below), where the CPU is the device: as measured there, without a stream. The
+core was one of an EPYC 9004; an older one takes longer, which a probe shows."""
+
 BACKWARD_OPERATIONS = 2.2
 """Backward operations for one forward one: 66 for 30 in the same layers, counted by a dispatch mode."""
 
@@ -66,7 +70,7 @@ class HostWork:
     """What the host does in one forward pass of all layers.
 
     operations: kernels launched. folds: weights that LoRA computes. visits: calls of submodules that ZeRO-3 hooks.
-    parameters: trained tensors. visit_s: of one visit.
+    parameters: trained tensors. visit_s: of one visit. operation_s: of one operation.
     """
 
     operations: int
@@ -74,22 +78,25 @@ class HostWork:
     visits: int
     parameters: int
     visit_s: float
+    operation_s: float
 
     def forward_s(self, zero_stage: int) -> float:
         """A forward pass of the layers, or running them again under checkpointing."""
-        seconds = self.operations * HOST_S_PER_OPERATION + self.folds * FOLD_HOST_S
+        seconds = self.operations * self.operation_s + self.folds * FOLD_HOST_S
         return seconds + (self.visits * self.visit_s if zero_stage == 3 else 0.0)
 
     def backward_s(self, zero_stage: int, *, reduces: bool) -> float:
         """A backward pass of the layers; `reduces` when hooks of stages 1 to 3 hand its gradients to a reduction."""
-        seconds = self.operations * BACKWARD_OPERATIONS * HOST_S_PER_OPERATION
+        seconds = self.operations * BACKWARD_OPERATIONS * self.operation_s
         if zero_stage == 3:
             seconds += self.visits * self.visit_s
         return seconds + (self.parameters * REDUCE_HOOK_S if zero_stage and reduces else 0.0)
 
 
 @lru_cache(maxsize=64)
-def host_work(model: ModelShape, workload: Workload, software: Software = DEFAULT) -> HostWork:
+def host_work(model: ModelShape, workload: Workload, software: Software = DEFAULT, *, on_cpu: bool = False) -> HostWork:
+    """on_cpu: the CPU is the device as well."""
+    visit_s = CPU_ZERO3_VISIT_S if on_cpu else ZERO3_VISIT_S if software.sharding == "zero" else FSDP_VISIT_S
     chosen = adapters(model, workload)
     return HostWork(
         operations=sum(block.count * block_operations(block, workload, chosen, fused=software.fused_kernels)
@@ -97,7 +104,7 @@ def host_work(model: ModelShape, workload: Workload, software: Software = DEFAUL
         folds=sum(block.count * _folded(block, chosen) for block in model.blocks),
         visits=sum(block.count * _visits(block, chosen, software) for block in model.blocks),
         parameters=len(tensor_set(model, workload).trainable),
-        visit_s=ZERO3_VISIT_S if software.sharding == "zero" else FSDP_VISIT_S)
+        visit_s=visit_s, operation_s=CPU_S_PER_OPERATION if on_cpu else HOST_S_PER_OPERATION)
 
 
 def block_operations(block: Block, workload: Workload, chosen: Adapters, *, fused: bool = False) -> int:

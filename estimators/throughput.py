@@ -106,7 +106,7 @@ class _Step:
         moved = self.trained * self.element * (COPIED_PASSES * self.reductions + SUMMED_PASSES * (n - 1))
         self.gradient_s = moved / memory_rate(cluster.gpu)
 
-        host = host_work(model, workload, software)
+        host = host_work(model, workload, software, on_cpu=cluster.gpu.is_cpu)
         forward_host = MICRO_STEP_HOST_S + host.forward_s(stage)
         backward_host = (self.reductions * host.backward_s(stage, reduces=True)
                          + (n - self.reductions) * host.backward_s(stage, reduces=False)) / n

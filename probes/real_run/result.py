@@ -17,6 +17,8 @@ class StepTime:
     forward_s, backward_s, optimizer_s: the engine's three calls; they and little else make up `total_s`.
     waiting_s: of these, how long the rank was blocked in collectives (transfer and waiting for slower ranks); None where the
                device waits and not the process (CUDA). optimizer_waiting_s: the part of it in the optimizer.
+    processor_s: seconds that the process had a core, all its threads together. With one thread, what the step would take on a
+               machine that nobody else uses, if no rank waited for another.
     """
 
     total_s: float
@@ -25,6 +27,7 @@ class StepTime:
     optimizer_s: float
     waiting_s: float | None
     optimizer_waiting_s: float | None = None
+    processor_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +88,7 @@ class ProbeResult:
     """A probe that ran, or failed; either is an answer.
 
     config: the configuration as DeepSpeed got it, `auto` filled; empty after a failure.
-    overhead_s: of `seconds`, what was not the training job itself: starting and ending the processes.
+    load:   processes that wanted a core in the minute before, on average: more than a few make the times too long.
     """
 
     world_size: int
@@ -97,6 +100,7 @@ class ProbeResult:
     versions: dict[str, str]
     config: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    load: float = 0.0
 
     @property
     def step_s(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -44,7 +45,7 @@ def probe(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | str
 
     Nothing is left behind: no process, no file, no swap space on NVMe.
     """
-    started = time.monotonic()
+    started, load = time.monotonic(), os.getloadavg()[0]
     request = request_for(
         config, model, cluster=cluster, rank=rank, workload=workload or Workload(), micro_batch_size=micro_batch_size,
         gradient_accumulation_steps=gradient_accumulation_steps, gradient_checkpointing=gradient_checkpointing,
@@ -59,7 +60,8 @@ def probe(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | str
     return ProbeResult(
         world_size=request.world_size, device=device, solo=solo, tokens_per_step=first.get("tokens_per_step", 0),
         ranks=tuple(rank_report(report["report"]) for report in reports), failure=failure,
-        versions=first.get("versions", {}), config=first.get("config", {}), seconds=time.monotonic() - started)
+        versions=first.get("versions", {}), config=first.get("config", {}), seconds=time.monotonic() - started,
+        load=load)
 
 
 @contextlib.contextmanager

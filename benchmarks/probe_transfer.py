@@ -1,0 +1,135 @@
+"""What one probe teaches about the other rungs of the same model: predicted step times against measured ones, on the CPU.
+
+    ds-advise bench --device cpu
+    python -m ds_advise.benchmarks.probe_transfer ANSWERS [--write]
+
+ANSWERS holds the runs of `cpu_probes`, which are made where they are missing. For every model each plan in turn is the one that
+was probed; the plans of all other rungs are predicted with that probe's calibration, and compared with what they took. The
+error is that of the median step. Two rungs are in order when the one that is predicted faster is faster; pairs whose runs do
+not differ, because the middle halves of their steps overlap, do not count.
+
+--write: put the table into docs/probe.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from statistics import median, quantiles
+
+from ds_advise.advisor.calibration import calibration
+from ds_advise.advisor.recommendation import Candidate
+from ds_advise.probes.real_run import ProbeResult
+
+from .cpu_probes import MODELS, Runs, ask, candidates, undisturbed
+from .document import put
+
+TARGET = 0.15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A candidate that ran, and what it would have taken on an undisturbed machine."""
+
+    candidate: Candidate
+    result: ProbeResult
+
+    @property
+    def middle_half_s(self) -> tuple[float, float]:
+        """First and third quartile of the slowest rank's steps."""
+        slowest = max(self.result.ranks, key=lambda rank: rank.step_s)
+        first, _, third = quantiles([step.total_s for step in slowest.steps], n=4)
+        return first, third
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """One model's figures.
+
+    before, after: median relative error of the step of other rungs' plans without a probe, and with one, over all choices of
+                   the probed plan. recommended: the same for the plan that the prediction recommends.
+    right, wrong, equal: pairs of rungs, their fastest plans as predicted: in order, not, or not told apart by their runs.
+    """
+
+    model: str
+    plans: int
+    before: float
+    after: float
+    recommended: float
+    right: int
+    wrong: int
+    equal: int
+    loads: tuple[float, float]
+
+
+def measured(model: str, runs: Runs) -> list[Measured]:
+    """Every plan of a model that ran, predicted with what a benchmark of this machine says."""
+    asked = ask(model)
+    rows = [(candidate, runs.get(asked, candidate.estimate.plan)) for candidate in candidates(asked)]
+    return [Measured(candidate=candidate, result=undisturbed(run.result)) for candidate, run in rows if not run.result.failure]
+
+
+def transfer(model: str, rows: Sequence[Measured]) -> Transfer:
+    before = [abs(row.candidate.estimate.time.step_s / row.result.step_s - 1) for row in rows]
+    after = {id(probed): _errors(probed, rows) for probed in rows}
+    chosen = max(rows, key=lambda row: row.candidate.tokens_per_s)
+    verdicts = [_verdict(one, other, chosen) for one, other in combinations(_fastest_of_rungs(rows, chosen), 2)]
+    return Transfer(
+        model=model, plans=len(rows), before=median(before),
+        after=median(error for errors in after.values() for error in errors), recommended=median(after[id(chosen)]),
+        right=verdicts.count("right"), wrong=verdicts.count("wrong"),
+        equal=verdicts.count("equal"), loads=(min(row.result.load for row in rows), max(row.result.load for row in rows)))
+
+
+def _expected_s(probed: Measured, other: Measured) -> float:
+    learned = calibration(probed.result, probed.candidate.estimate.time)
+    return learned.apply(other.candidate.estimate.time).step_s
+
+
+def _errors(probed: Measured, rows: Sequence[Measured]) -> list[float]:
+    return [abs(_expected_s(probed, row) / row.result.step_s - 1) for row in rows
+            if row.candidate.rung != probed.candidate.rung]
+
+
+def _fastest_of_rungs(rows: Sequence[Measured], probed: Measured) -> list[Measured]:
+    rungs = dict.fromkeys(row.candidate.rung for row in rows)
+    return [min((row for row in rows if row.candidate.rung == rung), key=lambda row: _expected_s(probed, row))
+            for rung in rungs]
+
+
+def _verdict(one: Measured, other: Measured, probed: Measured) -> str:
+    (low, high), (other_low, other_high) = one.middle_half_s, other.middle_half_s
+    if low <= other_high and other_low <= high:
+        return "equal"
+    predicted, true = _expected_s(probed, one) < _expected_s(probed, other), one.result.step_s < other.result.step_s
+    return "right" if predicted == true else "wrong"
+
+
+def report(rows: Sequence[Transfer]) -> str:
+    lines = ["| model | plans | load | error before | after a probe of any plan | of the recommended plan "
+             "| rung pairs in order |",
+             "|---|---|---|---|---|---|---|"]
+    for row in rows:
+        lines.append(
+            f"| {row.model} | {row.plans} | {row.loads[0]:.0f} to {row.loads[1]:.0f} | {row.before:.0%} | {row.after:.0%} | "
+            f"{row.recommended:.0%} | {row.right} of {row.right + row.wrong} ({row.equal} not told apart) |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str]) -> int:
+    if len(arguments) not in (1, 2) or arguments[1:] not in ([], ["--write"]):
+        sys.exit(__doc__)
+    runs = Runs(Path(arguments[0]))
+    rows = [transfer(model, measured(model, runs)) for model in MODELS]
+    text = report(rows)
+    print(text, end="")
+    if arguments[1:]:
+        put("probe_transfer", text)
+    return int(median(row.recommended for row in rows) > TARGET or any(row.wrong for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
