@@ -37,8 +37,9 @@ def render_comparison(comparison: Comparison, console: Console) -> None:
     for line in _verdict(comparison, candidates):
         sentence(console, line)
     blank(console)
-    sentence(console, f"A: {printable(comparison.first.name)}")
-    sentence(console, f"B: {printable(comparison.second.name)}")
+    for letter, side in (("A", comparison.first), ("B", comparison.second)):
+        rung = side.candidate.rung if side.candidate is not None else side.name
+        sentence(console, f"{letter}: {printable(side.name)}{f' ({rung})' if rung != side.name else ''}")
     if comparison.circumstances is not None and len(candidates) == 2:
         _subject(comparison, console)
         blank(console)
@@ -97,7 +98,6 @@ def _figures(first: Candidate, second: Candidate, console: Console) -> None:
     _row("RAM GiB per node", _gib_cells(*(memory.host_bytes_per_node for memory in memories)), console)
     if any(memory.nvme_bytes_per_node for memory in memories):
         _row("NVMe GiB per node", _gib_cells(*(memory.nvme_bytes_per_node for memory in memories)), console)
-    _row("rung", (first.rung, second.rung), console)
     _row("micro batch x accumulation", [f"{plan.micro_batch_size} x {plan.gradient_accumulation_steps}" for plan in plans],
          console)
 
