@@ -9,6 +9,7 @@ what parsers stumble over), the values by keys that DeepSpeed knows with values 
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import resource
@@ -21,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from ds_advise.advisor.cluster_spec import parse_cluster
+from ds_advise.advisor.launch.nodes import read_hostfile, slurm_rendezvous, static_rendezvous
 from ds_advise.advisor.lint_question import lint_settings
 from ds_advise.advisor.lint_report import report_json
 from ds_advise.advisor.model_source import load_model
+from ds_advise.advisor.probing_question import budget_seconds
 from ds_advise.advisor.run_question import sample_shape
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.validate.lint import Facts, apply, lint, load_facts, read_document
@@ -51,7 +54,10 @@ ARGUMENTS: dict[str, list[str]] = {
     "gpus": ["2x32GB", "8xA100-80GB", "4x8xH100", "RTX4090", "24gib", "1024x16xT4", "2x4090"],
     "ram": ["256GB", "0.5TB", "64GiB", "512g"], "nvme": ["/nvme:2TB", "500GB", "C:\\x:1TB"],
     "interconnect": ["200Gb/s", "8x200Gb/s", "25GB/s", "10GbE", "ib-hdr", "8xib-ndr"],
-    "input_shape": ["3,32,32", "16", " 1 , 2 "]}
+    "input_shape": ["3,32,32", "16", " 1 , 2 "], "budget": ["90s", "5m", "1H", " 2 h "],
+    "master": ["node-0:29500", "10.0.0.1", "[fe80::1]:80", "[fe80::1]"],
+    "hostfile": ["node-0 slots=8\nnode-1 slots=8 # the second\n", "localhost slots=2"],
+    "slurm": ["gpu[003-007,9],login", "node1", "a[1-2]b"]}
 TOKENS = [
     b"NaN", b"Infinity", b"-Infinity", b"1e400", b"-1e400", b"1e-400", b"9" * 5000, b"0x1F", b"01", b"+1", b".5", b"1.",
     b"{", b"}", b"[", b"]", b":", b",", b'"', b"'", b"'''", b"\\", b"\\u0000", b"\\ud800", b"\x00", b"\xff", b"\xfe\xff",
@@ -86,7 +92,7 @@ def fuzz(count: int, seed: int, folder: Path, facts: Facts) -> Tally:
             _try(tally, _model_text(rng), lambda raw: _model(raw, folder))
         else:
             name = rng.choice(sorted(ARGUMENTS))
-            _try(tally, _argument(rng, name), lambda text, name=name: _parse(name, text))  # type: ignore[misc]
+            _try(tally, _argument(rng, name), lambda text, name=name: _parse(name, text, folder))  # type: ignore[misc]
     return tally
 
 
@@ -122,9 +128,19 @@ def _model(raw: bytes, folder: Path) -> None:
     load_model(str(file), offline=True)
 
 
-def _parse(name: str, text: str) -> None:
+def _parse(name: str, text: str, folder: Path) -> None:
     if name == "input_shape":
         sample_shape(text)
+    elif name == "budget":
+        budget_seconds(text)
+    elif name == "master":
+        static_rendezvous(text, 0)
+    elif name == "slurm":
+        slurm_rendezvous(29500, {"SLURM_JOB_NUM_NODES": text[:2], "SLURM_JOB_NODELIST": text, "SLURM_JOB_ID": "1"})
+    elif name == "hostfile":
+        file = folder / "hostfile"
+        file.write_bytes(text.encode("utf-8", "surrogateescape"))
+        read_hostfile(file)
     elif name == "gpus":
         if text.strip().lower() != "auto":
             parse_cluster(text)
@@ -142,7 +158,7 @@ def _config_text(rng: random.Random, facts: Facts) -> bytes:
             if not isinstance(node.get(name), dict):
                 node[name] = {}
             node = node[name]
-        node[key] = rng.choice(VALUES)
+        node[key] = copy.deepcopy(rng.choice(VALUES))
     return _broken(rng, json.dumps(config, indent=rng.choice([None, 2])).encode("utf-8", "surrogatepass"))
 
 

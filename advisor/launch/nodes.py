@@ -15,12 +15,13 @@ def read_hostfile(path: Path) -> dict[str, int]:
     """Node -> its slots, as the deepspeed launcher reads a hostfile (`node-0 slots=8`). Raises ClusterError."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ClusterError(f"cannot read the hostfile {path} ({error.strerror})", why="it names the nodes",
+    except (OSError, ValueError) as error:  # not there; not UTF-8, or a null byte in its name
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ClusterError(f"cannot read the hostfile {path} ({reason})", why="it names the nodes",
                            fix="pass the path of a file with a line such as node-0 slots=8 for each node") from None
     nodes: dict[str, int] = {}
     for line in filter(None, (line.partition("#")[0].strip() for line in lines)):
-        match = re.fullmatch(r"(\S+)\s+slots=(\d+)", line)
+        match = re.fullmatch(r"(\S+)\s+slots=(\d{1,4})", line, flags=re.ASCII)
         if match is None or match[1] in nodes or not int(match[2]):
             raise ClusterError(f"{path} has the line {line[:60]!r}", why="it is no node with its number of GPUs, or the second "
                                "of its name", fix="write one line for each node, such as node-0 slots=8")
@@ -35,7 +36,7 @@ def slurm_rendezvous(port: int, environment: Mapping[str, str] | None = None) ->
     """(how the nodes of this process's Slurm allocation meet, how many they are). Raises ClusterError outside of one."""
     there = os.environ if environment is None else environment
     nodes, listed, job = (there.get(f"SLURM_JOB_{name}", "") for name in ("NUM_NODES", "NODELIST", "ID"))
-    if not (nodes.isdigit() and listed and job):
+    if not (re.fullmatch(r"\d{1,6}", nodes, flags=re.ASCII) and re.match(r"[^,\[]", listed) and job):
         raise ClusterError("--slurm, but this is no Slurm allocation (SLURM_JOB_ID is not set)",
                            why="srun starts the nodes of one", fix="start it with sbatch or inside salloc")
     return Rendezvous(kind="slurm", address=first_host(listed), port=port, job=job), int(nodes)
@@ -53,7 +54,7 @@ def static_rendezvous(master: str, node_rank: int) -> Rendezvous:
     address, colon, port = master.rpartition(":") if not master.endswith("]") else (master, "", "")
     if not colon:
         address, port = master, str(PORT)
-    if not (address and port.isdigit() and 0 < int(port) < 65536):
+    if not (address and re.fullmatch(r"\d{1,5}", port, flags=re.ASCII) and 0 < int(port) < 65536):
         raise ClusterError(f"--master {master[:60]!r} is no address", why="all nodes meet there",
                            fix="write the first node's name or address, and a port if you like: node-0:29500")
     return Rendezvous(kind="static", address=address.strip("[]"), port=int(port), node_rank=str(node_rank))
