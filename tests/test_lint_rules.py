@@ -148,7 +148,7 @@ def test_without_an_installed_deepspeed_the_bundled_facts_answer(monkeypatch: py
     """And the report says whose they are."""
     from ds_advise.validate.lint import facts as module
 
-    monkeypatch.setattr(module, "installed_version", lambda: None)
+    monkeypatch.setattr(module, "installed_version", lambda *_package: None)
     found = module.load_facts()
     assert found.origin == "bundled" and found.block("zero_optimization") is not None
 

@@ -20,6 +20,8 @@ _BUNDLED = Path(__file__).with_name("bundled_facts.json")
 _FORM = 1
 """Version of the cached file's form."""
 
+_CLASSES = ("optimizer_classes", "schedulers", "torch_optimizers", "torch_schedulers")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Type:
@@ -124,10 +126,10 @@ class Facts:
         return _numbers(self.version) >= _numbers(version)
 
 
-def installed_version() -> str | None:
-    """The installed DeepSpeed's version, without importing it; None without one."""
+def installed_version(package: str = "deepspeed") -> str | None:
+    """An installed package's version, without importing it; None without one."""
     try:
-        return metadata.version("deepspeed")
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 
@@ -141,7 +143,8 @@ def load_facts() -> Facts:
     folder = source_folder("deepspeed") if version else None
     if version is None or folder is None:
         return from_json(json.loads(_BUNDLED.read_text(encoding="utf-8")), origin="bundled")
-    cached = store_path().with_name(f"deepspeed-{_file_name(version)}-facts-{_FORM}.json")
+    both = f"deepspeed-{version}-torch-{installed_version('torch')}"  # whose optimizers are among the facts
+    cached = store_path().with_name(f"{_file_name(both)}-facts-{_FORM}.json")
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         facts = from_json(json.loads(cached.read_text(encoding="utf-8")), origin="installed")
         if facts.version == version:
@@ -169,9 +172,6 @@ def from_json(form: Mapping[str, Any], *, origin: Literal["installed", "bundled"
                  optimizers=tuple(form["optimizers"]), **{name: _signatures(form[name]) for name in _CLASSES})
 
 
-_CLASSES = ("optimizer_classes", "schedulers", "torch_optimizers", "torch_schedulers")
-
-
 def _signatures(form: Mapping[str, Any]) -> Signatures:
     return {name: tuple(Parameter(name=str(found["name"]), required=bool(found["required"])) for found in parameters)
             for name, parameters in form.items()}
@@ -194,7 +194,7 @@ def source_folder(package: str) -> Path | None:
 
 
 def _file_name(version: str) -> str:
-    return "".join(char if char.isalnum() or char in ".+" else "_" for char in version)
+    return "".join(char if char.isalnum() or char in ".+-" else "_" for char in version)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

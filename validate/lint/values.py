@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from enum import Enum
 from typing import Any, Literal, Optional, Union
@@ -34,8 +35,6 @@ def is_converted_text(field: Field, value: Any) -> bool:
 
 def shown(value: Any) -> str:
     """A value as JSON writes it, cut to a short length."""
-    import json
-
     try:
         text = json.dumps(value, ensure_ascii=False)
     except ValueError:
