@@ -115,6 +115,19 @@ class Facts:
     def block(self, path: str) -> Block | None:
         return self._by_path.get(path)
 
+    @cached_property
+    def _places(self) -> dict[str, list[str]]:
+        places: dict[str, list[str]] = {}
+        for block in self.blocks:
+            names = {*block.keys, *(name for found in block.fields for name in (found.name, found.alias) if name)}
+            for name in names:
+                places.setdefault(name, []).append(block.path)
+        return places
+
+    def places(self, key: str) -> list[str]:
+        """The paths of all blocks that know a key."""
+        return self._places.get(key, [])
+
     def default(self, path: str) -> Any:
         """DeepSpeed's default of a key in a strict block, None where it has no plain value."""
         owner, _, name = path.rpartition(".")

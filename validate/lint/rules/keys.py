@@ -143,8 +143,8 @@ def _unknown(subject: Subject) -> Iterator[tuple[Path, Block, str]]:
         found = subject.block(block.path) if block.path else subject.config
         for key in found:
             path = f"{block.path}.{key}" if block.path else key
-            known = key in block.keys or block.field(key) is not None
-            if known or path in subject.facts.removed or path in _OWN_RULES or _is_comment(key, block):
+            known = block.path in subject.facts.places(key) or path in subject.facts.removed
+            if known or path in _OWN_RULES or _is_comment(key, block):
                 continue
             yield (*(block.path.split(".") if block.path else ()), key), block, _place(subject, block, key)
 
@@ -156,8 +156,7 @@ def _is_comment(key: str, block: Block) -> bool:
 
 def _place(subject: Subject, block: Block, key: str) -> str:
     """The only other block that has this key, "" if none or several do; at the top level, ZeRO's before others."""
-    places = [other.path for other in subject.facts.blocks
-              if other.path != block.path and (key in other.keys or other.field(key) is not None)]
+    places = [path for path in subject.facts.places(key) if path != block.path]
     if "zero_optimization" in places and not block.path:
         return "zero_optimization"
     places = [place for place in places if place != "bfloat16"]
