@@ -49,6 +49,7 @@ def visible_gpus() -> list[Gpu]:
 
 
 def visible_handles(pynvml: Any) -> list[Any]:
+    """NVML's handles of the GPUs that CUDA would use, in its order; between nvmlInit and nvmlShutdown. Raises NVMLError."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
@@ -131,6 +132,7 @@ def _number(file: Path) -> int | None:
 
 
 def read_text(file: Path) -> str:
+    """A file of the kernel's, "" where it is not there or may not be read."""
     try:
         return file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):

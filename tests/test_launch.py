@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ from ds_advise.advisor.cli import run
 from ds_advise.advisor.cpu_device import cpu_cluster
 from ds_advise.advisor.launch.check import checkpoint_bytes, objections, prediction_of
 from ds_advise.advisor.launch.choose import framework_of, launcher_of
+from ds_advise.advisor.launch.display import Display, Status
 from ds_advise.advisor.launch.environment import costly_switches, plan_environment
 from ds_advise.advisor.launch.fallback import continuation
 from ds_advise.advisor.launch.nodes import first_host, read_hostfile, static_rendezvous
@@ -22,6 +24,7 @@ from ds_advise.advisor.launch.script_arguments import ScriptArguments
 from ds_advise.advisor.run_question import RunQuestion, run_question
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.probes.this_machine import cpu_cores
+from rich.console import Console
 
 MODEL = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
          "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
@@ -101,6 +104,7 @@ def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monk
     (["--gpus", "8xH100", "--hostfile", "none", "--", "train.py"], "cannot read the hostfile"),
     (["--gpus", "8xH100", "--", "no.py"], "no script no.py"),
     (["--gpus", "8xH100"], "no script; write --"),
+    (["--gpus", "8xH100", "--master", "a", "--nodes", "2", "--fallback", "--", "train.py"], "does not go with --master"),
     (["--gpus", "8xH100", "--", "train.py"], "pass --model NAME, or --no-check")])
 def test_what_cannot_be_launched_is_said(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
                                          arguments: list[str], said: str) -> None:
@@ -232,3 +236,21 @@ def test_plans_keep_the_global_batch(folder: Path) -> None:
     plans = plans_that_fit(_asked(folder))
     assert plans
     assert {plan.estimate.plan.micro_batch_size * plan.estimate.plan.gradient_accumulation_steps for plan in plans} == {4}
+
+
+def test_what_is_kept_in_view_fits_80_columns() -> None:
+    """Step, loss, speed and time left; memory now, at its peak and as predicted; nothing is cut."""
+    status = Status(
+        step=123_456, total_steps=200_000, loss=2.345678, tokens_per_s=123_456.7, step_s=1.2, device_bytes=20 * 2**30,
+        device_peak_bytes=22 * 2**30, device_predicted_bytes=21 * 2**30, host_bytes=400 * 2**30, host_peak_bytes=500 * 2**30,
+        host_predicted_bytes=600 * 2**30)
+    drawn = io.StringIO()
+    with Display(Console(file=drawn, force_terminal=True, width=80)) as display:
+        display.show(status)
+    assert "step 123456/200000  loss 2.346  123,000 tokens/s  1530 min 53 s left" in drawn.getvalue()
+    assert "GPU GiB: 20.0 now, 22.0 peak, 21.0 predicted; host: 400.0, 500.0, 600.0" in drawn.getvalue()
+    printed = io.StringIO()
+    with Display(Console(file=printed, width=80)) as display:
+        display.show(status)
+        display.show(status)
+    assert printed.getvalue().count("step 123456") == 1

@@ -18,7 +18,7 @@ from ds_advise.advisor.cpu_device import cpu_cluster
 from ds_advise.advisor.launch.failures import failure_of
 from ds_advise.advisor.launch.notes import Notes
 from ds_advise.advisor.launch.records import Records
-from ds_advise.advisor.launch.request import LaunchRequest, Script
+from ds_advise.advisor.launch.request import LaunchRequest, Outcome, Script
 from ds_advise.advisor.launch.run import launch
 from ds_advise.estimators.errors import ConfigFileError
 
@@ -223,6 +223,33 @@ time.sleep(600)
 """
 
 
+def _stopped(request: LaunchRequest, signals: int) -> Outcome:
+    """Launch it, and send this process SIGTERM so many times once rank 0 has completed step 8."""
+    stopper = subprocess.Popen([sys.executable, "-c", (
+        "import os, sys, time\n"
+        "while not (os.path.exists(sys.argv[1]) and '\"step\": 8' in open(sys.argv[1]).read()): time.sleep(0.1)\n"
+        "for _ in range(int(sys.argv[3])):\n"
+        "    os.kill(int(sys.argv[2]), 15)\n"
+        "    time.sleep(2)\n"), str(request.folder / "rank0.jsonl"), str(os.getpid()), str(signals)])
+    try:
+        return launch(request)
+    finally:
+        stopper.kill()
+        stopper.wait()
+
+
+def test_a_second_signal_ends_what_ignores_the_first(tmp_path: Path) -> None:
+    """A script that goes on after SIGTERM is ended by the next one, with all its processes."""
+    script = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + STEPPING
+    request = _request(tmp_path, script.replace("LOSS", "1").replace("FIRST", "5"), cluster=cpu_cluster(1))
+    request = replace(request, script=replace(request.script, arguments=(str(request.folder),)))
+    outcome = _stopped(request, 2)
+    assert (outcome.status, outcome.failure) == ("stopped", None)
+    assert outcome.seconds < 300
+    pid = json.loads((request.folder / "rank0.jsonl").read_text().splitlines()[0])["pid"]
+    assert not psutil.pid_exists(pid)
+
+
 @pytest.mark.parametrize(("loss", "first", "resumes_after", "kind"), [
     ("nan", 1, 0, "nan_loss"), ("1", 1, 4, "not_resumed"), ("1", 5, 4, None)])
 def test_what_would_be_in_vain_is_ended(tmp_path: Path, loss: str, first: int, resumes_after: int, kind: str | None) -> None:
@@ -232,12 +259,7 @@ def test_what_would_be_in_vain_is_ended(tmp_path: Path, loss: str, first: int, r
     request = _request(tmp_path, script, cluster=cpu_cluster(1), resumes_after=resumes_after)
     request = replace(request, script=replace(request.script, arguments=(str(request.folder),)))
     if kind is None:
-        stopper = subprocess.Popen([sys.executable, "-c", (
-            "import os, sys, time\n"
-            "while not (os.path.exists(sys.argv[1]) and '\"step\": 8' in open(sys.argv[1]).read()): time.sleep(0.1)\n"
-            "os.kill(int(sys.argv[2]), 15)"), str(request.folder / "rank0.jsonl"), str(os.getpid())])
-        outcome = launch(request)
-        stopper.wait()
+        outcome = _stopped(request, 1)
         assert (outcome.status, outcome.failure) == ("stopped", None)
         assert outcome.last_step >= 8
     else:

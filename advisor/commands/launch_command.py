@@ -58,6 +58,8 @@ def launch(run: dict[str, Any], words: tuple[str, ...], dry: bool, check: Any, n
     del debug  # read from the arguments by the program's error handler
     if not words:
         raise click.UsageError("no script; write -- and then the script with its arguments")
+    if fallback and place["master"] is not None:
+        raise click.UsageError("--fallback does not go with --master: the other nodes would not change their plan")
     from rich.console import Console
 
     from ..launch.question import launch_question

@@ -1,4 +1,4 @@
-"""The one line that tells how a training goes, and whatever else is said meanwhile."""
+"""The lines that tell how a training goes, and whatever else is said meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TOLD_AT_ONCE = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What the line says; None where it is not known (yet).
+    """What the lines say; None where it is not known (yet).
 
     device_bytes: of the fullest GPU, host_bytes: of this node's processes; with their peaks and what was predicted.
     """
@@ -37,27 +37,31 @@ class Status:
     host_predicted_bytes: int | None
 
     @property
-    def line(self) -> str:
+    def progress(self) -> str:
         parts = [f"step {self.step}" + (f"/{self.total_steps}" if self.total_steps else "")]
         if self.loss is not None:
             parts.append(f"loss {self.loss:.4g}")
         if self.tokens_per_s is not None:
             parts.append(f"{rate(self.tokens_per_s)} tokens/s")
-        if self.device_bytes is not None and self.device_peak_bytes is not None:
-            parts.append("GPU " + _memory(self.device_bytes, self.device_peak_bytes, self.device_predicted_bytes))
-        parts.append("host " + _memory(self.host_bytes, self.host_peak_bytes, self.host_predicted_bytes))
         if self.total_steps and self.step_s is not None:
             parts.append(f"{seconds(max(0, self.total_steps - self.step) * self.step_s)} left")
         return "  ".join(parts)
 
+    @property
+    def memory(self) -> str:
+        if self.device_bytes is None or self.device_peak_bytes is None:
+            return f"host GiB: {_memory(self.host_bytes, self.host_peak_bytes, self.host_predicted_bytes)}"
+        return (f"GPU GiB: {_memory(self.device_bytes, self.device_peak_bytes, self.device_predicted_bytes)}; "
+                f"host: {_memory(self.host_bytes, self.host_peak_bytes, self.host_predicted_bytes, words=('', '', ''))}")
 
-def _memory(now: int, peak: int, predicted: int | None) -> str:
-    text = f"{gib(now)} GiB, peak {gib(peak)}"
-    return text if predicted is None else f"{text}, predicted {gib(predicted)}"
+
+def _memory(now: int, peak: int, predicted: int | None, words: tuple[str, str, str] = (" now", " peak", " predicted")) -> str:
+    figures = [(now, words[0]), (peak, words[1])] + ([] if predicted is None else [(predicted, words[2])])
+    return ", ".join(f"{gib(size)}{word}" for size, word in figures)
 
 
 class Display:
-    """Draws the line over itself on a terminal; elsewhere prints it now and then."""
+    """Draws them over themselves on a terminal; elsewhere prints them as one line now and then."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -80,10 +84,11 @@ class Display:
 
     def show(self, status: Status) -> None:
         if self._live is not None:
-            self._live.update(Text(status.line, overflow="ellipsis", no_wrap=True))
+            # Two lines, which 80 columns hold.
+            self._live.update(Text(f"{status.progress}\n{status.memory}", overflow="ellipsis", no_wrap=True))
             return
         now = time.monotonic()
         new = status.step != self._printed_step
         if new and (status.step <= _TOLD_AT_ONCE or now - self._printed_at > _PLAIN_EVERY_S):
             self._printed_at, self._printed_step = now, status.step
-            self.say(status.line)
+            self.say(f"{status.progress}  {status.memory}")
