@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli import run
+from ds_advise.advisor.launch.request import Failure, LaunchRequest, Outcome, Peaks
 from ds_advise.advisor.question import Question
 from ds_advise.advisor.trainer import choices
 from ds_advise.advisor.trainer.check import check_disk, checkpoint_bytes, missing_package
@@ -252,13 +253,57 @@ def test_the_newest_checkpoint_counts_only_when_it_is_whole(tmp_path: Path) -> N
     assert (tmp_path / "checkpoint-best").exists()
 
 
+def test_fallback_goes_on_with_less_memory(ask: Ask, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the last whole checkpoint, with the same global batch and samples, under a plan that needs less and can read it;
+    without --fallback it ends there."""
+    launched: list[tuple[LaunchRequest, Job]] = []
+
+    def launch(request: LaunchRequest, **_: Any) -> Outcome:
+        launched.append((request, read_job(Path(request.script.arguments[0]))))
+        request.folder.mkdir(parents=True)
+        checkpoint = tmp_path / "out" / "checkpoint-3"
+        checkpoint.mkdir(exist_ok=True)
+        (checkpoint / WHOLE).touch()
+        (tmp_path / "out" / "checkpoint-4").mkdir()
+        return Outcome(status="failed", last_step=3, peaks=Peaks(), seconds=1.0, folder=request.folder, failure=Failure(
+            kind="gpu_out_of_memory", rank=1, step=3, message="out of memory"))
+
+    monkeypatch.setattr("ds_advise.advisor.trainer.train.launch", launch)
+    monkeypatch.setattr("ds_advise.advisor.search.unsupported", lambda *_: None)
+    (model / "model.safetensors").touch()
+    options = ("--rung", "zero2", "--global-batch", "8", "--micro-batch", "4", "--max-steps", "5")
+    code, said, _ = ask(*options)
+    assert (code, len(launched)) == (1, 1)
+    assert "memory ran out, first on rank 1, after step 3." in said
+    assert "The last checkpoint is checkpoint-3" in said
+    assert "--fallback" in said
+    launched.clear()
+    code, _, talk = ask("--fallback", "--force", *options)
+    assert (code, len(launched) > 1) == (1, True)
+    (first, job), (second, resumed) = launched[:2]
+    assert first.prediction is not None
+    assert second.prediction is not None
+    before, after = first.prediction, second.prediction
+    assert after.memory.allocated_bytes_per_gpu < before.memory.allocated_bytes_per_gpu
+    assert after.plan.zero_stage in (1, 2)
+    assert "memory ran out; going on with" in talk
+    assert second.resumes_after == 3
+    assert second.folder != first.folder
+    assert resumed.checkpoint == str(tmp_path / "out" / "checkpoint-3")
+    assert (resumed.samples, resumed.arguments["max_steps"]) == (job.samples, 5)
+    batch = [each.arguments["per_device_train_batch_size"] * each.arguments["gradient_accumulation_steps"] * 2
+             for each in (job, resumed)]
+    assert batch == [8, 8]
+    assert json.loads((tmp_path / "out" / "ds_config.json").read_text()) == launched[-1][0].config
+
+
 def test_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two checkpoints, the one being written, and the model."""
     shape, cluster = shape_from_config(CONFIG, name="small"), Cluster(nodes=1, gpus_per_node=2, gpu=gpu_of_memory(24))
     full = Question(model=shape, workload=Workload(), cluster=cluster)
     assert checkpoint_bytes(full) == 16 * shape.parameters
     lora = Question(model=shape, workload=Workload(method="lora"), cluster=cluster)
-    assert checkpoint_bytes(lora) == 16 * lora.trainable_parameters
+    assert checkpoint_bytes(lora) == 18 * lora.trainable_parameters
     needed = 3 * checkpoint_bytes(full) + 2 * shape.parameters
     for free, fits in ((needed, True), (needed - 1, False)):
         monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))

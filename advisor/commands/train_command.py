@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _SHAPES = ("chat", "prompt-completion", "instruction", "text-label", "text")
 
-_OF_THIS_CALL = ("output_dir", "resume", "force", "dry", "verbose", "debug")
+_OF_THIS_CALL = ("output_dir", "resume", "force", "fallback", "dry", "verbose", "debug")
 """Options that say nothing of the training itself; the others are kept with it, for --resume."""
 
 
@@ -47,6 +47,8 @@ _OF_THIS_CALL = ("output_dir", "resume", "force", "dry", "verbose", "debug")
 @click.option("--force", is_flag=True, help="Use an --output-dir that is not empty; its checkpoints are removed.")
 @click.option("--no-probe", is_flag=True, help="Check by a dry run on a simulated GPU, not by real steps.")
 @click.option("--no-check", is_flag=True, help="Start without a probe or dry run, and without looking at the disk.")
+@click.option("--fallback", is_flag=True,
+              help="Where memory runs out, go on with the next plan that fits, from the last checkpoint.")
 @click.option("--dry", is_flag=True, help="Show data, plan and command, and start nothing.")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True,
               help="cpu: the ranks are processes on this machine's CPU, in place of GPUs.")
@@ -54,7 +56,8 @@ _OF_THIS_CALL = ("output_dir", "resume", "force", "dry", "verbose", "debug")
 @click.option("--memory", metavar="SIZE", help="What each rank may plan with, with --device cpu, such as 2GB.")
 @click.option("--verbose", is_flag=True, help="Show the first rank's output while it trains.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def train(output_dir: str, resume: bool, force: bool, dry: bool, verbose: bool, debug: bool, **options: Any) -> int:
+def train(output_dir: str, resume: bool, force: bool, fallback: bool, dry: bool, verbose: bool, debug: bool,
+          **options: Any) -> int:
     """Train a model on a data file: recommend a configuration, prove that it fits, train, save.
 
     \b
@@ -69,7 +72,7 @@ def train(output_dir: str, resume: bool, force: bool, dry: bool, verbose: bool, 
 
     output = Output(Path(output_dir).expanduser().absolute())
     if resume:
-        return _resumed(output, options, verbose=verbose)
+        return _resumed(output, options, fallback=fallback, verbose=verbose)
     for name in ("model", "data"):
         if not options[name]:
             raise click.UsageError(f"--{name} is missing")
@@ -78,33 +81,39 @@ def train(output_dir: str, resume: bool, force: bool, dry: bool, verbose: bool, 
 
         with TemporaryDirectory() as folder:
             return _new(Output(Path(folder)), options, shown_as=output, verbose=verbose)
-    return _new(output, options, force=force, verbose=verbose)
+    return _new(output, options, force=force, fallback=fallback, verbose=verbose)
 
 
-def _new(output: Any, options: dict[str, Any], *, verbose: bool, force: bool = False, shown_as: Any = None) -> int:
+def _new(output: Any, options: dict[str, Any], *, verbose: bool, fallback: bool = False, force: bool = False,
+         shown_as: Any = None) -> int:
     """A training from its beginning. shown_as: only show it, as if its output went there."""
     from rich.console import Console
 
-    from ..trainer.report import render_proposal, render_start, render_trained
-    from ..trainer.train import proposal, start
+    from ..trainer.proposal import propose
+    from ..trainer.report import render_proposal, render_proven, render_start, render_trained
+    from ..trainer.train import proven, start
 
     console = Console(file=sys.stdout, highlight=False)
     settings, shape, question, limit = _asked(options, output.path)
     output.claim(force=force)
     output.write_asked({name: value for name, value in options.items() if name not in _OF_THIS_CALL})
-    proposed = proposal(settings, shape, question, output, _say, memory_limit_bytes=limit,
-                        show=lambda shown: render_proposal(shown, console))
+    proposed = propose(settings, shape, question, output, _say)
+    render_proposal(proposed, console)
     if proposed.answer.recommended is None:
         return 1
     if shown_as is not None:
         render_start(proposed, shown_as, console)
         return 0
-    trained = start(proposed, verbose=verbose)
+    ready = proven(proposed, memory_limit_bytes=limit, say=_say)
+    render_proven(proposed, ready, console)
+    if ready.answer.recommended is None:
+        return 1
+    trained = start(ready, fallback=fallback, verbose=verbose, say=_say)
     render_trained(trained, console)
     return 0 if trained.finished else 1
 
 
-def _resumed(output: Any, options: dict[str, Any], *, verbose: bool) -> int:
+def _resumed(output: Any, options: dict[str, Any], *, fallback: bool, verbose: bool) -> int:
     from rich.console import Console
 
     from ..trainer.output import differing
@@ -117,7 +126,7 @@ def _resumed(output: Any, options: dict[str, Any], *, verbose: bool) -> int:
     for name, before in differing(asked, given):
         raise click.UsageError(f"--{name.replace('_', '-')} was {before} in the training that is to go on; leave it out")
     settings, shape, question, _ = _asked(asked, output.path)
-    trained = resume(settings, shape, question["gpus"], output, _say, verbose=verbose)
+    trained = resume(settings, shape, question["gpus"], output, fallback=fallback, verbose=verbose, say=_say)
     render_trained(trained, Console(file=sys.stdout, highlight=False))
     return 0 if trained.finished else 1
 

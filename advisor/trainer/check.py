@@ -22,12 +22,18 @@ from ..words import plan_title
 
 Proof = Literal["probe", "dry-run", "none"]
 
+Say = Callable[[str], None]
+"""Takes a line about what is being done."""
+
 KEPT_CHECKPOINTS = 2
 """The Trainer removes older ones once a new one is written, so for a moment there is one more: one that is cut off by a full
 disk or a killed rank never was the only one."""
 
 _PROBE_LIMIT_S = 1800.0
 """When one probe is given up, which takes a minute or two with the largest models."""
+
+_ADAPTER_BYTES = 4
+"""Of a parameter of an adapter in its file."""
 
 _MASTER_AND_STATES_BYTES = 12
 """Of each trained parameter in DeepSpeed's checkpoint: its fp32 master and Adam's two states."""
@@ -55,12 +61,12 @@ def missing_package(workload: Workload, *, report_to: str, device: Device) -> Wo
 def checkpoint_bytes(question: Question) -> int:
     """One checkpoint of the Trainer: the model in its own format and in DeepSpeed's, the masters and Adam's states.
 
-    2 W P' + 12 Pt bytes, with W bytes of a weight, Pt trained parameters, and P' all parameters (with LoRA: the trained ones,
-    because frozen weights are left out of both). Other optimizers than Adam keep at most as much.
+    (2 W + 12) P bytes, with W bytes of a weight; with LoRA (4 + W + 12) Pt, because peft saves adapters in fp32, and the
+    Trainer has DeepSpeed leave out frozen weights. Other optimizers than Adam keep at most as much.
     """
-    trained = question.trainable_parameters
-    saved = question.model.parameters if question.workload.method == "full" else trained
-    return 2 * question.workload.weight_bytes * saved + _MASTER_AND_STATES_BYTES * trained
+    weight, trained = question.workload.weight_bytes, question.trainable_parameters
+    saved = weight if question.workload.method == "full" else _ADAPTER_BYTES
+    return (saved + weight + _MASTER_AND_STATES_BYTES) * trained
 
 
 def check_disk(question: Question, folder: Path) -> None:
@@ -75,7 +81,7 @@ def check_disk(question: Question, folder: Path) -> None:
 
 
 def prove(answer: Recommendation, proof: Proof, *, device: Device, memory_limit_bytes: int | None, offline: bool,
-          say: Callable[[str], None]) -> Recommendation:
+          say: Say) -> Recommendation:
     """The answer with the fastest plan that stood the proof recommended, None where none did.
 
     "probe": a few real steps with random weights and full sequences; where memory does not suffice, the next best plan.
@@ -91,7 +97,7 @@ def prove(answer: Recommendation, proof: Proof, *, device: Device, memory_limit_
 
 
 def _probed(answer: Recommendation, device: Device, memory_limit_bytes: int | None, offline: bool,
-            say: Callable[[str], None]) -> Recommendation:
+            say: Say) -> Recommendation:
     run = runner(answer, load_config(answer.question.model.name, offline=offline), device=device,
                  memory_limit_bytes=memory_limit_bytes, on_progress=lambda _: None)
     for candidate in _by_speed(answer):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 
 def merge(base: Path, adapter: Path, destination: Path, *, dtype: str) -> None:
@@ -11,11 +14,13 @@ def merge(base: Path, adapter: Path, destination: Path, *, dtype: str) -> None:
     On the CPU, in this process, once the ranks have gone: it takes the base model's weights in RAM. A base that was trained on
     in 4 bits is merged in `dtype`, so that nothing is quantized twice.
     """
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    model = AutoModelForCausalLM.from_pretrained(
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed, which peft imports, would look for a GPU and say so
+    peft: Any = import_module("peft")
+    torch: Any = import_module("torch")
+    transformers: Any = import_module("transformers")
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
         str(base), dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True)
-    PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(str(destination))
-    AutoTokenizer.from_pretrained(str(adapter), trust_remote_code=False).save_pretrained(str(destination))
+    peft.PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(str(destination))
+    transformers.AutoTokenizer.from_pretrained(str(adapter), trust_remote_code=False).save_pretrained(str(destination))

@@ -168,8 +168,3 @@ def _arguments(proposal: Proposal, workload: Workload) -> dict[str, Any]:
         "logging_steps": 1, "logging_nan_inf_filter": False, "save_strategy": "steps", "save_steps": every,
         "save_total_limit": KEPT_CHECKPOINTS, "report_to": report, "remove_unused_columns": False, "disable_tqdm": True,
         **evaluation}
-
-
-def with_answer(proposal: Proposal, answer: Recommendation) -> Proposal:
-    """The same training under what the check recommends."""
-    return replace(proposal, answer=answer)

@@ -69,7 +69,7 @@ def _plan(proposed: Proposal) -> list[str | Text]:
     every = proposed.settings.save_steps
     epochs = proposed.steps * (question.workload.global_batch_size or 1) / proposed.samples.train_samples
     return [
-        Text(f"{method_title(question.workload)} on {cluster_title(cluster)}: {plan_title(plan)}.", style="bold"),
+        Text(f"{_capital(method_title(question.workload))} on {cluster_title(cluster)}: {plan_title(plan)}.", style="bold"),
         f"Micro batch {plan.micro_batch_size}" + (f" x {accumulation} accumulation steps" if accumulation > 1 else "")
         + f", global batch {question.workload.global_batch_size}; gradient checkpointing "
         f"{'on' if plan.gradient_checkpointing else 'off'}; {question.workload.precision}.",
@@ -78,6 +78,18 @@ def _plan(proposed: Proposal) -> list[str | Text]:
         f"{proposed.steps:,} steps ({epochs:.3g} epochs) at a learning rate of {proposed.learning_rate:g}: about "
         f"{seconds(proposed.seconds)}" + (f"; a checkpoint every {every} steps." if every else "."),
     ]
+
+
+def render_proven(before: Proposal, after: Proposal, console: Console) -> None:
+    """What the check made of the plan that was shown; nothing where that stands."""
+    was, now = before.answer.recommended, after.answer.recommended
+    if now is None and was is not None:
+        sentence(console, Text("No plan that was predicted to fit stood the check.", style="bold red"))
+        sentence(console, "A shorter --seq-len, --method lora or --loss fused takes less memory.")
+    elif now is not None and was is not None and now.estimate.plan != was.estimate.plan:
+        for line in _plan(after):
+            sentence(console, line)
+        blank(console)
 
 
 def render_start(proposed: Proposal, output: Output, console: Console) -> None:
@@ -132,7 +144,9 @@ def _go_on(trained: Trained, console: Console) -> None:
         sentence(console, f"There is no checkpoint yet. The ranks' output: {trained.outcome.folder}.")
         return
     sentence(console, f"The last checkpoint is {checkpoint.name}; go on with:")
-    copyable(console, [f"ds-advise train --resume --output-dir {trained.output.path}"])
+    failure = trained.outcome.failure
+    less = " --fallback" if failure is not None and failure.kind.endswith("out_of_memory") else ""
+    copyable(console, [f"ds-advise train --resume{less} --output-dir {trained.output.path}"])
     sentence(console, f"The ranks' output: {trained.outcome.folder}.")
 
 
@@ -156,3 +170,7 @@ def _loading(path: Path, base: Path, trained: Trained) -> list[str]:
         folder = trained.output.merged if trained.merged else path
         return [f'AutoModelForCausalLM.from_pretrained("{folder}")']
     return [f'model = AutoModelForCausalLM.from_pretrained("{base}")', f'model = PeftModel.from_pretrained(model, "{path}")']
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,18 @@ from ..launch.kept import keep_training
 from ..launch.request import LaunchRequest, Outcome, Script
 from ..launch.run import launch
 from ..question import Question
-from .check import check_disk, prove
+from ..words import plan_title
+from .attempt import ATTEMPTS, Attempt
+from .check import Say, check_disk, prove
 from .checkpoints import newest_whole, remove_broken, step_of
 from .job import Job, Result, read_job, read_result, write_job
 from .merge import merge
 from .model_files import weights_folder
 from .output import Output
-from .proposal import Proposal, config_of, job_of, propose, with_answer
+from .proposal import Proposal, config_of, job_of
 from .settings import Settings
 
 RANK_MODULE = f"{__package__}.rank"
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,37 +55,38 @@ class Trained:
         return self.result is not None and self.result.finished
 
 
-def proposal(settings: Settings, shape: ModelShape, question: Mapping[str, Any], output: Output, say: Say, *,
-             memory_limit_bytes: int | None, show: Callable[[Proposal], None]) -> Proposal:
-    """The training that is proposed and, unless `settings.proof` is "none", proven to fit; its `answer.recommended` is None
-    where nothing fits. show: called with the proposal before the proof."""
-    proposed = propose(settings, shape, question, output, say)
-    show(proposed)
+def proven(proposed: Proposal, *, memory_limit_bytes: int | None, say: Say) -> Proposal:
+    """The proposal under the fastest plan that stood the proof; its `answer.recommended` is None where none did.
+
+    Raises ConfigFileError where the disk has no room; what `prove` raises.
+    """
+    settings = proposed.settings
+    if Path(settings.model).expanduser().exists():  # what is still to be fetched is fetched once it is known to fit
+        weights_folder(settings.model, proposed.answer.question.model, offline=settings.offline)
     if proposed.answer.recommended is None or settings.proof == "none":
         return proposed
-    check_disk(proposed.answer.question, output.path)
-    return with_answer(proposed, prove(proposed.answer, settings.proof, device=settings.device, offline=settings.offline,
-                                       memory_limit_bytes=memory_limit_bytes, say=say))
+    check_disk(proposed.answer.question, proposed.output.path)
+    return replace(proposed, answer=prove(proposed.answer, settings.proof, device=settings.device, offline=settings.offline,
+                                          memory_limit_bytes=memory_limit_bytes, say=say))
 
 
-def start(proposed: Proposal, *, verbose: bool) -> Trained:
+def start(proposed: Proposal, *, fallback: bool, verbose: bool, say: Say) -> Trained:
     """Write configuration and job into the output folder, and train.
+
+    fallback: where memory runs out, go on with the next plan that fits.
 
     Raises ModelConfigError where there are no weights, ConfigFileError where a file cannot be written.
     """
     settings, output, question = proposed.settings, proposed.output, proposed.answer.question
     recommended = proposed.answer.recommended
     assert recommended is not None
-    weights = weights_folder(settings.model, question.model, offline=settings.offline)
-    job = job_of(proposed, weights)
-    config = config_of(proposed)
-    write_config(config, output.ds_config, force=True)
-    write_job(job, output.job)
-    return _run(job, output, question, recommended.estimate, config, verbose=verbose, merging=settings.merge)
+    job = job_of(proposed, weights_folder(settings.model, question.model, offline=settings.offline))
+    attempt = Attempt(job=job, config=config_of(proposed), estimate=recommended.estimate)
+    return _run(attempt, question, output, fallback=fallback, verbose=verbose, merging=settings.merge, say=say)
 
 
-def resume(settings: Settings, shape: ModelShape, cluster: Cluster, output: Output, say: Say, *,
-           verbose: bool) -> Trained:
+def resume(settings: Settings, shape: ModelShape, cluster: Cluster, output: Output, *, fallback: bool, verbose: bool,
+           say: Say) -> Trained:
     """Go on with the training in the output folder from its last whole checkpoint, with its configuration and its data.
 
     Raises ConfigFileError where there is no checkpoint to go on from, or the training has ended; ClusterError where there are
@@ -106,18 +107,10 @@ def resume(settings: Settings, shape: ModelShape, cluster: Cluster, output: Outp
     for broken in remove_broken(output.path):
         say(f"{broken.name} was cut off while it was written; removed")
     say(f"going on from {checkpoint.name}")
-    output.result.unlink(missing_ok=True)
     job = replace(job, checkpoint=str(checkpoint))
-    write_job(job, output.job)
-    workload = job.workload
-    plan = plan_from_ds_config(
-        config, shape, cluster, micro_batch_size=job.arguments["per_device_train_batch_size"],
-        gradient_accumulation_steps=job.arguments["gradient_accumulation_steps"],
-        gradient_checkpointing=job.arguments["gradient_checkpointing"])
-    estimate = Estimate(plan=plan, memory=estimate_memory(shape, workload, cluster, plan),
-                        time=estimate_time(shape, workload, cluster, plan))
-    return _run(job, output, Question(model=shape, workload=workload, cluster=cluster), estimate, config, verbose=verbose,
-                merging=settings.merge)
+    question = Question(model=shape, workload=job.workload, cluster=cluster)
+    attempt = Attempt(job=job, config=config, estimate=_estimate(job, config, question))
+    return _run(attempt, question, output, fallback=fallback, verbose=verbose, merging=settings.merge, say=say)
 
 
 def request_of(output: Output, question: Question, estimate: Estimate, config: Mapping[str, Any], *, device: Device,
@@ -131,14 +124,48 @@ def request_of(output: Output, question: Question, estimate: Estimate, config: M
         gradient_checkpointing=estimate.plan.gradient_checkpointing, total_steps=steps)
 
 
-def _run(job: Job, output: Output, question: Question, estimate: Estimate, config: Mapping[str, Any], *, verbose: bool,
-         merging: bool) -> Trained:
-    request = request_of(output, question, estimate, config, device=job.device, steps=job.arguments["max_steps"])
-    request = replace(request, resumes_after=step_of(Path(job.checkpoint)) if job.checkpoint else 0)
-    outcome = launch(request, verbose=verbose)
-    keep_training(request, outcome)
-    result = read_result(output.result)
+def _run(attempt: Attempt, question: Question, output: Output, *, fallback: bool, verbose: bool, merging: bool,
+         say: Say) -> Trained:
+    """Train, with less memory where that ran out and `fallback` is wanted; then merge."""
+    tried = 0
+    while True:
+        request, outcome = _launched(attempt, question, output, verbose=verbose)
+        tried += 1
+        go_on = attempt.with_less_memory(question, outcome, output) if fallback and tried < ATTEMPTS else None
+        if go_on is None:
+            break
+        from_where = Path(go_on.job.checkpoint).name if go_on.job.checkpoint else "the beginning, for want of a checkpoint"
+        say(f"memory ran out; going on with {plan_title(go_on.estimate.plan)}, micro batch "
+            f"{go_on.estimate.plan.micro_batch_size}, from {from_where}")
+        remove_broken(output.path)
+        attempt = go_on
+    job, result = attempt.job, read_result(output.result)
     merged = merging and job.workload.method != "full" and result is not None and result.finished and result.whole
     if merged:
         merge(Path(job.model), output.path, output.merged, dtype=job.dtype)
     return Trained(request=request, outcome=outcome, result=result, job=job, output=output, merged=merged)
+
+
+def _launched(attempt: Attempt, question: Question, output: Output, *, verbose: bool) -> tuple[LaunchRequest, Outcome]:
+    """Write what the ranks read, start them, and keep what was measured."""
+    job = attempt.job
+    write_config(attempt.config, output.ds_config, force=True)
+    write_job(job, output.job)
+    output.result.unlink(missing_ok=True)
+    request = request_of(output, question, attempt.estimate, attempt.config, device=job.device,
+                         steps=job.arguments["max_steps"])
+    request = replace(request, resumes_after=step_of(Path(job.checkpoint)) if job.checkpoint else 0)
+    outcome = launch(request, verbose=verbose)
+    keep_training(request, outcome)
+    return request, outcome
+
+
+def _estimate(job: Job, config: Mapping[str, Any], question: Question) -> Estimate:
+    """What was predicted for the plan that a job runs under."""
+    shape, workload, cluster = question.model, question.workload, question.cluster
+    plan = plan_from_ds_config(
+        config, shape, cluster, micro_batch_size=job.arguments["per_device_train_batch_size"],
+        gradient_accumulation_steps=job.arguments["gradient_accumulation_steps"],
+        gradient_checkpointing=job.arguments["gradient_checkpointing"])
+    return Estimate(plan=plan, memory=estimate_memory(shape, workload, cluster, plan),
+                    time=estimate_time(shape, workload, cluster, plan))
