@@ -34,7 +34,10 @@ def rate(per_s: float) -> str:
 
 
 def seconds(duration_s: float) -> str:
-    """`3.2 s`, `48 ms`, `2 min 5 s`."""
+    """`3.2 s`, `48 ms`, `2 min 5 s`, `25 h 31 min`."""
+    if duration_s >= 2 * 3600 - 0.5:
+        hours, minutes = divmod(round(duration_s / 60), 60)
+        return f"{hours} h {minutes} min"
     if duration_s >= 99.5:
         minutes, rest = divmod(round(duration_s), 60)
         return f"{minutes} min {rest} s"

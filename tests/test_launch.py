@@ -247,7 +247,7 @@ def test_what_is_kept_in_view_fits_80_columns() -> None:
     drawn = io.StringIO()
     with Display(Console(file=drawn, force_terminal=True, width=80)) as display:
         display.show(status)
-    assert "step 123456/200000  loss 2.346  123,000 tokens/s  1530 min 53 s left" in drawn.getvalue()
+    assert "step 123456/200000  loss 2.346  123,000 tokens/s  25 h 31 min left" in drawn.getvalue()
     assert "GPU GiB: 20.0 now, 22.0 peak, 21.0 predicted; host: 400.0, 500.0, 600.0" in drawn.getvalue()
     printed = io.StringIO()
     with Display(Console(file=printed, width=80)) as display:

@@ -44,8 +44,8 @@ def add_callback(module: Any, notes: Notes, folder: Path) -> None:
 
 
 class _Stop:
-    """Agrees with the other ranks on the step to stop after, through the store in which they met: a look costs a tenth of a
-    millisecond, and works across nodes."""
+    """Agrees with the other ranks on the step to stop after, through the store in which they met: a look is one request to it,
+    needs no collective, and works across nodes."""
 
     def __init__(self, folder: Path) -> None:
         self._file, self._asked, self.told = folder / STOP_FILE, False, False
