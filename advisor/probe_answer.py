@@ -76,18 +76,19 @@ def probe_answer(result: ProbeResult, asked: RunQuestion, dry_run: DryRunResult 
     return ProbeAnswer(result=result, cluster=asked.cluster, estimate=estimate, dry_run=dry_run)
 
 
-def cpu_tensor_bytes(memory: MemoryEstimate, ranks_per_node: int) -> int:
-    """Predicted bytes of one rank's tensors on the CPU device, where those of the "GPU" and of the host share the RAM."""
+def cpu_rank_bytes(memory: MemoryEstimate, ranks_per_node: int) -> int:
+    """Predicted bytes of one rank on the CPU device, where the tensors of the "GPU" and of the host share the RAM."""
     host = sum(term.size_bytes for term in memory.host_pinned_terms + memory.host_pageable_terms if term.name != "processes")
-    return memory.allocated_bytes_per_gpu + host // ranks_per_node
+    return memory.device_bytes_per_gpu + host // ranks_per_node
 
 
 def _on_the_cpu(answer: ProbeAnswer) -> tuple[Figure, ...]:
     dry, estimate = answer.dry_run, answer.estimate
     return (Figure(
-        name="tensors per rank", unit="bytes", measured=answer.result.highest("host_tensor_bytes"),
-        analytic=None if estimate is None else cpu_tensor_bytes(estimate.memory, answer.cluster.gpus_per_node),
-        dry_run=None if dry is None else max(phase.total_peak_bytes for phase in dry.phases if phase.iteration)),)
+        name="memory per rank", unit="bytes", measured=answer.result.highest("host_tensor_bytes"),
+        analytic=None if estimate is None else cpu_rank_bytes(estimate.memory, answer.cluster.gpus_per_node),
+        dry_run=None if dry is None else max(phase.total_peak_bytes for phase in dry.phases if phase.iteration)
+        + (0 if estimate is None else sum(term.size_bytes for term in estimate.memory.device_terms))),)
 
 
 def _on_cuda(answer: ProbeAnswer) -> tuple[Figure, ...]:

@@ -14,7 +14,7 @@ from ..probes.real_run.job import Device
 from .calibration import calibration
 from .climb import Climb, Outcome
 from .kept_probes import keep_probe
-from .probe_answer import cpu_tensor_bytes
+from .probe_answer import cpu_rank_bytes
 from .recommendation import Candidate, Recommendation
 
 Ended = Literal["settled", "budget", "interrupted"]
@@ -105,12 +105,12 @@ def outcome(candidate: Candidate, result: ProbeResult, answer: Recommendation) -
         return Outcome(tokens_per_s=None, out_of_memory=result.failure.kind == "out_of_memory")
     memory = candidate.estimate.memory
     if result.device == "cpu":
-        # The prediction's scale: what the closed form says of the tensors, corrected by what they took.
-        measured, tensors = result.highest("host_tensor_bytes"), cpu_tensor_bytes(
+        # The prediction's scale: what the closed form says of a rank, corrected by what it took.
+        measured, predicted = result.highest("host_tensor_bytes"), cpu_rank_bytes(
             memory, answer.question.cluster.gpus_per_node)
     else:
-        measured, tensors = result.highest("allocated_bytes"), memory.allocated_bytes_per_gpu
-    need = None if measured is None else round(candidate.device_bytes * measured / tensors)
+        measured, predicted = result.highest("allocated_bytes"), memory.allocated_bytes_per_gpu
+    need = None if measured is None else round(candidate.device_bytes * measured / predicted)
     return Outcome(tokens_per_s=result.tokens_per_s, need_bytes=need,
                    calibration=calibration(result, candidate.estimate.time))
 

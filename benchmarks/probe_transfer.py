@@ -86,7 +86,7 @@ def transfer(model: str, rows: Sequence[Measured]) -> Transfer:
 
 def _expected_s(probed: Measured, other: Measured) -> float:
     learned = calibration(probed.result, probed.candidate.estimate.time)
-    return learned.apply(other.candidate.estimate.time).step_s
+    return float(learned.apply(other.candidate.estimate.time).step_s)
 
 
 def _errors(probed: Measured, rows: Sequence[Measured]) -> list[float]:

@@ -85,6 +85,7 @@ _NOT_COVERED: dict[str, str] = {
     "allocator_overhead": "settings other than expandable_segments:True",
     "cuda_context": "kernels that a library loads later, and other processes on the GPU",
     "nccl_buffers": "NCCL_BUFFSIZE and NVLink SHARP",
+    "process": "other optimizers and libraries than were measured",
     "step_temporaries": "optimizers that bring kernels of their own",
     "processes": "data loader workers, tokenized data beyond it, the page cache",
     "matrix products": "GPUs that throttle or are shared",

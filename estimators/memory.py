@@ -65,8 +65,8 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     pinned, pageable = host_terms(cut, plan, runs, local_ranks)
     return MemoryEstimate(
         moments=moments,
-        reserved_terms=allocator_overhead(plan, transient),
-        device_terms=outside_allocator(cluster),
+        reserved_terms=allocator_overhead(cluster.gpu, plan, transient),
+        device_terms=outside_allocator(cluster, plan),
         host_pinned_terms=pinned + swap_buffers(cut, plan, local_ranks),
         host_pageable_terms=pageable,
         host_loading_bytes_per_node=loading_bytes(cut, plan, local_ranks),

@@ -194,6 +194,15 @@ def test_an_answer_about_the_cpu_speaks_of_ranks(model: str, capsys: pytest.Capt
     assert max(len(line) for line in text.splitlines() if not line.startswith("   ")) <= 80
 
 
+def test_a_rank_on_the_cpu_is_its_tensors_and_its_process(model: str) -> None:
+    """No pages of a GPU's allocator, no CUDA context; DeepSpeed loads more with ZeRO than without."""
+    for candidate in ask(model).candidates:
+        memory = candidate.estimate.memory
+        process = candidate.device_bytes - memory.allocated_bytes_per_gpu
+        assert process == (180 if candidate.estimate.plan.zero_stage else 60) * 10**6
+        assert memory.components["process"] == process
+
+
 def test_an_unusable_store_costs_one_line(model: str, own_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Although two parts of the answer ask it; the answer is the prediction."""
     own_store.parent.mkdir(exist_ok=True)

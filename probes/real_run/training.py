@@ -51,6 +51,9 @@ def prepare(job: Job, request: Request) -> Prepared:
     if description is not None:
         models.model_class(description)
     config = auto_values.filled(request, models.hidden_size(description) if description is not None else None)
+    zero = config.get("zero_optimization")
+    if isinstance(zero, dict) and zero.get("stage"):
+        importlib.import_module("torch._dynamo")  # the stages' decorators load it with their first call
     accelerator = importlib.import_module("deepspeed.accelerator").get_accelerator()
     for builder in _extensions(config, job.nvme_folder):
         accelerator.create_op_builder(builder).load()
