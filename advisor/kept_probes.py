@@ -16,6 +16,7 @@ from typing import Any
 
 from ..ds_configs.emit import ds_config
 from ..estimators.cluster import Cluster
+from ..estimators.errors import ClusterError
 from ..estimators.model_shape import ModelShape
 from ..estimators.plan import Plan
 from ..estimators.workload import Workload
@@ -73,7 +74,10 @@ class KeptProbes:
         if not self._records:
             return None
         question = self._question
-        config = ds_config(plan, question.model, question.workload, question.cluster, flavor=question.workload.framework)
+        try:
+            config = ds_config(plan, question.model, question.workload, question.cluster, flavor=question.workload.framework)
+        except ClusterError:  # it would swap to NVMe, and no folder was named: it never ran
+            return None
         wanted = _comparable(_filled(config, plan.micro_batch_size, plan.gradient_accumulation_steps),
                              {**asdict(question.workload), "gradient_checkpointing": plan.gradient_checkpointing})
         for record in self._records:

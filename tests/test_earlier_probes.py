@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.cli import run
 from ds_advise.advisor.cpu_device import cpu_cluster
-from ds_advise.advisor.kept_probes import keep_probe
+from ds_advise.advisor.kept_probes import KeptProbes, keep_probe
 from ds_advise.advisor.probing import climb, runnable
 from ds_advise.advisor.recommendation import Candidate, Recommendation
 from ds_advise.ds_configs.emit import ds_config
@@ -146,6 +147,15 @@ def test_other_versions_and_forms_do_not_count(model: str, own_store: Path, monk
         (body,), = connection.execute("SELECT body FROM records")
         connection.execute("UPDATE records SET body = ?", (json.dumps({**json.loads(body), "result": {"failure": None}}),))
     assert ask(model).earlier == ()
+
+
+def test_a_plan_that_swaps_to_a_folder_that_nobody_named_never_ran(model: str) -> None:
+    """It is a candidate that does not fit, and looking for its probe is no error."""
+    answer = ask(model)
+    keep(answer, first(answer), ran(first(answer)))
+    plan = replace(first(answer).estimate.plan, zero_stage=3, offload_optimizer="nvme", offload_param="nvme")
+    assert KeptProbes(answer.question).of(first(answer).estimate.plan) is not None
+    assert KeptProbes(answer.question).of(plan) is None
 
 
 def test_a_climb_does_not_run_again_what_ran(model: str) -> None:

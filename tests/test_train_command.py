@@ -92,6 +92,12 @@ def test_lora_has_a_rate_of_its_own(ask: Ask) -> None:
     assert "a learning rate of 0.0002" in ask("--dry", "--method", "lora")[1]
 
 
+def test_options_of_adapters_without_any(ask: Ask) -> None:
+    """They are said to have no effect."""
+    assert ask("--dry", "--merge", "--lora-alpha", "4")[2].splitlines() == [
+        f"ds-advise: {option} has no effect with --method full" for option in ("--lora-alpha", "--merge")]
+
+
 def test_a_folder_with_something_in_it_is_left_alone(ask: Ask, tmp_path: Path) -> None:
     """Without --force nothing is touched; --resume is proposed only where there is a training."""
     (tmp_path / "out").mkdir()

@@ -136,6 +136,7 @@ def training_question_options(command: Callable[..., int]) -> Callable[..., int]
     They reach the command under their own names, so that they can be kept with the training; `training_question` takes them."""
     return _decorated(command, (
         click.option("--model", metavar="MODEL", help="A folder with config.json, tokenizer and safetensors, or a hub id."),
+        click.option("--data", metavar="FILE", help="Rows to train on: .jsonl, .json, .csv, .tsv or .parquet."),
         *_MACHINE_AND_METHOD,
         click.option("--seq-len", type=COUNT, help="Tokens per sample; unset: the longest of the data, within the model's."),
         click.option("--global-batch", type=COUNT, help="Samples per optimizer step; unset: 32, fewer for little data."),
@@ -145,6 +146,8 @@ def training_question_options(command: Callable[..., int]) -> Callable[..., int]
 def training_question(options: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments of `advise` among a training's options, but for the model."""
     question = {name: options[name] for name in _NAMES if name not in ("model", "framework")}
+    for option in _without_effect(question["method"], "lora_alpha", "merge"):
+        click.echo(f"ds-advise: {option} has no effect with --method full", err=True)
     return {**question, "lora_targets": _targets(question["lora_targets"])}
 
 
@@ -163,8 +166,8 @@ def _targets(text: str | None) -> list[str] | None:
     return targets
 
 
-def _without_effect(method: str) -> list[str]:
-    """LoRA's options that were given although nothing is adapted."""
+def _without_effect(method: str, *further: str) -> list[str]:
+    """LoRA's options, `further` ones too, that were given although nothing is adapted."""
     given = click.get_current_context().get_parameter_source
-    return [f"--{name.replace('_', '-')}" for name in ("lora_rank", "lora_dropout", "lora_targets")
+    return [f"--{name.replace('_', '-')}" for name in ("lora_rank", "lora_dropout", "lora_targets", *further)
             if method == "full" and given(name) is ParameterSource.COMMANDLINE]

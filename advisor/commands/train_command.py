@@ -24,7 +24,6 @@ _OF_THIS_CALL = ("output_dir", "resume", "force", "fallback", "dry", "verbose", 
 
 @click.command(short_help="Train a model on a data file: advise, prove, launch and save.")
 @training_question_options
-@click.option("--data", metavar="FILE", help="Rows to train on: .jsonl, .json, .csv, .tsv or .parquet.")
 @click.option("--format", "shape", type=click.Choice(_SHAPES), help="What a row is; unset: recognised.")
 @click.option("--system", metavar="TEXT", help="A system message for chats that bring none.")
 @click.option("--packing", is_flag=True, help="Fill each sample with several rows, which do not see each other.")
