@@ -1,14 +1,14 @@
 """The climb against trying every plan, on the CPU, with a limit on each rank's memory in place of a GPU's.
 
     ds-advise bench --device cpu
-    python -m ds_advise.benchmarks.climb ANSWERS [--write]
+    python -m ds_advise.benchmarks.climb ANSWERS [--write] [MODEL ...]
 
 ANSWERS holds the runs of `cpu_probes`, which are made where they are missing: every plan of every model without a limit. The
 limits are `SHARES` of what the neediest plan of the model took. A plan that took less than `CLEAR` below a limit fits, one that
 took as much more does not; all between are run again under the limit. The climb sees of each plan it chooses what its run
 says, so its regret comes from its decisions alone: 1 - its plan's speed / the speed of the fastest plan that fits.
 
---write: put the table into docs/probe.md. Exit 1 when the regret of a pair exceeds 3 %, or more than half the plans were run.
+MODEL: of `cpu_probes`, by default all. --write: put the table into docs/probe.md. Exit 1 when the regret of a pair exceeds 3 %, or more than half the plans were run.
 """
 
 from __future__ import annotations
@@ -109,13 +109,13 @@ def report(rows: Sequence[Climbed]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    if len(arguments) not in (1, 2) or arguments[1:] not in ([], ["--write"]):
+    if not arguments or not set(arguments[1:]) <= {*MODELS, "--write"}:
         sys.exit(__doc__)
-    runs = Runs(Path(arguments[0]))
-    rows = [compare(model, limit, runs) for model in MODELS for limit in limits(model, runs)]
+    runs, models = Runs(Path(arguments[0])), [name for name in MODELS if name in arguments] or list(MODELS)
+    rows = [compare(model, limit, runs) for model in models for limit in limits(model, runs)]
     text = report(rows)
     print(text, end="")
-    if arguments[1:]:
+    if "--write" in arguments:
         put("climb", text)
     return int(any(row.regret > REGRET or row.runs > RUNS * row.plans for row in rows))
 

@@ -1,14 +1,14 @@
 """What one probe teaches about the other rungs of the same model: predicted step times against measured ones, on the CPU.
 
     ds-advise bench --device cpu
-    python -m ds_advise.benchmarks.probe_transfer ANSWERS [--write]
+    python -m ds_advise.benchmarks.probe_transfer ANSWERS [--write] [MODEL ...]
 
 ANSWERS holds the runs of `cpu_probes`, which are made where they are missing. For every model each plan in turn is the one that
 was probed; the plans of all other rungs are predicted with that probe's calibration, and compared with what they took. The
 error is that of the median step. Two rungs are in order when the one that is predicted faster is faster; pairs whose runs do
 not differ, because the middle halves of their steps overlap, do not count.
 
---write: put the table into docs/probe.md.
+MODEL: of `cpu_probes`, by default all. --write: put the table into docs/probe.md.
 """
 
 from __future__ import annotations
@@ -120,13 +120,13 @@ def report(rows: Sequence[Transfer]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    if len(arguments) not in (1, 2) or arguments[1:] not in ([], ["--write"]):
+    if not arguments or not set(arguments[1:]) <= {*MODELS, "--write"}:
         sys.exit(__doc__)
-    runs = Runs(Path(arguments[0]))
-    rows = [transfer(model, measured(model, runs)) for model in MODELS]
+    runs, models = Runs(Path(arguments[0])), [name for name in MODELS if name in arguments] or list(MODELS)
+    rows = [transfer(model, measured(model, runs)) for model in models]
     text = report(rows)
     print(text, end="")
-    if arguments[1:]:
+    if "--write" in arguments:
         put("probe_transfer", text)
     return int(median(row.recommended for row in rows) > TARGET or any(row.wrong for row in rows))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -228,21 +227,6 @@ def test_ranks_whose_folder_is_gone_fail_at_once(tmp_path: Path) -> None:
     failure = run_module(tmp_path, "pass", on_progress=remove).failure
     assert failure is not None and failure.kind == "crash" and "was removed meanwhile" in failure.message
     assert time.monotonic() - started[0] < 300, "not the stall's time"
-
-
-@pytest.mark.slow
-def test_a_full_drive_is_an_error(tmp_path: Path, extensions: Callable[..., None]) -> None:
-    """The swappers' files may not grow, as on a drive that is full; the swap folder is gone all the same."""
-    extensions("CPUAdamBuilder", "AsyncIOBuilder")
-    disk, before = tmp_path / "disk", resource.getrlimit(resource.RLIMIT_FSIZE)
-    disk.mkdir()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
-    try:
-        failure = run("zero3-nvme", ranks=1, nvme_path=str(disk), stall_s=60).failure
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert failure is not None, failure
-    assert list(disk.iterdir()) == []
 
 
 @pytest.mark.slow
