@@ -8,7 +8,8 @@ limits are `SHARES` of what the neediest plan of the model took. A plan that too
 took as much more does not; all between are run again under the limit. The climb sees of each plan it chooses what its run
 says, so its regret comes from its decisions alone: 1 - its plan's speed / the speed of the fastest plan that fits.
 
-MODEL: of `cpu_probes`, by default all. --write: put the table into docs/probe.md. Exit 1 when the regret of a pair exceeds 3 %, or more than half the plans were run.
+MODEL: of `cpu_probes`, by default all. --write: put the table into docs/probe.md. Exit 1 when the regret of a pair exceeds
+3 %, or more than half the plans were run.
 """
 
 from __future__ import annotations
