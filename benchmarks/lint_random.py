@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from ds_advise.validate.lint.facts import Block, Facts, Field
@@ -42,7 +44,7 @@ SCALARS: dict[str, tuple[Any, ...]] = {
     "hybrid_engine": ({}, {"enabled": False}, {"max_out_tokens": 0}), "timers": ({}, {"throughput": {"enabled": False}},
                                                                                 {"throughput": {"on": True}}),
     "pipeline": ({}, None), "data_efficiency": ({"enabled": False},), "bfloat16": ({"enabled": True}, {"enable": True}),
-    "fp16": ({}, None, True, {"enabled": "abc"}), "bf16": ({}, None, True, {"enabled": 2}), "weight_quantization": ({},)}
+    "fp16": ({}, None, True, {"enabled": "abc"}), "bf16": ({}, True, {"enabled": 2}), "weight_quantization": ({},)}
 UNFIT = {"zenflow", "super_offload", "leaf_module", "zero_quantized_weights", "zero_quantized_gradients",
          "zero_quantized_nontrainable_weights"}
 """Settings that the simulated GPU cannot run (their kernels compute what the engine then reads)."""
@@ -52,6 +54,25 @@ def random_configs(count: int, seed: int, facts: Facts) -> list[dict[str, Any]]:
     """`count` configurations for two ranks: about half of them have nothing wrong."""
     rng = random.Random(seed)
     return [_config(rng, facts) for _ in range(count)]
+
+
+def with_junk(configs: Sequence[dict[str, Any]], seed: int, facts: Facts) -> list[dict[str, Any]]:
+    """The configurations, each with any value at a key that DeepSpeed knows, in any of its blocks."""
+    rng, found = random.Random(seed), []
+    blocks = [block for block in facts.blocks if block.path != "bfloat16" and block.names()]
+    for config in (copy.deepcopy(config) for config in configs):  # each apart: they share parts
+        block = rng.choice(blocks)
+        node: Any = config
+        for name in block.path.split(".") if block.path else []:
+            node = node.setdefault(name, {}) if isinstance(node, dict) else None
+        if isinstance(node, dict):
+            key = rng.choice(block.names())
+            value = rng.choice(JUNK)
+            # Apart: what needs a GPU, and a float that the file's reader would make an integer.
+            if key != "use_gds" and not isinstance(value, float):
+                node[key] = copy.deepcopy(value)
+                found.append(config)
+    return found
 
 
 def _config(rng: random.Random, facts: Facts) -> dict[str, Any]:

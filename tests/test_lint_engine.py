@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
 from ds_advise.validate.lint import RULES
 
-from benchmarks.lint_against_engine import Comparison, compare
+from benchmarks.lint_against_engine import Comparison, compare, errors
 from benchmarks.lint_engine import outcomes
-from benchmarks.lint_random import random_configs
+from benchmarks.lint_random import random_configs, with_junk
 
 from .lint_cases import facts
 
@@ -30,6 +31,23 @@ def test_lint_and_the_engine_agree_on_random_configurations() -> None:
     found = compare(24, 11, facts())
     assert not _disagreements(found)
     assert 3 <= sum(bool(case.refused) for case in found) <= 21
+
+
+def test_what_deepspeeds_own_reader_refuses_is_called_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`DeepSpeedConfig` with two ranks, over random configurations with anything anywhere."""
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    from deepspeed.runtime import config as reader
+
+    monkeypatch.setattr(reader.dist, "get_rank", lambda *_arguments: 0)
+    monkeypatch.setattr(reader.dist, "get_world_size", lambda *_arguments: 2)
+    refused = 0
+    for config in with_junk(random_configs(1500, 5, facts()), 9, facts()):
+        try:
+            reader.DeepSpeedConfig(copy.deepcopy(config))
+        except Exception as error:
+            refused += 1
+            assert errors(config, facts()), (config, error)
+    assert refused > 300
 
 
 NOT_SEEN = {

@@ -28,6 +28,7 @@ CLASSES = {
     "hybrid_engine": ("runtime/config.py", "HybridEngineConfig"),
     "compile": ("compile/config.py", "CompileConfig"),
     "timers.throughput": ("utils/config.py", "DeepSpeedThroughputTimerConfig"),
+    "weight_quantization": ("inference/config.py", "WeightQuantConfig"),
     "tensor_parallel": ("runtime/tensor_parallel/config.py", "TPTrainingConfig"),
 }
 """Block -> the file and class that check it."""
@@ -56,7 +57,7 @@ _READERS: tuple[tuple[str, dict[str, str]], ...] = (
 
 _TOP_LEVEL_TUPLE = ("monitor/config.py", "get_monitor_config")
 _OPEN = ("autotuning.model_info", "data_efficiency", "pipeline", "expert_parallel", "datastates_ckpt", "optimizer.params",
-         "scheduler.params", "autotuning.arg_mappings", "weight_quantization", "elasticity", "nebula", "compression_training")
+         "scheduler.params", "autotuning.arg_mappings", "elasticity", "nebula", "compression_training")
 """Blocks whose keys are somebody else's: a class's arguments, or nested further than is read here."""
 
 _GETTERS = ("get_scalar_param", "get_dict_param", "get_list_param", "get_communication_data_type")
@@ -159,13 +160,24 @@ def _class_blocks(trees: dict[str, ast.Module], file: str, name: str, path: str,
     if found is None:
         return
     fields = []
-    for node in found.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            field = _field(trees, file, path, node, constants)
-            fields.append(field)
-            if field.block:
-                yield from _class_blocks(trees, file, _class_name(node.annotation), field.block, constants)
+    for node in _annotations(trees, file, found):
+        field = _field(trees, file, path, node, constants)
+        fields.append(field)
+        if field.block:
+            yield from _class_blocks(trees, file, _class_name(node.annotation), field.block, constants)
     yield path, Block(path=path, strict=True, fields=tuple(fields))
+
+
+def _annotations(trees: dict[str, ast.Module], file: str, found: ast.ClassDef) -> Iterator[ast.AnnAssign]:
+    """The fields of a class and of those that it extends; of a field that stands in both, its own."""
+    own = [node for node in found.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
+    names = {ast.unparse(node.target) for node in own}
+    for base in found.bases:
+        owner = _find_class(trees, file, ast.unparse(base))
+        for node in _annotations(trees, file, owner) if owner is not None else ():
+            if ast.unparse(node.target) not in names:
+                yield node
+    yield from own
 
 
 def _find_class(trees: dict[str, ast.Module], file: str, name: str) -> ast.ClassDef | None:

@@ -46,13 +46,13 @@ def missing(subject: Subject) -> Iterator[Hit]:
 
 
 @rules.rule(
-    "DS103", "error", "a batch size that is no number above zero",
+    "DS103", "error", "a batch size, or its divisor, that is no number above zero",
     why="DeepSpeed computes with it when it starts, and stops", fix="write a whole number above zero", source=_SOURCE,
     bad={MICRO: 0}, good={MICRO: 1})
 def not_positive(subject: Subject) -> Iterator[Hit]:
-    for name in (TOTAL, MICRO, STEPS):
+    for name in (TOTAL, MICRO, STEPS, "sequence_parallel_size"):
         value = subject.get(name)
-        if value is None or value == "auto":
+        if ((value is None or value == "auto") and name != "sequence_parallel_size") or not subject.has(name):
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             yield hit(name, f"{name} is {shown(value)}", severity="warning" if value is True else None)

@@ -149,9 +149,10 @@ def unused_nvme(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
     good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}})
 def ratio_below_3(subject: Subject) -> Iterator[Hit]:
-    ratio = subject.number("zero_optimization.offload_optimizer.ratio")
-    if ratio is not None and 0 <= ratio < 1 and subject.stage < 3:
-        yield hit("zero_optimization.offload_optimizer.ratio", f"ratio is {ratio:g} at stage {subject.stage}")
+    ratio = subject.get("zero_optimization.offload_optimizer.ratio")
+    below_1 = isinstance(ratio, bool | int | float) and 0 <= ratio < 1
+    if below_1 and subject.stage < 3:
+        yield hit("zero_optimization.offload_optimizer.ratio", f"ratio is {shown(ratio)} at stage {subject.stage}")
 
 
 @rules.rule(

@@ -197,8 +197,14 @@ def unknown_type(subject: Subject) -> Iterator[Hit]:
         if (value is not None or (path == "torch_autocast.dtype" and subject.has(path))) and not unused and (
                 not isinstance(value, str) or value not in _DTYPES):
             yield hit(path, f"{path.rpartition('.')[2]} is {shown(value)}")
+    safe = subject.get("torch_autocast.lower_precision_safe_modules")
+    names_only = isinstance(safe, str | dict) or (isinstance(safe, list) and all(isinstance(name, str) for name in safe))
+    if subject.has("torch_autocast.lower_precision_safe_modules") and not names_only:
+        yield hit("torch_autocast.lower_precision_safe_modules", f"lower_precision_safe_modules is {shown(safe)}",
+                  fix="write a list of names of classes")
     keep = subject.get("data_types.keep_in_fp32_modules")
-    if keep is not None and block and "keep_in_fp32_modules" in block.keys and keep != "auto" and not (
+    given = "keep_in_fp32_modules" in subject.block("data_types") and block and "keep_in_fp32_modules" in block.keys
+    if given and keep != "auto" and not (
             isinstance(keep, list) and all(isinstance(name, str) for name in keep)):
         yield hit("data_types.keep_in_fp32_modules", f"keep_in_fp32_modules is {shown(keep)}",
                   fix='write "auto" or a list of name patterns')

@@ -49,7 +49,7 @@ def no_object(subject: Subject) -> Iterator[Hit]:
         value = subject.get(path)
         if path == "zero_optimization" and isinstance(value, bool):
             continue
-        if (value is None and path in ("bf16", "aio", "checkpoint.writer")) or _unread(subject, path):
+        if (value is None and path in ("bf16", "aio", "checkpoint.writer", "expert_parallel")) or _unread(subject, path):
             continue
         switch = f'write {{"enabled": {shown(value)}}}' if isinstance(value, bool) else "write an object, or remove the key"
         yield hit(path, f"{path} is {shown(value)}", fix=switch)
@@ -80,7 +80,14 @@ def text(subject: Subject) -> Iterator[Hit]:
     fix="write a number or true or false", source="runtime/engine.py, runtime/config.py",
     bad={"train_batch_size": 8, "gradient_clipping": "1.0"}, good={"train_batch_size": 8, "gradient_clipping": 1.0})
 def unchecked(subject: Subject) -> Iterator[Hit]:
-    for name in ("gradient_clipping", "wall_clock_breakdown", "gradient_predivide_factor"):
+    for name in ("wall_clock_breakdown", "flops_profiler.enabled"):  # joined by | when the file is read
+        value = subject.get(name)
+        if not isinstance(value, bool | int) and subject.has(name):
+            yield hit(name, f"{name} is {shown(value)}", fix="write true or false")
+    size = subject.get("vocabulary_size")
+    if size and not isinstance(size, int | float):  # its remainder by 8 is looked at
+        yield hit("vocabulary_size", f"vocabulary_size is {shown(size)}", fix="write a whole number")
+    for name in ("gradient_clipping", "gradient_predivide_factor"):
         value = subject.get(name)
         if isinstance(value, str | list | dict) and not (value == "auto" and name == "gradient_clipping"):
             yield hit(name, f"{name} is {shown(value)}")
@@ -98,7 +105,7 @@ def _objects(facts: Facts) -> list[str]:
     found = [block.path for block in facts.blocks if block.path and (
         "." not in block.path or block.path in ("timers.throughput", "checkpoint.writer", "checkpoint.parallel_write"))]
     top = facts.block("")
-    others = ("pipeline", "data_efficiency", "weight_quantization", "expert_parallel")
+    others = ("pipeline", "data_efficiency", "expert_parallel")
     return found + [name for name in others if top is not None and name in top.keys]
 
 
