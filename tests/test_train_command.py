@@ -109,6 +109,26 @@ def test_a_folder_with_something_in_it_is_left_alone(ask: Ask, tmp_path: Path) -
     assert list((tmp_path / "out").iterdir()) == [tmp_path / "out" / "thesis.txt"]
 
 
+def test_a_refused_training_is_no_obstacle_to_the_next(ask: Ask, data: Path) -> None:
+    """Once a broken row is mended, the same command is right."""
+    whole = data.read_text()
+    data.write_text("{")
+    assert "chats.jsonl, line 1: not JSON" in ask()[2]
+    data.write_text(whole)
+    code, said, error = ask("--memory", "10MB")
+    assert (code, error) == (1, "")
+    assert "Nothing fits." in said
+
+
+def test_paths_are_kept_whole(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that --resume works from another folder."""
+    monkeypatch.chdir(tmp_path)
+    assert run(["train", "--model", "model", "--data", "chats.jsonl", "--output-dir", "out", "--device", "cpu",
+                "--memory", "10MB", "--no-check"]) == 1
+    asked = json.loads((tmp_path / "out/training/asked.json").read_text())
+    assert (asked["model"], asked["data"]) == (str(model), str(data))
+
+
 def test_force_takes_an_earlier_trainings_checkpoints_away(tmp_path: Path) -> None:
     """So that none of them is resumed as this one's; other files stay."""
     output = Output(tmp_path / "out")

@@ -70,6 +70,9 @@ def train(output_dir: str, resume: bool, force: bool, fallback: bool, dry: bool,
     from ..trainer.output import Output
 
     output = Output(Path(output_dir).expanduser().absolute())
+    for name in ("model", "data", "evaluation_data"):  # to be resumed from wherever somebody stands
+        if options[name] and Path(options[name]).expanduser().exists():
+            options[name] = str(Path(options[name]).expanduser().absolute())
     if resume:
         return _resumed(output, options, fallback=fallback, verbose=verbose)
     for name in ("model", "data"):

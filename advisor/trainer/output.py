@@ -61,7 +61,9 @@ class Output:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            used = any(self.path.iterdir())
+            # What a training leaves that was refused before it began (a broken row, nothing that fits) is nobody's loss.
+            unused = self.records if self.asked.exists() and not self.job.exists() else None
+            used = any(path != unused for path in self.path.iterdir())
             if used and not force:
                 advice = "pass --resume to go on with it, " if self.job.exists() else "pass "
                 raise ConfigFileError(f"{self.path} is not empty", why="what is in it may be lost",

@@ -37,7 +37,7 @@ def main() -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(job.tokenizer, trust_remote_code=False)
     train, evaluation, collator = _data(job, tokenizer)
     model = _model(job, arguments)
-    uses_cache = model.config.use_cache
+    uses_cache = getattr(model.config, "use_cache", None)
     trainer = transformers.Trainer(
         model=model, args=arguments, train_dataset=train, eval_dataset=evaluation, data_collator=collator,
         processing_class=tokenizer, callbacks=[_whole_callback(transformers)])
@@ -47,7 +47,8 @@ def main() -> None:
         if evaluation is not None and not _is_evaluated(trainer.state):
             trainer.evaluate()
         if job.gathers:
-            model.config.use_cache = uses_cache  # the Trainer switches it off, and generation would do without it for good
+            if uses_cache is not None:  # the Trainer switches it off, and generation would do without it for good
+                model.config.use_cache = uses_cache
             trainer.save_model(str(job.output))
     if dist.get_rank() == 0:
         write_result(_result(trainer.state, finished=finished, whole=job.gathers), file.with_name(RESULT))
