@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 from rich.console import Console
 
 from ..ds_configs.launch_commands import ALLOCATOR_SETTING, launch_commands
 from ..ds_configs.training_arguments import training_arguments, training_arguments_snippet
+from ..estimators.cluster import Cluster
 from ..estimators.workload import Workload
 from ..probes.this_machine import threads_of_a_rank
 from .lines import blank, copyable, sentence
@@ -58,6 +60,15 @@ def render_next_steps(answer: Recommendation, config_path: str, console: Console
     sentence(console, f"Start it with one of{f' ({everywhere} on every node)' if question.cluster.nodes > 1 else ''}:")
     for command in commands.values():
         copyable(console, command)
+    sentence(console, "Or have ds-advise see it fit, start it and watch it:")
+    copyable(console, [f"ds-advise launch {shlex.quote(config_path)}{_place(question.cluster)} -- train.py"])
+
+
+def _place(cluster: Cluster) -> str:
+    """Where `ds-advise launch` starts the ranks, if not on the GPUs of this machine."""
+    if cluster.gpu.is_cpu:
+        return f" --device cpu --ranks {cluster.gpus_per_node}"
+    return " --hostfile hostfile" if cluster.nodes > 1 else ""
 
 
 def _model_lines(workload: Workload) -> list[str]:
