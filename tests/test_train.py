@@ -231,15 +231,45 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(tmp_path: Path, mo
     assert all(tensor.equal(second[name]) for name, tensor in first.items())
 
 
+@pytest.mark.slow
+def test_a_checkpoint_that_the_disk_cannot_hold_costs_no_earlier_one(tmp_path: Path, model_folder: Path,
+                                                                    capsys: pytest.CaptureFixture[str]) -> None:
+    """Writing fails in the middle of the second checkpoint: the first is still there and whole, and is gone on from."""
+    import psutil
+
+    def no_more_room(pid: int) -> None:
+        psutil.Process(pid).rlimit(psutil.RLIMIT_FSIZE, (300_000, 300_000))
+
+    data, output = write(tmp_path / "chats.jsonl", CHAT), tmp_path / "out"
+    threads = [threading.Thread(target=_after, args=(output, rank, 6, no_more_room, True)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    # The weights are smaller than the limit, the optimizer's states are not.
+    assert train(model_folder, data, output, "--rung", "zero2", "--learning-rate", "3e-3", "--save-steps", "6") == 1
+    for thread in threads:
+        thread.join()
+    assert "The last checkpoint is checkpoint-6" in capsys.readouterr().out
+    assert [path.name for path in checkpoints(output)] == ["checkpoint-6", "checkpoint-12"]
+    assert newest_whole(output) == output / "checkpoint-6"
+    assert run(["train", "--resume", "--output-dir", str(output)]) == 0
+    assert_learned(output)
+
+
 def _kill_rank_1_after(output: Path, step: int) -> None:
-    record = output / "training/launch-1/rank1.jsonl"
+    _after(output, 1, step, lambda pid: os.kill(pid, signal.SIGKILL))
+
+
+def _after(output: Path, rank: int, step: int, act: Callable[[int], None], is_checkpoint: bool = False) -> None:
+    """Do something to a rank once it has made a step, and all have saved its checkpoint."""
+    record = output / f"training/launch-1/rank{rank}.jsonl"
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         lines = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
-        if any(line.get("step", 0) >= step for line in lines):
-            os.kill(lines[0]["pid"], signal.SIGKILL)
+        is_saved = not is_checkpoint or (output / f"checkpoint-{step}" / WHOLE).exists()
+        if is_saved and any(line.get("step", 0) >= step for line in lines):
+            act(lines[0]["pid"])
             return
-        time.sleep(0.005)
+        time.sleep(0.002)
 
 
 def _children() -> set[int]:
