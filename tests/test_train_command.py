@@ -233,7 +233,7 @@ def test_code_in_the_models_folder_is_not_run(ask: Ask, model: Path, tmp_path: P
 def _file(**changes: Any) -> DataFile:
     return DataFile(**{"name": "data.jsonl", "folder": Path(), "shape": "chat", "divisible": False, "rows": 100,
                        "tokens": 50_000, "trained_tokens": 5_000, "longest": 813, "typical": 700, "untrained_turns": 0,
-                       "has_own_template": True, "fingerprint": ""} | changes)
+                       "has_own_template": True} | changes)
 
 
 def test_the_sequence_length_follows_the_data() -> None:

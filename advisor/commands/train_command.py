@@ -96,7 +96,7 @@ def _new(output: Any, options: dict[str, Any], *, verbose: bool, fallback: bool 
     from ..trainer.train import proven, start
 
     console = Console(file=sys.stdout, highlight=False)
-    settings, shape, question, limit = _asked(options, output.path)
+    settings, shape, question, limit = _asked(options)
     output.claim(force=force)
     output.write_asked({name: value for name, value in options.items() if name not in _OF_THIS_CALL})
     proposed = propose(settings, shape, question, output, _say)
@@ -127,13 +127,13 @@ def _resumed(output: Any, options: dict[str, Any], *, fallback: bool, verbose: b
     given = {name: value for name, value in options.items() if source(name) is ParameterSource.COMMANDLINE}
     for name, before in differing(asked, given):
         raise click.UsageError(f"--{name.replace('_', '-')} was {before} in the training that is to go on; leave it out")
-    settings, shape, question, _ = _asked(asked, output.path)
+    settings, shape, question, _ = _asked(asked)
     trained = resume(settings, shape, question["gpus"], output, fallback=fallback, verbose=verbose, say=_say)
     render_trained(trained, Console(file=sys.stdout, highlight=False))
     return 0 if trained.finished else 1
 
 
-def _asked(options: dict[str, Any], output: Path) -> tuple[Settings, ModelShape, dict[str, Any], int | None]:
+def _asked(options: dict[str, Any]) -> tuple[Settings, ModelShape, dict[str, Any], int | None]:
     """(the training's own options, the model, the question to `advise`, what a rank on the CPU may take)."""
     from ..cluster_spec import parse_cluster
     from ..model_source import load_model
@@ -153,7 +153,7 @@ def _asked(options: dict[str, Any], output: Path) -> tuple[Settings, ModelShape,
         "model", "device", "evaluation_share", "shape", "system", "packing", "lora_alpha", "epochs", "max_steps",
         "learning_rate", "seed", "save_steps", "report_to", "merge", "rung", "offline")}
     settings = Settings(
-        **own, data=Path(options["data"]), output=output,
+        **own, data=Path(options["data"]),
         evaluation_data=Path(options["evaluation_data"]) if options["evaluation_data"] else None,
         proof="none" if options["no_check"] else "dry-run" if options["no_probe"] else "probe")
     return settings, load_model(settings.model, offline=settings.offline), question, limit

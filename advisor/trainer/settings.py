@@ -28,7 +28,6 @@ class Settings:
 
     model: str
     data: Path
-    output: Path
     device: Device = "cuda"
     evaluation_data: Path | None = None
     evaluation_share: float = 0.0

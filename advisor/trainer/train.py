@@ -1,4 +1,4 @@
-"""`train()`: question, advice, proof, launch, and the model saved."""
+"""From a proposal to a saved model: proof, launch, less memory where it ran out, merging; and how a training goes on."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from .rendering import Renderer
 from .rows import Row, read_rows
 from .shapes import SHAPES, Part, Plain, recognise
 from .tokenizing import tokenize
-from .tokens import Tokens, TokenWriter, fingerprint, open_tokens
+from .tokens import Tokens, TokenWriter, open_tokens
 
 _ROWS_AT_ONCE = 1000
 """Rows that are tokenized together, on all cores."""
@@ -33,7 +33,6 @@ class DataFile:
     rows:     sequences. longest, typical: tokens of the longest, and the 95th percentile.
     trained_tokens: those that count in the loss.
     untrained_turns: see `Renderer`. has_own_template: the tokenizer brought its chat template.
-    fingerprint: equal for equal tokens.
     """
 
     name: str
@@ -47,7 +46,6 @@ class DataFile:
     typical: int
     untrained_turns: int
     has_own_template: bool
-    fingerprint: str
 
     def opened(self) -> Tokens:
         return open_tokens(self.folder)
@@ -107,8 +105,7 @@ def prepare(path: Path, tokenizer: Any, folder: Path, *, shape: str | None = Non
     return DataFile(
         name=path.name, folder=folder, shape=name, divisible=divisible, rows=done, tokens=int(lengths.sum()),
         trained_tokens=trained_tokens, longest=int(lengths.max()), typical=int(np.percentile(lengths, 95, method="higher")),
-        untrained_turns=renderer.untrained_turns, has_own_template=renderer.has_own_template,
-        fingerprint=fingerprint(folder))
+        untrained_turns=renderer.untrained_turns, has_own_template=renderer.has_own_template)
 
 
 def _batches(first: Row, rest: Iterator[Row]) -> Iterator[list[Row]]:
@@ -147,8 +144,3 @@ def cut(data: DataFile, folder: Path, *, seq_len: int, packing: bool, evaluation
         train=train_file, evaluation=evaluation_file if evaluated is not None and len(evaluated) else None,
         train_samples=len(index), evaluation_samples=0 if evaluated is None else len(evaluated), seq_len=seq_len,
         packing=packing, tokens=index.tokens, cuts=cuts)
-
-
-def data_json(data: DataFile) -> dict[str, Any]:
-    """A data file's facts as JSON types."""
-    return {**asdict(data), "folder": str(data.folder)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -62,12 +61,3 @@ def open_tokens(folder: Path) -> Tokens:
         return Tokens(ids=np.empty(0, np.int32), is_trained=np.empty(0, np.bool_), starts=starts)
     return Tokens(ids=np.memmap(folder / _IDS, dtype=_ID, mode="r"), starts=starts,
                   is_trained=np.memmap(folder / _TRAINED, dtype=_FLAG, mode="r"))
-
-
-def fingerprint(folder: Path) -> str:
-    """SHA-256 of the files: equal where a training would see the same tokens."""
-    digest = hashlib.sha256()
-    for name in (_IDS, _TRAINED, _STARTS):
-        with (folder / name).open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
