@@ -49,7 +49,7 @@ def filled(request: Request, hidden_size: int | None) -> dict[str, Any]:
             "zero_optimization.stage3_param_persistence_threshold": 10 * hidden_size,
         }
     _fill(config, "", values)
-    enabled = any(config.get(key, {}).get("enabled") for key in ("bf16", "fp16"))
+    enabled = any((config.get(key) or {}).get("enabled") for key in ("bf16", "fp16"))
     if not enabled and request.precision != "fp32" and request.precision not in config:
         config[request.precision] = {"enabled": True}  # as accelerate adds the block (DeepSpeedPlugin.set_mixed_precision)
     return config

@@ -137,7 +137,7 @@ def _together(parts: list[PhaseMemory]) -> PhaseMemory:
 
 def model_dtype(config: dict[str, Any]) -> torch.dtype:
     for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
-        if config.get(name, {}).get("enabled"):
+        if (config.get(name) or {}).get("enabled"):
             return dtype
     return torch.float32
 
@@ -166,7 +166,7 @@ def client_optimizer(request: Request, config: dict[str, Any], parameters: list[
     """
     if config.get("optimizer"):
         return None
-    offload = (config.get("zero_optimization", {}).get("offload_optimizer") or {}).get("device", "none")
+    offload = ((config.get("zero_optimization") or {}).get("offload_optimizer") or {}).get("device", "none")
     if offload != "none":
         from deepspeed.ops.adam import DeepSpeedCPUAdam
         return DeepSpeedCPUAdam(parameters, lr=1e-5)
