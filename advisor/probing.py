@@ -96,7 +96,9 @@ def climb(answer: Recommendation, run: Run, *, budget_s: float, on_trial: OnTria
 
 def runnable(answer: Recommendation) -> list[Candidate]:
     """The candidates that a run can judge: all but those that want RAM or NVMe that is not there."""
-    return [candidate for candidate in answer.candidates if candidate.fit.limit in ("", "gpu")]
+    has_nvme = bool(answer.question.cluster.nvme_path)
+    return [candidate for candidate in answer.candidates if candidate.fit.limit in ("", "gpu")
+            and (has_nvme or not candidate.estimate.memory.nvme_bytes_per_node)]
 
 
 def outcome(candidate: Candidate, result: ProbeResult, answer: Recommendation) -> Outcome:

@@ -19,6 +19,7 @@ from typing import Any
 
 from ds_advise.advisor.advise import answer
 from ds_advise.advisor.cpu_device import cpu_cluster
+from ds_advise.advisor.probing import runnable
 from ds_advise.advisor.question import Question
 from ds_advise.advisor.recommendation import Candidate, Recommendation
 from ds_advise.ds_configs.emit import ds_config
@@ -62,7 +63,7 @@ def ask(model: str, limit_bytes: int | None = None) -> Recommendation:
 
 def candidates(asked: Recommendation) -> list[Candidate]:
     """What a climb would consider."""
-    return [candidate for candidate in asked.candidates if candidate.fit.limit in ("", "gpu")]
+    return runnable(asked)
 
 
 class Runs:

@@ -1,12 +1,10 @@
 """What a probe costs beside the job that it runs: a small model on the CPU, two ranks, four optimizer steps.
 
-    python -m ds_advise.benchmarks.probe_overhead [REPEATS] [--write]
+    python -m ds_advise.benchmarks.probe_overhead [REPEATS]
 
 The plain job is a script that trains the same model with the same configuration and says nothing. Both are run in turn, REPEATS
 times (3), after one of each that compiles what DeepSpeed compiles. Wall time, and the processor time of all processes together,
 which other programs on the machine hardly change; medians. Exit 1 when a probe takes more than 60 s, or 10 s more than the job.
-
---write: put the table into docs/probe.md.
 """
 
 from __future__ import annotations
@@ -27,8 +25,6 @@ from ds_advise.estimators.hardware import gpu_of_memory
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.real_run import probe
 from ds_advise.probes.this_machine import threads_of_a_rank
-
-from .document import put
 
 RANKS, STEPS, SEQ_LEN = 2, 4, 128
 MODEL = {"model_type": "qwen2", "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 4,
@@ -94,8 +90,6 @@ def main(arguments: Sequence[str]) -> int:
             f"| plain job | {job[0]:.1f} s | {job[1]:.1f} s |\n| probe | {probed[0]:.1f} s | {probed[1]:.1f} s |\n\n"
             f"Two ranks, {STEPS} steps, {repeats} times in turn; load {load:.0f} on {os.cpu_count()} cores before.\n")
     print(text, end="")
-    if "--write" in arguments:
-        put("probe_overhead", text)
     return int(probed[0] > PROBE_S or probed[0] > job[0] + OVERHEAD_S)
 
 

@@ -177,6 +177,13 @@ def test_a_climb_does_not_run_again_what_ran(model: str) -> None:
     assert all(trial.age_s is not None for trial in again.trials)
 
 
+def test_plans_for_nvme_that_nobody_named_cannot_be_run(model: str) -> None:
+    """Not even where the memory is too small for them as well."""
+    tiny = ask(model, limit=10**8)
+    assert any(candidate.rung == "zero3-nvme" and candidate.fit.limit == "gpu" for candidate in tiny.candidates)
+    assert "zero3-nvme" not in {candidate.rung for candidate in runnable(tiny)}
+
+
 QUESTION = ["--device", "cpu", "--ranks", "2", "--memory", "2GB", "--seq-len", "128", "--global-batch", "4", "--offline",
             "--no-write", "--no-deepspeed-estimate"]
 
