@@ -63,7 +63,7 @@ def ask(model: str, limit_bytes: int | None = None) -> Recommendation:
 
 def candidates(asked: Recommendation) -> list[Candidate]:
     """What a climb would consider."""
-    return runnable(asked)
+    return list(runnable(asked))
 
 
 class Runs:
