@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ds_advise.advisor.checkpoint_size import checkpoint_bytes
 from ds_advise.advisor.cli import run
 from ds_advise.advisor.cpu_device import cpu_cluster
-from ds_advise.advisor.launch.check import checkpoint_bytes, objections, prediction_of
+from ds_advise.advisor.launch.check import objections, prediction_of
 from ds_advise.advisor.launch.choose import framework_of, launcher_of
 from ds_advise.advisor.launch.display import Display, Status
 from ds_advise.advisor.launch.environment import costly_switches, plan_environment
@@ -181,10 +182,11 @@ def _asked(folder: Path) -> RunQuestion:
 def test_a_full_disk_and_a_small_host_are_seen_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints that do not fit the disk and a model that does not fit the RAM while it loads are told without a run."""
     asked = _asked(folder)
-    parameters = 0 if asked.shape is None else asked.shape.parameters
-    assert checkpoint_bytes(asked) == (2 + 2 + 4 + 8) * parameters
+    assert asked.shape is not None
+    one = checkpoint_bytes(asked.shape, asked.workload)
+    assert one == (2 + 2 + 4 + 8) * asked.shape.parameters
     monkeypatch.setattr("ds_advise.advisor.launch.check._dry_run", lambda *_: [])
-    monkeypatch.setattr("ds_advise.advisor.launch.check.free_bytes", lambda _: checkpoint_bytes(asked) * 3 - 1)
+    monkeypatch.setattr("ds_advise.advisor.launch.check.free_bytes", lambda _: one * 3 - 1)
 
     def found(checkpoints: int, question: RunQuestion) -> list[str]:
         return [each.what for each in objections(

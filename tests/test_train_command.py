@@ -10,11 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ds_advise.advisor.checkpoint_size import checkpoint_bytes
 from ds_advise.advisor.cli import run
 from ds_advise.advisor.launch.request import Failure, LaunchRequest, Outcome, Peaks
 from ds_advise.advisor.question import Question
 from ds_advise.advisor.trainer import choices
-from ds_advise.advisor.trainer.check import check_disk, checkpoint_bytes, missing_package
+from ds_advise.advisor.trainer.check import check_disk, missing_package
 from ds_advise.advisor.trainer.checkpoints import WHOLE, checkpoints, newest_whole, remove_broken
 from ds_advise.advisor.trainer.data.prepare import DataFile
 from ds_advise.advisor.trainer.job import Job, Result, read_job, read_result, write_job, write_result
@@ -327,10 +328,10 @@ def test_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """Two checkpoints, the one being written, and the model."""
     shape, cluster = shape_from_config(CONFIG, name="small"), Cluster(nodes=1, gpus_per_node=2, gpu=gpu_of_memory(24))
     full = Question(model=shape, workload=Workload(), cluster=cluster)
-    assert checkpoint_bytes(full) == 16 * shape.parameters
+    assert checkpoint_bytes(shape, full.workload) == 16 * shape.parameters
     lora = Question(model=shape, workload=Workload(method="lora"), cluster=cluster)
-    assert checkpoint_bytes(lora) == 18 * lora.trainable_parameters
-    needed = 3 * checkpoint_bytes(full) + 2 * shape.parameters
+    assert checkpoint_bytes(shape, lora.workload) == 18 * lora.trainable_parameters
+    needed = 3 * checkpoint_bytes(shape, full.workload) + 2 * shape.parameters
     for free, fits in ((needed, True), (needed - 1, False)):
         monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         if fits:

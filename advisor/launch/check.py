@@ -12,12 +12,11 @@ from ...ds_configs.read import plan_from_ds_config
 from ...estimators.errors import ClusterError, ConfigFileError
 from ...estimators.estimate import Estimate
 from ...estimators.memory import estimate_memory
-from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.throughput import estimate_time
-from ...estimators.trainable import tensor_set
 from ...probes.dry_run import dry_run
 from ...probes.real_run import probe
 from ...probes.real_run.job import Device
+from ..checkpoint_size import checkpoint_bytes
 from ..dry_run_answer import dry_run_answer
 from ..fit import MARGIN
 from ..kept_probes import keep_probe
@@ -114,29 +113,13 @@ def _loading(asked: RunQuestion, prediction: Estimate | None) -> list[Objection]
 def _disk(asked: RunQuestion, output_dir: Path | None, checkpoints: int) -> list[Objection]:
     if output_dir is None or asked.shape is None:
         return []
-    need, free = checkpoints * checkpoint_bytes(asked), free_bytes(output_dir)
+    need, free = checkpoints * checkpoint_bytes(asked.shape, asked.workload), free_bytes(output_dir)
     if need <= free:
         return []
     return [Objection(
         what=f"{checkpoints} checkpoint{'s' * (checkpoints > 1)} of {gib(need // checkpoints)} GiB need more than the "
              f"{gib(free)} GiB free in {output_dir}",
         fix="free some space, name another --output_dir, or keep fewer with --save_total_limit 1")]
-
-
-def checkpoint_bytes(asked: RunQuestion) -> int:
-    """Of one checkpoint as the Trainer writes it under DeepSpeed, all ranks together.
-
-    weights_bytes x P twice (the model's own files, and DeepSpeed's module states; of LoRA only the adapters are in the former),
-    and of every trained parameter the fp32 master and the optimizer's states. DeepSpeed 0.19.8 (runtime/engine.py
-    `save_checkpoint`) also writes frozen weights. Not counted: scheduler and random states, some kB a rank.
-    """
-    assert asked.shape is not None, "asked of a known model"
-    tensors = tensor_set(asked.shape, asked.workload)
-    weight, trained = asked.workload.weight_bytes, tensors.trainable_numel
-    whole = asked.shape.parameters if asked.workload.method == "full" else trained
-    optimizer = OPTIMIZERS.get(asked.workload.optimizer)
-    states = 8.0 if optimizer is None else optimizer.state_bytes
-    return int(weight * (whole + asked.shape.parameters) + (4 + states) * trained)
 
 
 def free_bytes(folder: Path) -> int:

@@ -12,6 +12,7 @@ from typing import Literal
 from ...estimators.errors import ConfigFileError, WorkloadError
 from ...estimators.workload import Workload
 from ...probes.real_run.job import Device
+from ..checkpoint_size import checkpoint_bytes
 from ..model_source import load_config
 from ..probing import runner
 from ..question import Question
@@ -31,12 +32,6 @@ disk or a killed rank never was the only one."""
 
 _PROBE_LIMIT_S = 1800.0
 """When one probe is given up, which takes a minute or two with the largest models."""
-
-_ADAPTER_BYTES = 4
-"""Of a parameter of an adapter in its file."""
-
-_MASTER_AND_STATES_BYTES = 12
-"""Of each trained parameter in DeepSpeed's checkpoint: its fp32 master and Adam's two states."""
 
 
 def missing_package(workload: Workload, *, report_to: str, device: Device) -> WorkloadError | None:
@@ -58,20 +53,9 @@ def missing_package(workload: Workload, *, report_to: str, device: Device) -> Wo
                          fix=f"pip install {name}")
 
 
-def checkpoint_bytes(question: Question) -> int:
-    """One checkpoint of the Trainer: the model in its own format and in DeepSpeed's, the masters and Adam's states.
-
-    (2 W + 12) P bytes, with W bytes of a weight; with LoRA (4 + W + 12) Pt, because peft saves adapters in fp32, and the
-    Trainer has DeepSpeed leave out frozen weights. Other optimizers than Adam keep at most as much.
-    """
-    weight, trained = question.workload.weight_bytes, question.trainable_parameters
-    saved = weight if question.workload.method == "full" else _ADAPTER_BYTES
-    return (saved + weight + _MASTER_AND_STATES_BYTES) * trained
-
-
 def check_disk(question: Question, folder: Path) -> None:
     """Raises ConfigFileError where the folder has no room for `KEPT_CHECKPOINTS`, the one being written, and the model."""
-    needed = ((KEPT_CHECKPOINTS + 1) * checkpoint_bytes(question)
+    needed = ((KEPT_CHECKPOINTS + 1) * checkpoint_bytes(question.model, question.workload)
               + question.workload.weight_bytes * question.model.parameters)
     free = shutil.disk_usage(folder).free
     if needed > free:
