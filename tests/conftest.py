@@ -39,7 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
         fcntl.flock(sessions, fcntl.LOCK_SH)  # until this process ends
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
     os.environ["PATH"] = search_path()
-    os.environ["CXX"] = str(SCRIPTS / "quick-g++")
+    os.environ["CXX"] = str(SCRIPTS / "quick" / "g++")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SCRIPTS / "quick"), os.environ.get("PYTHONPATH"))))
 
 
 @pytest.fixture(autouse=True)
