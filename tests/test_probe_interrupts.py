@@ -26,7 +26,8 @@ with open(f"{folder}/rank{rank}.jsonl", "a", buffering=1) as diary:
 """
 
 PROBE = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins with it ignored
 from ds_advise.estimators.cluster import Cluster
 from ds_advise.estimators.hardware import gpu_of_memory
 from ds_advise.probes.real_run import run
