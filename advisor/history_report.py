@@ -20,7 +20,7 @@ from .units import age, amount, gib, rate
 _COLUMNS = (("id", 4), ("when", -8), ("kind", -8), ("model", -16), ("plan", -23), ("tokens/s", 8), ("GiB", 5))
 
 _FAILURES = {"out_of_memory": "out of memory", "crash": "failed", "hang": "hung", "stopped": "suspended", "killed": "killed",
-             "timeout": "too slow"}
+             "timeout": "too slow", "disk_full": "disk full"}
 
 
 def render_history(records: Sequence[Record], console: Console, *, path: Path, more: bool) -> None:

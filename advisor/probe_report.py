@@ -15,7 +15,8 @@ from .words import cluster_title
 
 _ENDED = {
     "out_of_memory": "Out of memory.", "crash": "It failed.", "hang": "It hung.", "stopped": "A rank was suspended.",
-    "killed": "A rank was killed.", "timeout": "It took too long."}
+    "killed": "A rank was killed.", "timeout": "It took too long.",
+    "disk_full": "The swap folder is full."}
 
 
 def render_probe(answer: ProbeAnswer, console: Console) -> None:

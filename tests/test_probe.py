@@ -30,6 +30,7 @@ from ds_advise.probes.real_run.result import from_json
 MODEL = {"model_type": "qwen2", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 64,
          "tie_word_embeddings": False}
+WIDE = {"hidden_size": 256, "intermediate_size": 512}
 WORKLOAD = Workload(seq_len=32, framework="hf")
 PLAIN = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": {"stage": 1},
          "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
@@ -287,6 +288,24 @@ def test_a_lock_whose_owner_was_killed_is_taken_away(tmp_path: Path, monkeypatch
     foreign.touch()
     extension_lock.abandon_all()
     assert mine.exists() and foreign.exists() and not gone.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small drive")
+def test_a_full_drive_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extensions: Callable[..., None]) -> None:
+    """DeepSpeed itself only says that a file is too short."""
+    extensions("CPUAdamBuilder", "AsyncIOBuilder")
+    drive = tmp_path / "drive"
+    drive.mkdir()
+    for name, value in WIDE.items():
+        monkeypatch.setitem(MODEL, name, value)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(drive)], check=True)
+    try:
+        failure = run("zero3-nvme", nvme_path=str(drive)).failure
+        assert failure is not None and failure.kind == "disk_full" and "SIGABRT" in failure.details
+        assert not list(drive.iterdir())
+    finally:
+        subprocess.run(["umount", str(drive)], check=True)
 
 
 def test_a_swap_folder_that_cannot_be_made_is_the_users_to_mend() -> None:

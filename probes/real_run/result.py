@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-FailureKind = Literal["out_of_memory", "crash", "hang", "stopped", "killed", "timeout"]
+FailureKind = Literal["out_of_memory", "crash", "hang", "stopped", "killed", "timeout", "disk_full"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -18,10 +19,13 @@ from ..harmless import harmless
 from ..scratch import scratch
 from . import ranks
 from .job import Device, Job
-from .result import ProbeResult, rank_report
+from .result import Failure, ProbeResult, rank_report
 
 STEPS = 4
 """Optimizer steps: the first creates the states, ZeRO-3 prefetches from the third."""
+
+_SMALLEST_SWAPPED_BYTES = 2**20
+"""DeepSpeed leaves smaller tensors in RAM."""
 
 STALL_S = 300.0
 """A phase that takes longer is called a hang: compiling DeepSpeed's extensions may take some minutes."""
@@ -56,12 +60,24 @@ def probe(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | str
         job.write(folder / "job.json")
         reports, failure = ranks.watch(job.ranks, folder, worker=f"{__package__}.worker", stall_s=stall_s,
                                        timeout_s=timeout_s, on_progress=on_progress)
+        if failure is not None and nvme_folder:
+            failure = _or_full(failure, nvme_folder)
     first: dict[str, Any] = dict(reports[0]) if reports else {}
     return ProbeResult(
         world_size=request.world_size, device=device, solo=solo, tokens_per_step=first.get("tokens_per_step", 0),
         ranks=tuple(rank_report(report["report"]) for report in reports), failure=failure,
         versions=first.get("versions", {}), config=first.get("config", {}), seconds=time.monotonic() - started,
         load=load)
+
+
+def _or_full(failure: Failure, folder: str) -> Failure:
+    """The failure, named as what it is where the swap files have filled their drive: DeepSpeed does not notice that it could
+    not write, and later ends itself (SIGABRT) over a file that is too short."""
+    free = shutil.disk_usage(folder).free
+    if free >= _SMALLEST_SWAPPED_BYTES or failure.kind not in ("crash", "killed"):
+        return failure
+    return replace(failure, kind="disk_full", details=f"{failure.message}\n{failure.details}",
+                   message=f"the drive of nvme_path is full: {free:,} bytes were free when rank {failure.rank} failed")
 
 
 @contextlib.contextmanager
