@@ -12,12 +12,10 @@ from ..ds_configs.emit import ds_config
 from ..ds_configs.read import plan_from_ds_config
 from ..estimators.cluster import Cluster
 from ..estimators.errors import ConfigFileError, WorkloadError
-from ..estimators.estimate import Estimate
-from ..estimators.memory import estimate_memory, unsupported
+from ..estimators.memory import unsupported
 from ..estimators.model_shape import ModelShape
 from ..estimators.optimizers import OPTIMIZERS
 from ..estimators.plan import RUNGS, Plan, Rung
-from ..estimators.throughput import estimate_time
 from ..estimators.workload import AttentionKernel, Framework, LossKernel, Method, Workload
 from ..validate.lint import load_facts, read_document
 from ..validate.lint.document import MAX_BYTES
@@ -26,14 +24,13 @@ from ..validate.lint.fix_file import read_file
 from .advise import dropout_probability, resolve_precision, sequence_length
 from .cluster_spec import parse_cluster
 from .config_settings import Setting, Settings
-from .fit import judge
 from .json_form import candidate_json
 from .key_meanings import meaning, rank
 from .model_source import load_model
 from .question import CheckpointingChoice, Question
 from .recommendation import Candidate
 from .run_question import optimizer_of, precision_of
-from .search import climb
+from .search import climb, predict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,9 +198,7 @@ def _candidate(name: str, plan: Plan, model: ModelShape, workload: Workload, clu
     obstacle = unsupported(model, workload, plan, cluster)
     if obstacle is not None:
         raise WorkloadError(f"{name} cannot run: {obstacle}", fix="compare it without --model")
-    memory = estimate_memory(model, workload, cluster, plan)
-    return Candidate(fit=judge(memory, cluster), estimate=Estimate(
-        plan=plan, memory=memory, time=estimate_time(model, workload, cluster, plan)))
+    return predict(model, workload, cluster, plan)
 
 
 def _rung_side(rung: Rung, circumstances: Circumstances, facts: Facts) -> Side:

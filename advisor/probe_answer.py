@@ -8,8 +8,7 @@ from typing import Any
 from ..ds_configs.read import plan_from_ds_config
 from ..estimators.cluster import Cluster
 from ..estimators.estimate import Estimate, MemoryEstimate
-from ..estimators.memory import estimate_memory
-from ..estimators.throughput import estimate_time
+from ..estimators.estimate_plan import estimate_plan
 from ..probes.dry_run import DryRunResult
 from ..probes.real_run import ProbeResult
 from .run_question import RunQuestion
@@ -71,8 +70,7 @@ def probe_answer(result: ProbeResult, asked: RunQuestion, dry_run: DryRunResult 
     config = result.config or (dry_run.config if dry_run is not None else None)
     if asked.shape is not None and config is not None:
         plan = plan_from_ds_config(config, asked.shape, asked.cluster, gradient_checkpointing=asked.gradient_checkpointing)
-        estimate = Estimate(plan=plan, memory=estimate_memory(asked.shape, asked.workload, asked.cluster, plan),
-                            time=estimate_time(asked.shape, asked.workload, asked.cluster, plan))
+        estimate = estimate_plan(asked.shape, asked.workload, asked.cluster, plan)
     return ProbeAnswer(result=result, cluster=asked.cluster, estimate=estimate, dry_run=dry_run)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..ds_configs.presets import plan_for
-from ..estimators.estimate import Estimate
-from ..estimators.memory import estimate_memory, unsupported
+from ..estimators.cluster import Cluster
+from ..estimators.estimate_plan import estimate_plan
+from ..estimators.memory import unsupported
+from ..estimators.model_shape import ModelShape
 from ..estimators.plan import RUNGS, Plan, Rung
-from ..estimators.throughput import estimate_time
+from ..estimators.workload import Workload
 from .fit import judge
 from .question import Question
 from .recommendation import Candidate, LadderStep
@@ -79,18 +81,17 @@ def _candidates(rung: Rung, question: Question) -> tuple[list[Candidate], str]:
             obstacle = unsupported(model, workload, plan, cluster)
             if obstacle is not None:
                 return [], obstacle
-            candidate = _predict(plan, question)
+            candidate = predict(model, workload, cluster, plan)
             candidates.append(candidate)
             if candidate.fit.limit == "gpu":
                 break
     return candidates, ""
 
 
-def _predict(plan: Plan, question: Question) -> Candidate:
-    model, workload, cluster = question.model, question.workload, question.cluster
-    memory = estimate_memory(model, workload, cluster, plan)
-    time = estimate_time(model, workload, cluster, plan)
-    return Candidate(estimate=Estimate(plan=plan, memory=memory, time=time), fit=judge(memory, cluster))
+def predict(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Candidate:
+    """A plan with what it needs and takes, judged."""
+    estimate = estimate_plan(model, workload, cluster, plan)
+    return Candidate(estimate=estimate, fit=judge(estimate.memory, cluster))
 
 
 def best_of_rung(candidates: list[Candidate]) -> Candidate | None:

@@ -11,8 +11,7 @@ from typing import Literal
 from ...ds_configs.read import plan_from_ds_config
 from ...estimators.errors import ClusterError, ConfigFileError
 from ...estimators.estimate import Estimate
-from ...estimators.memory import estimate_memory
-from ...estimators.throughput import estimate_time
+from ...estimators.estimate_plan import estimate_plan
 from ...probes.dry_run import dry_run
 from ...probes.real_run import probe
 from ...probes.real_run.job import Device
@@ -45,8 +44,7 @@ def prediction_of(asked: RunQuestion) -> Estimate | None:
             asked.config, asked.shape, asked.cluster, micro_batch_size=asked.micro_batch_size,
             gradient_accumulation_steps=asked.gradient_accumulation_steps,
             gradient_checkpointing=asked.gradient_checkpointing)
-        return Estimate(plan=plan, memory=estimate_memory(asked.shape, asked.workload, asked.cluster, plan),
-                        time=estimate_time(asked.shape, asked.workload, asked.cluster, plan))
+        return estimate_plan(asked.shape, asked.workload, asked.cluster, plan)
     except (ClusterError, ConfigFileError):
         return None
 

@@ -12,9 +12,8 @@ from ...ds_configs.write import write_config
 from ...estimators.cluster import Cluster
 from ...estimators.errors import ClusterError, ConfigFileError
 from ...estimators.estimate import Estimate
-from ...estimators.memory import estimate_memory
+from ...estimators.estimate_plan import estimate_plan
 from ...estimators.model_shape import ModelShape
-from ...estimators.throughput import estimate_time
 from ...probes.real_run.job import Device
 from ..dry_run_answer import read_ds_config
 from ..launch.kept import keep_training
@@ -167,5 +166,4 @@ def _estimate(job: Job, config: Mapping[str, Any], question: Question) -> Estima
         config, shape, cluster, micro_batch_size=job.arguments["per_device_train_batch_size"],
         gradient_accumulation_steps=job.arguments["gradient_accumulation_steps"],
         gradient_checkpointing=job.arguments["gradient_checkpointing"])
-    return Estimate(plan=plan, memory=estimate_memory(shape, workload, cluster, plan),
-                    time=estimate_time(shape, workload, cluster, plan))
+    return estimate_plan(shape, workload, cluster, plan)
