@@ -12,6 +12,7 @@ from ..subject import Subject
 rules = Rules()
 
 _CONFIG = "runtime/config.py DeepSpeedConfig"
+_NOT_NUMBERS = ("NaN", "Infinity", "-Infinity")
 _HF = "accelerate/utils/deepspeed.py HfDeepSpeedConfig"
 
 
@@ -22,7 +23,7 @@ _HF = "accelerate/utils/deepspeed.py HfDeepSpeedConfig"
     bad='{"train_micro_batch_size_per_gpu": "auto", # per GPU\n "zero_optimization": {"stage": 2}}',
     good='{"train_micro_batch_size_per_gpu": "auto",\n "zero_optimization": {"stage": 2}}')
 def more_than_json(subject: Subject) -> Iterator[Hit]:
-    departures = [found for found in subject.document.departures if found.kind not in ("NaN", "Infinity", "-Infinity")]
+    departures = [found for found in subject.document.departures if found.kind not in _NOT_NUMBERS]
     if subject.framework == "hf" and departures:
         first = departures[0]
         line, column = subject.document.place(first.start)
@@ -73,7 +74,7 @@ def duplicate(subject: Subject) -> Iterator[Hit]:
     bad='{"train_batch_size": 8, "gradient_clipping": NaN\n}', good='{"train_batch_size": 8, "gradient_clipping": 1.0}')
 def not_a_number(subject: Subject) -> Iterator[Hit]:
     for found in subject.document.departures:
-        if found.kind in ("NaN", "Infinity", "-Infinity"):
+        if found.kind in _NOT_NUMBERS:
             yield Hit(path=_path_at(subject.document.root, found), what=f"{found.kind} is no JSON")
 
 

@@ -236,8 +236,8 @@ def two_buckets(subject: Subject) -> Iterator[Hit]:
     if subject.stage in (1, 2) and subject.flag("zero_optimization.overlap_comm") and not filled:
         elements = subject.zero_number("reduce_bucket_size")
         if elements >= 2e8:
-            filled = any(subject.is_auto(f"{name}.enabled") for name in ("fp16", "bf16"))
-            width = 2 if subject.fp16 or subject.bf16 or filled else 4
+            by_trainer = any(subject.is_auto(f"{name}.enabled") for name in ("fp16", "bf16"))
+            width = 2 if subject.fp16 or subject.bf16 or by_trainer else 4
             yield hit(path, f"2 x {elements:,} elements x {width} bytes are {2 * width * elements / 1e9:.1f} GB per GPU")
 
 
