@@ -99,7 +99,8 @@ def _gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[str]]:
 
 def node_figures(cluster: Cluster, known: BenchResult) -> tuple[dict[str, Any], list[str]]:
     """Fields of a cluster beside its GPUs, and what they are called; collectives are named with the links."""
-    changes: dict[str, Any] = {"collective_call_s": known.collective_call_s}
+    changes: dict[str, Any] = {"collective_call_s": known.collective_call_s,
+                               "all_reduce_bytes_per_s": known.best("all_reduce")}
     names = []
     memory, adam = known.best("host_memory"), known.best("cpu_adam")
     if memory:

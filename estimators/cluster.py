@@ -63,6 +63,7 @@ class Cluster:
     cpu_adam_parameters_per_s_per_node: DeepSpeedCPUAdam with fp32 states, all cores together; None when not measured.
     collective_call_s: one collective over all ranks, however little it carries; None when not measured, and not used for
                    several nodes.
+    all_reduce_bytes_per_s: bus bandwidth of an all-reduce where it was measured; None: that of the GPU's links. As above.
     is_this_machine:            the figures were detected here.
     measured:                   phrase for the answer: which figures were measured on this machine, and when; "" for none.
     assumptions:                phrases for the answer: what was not said and therefore assumed.
@@ -81,6 +82,7 @@ class Cluster:
     nvme_write_bytes_per_s_per_node: float | None = None
     cpu_adam_parameters_per_s_per_node: float | None = None
     collective_call_s: float | None = None
+    all_reduce_bytes_per_s: float | None = None
     is_this_machine: bool = False
     measured: str = ""
     assumptions: tuple[str, ...] = ()

@@ -24,10 +24,10 @@ A core of an AMD EPYC 9004 at 2.6 GHz needs less: transformers 5.23 Qwen2 layers
 stream adds 3 to 5. Two published runs of Qwen2.5-0.5B give 21 us (RTX 4090, Windows) and 33 us (RTX 3080, a shared Xeon).
 """
 
-CPU_S_PER_OPERATION, CPU_ZERO3_VISIT_S = 10.5e-6, 600e-6
+CPU_S_PER_OPERATION, CPU_ZERO3_VISIT_S = 10.5e-6, 400e-6
 """The same, and stage 3's hooks around a visit (below), where the CPU is the device. Operations as measured there, on a core of
-an EPYC 9004; an older one takes longer, which a probe shows. Visits fitted, to whole multiples of 100 us, on the 32 runs of
-docs/probe.md: with real ranks every visit starts gloo's collectives, which the 190 us of the hooks alone leave out."""
+an EPYC 9004; an older one takes longer, which a probe shows. Visits fitted: what they add to DDP's passes in the eight ZeRO-3
+plans of two models, at the median, rounded (benchmarks/probe_transfer.py; 190 us are the hooks alone, measured as below)."""
 
 BACKWARD_OPERATIONS = 2.2
 """Backward operations for one forward one: 66 for 30 in the same layers, counted by a dispatch mode."""

@@ -135,8 +135,7 @@ def _kernel_s(operation: RecordedOperation, cluster: Cluster) -> float:
 
 
 def _collective_s(operation: RecordedOperation, link: Ring) -> float:
-    once = link.gather_s(operation.size_bytes, 1)
-    return 2 * once if "allreduce" in operation.name else once
+    return (link.all_reduce_s if "allreduce" in operation.name else link.gather_s)(operation.size_bytes, 1)
 
 
 def _term(name: str, resource: str, formula: str, seconds: float, *, hidden_s: float = 0.0) -> TimeTerm:

@@ -175,12 +175,14 @@ class _Step:
     def _gathered_shares(self) -> tuple[float, float]:
         return collective.gathered_shares(self.tensors, self.plan, self.cluster.world_size)
 
-    def _collective(self, name: str, times: float, size_bytes: float, calls: int, what: str, **inputs: float) -> TimeTerm:
-        """`times` all-gathers (or reduce-scatters) of a size; `what` is the formula of that size in bytes."""
+    def _collective(self, name: str, times: float, size_bytes: float, calls: int, what: str, *, all_reduce: bool = False,
+                    **inputs: float) -> TimeTerm:
+        """`times` all-gathers, reduce-scatters or all-reduces of a size; `what` is the formula of the bytes that go around."""
         ring = self.ring
-        return self._term(name, ring.resource, f"{what} (N - 1) / N / link + calls t", times * ring.gather_s(size_bytes, calls),
-                          "collective_time.py", **inputs, N=ring.ranks, link=ring.bytes_per_s, calls=times * calls,
-                          t=ring.call_s)
+        seconds, link, rounds = ((ring.all_reduce_s, ring.all_reduce_bytes_per_s, 2) if all_reduce
+                                 else (ring.gather_s, ring.bytes_per_s, 1))
+        return self._term(name, ring.resource, f"{what} (N - 1) / N / link + calls t", times * seconds(size_bytes, calls),
+                          "collective_time.py", **inputs, N=ring.ranks, link=link, calls=rounds * times * calls, t=ring.call_s)
 
     def _gather(self, lane: _Lane, passes: float) -> None:
         """Stage 3: weights from the ranks' shards, which may lie in host memory or on NVMe."""
@@ -211,8 +213,8 @@ class _Step:
         if self.ring.ranks == 1:
             return
         size, calls = self.trained * self.element, collective.reduce_calls(self.tensors, plan)
-        if plan.zero_stage < 3:  # an all-reduce is a reduce-scatter and an all-gather
-            lane.carried.append(self._collective("gradient reduction", 2 * times, size, calls, "2 reductions w Pt",
+        if plan.zero_stage < 3:
+            lane.carried.append(self._collective("gradient reduction", times, size, calls, "2 reductions w Pt", all_reduce=True,
                                                  reductions=times, w=self.element, Pt=self.trained))
         else:
             lane.carried.append(self._collective("gradient reduction", times, size, calls, "n w Pt", n=times, w=self.element,

@@ -198,5 +198,5 @@ def test_the_best_rate_is_that_of_a_large_size() -> None:
     assert result.best("matrix_product", "bf16") == 500.0
     assert result.best("matrix_product", "fp32") is None
     assert result.best("all_reduce") == 10.0
-    assert result.links_bytes_per_s == 10.0
+    assert result.links_bytes_per_s == 10.5
     assert result.memory_bytes_per_s is None

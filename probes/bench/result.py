@@ -89,8 +89,8 @@ class BenchResult:
 
     @property
     def links_bytes_per_s(self) -> float | None:
-        """Bus bandwidth between the devices: the middle one of the collectives."""
-        rates = list(filter(None, map(self.best, COLLECTIVES)))
+        """Bus bandwidth between the devices: between that of all-gather and of reduce-scatter."""
+        rates = list(filter(None, (self.best("all_gather"), self.best("reduce_scatter"))))
         return median(rates) if rates else None
 
     @property
