@@ -17,13 +17,12 @@ from ..estimators.model_shape import ModelShape
 from ..estimators.optimizers import OPTIMIZERS
 from ..estimators.plan import RUNGS, Plan, Rung
 from ..estimators.workload import AttentionKernel, Framework, LossKernel, Method, Workload
-from ..validate.lint import load_facts, read_document
-from ..validate.lint.document import MAX_BYTES
+from ..validate.lint import load_facts
 from ..validate.lint.facts import Facts
-from ..validate.lint.fix_file import read_file
 from .advise import dropout_probability, resolve_precision, sequence_length
 from .cluster_spec import parse_cluster
 from .config_settings import Setting, Settings
+from .ds_config_file import read_ds_config
 from .json_form import candidate_json
 from .key_meanings import meaning, rank
 from .model_source import load_model
@@ -160,7 +159,7 @@ def _side(name: str, circumstances: Circumstances | None, facts: Facts) -> Side:
             raise WorkloadError(f"{name} is a rung, whose numbers follow from the model and the GPUs",
                                 fix="pass --model and --gpus, or a ds_config.json in its place")
         return _rung_side(name, circumstances, facts)
-    config = read_document(read_file(Path(name), MAX_BYTES), name=name).root.value  # with comments, as DeepSpeed reads it
+    config = read_ds_config(Path(name))
     if circumstances is None:
         return Side(name=name, settings=Settings(config, facts))
     model, cluster = circumstances.model, circumstances.cluster

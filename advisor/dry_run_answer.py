@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..ds_configs.read import plan_from_ds_config
 from ..estimators.cluster import Cluster
-from ..estimators.errors import ClusterError, ConfigFileError
+from ..estimators.errors import ClusterError
 from ..estimators.estimate import MemoryEstimate, TimeEstimate
 from ..estimators.memory import estimate_memory
 from ..estimators.model_shape import ModelShape
@@ -18,7 +17,6 @@ from ..estimators.workload import Workload
 from ..probes.dry_run import DryRunResult
 from ..probes.dry_run.step_time import step_time
 from .fit import MARGIN
-from .json_file import read_json_object
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +77,3 @@ def dry_run_answer(result: DryRunResult, cluster: Cluster, model: ModelShape | N
         with contextlib.suppress(ClusterError):
             analytic_time = estimate_time(model, workload, cluster, plan)
     return DryRunAnswer(result=result, cluster=cluster, analytic=analytic, time=time, analytic_time=analytic_time)
-
-
-def read_ds_config(path: Path) -> dict[str, Any]:
-    """A ds_config.json as a dict. Raises ConfigFileError where it cannot be read or holds no JSON object."""
-    return read_json_object(path, error=ConfigFileError, what="a ds_config.json",
-                            fix="pass a ds_config.json, such as the one that ds-advise MODEL --gpus SPEC writes")

@@ -12,7 +12,7 @@ from ..estimators.families import shape_from_config
 from ..estimators.model_shape import ModelShape
 from ..estimators.workload import Workload
 from .advise import dropout_probability, resolve_precision, sequence_length
-from .dry_run_answer import read_ds_config
+from .ds_config_file import read_ds_config
 from .model_source import load_config
 
 _MOST_DIGITS = 9

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ds_advise.advisor.dry_run_answer import read_ds_config
+from ds_advise.advisor.ds_config_file import read_ds_config
 from ds_advise.estimators.errors import ConfigFileError
 
 SMALL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "intermediate_size": 688,
@@ -79,3 +79,10 @@ def test_a_file_that_is_no_configuration_is_one_error(tmp_path: Path, text: str)
         read_ds_config(broken)
     with pytest.raises(ConfigFileError):
         read_ds_config(tmp_path / "missing.json")
+
+
+def test_a_configuration_may_have_comments(tmp_path: Path) -> None:
+    """DeepSpeed reads it with hjson."""
+    file = tmp_path / "ds_config.json"
+    file.write_text('{\n  // the sharded optimizer\n  "zero_optimization": {"stage": 1},  # and nothing else\n}\n')
+    assert read_ds_config(file) == {"zero_optimization": {"stage": 1}}

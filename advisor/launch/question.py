@@ -13,7 +13,7 @@ from ...estimators.cluster import Cluster
 from ...estimators.errors import ClusterError, WorkloadError
 from ..cluster_spec import join_nodes, parse_cluster
 from ..cpu_question import cpu_question
-from ..dry_run_answer import read_ds_config
+from ..ds_config_file import read_ds_config
 from ..run_question import RunQuestion, run_question
 from .check import prediction_of
 from .choose import framework_of, launcher_of, source_of

@@ -15,7 +15,7 @@ from ...estimators.estimate import Estimate
 from ...estimators.estimate_plan import estimate_plan
 from ...estimators.model_shape import ModelShape
 from ...probes.real_run.job import Device
-from ..dry_run_answer import read_ds_config
+from ..ds_config_file import read_ds_config
 from ..launch.kept import keep_training
 from ..launch.request import LaunchRequest, Outcome, Script
 from ..launch.run import launch
