@@ -216,6 +216,26 @@ def test_a_checkpoint_that_is_gone_before_it_is_read_is_named(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_a_checkpoint_that_is_gone_after_it_was_read_does_no_harm(tmp_path: Path) -> None:
+    """The model's folder is removed between two steps: the weights are in memory, and the probe comes to its end."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = tmp_path / "model"
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**MODEL), dtype=torch.bfloat16).save_pretrained(folder)
+
+    def remove(phase: str) -> None:
+        if phase == "step 2":
+            shutil.rmtree(folder)
+
+    result = probe(PLAIN, MODEL, cluster=cluster(), workload=WORKLOAD, device="cpu", checkpoint=str(folder), steps=4,
+                   on_progress=remove)
+    assert not folder.exists() and result.failure is None
+    assert all(len(report.losses) == 4 and report.losses[0] == pytest.approx(math.log(512), rel=0.1)
+               for report in result.ranks)
+
+
+@pytest.mark.slow
 def test_ranks_whose_folder_is_gone_fail_at_once(tmp_path: Path) -> None:
     """They meet in a file there, in place of a port, and cannot even say so."""
     started: list[float] = []
