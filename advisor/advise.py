@@ -83,7 +83,7 @@ def answer(question: Question, *, deepspeed_estimate: bool = False) -> Recommend
         changes=changes(question, ladder, recommended))
     if question.cluster.is_this_machine and anything_kept():
         # Imported here: what knows probes is of no use to most questions.
-        from .earlier_probes import with_earlier_probes
+        from .probed_answer import with_earlier_probes
 
         recommendation = with_earlier_probes(recommendation)
     if deepspeed_estimate:

@@ -26,7 +26,7 @@ def render_bench(record: Record, console: Console) -> None:
     sentence(console, f"{_devices(result)}; measured in {duration(result.seconds)} with torch {result.versions['torch']}, "
                       f"DeepSpeed {result.versions['deepspeed']}.")
     blank(console)
-    row(console, Text(f"  {'':<28}{'size':>9}{'median':>18}   lowest to highest", style="bold"))
+    row(console, Text(f"  {'':<28}{'size':>9}{'median':>20}   lowest to highest", style="bold"))
     for figure in result.figures:
         row(console, Text(_line(figure)))
     blank(console)
@@ -56,4 +56,4 @@ def _line(figure: Figure) -> str:
     large = {"matrix_product": f"{figure.size}", "launch": "", "cpu_adam": count(figure.size)}.get(
         figure.kind, size(figure.size))
     spread = amounts((figure.lowest, figure.highest), figure.median)
-    return f"  {title:<28}{large:>9}{amount(figure.median, figure.unit):>18}   {spread}"
+    return f"  {title:<28}{large:>9}{amount(figure.median, figure.unit):>20}   {spread}"

@@ -90,9 +90,9 @@ class Climb:
         self.outcomes[self.candidates.index(candidate)] = outcome
         self._known_before += from_before
 
-    def could_fit(self, candidate: Candidate) -> bool:
-        """Not struck out by a failure, and not certainly too large."""
-        return self._could_fit(self.candidates.index(candidate))
+    def too_large(self, candidate: Candidate) -> bool:
+        """It needs more than what ran out of memory, or more than there is even if the prediction is as high as it can be."""
+        return self._too_large(self.candidates.index(candidate))
 
     def expected_time(self, candidate: Candidate) -> TimeEstimate:
         """The candidate's time, corrected by the probe of the plan that is most like it."""
@@ -155,19 +155,24 @@ class Climb:
         return predicted * (self.outcomes[nearest[0]].need_bytes or 0) / self.candidates[nearest[0]].device_bytes
 
     def _could_fit(self, index: int) -> bool:
+        return not self._fails(index) and not self._too_large(index)
+
+    def _fails(self, index: int) -> bool:
+        """Whether a plan of its series failed for another reason than memory."""
+        return any(outcome.tokens_per_s is None and not outcome.out_of_memory
+                   and _series(self.candidates[other]) == _series(self.candidates[index])
+                   for other, outcome in self.outcomes.items())
+
+    def _too_large(self, index: int) -> bool:
         wanted = self.candidates[index]
         for other, outcome in self.outcomes.items():
             failed = self.candidates[other]
-            same = _series(failed) == _series(wanted)
-            if outcome.tokens_per_s is None and same and (
-                    not outcome.out_of_memory or wanted.device_bytes >= failed.device_bytes):
-                return False
-            if outcome.out_of_memory and wanted.device_bytes > failed.device_bytes * (1 + MEMORY_UNKNOWN):
-                return False
+            above = 1 if _series(failed) == _series(wanted) else 1 + MEMORY_UNKNOWN
+            if outcome.out_of_memory and wanted.device_bytes >= failed.device_bytes * above:
+                return True
         nearest = self._nearest(index, measured="need_bytes")
         below = MEMORY_KNOWN if nearest is not None and nearest[1] else MEMORY_UNKNOWN
-        return self._expected_need(index) * (1 - below) <= self.memory_bytes
-
+        return self._expected_need(index) * (1 - below) > self.memory_bytes
 
 def _series(candidate: Candidate) -> tuple[str, bool]:
     """Plans that differ in the batch only."""

@@ -21,8 +21,9 @@ Measured figures need none, but for one rank that stands for all (solo-probe), w
 TOO_TIGHT = "too tight"
 """The verdict on a plan that the GPU could hold, but without the margin."""
 
-RAN_OUT, NEEDS_MORE = "ran out of memory", "needs more yet"
-"""The verdicts on a plan that ran out of memory in a probe, and on one that needs more than it."""
+RAN_OUT, NEEDS_MORE, FAILED = "ran out of memory", "needs more yet", "failed"
+"""The verdicts on a plan that ran out of memory in a probe, on one that needs more than it, and on one whose probe failed for
+another reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

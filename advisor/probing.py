@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..ds_configs.emit import ds_config
-from ..estimators.estimate import Estimate
 from ..probes.real_run import ProbeResult, probe
 from ..probes.real_run.job import Device
 from .calibration import calibration
@@ -136,27 +135,3 @@ def runner(answer: Recommendation, description: Mapping[str, Any], *, device: De
         return result
 
     return run
-
-
-def settled(answer: Recommendation, climbed: Climbed) -> Recommendation:
-    """The answer with the fastest measured plan recommended, its speed the measured one; None where nothing ran."""
-    best = climbed.best
-    measured = {id(trial.candidate): as_measured(trial.candidate, trial.result)
-                for trial in climbed.trials if trial.result.failure is None}
-
-    def known(candidate: Candidate | None) -> Candidate | None:
-        return measured.get(id(candidate), candidate)
-
-    candidates: Sequence[Candidate] = [measured.get(id(candidate), candidate) for candidate in answer.candidates]
-    ladder = tuple(replace(step, candidate=known(step.candidate)) for step in answer.ladder)
-    return replace(answer, candidates=tuple(candidates), ladder=ladder, climbed=climbed,
-                   recommended=measured[id(best.candidate)] if best else None)
-
-
-def as_measured(candidate: Candidate, result: ProbeResult) -> Candidate:
-    """The candidate at its measured speed."""
-    estimate = candidate.estimate
-    time_estimate = calibration(result, estimate.time).apply(estimate.time)
-    fit = replace(candidate.fit, fits=True, reason="ran", limit="")
-    return Candidate(estimate=Estimate(plan=estimate.plan, memory=estimate.memory, time=time_estimate, evidence="probe"),
-                     fit=fit)

@@ -9,7 +9,8 @@ from typing import Any
 from ..estimators.errors import ClusterError, WorkloadError
 from ..probes.real_run.job import Device
 from .model_source import load_config
-from .probing import climb, runner, settled
+from .probed_answer import settled
+from .probing import climb, runner
 from .recommendation import Candidate, Recommendation
 from .units import rate
 from .words import plan_title

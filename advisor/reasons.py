@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..estimators.estimate import TimeEstimate
 from ..estimators.plan import RUNGS
-from .fit import MARGIN, RAN_OUT
+from .fit import FAILED, MARGIN, NEEDS_MORE, RAN_OUT
 from .question import MAX_TOKENS_PER_STEP, Question
 from .recommendation import Candidate, LadderStep, closest
 from .search import COMFORTABLE, SAME_SPEED, offloads
@@ -64,8 +64,10 @@ def _simpler_that_fails(ladder: Sequence[LadderStep], chosen: Candidate, device:
 
 def _obstacle(candidate: Candidate, device: str) -> str:
     memory, rung = candidate.estimate.memory, candidate.rung
-    if candidate.fit.reason == RAN_OUT:
-        return f"{rung} ran out of memory when it was probed on this machine."
+    if candidate.fit.reason in (RAN_OUT, FAILED):
+        return f"{rung} {candidate.fit.reason} when it was probed on this machine."
+    if candidate.fit.reason == NEEDS_MORE:
+        return f"{rung} needs more than what ran out of memory on this machine."
     if candidate.fit.limit == "gpu":
         name, size_bytes = max(memory.components.items(), key=lambda pair: pair[1])
         return (f"{rung} needs at least {gib(memory.device_bytes_per_gpu)} GiB per {device}, "

@@ -84,6 +84,10 @@ def _verdict(answer: Recommendation) -> tuple[str | Text, ...]:
 
 def _nothing_fits(answer: Recommendation) -> tuple[Text, ...]:
     """The verdict with everything that the closest plan lacks, not only what stopped it first."""
+    failed = next((trial.result.failure for trial in answer.climbed.trials if trial.result.failure is not None
+                   and trial.result.failure.kind != "out_of_memory"), None) if answer.climbed is not None else None
+    if failed is not None:
+        return (Text.assemble(("No plan ran.", "bold red"), f" The first that failed: {failed.message}"),)
     text, missed, cluster = Text("Nothing fits.", style="bold red"), closest(answer.ladder), answer.question.cluster
     if missed is None:
         return (text,)
@@ -198,8 +202,11 @@ def _trial(trial: Trial, console: Console) -> None:
 
 
 def _evidence(answer: Recommendation) -> str:
+    if answer.climbed is not None and answer.climbed.best is None and answer.recommended is not None:
+        return "Evidence: analytic; no probe came to its end."
     if answer.climbed is not None:
-        return "Evidence: probes of the real engine on this machine for the speed and the verdict; analytic for the parts."
+        return ("Evidence: probes of the real engine on this machine for the speed and the verdict; other plans are predicted, "
+                "and corrected by the probe of the plan most like them.")
     if answer.verifications:
         return f"Evidence: dry run of the real engine; {percent(MARGIN['dry-run'])} of the need must stay free besides."
     if answer.earlier:

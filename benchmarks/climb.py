@@ -25,7 +25,7 @@ from ds_advise.advisor.probing import climb
 from ds_advise.advisor.recommendation import Candidate, Recommendation
 from ds_advise.probes.real_run import Failure, ProbeResult
 
-from .cpu_probes import MODELS, RANKS, Runs, ask, candidates, undisturbed
+from .cpu_probes import MODELS, RANKS, Runs, ask, candidates
 from .document import put
 
 SHARES = (1.3, 0.95, 0.8, 0.65)
@@ -77,13 +77,13 @@ def _under(asked: Recommendation, limit_bytes: int) -> Recommendation:
 
 def _result(asked: Recommendation, candidate: Candidate, limit_bytes: int, runs: Runs) -> ProbeResult:
     """What happens to a plan under a limit."""
-    free = runs.get(asked, candidate.estimate.plan).result
+    free = runs.get(asked, candidate.estimate.plan)
     assert free.failure is None, free.failure
     need = free.highest("host_tensor_bytes") or 0
     if abs(need / limit_bytes - 1) >= CLEAR:
-        return undisturbed(free) if need < limit_bytes else _OUT
-    limited = runs.get(asked, candidate.estimate.plan, limit_bytes).result
-    return undisturbed(free) if limited.failure is None else limited
+        return free if need < limit_bytes else _OUT
+    limited = runs.get(asked, candidate.estimate.plan, limit_bytes)
+    return free if limited.failure is None else limited
 
 
 def _name(candidate: Candidate) -> str:
@@ -95,7 +95,7 @@ def _name(candidate: Candidate) -> str:
 def limits(model: str, runs: Runs) -> list[int]:
     """From what the plans of a model took without one."""
     asked = ask(model)
-    results = [runs.get(asked, candidate.estimate.plan).result for candidate in candidates(asked)]
+    results = [runs.get(asked, candidate.estimate.plan) for candidate in candidates(asked)]
     most = max(result.highest("host_tensor_bytes") or 0 for result in results)
     return [round(most * share) for share in SHARES]
 

@@ -1,10 +1,11 @@
 """Probes of every plan of some small models on this machine's CPU, for the benchmarks that compare with them.
 
-    python -m ds_advise.benchmarks.cpu_probes ANSWERS [--models NAME ...] [--steps N]
+    python -m ds_advise.benchmarks.cpu_probes ANSWERS [--models NAME ...] [--rounds N]
 
 ANSWERS is a file of JSON lines, one a run; what is in it is not run again, so an interrupted run goes on. Two ranks, all plans
-that `ds-advise --device cpu` considers at a global batch of 4, one probe each: about 15 s each on an idle machine. Other
-programs that run meanwhile are in the times, so every line has the load of the machine.
+that `ds-advise --device cpu` considers at a global batch of 4, about 12 s a run. Times are wall times, so run it on a machine
+that does nothing else; every line has the load. The same plan can take a third longer in one process than in another all the
+same, so in each round every plan runs once, and its steps of all rounds are taken together.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ from ds_advise.estimators.families import shape_from_config
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.real_run import ProbeResult, probe
-from ds_advise.probes.real_run.result import StepTime, from_json
+from ds_advise.probes.real_run.result import from_json
 
 RANKS, GLOBAL_BATCH = 2, 4
 STEPS = 10
 """Optimizer steps of a run: the process takes so long to start that more of them cost little."""
+
+ROUNDS = 3
 
 _QWEN = {"model_type": "qwen2", "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
          "tie_word_embeddings": False}
@@ -69,30 +72,42 @@ def candidates(asked: Recommendation) -> list[Candidate]:
 class Runs:
     """The runs of a file; those that are missing are made and added."""
 
-    def __init__(self, file: Path, steps: int = STEPS) -> None:
-        self._file, self._steps = file, steps
+    def __init__(self, file: Path) -> None:
+        self._file = file
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         self.all = [_read(json.loads(line)) for line in lines]
 
-    def get(self, asked: Recommendation, plan: Plan, limit_bytes: int | None = None) -> Run:
-        """The run of a plan, made now if it is not in the file."""
+    def get(self, asked: Recommendation, plan: Plan, limit_bytes: int | None = None, *, at_least: int = 1) -> ProbeResult:
+        """All runs of a plan as one, made now where the file has fewer than `at_least`."""
         name = asked.question.model.name
-        known = [run for run in self.all if (run.model, run.plan, run.limit_bytes) == (name, plan, limit_bytes)]
-        return known[0] if known else self._make(asked, plan, limit_bytes)
+        known = [run.result for run in self.all if (run.model, run.plan, run.limit_bytes) == (name, plan, limit_bytes)]
+        while len(known) < at_least:
+            known.append(self._make(asked, plan, limit_bytes))
+        return _together(known)
 
-    def _make(self, asked: Recommendation, plan: Plan, limit_bytes: int | None) -> Run:
+    def _make(self, asked: Recommendation, plan: Plan, limit_bytes: int | None) -> ProbeResult:
         question = asked.question
         config = ds_config(plan, question.model, question.workload, question.cluster, flavor="deepspeed")
         result = probe(
             config, MODELS[question.model.name][0], cluster=question.cluster, workload=question.workload, device="cpu",
             micro_batch_size=plan.micro_batch_size, gradient_accumulation_steps=plan.gradient_accumulation_steps,
-            gradient_checkpointing=plan.gradient_checkpointing, steps=self._steps, memory_limit_bytes=limit_bytes)
+            gradient_checkpointing=plan.gradient_checkpointing, steps=STEPS, memory_limit_bytes=limit_bytes)
         run = Run(model=question.model.name, plan=plan, limit_bytes=limit_bytes, result=result)
         self.all.append(run)
         with self._file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(asdict(run)) + "\n")
         print(_line(run), flush=True)
-        return run
+        return result
+
+
+def _together(results: Sequence[ProbeResult]) -> ProbeResult:
+    """The first result with the steps of all; the highest load. A failure stands for all."""
+    failed = next((result for result in results if result.failure is not None), None)
+    if failed is not None:
+        return failed
+    ranks = zip(*(result.ranks for result in results), strict=True)
+    return replace(results[0], load=max(result.load for result in results), ranks=tuple(
+        replace(runs[0], steps=tuple(step for run in runs for step in run.steps)) for runs in ranks))
 
 
 def _read(values: dict[str, Any]) -> Run:
@@ -101,35 +116,25 @@ def _read(values: dict[str, Any]) -> Run:
 
 def _line(run: Run) -> str:
     plan, result = run.plan, run.result
-    outcome = (f"{result.step_s:.3f} s a step ({undisturbed(result).step_s:.3f} undisturbed), "
+    outcome = (f"{result.step_s:.3f} s a step, "
                f"{result.highest('host_tensor_bytes'):,} bytes" if result.failure is None else
                f"{result.failure.kind}: {result.failure.message}")
     return (f"{run.model} {plan.rung} {plan.micro_batch_size}x{plan.gradient_accumulation_steps} "
             f"{'on' if plan.gradient_checkpointing else 'off'}: {outcome}; {result.seconds:.0f} s, load {result.load:.1f}")
 
 
-def undisturbed(result: ProbeResult) -> ProbeResult:
-    """The result with the times that the ranks had a core, in place of the times that passed: what else ran on the machine is
-    taken out, and so is waiting for a rank that had none. Meant for ranks of one thread."""
-    def alone(step: StepTime) -> StepTime:
-        assert step.processor_s is not None, "ranks of this version measure it"
-        share = min(1.0, step.processor_s / step.total_s)
-        return StepTime(**{name: seconds * share for name, seconds in asdict(step).items()})
-
-    return replace(result, ranks=tuple(replace(rank, steps=tuple(map(alone, rank.steps))) for rank in result.ranks))
-
-
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="cpu_probes", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("answers", type=Path, metavar="ANSWERS")
     parser.add_argument("--models", nargs="*", default=list(MODELS), metavar="NAME")
-    parser.add_argument("--steps", type=int, default=STEPS, metavar="N")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N")
     options = parser.parse_args(arguments)
-    runs = Runs(options.answers, options.steps)
-    for model in options.models:
-        asked = ask(model)
-        for candidate in candidates(asked):
-            runs.get(asked, candidate.estimate.plan)
+    runs = Runs(options.answers)
+    for number in range(1, options.rounds + 1):
+        for model in options.models:
+            asked = ask(model)
+            for candidate in candidates(asked):
+                runs.get(asked, candidate.estimate.plan, at_least=number)
     return 0
 
 

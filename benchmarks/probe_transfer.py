@@ -8,6 +8,9 @@ was probed; the plans of all other rungs are predicted with that probe's calibra
 error is that of the median step. Two rungs are in order when the one that is predicted faster is faster; pairs whose runs do
 not differ, because the middle halves of their steps overlap, do not count.
 
+Below the table stands what `estimators/host_time.py` `CPU_ZERO3_VISIT_S` was fitted on, all models but the last: what stage 3
+adds to the passes of DDP with the same batch, without waiting and optimizer, for each visit of a submodule.
+
 MODEL: of `cpu_probes`, by default all. --write: put the table into docs/probe.md.
 """
 
@@ -22,9 +25,10 @@ from statistics import median, quantiles
 
 from ds_advise.advisor.calibration import calibration
 from ds_advise.advisor.recommendation import Candidate
+from ds_advise.estimators.host_time import host_work
 from ds_advise.probes.real_run import ProbeResult
 
-from .cpu_probes import MODELS, Runs, ask, candidates, undisturbed
+from .cpu_probes import MODELS, Runs, ask, candidates
 from .document import put
 
 TARGET = 0.15
@@ -32,7 +36,7 @@ TARGET = 0.15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A candidate that ran, and what it would have taken on an undisturbed machine."""
+    """A candidate that ran."""
 
     candidate: Candidate
     result: ProbeResult
@@ -69,7 +73,7 @@ def measured(model: str, runs: Runs) -> list[Measured]:
     """Every plan of a model that ran, predicted with what a benchmark of this machine says."""
     asked = ask(model)
     rows = [(candidate, runs.get(asked, candidate.estimate.plan)) for candidate in candidates(asked)]
-    return [Measured(candidate=candidate, result=undisturbed(run.result)) for candidate, run in rows if not run.result.failure]
+    return [Measured(candidate=candidate, result=result) for candidate, result in rows if not result.failure]
 
 
 def transfer(model: str, rows: Sequence[Measured]) -> Transfer:
@@ -108,6 +112,32 @@ def _verdict(one: Measured, other: Measured, probed: Measured) -> str:
     return "right" if predicted == true else "wrong"
 
 
+def visits_s(model: str, rows: Sequence[Measured]) -> list[float]:
+    """Seconds that a visit of ZeRO-3's hooks took, one figure for each plan."""
+    question = ask(model).question
+    visits = host_work(question.model, question.workload, on_cpu=True).visits
+    ddp = {_batch(row): _passes_s(row) for row in rows if row.candidate.rung == "ddp"}
+    return [(_passes_s(row) - ddp[_batch(row)]) / (visits * _passes(row)) for row in rows if row.candidate.rung == "zero3"]
+
+
+def _passes(row: Measured) -> int:
+    """Forward, again under checkpointing, and backward, for each micro batch."""
+    plan = row.candidate.estimate.plan
+    return plan.gradient_accumulation_steps * (3 if plan.gradient_checkpointing else 2)
+
+
+def _batch(row: Measured) -> tuple[int, int, bool]:
+    plan = row.candidate.estimate.plan
+    return plan.micro_batch_size, plan.gradient_accumulation_steps, plan.gradient_checkpointing
+
+
+def _passes_s(row: Measured) -> float:
+    """Of the slowest rank's steps, what is neither waiting nor the optimizer."""
+    slowest = max(row.result.ranks, key=lambda rank: rank.step_s)
+    return median(step.total_s - (step.waiting_s or 0.0) - step.optimizer_s + (step.optimizer_waiting_s or 0.0)
+                  for step in slowest.steps)
+
+
 def report(rows: Sequence[Transfer]) -> str:
     lines = ["| model | plans | load | error before | after a probe of any plan | of the recommended plan "
              "| rung pairs in order |",
@@ -123,8 +153,13 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments or not set(arguments[1:]) <= {*MODELS, "--write"}:
         sys.exit(__doc__)
     runs, models = Runs(Path(arguments[0])), [name for name in MODELS if name in arguments] or list(MODELS)
-    rows = [transfer(model, measured(model, runs)) for model in models]
-    text = report(rows)
+    ran = {model: measured(model, runs) for model in models}
+    rows = [transfer(model, ran[model]) for model in models]
+    each = {model: visits_s(model, ran[model]) for model in models}
+    fitted = [seconds for model in list(MODELS)[:-1] for seconds in each.get(model, ())]
+    text = report(rows) + (
+        "\nA visit of ZeRO-3's hooks: " + ", ".join(f"{median(each[model]) * 1e6:.0f} us in {model}" for model in models)
+        + (f"; {median(fitted) * 1e6:.0f} us in all that the constant was fitted on" if fitted else "") + ".\n")
     print(text, end="")
     if "--write" in arguments:
         put("probe_transfer", text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import random
 from dataclasses import replace
@@ -9,12 +10,15 @@ from dataclasses import replace
 import pytest
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.climb import Climb, Outcome
-from ds_advise.advisor.probing import Climbed, climb, settled
+from ds_advise.advisor.probed_answer import settled
+from ds_advise.advisor.probing import Climbed, climb
 from ds_advise.advisor.probing_question import budget_seconds, settle
 from ds_advise.advisor.recommendation import Candidate, Recommendation
+from ds_advise.advisor.render import render
 from ds_advise.estimators.errors import ClusterError, WorkloadError
 from ds_advise.probes.real_run import Failure, ProbeResult, RankReport
 from ds_advise.probes.real_run.result import StepTime
+from rich.console import Console
 
 MEMORY = 79 * 2**30
 
@@ -28,9 +32,10 @@ def answer() -> Recommendation:
 class Machine:
     """A made-up machine: every rung and series is faster or slower than predicted, and needs more or less memory."""
 
-    def __init__(self, answer: Recommendation, seed: int, *, speed: float = 0.1, memory: float = 0.04) -> None:
+    def __init__(self, answer: Recommendation, seed: int, *, speed: float = 0.1, memory: float = 0.04,
+                 whole: float | None = None) -> None:
         dice = random.Random(seed)
-        whole = math.exp(dice.gauss(0, 0.3))
+        whole = math.exp(dice.gauss(0, 0.3)) if whole is None else whole
         self.candidates = [candidate for candidate in answer.candidates if candidate.fit.limit in ("", "gpu")]
         factors: dict[object, float] = {}
 
@@ -129,14 +134,20 @@ def result_of(machine: Machine, candidate: Candidate) -> ProbeResult:
 
 def test_the_settled_answer_recommends_the_fastest_that_ran(answer: Recommendation) -> None:
     """At its measured speed, as measured evidence; the question and the other predictions stay."""
-    machine = Machine(answer, 3)
+    machine = Machine(answer, 3, whole=0.3)
     climbed = climb(answer, lambda candidate, _left_s: result_of(machine, candidate), budget_s=1e6)
     final = settled(answer, climbed)
     assert climbed.ended == "settled" and climbed.best is not None and final.recommended is not None
     assert final.recommended.tokens_per_s == pytest.approx(climbed.best.result.tokens_per_s)
     assert final.recommended.estimate.evidence == "probe" and final.recommended.fit.fits
     assert final.recommended.estimate.plan == climbed.best.candidate.estimate.plan
-    assert len(final.candidates) == len(answer.candidates)
+    assert [step.candidate for step in final.ladder].count(final.recommended) == 1
+    ran = {id(trial.candidate) for trial in climbed.trials}
+    others = [(before, after) for before, after in zip(answer.candidates, final.candidates, strict=True)
+              if id(before) not in ran and before.fit.limit in ("", "gpu")]
+    assert others and all(after.estimate.evidence == "analytic" for _, after in others)
+    for before, after in others:
+        assert after.tokens_per_s / before.tokens_per_s == pytest.approx(0.3, rel=0.3), "corrected as what is like it"
 
 
 def test_nothing_that_ran_means_no_recommendation(answer: Recommendation) -> None:
@@ -147,6 +158,24 @@ def test_nothing_that_ran_means_no_recommendation(answer: Recommendation) -> Non
     assert climbed.best is None and settled(answer, climbed).recommended is None
     series = {(trial.candidate.rung, trial.candidate.estimate.plan.gradient_checkpointing) for trial in climbed.trials}
     assert len(series) == len(climbed.trials), "a crash is not repeated with another batch"
+    page = io.StringIO()
+    render(settled(answer, climbed), Console(file=page, width=80))
+    assert "No plan ran. The first that failed: no such library" in page.getvalue()
+    failed = [candidate for candidate in settled(answer, climbed).candidates if candidate.fit.reason == "failed"]
+    assert len(failed) == len(climbed.trials) and not any(candidate.fit.fits for candidate in failed)
+
+
+def test_a_climb_that_is_stopped_before_anything_ran_leaves_the_prediction(answer: Recommendation) -> None:
+    """Which the answer says."""
+    def interrupt(*_: object) -> ProbeResult:
+        raise KeyboardInterrupt
+
+    final = settled(answer, climb(answer, interrupt, budget_s=1e6))
+    assert final.recommended is not None and answer.recommended is not None
+    assert final.recommended.estimate == answer.recommended.estimate
+    page = io.StringIO()
+    render(final, Console(file=page, width=80))
+    assert "no probe came to its end" in " ".join(page.getvalue().split())
 
 
 def test_an_interrupt_and_the_budget_leave_the_best_so_far(answer: Recommendation) -> None:

@@ -17,8 +17,6 @@ class StepTime:
     forward_s, backward_s, optimizer_s: the engine's three calls; they and little else make up `total_s`.
     waiting_s: of these, how long the rank was blocked in collectives (transfer and waiting for slower ranks); None where the
                device waits and not the process (CUDA). optimizer_waiting_s: the part of it in the optimizer.
-    processor_s: seconds that the process had a core, all its threads together. With one thread, what the step would take on a
-               machine that nobody else uses, if no rank waited for another.
     """
 
     total_s: float
@@ -27,7 +25,6 @@ class StepTime:
     optimizer_s: float
     waiting_s: float | None
     optimizer_waiting_s: float | None = None
-    processor_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,7 +126,6 @@ def _step(engine: Any, subject: models.Subject, run: Run, clock: Clock,
     marks: list[tuple[Any, Any, Any, Any]] = []
     loss = None
     clock.settle()
-    processor = time.process_time()
     begin = clock.mark()
     for _ in range(run.gradient_accumulation_steps):
         batch = _with_tokens(subject.make_batch(run.micro_batch_size), subject.vocab_size)
@@ -148,12 +146,11 @@ def _step(engine: Any, subject: models.Subject, run: Run, clock: Clock,
             blocked = [blocked[0] + between - before, blocked[1] + collectives.seconds - between]
     end = clock.mark()
     clock.settle()
-    processor = time.process_time() - processor
     parts = [sum(clock.seconds(mark[index], mark[index + 1]) for mark in marks) for index in range(3)]
     assert loss is not None, "there is at least one micro batch"
     return StepTime(total_s=clock.seconds(begin, end), forward_s=parts[0], backward_s=parts[1], optimizer_s=parts[2],
                     waiting_s=sum(blocked) if collectives else None,
-                    optimizer_waiting_s=blocked[1] if collectives else None, processor_s=processor), float(loss)
+                    optimizer_waiting_s=blocked[1] if collectives else None), float(loss)
 
 
 def _with_tokens(batch: Any, vocab_size: int) -> Any:
