@@ -8,7 +8,6 @@ from rich.text import Text
 from ..estimators.estimate import MemoryTerm
 from ..estimators.legend import not_covered
 from .explanation import Explanation, Section, Term
-from .fit import MARGIN
 from .lines import blank, row, sentence
 from .units import gib, percent, seconds
 from .words import component_title, moment_title, plan_title
@@ -23,7 +22,7 @@ def render_explanation(explanation: Explanation, console: Console) -> None:
     plan = candidate.estimate.plan
     sentence(console, Text(f"{plan_title(plan)}, micro batch {plan.micro_batch_size}, gradient checkpointing "
                            f"{'on' if plan.gradient_checkpointing else 'off'}", style="bold"))
-    sentence(console, f"Evidence: {evidence}; {percent(MARGIN[evidence])} of the need must stay free besides.", style="dim")
+    sentence(console, f"Evidence: {evidence}; {percent(explanation.margin)} of the need must stay free besides.", style="dim")
     for section in explanation.sections:
         blank(console)
         sentence(console, Text(_title(explanation, section), style="bold"))

@@ -13,7 +13,7 @@ from ..estimators.errors import WorkloadError
 from ..estimators.estimate import MemoryTerm, TimeTerm
 from ..estimators.legend import SYMBOLS, not_covered, symbols
 from ..estimators.plan import RUNGS
-from .fit import MARGIN
+from .fit import margin
 from .recommendation import Candidate, Recommendation, closest
 from .words import component_title
 
@@ -34,6 +34,7 @@ class Explanation:
     """A candidate's sections, and the symbols that stand in their formulas."""
 
     candidate: Candidate
+    margin: float
     sections: tuple[Section, ...]
 
     @property
@@ -48,7 +49,7 @@ class Explanation:
             "rung": plan.rung, "micro_batch_size": plan.micro_batch_size,
             "gradient_accumulation_steps": plan.gradient_accumulation_steps,
             "gradient_checkpointing": plan.gradient_checkpointing,
-            "evidence": self.candidate.estimate.evidence, "margin": MARGIN[self.candidate.estimate.evidence],
+            "evidence": self.candidate.estimate.evidence, "margin": self.margin,
             "peak": memory.peak.name,
             "allocated_bytes_by_moment": {moment.name: moment.allocated_bytes for moment in memory.moments},
             "host_loading_bytes_per_node": memory.host_loading_bytes_per_node,
@@ -78,7 +79,8 @@ def explain(answer: Recommendation, *, rung: str | None = None, component: str |
         Section(name="nvme", terms=memory.nvme_terms, total=memory.nvme_bytes_per_node),
         Section(name="time", terms=time.terms, total=time.step_s))
     sections = tuple(section for section in every if section.terms)
-    return Explanation(candidate=candidate, sections=sections if component is None else _only(sections, component))
+    return Explanation(candidate=candidate, margin=margin(answer.question.cluster, candidate.estimate.evidence),
+                       sections=sections if component is None else _only(sections, component))
 
 
 def _candidate(answer: Recommendation, rung: str | None) -> Candidate:

@@ -86,7 +86,8 @@ def _on_the_cpu(answer: ProbeAnswer) -> tuple[Figure, ...]:
         name="memory per rank", unit="bytes", measured=answer.result.highest("host_tensor_bytes"),
         analytic=None if estimate is None else cpu_rank_bytes(estimate.memory, answer.cluster.gpus_per_node),
         dry_run=None if dry is None else max(phase.total_peak_bytes for phase in dry.phases if phase.iteration)
-        + (0 if estimate is None else sum(term.size_bytes for term in estimate.memory.device_terms))),)
+        + (0 if estimate is None else sum(
+            term.size_bytes for term in estimate.memory.reserved_terms + estimate.memory.device_terms))),)
 
 
 def _on_cuda(answer: ProbeAnswer) -> tuple[Figure, ...]:

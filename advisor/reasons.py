@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..estimators.estimate import TimeEstimate
 from ..estimators.plan import RUNGS
-from .fit import FAILED, MARGIN, NEEDS_MORE, RAN_OUT
+from .fit import FAILED, NEEDS_MORE, RAN_OUT, margin
 from .question import MAX_TOKENS_PER_STEP, Question
 from .recommendation import Candidate, LadderStep, closest
 from .search import COMFORTABLE, SAME_SPEED, offloads
@@ -121,8 +121,8 @@ def _micro_batch(question: Question, chosen: Candidate, candidates: Sequence[Can
     size = following.estimate.plan.micro_batch_size
     if following.fit.limit == "gpu":
         bare = following.device_bytes <= question.cluster.gpu.memory_bytes
-        margin = f", which does not leave {percent(MARGIN['analytic'])} free" if bare else ""
-        return f"Micro batch {size} would need {gib(following.device_bytes)} GiB per {device_word(question.cluster)}{margin}."
+        tight = f", which does not leave {percent(margin(question.cluster, 'analytic'))} free" if bare else ""
+        return f"Micro batch {size} would need {gib(following.device_bytes)} GiB per {device_word(question.cluster)}{tight}."
     if following.fit.fits:
         return f"A larger micro batch gains less than {percent(SAME_SPEED)}."
     return ""

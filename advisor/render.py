@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from .bar import bar
-from .fit import MARGIN, TOO_TIGHT
+from .fit import CPU_MARGIN, MARGIN, TOO_TIGHT, margin
 from .lines import blank, row, sentence
 from .reasons import time_shares
 from .recommendation import Candidate, Recommendation, closest
@@ -94,7 +94,7 @@ def _nothing_fits(answer: Recommendation) -> tuple[Text, ...]:
     memory, have = missed.estimate.memory, cluster.host_memory_bytes_per_node
     needs = f"{gib(missed.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device_word(cluster)}"
     if missed.fit.reason == TOO_TIGHT:
-        needs += f" ({percent(MARGIN['analytic'])} must stay free)"
+        needs += f" ({percent(margin(cluster, 'analytic'))} must stay free)"
     if have is not None and memory.host_bytes_per_node > have:
         needs += f" and {gib(memory.host_bytes_per_node)} of {gib(have)} GiB of RAM per node"
     text.append(f" The closest, {missed.rung}, would take {needs}.", style="not bold default")
@@ -141,11 +141,11 @@ def _table(answer: Recommendation, console: Console, *, all_candidates: bool) ->
         for candidate in answer.candidates if all_candidates else (step.candidate,):
             if candidate.rung == step.rung:
                 _row(candidate, candidate is answer.recommended, console)
-    tight = any(step.reason == TOO_TIGHT for step in answer.ladder)
+    tight, share = any(step.reason == TOO_TIGHT for step in answer.ladder), margin(answer.question.cluster, "analytic")
     for line in ("batch: micro batch x accumulation steps; ckpt: gradient checkpointing",
                  "GiB: what a rank needs; RAM and NVMe: all ranks" if cpu else
                  "GPU: device memory that the plan needs; RAM and NVMe: per node",
-                 f"{TOO_TIGHT}: not {percent(MARGIN['analytic'])} of {'it' if cpu else 'the GPU'} would stay free" * tight):
+                 f"{TOO_TIGHT}: not {percent(share)} of {'it' if cpu else 'the GPU'} would stay free" * tight):
         if line:
             sentence(console, Text(f" {line}", style="dim"))
 
@@ -212,7 +212,7 @@ def _evidence(answer: Recommendation) -> str:
     if answer.earlier:
         return _earlier_evidence(answer)
     if answer.question.cluster.gpu.is_cpu:
-        return (f"Evidence: analytic; {percent(MARGIN['analytic'])} of the need must stay free besides. Settle it by a few "
+        return (f"Evidence: analytic; {percent(CPU_MARGIN)} of the need must stay free besides. Settle it by a few "
                 "real runs on this machine: add --probe.")
     return (f"Evidence: analytic; {percent(MARGIN['analytic'])} of the need must stay free besides. Prove it without a GPU, "
             "by a dry run of the real DeepSpeed engine: add --verify.")

@@ -45,6 +45,13 @@ MODELS: dict[str, tuple[dict[str, Any], int]] = {
                     "vocab_size": 32000}, 256)}
 """Name -> the model's config.json, tokens a sample: layers, few wide layers, a large head."""
 
+LARGER: dict[str, tuple[dict[str, Any], int]] = {
+    "larger": ({**_QWEN, "num_attention_heads": 12, "num_key_value_heads": 4, "hidden_size": 768, "intermediate_size": 2048,
+                "num_hidden_layers": 6, "vocab_size": 32000}, 512),
+    "deep": ({**_QWEN, "num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 512, "intermediate_size": 1536,
+              "num_hidden_layers": 20, "vocab_size": 1000}, 512)}
+"""Two whose steps take seconds, for their memory."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
@@ -58,7 +65,7 @@ class Run:
 
 def ask(model: str, limit_bytes: int | None = None) -> Recommendation:
     """The question of the benchmarks, answered by prediction."""
-    description, seq_len = MODELS[model]
+    description, seq_len = (MODELS | LARGER)[model]
     return answer(Question(
         model=shape_from_config(description, name=model), cluster=cpu_cluster(RANKS, limit_bytes),
         workload=Workload(seq_len=seq_len, global_batch_size=GLOBAL_BATCH, framework="deepspeed")))
@@ -72,8 +79,8 @@ def candidates(asked: Recommendation) -> list[Candidate]:
 class Runs:
     """The runs of a file; those that are missing are made and added."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, file: Path, steps: int = STEPS) -> None:
+        self._file, self._steps = file, steps
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         self.all = [_read(json.loads(line)) for line in lines]
 
@@ -89,9 +96,10 @@ class Runs:
         question = asked.question
         config = ds_config(plan, question.model, question.workload, question.cluster, flavor="deepspeed")
         result = probe(
-            config, MODELS[question.model.name][0], cluster=question.cluster, workload=question.workload, device="cpu",
-            micro_batch_size=plan.micro_batch_size, gradient_accumulation_steps=plan.gradient_accumulation_steps,
-            gradient_checkpointing=plan.gradient_checkpointing, steps=STEPS, memory_limit_bytes=limit_bytes)
+            config, (MODELS | LARGER)[question.model.name][0], cluster=question.cluster, workload=question.workload,
+            device="cpu", micro_batch_size=plan.micro_batch_size, gradient_accumulation_steps=plan.gradient_accumulation_steps,
+            gradient_checkpointing=plan.gradient_checkpointing, steps=self._steps,
+            memory_limit_bytes=limit_bytes)
         run = Run(model=question.model.name, plan=plan, limit_bytes=limit_bytes, result=result)
         self.all.append(run)
         with self._file.open("a", encoding="utf-8") as stream:

@@ -37,12 +37,16 @@ partly used. ZeRO-3 gathers and releases tensors of many sizes on two streams, s
 SEGMENT_BYTES = 20 * MIB
 """Smallest segment for requests over 1 MiB, and a page of an expandable one (torch 2.13 CUDACachingAllocator)."""
 
-CPU_PROCESS_BYTES = (60 * 10**6, 180 * 10**6)
-"""Resident memory of a rank on the CPU beyond its model's tensors and the libraries that were loaded before: what
-deepspeed.initialize and the first step load, and free blocks of the heap. Without ZeRO, and with it. Measured with deepspeed
-0.19.8 and torch 2.13 on two models of 8 and 20 M parameters (benchmarks/cpu_probes.py): 52 to 80, and 155 to 230 but for
-ZeRO-3 of the larger one (250 to 290)."""
-_PROCESS = "benchmarks/cpu_probes.py"
+CPU_PROCESS_BYTES = {0: 70 * 10**6, 1: 160 * 10**6, 2: 160 * 10**6, 3: 200 * 10**6}
+"""Resident memory of a rank on the CPU beyond its model's tensors and the libraries that were loaded before, by ZeRO stage:
+what deepspeed.initialize and the first step load. Fitted together with the next (benchmarks/cpu_memory.py)."""
+
+CPU_HEAP_SHARE = 0.4
+"""Of the bytes that come and go in the passes of a step: what glibc's heap holds beyond them. It returns blocks of more than 32
+MiB at once, and of the smaller ones only those at the heap's end; with `MALLOC_MMAP_THRESHOLD_` set, which has every block
+returned, this share is gone and a step takes half as long again."""
+
+_ON_CPU = "benchmarks/cpu_memory.py"
 
 SLACK_PAGES = 4
 """Pages of `expandable_segments:True`, as the launch commands set it, that are partly used however little comes and goes: at
@@ -73,15 +77,13 @@ def library_workspace(gpu: Gpu) -> tuple[MemoryTerm, ...]:
                 handles=CUBLAS_HANDLES, workspace=size)
 
 
-def allocator_overhead(gpu: Gpu, plan: Plan, transient_bytes: int) -> tuple[MemoryTerm, ...]:
+def allocator_overhead(plan: Plan, transient_bytes: int) -> tuple[MemoryTerm, ...]:
     """What PyTorch's caching allocator holds beyond the live tensors at the peak and cannot give back.
 
     This decides whether a plan fits. With memory to spare the cache grows further: segments of the loss and of the backward
     pass stay reserved while the step asks for larger ones, and nvidia-smi shows them all, for a small model with a large
     vocabulary half as much again. Before a request fails, the allocator returns them.
     """
-    if gpu.is_cpu:
-        return ()
     share = SLACK_SHARE[plan.zero_stage]
     return term("allocator_overhead", SLACK_PAGES * SEGMENT_BYTES + share * transient_bytes,
                 "pages + share transient",
@@ -89,11 +91,22 @@ def allocator_overhead(gpu: Gpu, plan: Plan, transient_bytes: int) -> tuple[Memo
                 pages=SLACK_PAGES * SEGMENT_BYTES, share=share, transient=transient_bytes)
 
 
+def heap_overhead(peak_bytes: int, passes_bytes: int, transient_bytes: int) -> tuple[MemoryTerm, ...]:
+    """The same on a CPU, where glibc's heap is the allocator.
+
+    peak_bytes: of the whole step. passes_bytes: of its forward and backward passes, `transient_bytes` of it for a while. What
+    the passes leave free the optimizer uses, so the overhead counts as far as it exceeds the peak of the whole.
+    """
+    size = max(0, round(passes_bytes + CPU_HEAP_SHARE * transient_bytes) - peak_bytes)
+    return term("allocator_overhead", size, "passes + share transient - peak", _ON_CPU, passes=passes_bytes,
+                share=CPU_HEAP_SHARE, transient=transient_bytes, peak=peak_bytes)
+
+
 def outside_allocator(cluster: Cluster, plan: Plan | None = None) -> tuple[MemoryTerm, ...]:
     """CUDA context and NCCL, which PyTorch's counters do not see and nvidia-smi does. On a CPU, which has neither, what a rank
     takes besides tensors once its model is there; without a plan that is not known."""
     if cluster.gpu.is_cpu:
-        return () if plan is None else term("process", CPU_PROCESS_BYTES[plan.zero_stage > 0], "by ZeRO stage", _PROCESS)
+        return () if plan is None else term("process", CPU_PROCESS_BYTES[plan.zero_stage], "by ZeRO stage", _ON_CPU)
     context = CONTEXT_BYTES[_generation(cluster.gpu.compute_capability)]
     terms = term("cuda_context", context, "by GPU generation",
                  "InvokeAI issue 9413, unsloth-zoo pull 1053, stas00/ml-engineering")

@@ -28,7 +28,7 @@ from dataclasses import replace
 
 from .activations import activation_memory
 from .cluster import Cluster
-from .device_overhead import allocator_overhead, library_workspace, outside_allocator
+from .device_overhead import allocator_overhead, heap_overhead, library_workspace, outside_allocator
 from .estimate import MemoryEstimate, MemoryTerm, Moment
 from .gathered_parameters import GatheredParameters, gathered_parameters
 from .gradient_memory import gradient_memory
@@ -59,13 +59,17 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     resident = parameters(cut, plan, gathered) + masters_and_states(cut, plan, runs) + workspace
     moments = _initialize(cut, plan, cluster, workspace) + _step(cut, plan, cluster, runs, gathered, resident)
 
-    peak = max(moment.allocated_bytes for moment in moments)
-    transient = max(0, peak - sum(part.size_bytes for part in resident))
+    peak, kept = max(moment.allocated_bytes for moment in moments), sum(part.size_bytes for part in resident)
+    if cluster.gpu.is_cpu:
+        passes = max(moment.allocated_bytes for moment in moments if moment.name != "step")
+        overhead = heap_overhead(peak, passes, max(0, passes - kept))
+    else:
+        overhead = allocator_overhead(plan, max(0, peak - kept))
     local_ranks = cluster.gpus_per_node
     pinned, pageable = host_terms(cut, plan, runs, local_ranks)
     return MemoryEstimate(
         moments=moments,
-        reserved_terms=allocator_overhead(cluster.gpu, plan, transient),
+        reserved_terms=overhead,
         device_terms=outside_allocator(cluster, plan),
         host_pinned_terms=pinned + swap_buffers(cut, plan, local_ranks),
         host_pageable_terms=pageable,
