@@ -69,10 +69,11 @@ def advise(
     question = Question(
         model=shape, workload=workload, cluster=cluster, gradient_checkpointing=gradient_checkpointing,
         micro_batch_size=micro_batch if micro_batch is None else _positive("micro_batch", micro_batch))
-    return answer(question, deepspeed_estimate=deepspeed_estimate)
+    recommendation = answer(question)
+    return with_deepspeed_estimate(recommendation) if deepspeed_estimate else recommendation
 
 
-def answer(question: Question, *, deepspeed_estimate: bool = False) -> Recommendation:
+def answer(question: Question) -> Recommendation:
     """The recommendation for a question."""
     ladder, candidates = climb(question)
     recommended = fastest_that_fits(ladder)
@@ -86,15 +87,18 @@ def answer(question: Question, *, deepspeed_estimate: bool = False) -> Recommend
         from .probed_answer import with_earlier_probes
 
         recommendation = with_earlier_probes(recommendation)
-    if deepspeed_estimate:
-        # Imported here: it loads torch and deepspeed, which the analytic path never needs.
-        from .deepspeed_estimate import deepspeed_estimate as call_estimator
-
-        shown = recommendation.recommended or closest(recommendation.ladder)
-        if shown is not None:
-            recommendation = replace(recommendation, deepspeed_estimate=call_estimator(
-                question.model, question.cluster, shown.estimate.plan))
     return recommendation
+
+
+def with_deepspeed_estimate(recommendation: Recommendation) -> Recommendation:
+    """The answer with DeepSpeed's own estimate for the recommended plan, or for the one that misses by least."""
+    # Imported here: it loads torch and deepspeed, which the analytic path never needs.
+    from .deepspeed_estimate import deepspeed_estimate
+
+    question, shown = recommendation.question, recommendation.recommended or closest(recommendation.ladder)
+    if shown is None:
+        return recommendation
+    return replace(recommendation, deepspeed_estimate=deepspeed_estimate(question.model, question.cluster, shown.estimate.plan))
 
 
 def sequence_length(model: ModelShape, wanted: int | None) -> int:

@@ -149,10 +149,10 @@ class Climb:
 
     def _expected_need(self, index: int) -> float:
         nearest = self._nearest(index, measured="need_bytes")
-        predicted = self.candidates[index].device_bytes
+        predicted = _predicted_need(self.candidates[index])
         if nearest is None:
             return predicted
-        return predicted * (self.outcomes[nearest[0]].need_bytes or 0) / self.candidates[nearest[0]].device_bytes
+        return predicted * (self.outcomes[nearest[0]].need_bytes or 0) / _predicted_need(self.candidates[nearest[0]])
 
     def _could_fit(self, index: int) -> bool:
         return not self._fails(index) and not self._too_large(index)
@@ -168,11 +168,16 @@ class Climb:
         for other, outcome in self.outcomes.items():
             failed = self.candidates[other]
             above = 1 if _series(failed) == _series(wanted) else 1 + MEMORY_UNKNOWN
-            if outcome.out_of_memory and wanted.device_bytes >= failed.device_bytes * above:
+            if outcome.out_of_memory and _predicted_need(wanted) >= _predicted_need(failed) * above:
                 return True
         nearest = self._nearest(index, measured="need_bytes")
         below = MEMORY_KNOWN if nearest is not None and nearest[1] else MEMORY_UNKNOWN
         return self._expected_need(index) * (1 - below) > self.memory_bytes
+
+def _predicted_need(candidate: Candidate) -> int:
+    """On the one scale on which all candidates can be compared."""
+    return candidate.estimate.memory.device_bytes_per_gpu
+
 
 def _series(candidate: Candidate) -> tuple[str, bool]:
     """Plans that differ in the batch only."""

@@ -72,6 +72,7 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
         "allocated_bytes_per_gpu": memory.allocated_bytes_per_gpu,
         "reserved_bytes_per_gpu": memory.reserved_bytes_per_gpu,
         "device_bytes_per_gpu": memory.device_bytes_per_gpu,
+        "measured_device_bytes_per_gpu": candidate.measured_bytes,
         "host_bytes_per_node": memory.host_bytes_per_node,
         "host_pinned_bytes_per_node": memory.host_pinned_bytes_per_node,
         "nvme_bytes_per_node": memory.nvme_bytes_per_node,

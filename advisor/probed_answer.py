@@ -67,17 +67,17 @@ def _corrected(answer: Recommendation, results: Mapping[int, ProbeResult]) -> li
     state = Climb(candidates, answer.question.cluster.gpu.memory_bytes)
     for place, result in results.items():
         state.learn(candidates[place], outcome(candidates[place], result, answer))
-    return [_judged(candidate, results[place]) if place in results else _predicted(candidate, state)
-            for place, candidate in enumerate(candidates)]
+    return [_judged(candidate, results[place], state.outcomes[place].need_bytes) if place in results
+            else _predicted(candidate, state) for place, candidate in enumerate(candidates)]
 
 
-def _judged(candidate: Candidate, result: ProbeResult) -> Candidate:
+def _judged(candidate: Candidate, result: ProbeResult, need_bytes: int | None) -> Candidate:
     if result.failure is not None:
         return _refused(candidate, RAN_OUT if result.failure.kind == "out_of_memory" else FAILED)
     estimate = candidate.estimate
     time = calibration(result, estimate.time).apply(estimate.time)
     return Candidate(estimate=Estimate(plan=estimate.plan, memory=estimate.memory, time=time, evidence="probe"),
-                     fit=replace(candidate.fit, fits=True, reason="ran", limit=""))
+                     fit=replace(candidate.fit, fits=True, reason="ran", limit=""), measured_bytes=need_bytes)
 
 
 def _predicted(candidate: Candidate, state: Climb) -> Candidate:

@@ -111,7 +111,7 @@ def outcome(candidate: Candidate, result: ProbeResult, answer: Recommendation) -
             memory, answer.question.cluster.gpus_per_node)
     else:
         measured, predicted = result.highest("allocated_bytes"), memory.allocated_bytes_per_gpu
-    need = None if measured is None else round(candidate.device_bytes * measured / predicted)
+    need = None if measured is None else round(memory.device_bytes_per_gpu * measured / predicted)
     return Outcome(tokens_per_s=result.tokens_per_s, need_bytes=need,
                    calibration=calibration(result, candidate.estimate.time))
 

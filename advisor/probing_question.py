@@ -45,7 +45,7 @@ def settle(answer: Recommendation, *, device: Device | Any, memory_limit_bytes: 
     def on_trial(candidate: Candidate, reason: str, left: int) -> None:
         plan = candidate.estimate.plan
         say(f"probe of {plan_title(plan)}, micro batch {plan.micro_batch_size}, checkpointing "
-            f"{'on' if plan.gradient_checkpointing else 'off'}: {reason}; {left} plans could still win")
+            f"{'on' if plan.gradient_checkpointing else 'off'}: {reason}; {left} plan{'s' * (left != 1)} could still win")
 
     if answer.earlier:
         say(f"{len(answer.earlier)} of the plans ran before on this machine and are not run again (ds-advise history)")

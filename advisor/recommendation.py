@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One plan with its estimate and the verdict on it."""
+    """One plan with its estimate and the verdict on it.
+
+    measured_bytes: device memory that it needs by a probe's measurement; None where no probe measured it.
+    """
 
     estimate: Estimate
     fit: Fit
+    measured_bytes: int | None = None
 
     @property
     def rung(self) -> Rung:
@@ -34,7 +38,8 @@ class Candidate:
 
     @property
     def device_bytes(self) -> int:
-        return self.estimate.memory.device_bytes_per_gpu
+        """Device memory that it needs, measured or else predicted."""
+        return self.estimate.memory.device_bytes_per_gpu if self.measured_bytes is None else self.measured_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,14 +68,14 @@ def _verdict(answer: Recommendation) -> tuple[str | Text, ...]:
     offer = gib(cluster.gpu.memory_bytes)
     if chosen is None:
         return _nothing_fits(answer)
-    memory, plan = chosen.estimate.memory, chosen.estimate.plan
+    plan = chosen.estimate.plan
     steps, ranks = plan.gradient_accumulation_steps, cluster.world_size
     device = device_word(cluster)
     each = f" ({rate(chosen.tokens_per_s / ranks)} per {device})" if ranks > 1 else ""
     about = "" if chosen.estimate.evidence == "probe" else "About "
     return (
         Text(f"{plan_title(plan)} fits.", style="bold green"),
-        f"{about}{rate(chosen.tokens_per_s)} tokens/s{each}; {gib(memory.device_bytes_per_gpu)} of {offer} GiB per {device}.",
+        f"{about}{rate(chosen.tokens_per_s)} tokens/s{each}; {gib(chosen.device_bytes)} of {offer} GiB per {device}.",
         f"Micro batch {plan.micro_batch_size}" + (f" x {steps} accumulation steps" if steps > 1 else "")
         + f", global batch {plan.micro_batch_size * steps * ranks}; "
         f"gradient checkpointing {'on' if plan.gradient_checkpointing else 'off'}.",
@@ -161,14 +161,15 @@ def _cells(candidate: Candidate) -> tuple[str, ...]:
     plan, memory = candidate.estimate.plan, candidate.estimate.memory
     steps = plan.gradient_accumulation_steps
     return (plan.rung, f"{plan.micro_batch_size}" + (f"x{steps}" if steps > 1 else ""),
-            "on" if plan.gradient_checkpointing else "off", gib(memory.device_bytes_per_gpu),
+            "on" if plan.gradient_checkpointing else "off", gib(candidate.device_bytes),
             gib(memory.host_bytes_per_node), gib(memory.nvme_bytes_per_node) if memory.nvme_bytes_per_node else "-",
             rate(candidate.tokens_per_s) if candidate.fit.limit != "gpu" else "-")
 
 
 def _memory_bar(candidate: Candidate, device: str, console: Console) -> None:
     memory = candidate.estimate.memory
-    sentence(console, f"Where the {gib(candidate.device_bytes)} GiB per {device} of {candidate.rung} go "
+    predicted = "" if candidate.measured_bytes is None else "predicted "
+    sentence(console, f"Where the {predicted}{gib(memory.device_bytes_per_gpu)} GiB per {device} of {candidate.rung} go "
                       f"(peak: {moment_title(memory.peak.name)})")
     bar(memory.components, console)
 

@@ -140,6 +140,8 @@ def test_the_settled_answer_recommends_the_fastest_that_ran(answer: Recommendati
     assert climbed.ended == "settled" and climbed.best is not None and final.recommended is not None
     assert final.recommended.tokens_per_s == pytest.approx(climbed.best.result.tokens_per_s)
     assert final.recommended.estimate.evidence == "probe" and final.recommended.fit.fits
+    need = machine.outcome(climbed.best.candidate).need_bytes
+    assert need is not None and final.recommended.device_bytes == pytest.approx(need, rel=1e-6)
     assert final.recommended.estimate.plan == climbed.best.candidate.estimate.plan
     assert [step.candidate for step in final.ladder].count(final.recommended) == 1
     ran = {id(trial.candidate) for trial in climbed.trials}

@@ -120,6 +120,7 @@ def test_two_ranks_train_and_report() -> None:
             assert 0 < step.waiting_s < step.total_s and parts == pytest.approx(step.total_s, rel=0.2)  # type: ignore[operator]
         assert report.host_peak_bytes > report.host_baseline_bytes > 0
     assert phases.index("load") < phases.index("step 1") < phases.index("step 4")
+    assert len(set(phases)) == len(phases), "no phase is told twice"
     assert result.config["train_micro_batch_size_per_gpu"] == 2 and result.versions["deepspeed"]
     assert from_json(json.loads(json.dumps(result.to_json()))) == result
 

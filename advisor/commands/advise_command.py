@@ -47,6 +47,7 @@ def advise(question: dict[str, Any], output: str, no_write: bool, force: bool, a
     """
     del debug  # read from the arguments by the program's error handler
     from ..advise import advise as ask
+    from ..advise import with_deepspeed_estimate
     from ..outcome import Destination, deliver
 
     if as_json and output == "-":
@@ -58,7 +59,7 @@ def advise(question: dict[str, Any], output: str, no_write: bool, force: bool, a
         from ..cpu_question import cpu_question
 
         question["gpus"], limit = cpu_question(question["gpus"], device=device, ranks=ranks, memory=memory)
-    answer = ask(**question, deepspeed_estimate=not no_deepspeed_estimate)
+    answer = ask(**question, deepspeed_estimate=False)
     if verified:
         from ..verify import verify
 
@@ -69,5 +70,7 @@ def advise(question: dict[str, Any], output: str, no_write: bool, force: bool, a
 
         answer = settle(answer, device=device, memory_limit_bytes=limit, budget=budget, offline=question["offline"],
                         say=lambda text: click.echo(f"ds-advise: {text}", err=True))
+    if not no_deepspeed_estimate:  # last: of the plan that dry runs and probes have left
+        answer = with_deepspeed_estimate(answer)
     destination: Destination = None if no_write else "-" if output == "-" else Path(output)
     return deliver(answer, destination, force=force, as_json=as_json, all_candidates=all_candidates)

@@ -73,7 +73,7 @@ def _plan(proposed: Proposal) -> list[str | Text]:
         f"Micro batch {plan.micro_batch_size}" + (f" x {accumulation} accumulation steps" if accumulation > 1 else "")
         + f", global batch {question.workload.global_batch_size}; gradient checkpointing "
         f"{'on' if plan.gradient_checkpointing else 'off'}; {question.workload.precision}.",
-        f"{gib(memory.device_bytes_per_gpu)} of {gib(cluster.gpu.memory_bytes)} GiB per {device}, "
+        f"{gib(chosen.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device}, "
         f"{gib(memory.host_bytes_per_node)} GiB of RAM; {rate(chosen.tokens_per_s)} tokens/s.",
         f"{proposed.steps:,} steps ({epochs:.3g} epochs) at a learning rate of {proposed.learning_rate:g}: about "
         f"{seconds(proposed.seconds)}" + (f"; a checkpoint every {every} steps." if every else "."),

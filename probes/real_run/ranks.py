@@ -105,10 +105,13 @@ def watch(numbers: Sequence[int], folder: Path, *, worker: str, stall_s: float, 
         for number in numbers:
             with _uninterrupted():
                 ranks.append(_Rank(number, folder, worker, environment))
+        told = ""
         while True:
             heard = [rank.listen() for rank in ranks]
-            if any(heard):
-                on_progress(min((rank.diary.phase for rank in ranks), key=_order))
+            slowest = min((rank.diary.phase for rank in ranks), key=_order)
+            if any(heard) and slowest != told:
+                told = slowest
+                on_progress(told)
             failure = _failure(ranks, stall_s, deadline)
             if failure is not None:
                 return [], failure
