@@ -174,6 +174,7 @@ class Climb:
         below = MEMORY_KNOWN if nearest is not None and nearest[1] else MEMORY_UNKNOWN
         return self._expected_need(index) * (1 - below) > self.memory_bytes
 
+
 def _predicted_need(candidate: Candidate) -> int:
     """On the one scale on which all candidates can be compared."""
     return candidate.estimate.memory.device_bytes_per_gpu

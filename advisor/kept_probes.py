@@ -25,7 +25,6 @@ from ..probes.real_run import ProbeResult
 from ..probes.real_run.result import from_json
 from ..probes.store import Record, model_key, try_store
 from ..probes.this_machine import host_memory_bytes
-from .question import Question
 
 _LIBRARIES = ("torch", "deepspeed", "transformers")
 
@@ -59,31 +58,36 @@ class KeptProbe:
 
 
 class KeptProbes:
-    """The probes of a question's model on this machine, the newest first."""
+    """The probes of a model on this machine, the newest first."""
 
-    def __init__(self, question: Question) -> None:
-        self._question = question
-        machine, key = this_machine(), model_key(question.model)
+    def __init__(self, model: ModelShape, workload: Workload, cluster: Cluster) -> None:
+        self._model, self._workload, self._cluster = model, workload, cluster
+        machine, key = this_machine(), model_key(model)
         nothing: list[Record] = []
         records = try_store(lambda store: store.find(kind="probe", machine=machine, model=key), nothing)
         versions = _versions()
         self._records = [record for record in records if record.versions == versions]
 
     def of(self, plan: Plan) -> KeptProbe | None:
-        """The newest probe that answers for a plan of the question's."""
+        """The newest probe that answers for a plan, in the configuration that is written for it."""
         if not self._records:
             return None
-        question = self._question
         try:
-            config = ds_config(plan, question.model, question.workload, question.cluster, flavor=question.workload.framework)
+            config = ds_config(plan, self._model, self._workload, self._cluster, flavor=self._workload.framework)
         except ClusterError:  # it would swap to NVMe, and no folder was named: it never ran
             return None
-        wanted = _comparable(_filled(config, plan.micro_batch_size, plan.gradient_accumulation_steps),
-                             {**asdict(question.workload), "gradient_checkpointing": plan.gradient_checkpointing})
+        return self.of_config(config, plan.micro_batch_size, plan.gradient_accumulation_steps,
+                              gradient_checkpointing=plan.gradient_checkpointing)
+
+    def of_config(self, config: Mapping[str, Any], micro_batch_size: int, gradient_accumulation_steps: int, *,
+                  gradient_checkpointing: bool) -> KeptProbe | None:
+        """The newest probe that answers for a configuration; batch sizes fill its `auto`."""
+        wanted = _comparable(_filled(config, micro_batch_size, gradient_accumulation_steps),
+                             {**asdict(self._workload), "gradient_checkpointing": gradient_checkpointing})
         for record in self._records:
             if _comparable(record.plan, record.workload) == wanted:
                 kept = _kept(record)
-                if kept is not None and _answers(kept.result, record.workload.get("memory_limit_bytes"), question.cluster):
+                if kept is not None and _answers(kept.result, record.workload.get("memory_limit_bytes"), self._cluster):
                     return kept
         return None
 

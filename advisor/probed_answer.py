@@ -45,7 +45,8 @@ def with_earlier_probes(answer: Recommendation) -> Recommendation:
 
     A plan that ran is preferred to one that only might be as fast.
     """
-    kept, can_run = KeptProbes(answer.question), {id(candidate) for candidate in runnable(answer)}
+    question, can_run = answer.question, {id(candidate) for candidate in runnable(answer)}
+    kept = KeptProbes(question.model, question.workload, question.cluster)
     found = {place: probe for place, candidate in enumerate(answer.candidates)
              if id(candidate) in can_run and (probe := kept.of(candidate.estimate.plan)) is not None}
     if not found:

@@ -155,8 +155,9 @@ def test_a_plan_that_swaps_to_a_folder_that_nobody_named_never_ran(model: str) -
     answer = ask(model)
     keep(answer, first(answer), ran(first(answer)))
     plan = replace(first(answer).estimate.plan, zero_stage=3, offload_optimizer="nvme", offload_param="nvme")
-    assert KeptProbes(answer.question).of(first(answer).estimate.plan) is not None
-    assert KeptProbes(answer.question).of(plan) is None
+    kept = KeptProbes(answer.question.model, answer.question.workload, answer.question.cluster)
+    assert kept.of(first(answer).estimate.plan) is not None
+    assert kept.of(plan) is None
 
 
 def test_a_climb_does_not_run_again_what_ran(model: str) -> None:

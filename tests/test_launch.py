@@ -12,6 +12,7 @@ import pytest
 from ds_advise.advisor.checkpoint_size import checkpoint_bytes
 from ds_advise.advisor.cli import run
 from ds_advise.advisor.cpu_device import cpu_cluster
+from ds_advise.advisor.kept_probes import keep_probe
 from ds_advise.advisor.launch.check import objections, prediction_of
 from ds_advise.advisor.launch.choose import framework_of, launcher_of
 from ds_advise.advisor.launch.display import Display, Status
@@ -24,6 +25,9 @@ from ds_advise.advisor.launch.request import Failure, LaunchRequest, Outcome, Pe
 from ds_advise.advisor.launch.script_arguments import ScriptArguments
 from ds_advise.advisor.run_question import RunQuestion, run_question
 from ds_advise.estimators.errors import ClusterError
+from ds_advise.probes.real_run import Failure as ProbeFailure
+from ds_advise.probes.real_run import ProbeResult, RankReport
+from ds_advise.probes.real_run.result import StepTime
 from ds_advise.probes.this_machine import cpu_cores
 from rich.console import Console
 
@@ -197,6 +201,33 @@ def test_a_full_disk_and_a_small_host_are_seen_before(folder: Path, monkeypatch:
     assert "3 checkpoints" in found(3, asked)[0]
     small = replace(asked, cluster=replace(asked.cluster, host_memory_bytes_per_node=10**6))
     assert "loading the model" in found(1, small)[0]
+
+
+def test_a_probe_of_the_same_is_what_the_training_is_measured_against(folder: Path) -> None:
+    """Its speed stands beside the training's, as evidence of a probe; a failed one and one of another batch do not count."""
+    asked = _asked(folder)
+    closed_form = prediction_of(asked)
+    assert closed_form is not None and closed_form.evidence == "analytic"
+    step = StepTime(total_s=2 * closed_form.time.step_s, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
+    report = RankReport(
+        rank=0, allocated_bytes=None, reserved_bytes=None, device_bytes=None, host_baseline_bytes=0, host_loading_peak_bytes=0,
+        host_peak_bytes=10**8, host_pinned_bytes=None, nvme_bytes=0, nvme_read_bytes=0, nvme_written_bytes=0, steps=(step,),
+        losses=(1.0,))
+
+    def keep(ranks: tuple[RankReport, ...], failure: ProbeFailure | None, micro_batch_size: int = 2) -> None:
+        result = ProbeResult(world_size=2, device="cpu", solo=False, tokens_per_step=1, ranks=ranks, failure=failure,
+                             versions={})
+        keep_probe(result, model=asked.shape, name="small", config=asked.config, workload=asked.workload,
+                   micro_batch_size=micro_batch_size, gradient_accumulation_steps=2, gradient_checkpointing=True,
+                   memory_limit_bytes=None)
+
+    keep((report,), None, micro_batch_size=1)
+    keep((), ProbeFailure(kind="out_of_memory", rank=0, phase="step 1", message="no"))
+    assert prediction_of(asked) == closed_form
+    keep((report,), None)
+    seen = prediction_of(asked)
+    assert seen is not None and seen.evidence == "probe"
+    assert seen.time.step_s == pytest.approx(2 * closed_form.time.step_s)
 
 
 @pytest.mark.parametrize(("arguments", "checkpoint", "wanted"), [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -23,8 +24,10 @@ def _tracked_files() -> set[str]:
 
 def test_the_wheel_holds_every_tracked_module_and_data_file(tmp_path: Path) -> None:
     """No subpackage is forgotten in pyproject.toml's list, and nothing untracked gets in."""
+    # A copy: setuptools packs what an earlier build has left in `build` as well.
+    copy = shutil.copytree(CHECKOUT, tmp_path / "checkout", ignore=shutil.ignore_patterns("build", ".*", "__pycache__"))
     subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--disable-pip-version-check",
-                    "-w", str(tmp_path), str(CHECKOUT)], check=True, capture_output=True)
+                    "-w", str(tmp_path), str(copy)], check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         packaged = {name.removeprefix("ds_advise/") for name in archive.namelist() if name.startswith("ds_advise/")}

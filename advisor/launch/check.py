@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -15,10 +15,12 @@ from ...estimators.estimate_plan import estimate_plan
 from ...probes.dry_run import dry_run
 from ...probes.real_run import probe
 from ...probes.real_run.job import Device
+from ...probes.store_path import anything_kept
+from ..calibration import calibration
 from ..checkpoint_size import checkpoint_bytes
 from ..dry_run_answer import dry_run_answer
 from ..fit import MARGIN
-from ..kept_probes import keep_probe
+from ..kept_probes import KeptProbes, keep_probe
 from ..run_question import RunQuestion
 from ..units import gib, percent
 from ..words import plan_title
@@ -36,7 +38,8 @@ class Objection:
 
 
 def prediction_of(asked: RunQuestion) -> Estimate | None:
-    """The closed form for what is asked; None for a model that it does not know, or a GPU of unknown speed."""
+    """The closed form for what is asked, with the time of the newest probe of the same on this machine; None for a model that
+    it does not know, or a GPU of unknown speed."""
     if asked.shape is None:
         return None
     try:
@@ -44,9 +47,17 @@ def prediction_of(asked: RunQuestion) -> Estimate | None:
             asked.config, asked.shape, asked.cluster, micro_batch_size=asked.micro_batch_size,
             gradient_accumulation_steps=asked.gradient_accumulation_steps,
             gradient_checkpointing=asked.gradient_checkpointing)
-        return estimate_plan(asked.shape, asked.workload, asked.cluster, plan)
+        estimate = estimate_plan(asked.shape, asked.workload, asked.cluster, plan)
     except (ClusterError, ConfigFileError):
         return None
+    kept = None
+    if asked.cluster.is_this_machine and anything_kept():
+        kept = KeptProbes(asked.shape, asked.workload, asked.cluster).of_config(
+            asked.config, asked.micro_batch_size, asked.gradient_accumulation_steps,
+            gradient_checkpointing=asked.gradient_checkpointing)
+    if kept is None or kept.result.failure is not None:
+        return estimate
+    return replace(estimate, time=calibration(kept.result, estimate.time).apply(estimate.time), evidence="probe")
 
 
 def objections(asked: RunQuestion, prediction: Estimate | None, *, how: How, device: Device, output_dir: Path | None,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rich.console import Console
 
 from ...estimators.errors import WorkloadError
-from .check import How, Objection, objections
+from .check import How, Objection, objections, prediction_of
 from .fallback import Continuation, continuation
 from .kept import keep_training
 from .question import LaunchQuestion
@@ -45,6 +45,8 @@ def run_session(question: LaunchQuestion, *, check: Check | None, fallback: bool
         found = _check(question, check, say)
         if found:
             return Session(objections=tuple(found))
+        if question.asked is not None:  # a probe that was just made knows the speed better
+            question = replace(question, request=replace(question.request, prediction=prediction_of(question.asked)))
     attempts: list[tuple[LaunchRequest, Outcome]] = []
     first = question.request.folder
     while True:
