@@ -22,8 +22,8 @@ from .search import SAME_SPEED
 
 UNKNOWN_MACHINE, OTHER_RUNG, SAME_SERIES = 0.5, 0.3, 0.1
 """How far a speed may be above its prediction: before anything ran on this machine; corrected by a probe of another rung; by
-one of the same rung and checkpointing. More than twice the median errors on the CPU (docs/probe.md): 17 % without a probe, 12 %
-after one of another rung; within a series assumed."""
+one of the same rung and checkpointing. Well above the median errors on the CPU (docs/probe.md: up to 31 % without a probe, 6
+to 9 % after one of another rung), for a plan that is struck out is never run; within a series assumed."""
 
 MEMORY_UNKNOWN, MEMORY_KNOWN = 0.15, 0.05
 """How far a need of memory may be below its prediction: before and after a probe of the same rung and checkpointing."""
