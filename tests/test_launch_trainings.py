@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
@@ -174,6 +175,21 @@ def test_a_stop_leaves_a_checkpoint_from_which_it_resumes(prepare: Prepare, star
     attempt, = session["attempts"]
     assert attempt["status"] == "finished", said
     assert [step for step, _ in attempt["losses"]] == [stopped_at + 1, stopped_at + 2]
+
+
+@pytest.mark.slow
+def test_a_launch_is_probed_first_and_stands_beside_that(prepare: Prepare, start: Callable[..., Any]) -> None:
+    """Unless told otherwise: a few real steps of the same plan, whose speed is the prediction that is kept."""
+    prepare("zero1", "hf")
+    session, said = ended(start("ds_config.json", ["--seq-len", "32"], "train_with_arguments.py",
+                                [*ARGUMENTS, "--max_steps", "4", "--save_strategy", "no"]))
+    attempt, = session["attempts"]
+    assert attempt["status"] == "finished" and "probe: step 4" in said, said
+    probed, = Store().find(kind="probe")
+    trained, = Store().find(kind="training")
+    steps = [median(step["total_s"] for step in rank["steps"]) for rank in probed.result["ranks"]]
+    assert trained.result["predicted"]["evidence"] == "probe"
+    assert trained.result["predicted"]["step_s"] == pytest.approx(max(steps))
 
 
 @pytest.mark.slow
