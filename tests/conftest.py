@@ -22,6 +22,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
 SCRIPTS = Path(__file__).with_name("training_scripts")
 BUILD_LIMIT_S = 1200
+EXTENSIONS = ("FusedAdamBuilder", "CPUAdamBuilder", "AsyncIOBuilder", "ShareMemCommBuilder")
 SESSIONS: pytest.StashKey[TextIO] = pytest.StashKey()
 
 
@@ -52,21 +53,31 @@ def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def extensions() -> Callable[..., None]:
-    """Compile what DeepSpeed compiles at first use (`extensions("FusedAdamBuilder")`), because ranks would race for it."""
+def extensions(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Compile what DeepSpeed compiles at first use (`extensions("FusedAdamBuilder")`), because ranks would race for it.
+
+    They are compiled side by side; where the long tests run too, all of them at the first call, so that no test waits later.
+    """
+    with_long_tests = request.config.option.markexpr != "not slow"
 
     def build(*builders: str) -> None:
+        builders = EXTENSIONS if with_long_tests else builders
         folder = Path(os.environ["TORCH_EXTENSIONS_DIR"])
         with (folder / "one_at_a_time").open("w") as guard:
             fcntl.flock(guard, fcntl.LOCK_EX)
             extension_lock.abandon_all()  # of ranks whose watcher a test killed; a training would wait for them for ever
             missing = [builder for builder in builders if not (folder / f"built {builder}").exists()]
-            if not missing:
-                return
-            subprocess.run([sys.executable, str(SCRIPTS / "build_extensions.py"), *missing], check=True,
-                           env={**os.environ, "DS_ACCELERATOR": "cpu"}, timeout=BUILD_LIMIT_S, stdout=subprocess.DEVNULL)
-            for builder in missing:
-                (folder / f"built {builder}").touch()
+            compilers = {builder: subprocess.Popen(
+                [sys.executable, str(SCRIPTS / "build_extension.py"), builder], stdout=subprocess.DEVNULL,
+                env={**os.environ, "DS_ACCELERATOR": "cpu"}) for builder in missing}
+            try:
+                for builder, process in compilers.items():
+                    assert process.wait(BUILD_LIMIT_S) == 0, f"{builder} was not compiled"
+                    (folder / f"built {builder}").touch()
+            finally:
+                for process in compilers.values():
+                    process.kill()
+                    process.wait()
 
     return build
 
