@@ -184,7 +184,7 @@ def test_a_launch_is_probed_first_and_stands_beside_that(prepare: Prepare, start
     session, said = ended(start("ds_config.json", ["--seq-len", "32"], "train_with_arguments.py",
                                 [*ARGUMENTS, "--max_steps", "4", "--save_strategy", "no"]))
     attempt, = session["attempts"]
-    assert attempt["status"] == "finished" and "probe: step 4" in said, said
+    assert attempt["status"] == "finished" and "probe: step" in said, said
     probed, = Store().find(kind="probe")
     trained, = Store().find(kind="training")
     steps = [median(step["total_s"] for step in rank["steps"]) for rank in probed.result["ranks"]]

@@ -119,7 +119,8 @@ def test_two_ranks_train_and_report() -> None:
             parts = step.forward_s + step.backward_s + step.optimizer_s
             assert 0 < step.waiting_s < step.total_s and parts == pytest.approx(step.total_s, rel=0.2)  # type: ignore[operator]
         assert report.host_peak_bytes > report.host_baseline_bytes > 0
-    assert phases.index("load") < phases.index("step 1") < phases.index("step 4")
+    steps = [phase for phase in phases if phase.startswith("step")]  # not each: a short one is over before it is seen
+    assert steps and steps == sorted(steps) and phases.index("load") < phases.index(steps[0])
     assert len(set(phases)) == len(phases), "no phase is told twice"
     assert result.config["train_micro_batch_size_per_gpu"] == 2 and result.versions["deepspeed"]
     assert from_json(json.loads(json.dumps(result.to_json()))) == result
@@ -226,13 +227,13 @@ def test_a_checkpoint_that_is_gone_after_it_was_read_does_no_harm(tmp_path: Path
     AutoModelForCausalLM.from_config(AutoConfig.for_model(**MODEL), dtype=torch.bfloat16).save_pretrained(folder)
 
     def remove(phase: str) -> None:
-        if phase == "step 2":
+        if phase.startswith("step") and folder.exists():
             shutil.rmtree(folder)
 
-    result = probe(PLAIN, MODEL, cluster=cluster(), workload=WORKLOAD, device="cpu", checkpoint=str(folder), steps=4,
+    result = probe(PLAIN, MODEL, cluster=cluster(), workload=WORKLOAD, device="cpu", checkpoint=str(folder), steps=20,
                    on_progress=remove)
     assert not folder.exists() and result.failure is None
-    assert all(len(report.losses) == 4 and report.losses[0] == pytest.approx(math.log(512), rel=0.1)
+    assert all(len(report.losses) == 20 and report.losses[0] == pytest.approx(math.log(512), rel=0.1)
                for report in result.ranks)
 
 
