@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from statistics import median
 
-from ..estimators.estimate import TimeEstimate, TimeTerm
+from ..estimators.estimate import Estimate, TimeEstimate, TimeTerm
 from ..probes.real_run import ProbeResult
 
 _LINKS = frozenset(("gpu links", "network"))
@@ -53,6 +53,11 @@ def calibration(result: ProbeResult, predicted: TimeEstimate) -> Calibration:
     expected = {kind: sum(term.seconds for term in predicted.terms if _kind(term) == kind) for kind in parts}
     # A kind that this plan does not have says nothing about the others' share of it: it gets the factor of the whole.
     return Calibration(**{kind: parts[kind] / expected[kind] if expected[kind] else whole for kind in parts})
+
+
+def as_measured(estimate: Estimate, result: ProbeResult) -> Estimate:
+    """A plan's estimate with the time that its probe measured, term by term."""
+    return replace(estimate, time=calibration(result, estimate.time).apply(estimate.time), evidence="probe")
 
 
 def _kind(term: TimeTerm) -> str:

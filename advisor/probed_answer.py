@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..estimators.estimate import Estimate
 from ..probes.real_run import ProbeResult
-from .calibration import calibration
+from .calibration import as_measured
 from .climb import Climb
 from .fit import FAILED, NEEDS_MORE, RAN_OUT, Fit
 from .kept_probes import KeptProbes
@@ -75,10 +74,8 @@ def _corrected(answer: Recommendation, results: Mapping[int, ProbeResult]) -> li
 def _judged(candidate: Candidate, result: ProbeResult, need_bytes: int | None) -> Candidate:
     if result.failure is not None:
         return _refused(candidate, RAN_OUT if result.failure.kind == "out_of_memory" else FAILED)
-    estimate = candidate.estimate
-    time = calibration(result, estimate.time).apply(estimate.time)
-    return Candidate(estimate=Estimate(plan=estimate.plan, memory=estimate.memory, time=time, evidence="probe"),
-                     fit=replace(candidate.fit, fits=True, reason="ran", limit=""), measured_bytes=need_bytes)
+    return Candidate(estimate=as_measured(candidate.estimate, result), measured_bytes=need_bytes,
+                     fit=replace(candidate.fit, fits=True, reason="ran", limit=""))
 
 
 def _predicted(candidate: Candidate, state: Climb) -> Candidate:

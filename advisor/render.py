@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from .bar import bar
-from .fit import CPU_MARGIN, MARGIN, TOO_TIGHT, margin
+from .fit import MARGIN, TOO_TIGHT, margin
 from .lines import blank, row, sentence
 from .reasons import time_shares
 from .recommendation import Candidate, Recommendation, closest
@@ -212,11 +212,10 @@ def _evidence(answer: Recommendation) -> str:
         return f"Evidence: dry run of the real engine; {percent(MARGIN['dry-run'])} of the need must stay free besides."
     if answer.earlier:
         return _earlier_evidence(answer)
-    if answer.question.cluster.gpu.is_cpu:
-        return (f"Evidence: analytic; {percent(CPU_MARGIN)} of the need must stay free besides. Settle it by a few "
-                "real runs on this machine: add --probe.")
-    return (f"Evidence: analytic; {percent(MARGIN['analytic'])} of the need must stay free besides. Prove it without a GPU, "
-            "by a dry run of the real DeepSpeed engine: add --verify.")
+    cluster = answer.question.cluster
+    proof = ("Settle it by a few real runs on this machine: add --probe." if cluster.gpu.is_cpu else
+             "Prove it without a GPU, by a dry run of the real DeepSpeed engine: add --verify.")
+    return f"Evidence: analytic; {percent(margin(cluster, 'analytic'))} of the need must stay free besides. {proof}"
 
 
 def _earlier_evidence(answer: Recommendation) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +16,7 @@ from ...probes.dry_run import dry_run
 from ...probes.real_run import probe
 from ...probes.real_run.job import Device
 from ...probes.store_path import anything_kept
-from ..calibration import calibration
+from ..calibration import as_measured
 from ..checkpoint_size import checkpoint_bytes
 from ..dry_run_answer import dry_run_answer
 from ..fit import MARGIN
@@ -57,7 +57,7 @@ def prediction_of(asked: RunQuestion) -> Estimate | None:
             gradient_checkpointing=asked.gradient_checkpointing)
     if kept is None or kept.result.failure is not None:
         return estimate
-    return replace(estimate, time=calibration(kept.result, estimate.time).apply(estimate.time), evidence="probe")
+    return as_measured(estimate, kept.result)
 
 
 def objections(asked: RunQuestion, prediction: Estimate | None, *, how: How, device: Device, output_dir: Path | None,
