@@ -61,14 +61,25 @@ def advise(
     cluster = gpus if isinstance(gpus, Cluster) else parse_cluster(gpus, ram=ram, nvme=nvme, interconnect=interconnect)
     shape = model if isinstance(model, ModelShape) else load_model(model, offline=offline)
     workload = Workload(
-        method=method, lora_rank=_positive("lora_rank", lora_rank), lora_dropout=dropout_probability(lora_dropout, method),
+        method=method,
+        lora_rank=_positive("lora_rank", lora_rank),
+        lora_dropout=dropout_probability(lora_dropout, method),
         lora_targets=tuple(lora_targets) if lora_targets else None,
-        seq_len=sequence_length(shape, seq_len), precision=resolve_precision(precision, cluster.gpu),
-        optimizer=_optimizer(optimizer), attention=attention, loss=loss, framework=framework,
-        global_batch_size=global_batch if global_batch is None else _positive("global_batch", global_batch))
+        seq_len=sequence_length(shape, seq_len),
+        precision=resolve_precision(precision, cluster.gpu),
+        optimizer=_optimizer(optimizer),
+        attention=attention,
+        loss=loss,
+        framework=framework,
+        global_batch_size=global_batch if global_batch is None else _positive("global_batch", global_batch),
+    )
     question = Question(
-        model=shape, workload=workload, cluster=cluster, gradient_checkpointing=gradient_checkpointing,
-        micro_batch_size=micro_batch if micro_batch is None else _positive("micro_batch", micro_batch))
+        model=shape,
+        workload=workload,
+        cluster=cluster,
+        gradient_checkpointing=gradient_checkpointing,
+        micro_batch_size=micro_batch if micro_batch is None else _positive("micro_batch", micro_batch),
+    )
     recommendation = answer(question)
     return with_deepspeed_estimate(recommendation) if deepspeed_estimate else recommendation
 
@@ -78,10 +89,14 @@ def answer(question: Question) -> Recommendation:
     ladder, candidates = climb(question)
     recommended = fastest_that_fits(ladder)
     recommendation = Recommendation(
-        question=question, candidates=candidates, ladder=ladder, recommended=recommended,
+        question=question,
+        candidates=candidates,
+        ladder=ladder,
+        recommended=recommended,
         reasons=reasons(question, ladder, recommended, candidates),
         assumptions=assumptions(question.cluster),
-        changes=changes(question, ladder, recommended))
+        changes=changes(question, ladder, recommended),
+    )
     if question.cluster.is_this_machine and anything_kept():
         # Imported here: what knows probes is of no use to most questions.
         from .probed_answer import with_earlier_probes
@@ -98,7 +113,9 @@ def with_deepspeed_estimate(recommendation: Recommendation) -> Recommendation:
     question, shown = recommendation.question, recommendation.recommended or closest(recommendation.ladder)
     if shown is None:
         return recommendation
-    return replace(recommendation, deepspeed_estimate=deepspeed_estimate(question.model, question.cluster, shown.estimate.plan))
+    return replace(
+        recommendation, deepspeed_estimate=deepspeed_estimate(question.model, question.cluster, shown.estimate.plan)
+    )
 
 
 def sequence_length(model: ModelShape, wanted: int | None) -> int:
@@ -106,8 +123,10 @@ def sequence_length(model: ModelShape, wanted: int | None) -> int:
     if model.fixed_len is not None:
         if wanted not in (None, model.fixed_len):
             raise WorkloadError(
-                f"every sample of {model.name} has {model.fixed_len} tokens", why="its images have one size",
-                fix="leave --seq-len out")
+                f"every sample of {model.name} has {model.fixed_len} tokens",
+                why="its images have one size",
+                fix="leave --seq-len out",
+            )
         return model.fixed_len
     if wanted is not None:
         return _positive("seq_len", wanted)
@@ -118,8 +137,9 @@ def sequence_length(model: ModelShape, wanted: int | None) -> int:
 def dropout_probability(value: float, method: str) -> float:
     """Of adapters, so 0 without any. Raises WorkloadError for what is no probability below 1."""
     if not 0 <= value < 1:
-        raise WorkloadError(f"lora_dropout is {value}", why="it must be from 0 to below 1",
-                            fix="pass one such as --lora-dropout 0.05")
+        raise WorkloadError(
+            f"lora_dropout is {value}", why="it must be from 0 to below 1", fix="pass one such as --lora-dropout 0.05"
+        )
     return 0.0 if method == "full" else value
 
 
@@ -129,8 +149,10 @@ def resolve_precision(wanted: str, gpu: Gpu) -> Precision:
         return "bf16" if gpu.has_bf16 else "fp16"
     if wanted == "bf16" and not gpu.has_bf16:
         raise WorkloadError(
-            f"the {gpu.name} has no bf16 units", why="bf16 is emulated there, several times slower than fp16",
-            fix="pass --precision fp16 (or auto)")
+            f"the {gpu.name} has no bf16 units",
+            why="bf16 is emulated there, several times slower than fp16",
+            fix="pass --precision fp16 (or auto)",
+        )
     if wanted not in ("bf16", "fp16", "fp32"):
         raise WorkloadError(f"unknown precision {wanted!r}", fix="pass auto, bf16, fp16 or fp32")
     return wanted  # type: ignore[return-value]  # narrowed by the line above
@@ -140,8 +162,11 @@ def _optimizer(name: str) -> str:
     known = {_letters(key): key for key in OPTIMIZERS}
     key = known.get(_letters(name))
     if key is None:
-        raise WorkloadError(f"unknown optimizer {name!r}", why="its state bytes per parameter decide the memory",
-                            fix=f"pass one of {', '.join(sorted(OPTIMIZERS))}")
+        raise WorkloadError(
+            f"unknown optimizer {name!r}",
+            why="its state bytes per parameter decide the memory",
+            fix=f"pass one of {', '.join(sorted(OPTIMIZERS))}",
+        )
     return key
 
 
@@ -156,6 +181,9 @@ LIMIT = 10**9
 
 def _positive(name: str, value: int) -> int:
     if not 0 < value <= LIMIT:
-        raise WorkloadError(f"{name} is {value}", why=f"it must be between 1 and {LIMIT}",
-                            fix=f"pass a sensible --{name.replace('_', '-')}")
+        raise WorkloadError(
+            f"{name} is {value}",
+            why=f"it must be between 1 and {LIMIT}",
+            fix=f"pass a sensible --{name.replace('_', '-')}",
+        )
     return value

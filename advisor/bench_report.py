@@ -13,18 +13,31 @@ from .units import amount, amounts, count, gib, size
 from .units import seconds as duration
 
 TITLES = {
-    "matrix_product": "matrix product", "elementwise_sum": "sum in device memory", "memory_copy": "copy in device memory",
-    "launch": "launching an operation", "host_to_device": "host to device", "device_to_host": "device to host",
-    "host_memory": "sum in host memory", "cpu_adam": "DeepSpeedCPUAdam", "nvme_read": "NVMe read", "nvme_write": "NVMe write",
-    "all_reduce": "all-reduce", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter"}
+    "matrix_product": "matrix product",
+    "elementwise_sum": "sum in device memory",
+    "memory_copy": "copy in device memory",
+    "launch": "launching an operation",
+    "host_to_device": "host to device",
+    "device_to_host": "device to host",
+    "host_memory": "sum in host memory",
+    "cpu_adam": "DeepSpeedCPUAdam",
+    "nvme_read": "NVMe read",
+    "nvme_write": "NVMe write",
+    "all_reduce": "all-reduce",
+    "all_gather": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+}
 
 
 def render_bench(record: Record, console: Console) -> None:
     """Print everything."""
     result = bench_from_json(record.result)
     sentence(console, Text(f"This machine: {machine_title(record.machine)}.", style="bold"))
-    sentence(console, f"{_devices(result)}; measured in {duration(result.seconds)} with torch {result.versions['torch']}, "
-                      f"DeepSpeed {result.versions['deepspeed']}.")
+    sentence(
+        console,
+        f"{_devices(result)}; measured in {duration(result.seconds)} with torch {result.versions['torch']}, "
+        f"DeepSpeed {result.versions['deepspeed']}.",
+    )
     blank(console)
     row(console, Text(f"  {'':<28}{'size':>9}{'median':>20}   lowest to highest", style="bold"))
     for figure in result.figures:
@@ -34,8 +47,11 @@ def render_bench(record: Record, console: Console) -> None:
         sentence(console, f"Not measured: {skipped.what}: {skipped.reason}.")
     if record.id is not None:
         asked = "--gpus auto" if result.device == "cuda" else "--device cpu"
-        sentence(console, f"Kept as number {record.id} (ds-advise history). Answers to {asked} on this machine use these "
-                          "speeds from now on.")
+        sentence(
+            console,
+            f"Kept as number {record.id} (ds-advise history). Answers to {asked} on this machine use these "
+            "speeds from now on.",
+        )
 
 
 def machine_title(machine: Machine) -> str:
@@ -54,6 +70,7 @@ def _devices(result: BenchResult) -> str:
 def _line(figure: Figure) -> str:
     title = TITLES[figure.kind] + (f", {figure.how}" if figure.how and not figure.kind.startswith("nvme") else "")
     large = {"matrix_product": f"{figure.size}", "launch": "", "cpu_adam": count(figure.size)}.get(
-        figure.kind, size(figure.size))
+        figure.kind, size(figure.size)
+    )
     spread = amounts((figure.lowest, figure.highest), figure.median)
     return f"  {title:<28}{large:>9}{amount(figure.median, figure.unit):>20}   {spread}"

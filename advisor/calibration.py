@@ -1,8 +1,8 @@
 """What one probe teaches about the other plans of the same model on the same machine.
 
-The closed form knows the proportions of the work, a probe the machine. Three factors carry over, each the measured seconds
-over the predicted ones: of forward and backward passes on the device, of the optimizer, and of collectives. Where the device
-does not tell waiting apart (CUDA) one factor stands for all three.
+The closed form knows the proportions of the work, a probe the machine. Three factors carry over, each the measured
+seconds over the predicted ones: of forward and backward passes on the device, of the optimizer, and of collectives.
+Where the device does not tell waiting apart (CUDA) one factor stands for all three.
 """
 
 from __future__ import annotations
@@ -27,9 +27,14 @@ class Calibration:
 
     def apply(self, time: TimeEstimate) -> TimeEstimate:
         """The estimate with each term scaled by its kind's factor."""
-        return TimeEstimate(tokens_per_step=time.tokens_per_step, terms=tuple(
-            replace(term, seconds=term.seconds * factor, hidden_s=term.hidden_s * factor)
-            for term in time.terms for factor in (getattr(self, _kind(term)),)))
+        return TimeEstimate(
+            tokens_per_step=time.tokens_per_step,
+            terms=tuple(
+                replace(term, seconds=term.seconds * factor, hidden_s=term.hidden_s * factor)
+                for term in time.terms
+                for factor in (getattr(self, _kind(term)),)
+            ),
+        )
 
 
 def uniform(ratio: float) -> Calibration:

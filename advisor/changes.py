@@ -34,9 +34,9 @@ MOST_NODES = 128
 def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> tuple[Change, ...]:
     """Flags that would make it fit or make it faster, each with what the answer would then be.
 
-    With a fitting plan, each kind of change is asked in up to `MOST_STEPS` growing steps, of which the first is told and
-    those that lead to another rung. Without one, until something fits, so that the least change of each kind is told;
-    and where no single kind helps, larger GPUs and more of them together.
+    With a fitting plan, each kind of change is asked in up to `MOST_STEPS` growing steps, of which the first is told
+    and those that lead to another rung. Without one, until something fits, so that the least change of each kind is
+    told; and where no single kind helps, larger GPUs and more of them together.
     """
     found = [*_storage(question, ladder, chosen)]
     kinds = [_methods(question), _losses(question), _gpus(question), _sequences(question)]
@@ -144,16 +144,22 @@ def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate
             told = [least] if fastest.tokens_per_s < WORTH_TELLING * least.tokens_per_s else [least, fastest]
         separator = " " if limit == "host" else ""
         for best in told:
-            yield Change(flags=f"{flag}{separator}{_round_up_gib(_need(best, limit))}GiB", outcome=_outcome(best, chosen))
+            yield Change(
+                flags=f"{flag}{separator}{_round_up_gib(_need(best, limit))}GiB", outcome=_outcome(best, chosen)
+            )
     if chosen is not None and cluster.host_memory_bytes_per_node is None:
         need = chosen.estimate.memory.host_bytes_per_node
-        lean = [step.candidate for step in ladder if step.fits and step.candidate is not None
-                and step.candidate.estimate.memory.host_bytes_per_node <= need * 0.7]
+        lean = [
+            step.candidate
+            for step in ladder
+            if step.fits
+            and step.candidate is not None
+            and step.candidate.estimate.memory.host_bytes_per_node <= need * 0.7
+        ]
         if lean:
             best = max(lean, key=lambda candidate: candidate.tokens_per_s)
             needed = best.estimate.memory.host_bytes_per_node
-            yield Change(flags=f"--ram {_round_up_gib(needed)}GiB",
-                         outcome=f"suffices for {_outcome(best, chosen)}")
+            yield Change(flags=f"--ram {_round_up_gib(needed)}GiB", outcome=f"suffices for {_outcome(best, chosen)}")
 
 
 def _need(candidate: Candidate, limit: str) -> int:

@@ -18,10 +18,10 @@ _LARGEST_STATES_BYTES = 8.0
 def checkpoint_bytes(model: ModelShape, workload: Workload) -> int:
     """One checkpoint under DeepSpeed, the files of all ranks together.
 
-    (2 W + 4 + O) P bytes with W bytes of a weight and O of its optimizer states: the weights in the model's own format and in
-    DeepSpeed's, the fp32 masters, the states. With LoRA (4 + W + 4 + O) Pt, because the Trainer has DeepSpeed leave out the
-    frozen weights (`_save_optimizer_and_scheduler` of transformers 5.23.0). Not counted: scheduler and random states, some kB
-    a rank.
+    (2 W + 4 + O) P bytes with W bytes of a weight and O of its optimizer states: the weights in the model's own format
+    and in DeepSpeed's, the fp32 masters, the states. With LoRA (4 + W + 4 + O) Pt, because the Trainer has DeepSpeed
+    leave out the frozen weights (`_save_optimizer_and_scheduler` of transformers 5.23.0). Not counted: scheduler and
+    random states, some kB a rank.
     """
     trained = tensor_set(model, workload).trainable_numel
     optimizer = OPTIMIZERS.get(workload.optimizer)

@@ -17,11 +17,19 @@ import click
 from .. import __version__
 from ..estimators.errors import DsAdviseError
 
-COMMANDS = {"advise": "advise_command:advise", "explain": "explain_command:explain", "dry-run": "dry_run_command:dry_run",
-            "probe": "probe_command:probe", "launch": "launch_command:launch", "train": "train_command:train",
-            "doctor": "doctor_command:doctor", "lint": "lint_command:lint",
-            "compare": "compare_command:compare", "bench": "bench_command:bench",
-            "history": "history_command:history"}
+COMMANDS = {
+    "advise": "advise_command:advise",
+    "explain": "explain_command:explain",
+    "dry-run": "dry_run_command:dry_run",
+    "probe": "probe_command:probe",
+    "launch": "launch_command:launch",
+    "train": "train_command:train",
+    "doctor": "doctor_command:doctor",
+    "lint": "lint_command:lint",
+    "compare": "compare_command:compare",
+    "bench": "bench_command:bench",
+    "history": "history_command:history",
+}
 """Command name -> module and function, imported when the command is used."""
 
 _LONGEST_TEXT = 300
@@ -112,8 +120,11 @@ def run(args: list[str]) -> int:
             _discard_output()
             _report("the answer cannot be written", error.strerror or str(error), "")
             return UNANSWERED
-        _report(f"this is an error of ds-advise itself ({type(error).__name__}: {error})", "",
-                "run it again with --debug and report what it shows")
+        _report(
+            f"this is an error of ds-advise itself ({type(error).__name__}: {error})",
+            "",
+            "run it again with --debug and report what it shows",
+        )
     return UNANSWERED
 
 

@@ -1,13 +1,13 @@
 """The cheapest sequence of probes that settles which plan is the fastest that fits.
 
-Every candidate has a predicted speed and a predicted need of memory. A probe corrects both, most for the plans that are most
-like it. The next probe is always the candidate that could be the fastest; candidates that cannot beat the best measured one by
-more than `SAME_SPEED`, or that cannot fit, are never run. So the climb starts where the prediction points, not at the top of
-the ladder, and ends when nothing that is left could change the answer.
+Every candidate has a predicted speed and a predicted need of memory. A probe corrects both, most for the plans that are
+most like it. The next probe is always the candidate that could be the fastest; candidates that cannot beat the best
+measured one by more than `SAME_SPEED`, or that cannot fit, are never run. So the climb starts where the prediction
+points, not at the top of the ladder, and ends when nothing that is left could change the answer.
 
-The bound: each failure strikes out its own series (rung, checkpointing) from that micro batch on, each success leaves of its
-series only what is predicted to be faster; so a series is run at most once for each doubling of the micro batch above the
-first, and `Climb.bound` counts them.
+The bound: each failure strikes out its own series (rung, checkpointing) from that micro batch on, each success leaves
+of its series only what is predicted to be faster; so a series is run at most once for each doubling of the micro batch
+above the first, and `Climb.bound` counts them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from .recommendation import Candidate
 from .search import SAME_SPEED
 
 UNKNOWN_MACHINE, OTHER_RUNG, SAME_SERIES = 0.5, 0.3, 0.1
-"""How far a speed may be above its prediction: before anything ran on this machine; corrected by a probe of another rung; by
-one of the same rung and checkpointing. Well above the median errors on the CPU (docs/probe.md: up to 31 % without a probe, 6
-to 9 % after one of another rung), for a plan that is struck out is never run; within a series assumed."""
+"""How far a speed may be above its prediction: before anything ran on this machine; corrected by a probe of another
+rung; by one of the same rung and checkpointing. Well above the median errors on the CPU (docs/probe.md: up to 31 %
+without a probe, 6 to 9 % after one of another rung), for a plan that is struck out is never run; within a series
+assumed."""
 
 MEMORY_UNKNOWN, MEMORY_KNOWN = 0.15, 0.05
 """How far a need of memory may be below its prediction: before and after a probe of the same rung and checkpointing."""
@@ -77,7 +78,9 @@ class Climb:
     def choose(self) -> Choice | None:
         """The candidate that could be fastest; of those that are predicted to fit first, then of those that might."""
         best = self._best_speed()
-        open_ = [index for index in range(len(self.candidates)) if index not in self.outcomes and self._could_fit(index)]
+        open_ = [
+            index for index in range(len(self.candidates)) if index not in self.outcomes and self._could_fit(index)
+        ]
         rivals = [index for index in open_ if self._highest_speed(index) > best * (1 + SAME_SPEED)]
         if not rivals or len(self.outcomes) - self._known_before >= self.bound:
             return None
@@ -91,7 +94,8 @@ class Climb:
         self._known_before += from_before
 
     def too_large(self, candidate: Candidate) -> bool:
-        """It needs more than what ran out of memory, or more than there is even if the prediction is as high as it can be."""
+        """It needs more than what ran out of memory, or more than there is even if the prediction is as high as it can
+        be."""
         return self._too_large(self.candidates.index(candidate))
 
     def expected_time(self, candidate: Candidate) -> TimeEstimate:
@@ -108,8 +112,12 @@ class Climb:
     def left(self) -> int:
         """Candidates that could still win."""
         best = self._best_speed()
-        return sum(index not in self.outcomes and self._could_fit(index)
-                   and self._highest_speed(index) > best * (1 + SAME_SPEED) for index in range(len(self.candidates)))
+        return sum(
+            index not in self.outcomes
+            and self._could_fit(index)
+            and self._highest_speed(index) > best * (1 + SAME_SPEED)
+            for index in range(len(self.candidates))
+        )
 
     def _reason(self, chosen: int, best: float, *, risky: bool) -> str:
         expected = self._expected_speed(chosen)
@@ -119,7 +127,8 @@ class Climb:
             return f"might fit, and would run at {expected / best:.2f} x the best so far"
         if expected > best:
             return f"predicted at {expected / best:.2f} x the best so far"
-        return f"predicted at {expected / best:.2f} x the best so far, but up to {self._highest_speed(chosen) / best:.2f} x"
+        highest = self._highest_speed(chosen)
+        return f"predicted at {expected / best:.2f} x the best so far, but up to {highest / best:.2f} x"
 
     def _best_speed(self) -> float:
         return max((outcome.tokens_per_s or 0.0 for outcome in self.outcomes.values()), default=0.0)
@@ -134,8 +143,12 @@ class Climb:
         def distance(other: int) -> tuple[bool, bool, float]:
             plan, probed = wanted.estimate.plan, self.candidates[other].estimate.plan
             sizes = sorted((plan.micro_batch_size, probed.micro_batch_size))
-            return (_series(wanted) != _series(self.candidates[other]),
-                    plan.gradient_checkpointing != probed.gradient_checkpointing, sizes[1] / sizes[0])
+            return (
+                _series(wanted) != _series(self.candidates[other]),
+                plan.gradient_checkpointing != probed.gradient_checkpointing,
+                sizes[1] / sizes[0],
+            )
+
         nearest = min(probes, key=distance)
         return nearest, _series(wanted) == _series(self.candidates[nearest])
 
@@ -159,9 +172,12 @@ class Climb:
 
     def _fails(self, index: int) -> bool:
         """Whether a plan of its series failed for another reason than memory."""
-        return any(outcome.tokens_per_s is None and not outcome.out_of_memory
-                   and _series(self.candidates[other]) == _series(self.candidates[index])
-                   for other, outcome in self.outcomes.items())
+        return any(
+            outcome.tokens_per_s is None
+            and not outcome.out_of_memory
+            and _series(self.candidates[other]) == _series(self.candidates[index])
+            for other, outcome in self.outcomes.items()
+        )
 
     def _too_large(self, index: int) -> bool:
         wanted = self.candidates[index]

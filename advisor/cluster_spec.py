@@ -23,8 +23,15 @@ _LONGEST_TEXT = 200
 _SIZE_EXAMPLES = {"--ram": "256GB", "--nvme": "/mnt/nvme:2TB", "--memory": "2GB"}
 
 _NETWORKS_GBIT_PER_S = {
-    "ib-qdr": 32, "ib-fdr": 56, "ib-edr": 100, "ib-hdr100": 100, "ib-hdr": 200, "ib-ndr200": 200, "ib-ndr": 400,
-    "ib-xdr": 800}
+    "ib-qdr": 32,
+    "ib-fdr": 56,
+    "ib-edr": 100,
+    "ib-hdr100": 100,
+    "ib-hdr": 200,
+    "ib-ndr200": 200,
+    "ib-ndr": 400,
+    "ib-xdr": 800,
+}
 """InfiniBand generations, 4 lanes, data rate (QDR's 40 Gb/s of signal carry 32 of data)."""
 
 _GRAMMAR = "write [NODESx]GPUSxKIND, such as 2x32GB, 8xA100-80GB or 4x8xH100, or auto for this machine"
@@ -53,7 +60,9 @@ def parse_cluster(
         cluster = replace(cluster, host_memory_bytes_per_node=parse_size("--ram", ram, least=10**9, most=64 * 10**12))
     if nvme is not None:
         path, _, size = nvme.rpartition(":")
-        cluster = replace(cluster, nvme_path=path, nvme_bytes_per_node=parse_size("--nvme", size, least=10**9, most=10**15))
+        cluster = replace(
+            cluster, nvme_path=path, nvme_bytes_per_node=parse_size("--nvme", size, least=10**9, most=10**15)
+        )
     if cluster.is_this_machine:
         cluster = _measured(cluster)
     return _with_interconnect(cluster, interconnect)
@@ -66,7 +75,9 @@ def _measured(cluster: Cluster) -> Cluster:
     cluster = with_own_figures(cluster)
     if not cluster.gpu.assumed:
         return cluster
-    return replace(cluster, assumptions=(*cluster.assumptions, f"{cluster.gpu.name} as fast as a known card of its size"))
+    return replace(
+        cluster, assumptions=(*cluster.assumptions, f"{cluster.gpu.name} as fast as a known card of its size")
+    )
 
 
 def _described(gpus: str) -> Cluster:
@@ -80,12 +91,14 @@ def _described(gpus: str) -> Cluster:
         raise ClusterError(f"--gpus {gpus!r} has no GPU in it", why="a count below one trains nothing", fix=_GRAMMAR)
     if nodes > MOST_NODES:
         raise ClusterError(
-            f"--gpus {gpus!r} asks for {nodes} nodes", why=f"at most {MOST_NODES} are accepted", fix=_GRAMMAR)
+            f"--gpus {gpus!r} asks for {nodes} nodes", why=f"at most {MOST_NODES} are accepted", fix=_GRAMMAR
+        )
     if per_node > MOST_GPUS_PER_NODE:
         raise ClusterError(
             f"--gpus {gpus!r} puts {per_node} GPUs into one node",
             why=f"a node holds at most {MOST_GPUS_PER_NODE}, and GPUs of different nodes talk over the network",
-            fix=f"write nodes x GPUs x kind, such as {min(MOST_NODES, -(-per_node // 8))}x8x{kind}")
+            fix=f"write nodes x GPUs x kind, such as {min(MOST_NODES, -(-per_node // 8))}x8x{kind}",
+        )
     gpu, said = _gpu_of_kind(kind, gpus)
     return Cluster(nodes=nodes, gpus_per_node=per_node, gpu=gpu, assumptions=said)
 
@@ -100,7 +113,8 @@ def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
         raise ClusterError(
             f"--gpus {gpus!r} ends in a number without a unit",
             why="it could be a count or a memory size",
-            fix=f"for memory write {gpus.strip()}GB; {_GRAMMAR}")
+            fix=f"for memory write {gpus.strip()}GB; {_GRAMMAR}",
+        )
     gpu = find_gpu(kind)
     return gpu, ((f"{kind.strip()} means the {gpu.name}",) if assumes_sxm(kind, gpu) else ())
 
@@ -114,11 +128,17 @@ def _this_machine() -> Cluster:
         raise ClusterError(
             f"this machine's GPUs differ: {', '.join(sorted(kinds))}",
             why="all ranks hold the same share of the model and wait for the slowest",
-            fix="choose equal ones with CUDA_VISIBLE_DEVICES=0,1 or describe them: --gpus 2x24GB")
+            fix="choose equal ones with CUDA_VISIBLE_DEVICES=0,1 or describe them: --gpus 2x24GB",
+        )
     gpu = min(found, key=lambda gpu: gpu.memory_bytes)
     return Cluster(
-        nodes=1, gpus_per_node=len(found), gpu=gpu, host_memory_bytes_per_node=host_memory_bytes(),
-        cpu_cores_per_node=cpu_cores(), is_this_machine=True)
+        nodes=1,
+        gpus_per_node=len(found),
+        gpu=gpu,
+        host_memory_bytes_per_node=host_memory_bytes(),
+        cpu_cores_per_node=cpu_cores(),
+        is_this_machine=True,
+    )
 
 
 def _with_interconnect(cluster: Cluster, interconnect: str | None) -> Cluster:
@@ -138,8 +158,11 @@ def join_nodes(cluster: Cluster) -> Cluster:
         return cluster
     linked = cluster.gpu.peer_link == "nvlink"
     gbit_per_s = _ASSUMED_GBIT_PER_S.get(cluster.gpu.architecture, 100) if linked else 100
-    return replace(cluster, interconnect_bytes_per_s=gbit_per_s * 1e9 / 8, assumptions=(
-        *cluster.assumptions, f"{gbit_per_s} Gb/s between nodes (--interconnect)"))
+    return replace(
+        cluster,
+        interconnect_bytes_per_s=gbit_per_s * 1e9 / 8,
+        assumptions=(*cluster.assumptions, f"{gbit_per_s} Gb/s between nodes (--interconnect)"),
+    )
 
 
 def _rate(text: str) -> float:
@@ -156,7 +179,8 @@ def _rate(text: str) -> float:
             raise ClusterError(
                 f"--interconnect {text!r} is no rate or network that is known",
                 why="the time of every collective depends on it",
-                fix=fix)
+                fix=fix,
+            )
         in_bytes = re.fullmatch(r"[GM]i?B(/s|ps)", number[2]) is not None
         rate = float(number[1]) * (1e9 if number[2][0] in "gG" else 1e6) / (1 if in_bytes else 8)
     rate *= adapters
@@ -164,7 +188,8 @@ def _rate(text: str) -> float:
         raise ClusterError(
             f"--interconnect {text!r} is {rate / 1e9:g} GB/s per node",
             why="networks carry between 0.1 and 2000 GB/s",
-            fix=fix)
+            fix=fix,
+        )
     return rate
 
 
@@ -181,7 +206,8 @@ def parse_size(option: str, text: str, *, least: int, most: int) -> int:
         raise ClusterError(
             f"{option} {text!r} is out of range",
             why=f"from {least / 1e9:g} GB to {most / 1e12:g} TB are accepted",
-            fix=fix)
+            fix=fix,
+        )
     return size
 
 
@@ -190,7 +216,8 @@ def _check_text(option: str, text: str | None) -> None:
         return
     if not text.strip():
         raise ClusterError(
-            f"{option} is empty", why="nothing can be read from it", fix=f"leave {option} out or give a value")
+            f"{option} is empty", why="nothing can be read from it", fix=f"leave {option} out or give a value"
+        )
     # A path may be in any script; sizes, counts and names are ASCII, and full-width digits there are typing errors.
     ascii_part = text.rpartition(":")[2] if option == "--nvme" else text
     if len(text) > _LONGEST_TEXT or not ascii_part.isascii() or not text.isprintable():
@@ -198,4 +225,5 @@ def _check_text(option: str, text: str | None) -> None:
         raise ClusterError(
             f"{option} {shown!r} cannot be read",
             why="it is too long or holds other than plain letters, digits and signs",
-            fix=_GRAMMAR if option == "--gpus" else f"give {option} as the help shows it")
+            fix=_GRAMMAR if option == "--gpus" else f"give {option} as the help shows it",
+        )

@@ -56,8 +56,10 @@ def _verdict(comparison: Comparison, candidates: Sequence[Candidate]) -> tuple[T
     if len(candidates) < 2:
         if not count:
             return (Text("Both do the same.", style="bold green"),)
-        return (Text(f"{count} setting{'s differ' if count > 1 else ' differs'}.", style="bold"),
-                "With --model and --gpus it is told what that does to memory and speed.")
+        return (
+            Text(f"{count} setting{'s differ' if count > 1 else ' differs'}.", style="bold"),
+            "With --model and --gpus it is told what that does to memory and speed.",
+        )
     first, second = candidates
     lines: list[Text | str] = [Text(_speed(first, second), style="bold")]
     saved = first.device_bytes - second.device_bytes
@@ -83,8 +85,11 @@ def _speed(first: Candidate, second: Candidate) -> str:
 def _subject(comparison: Comparison, console: Console) -> None:
     known = comparison.circumstances
     assert known is not None
-    sentence(console, f"{known.model.name} · {method_title(known.workload)} · sequence {known.workload.seq_len} · "
-                      f"{cluster_title(known.cluster)}")
+    sentence(
+        console,
+        f"{known.model.name} · {method_title(known.workload)} · sequence {known.workload.seq_len} · "
+        f"{cluster_title(known.cluster)}",
+    )
 
 
 def _figures(first: Candidate, second: Candidate, console: Console) -> None:
@@ -92,14 +97,20 @@ def _figures(first: Candidate, second: Candidate, console: Console) -> None:
     plans = first.estimate.plan, second.estimate.plan
     _row("", ("A", "B", "B - A"), console, bold=True)
     _row("fits", ["yes" if candidate.fit.fits else "no" for candidate in (first, second)], console)
-    _row("tokens/s", (rate(first.tokens_per_s), rate(second.tokens_per_s),
-                      times(second.tokens_per_s / first.tokens_per_s)), console)
+    _row(
+        "tokens/s",
+        (rate(first.tokens_per_s), rate(second.tokens_per_s), times(second.tokens_per_s / first.tokens_per_s)),
+        console,
+    )
     _row("GPU GiB", _gib_cells(first.device_bytes, second.device_bytes), console)
     _row("RAM GiB per node", _gib_cells(*(memory.host_bytes_per_node for memory in memories)), console)
     if any(memory.nvme_bytes_per_node for memory in memories):
         _row("NVMe GiB per node", _gib_cells(*(memory.nvme_bytes_per_node for memory in memories)), console)
-    _row("micro batch x accumulation", [f"{plan.micro_batch_size} x {plan.gradient_accumulation_steps}" for plan in plans],
-         console)
+    _row(
+        "micro batch x accumulation",
+        [f"{plan.micro_batch_size} x {plan.gradient_accumulation_steps}" for plan in plans],
+        console,
+    )
 
 
 def _memory(first: Candidate, second: Candidate, console: Console) -> None:
@@ -119,8 +130,13 @@ def _time(first: Candidate, second: Candidate, console: Console) -> None:
     of = f"a step of {ours.tokens_per_step:,} tokens" if same else "1,000 tokens"
     blank(console)
     sentence(console, Text(f"Where the time goes, ms of {of}", style="bold"))
-    columns = [{name: 1e3 * seconds if same else 1e6 * seconds / time.tokens_per_step
-                for name, seconds in time.components.items()} for time in (ours, theirs)]
+    columns = [
+        {
+            name: 1e3 * seconds if same else 1e6 * seconds / time.tokens_per_step
+            for name, seconds in time.components.items()
+        }
+        for time in (ours, theirs)
+    ]
     for part in parts(columns[0], columns[1], _SMALL_SHARE):
         change = part.second - part.first
         told = _signed(_ms(abs(change)), change) if abs(change) > _SAME * max(part.first, part.second) else "="
@@ -180,7 +196,9 @@ def _number(value: int | float) -> str:
 
 
 def _basis(comparison: Comparison) -> str:
-    starred = any("default" in (found.first.origin, found.second.origin) for found in comparison.differences if found.acts)
+    starred = any(
+        "default" in (found.first.origin, found.second.origin) for found in comparison.differences if found.acts
+    )
     star = f"* DeepSpeed {comparison.deepspeed}'s default; - not set. " if starred else ""
     if comparison.circumstances is None:
         return f"{star}Keys with their default on both sides are no difference."
@@ -188,7 +206,11 @@ def _basis(comparison: Comparison) -> str:
 
 
 def _gib_cells(first: int, second: int) -> tuple[str, str, str]:
-    return gib(first) if first else "-", gib(second) if second else "-", _signed(gib(abs(second - first)), second - first)
+    return (
+        gib(first) if first else "-",
+        gib(second) if second else "-",
+        _signed(gib(abs(second - first)), second - first),
+    )
 
 
 def _ms(duration: float) -> str:

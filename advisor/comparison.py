@@ -36,7 +36,8 @@ from .search import climb, predict
 class Circumstances:
     """What the two configurations are to be run with.
 
-    micro_batch_size, gradient_accumulation_steps: what TrainingArguments says; they fill `auto`. None: 1 for a file, what is
+    micro_batch_size, gradient_accumulation_steps: what TrainingArguments says; they fill `auto`. None: 1 for a file,
+        what is
     fastest for a rung.
     workload: the optimizer counts for files that name none.
     precision: fills an `auto` of a file; "auto" is what the GPU does best.
@@ -73,7 +74,8 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two sides and their differences, those that decide most first; circumstances: None where only the files are known."""
+    """Two sides and their differences, those that decide most first; circumstances: None where only the files are
+    known."""
 
     first: Side
     second: Side
@@ -82,24 +84,53 @@ class Comparison:
     deepspeed: str
 
     def to_json(self) -> dict[str, Any]:
-        """One object; the sides have figures where model and GPUs are known. NaN and infinities, which JSON does not have, are
-        text."""
+        """One object; the sides have figures where model and GPUs are known. NaN and infinities, which JSON does not
+        have, are text."""
+
         def setting(known: Setting) -> dict[str, Any]:
             return {"value": json.loads(json.dumps(known.value), parse_constant=str), "origin": known.origin}
 
         return {
-            "schema_version": 1, "deepspeed": self.deepspeed,
-            "sides": [{"name": side.name, "plan": None if side.candidate is None else candidate_json(side.candidate)}
-                      for side in (self.first, self.second)],
-            "differences": [{"key": found.path, "first": setting(found.first), "second": setting(found.second),
-                             "meaning": found.meaning, "acts": found.acts} for found in self.differences]}
+            "schema_version": 1,
+            "deepspeed": self.deepspeed,
+            "sides": [
+                {"name": side.name, "plan": None if side.candidate is None else candidate_json(side.candidate)}
+                for side in (self.first, self.second)
+            ],
+            "differences": [
+                {
+                    "key": found.path,
+                    "first": setting(found.first),
+                    "second": setting(found.second),
+                    "meaning": found.meaning,
+                    "acts": found.acts,
+                }
+                for found in self.differences
+            ],
+        }
 
 
 def circumstances_of(
-    model: str, *, gpus: str, ram: str | None, nvme: str | None, interconnect: str | None, method: Method, lora_rank: int,
-    lora_dropout: float, lora_targets: str | None, seq_len: int | None, micro_batch: int | None, accumulation: int | None,
-    precision: str, optimizer: str, gradient_checkpointing: bool, attention: AttentionKernel, loss: LossKernel,
-    framework: Framework, offline: bool,
+    model: str,
+    *,
+    gpus: str,
+    ram: str | None,
+    nvme: str | None,
+    interconnect: str | None,
+    method: Method,
+    lora_rank: int,
+    lora_dropout: float,
+    lora_targets: str | None,
+    seq_len: int | None,
+    micro_batch: int | None,
+    accumulation: int | None,
+    precision: str,
+    optimizer: str,
+    gradient_checkpointing: bool,
+    attention: AttentionKernel,
+    loss: LossKernel,
+    framework: Framework,
+    offline: bool,
 ) -> Circumstances:
     """What the command line says, typed. Raises DsAdviseError for what is unknown, impossible or contradictory."""
     cluster = parse_cluster(gpus, ram=ram, nvme=nvme, interconnect=interconnect)
@@ -108,24 +139,43 @@ def circumstances_of(
     if lora_targets is not None and not targets:
         raise WorkloadError("--lora-targets names no module", fix="leave it out for all linear layers")
     workload = Workload(
-        method=method, lora_rank=lora_rank, lora_dropout=dropout_probability(lora_dropout, method),
+        method=method,
+        lora_rank=lora_rank,
+        lora_dropout=dropout_probability(lora_dropout, method),
         lora_targets=targets or None,
-        seq_len=sequence_length(shape, seq_len), precision=resolve_precision(precision, cluster.gpu), optimizer=optimizer,
-        attention=attention, loss=loss, framework=framework)
-    return Circumstances(model=shape, cluster=cluster, workload=workload, micro_batch_size=micro_batch, precision=precision,
-                         gradient_accumulation_steps=accumulation, gradient_checkpointing=gradient_checkpointing)
+        seq_len=sequence_length(shape, seq_len),
+        precision=resolve_precision(precision, cluster.gpu),
+        optimizer=optimizer,
+        attention=attention,
+        loss=loss,
+        framework=framework,
+    )
+    return Circumstances(
+        model=shape,
+        cluster=cluster,
+        workload=workload,
+        micro_batch_size=micro_batch,
+        precision=precision,
+        gradient_accumulation_steps=accumulation,
+        gradient_checkpointing=gradient_checkpointing,
+    )
 
 
 def compare(first: str, second: str, circumstances: Circumstances | None = None) -> Comparison:
     """Compare two files, two rungs, or one of each.
 
-    Raises ConfigFileError for a file that cannot be read or holds what DeepSpeed refuses, WorkloadError for a rung without
-    circumstances and for what cannot be run at all, ClusterError for a rung that lacks a folder to swap to.
+    Raises ConfigFileError for a file that cannot be read or holds what DeepSpeed refuses, WorkloadError for a rung
+    without circumstances and for what cannot be run at all, ClusterError for a rung that lacks a folder to swap to.
     """
     facts = load_facts()
     sides = [_side(name, circumstances, facts) for name in (first, second)]
-    return Comparison(first=sides[0], second=sides[1], differences=differences(sides[0].settings, sides[1].settings),
-                      circumstances=circumstances, deepspeed=facts.version)
+    return Comparison(
+        first=sides[0],
+        second=sides[1],
+        differences=differences(sides[0].settings, sides[1].settings),
+        circumstances=circumstances,
+        deepspeed=facts.version,
+    )
 
 
 def differences(first: Settings, second: Settings) -> tuple[Difference, ...]:
@@ -135,8 +185,11 @@ def differences(first: Settings, second: Settings) -> tuple[Difference, ...]:
         ours, theirs = first.get(path), second.get(path)
         if ours.same_as(theirs) or _only_repeats_the_default(path, first, second) or _follows(path, ours, theirs):
             continue
-        found.append(Difference(path=path, first=ours, second=theirs, meaning=meaning(path),
-                                acts=first.acts(path) or second.acts(path)))
+        found.append(
+            Difference(
+                path=path, first=ours, second=theirs, meaning=meaning(path), acts=first.acts(path) or second.acts(path)
+            )
+        )
     return tuple(found)
 
 
@@ -156,29 +209,42 @@ def _only_repeats_the_default(path: str, first: Settings, second: Settings) -> b
 def _side(name: str, circumstances: Circumstances | None, facts: Facts) -> Side:
     if name in RUNGS and not Path(name).exists():
         if circumstances is None:
-            raise WorkloadError(f"{name} is a rung, whose numbers follow from the model and the GPUs",
-                                fix="pass --model and --gpus, or a ds_config.json in its place")
+            raise WorkloadError(
+                f"{name} is a rung, whose numbers follow from the model and the GPUs",
+                fix="pass --model and --gpus, or a ds_config.json in its place",
+            )
         return _rung_side(name, circumstances, facts)
     config = read_ds_config(Path(name))
     if circumstances is None:
         return Side(name=name, settings=Settings(config, facts))
     model, cluster = circumstances.model, circumstances.cluster
-    workload = replace(circumstances.workload, precision=precision_of(config, circumstances.precision, cluster),
-                       optimizer=_optimizer(config, name, circumstances.workload))
+    workload = replace(
+        circumstances.workload,
+        precision=precision_of(config, circumstances.precision, cluster),
+        optimizer=_optimizer(config, name, circumstances.workload),
+    )
     try:
         plan = plan_from_ds_config(
-            config, model, cluster, gradient_checkpointing=circumstances.gradient_checkpointing,
+            config,
+            model,
+            cluster,
+            gradient_checkpointing=circumstances.gradient_checkpointing,
             micro_batch_size=circumstances.micro_batch_size or _one_for_auto(config, "train_micro_batch_size_per_gpu"),
             gradient_accumulation_steps=circumstances.gradient_accumulation_steps
-            or _one_for_auto(config, "gradient_accumulation_steps"))
+            or _one_for_auto(config, "gradient_accumulation_steps"),
+        )
     except ConfigFileError as error:
         raise ConfigFileError(f"{name}: {error.what}", why=error.why, fix=error.fix) from error
-    return Side(name=name, settings=Settings(config, facts, plan, workload, cluster),
-                candidate=_candidate(name, plan, model, workload, cluster))
+    return Side(
+        name=name,
+        settings=Settings(config, facts, plan, workload, cluster),
+        candidate=_candidate(name, plan, model, workload, cluster),
+    )
 
 
 def _one_for_auto(config: dict[str, Any], key: str) -> int | None:
-    """1 for an `auto` that nobody fills; the Trainer's own 8 samples per GPU would say more of the Trainer than of the file."""
+    """1 for an `auto` that nobody fills; the Trainer's own 8 samples per GPU would say more of the Trainer than of the
+    file."""
     return 1 if config.get(key) == "auto" else None
 
 
@@ -187,9 +253,11 @@ def _optimizer(config: dict[str, Any], name: str, workload: Workload) -> str:
         return workload.optimizer
     optimizer = optimizer_of(config)
     if optimizer not in OPTIMIZERS:
-        raise WorkloadError(f"{name}: the memory of the optimizer {optimizer[:40]!r} is not known",
-                            why="its states per parameter decide the memory",
-                            fix="compare the files without --model, or name one of " + ", ".join(sorted(OPTIMIZERS)))
+        raise WorkloadError(
+            f"{name}: the memory of the optimizer {optimizer[:40]!r} is not known",
+            why="its states per parameter decide the memory",
+            fix="compare the files without --model, or name one of " + ", ".join(sorted(OPTIMIZERS)),
+        )
     return optimizer
 
 
@@ -208,14 +276,23 @@ def _rung_side(rung: Rung, circumstances: Circumstances, facts: Facts) -> Side:
     if accumulation is not None:
         micro = micro or 1
         workload = replace(workload, global_batch_size=micro * accumulation * cluster.world_size)
-    ladder, _ = climb(Question(model=model, workload=workload, cluster=cluster, micro_batch_size=micro,
-                               gradient_checkpointing=checkpointing))
+    ladder, _ = climb(
+        Question(
+            model=model,
+            workload=workload,
+            cluster=cluster,
+            micro_batch_size=micro,
+            gradient_checkpointing=checkpointing,
+        )
+    )
     step = next(step for step in ladder if step.rung == rung)
     candidate = step.candidate
     if candidate is None:
         raise WorkloadError(f"{rung} cannot run here: {step.reason}", fix="compare another rung")
     config = ds_config(candidate.estimate.plan, model, workload, cluster, flavor=workload.framework)
-    return Side(name=rung, candidate=candidate, settings=Settings(config, facts, candidate.estimate.plan, workload, cluster))
+    return Side(
+        name=rung, candidate=candidate, settings=Settings(config, facts, candidate.estimate.plan, workload, cluster)
+    )
 
 
 class Part(NamedTuple):

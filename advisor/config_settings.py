@@ -14,18 +14,34 @@ from ..validate.lint.facts import Block, Facts
 from .key_meanings import acts_at
 
 Origin = Literal["file", "auto", "default", "unset"]
-"""file: written there. auto: written as `auto`, and the value is what fills it. default: DeepSpeed's. unset: neither."""
+"""file: written there. auto: written as `auto`, and the value is what fills it. default: DeepSpeed's. unset:
+neither."""
 
 LOOSE_DEFAULTS: Mapping[str, Any] = {
-    "gradient_clipping": 1.0, "prescale_gradients": False, "gradient_predivide_factor": 1.0, "disable_allgather": False,
-    "dump_state": False, "wall_clock_breakdown": False, "memory_breakdown": False, "zero_allow_untested_optimizer": False,
-    "zero_force_ds_cpu_optimizer": True, "managed_gradient_accumulation": True, "dataloader_drop_last": False,
-    "optimizer.legacy_fusion": False, "torch_autocast.enabled": False,
-    "aio.block_size": 1_048_576, "aio.queue_depth": 8, "aio.intra_op_parallelism": 1, "aio.single_submit": False,
-    "aio.overlap_events": True, "aio.use_gds": False,
+    "gradient_clipping": 1.0,
+    "prescale_gradients": False,
+    "gradient_predivide_factor": 1.0,
+    "disable_allgather": False,
+    "dump_state": False,
+    "wall_clock_breakdown": False,
+    "memory_breakdown": False,
+    "zero_allow_untested_optimizer": False,
+    "zero_force_ds_cpu_optimizer": True,
+    "managed_gradient_accumulation": True,
+    "dataloader_drop_last": False,
+    "optimizer.legacy_fusion": False,
+    "torch_autocast.enabled": False,
+    "aio.block_size": 1_048_576,
+    "aio.queue_depth": 8,
+    "aio.intra_op_parallelism": 1,
+    "aio.single_submit": False,
+    "aio.overlap_events": True,
+    "aio.use_gds": False,
     "activation_checkpointing.partition_activations": False,
-    "activation_checkpointing.contiguous_memory_optimization": False, "activation_checkpointing.cpu_checkpointing": False,
-    "activation_checkpointing.synchronize_checkpoint_boundary": False, "activation_checkpointing.profile": False,
+    "activation_checkpointing.contiguous_memory_optimization": False,
+    "activation_checkpointing.cpu_checkpointing": False,
+    "activation_checkpointing.synchronize_checkpoint_boundary": False,
+    "activation_checkpointing.profile": False,
 }
 """Defaults of keys that no class of DeepSpeed holds (runtime/constants.py, runtime/swap_tensor/constants.py and
 runtime/activation_checkpointing/config.py of 0.19.8; a test compares them with the installed version)."""
@@ -37,7 +53,8 @@ _DEEPEST = 8
 """DeepSpeed's deepest key has five names; what is nested further is one value."""
 
 _FILLED_BY_HIDDEN_SIZE = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
-"""What the Trainer fills by the model's hidden size; any other `auto` in a block with a class is DeepSpeed's default."""
+"""What the Trainer fills by the model's hidden size; any other `auto` in a block with a class is DeepSpeed's
+default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +65,8 @@ class Setting:
     origin: Origin
 
     def same_as(self, other: Setting) -> bool:
-        """Equal to DeepSpeed: 5e8 is 500000000, but true is not 1. (What is not a number equals nothing, not even itself.)"""
+        """Equal to DeepSpeed: 5e8 is 500000000, but true is not 1. (What is not a number equals nothing, not even
+        itself.)"""
         alike = isinstance(self.value, bool) == isinstance(other.value, bool)
         return alike and bool(self.value == other.value or repr(self.value) == repr(other.value))
 
@@ -91,13 +109,17 @@ class Settings:
         if not owner or name in _ACTIVATORS:
             return True
         switch = next((name for name in _ACTIVATORS if self._knows(f"{owner}.{name}")), None)
-        return switch is None or not self.get(f"{owner}.{switch}").same_as(Setting(value=_ACTIVATORS[switch], origin="default"))
+        return switch is None or not self.get(f"{owner}.{switch}").same_as(
+            Setting(value=_ACTIVATORS[switch], origin="default")
+        )
 
     def acts(self, path: str) -> bool:
         """Whether the key does anything here: at this ZeRO stage, and for `aio` where something is on NVMe."""
         if path.startswith("aio."):
-            return any(self.get(f"zero_optimization.{block}.device").value == "nvme"
-                       for block in ("offload_optimizer", "offload_param"))
+            return any(
+                self.get(f"zero_optimization.{block}.device").value == "nvme"
+                for block in ("offload_optimizer", "offload_param")
+            )
         return acts_at(path, self.stage())
 
     def stage(self) -> int:
@@ -127,7 +149,9 @@ class Settings:
         if self.plan is not None:
             known: dict[str, Any] = {**self._batch(), "gradient_clipping": 1.0}
             if self.workload is not None:
-                known |= {f"{precision}.enabled": self.workload.precision == precision for precision in ("bf16", "fp16")}
+                known |= {
+                    f"{precision}.enabled": self.workload.precision == precision for precision in ("bf16", "fp16")
+                }
             if owner == "zero_optimization" and name in _FILLED_BY_HIDDEN_SIZE:
                 known[path] = getattr(self.plan, name)
             if path in known:
@@ -140,8 +164,11 @@ class Settings:
         if self.plan is None or self.cluster is None:
             return {}
         micro, accumulation = self.plan.micro_batch_size, self.plan.gradient_accumulation_steps
-        return {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": accumulation,
-                "train_batch_size": micro * accumulation * self.cluster.world_size}
+        return {
+            "train_micro_batch_size_per_gpu": micro,
+            "gradient_accumulation_steps": accumulation,
+            "train_batch_size": micro * accumulation * self.cluster.world_size,
+        }
 
     def _knows(self, path: str) -> bool:
         owner, _, name = path.rpartition(".")

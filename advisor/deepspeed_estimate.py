@@ -38,8 +38,10 @@ class DeepSpeedEstimate:
         """The figures beside ours, in words. device_bytes: our prediction for one GPU."""
         if self.gpu_bytes is None or self.host_bytes is None:
             return f"DeepSpeed's {self.function} could not be called: {self.problem}."
-        return (f"DeepSpeed's {self.function} says {gib(self.gpu_bytes)} GiB per GPU (ours: {gib(device_bytes)}) and "
-                f"{gib(self.host_bytes)} GiB of RAM per node. It leaves out {', '.join(self.leaves_out)}.")
+        return (
+            f"DeepSpeed's {self.function} says {gib(self.gpu_bytes)} GiB per GPU (ours: {gib(device_bytes)}) and "
+            f"{gib(self.host_bytes)} GiB of RAM per node. It leaves out {', '.join(self.leaves_out)}."
+        )
 
 
 def deepspeed_estimate(model: ModelShape, cluster: Cluster, plan: Plan) -> DeepSpeedEstimate:
@@ -53,25 +55,39 @@ def deepspeed_estimate(model: ModelShape, cluster: Cluster, plan: Plan) -> DeepS
     installation that cannot be imported is a `problem`, not an error.
     """
     stage3 = plan.zero_stage == 3
-    module, function = (("stage3", "estimate_zero3_model_states_mem_needs") if stage3 else
-                        ("stage_1_and_2", "estimate_zero2_model_states_mem_needs"))
+    module, function = (
+        ("stage3", "estimate_zero3_model_states_mem_needs")
+        if stage3
+        else ("stage_1_and_2", "estimate_zero2_model_states_mem_needs")
+    )
     try:
         with _quiet_and_quick():
             zero = importlib.import_module(f"deepspeed.runtime.zero.{module}")
         estimator: Callable[..., Any] = getattr(zero, function)
     except Exception as error:
         # A broken installation of torch or DeepSpeed fails in as many ways as there are extensions that it loads.
-        return DeepSpeedEstimate(function=function, gpu_bytes=None, host_bytes=None, leaves_out=(),
-                                 problem=f"{type(error).__name__}: {error}".splitlines()[0])
+        return DeepSpeedEstimate(
+            function=function,
+            gpu_bytes=None,
+            host_bytes=None,
+            leaves_out=(),
+            problem=f"{type(error).__name__}: {error}".splitlines()[0],
+        )
     sizes: dict[str, Any] = {
-        "num_gpus_per_node": cluster.gpus_per_node, "num_nodes": cluster.nodes,
-        "cpu_offload": plan.offload_optimizer != "none"}
+        "num_gpus_per_node": cluster.gpus_per_node,
+        "num_nodes": cluster.nodes,
+        "cpu_offload": plan.offload_optimizer != "none",
+    }
     if stage3:
-        sizes |= {"largest_layer_params": largest_module_parameters(model), "zero_init": True,
-                  "cpu_offload_params": plan.offload_param != "none"}
+        sizes |= {
+            "largest_layer_params": largest_module_parameters(model),
+            "zero_init": True,
+            "cpu_offload_params": plan.offload_param != "none",
+        }
     host_bytes, gpu_bytes, *_ = estimator(total_params=model.parameters, **sizes)
-    return DeepSpeedEstimate(function=function, gpu_bytes=gpu_bytes, host_bytes=host_bytes,
-                             leaves_out=_leaves_out(plan))
+    return DeepSpeedEstimate(
+        function=function, gpu_bytes=gpu_bytes, host_bytes=host_bytes, leaves_out=_leaves_out(plan)
+    )
 
 
 def largest_module_parameters(model: ModelShape) -> int:

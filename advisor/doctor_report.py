@@ -14,9 +14,22 @@ from .lines import blank, printable, sentence
 from .units import gib
 
 _STYLES: dict[Status, str] = {
-    "problem": "bold red", "warning": "bold yellow", "note": "bold cyan", "unknown": "bold magenta", "ok": "green"}
-_TOLD = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_ALGO", "NCCL_PROTO", "NCCL_IB_HCA", "PYTORCH_CUDA_ALLOC_CONF",
-         "PYTORCH_ALLOC_CONF", "TORCH_CUDA_ARCH_LIST")
+    "problem": "bold red",
+    "warning": "bold yellow",
+    "note": "bold cyan",
+    "unknown": "bold magenta",
+    "ok": "green",
+}
+_TOLD = (
+    "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NCCL_IB_HCA",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+    "TORCH_CUDA_ARCH_LIST",
+)
 _SWITCH = re.compile(r"[\d.,;+-]*|true|false|on|off|yes|no|warn|info|trace|version|detail|cpu|cuda", re.IGNORECASE)
 
 _MARK, _CHECK = 8, 19
@@ -32,7 +45,9 @@ def render_doctor(checkup: Checkup, console: Console) -> None:
         for finding in sorted(findings, key=lambda finding: STATUSES.index(finding.status)):
             _finding(finding, console)
     blank(console)
-    sentence(console, "ds-advise doctor --report prints a block for a bug report, without names and secrets.", style="dim")
+    sentence(
+        console, "ds-advise doctor --report prints a block for a bug report, without names and secrets.", style="dim"
+    )
 
 
 def _verdict(checkup: Checkup) -> str:
@@ -55,8 +70,11 @@ def _title(area: str) -> str:
 
 def _finding(finding: Finding, console: Console) -> None:
     indent = " " * (_MARK + 1)
-    head = Text.assemble((f" {finding.status:<{_MARK}}", _STYLES[finding.status]), f"{finding.check:<{_CHECK}}",
-                         (printable(finding.what), "dim" if finding.status == "ok" else ""))
+    head = Text.assemble(
+        (f" {finding.status:<{_MARK}}", _STYLES[finding.status]),
+        f"{finding.check:<{_CHECK}}",
+        (printable(finding.what), "dim" if finding.status == "ok" else ""),
+    )
     sentence(console, head, hang=len(indent) + _CHECK)
     if finding.why:
         sentence(console, Text(indent + printable(finding.why)), hang=len(indent))
@@ -97,11 +115,14 @@ def _machine(checkup: Checkup) -> Iterator[str]:
         for gpu in facts.graphics.gpus:
             link = f", PCIe {gpu.pcie.generation} x{gpu.pcie.width}" if gpu.pcie else ""
             nvlink = f", {gpu.nvlinks[0]} NVLinks" if gpu.nvlinks[0] else ""
-            yield f"GPU {gpu.index}: {gpu.name}, {gib(gpu.free_bytes)} of {gib(gpu.memory_bytes)} GiB free{link}{nvlink}"
+            memory = f"{gib(gpu.free_bytes)} of {gib(gpu.memory_bytes)} GiB free"
+            yield f"GPU {gpu.index}: {gpu.name}, {memory}{link}{nvlink}"
     if facts.processor:
         shared = f", quota {facts.processor.quota:g}" if facts.processor.quota is not None else ""
-        yield (f"CPU: {facts.processor.name}, {len(facts.processor.usable)} of {facts.processor.online} cores{shared}, "
-               f"{len(facts.processor.nodes)} NUMA nodes")
+        yield (
+            f"CPU: {facts.processor.name}, {len(facts.processor.usable)} of {facts.processor.online} cores{shared}, "
+            f"{len(facts.processor.nodes)} NUMA nodes"
+        )
     if facts.memory:
         limit = f", limit {gib(facts.memory.limit_bytes)}" if facts.memory.limit_bytes is not None else ""
         yield f"RAM: {gib(facts.memory.available_bytes)} of {gib(facts.memory.total_bytes)} GiB available{limit}"
@@ -110,6 +131,8 @@ def _machine(checkup: Checkup) -> Iterator[str]:
 
 
 def _environment(checkup: Checkup) -> Iterator[str]:
-    """Variables by name, and the values that are switches, numbers or names that every machine has; others may be hosts."""
+    """Variables by name, with the values that are switches, numbers or names that every machine has.
+
+    Other values may name hosts."""
     for name, value in checkup.facts.environment.items():
         yield f"{name}={value}" if name in _TOLD or _SWITCH.fullmatch(value) else f"{name} is set"

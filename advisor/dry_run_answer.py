@@ -24,8 +24,8 @@ class DryRunAnswer:
     """What a dry run says about a configuration on a cluster.
 
     analytic: the closed form for the same plan, None for a module of the user's own.
-    time:     of a step, from the operations that the run recorded; None where it recorded none, or nothing is known of the
-              GPU's speed. analytic_time: the closed form's.
+    time:     of a step, from the operations that the run recorded; None where it recorded none, or nothing is known of
+              the GPU's speed. analytic_time: the closed form's.
     """
 
     result: DryRunResult
@@ -47,26 +47,40 @@ class DryRunAnswer:
 
     @property
     def fits(self) -> bool:
-        """What it requires of the device, with the margin, is within what the GPU offers; and the host, where known, too."""
+        """What it requires of the device, with the margin, is within what the GPU offers; and the host, where known,
+        too."""
         host = self.cluster.host_memory_bytes_per_node
-        return (self.required_device_bytes_per_gpu * (1 + MARGIN["dry-run"]) <= self.cluster.gpu.memory_bytes
-                and (host is None or self.result.peak.host_bytes_per_node <= host))
+        return self.required_device_bytes_per_gpu * (1 + MARGIN["dry-run"]) <= self.cluster.gpu.memory_bytes and (
+            host is None or self.result.peak.host_bytes_per_node <= host
+        )
 
     def to_json(self) -> dict[str, Any]:
-        """The result's JSON form without its timeline and operations, with the verdict, the step's time and the closed form's
-        figure."""
+        """The result's JSON form without its timeline and operations, with the verdict, the step's time and the closed
+        form's figure."""
         result = self.result.to_json()
         del result["timeline"], result["operations"]
         time = self.time
-        return {**result, "fits": self.fits, "step_s": None if time is None else time.step_s,
-                "tokens_per_s": None if time is None else time.tokens_per_s,
-                "step_s_by_component": {} if time is None else time.components,
-                "required_device_bytes_per_gpu": self.required_device_bytes_per_gpu, "analytic_allocated_bytes_per_gpu":
-                None if self.analytic is None else self.analytic.allocated_bytes_per_gpu}
+        return {
+            **result,
+            "fits": self.fits,
+            "step_s": None if time is None else time.step_s,
+            "tokens_per_s": None if time is None else time.tokens_per_s,
+            "step_s_by_component": {} if time is None else time.components,
+            "required_device_bytes_per_gpu": self.required_device_bytes_per_gpu,
+            "analytic_allocated_bytes_per_gpu": None
+            if self.analytic is None
+            else self.analytic.allocated_bytes_per_gpu,
+        }
 
 
-def dry_run_answer(result: DryRunResult, cluster: Cluster, model: ModelShape | None, workload: Workload, *,
-                   gradient_checkpointing: bool) -> DryRunAnswer:
+def dry_run_answer(
+    result: DryRunResult,
+    cluster: Cluster,
+    model: ModelShape | None,
+    workload: Workload,
+    *,
+    gradient_checkpointing: bool,
+) -> DryRunAnswer:
     """Put a result beside the closed form for the plan that its configuration (`auto` filled) describes."""
     time = analytic = analytic_time = None
     with contextlib.suppress(ClusterError):  # no published speed of this GPU: its memory is told all the same

@@ -10,7 +10,7 @@ from ..validate.lint.fix_file import read_file
 
 
 def read_ds_config(path: Path) -> dict[str, Any]:
-    """The configuration, which may have comments, as DeepSpeed reads it. Raises ConfigFileError where it cannot be read or
-    holds no object."""
+    """The configuration, which may have comments, as DeepSpeed reads it. Raises ConfigFileError where it cannot be read
+    or holds no object."""
     value: dict[str, Any] = read_document(read_file(path, MAX_BYTES), name=str(path)).root.value
     return value

@@ -20,9 +20,17 @@ def render_explanation(explanation: Explanation, console: Console) -> None:
     """Print every section; the terms of one are printed largest first."""
     candidate, evidence = explanation.candidate, explanation.candidate.estimate.evidence
     plan = candidate.estimate.plan
-    sentence(console, Text(f"{plan_title(plan)}, micro batch {plan.micro_batch_size}, gradient checkpointing "
-                           f"{'on' if plan.gradient_checkpointing else 'off'}", style="bold"))
-    sentence(console, f"Evidence: {evidence}; {percent(explanation.margin)} of the need must stay free besides.", style="dim")
+    sentence(
+        console,
+        Text(
+            f"{plan_title(plan)}, micro batch {plan.micro_batch_size}, gradient checkpointing "
+            f"{'on' if plan.gradient_checkpointing else 'off'}",
+            style="bold",
+        ),
+    )
+    sentence(
+        console, f"Evidence: {evidence}; {percent(explanation.margin)} of the need must stay free besides.", style="dim"
+    )
     for section in explanation.sections:
         blank(console)
         sentence(console, Text(_title(explanation, section), style="bold"))
@@ -39,11 +47,13 @@ def render_explanation(explanation: Explanation, console: Console) -> None:
 def _title(explanation: Explanation, section: Section) -> str:
     memory = explanation.candidate.estimate.memory
     return {
-        "gpu_memory": f"{gib(int(section.total))} GiB of each GPU's memory, at the peak ({moment_title(memory.peak.name)})",
+        "gpu_memory": f"{gib(int(section.total))} GiB of each GPU's memory, at the peak "
+        f"({moment_title(memory.peak.name)})",
         "host_memory": f"{gib(int(section.total))} GiB of host RAM per node while training "
-                       f"({gib(memory.host_loading_bytes_per_node)} GiB while the model loads)",
+        f"({gib(memory.host_loading_bytes_per_node)} GiB while the model loads)",
         "nvme": f"{gib(int(section.total))} GiB of NVMe per node",
-        "time": f"{seconds(section.total)} for one optimizer step"}[section.name]
+        "time": f"{seconds(section.total)} for one optimizer step",
+    }[section.name]
 
 
 def _size(term: Term) -> float:
@@ -59,8 +69,12 @@ def _term(term: Term, console: Console) -> None:
 
     detail(f"= {term.formula}")
     if term.inputs:
-        detail(", ".join(f"{symbol} {value:,.6g}" if isinstance(value, float) else f"{symbol} {value:,}"
-                         for symbol, value in term.inputs))
+        detail(
+            ", ".join(
+                f"{symbol} {value:,.6g}" if isinstance(value, float) else f"{symbol} {value:,}"
+                for symbol, value in term.inputs
+            )
+        )
     if not isinstance(term, MemoryTerm):
         hidden = f", and {seconds(term.hidden_s)} hidden behind other work" if term.hidden_s else ""
         detail(f"keeps busy: {term.resource}{hidden}")

@@ -46,23 +46,37 @@ class Explanation:
         """One object; the terms of a section add up to its total."""
         plan, memory = self.candidate.estimate.plan, self.candidate.estimate.memory
         return {
-            "rung": plan.rung, "micro_batch_size": plan.micro_batch_size,
+            "rung": plan.rung,
+            "micro_batch_size": plan.micro_batch_size,
             "gradient_accumulation_steps": plan.gradient_accumulation_steps,
             "gradient_checkpointing": plan.gradient_checkpointing,
-            "evidence": self.candidate.estimate.evidence, "margin": self.margin,
+            "evidence": self.candidate.estimate.evidence,
+            "margin": self.margin,
             "peak": memory.peak.name,
             "allocated_bytes_by_moment": {moment.name: moment.allocated_bytes for moment in memory.moments},
             "host_loading_bytes_per_node": memory.host_loading_bytes_per_node,
-            "sections": {section.name: {"total": section.total, "terms": [_json(term) for term in section.terms]}
-                         for section in self.sections},
-            "symbols": self.symbols}
+            "sections": {
+                section.name: {"total": section.total, "terms": [_json(term) for term in section.terms]}
+                for section in self.sections
+            },
+            "symbols": self.symbols,
+        }
 
 
 def _json(term: Term) -> dict[str, Any]:
-    value = {"size_bytes": term.size_bytes} if isinstance(term, MemoryTerm) else {
-        "seconds": term.seconds, "hidden_seconds": term.hidden_s, "resource": term.resource}
-    return {"name": term.name, **value, "formula": term.formula, "inputs": dict(term.inputs), "source": term.source,
-            "not_covered": not_covered(term.name)}
+    value = (
+        {"size_bytes": term.size_bytes}
+        if isinstance(term, MemoryTerm)
+        else {"seconds": term.seconds, "hidden_seconds": term.hidden_s, "resource": term.resource}
+    )
+    return {
+        "name": term.name,
+        **value,
+        "formula": term.formula,
+        "inputs": dict(term.inputs),
+        "source": term.source,
+        "not_covered": not_covered(term.name),
+    }
 
 
 def explain(answer: Recommendation, *, rung: str | None = None, component: str | None = None) -> Explanation:
@@ -74,13 +88,20 @@ def explain(answer: Recommendation, *, rung: str | None = None, component: str |
     memory, time = candidate.estimate.memory, candidate.estimate.time
     every = (
         Section(name="gpu_memory", terms=memory.gpu_terms, total=memory.device_bytes_per_gpu),
-        Section(name="host_memory", terms=memory.host_pinned_terms + memory.host_pageable_terms,
-                total=memory.host_training_bytes_per_node),
+        Section(
+            name="host_memory",
+            terms=memory.host_pinned_terms + memory.host_pageable_terms,
+            total=memory.host_training_bytes_per_node,
+        ),
         Section(name="nvme", terms=memory.nvme_terms, total=memory.nvme_bytes_per_node),
-        Section(name="time", terms=time.terms, total=time.step_s))
+        Section(name="time", terms=time.terms, total=time.step_s),
+    )
     sections = tuple(section for section in every if section.terms)
-    return Explanation(candidate=candidate, margin=margin(answer.question.cluster, candidate.estimate.evidence),
-                       sections=sections if component is None else _only(sections, component))
+    return Explanation(
+        candidate=candidate,
+        margin=margin(answer.question.cluster, candidate.estimate.evidence),
+        sections=sections if component is None else _only(sections, component),
+    )
 
 
 def _candidate(answer: Recommendation, rung: str | None) -> Candidate:
@@ -106,6 +127,12 @@ def _only(sections: Sequence[Section], component: str) -> tuple[Section, ...]:
     chosen = {wanted} if wanted in names else {name for name in names if wanted in name}
     if not chosen:
         raise WorkloadError(f"the plan has no component {component[:40]!r}", fix=f"pass one of {', '.join(names)}")
-    kept = (Section(name=section.name, total=section.total,
-                    terms=tuple(term for term in section.terms if letters(term.name) in chosen)) for section in sections)
+    kept = (
+        Section(
+            name=section.name,
+            total=section.total,
+            terms=tuple(term for term in section.terms if letters(term.name) in chosen),
+        )
+        for section in sections
+    )
     return tuple(section for section in kept if section.terms)

@@ -26,8 +26,8 @@ TOO_TIGHT = "too tight"
 """The verdict on a plan that the GPU could hold, but without the margin."""
 
 RAN_OUT, NEEDS_MORE, FAILED = "ran out of memory", "needs more yet", "failed"
-"""The verdicts on a plan that ran out of memory in a probe, on one that needs more than it, and on one whose probe failed for
-another reason."""
+"""The verdicts on a plan that ran out of memory in a probe, on one that needs more than it, and on one whose probe
+failed for another reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,15 +19,25 @@ from .units import age, amount, gib, rate
 
 _COLUMNS = (("id", 4), ("when", -8), ("kind", -8), ("model", -16), ("plan", -23), ("tokens/s", 8), ("GiB", 5))
 
-_FAILURES = {"out_of_memory": "out of memory", "crash": "failed", "hang": "hung", "stopped": "suspended", "killed": "killed",
-             "timeout": "too slow", "disk_full": "disk full"}
+_FAILURES = {
+    "out_of_memory": "out of memory",
+    "crash": "failed",
+    "hang": "hung",
+    "stopped": "suspended",
+    "killed": "killed",
+    "timeout": "too slow",
+    "disk_full": "disk full",
+}
 
 
 def render_history(records: Sequence[Record], console: Console, *, path: Path, more: bool) -> None:
     """Print the records; more: there are older ones."""
     if not records:
-        sentence(console, f"Nothing was measured yet, or nothing with these numbers ({path}). ds-advise bench measures this "
-                          "machine, ds-advise probe a configuration.")
+        sentence(
+            console,
+            f"Nothing was measured yet, or nothing with these numbers ({path}). ds-advise bench measures this "
+            "machine, ds-advise probe a configuration.",
+        )
         return
     machine = ""
     row(console, Text(_cells([title for title, _ in _COLUMNS]), style="bold"))
@@ -39,8 +49,14 @@ def render_history(records: Sequence[Record], console: Console, *, path: Path, m
     if more:
         sentence(console, Text("Older ones: --limit N.", style="dim"))
     blank(console)
-    sentence(console, Text("tokens/s and GiB: as measured; GiB is the highest rank's memory on the GPU, or its tensors in RAM "
-                           "on the CPU; of a training, of the fullest GPU, or all ranks' RAM.", style="dim"))
+    sentence(
+        console,
+        Text(
+            "tokens/s and GiB: as measured; GiB is the highest rank's memory on the GPU, or its tensors in RAM "
+            "on the CPU; of a training, of the fullest GPU, or all ranks' RAM.",
+            style="dim",
+        ),
+    )
 
 
 def without_nan(value: Any) -> Any:
@@ -65,8 +81,10 @@ def _line(record: Record) -> str:
 
 
 def _cells(texts: Sequence[str]) -> str:
-    return " " + " ".join(f"{text:<{-width}}" if width < 0 else f"{text:>{width}}"
-                          for text, (_, width) in zip(texts, _COLUMNS, strict=False))
+    return " " + " ".join(
+        f"{text:<{-width}}" if width < 0 else f"{text:>{width}}"
+        for text, (_, width) in zip(texts, _COLUMNS, strict=False)
+    )
 
 
 def _bench(record: Record) -> str:
@@ -87,8 +105,12 @@ def _plan(record: Record) -> str:
     def device(block: str) -> Any:
         return (zero.get(block) or {}).get("device", "none")
 
-    plan = Plan(zero_stage=zero.get("stage", 0), micro_batch_size=1, offload_optimizer=device("offload_optimizer"),
-                offload_param=device("offload_param"))
+    plan = Plan(
+        zero_stage=zero.get("stage", 0),
+        micro_batch_size=1,
+        offload_optimizer=device("offload_optimizer"),
+        offload_param=device("offload_param"),
+    )
     micro, steps = config.get("train_micro_batch_size_per_gpu", ""), config.get("gradient_accumulation_steps", 1)
     batch = f" {micro}" + (f"x{steps}" if steps not in (1, "auto") else "")
     return f"{plan.rung}{batch if micro not in ('', 'auto') else ''}"
@@ -103,6 +125,8 @@ def _figures(result: Mapping[str, Any]) -> tuple[str, str]:
     steps = [sorted(step["total_s"] for step in report["steps"]) for report in ranks if report.get("steps")]
     slowest = max((times[len(times) // 2] for times in steps), default=0.0)
     tokens = result.get("tokens_per_step") or 0
-    memory = [report["device_bytes"] or report["reserved_bytes"] or report["host_peak_bytes"] - report["host_baseline_bytes"]
-              for report in ranks]
+    memory = [
+        report["device_bytes"] or report["reserved_bytes"] or report["host_peak_bytes"] - report["host_baseline_bytes"]
+        for report in ranks
+    ]
     return rate(tokens / slowest) if slowest and tokens else "-", gib(max(memory)) if memory else "-"

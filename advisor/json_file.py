@@ -14,8 +14,8 @@ MAX_BYTES = 10_000_000
 
 
 def read_json_object(file: Path, *, error: type[DsAdviseError], what: str, fix: str) -> dict[str, Any]:
-    """The object in a JSON file. Raises `error`, with `fix`, where it cannot be read, is too large to be `what`, or holds
-    something else."""
+    """The object in a JSON file. Raises `error`, with `fix`, where it cannot be read, is too large to be `what`, or
+    holds something else."""
     try:
         with file.open("rb") as stream:
             raw = stream.read(MAX_BYTES + 1)
@@ -30,7 +30,9 @@ def read_json_object(file: Path, *, error: type[DsAdviseError], what: str, fix: 
     except UnicodeDecodeError as problem:
         raise error(f"{file}: not UTF-8 text (byte {problem.start})", fix=fix) from problem
     except json.JSONDecodeError as problem:
-        raise error(f"{file}: not JSON: {problem.msg} (line {problem.lineno}, column {problem.colno})", fix=fix) from problem
+        raise error(
+            f"{file}: not JSON: {problem.msg} (line {problem.lineno}, column {problem.colno})", fix=fix
+        ) from problem
     except (ValueError, RecursionError) as problem:  # a number of thousands of digits, or thousands of open brackets
         raise error(f"{file}: not JSON that can be read", fix=fix) from problem
     if not isinstance(value, dict):

@@ -17,31 +17,52 @@ def json_form(answer: Recommendation, *, all_candidates: bool = False) -> dict[s
     """The recommendation as JSON types. `candidates` holds every rung's best plan, or every candidate."""
     question = answer.question
     model, workload, cluster = question.model, question.workload, question.cluster
-    shown = answer.candidates if all_candidates else [
-        step.candidate for step in answer.ladder if step.candidate is not None]
+    shown = (
+        answer.candidates
+        if all_candidates
+        else [step.candidate for step in answer.ladder if step.candidate is not None]
+    )
     estimate = answer.deepspeed_estimate
     return {
         "schema_version": SCHEMA_VERSION,
-        "model": {"name": model.name, "parameters": model.parameters,
-                  "trainable_parameters": question.trainable_parameters},
-        "workload": {"method": workload.method, "seq_len": workload.seq_len, "precision": workload.precision,
-                     "optimizer": workload.optimizer, "global_batch_size": workload.global_batch_size},
-        "cluster": {"nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node, "gpu": cluster.gpu.name,
-                    "gpu_memory_bytes": cluster.gpu.memory_bytes,
-                    "host_memory_bytes_per_node": cluster.host_memory_bytes_per_node,
-                    "measured": cluster.measured},
+        "model": {
+            "name": model.name,
+            "parameters": model.parameters,
+            "trainable_parameters": question.trainable_parameters,
+        },
+        "workload": {
+            "method": workload.method,
+            "seq_len": workload.seq_len,
+            "precision": workload.precision,
+            "optimizer": workload.optimizer,
+            "global_batch_size": workload.global_batch_size,
+        },
+        "cluster": {
+            "nodes": cluster.nodes,
+            "gpus_per_node": cluster.gpus_per_node,
+            "gpu": cluster.gpu.name,
+            "gpu_memory_bytes": cluster.gpu.memory_bytes,
+            "host_memory_bytes_per_node": cluster.host_memory_bytes_per_node,
+            "measured": cluster.measured,
+        },
         "candidates": [candidate_json(candidate) for candidate in shown],
         "ladder": [{"rung": step.rung, "fits": step.fits, "reason": step.reason} for step in answer.ladder],
         "recommended": None if answer.recommended is None else candidate_json(answer.recommended),
         "reasons": list(answer.reasons),
         "assumptions": list(answer.assumptions),
         "changes": [{"flags": change.flags, "outcome": change.outcome} for change in answer.changes],
-        "deepspeed_estimate": None if estimate is None else {
-            "gpu_bytes": estimate.gpu_bytes, "host_bytes": estimate.host_bytes},
+        "deepspeed_estimate": None
+        if estimate is None
+        else {"gpu_bytes": estimate.gpu_bytes, "host_bytes": estimate.host_bytes},
         "verifications": [{"rung": run.candidate.rung, **run.dry_run.to_json()} for run in answer.verifications],
-        "probes": None if answer.climbed is None else {
-            "ended": answer.climbed.ended, "bound": answer.climbed.bound, "candidates": answer.climbed.candidates,
-            "trials": [_trial(trial) for trial in answer.climbed.trials]},
+        "probes": None
+        if answer.climbed is None
+        else {
+            "ended": answer.climbed.ended,
+            "bound": answer.climbed.bound,
+            "candidates": answer.climbed.candidates,
+            "trials": [_trial(trial) for trial in answer.climbed.trials],
+        },
         "earlier_probes": [_trial(trial) for trial in answer.earlier],
         "files": list(answer.files),
     }
@@ -53,8 +74,12 @@ def _keys(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _trial(trial: Trial) -> dict[str, Any]:
-    return {"plan": candidate_json(trial.candidate), "reason": trial.reason, "age_seconds": trial.age_s,
-            "result": trial.result.to_json()}
+    return {
+        "plan": candidate_json(trial.candidate),
+        "reason": trial.reason,
+        "age_seconds": trial.age_s,
+        "result": trial.result.to_json(),
+    }
 
 
 def candidate_json(candidate: Candidate) -> dict[str, Any]:

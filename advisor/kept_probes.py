@@ -1,8 +1,8 @@
 """Every probe goes into the store, and a later question about the same machine and model finds it there.
 
-A probe answers for a plan when the whole configuration, the workload, the number of ranks and the versions of torch, DeepSpeed
-and transformers are the same. Of failures only want of memory is an answer: it says that the plan does not fit; a crash or a
-timeout may have had a reason that is gone. Solo probes have no time that could be used.
+A probe answers for a plan when the whole configuration, the workload, the number of ranks and the versions of torch,
+DeepSpeed and transformers are the same. Of failures only want of memory is an answer: it says that the plan does not
+fit; a crash or a timeout may have had a reason that is gone. Solo probes have no time that could be used.
 """
 
 from __future__ import annotations
@@ -29,22 +29,39 @@ from ..probes.this_machine import host_memory_bytes
 _LIBRARIES = ("torch", "deepspeed", "transformers")
 
 
-def keep_probe(result: ProbeResult, *, model: ModelShape | None, name: str, config: Mapping[str, Any], workload: Workload,
-               micro_batch_size: int, gradient_accumulation_steps: int, gradient_checkpointing: bool,
-               memory_limit_bytes: int | None) -> int | None:
+def keep_probe(
+    result: ProbeResult,
+    *,
+    model: ModelShape | None,
+    name: str,
+    config: Mapping[str, Any],
+    workload: Workload,
+    micro_batch_size: int,
+    gradient_accumulation_steps: int,
+    gradient_checkpointing: bool,
+    memory_limit_bytes: int | None,
+) -> int | None:
     """Keep a probe, failed ones too; answers its number, None where the store cannot be used (which it says on stderr).
 
-    model: None for a module of the user's own, which `name` tells. config: as it was given, kept with its `auto` batch sizes
+    model: None for a module of the user's own, which `name` tells. config: as it was given, kept with its `auto` batch
+        sizes
     filled; all that DeepSpeed filled is in the result of a run that succeeded.
     """
     record = Record(
-        kind="probe", machine=this_machine(), model="" if model is None else model_key(model),
+        kind="probe",
+        machine=this_machine(),
+        model="" if model is None else model_key(model),
         # The last part of a path is a name; the rest says where somebody keeps their models.
         model_name=Path(name).name if ".py:" in name or Path(name).exists() else name,
-        plan=_filled(config, micro_batch_size, gradient_accumulation_steps), result=result.to_json(),
+        plan=_filled(config, micro_batch_size, gradient_accumulation_steps),
+        result=result.to_json(),
         versions={library: version(library) for library in _LIBRARIES},
-        workload={**asdict(workload), "gradient_checkpointing": gradient_checkpointing,
-                  "memory_limit_bytes": memory_limit_bytes})
+        workload={
+            **asdict(workload),
+            "gradient_checkpointing": gradient_checkpointing,
+            "memory_limit_bytes": memory_limit_bytes,
+        },
+    )
     return try_store(lambda store: store.add(record), None)
 
 
@@ -76,14 +93,26 @@ class KeptProbes:
             config = ds_config(plan, self._model, self._workload, self._cluster, flavor=self._workload.framework)
         except ClusterError:  # it would swap to NVMe, and no folder was named: it never ran
             return None
-        return self.of_config(config, plan.micro_batch_size, plan.gradient_accumulation_steps,
-                              gradient_checkpointing=plan.gradient_checkpointing)
+        return self.of_config(
+            config,
+            plan.micro_batch_size,
+            plan.gradient_accumulation_steps,
+            gradient_checkpointing=plan.gradient_checkpointing,
+        )
 
-    def of_config(self, config: Mapping[str, Any], micro_batch_size: int, gradient_accumulation_steps: int, *,
-                  gradient_checkpointing: bool) -> KeptProbe | None:
+    def of_config(
+        self,
+        config: Mapping[str, Any],
+        micro_batch_size: int,
+        gradient_accumulation_steps: int,
+        *,
+        gradient_checkpointing: bool,
+    ) -> KeptProbe | None:
         """The newest probe that answers for a configuration; batch sizes fill its `auto`."""
-        wanted = _comparable(_filled(config, micro_batch_size, gradient_accumulation_steps),
-                             {**asdict(self._workload), "gradient_checkpointing": gradient_checkpointing})
+        wanted = _comparable(
+            _filled(config, micro_batch_size, gradient_accumulation_steps),
+            {**asdict(self._workload), "gradient_checkpointing": gradient_checkpointing},
+        )
         for record in self._records:
             if _comparable(record.plan, record.workload) == wanted:
                 kept = _kept(record)
@@ -94,7 +123,10 @@ class KeptProbes:
 
 def _filled(config: Mapping[str, Any], micro_batch_size: int, gradient_accumulation_steps: int) -> dict[str, Any]:
     """The configuration with its `auto` batch sizes filled."""
-    batch = {"train_micro_batch_size_per_gpu": micro_batch_size, "gradient_accumulation_steps": gradient_accumulation_steps}
+    batch = {
+        "train_micro_batch_size_per_gpu": micro_batch_size,
+        "gradient_accumulation_steps": gradient_accumulation_steps,
+    }
     return {**config, **{key: size for key, size in batch.items() if config.get(key, "auto") == "auto"}}
 
 
@@ -114,7 +146,8 @@ def _kept(record: Record) -> KeptProbe | None:
 
 
 def _answers(result: ProbeResult, limit_bytes: int | None, cluster: Cluster) -> bool:
-    """Whether a run under a limit (CPU; None: the rank's share of the RAM) says what would happen under the question's."""
+    """Whether a run under a limit (CPU; None: the rank's share of the RAM) says what would happen under the
+    question's."""
     if result.solo or result.world_size != cluster.world_size or (result.device == "cpu") != cluster.gpu.is_cpu:
         return False
     if result.failure is not None and result.failure.kind != "out_of_memory":

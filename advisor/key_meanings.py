@@ -16,7 +16,8 @@ MEANINGS: Mapping[str, str] = {
     "optimizer.params.lr": "learning rate",
     "scheduler.type": "learning rate over time",
     "zero_optimization.stage": "what the ranks share: 1 optimizer states, 2 gradients too, 3 weights too",
-    "zero_optimization.offload_optimizer.device": "optimizer states and CPU Adam in host RAM or on NVMe: 12 to 16 bytes a "
+    "zero_optimization.offload_optimizer.device": "optimizer states and CPU Adam in host RAM or on NVMe: 12 to 16 "
+    "bytes a "
     "parameter off the GPUs, time per step",
     "zero_optimization.offload_param.device": "weights in host RAM or on NVMe: read over PCIe in every pass",
     "zero_optimization.offload_optimizer.nvme_path": "where the states are kept between steps",
@@ -29,7 +30,8 @@ MEANINGS: Mapping[str, str] = {
     "zero_optimization.offload_param.max_in_cpu": "elements that stay in RAM all the same",
     "zero_optimization.offload_optimizer.ratio": "share of the states that is in RAM; the rest stays on the GPU",
     "zero_optimization.overlap_comm": "communication beside computation; a second bucket at stages 1 and 2",
-    "zero_optimization.reduce_bucket_size": "elements reduced at a time: 2 bytes each on the GPU, fewer and larger messages",
+    "zero_optimization.reduce_bucket_size": "elements reduced at a time: 2 bytes each on the GPU, fewer and larger "
+    "messages",
     "zero_optimization.allgather_bucket_size": "elements gathered at a time; current torch gathers all in place",
     "zero_optimization.contiguous_gradients": "gradients copied into one buffer: less fragmentation",
     "zero_optimization.reduce_scatter": "each rank receives only what it owns",
@@ -37,10 +39,13 @@ MEANINGS: Mapping[str, str] = {
     "zero_optimization.sub_group_size": "parameters stepped at a time: 6 bytes each on the GPU, a buffer each on NVMe",
     "zero_optimization.stage3_prefetch_bucket_size": "elements gathered ahead: hides communication, takes memory",
     "zero_optimization.stage3_param_persistence_threshold": "smaller parameters stay gathered: fewer tiny messages",
-    "zero_optimization.stage3_max_live_parameters": "elements that stay gathered at most: memory against gathering again",
+    "zero_optimization.stage3_max_live_parameters": "elements that stay gathered at most: memory against gathering "
+    "again",
     "zero_optimization.stage3_max_reuse_distance": "parameters used again within so many elements stay gathered",
-    "zero_optimization.stage3_gather_16bit_weights_on_model_save": "saving leaves a model, not only shards; rank 0 holds it",
-    "zero_optimization.zero_hpz_partition_size": "a second copy of the weights within each node: less traffic between nodes",
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save": "saving leaves a model, not only shards; rank 0 "
+    "holds it",
+    "zero_optimization.zero_hpz_partition_size": "a second copy of the weights within each node: less traffic between "
+    "nodes",
     "zero_optimization.zero_quantized_weights": "weights gathered in 8 bits",
     "zero_optimization.zero_quantized_gradients": "gradients reduced in 4 bits",
     "aio.block_size": "bytes of a request to the drive",
@@ -58,12 +63,18 @@ ORDER = tuple(MEANINGS)
 
 _STAGES: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("zero_optimization.allgather_bucket_size", ()),  # runtime/utils.py all_gather_dp_groups gathers in place
-    ("zero_optimization.stage3_", (3,)), ("zero_optimization.sub_group_size", (3,)),
-    ("zero_optimization.offload_param.", (3,)), ("zero_optimization.zero_hpz_", (3,)),
-    ("zero_optimization.zero_quantized_", (3,)), ("zero_optimization.memory_efficient_linear", (3,)),
-    ("zero_optimization.allgather_", (1, 2)), ("zero_optimization.round_robin_gradients", (1, 2)),
-    ("zero_optimization.use_multi_rank_bucket_allreduce", (1, 2)), ("zero_optimization.offload_optimizer.", (1, 2, 3)),
-    ("zero_optimization.", (1, 2, 3)))
+    ("zero_optimization.stage3_", (3,)),
+    ("zero_optimization.sub_group_size", (3,)),
+    ("zero_optimization.offload_param.", (3,)),
+    ("zero_optimization.zero_hpz_", (3,)),
+    ("zero_optimization.zero_quantized_", (3,)),
+    ("zero_optimization.memory_efficient_linear", (3,)),
+    ("zero_optimization.allgather_", (1, 2)),
+    ("zero_optimization.round_robin_gradients", (1, 2)),
+    ("zero_optimization.use_multi_rank_bucket_allreduce", (1, 2)),
+    ("zero_optimization.offload_optimizer.", (1, 2, 3)),
+    ("zero_optimization.", (1, 2, 3)),
+)
 """Prefix -> stages at which DeepSpeed reads the key (runtime/zero/config.py names them in its docstrings, 0.19.8)."""
 
 

@@ -27,8 +27,8 @@ def sentence(console: Console, text: str | Text, *, style: str = "", hang: int =
     first = styled.wrap(console, width)[0]
     first.rstrip()
     row(console, Text(" ") + first)
-    rest = styled[len(first):]
-    rest = rest[len(rest.plain) - len(rest.plain.lstrip()):]
+    rest = styled[len(first) :]
+    rest = rest[len(rest.plain) - len(rest.plain.lstrip()) :]
     for continued in rest.wrap(console, max(width - hang, NARROWEST // 2)) if rest.plain else ():
         continued.rstrip()
         row(console, Text(" " * (1 + hang)) + continued)

@@ -13,8 +13,16 @@ from .cluster_spec import parse_cluster
 from .model_source import load_model
 
 
-def lint_settings(config: dict[str, Any], *, framework: Framework | None, model: str | None, gpus: str | None,
-                  ram: str | None, seq_len: int | None, offline: bool) -> dict[str, Any]:
+def lint_settings(
+    config: dict[str, Any],
+    *,
+    framework: Framework | None,
+    model: str | None,
+    gpus: str | None,
+    ram: str | None,
+    seq_len: int | None,
+    offline: bool,
+) -> dict[str, Any]:
     """Keyword arguments of `lint`. Raises DsAdviseError for GPUs, a model or a length that cannot be."""
     cluster = parse_cluster(gpus, ram=ram) if gpus is not None else None
     shape = load_model(model, offline=offline) if model is not None else None
@@ -22,13 +30,19 @@ def lint_settings(config: dict[str, Any], *, framework: Framework | None, model:
     return {"framework": framework, "cluster": cluster, "model": shape, "workload": workload}
 
 
-def _workload(config: dict[str, Any], framework: Framework, model: ModelShape, cluster: Cluster | None,
-              seq_len: int | None) -> Workload:
-    """Full training as the file has it; DeepSpeed's names of optimizers are the estimators' too, as far as they know them."""
+def _workload(
+    config: dict[str, Any], framework: Framework, model: ModelShape, cluster: Cluster | None, seq_len: int | None
+) -> Workload:
+    """Full training as the file has it; DeepSpeed's names of optimizers are the estimators' too, as far as they know
+    them."""
     block = config.get("optimizer")
     name = str(block.get("type", "")).lower() if isinstance(block, dict) else ""
-    return Workload(seq_len=sequence_length(model, seq_len), precision=_precision(config, cluster), framework=framework,
-                    optimizer=name if name in OPTIMIZERS else "adamw")
+    return Workload(
+        seq_len=sequence_length(model, seq_len),
+        precision=_precision(config, cluster),
+        framework=framework,
+        optimizer=name if name in OPTIMIZERS else "adamw",
+    )
 
 
 def _precision(config: dict[str, Any], cluster: Cluster | None) -> Precision:

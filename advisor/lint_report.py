@@ -34,8 +34,13 @@ def render_diff(name: str, old: str, new: str, console: Console) -> None:
     lines = difflib.unified_diff(old.splitlines(), new.splitlines(), name, f"{name} (corrected)", n=1, lineterm="")
     for line in lines:
         style = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
-        row(console, Text("".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in f"   {line}"),
-                          style=style))
+        row(
+            console,
+            Text(
+                "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in f"   {line}"),
+                style=style,
+            ),
+        )
 
 
 def render_rule(rule: Rule, console: Console) -> None:
@@ -59,15 +64,36 @@ def render_rules(rules: Sequence[Rule], console: Console) -> None:
 def report_json(name: str, report: Report, *, written: str | None, copy: str | None) -> dict[str, Any]:
     """One object, described in docs/json.md."""
     return {
-        "schema_version": 1, "file": name, "framework": report.framework, "framework_is_assumed": report.framework_is_assumed,
-        "deepspeed": report.facts.version, "facts": report.facts.origin,
-        "errors": report.count("error"), "warnings": report.count("warning"), "advice": report.count("advice"),
-        "more": report.more, "written": written, "copy": copy,
-        "findings": [{
-            "code": finding.code, "severity": finding.severity, "title": finding.title, "path": ".".join(finding.path),
-            "line": finding.line, "column": finding.column, "what": finding.what, "why": finding.why, "fix": finding.fix,
-            "versions": finding.versions, "source": finding.source, "can_fix": bool(finding.edits)}
-            for finding in report.findings]}
+        "schema_version": 1,
+        "file": name,
+        "framework": report.framework,
+        "framework_is_assumed": report.framework_is_assumed,
+        "deepspeed": report.facts.version,
+        "facts": report.facts.origin,
+        "errors": report.count("error"),
+        "warnings": report.count("warning"),
+        "advice": report.count("advice"),
+        "more": report.more,
+        "written": written,
+        "copy": copy,
+        "findings": [
+            {
+                "code": finding.code,
+                "severity": finding.severity,
+                "title": finding.title,
+                "path": ".".join(finding.path),
+                "line": finding.line,
+                "column": finding.column,
+                "what": finding.what,
+                "why": finding.why,
+                "fix": finding.fix,
+                "versions": finding.versions,
+                "source": finding.source,
+                "can_fix": bool(finding.edits),
+            }
+            for finding in report.findings
+        ],
+    }
 
 
 def _render(finding: Finding, console: Console, *, why: bool) -> None:
@@ -96,7 +122,8 @@ def _summary(name: str, report: Report) -> str:
 def _basis(report: Report) -> str:
     reader = "the Trainer or accelerate" if report.framework == "hf" else "plain DeepSpeed"
     version = f"DeepSpeed {report.facts.version}" + (
-        " (not installed here: facts that this program carries)" if report.facts.origin == "bundled" else "")
+        " (not installed here: facts that this program carries)" if report.facts.origin == "bundled" else ""
+    )
     assumed = " (assumed: pass --framework)" if report.framework_is_assumed else ""
     return f"{version}, read by {reader}{assumed}."
 

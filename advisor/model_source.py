@@ -28,8 +28,11 @@ def load_model(name_or_path: str, *, offline: bool = False) -> ModelShape:
     `config.json` that cannot be read or is not a model's.
     """
     found = _resolve(name_or_path, offline=offline)
-    return found if isinstance(found, ModelShape) else shape_from_config(
-        _read(found.file), name=name_or_path.strip(), source=found.source)
+    return (
+        found
+        if isinstance(found, ModelShape)
+        else shape_from_config(_read(found.file), name=name_or_path.strip(), source=found.source)
+    )
 
 
 def load_config(name_or_path: str, *, offline: bool = False) -> dict[str, Any]:
@@ -57,7 +60,8 @@ def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
     if _is_path(name):
         raise UnknownModelError(
             f"{name}: {'no config.json in this folder' if is_folder else 'no such file or folder'}",
-            fix="give the folder that holds the model's config.json, a catalogue name, or a hub id")
+            fix="give the folder that holds the model's config.json, a catalogue name, or a hub id",
+        )
     try:
         return catalogue.find(name)
     except UnknownModelError:
@@ -68,13 +72,17 @@ def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
 
 def _is_path(name: str) -> bool:
     """It can only be meant as a path, so that a wrong one is no reason to look elsewhere."""
-    return name.startswith(("/", "./", "../", "~")) or name in (".", "..") or (
-        name.endswith(".json") or name.count("/") > 1)
+    return (
+        name.startswith(("/", "./", "../", "~"))
+        or name in (".", "..")
+        or (name.endswith(".json") or name.count("/") > 1)
+    )
 
 
 def _read(file: Path) -> dict[str, Any]:
-    return read_json_object(file, error=ModelConfigError, what="a model's config.json",
-                            fix="give a config.json as transformers writes it")
+    return read_json_object(
+        file, error=ModelConfigError, what="a model's config.json", fix="give a config.json as transformers writes it"
+    )
 
 
 def _from_hub(hub_id: str, *, offline: bool) -> Path:
@@ -99,19 +107,25 @@ def _from_hub(hub_id: str, *, offline: bool) -> Path:
         raise unknown("not a name that the hub allows", otherwise) from None
     except LocalEntryNotFoundError:
         if offline:
-            raise unknown("not in the catalogue nor in the hub's cache, and --offline forbids the network",
-                          f"leave --offline out, or {otherwise}") from None
+            raise unknown(
+                "not in the catalogue nor in the hub's cache, and --offline forbids the network",
+                f"leave --offline out, or {otherwise}",
+            ) from None
     try:
         # Asked first because it fails at once where `hf_hub_download` retries for half a minute.
         get_hf_file_metadata(hf_hub_url(hub_id, "config.json"), timeout=10)
         return Path(hf_hub_download(hub_id, "config.json"))
     except GatedRepoError:
-        raise unknown("the hub shows this model only to users who accepted its terms",
-                      "accept them on its page and log in with `hf auth login`, or set HF_TOKEN") from None
+        raise unknown(
+            "the hub shows this model only to users who accepted its terms",
+            "accept them on its page and log in with `hf auth login`, or set HF_TOKEN",
+        ) from None
     except RepositoryNotFoundError:
         raise unknown("not on the hub, or private without a token that may see it", otherwise) from None
     except EntryNotFoundError:
         raise unknown("its repository on the hub has no config.json", otherwise) from None
     except Exception as error:  # what the HTTP library raises changed with huggingface_hub's versions (requests, httpx)
-        raise unknown(f"not in the catalogue, and the hub cannot be reached ({type(error).__name__})",
-                      f"{otherwise}; --offline does not ask the hub") from error
+        raise unknown(
+            f"not in the catalogue, and the hub cannot be reached ({type(error).__name__})",
+            f"{otherwise}; --offline does not ask the hub",
+        ) from error

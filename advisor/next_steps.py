@@ -80,7 +80,8 @@ def _model_lines(workload: Workload) -> list[str]:
         arguments += [
             "    quantization_config=BitsAndBytesConfig(",
             '        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,',
-            f"        bnb_4bit_compute_dtype={_TORCH_DTYPE[workload.precision]}),"]
+            f"        bnb_4bit_compute_dtype={_TORCH_DTYPE[workload.precision]}),",
+        ]
     lines = ["from_pretrained(", "    ...,", *arguments, ")"] if arguments else []
     if workload.method != "full":
         targets = list(workload.lora_targets) if workload.lora_targets else "all-linear"

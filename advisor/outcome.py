@@ -18,8 +18,9 @@ Destination = Path | Literal["-"] | None
 """Where the configuration goes: a file, stdout, or nowhere."""
 
 
-def deliver(answer: Recommendation, destination: Destination, *, force: bool, as_json: bool,
-            all_candidates: bool) -> int:
+def deliver(
+    answer: Recommendation, destination: Destination, *, force: bool, as_json: bool, all_candidates: bool
+) -> int:
     """Write the recommended configuration, print the answer, and return the exit code.
 
     A file that may not be written does not cost the user the answer: that is printed first, then the error is raised.
@@ -48,8 +49,13 @@ def recommended_config(answer: Recommendation) -> dict[str, Any] | None:
     if answer.recommended is None:
         return None
     question = answer.question
-    return ds_config(answer.recommended.estimate.plan, question.model, question.workload, question.cluster,
-                     flavor=question.workload.framework)
+    return ds_config(
+        answer.recommended.estimate.plan,
+        question.model,
+        question.workload,
+        question.cluster,
+        flavor=question.workload.framework,
+    )
 
 
 def _print_answer(answer: Recommendation, destination: Destination, *, all_candidates: bool) -> None:

@@ -1,8 +1,8 @@
 """This machine's own speeds in place of data sheets and assumptions, once `ds-advise bench` has measured them.
 
-The estimators take a data sheet's figure and reach a share of it. So a measured rate goes in as the data sheet's figure of
-which that share is the measured rate. Rates of matrix products, CPU Adam and NVMe go in as they are, for that is what their
-fields hold.
+The estimators take a data sheet's figure and reach a share of it. So a measured rate goes in as the data sheet's figure
+of which that share is the measured rate. Rates of matrix products, CPU Adam and NVMe go in as they are, for that is
+what their fields hold.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from ..probes.store import Record
 
 STREAM_SHARE = 0.9
-"""Of a GPU's memory bandwidth by the data sheet that a sum of long vectors reaches. The estimators' own share is lower, for a
-model's operations are shorter. Assumed."""
+"""Of a GPU's memory bandwidth by the data sheet that a sum of long vectors reaches. The estimators' own share is lower,
+for a model's operations are shorter. Assumed."""
 
 HOST_STREAM_SHARE = 0.6
-"""The same of host memory by all cores: torch's stores read a line before they write it, a fourth transfer for the three that
-are counted, and 0.8 of the data sheet is much. Assumed."""
+"""The same of host memory by all cores: torch's stores read a line before they write it, a fourth transfer for the
+three that are counted, and 0.8 of the data sheet is much. Assumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,8 @@ class OwnFigures:
 
 
 def own_figures(device: Literal["cuda", "cpu"]) -> OwnFigures | None:
-    """What is known of this machine; None where nothing is. An unusable store says so on stderr and counts as nothing."""
+    """What is known of this machine; None where nothing is. An unusable store says so on stderr and counts as
+    nothing."""
     if not anything_kept():
         return None
     # Imported here: without results an answer needs no database.
@@ -92,15 +93,21 @@ def _gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[str]]:
         changes["peer_bytes_per_s"] = links / LINK_SHARE.get(gpu.peer_link, LINK_SHARE["pcie"])
         names.append("collectives")
     if gpu.assumed and fp16 and memory:
-        changes |= {"bf16_flops_per_s": bf16 / BEST_OF_PEAK if bf16 else None, "fp16_flops_per_s": fp16 / BEST_OF_PEAK,
-                    "fp32_flops_per_s": fp32 / BEST_OF_PEAK if fp32 else gpu.fp32_flops_per_s, "assumed": False}
+        changes |= {
+            "bf16_flops_per_s": bf16 / BEST_OF_PEAK if bf16 else None,
+            "fp16_flops_per_s": fp16 / BEST_OF_PEAK,
+            "fp32_flops_per_s": fp32 / BEST_OF_PEAK if fp32 else gpu.fp32_flops_per_s,
+            "assumed": False,
+        }
     return replace(gpu, **changes), names
 
 
 def node_figures(cluster: Cluster, known: BenchResult) -> tuple[dict[str, Any], list[str]]:
     """Fields of a cluster beside its GPUs, and what they are called; collectives are named with the links."""
-    changes: dict[str, Any] = {"collective_call_s": known.collective_call_s,
-                               "all_reduce_bytes_per_s": known.best("all_reduce")}
+    changes: dict[str, Any] = {
+        "collective_call_s": known.collective_call_s,
+        "all_reduce_bytes_per_s": known.best("all_reduce"),
+    }
     names = []
     memory, adam = known.best("host_memory"), known.best("cpu_adam")
     if memory:

@@ -14,9 +14,14 @@ from .units import gib, percent, rate, seconds
 from .words import cluster_title
 
 _ENDED = {
-    "out_of_memory": "Out of memory.", "crash": "It failed.", "hang": "It hung.", "stopped": "A rank was suspended.",
-    "killed": "A rank was killed.", "timeout": "It took too long.",
-    "disk_full": "The swap folder is full."}
+    "out_of_memory": "Out of memory.",
+    "crash": "It failed.",
+    "hang": "It hung.",
+    "stopped": "A rank was suspended.",
+    "killed": "A rank was killed.",
+    "timeout": "It took too long.",
+    "disk_full": "The swap folder is full.",
+}
 
 
 def render_probe(answer: ProbeAnswer, console: Console) -> None:
@@ -25,23 +30,39 @@ def render_probe(answer: ProbeAnswer, console: Console) -> None:
     if result.failure is not None:
         render_failure(result.failure, console)
         return
-    ranks = f"rank {result.ranks[0].rank} of {result.world_size}, alone" if result.solo else f"{result.world_size} ranks"
+    ranks = (
+        f"rank {result.ranks[0].rank} of {result.world_size}, alone" if result.solo else f"{result.world_size} ranks"
+    )
     sentence(console, Text("It runs.", style="bold green"))
-    sentence(console, f"{rate(result.tokens_per_s)} tokens/s; {seconds(result.step_s)} per optimizer step; {ranks} on "
-                      f"{cluster_title(answer.cluster)}, {len(result.ranks[0].losses)} steps.")
+    sentence(
+        console,
+        f"{rate(result.tokens_per_s)} tokens/s; {seconds(result.step_s)} per optimizer step; {ranks} on "
+        f"{cluster_title(answer.cluster)}, {len(result.ranks[0].losses)} steps.",
+    )
     if result.solo:
-        sentence(console, "Communication is not in the times, and NCCL not in the memory: the other ranks do not exist.")
+        sentence(
+            console, "Communication is not in the times, and NCCL not in the memory: the other ranks do not exist."
+        )
     blank(console)
     row(console, Text("                       measured   analytic           dry run", style="bold"))
     for figure in answer.figures:
-        row(console, Text(f"  {figure.name:<18}{_value(figure, figure.measured):>13}{_predicted(figure, figure.analytic)}"
-                          f"{_predicted(figure, figure.dry_run)}"))
+        row(
+            console,
+            Text(
+                f"  {figure.name:<18}{_value(figure, figure.measured):>13}{_predicted(figure, figure.analytic)}"
+                f"{_predicted(figure, figure.dry_run)}"
+            ),
+        )
     blank(console)
     sentence(console, _parts(result))
     blank(console)
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
-    sentence(console, f"Evidence: probe ({versions}) in {seconds(result.seconds)}; random weights and tokens unless a "
-                      "checkpoint was given.", style="dim")
+    sentence(
+        console,
+        f"Evidence: probe ({versions}) in {seconds(result.seconds)}; random weights and tokens unless a "
+        "checkpoint was given.",
+        style="dim",
+    )
 
 
 def render_failure(failure: Failure, console: Console) -> None:
@@ -74,8 +95,11 @@ def _parts(result: ProbeResult) -> str:
     def share(name: str) -> float:
         return float(median(getattr(step, name) / step.total_s for step in slowest.steps))
 
-    text = (f"Of a step, {percent(share('forward_s'))} are the forward pass, {percent(share('backward_s'))} the backward pass, "
-            f"{percent(share('optimizer_s'))} the optimizer")
+    text = (
+        f"Of a step, {percent(share('forward_s'))} are the forward pass, {percent(share('backward_s'))} the backward "
+        "pass, "
+        f"{percent(share('optimizer_s'))} the optimizer"
+    )
     if slowest.steps[0].waiting_s is not None:
         text += f"; {percent(share('waiting_s'))} of it, all told, in collectives"
     return text + "."

@@ -36,8 +36,8 @@ class Trial:
 class Climbed:
     """All runs of a climb, in order; what was known before it comes first.
 
-    ended: "settled": nothing that is left could be faster by more than the search resolves; "budget": the time was over;
-           "interrupted": Ctrl-C. bound: no climb over these candidates takes more runs of its own.
+    ended: "settled": nothing that is left could be faster by more than the search resolves; "budget": the time was
+           over; "interrupted": Ctrl-C. bound: no climb over these candidates takes more runs of its own.
     """
 
     trials: tuple[Trial, ...]
@@ -53,8 +53,11 @@ class Climbed:
     @property
     def best(self) -> Trial | None:
         """The fastest that ran."""
-        return max((trial for trial in self.trials if trial.result.failure is None),
-                   key=lambda trial: trial.result.tokens_per_s, default=None)
+        return max(
+            (trial for trial in self.trials if trial.result.failure is None),
+            key=lambda trial: trial.result.tokens_per_s,
+            default=None,
+        )
 
 
 Run = Callable[[Candidate, float], ProbeResult]
@@ -65,8 +68,8 @@ OnTrial = Callable[[Candidate, str, int], None]
 
 
 def climb(answer: Recommendation, run: Run, *, budget_s: float, on_trial: OnTrial = lambda *_: None) -> Climbed:
-    """Probe until the answer is settled, `budget_s` is over, or the user interrupts; what was learned is never lost, and what
-    earlier probes say (`answer.earlier`) is not run again."""
+    """Probe until the answer is settled, `budget_s` is over, or the user interrupts; what was learned is never lost,
+    and what earlier probes say (`answer.earlier`) is not run again."""
     candidates = runnable(answer)
     state = Climb(candidates, answer.question.cluster.gpu.memory_bytes)
     trials = list(answer.earlier)
@@ -96,8 +99,11 @@ def climb(answer: Recommendation, run: Run, *, budget_s: float, on_trial: OnTria
 def runnable(answer: Recommendation) -> list[Candidate]:
     """The candidates that a run can judge: all but those that want RAM or NVMe that is not there."""
     has_nvme = bool(answer.question.cluster.nvme_path)
-    return [candidate for candidate in answer.candidates if candidate.fit.limit in ("", "gpu")
-            and (has_nvme or not candidate.estimate.memory.nvme_bytes_per_node)]
+    return [
+        candidate
+        for candidate in answer.candidates
+        if candidate.fit.limit in ("", "gpu") and (has_nvme or not candidate.estimate.memory.nvme_bytes_per_node)
+    ]
 
 
 def outcome(candidate: Candidate, result: ProbeResult, answer: Recommendation) -> Outcome:
@@ -107,31 +113,58 @@ def outcome(candidate: Candidate, result: ProbeResult, answer: Recommendation) -
     memory = candidate.estimate.memory
     if result.device == "cpu":
         # The prediction's scale: what the closed form says of a rank, corrected by what it took.
-        measured, predicted = result.highest("host_tensor_bytes"), cpu_rank_bytes(
-            memory, answer.question.cluster.gpus_per_node)
+        measured, predicted = (
+            result.highest("host_tensor_bytes"),
+            cpu_rank_bytes(memory, answer.question.cluster.gpus_per_node),
+        )
     else:
         measured, predicted = result.highest("allocated_bytes"), memory.allocated_bytes_per_gpu
     need = None if measured is None else round(memory.device_bytes_per_gpu * measured / predicted)
-    return Outcome(tokens_per_s=result.tokens_per_s, need_bytes=need,
-                   calibration=calibration(result, candidate.estimate.time))
+    return Outcome(
+        tokens_per_s=result.tokens_per_s, need_bytes=need, calibration=calibration(result, candidate.estimate.time)
+    )
 
 
-def runner(answer: Recommendation, description: Mapping[str, Any], *, device: Device, memory_limit_bytes: int | None,
-           on_progress: Callable[[str], None]) -> Run:
+def runner(
+    answer: Recommendation,
+    description: Mapping[str, Any],
+    *,
+    device: Device,
+    memory_limit_bytes: int | None,
+    on_progress: Callable[[str], None],
+) -> Run:
     """Runs a candidate of the answer as a probe on this machine, and keeps what came of it."""
     question = answer.question
 
     def run(candidate: Candidate, timeout_s: float) -> ProbeResult:
         plan = candidate.estimate.plan
-        config = ds_config(plan, question.model, question.workload, question.cluster, flavor=question.workload.framework)
+        config = ds_config(
+            plan, question.model, question.workload, question.cluster, flavor=question.workload.framework
+        )
         result = probe(
-            config, description, cluster=question.cluster, workload=question.workload, device=device,
-            micro_batch_size=plan.micro_batch_size, gradient_accumulation_steps=plan.gradient_accumulation_steps,
-            gradient_checkpointing=plan.gradient_checkpointing, memory_limit_bytes=memory_limit_bytes, timeout_s=timeout_s,
-            on_progress=on_progress)
-        keep_probe(result, model=question.model, name=question.model.name, config=config, workload=question.workload,
-                   micro_batch_size=plan.micro_batch_size, gradient_accumulation_steps=plan.gradient_accumulation_steps,
-                   gradient_checkpointing=plan.gradient_checkpointing, memory_limit_bytes=memory_limit_bytes)
+            config,
+            description,
+            cluster=question.cluster,
+            workload=question.workload,
+            device=device,
+            micro_batch_size=plan.micro_batch_size,
+            gradient_accumulation_steps=plan.gradient_accumulation_steps,
+            gradient_checkpointing=plan.gradient_checkpointing,
+            memory_limit_bytes=memory_limit_bytes,
+            timeout_s=timeout_s,
+            on_progress=on_progress,
+        )
+        keep_probe(
+            result,
+            model=question.model,
+            name=question.model.name,
+            config=config,
+            workload=question.workload,
+            micro_batch_size=plan.micro_batch_size,
+            gradient_accumulation_steps=plan.gradient_accumulation_steps,
+            gradient_checkpointing=plan.gradient_checkpointing,
+            memory_limit_bytes=memory_limit_bytes,
+        )
         return result
 
     return run

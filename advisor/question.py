@@ -36,23 +36,28 @@ class Question:
             raise WorkloadError(
                 f"a global batch of {wanted} does not divide over {ranks} GPUs",
                 why="every GPU takes the same number of samples per optimizer step",
-                fix=f"pass --global-batch {lower + ranks}" + (f" or {lower}" if lower else ""))
+                fix=f"pass --global-batch {lower + ranks}" + (f" or {lower}" if lower else ""),
+            )
         if wanted is not None and micro is not None and (wanted // ranks) % micro:
             raise WorkloadError(
                 f"a global batch of {wanted} over {ranks} GPUs is {wanted // ranks} samples per GPU, "
                 f"which micro batches of {micro} do not divide",
                 why="global batch = micro batch x accumulation steps x GPUs",
-                fix=f"pass a --micro-batch that divides {wanted // ranks}, or another --global-batch")
+                fix=f"pass a --micro-batch that divides {wanted // ranks}, or another --global-batch",
+            )
         if self.workload.loss == "fused" and self.model.model_type not in FUSED_LOSS_MODEL_TYPES:
             raise WorkloadError(
-                f"Liger has no fused loss for {self.model.name}", why=f"it does not patch {self.model.model_type} models",
-                fix="leave --loss out")
+                f"Liger has no fused loss for {self.model.name}",
+                why=f"it does not patch {self.model.model_type} models",
+                fix="leave --loss out",
+            )
         longest = self.model.max_positions
         if longest is not None and self.workload.seq_len > longest and self.model.has_learned_positions:
             raise WorkloadError(
                 f"{self.model.name} has {longest} learned positions, fewer than a sequence of {self.workload.seq_len}",
                 why="the position embedding has no row for the tokens beyond",
-                fix=f"pass --seq-len {longest} or less")
+                fix=f"pass --seq-len {longest} or less",
+            )
 
     @property
     def trainable_parameters(self) -> int:
@@ -82,8 +87,8 @@ class Question:
 
 MAX_TOKENS_PER_STEP = 4 * 2**20
 """Tokens per optimizer step above which the search stops raising an unspecified batch: about what the largest published
-pre-training runs use (GPT-3 3.2 M, arXiv:2005.14165 table 2.1; Llama 3 405B starts with 4 M, arXiv:2407.21783 section 3.4).
-Beyond that a larger batch costs convergence, which tokens per second do not show."""
+pre-training runs use (GPT-3 3.2 M, arXiv:2005.14165 table 2.1; Llama 3 405B starts with 4 M, arXiv:2407.21783 section
+3.4). Beyond that a larger batch costs convergence, which tokens per second do not show."""
 
 MAX_MICRO_BATCH = 1024
 """Bounds the search; a GPU's efficiency has levelled off long before."""

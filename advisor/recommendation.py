@@ -95,5 +95,8 @@ class Recommendation:
 
 def closest(ladder: Sequence[LadderStep]) -> Candidate | None:
     """The candidate that misses by least, None where no rung has any."""
-    return min((step.candidate for step in ladder if step.candidate is not None),
-               key=lambda candidate: candidate.fit.shortfall, default=None)
+    return min(
+        (step.candidate for step in ladder if step.candidate is not None),
+        key=lambda candidate: candidate.fit.shortfall,
+        default=None,
+    )

@@ -37,10 +37,25 @@ class RunQuestion:
     input_shape: tuple[int, ...] | None
 
 
-def run_question(config_file: Path, model: str, cluster: Cluster, *, seq_len: int | None, micro_batch: int | None,
-                 accumulation: int | None, method: str, lora_rank: int, lora_dropout: float,
-                 lora_targets: str | None, precision: str, gradient_checkpointing: bool, attention: str, framework: str,
-                 input_shape: str | None, offline: bool) -> RunQuestion:
+def run_question(
+    config_file: Path,
+    model: str,
+    cluster: Cluster,
+    *,
+    seq_len: int | None,
+    micro_batch: int | None,
+    accumulation: int | None,
+    method: str,
+    lora_rank: int,
+    lora_dropout: float,
+    lora_targets: str | None,
+    precision: str,
+    gradient_checkpointing: bool,
+    attention: str,
+    framework: str,
+    input_shape: str | None,
+    offline: bool,
+) -> RunQuestion:
     """Read the configuration and find the model. Raises DsAdviseError for what cannot be read or does not exist."""
     config = read_ds_config(config_file)
     own_module = ".py:" in model
@@ -48,15 +63,27 @@ def run_question(config_file: Path, model: str, cluster: Cluster, *, seq_len: in
     shape = None if isinstance(description, str) else _shape_if_known(description, model)
     length = seq_len or (2048 if shape is None else sequence_length(shape, None))
     workload = Workload(
-        method=method, lora_rank=lora_rank, seq_len=length,  # type: ignore[arg-type]  # the command line's choices
+        method=method,
+        lora_rank=lora_rank,
+        seq_len=length,  # type: ignore[arg-type]  # the command line's choices
         lora_dropout=dropout_probability(lora_dropout, method),
         lora_targets=tuple(name.strip() for name in lora_targets.split(",")) if lora_targets else None,
-        precision=precision_of(config, precision, cluster), attention=attention,  # type: ignore[arg-type]
-        framework=framework, optimizer=optimizer_of(config))  # type: ignore[arg-type]
+        precision=precision_of(config, precision, cluster),
+        attention=attention,  # type: ignore[arg-type]
+        framework=framework,
+        optimizer=optimizer_of(config),
+    )  # type: ignore[arg-type]
     return RunQuestion(
-        config=config, description=description, shape=shape, cluster=cluster, workload=workload,
-        micro_batch_size=micro_batch or 1, gradient_accumulation_steps=accumulation or 1,
-        gradient_checkpointing=gradient_checkpointing, input_shape=sample_shape(input_shape))
+        config=config,
+        description=description,
+        shape=shape,
+        cluster=cluster,
+        workload=workload,
+        micro_batch_size=micro_batch or 1,
+        gradient_accumulation_steps=accumulation or 1,
+        gradient_checkpointing=gradient_checkpointing,
+        input_shape=sample_shape(input_shape),
+    )
 
 
 def _shape_if_known(config: dict[str, Any], name: str) -> ModelShape | None:
@@ -91,6 +118,9 @@ def sample_shape(text: str | None) -> tuple[int, ...] | None:
         return None
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) <= _MOST_DIGITS and int(part) > 0 for part in parts):
-        raise WorkloadError(f"--input-shape {text[:40]!r} is no shape", why="it is the size of one sample, by dimension",
-                            fix="write it as 3,32,32")
+        raise WorkloadError(
+            f"--input-shape {text[:40]!r} is no shape",
+            why="it is the size of one sample, by dimension",
+            fix="write it as 3,32,32",
+        )
     return tuple(int(part) for part in parts)

@@ -16,15 +16,16 @@ from .question import Question
 from .recommendation import Candidate, LadderStep
 
 SAME_SPEED = 0.03
-"""Two predictions closer than this are called equal, and the simpler plan is taken: the time model does not resolve less."""
+"""Two predictions closer than this are called equal, and the simpler plan is taken: the time model does not resolve
+less."""
 
 OFFLOAD_GAIN = 0.10
 """What an offload must gain over a plan without one: it costs host memory, and its time rests on more assumed figures
 (PCIe shared by the GPUs, host memory bandwidth, cores) whose error is about this large."""
 
 COMFORTABLE = 0.9
-"""Share of what a plan's tightest resource offers up to which a plan is taken for its simplicity alone. Beyond, a plan of
-the same speed that leaves more room is the better advice."""
+"""Share of what a plan's tightest resource offers up to which a plan is taken for its simplicity alone. Beyond, a plan
+of the same speed that leaves more room is the better advice."""
 
 
 def climb(question: Question) -> tuple[tuple[LadderStep, ...], tuple[Candidate, ...]]:
@@ -44,8 +45,8 @@ def climb(question: Question) -> tuple[tuple[LadderStep, ...], tuple[Candidate, 
 def fastest_that_fits(ladder: Iterable[LadderStep]) -> Candidate | None:
     """The fastest fitting rung, or a simpler one that is as fast.
 
-    As fast: within `SAME_SPEED`, or within `OFFLOAD_GAIN` when the fastest offloads and the other does not. Of those the
-    lowest on the ladder, which has the fewest parts, that fits comfortably; else the lowest.
+    As fast: within `SAME_SPEED`, or within `OFFLOAD_GAIN` when the fastest offloads and the other does not. Of those
+    the lowest on the ladder, which has the fewest parts, that fits comfortably; else the lowest.
     """
     fitting = [step.candidate for step in ladder if step.fits and step.candidate is not None]
     if not fitting:
@@ -76,8 +77,15 @@ def _candidates(rung: Rung, question: Question) -> tuple[list[Candidate], str]:
     choices = {"auto": (False, True), "on": (True,), "off": (False,)}[question.gradient_checkpointing]
     for checkpointing in choices:
         for micro, accumulation in question.batch_shapes():
-            plan = plan_for(rung, model, workload, cluster, micro_batch_size=micro,
-                            gradient_accumulation_steps=accumulation, gradient_checkpointing=checkpointing)
+            plan = plan_for(
+                rung,
+                model,
+                workload,
+                cluster,
+                micro_batch_size=micro,
+                gradient_accumulation_steps=accumulation,
+                gradient_checkpointing=checkpointing,
+            )
             obstacle = unsupported(model, workload, plan, cluster)
             if obstacle is not None:
                 return [], obstacle
@@ -103,10 +111,13 @@ def best_of_rung(candidates: list[Candidate]) -> Candidate | None:
     if not candidates:
         return None
     possible = [candidate for candidate in candidates if candidate.fit.fits] or [
-        candidate for candidate in candidates if candidate.fit.limit != "gpu"]
+        candidate for candidate in candidates if candidate.fit.limit != "gpu"
+    ]
     if not possible:
-        return min(candidates, key=lambda candidate: (
-            candidate.fit.shortfall, not candidate.estimate.plan.gradient_checkpointing))
+        return min(
+            candidates,
+            key=lambda candidate: (candidate.fit.shortfall, not candidate.estimate.plan.gradient_checkpointing),
+        )
     enough = max(candidate.tokens_per_s for candidate in possible) * (1 - SAME_SPEED)
     fast = [candidate for candidate in possible if candidate.tokens_per_s >= enough]
     return min(fast, key=lambda candidate: (candidate.estimate.plan.micro_batch_size, candidate.device_bytes))

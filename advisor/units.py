@@ -67,7 +67,17 @@ def percent(share: float) -> str:
     return f"{share * 100:.0f} %"
 
 
-_PREFIXES = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0), ("m", 1e-3), ("u", 1e-6), ("n", 1e-9))
+_PREFIXES = (
+    ("P", 1e15),
+    ("T", 1e12),
+    ("G", 1e9),
+    ("M", 1e6),
+    ("k", 1e3),
+    ("", 1.0),
+    ("m", 1e-3),
+    ("u", 1e-6),
+    ("n", 1e-9),
+)
 
 
 def amount(value: float, unit: str) -> str:
@@ -87,7 +97,6 @@ def _three_digits(value: float) -> str:
 
 def _prefix(value: float) -> tuple[str, float]:
     return next(((prefix, scale) for prefix, scale in _PREFIXES if abs(value) >= 0.9995 * scale), _PREFIXES[-1])
-
 
 
 def size(size_bytes: int) -> str:

@@ -20,8 +20,9 @@ class Verification:
     dry_run: DryRunAnswer
 
 
-def verify(answer: Recommendation, *, offline: bool = False,
-           on_start: Callable[[Candidate], None] = lambda _candidate: None) -> Recommendation:
+def verify(
+    answer: Recommendation, *, offline: bool = False, on_start: Callable[[Candidate], None] = lambda _candidate: None
+) -> Recommendation:
     """The recommendation after dry runs: the fastest fitting plan whose dry run fits too, with all runs that were made.
 
     on_start: called before each dry run, which takes from ten seconds to a minute.
@@ -32,20 +33,35 @@ def verify(answer: Recommendation, *, offline: bool = False,
         return answer
     question = answer.question
     description = load_config(question.model.name, offline=offline)
-    rivals = sorted((step.candidate for step in answer.ladder if step.fits and step.candidate is not None
-                     and step.candidate is not answer.recommended), key=lambda candidate: -candidate.tokens_per_s)
+    rivals = sorted(
+        (
+            step.candidate
+            for step in answer.ladder
+            if step.fits and step.candidate is not None and step.candidate is not answer.recommended
+        ),
+        key=lambda candidate: -candidate.tokens_per_s,
+    )
     runs: list[Verification] = []
     for candidate in (answer.recommended, *rivals):
         on_start(candidate)
         plan = candidate.estimate.plan
         result = dry_run(
             ds_config(plan, question.model, question.workload, question.cluster, flavor=question.workload.framework),
-            description, cluster=question.cluster, workload=question.workload, micro_batch_size=plan.micro_batch_size,
+            description,
+            cluster=question.cluster,
+            workload=question.workload,
+            micro_batch_size=plan.micro_batch_size,
             gradient_accumulation_steps=plan.gradient_accumulation_steps,
             gradient_checkpointing=plan.gradient_checkpointing,
-            expandable_segments=question.cluster.gpu.vendor == "NVIDIA")
-        seen = dry_run_answer(result, question.cluster, question.model, question.workload,
-                              gradient_checkpointing=plan.gradient_checkpointing)
+            expandable_segments=question.cluster.gpu.vendor == "NVIDIA",
+        )
+        seen = dry_run_answer(
+            result,
+            question.cluster,
+            question.model,
+            question.workload,
+            gradient_checkpointing=plan.gradient_checkpointing,
+        )
         runs.append(Verification(candidate=candidate, dry_run=seen))
         if seen.fits:
             return replace(answer, recommended=candidate, verifications=tuple(runs))

@@ -17,8 +17,11 @@ def plan_title(plan: Plan) -> str:
         return title
     if optimizer == param:
         return f"{title} with optimizer and parameters {_PLACE[optimizer]}"
-    parts = [f"{what} {_PLACE[where]}" for what, where in (("optimizer", optimizer), ("parameters", param))
-             if where != "none"]
+    parts = [
+        f"{what} {_PLACE[where]}"
+        for what, where in (("optimizer", optimizer), ("parameters", param))
+        if where != "none"
+    ]
     return f"{title} with {' and '.join(parts)}"
 
 
@@ -31,7 +34,8 @@ def method_title(workload: Workload) -> str:
 
 
 def device_word(cluster: Cluster) -> str:
-    """What a rank trains on, after "per" and "the": a GPU, or on the CPU its part of the machine, which is called the rank."""
+    """What a rank trains on, after "per" and "the": a GPU, or on the CPU its part of the machine, which is called the
+    rank."""
     return "rank" if cluster.gpu.is_cpu else "GPU"
 
 
@@ -50,11 +54,16 @@ def cluster_title(cluster: Cluster) -> str:
 
 
 _MOMENTS = {
-    "initialize": "DeepSpeed's start", "forward_backward_top": "the loss",
+    "initialize": "DeepSpeed's start",
+    "forward_backward_top": "the loss",
     "last_layer_forward": "the last layer's forward pass",
-    "head_backward": "the head's backward pass", "head_reduction": "reduction of the head's gradient",
-    "layer_backward": "a layer's backward pass", "gradient_reduction": "gradient reduction",
-    "backward_end": "the end of the backward pass", "step": "the optimizer step"}
+    "head_backward": "the head's backward pass",
+    "head_reduction": "reduction of the head's gradient",
+    "layer_backward": "a layer's backward pass",
+    "gradient_reduction": "gradient reduction",
+    "backward_end": "the end of the backward pass",
+    "step": "the optimizer step",
+}
 
 
 def moment_title(name: str) -> str:

@@ -1,11 +1,12 @@
 """The closed form against the dry run of the real engine: GPU memory at the peak, by component; host memory; NVMe.
 
-    python -m ds_advise.benchmarks.analytic_vs_dry_run [NAME ...] [--sample K] [--workers N] [--answers FILE [--offline]]
-                                                       [--json FILE] [--write]
+    python -m ds_advise.benchmarks.analytic_vs_dry_run [NAME ...] [--sample K] [--workers N] [--answers FILE
+                                                       [--offline]] [--json FILE] [--write]
 
-Runs a grid of six families x eight rungs x checkpointing x three sequence lengths x world sizes 2, 8, 64 x full and LoRA, and
-special settings beside it (`analytic_vs_dry_run_cases`). Each case dry runs the configuration that the rung's preset emits, on
-the rank that the closed form takes for the fullest; 1 to 4 CPU seconds, several at a time (`forked_dry_runs`).
+Runs a grid of six families x eight rungs x checkpointing x three sequence lengths x world sizes 2, 8, 64 x full and
+LoRA, and special settings beside it (`analytic_vs_dry_run_cases`). Each case dry runs the configuration that the rung's
+preset emits, on the rank that the closed form takes for the fullest; 1 to 4 CPU seconds, several at a time
+(`forked_dry_runs`).
 
 NAME:      only cases whose name has all of these words.
 --sample:  K of the cases, as if drawn by lot, but the same ones every time.
@@ -89,8 +90,11 @@ def _known(kept: Path | None) -> dict[str, Measured]:
     return {entry["case"]: Measured(**entry["measured"]) for entry in entries}
 
 
-def _measured(cases: Sequence[Case], known: dict[str, Measured], options: argparse.Namespace,
-              ) -> Iterator[tuple[Case, Measured | str]]:
+def _measured(
+    cases: Sequence[Case],
+    known: dict[str, Measured],
+    options: argparse.Namespace,
+) -> Iterator[tuple[Case, Measured | str]]:
     """Each case with what its dry run says, or with its error; new answers go into the file."""
     yield from ((case, known[case.name]) for case in cases if case.name in known)
     unknown = [case for case in cases if case.name not in known]
@@ -108,8 +112,10 @@ def _measured(cases: Sequence[Case], known: dict[str, Measured], options: argpar
 
 def _line(row: Comparison) -> str:
     mib = [f"{size / 2**20:,.0f}" for size in row.allocated]
-    return (f"{row.case.name:60s} {mib[0]} against {mib[1]} MiB, {relative_error(row.allocated):+.1%}, "
-            f"{row.moment} / {row.phase}")
+    return (
+        f"{row.case.name:60s} {mib[0]} against {mib[1]} MiB, {relative_error(row.allocated):+.1%}, "
+        f"{row.moment} / {row.phase}"
+    )
 
 
 if __name__ == "__main__":

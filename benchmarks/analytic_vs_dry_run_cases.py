@@ -1,4 +1,5 @@
-"""The plans on which the closed form is compared with the dry run: a full grid, and settings that the grid leaves at rest."""
+"""The plans on which the closed form is compared with the dry run: a full grid, and settings that the grid leaves at
+rest."""
 
 from __future__ import annotations
 
@@ -15,42 +16,135 @@ _QWEN2 = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "max_pos
 
 FAMILIES: dict[str, dict[str, Any]] = {
     # Qwen2.5-0.5B's widths: a tied embedding that outweighs the layers, biases of q, k, v.
-    "qwen2": {**_QWEN2, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 2, "num_attention_heads": 14,
-              "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True},
+    "qwen2": {
+        **_QWEN2,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+    },
     # Llama's widths at 1B: an untied head, grouped heads.
-    "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 2048, "intermediate_size": 5632,
-              "num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000,
-              "tie_word_embeddings": False, "max_position_embeddings": 16384},
+    "llama": {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "vocab_size": 32000,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 16384,
+    },
     # Gemma 2: sandwich norms, eager attention with windows in every other layer, soft caps, a vocabulary of 256,000.
-    "gemma2": {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "hidden_size": 1152, "intermediate_size": 6912,
-               "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256,
-               "vocab_size": 256000, "sliding_window": 4096, "query_pre_attn_scalar": 256, "tie_word_embeddings": True,
-               "max_position_embeddings": 8192},
+    "gemma2": {
+        "model_type": "gemma2",
+        "architectures": ["Gemma2ForCausalLM"],
+        "hidden_size": 1152,
+        "intermediate_size": 6912,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "vocab_size": 256000,
+        "sliding_window": 4096,
+        "query_pre_attn_scalar": 256,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 8192,
+    },
     # GPT-2: learned positions, LayerNorm, Conv1D, biases, dropout.
-    "gpt2": {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 1024, "n_layer": 2, "n_head": 16,
-             "vocab_size": 50257, "n_positions": 8192, "tie_word_embeddings": True},
+    "gpt2": {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "n_embd": 1024,
+        "n_layer": 2,
+        "n_head": 16,
+        "vocab_size": 50257,
+        "n_positions": 8192,
+        "tie_word_embeddings": True,
+    },
     # Qwen3-MoE: routed experts in fused tensors, norms of queries and keys.
-    "qwen3_moe": {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 1024,
-                  "intermediate_size": 3072, "moe_intermediate_size": 768, "num_hidden_layers": 2, "num_attention_heads": 16,
-                  "num_key_value_heads": 4, "head_dim": 64, "num_experts": 16, "num_experts_per_tok": 4, "vocab_size": 65536,
-                  "tie_word_embeddings": False, "max_position_embeddings": 32768},
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "vocab_size": 65536,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 32768,
+    },
     # Phi-3: q, k, v in one tensor, gate and up in one, heads of 96.
-    "phi3": {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "hidden_size": 1536, "intermediate_size": 4096,
-             "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 32064,
-             "tie_word_embeddings": False, "max_position_embeddings": 16384, "pad_token_id": 0},
+    "phi3": {
+        "model_type": "phi3",
+        "architectures": ["Phi3ForCausalLM"],
+        "hidden_size": 1536,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "vocab_size": 32064,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 16384,
+        "pad_token_id": 0,
+    },
     # T5: encoder and decoder, relative positions in the scores.
-    "t5": {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": 768, "d_kv": 64, "d_ff": 2048,
-           "num_heads": 12, "num_layers": 2, "num_decoder_layers": 2, "vocab_size": 32128, "tie_word_embeddings": True,
-           "pad_token_id": 0, "decoder_start_token_id": 0},
+    "t5": {
+        "model_type": "t5",
+        "architectures": ["T5ForConditionalGeneration"],
+        "d_model": 768,
+        "d_kv": 64,
+        "d_ff": 2048,
+        "num_heads": 12,
+        "num_layers": 2,
+        "num_decoder_layers": 2,
+        "vocab_size": 32128,
+        "tie_word_embeddings": True,
+        "pad_token_id": 0,
+        "decoder_start_token_id": 0,
+    },
     # BERT: norms after the branches, dropout, an encoder with a head that transforms.
-    "bert": {"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 1024, "intermediate_size": 4096,
-             "num_hidden_layers": 2, "num_attention_heads": 16, "vocab_size": 30522, "max_position_embeddings": 8192,
-             "tie_word_embeddings": True},
+    "bert": {
+        "model_type": "bert",
+        "architectures": ["BertForMaskedLM"],
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 16,
+        "vocab_size": 30522,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    },
     # Qwen2.5-0.5B as it is, and Qwen2.5-7B with 8 of its 28 layers.
-    "0.5B": {**_QWEN2, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
-             "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True},
-    "7B/8": {**_QWEN2, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 8, "num_attention_heads": 28,
-             "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False},
+    "0.5B": {
+        **_QWEN2,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+    },
+    "7B/8": {
+        **_QWEN2,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+        "tie_word_embeddings": False,
+    },
 }
 GRID_FAMILIES = ("qwen2", "llama", "gemma2", "gpt2", "qwen3_moe", "phi3")
 ENCODERS = ("t5", "bert")
@@ -86,13 +180,18 @@ METHODS: tuple[Method, ...] = ("full", "lora")
 GRID = tuple(
     Case(model=model, rung=rung, world_size=ranks, seq_len=seq_len, checkpointing=checkpointing, method=method)
     for model, rung, checkpointing, seq_len, ranks, method in product(
-        GRID_FAMILIES, RUNGS, (True, False), SEQUENCES, WORLD_SIZES, METHODS))
+        GRID_FAMILIES, RUNGS, (True, False), SEQUENCES, WORLD_SIZES, METHODS
+    )
+)
 
 
 def live(elements: int) -> tuple[tuple[str, object], ...]:
     """ZeRO-3 that may keep so much gathered; the presets' limits are above a shallow model's size."""
-    return (("stage3_max_live_parameters", elements), ("stage3_max_reuse_distance", elements),
-            ("stage3_prefetch_bucket_size", elements // 10))
+    return (
+        ("stage3_max_live_parameters", elements),
+        ("stage3_max_reuse_distance", elements),
+        ("stage3_prefetch_bucket_size", elements // 10),
+    )
 
 
 SPECIAL = (
@@ -115,21 +214,47 @@ SPECIAL = (
     Case(model="7B/8", rung="zero2-offload", world_size=2),
     Case(model="7B/8", rung="zero3", world_size=8),
     Case(model="7B/8", rung="zero3", world_size=8, checkpointing=False),
-    Case(model="7B/8", rung="zero3", world_size=64, changes=(
-        ("stage3_max_live_parameters", 300_000_000), ("stage3_max_reuse_distance", 300_000_000))),
+    Case(
+        model="7B/8",
+        rung="zero3",
+        world_size=64,
+        changes=(("stage3_max_live_parameters", 300_000_000), ("stage3_max_reuse_distance", 300_000_000)),
+    ),
     Case(model="7B/8", rung="zero3-offload-param", world_size=8),
     Case(model="7B/8", rung="zero3-offload", world_size=2, gradient_accumulation_steps=2),
     Case(model="7B/8", rung="zero3-nvme", world_size=8),
-    *(Case(model=model, rung=rung, world_size=8, seq_len=2048, checkpointing=checkpointing, changes=live(60_000_000))
-      for model in GRID_FAMILIES for rung in ("zero3", "zero3-offload") for checkpointing in (True, False)),
+    *(
+        Case(model=model, rung=rung, world_size=8, seq_len=2048, checkpointing=checkpointing, changes=live(60_000_000))
+        for model in GRID_FAMILIES
+        for rung in ("zero3", "zero3-offload")
+        for checkpointing in (True, False)
+    ),
     # Parameters that really are on NVMe: host memory takes none of them.
-    *(Case(model=model, rung=rung, world_size=2, gradient_accumulation_steps=2, precision=precision)
-      for model in ("qwen2", "llama", "gpt2") for rung in RUNGS for precision in ("bf16", "fp16")),
-    *(Case(model=model, rung="zero3-nvme", world_size=8, seq_len=2048, checkpointing=checkpointing,
-           changes=(("param_max_in_cpu", 1_000_000),))
-      for model in GRID_FAMILIES for checkpointing in (True, False)),
-    *(Case(model=model, rung=rung, world_size=8, seq_len=512, checkpointing=checkpointing, method=method)
-      for model in ENCODERS for rung in RUNGS for checkpointing in (True, False) for method in METHODS),
+    *(
+        Case(model=model, rung=rung, world_size=2, gradient_accumulation_steps=2, precision=precision)
+        for model in ("qwen2", "llama", "gpt2")
+        for rung in RUNGS
+        for precision in ("bf16", "fp16")
+    ),
+    *(
+        Case(
+            model=model,
+            rung="zero3-nvme",
+            world_size=8,
+            seq_len=2048,
+            checkpointing=checkpointing,
+            changes=(("param_max_in_cpu", 1_000_000),),
+        )
+        for model in GRID_FAMILIES
+        for checkpointing in (True, False)
+    ),
+    *(
+        Case(model=model, rung=rung, world_size=8, seq_len=512, checkpointing=checkpointing, method=method)
+        for model in ENCODERS
+        for rung in RUNGS
+        for checkpointing in (True, False)
+        for method in METHODS
+    ),
 )
 
 

@@ -14,20 +14,28 @@ LARGE_BYTES = 4 << 30
 """Peaks beside which the constant part of the allocator's slack is small."""
 
 _AXES: tuple[tuple[str, Callable[[Comparison], object]], ...] = (
-    ("rung", lambda row: row.case.rung), ("family", lambda row: row.case.model),
-    ("checkpointing", lambda row: "on" if row.case.checkpointing else "off"), ("method", lambda row: row.case.method),
-    ("sequence", lambda row: row.case.seq_len), ("world size", lambda row: row.case.world_size))
+    ("rung", lambda row: row.case.rung),
+    ("family", lambda row: row.case.model),
+    ("checkpointing", lambda row: "on" if row.case.checkpointing else "off"),
+    ("method", lambda row: row.case.method),
+    ("sequence", lambda row: row.case.seq_len),
+    ("world size", lambda row: row.case.world_size),
+)
 
 
 def missed(rows: Sequence[Comparison]) -> list[str]:
     """The targets that the rows miss, in words."""
     allocated = [abs(relative_error(row.allocated)) for row in rows]
     host, nvme = _errors(rows, "host"), _errors(rows, "nvme")
-    checks = ((fmean(allocated) if allocated else 0.0, MEAN_ALLOCATED, "mean error of the allocated peak"),
-              (max(allocated, default=0.0), WORST_ALLOCATED, "largest error of the allocated peak"),
-              (max(map(abs, host), default=0.0), WORST_HOST, "largest error of host bytes"),
-              (max(map(abs, nvme), default=0.0), WORST_NVME, "largest error of NVMe bytes"))
-    return [f"{what} is {value:.1%}, at most {target:.0%} is wanted" for value, target, what in checks if value > target]
+    checks = (
+        (fmean(allocated) if allocated else 0.0, MEAN_ALLOCATED, "mean error of the allocated peak"),
+        (max(allocated, default=0.0), WORST_ALLOCATED, "largest error of the allocated peak"),
+        (max(map(abs, host), default=0.0), WORST_HOST, "largest error of host bytes"),
+        (max(map(abs, nvme), default=0.0), WORST_NVME, "largest error of NVMe bytes"),
+    )
+    return [
+        f"{what} is {value:.1%}, at most {target:.0%} is wanted" for value, target, what in checks if value > target
+    ]
 
 
 def report(rows: Sequence[Comparison], *, versions: str, total: int) -> str:
@@ -36,8 +44,11 @@ def report(rows: Sequence[Comparison], *, versions: str, total: int) -> str:
     worst = max(rows, key=lambda row: abs(relative_error(row.allocated)))
     lines = [
         f"{len(rows)} of {total} cases, {versions}. Allocated peak: mean error {_mean(errors):.2%}, largest "
-        f"{relative_error(worst.allocated):+.1%} ({worst.case.name}).", "",
-        "| | cases | mean error | lowest | highest |", "|---|---|---|---|---|"]
+        f"{relative_error(worst.allocated):+.1%} ({worst.case.name}).",
+        "",
+        "| | cases | mean error | lowest | highest |",
+        "|---|---|---|---|---|",
+    ]
     for axis, key in _AXES:
         for value in dict.fromkeys(sorted((key(row) for row in rows), key=_order)):
             some = [relative_error(row.allocated) for row in rows if key(row) == value]

@@ -22,64 +22,188 @@ from ds_advise.estimators.families import shape_from_config
 Facts = Mapping[str, Any]
 
 # Fields that a family calls otherwise than Llama does: its name -> the name in the facts.
-LLAMA = {name: name for name in (
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "vocab_size", "tie_word_embeddings", "max_position_embeddings", "hidden_act", "attention_bias", "mlp_bias")}
-GPT2 = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
-        "vocab_size": "vocab_size", "n_inner": "intermediate_size",
-        "n_positions": "max_position_embeddings", "activation_function": "hidden_act",
-        "tie_word_embeddings": "tie_word_embeddings"}
-BERT = {name: name for name in (
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
-    "max_position_embeddings", "type_vocab_size", "hidden_act")}
+LLAMA = {
+    name: name
+    for name in (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "vocab_size",
+        "tie_word_embeddings",
+        "max_position_embeddings",
+        "hidden_act",
+        "attention_bias",
+        "mlp_bias",
+    )
+}
+GPT2 = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "vocab_size": "vocab_size",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "activation_function": "hidden_act",
+    "tie_word_embeddings": "tie_word_embeddings",
+}
+BERT = {
+    name: name
+    for name in (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "vocab_size",
+        "max_position_embeddings",
+        "type_vocab_size",
+        "hidden_act",
+    )
+}
 NAMES: Mapping[str, Mapping[str, str]] = {
     "gpt2": GPT2,
     "gptj": GPT2 | {"rotary_dim": "rotary_dim"},
     "gpt_bigcode": GPT2 | {"multi_query": "multi_query"},
-    "gpt_neo": {"hidden_size": "hidden_size", "num_layers": "num_hidden_layers", "num_heads": "num_attention_heads",
-                "intermediate_size": "intermediate_size", "vocab_size": "vocab_size", "window_size": "window_size",
-                "max_position_embeddings": "max_position_embeddings", "activation_function": "hidden_act"},
-    "bloom": {"hidden_size": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
-              "vocab_size": "vocab_size"},
-    "falcon": {"hidden_size": "hidden_size", "num_hidden_layers": "num_hidden_layers", "vocab_size": "vocab_size",
-               "num_attention_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads",
-               "ffn_hidden_size": "intermediate_size", "max_position_embeddings": "max_position_embeddings"}
-              | {name: name for name in ("multi_query", "parallel_attn", "new_decoder_architecture", "bias", "alibi")},
-    "mpt": {"d_model": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
-            "vocab_size": "vocab_size", "max_seq_len": "max_position_embeddings"},
-    "opt": {"hidden_size": "hidden_size", "ffn_dim": "intermediate_size", "num_hidden_layers": "num_hidden_layers",
-            "num_attention_heads": "num_attention_heads", "vocab_size": "vocab_size",
-            "activation_function": "hidden_act",
-            "max_position_embeddings": "max_position_embeddings", "word_embed_proj_dim": "word_embed_proj_dim",
-            "do_layer_norm_before": "do_layer_norm_before"},
-    "t5": {name: name for name in ("d_model", "d_ff", "d_kv", "num_layers", "num_decoder_layers", "num_heads",
-                                   "vocab_size", "feed_forward_proj", "tie_word_embeddings")},
-    "whisper": {"activation_function": "hidden_act"} | {name: name for name in (
-        "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
-        "encoder_ffn_dim", "decoder_ffn_dim", "num_mel_bins", "max_source_positions", "max_target_positions",
-        "vocab_size")},
-    "bert": BERT, "roberta": BERT, "deberta": BERT, "deberta-v2": BERT,
-    "vit": {name: name for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-                                    "hidden_act", "image_size", "patch_size", "num_channels", "num_labels")},
-    "chatglm": {"hidden_size": "hidden_size", "ffn_hidden_size": "intermediate_size", "num_layers": "num_hidden_layers",
-                "num_attention_heads": "num_attention_heads", "multi_query_group_num": "num_key_value_heads",
-                "kv_channels": "head_dim", "padded_vocab_size": "vocab_size", "seq_length": "max_position_embeddings",
-                "add_qkv_bias": "qkv_bias"},
+    "gpt_neo": {
+        "hidden_size": "hidden_size",
+        "num_layers": "num_hidden_layers",
+        "num_heads": "num_attention_heads",
+        "intermediate_size": "intermediate_size",
+        "vocab_size": "vocab_size",
+        "window_size": "window_size",
+        "max_position_embeddings": "max_position_embeddings",
+        "activation_function": "hidden_act",
+    },
+    "bloom": {
+        "hidden_size": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "vocab_size": "vocab_size",
+    },
+    "falcon": {
+        "hidden_size": "hidden_size",
+        "num_hidden_layers": "num_hidden_layers",
+        "vocab_size": "vocab_size",
+        "num_attention_heads": "num_attention_heads",
+        "num_kv_heads": "num_key_value_heads",
+        "ffn_hidden_size": "intermediate_size",
+        "max_position_embeddings": "max_position_embeddings",
+    }
+    | {name: name for name in ("multi_query", "parallel_attn", "new_decoder_architecture", "bias", "alibi")},
+    "mpt": {
+        "d_model": "hidden_size",
+        "n_layers": "num_hidden_layers",
+        "n_heads": "num_attention_heads",
+        "vocab_size": "vocab_size",
+        "max_seq_len": "max_position_embeddings",
+    },
+    "opt": {
+        "hidden_size": "hidden_size",
+        "ffn_dim": "intermediate_size",
+        "num_hidden_layers": "num_hidden_layers",
+        "num_attention_heads": "num_attention_heads",
+        "vocab_size": "vocab_size",
+        "activation_function": "hidden_act",
+        "max_position_embeddings": "max_position_embeddings",
+        "word_embed_proj_dim": "word_embed_proj_dim",
+        "do_layer_norm_before": "do_layer_norm_before",
+    },
+    "t5": {
+        name: name
+        for name in (
+            "d_model",
+            "d_ff",
+            "d_kv",
+            "num_layers",
+            "num_decoder_layers",
+            "num_heads",
+            "vocab_size",
+            "feed_forward_proj",
+            "tie_word_embeddings",
+        )
+    },
+    "whisper": {"activation_function": "hidden_act"}
+    | {
+        name: name
+        for name in (
+            "d_model",
+            "encoder_layers",
+            "decoder_layers",
+            "encoder_attention_heads",
+            "decoder_attention_heads",
+            "encoder_ffn_dim",
+            "decoder_ffn_dim",
+            "num_mel_bins",
+            "max_source_positions",
+            "max_target_positions",
+            "vocab_size",
+        )
+    },
+    "bert": BERT,
+    "roberta": BERT,
+    "deberta": BERT,
+    "deberta-v2": BERT,
+    "vit": {
+        name: name
+        for name in (
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "hidden_act",
+            "image_size",
+            "patch_size",
+            "num_channels",
+            "num_labels",
+        )
+    },
+    "chatglm": {
+        "hidden_size": "hidden_size",
+        "ffn_hidden_size": "intermediate_size",
+        "num_layers": "num_hidden_layers",
+        "num_attention_heads": "num_attention_heads",
+        "multi_query_group_num": "num_key_value_heads",
+        "kv_channels": "head_dim",
+        "padded_vocab_size": "vocab_size",
+        "seq_length": "max_position_embeddings",
+        "add_qkv_bias": "qkv_bias",
+    },
     "internlm2": LLAMA | {"bias": "attention_bias"},
     "gpt_neox": LLAMA,
     "starcoder2": LLAMA | {"use_bias": "use_bias"},
     "stablelm": LLAMA | {"use_qkv_bias": "use_qkv_bias"},
     "cohere": LLAMA | {"use_qk_norm": "use_qk_norm"},
 }
-EXPERTS = {name: name for name in (
-    "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size",
-    "shared_expert_intermediate_size", "decoder_sparse_step", "mlp_only_layers",
-    "n_routed_experts", "n_shared_experts", "first_k_dense_replace",
-    "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")}
+EXPERTS = {
+    name: name
+    for name in (
+        "num_experts",
+        "num_local_experts",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "shared_expert_intermediate_size",
+        "decoder_sparse_step",
+        "mlp_only_layers",
+        "n_routed_experts",
+        "n_shared_experts",
+        "first_k_dense_replace",
+        "kv_lora_rank",
+        "q_lora_rank",
+        "qk_nope_head_dim",
+        "qk_rope_head_dim",
+        "v_head_dim",
+    )
+}
 
 # Fields that the facts lack, as the published config.json files state them; the exact count confirms them.
-DEBERTA = {"relative_attention": True, "position_biased_input": False, "max_relative_positions": -1,
-           "pos_att_type": ["p2c", "c2p"]}
+DEBERTA = {
+    "relative_attention": True,
+    "position_biased_input": False,
+    "max_relative_positions": -1,
+    "pos_att_type": ["p2c", "c2p"],
+}
 CONSTANT: Mapping[str, Facts] = {
     "chatglm": {"multi_query_attention": True, "add_bias_linear": False},
     "deberta": DEBERTA,
@@ -127,8 +251,14 @@ def pick(facts: Facts, names: Mapping[str, str]) -> dict[str, Any]:
 
 def sources_of(facts: Facts) -> list[str]:
     """The public sources; of a file whose repository is not recorded, only what it is."""
-    return [re.sub(r"^code index file \d+ \((.*)\)$", r"public file without recorded repository: \1",
-                   re.sub(r"\(code index file \d+, ", "(", source)) for source in facts["source"]]
+    return [
+        re.sub(
+            r"^code index file \d+ \((.*)\)$",
+            r"public file without recorded repository: \1",
+            re.sub(r"\(code index file \d+, ", "(", source),
+        )
+        for source in facts["source"]
+    ]
 
 
 def main(facts_path: Path, out: Path) -> None:
@@ -138,13 +268,20 @@ def main(facts_path: Path, out: Path) -> None:
         counted, recorded = shape_from_config(config, name=hub_id).parameters, facts["param_count_meta"]
         if counted != recorded:
             raise SystemExit(f"{hub_id}: {counted} parameters by arithmetic, {recorded} recorded")
-        entry = {"id": hub_id, "aliases": [*facts["aliases"], *ALIASES.get(hub_id, ())],
-                 "parameters": recorded, "config": config, "sources": sources_of(facts)}
+        entry = {
+            "id": hub_id,
+            "aliases": [*facts["aliases"], *ALIASES.get(hub_id, ())],
+            "parameters": recorded,
+            "config": config,
+            "sources": sources_of(facts),
+        }
         lines.append(json.dumps(entry, separators=(",", ":"), ensure_ascii=False))
     out.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
     print(f"{len(lines)} models, {out.stat().st_size / 1000:.0f} kB")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2
-         else Path(__file__).parents[1] / "estimators" / "data" / "models.json")
+    main(
+        Path(sys.argv[1]),
+        Path(sys.argv[2]) if len(sys.argv) > 2 else Path(__file__).parents[1] / "estimators" / "data" / "models.json",
+    )

@@ -3,12 +3,14 @@
     ds-advise bench --device cpu
     python -m ds_advise.benchmarks.climb ANSWERS [--write] [MODEL ...]
 
-ANSWERS holds the runs of `cpu_probes`, which are made where they are missing: every plan of every model without a limit. The
-limits are `SHARES` of what the neediest plan of the model took. A plan that took less than `CLEAR` below a limit fits, one that
-took as much more does not; all between are run again under the limit. The climb sees of each plan it chooses what its run
-says, so its regret comes from its decisions alone: 1 - its plan's speed / the speed of the fastest plan that fits.
+ANSWERS holds the runs of `cpu_probes`, which are made where they are missing: every plan of every model without a
+limit. The limits are `SHARES` of what the neediest plan of the model took. A plan that took less than `CLEAR` below a
+limit fits, one that took as much more does not; all between are run again under the limit. The climb sees of each plan
+it chooses what its run says, so its regret comes from its decisions alone: 1 - its plan's speed / the speed of the
+fastest plan that fits.
 
-MODEL: of `cpu_probes`, by default all. --write: put the table into docs/probe.md. Exit 1 when the regret of a pair exceeds
+MODEL: of `cpu_probes`, by default all. --write: put the table into docs/probe.md. Exit 1 when the regret of a pair
+    exceeds
 3 %, or more than half the plans were run.
 """
 
@@ -37,7 +39,8 @@ REGRET, RUNS = 0.03, 0.5
 class Climbed:
     """One model under one limit.
 
-    plans, fitting: how many there are, and fit. runs, bound: of the climb. found, best: its plan, and the fastest that fits.
+    plans, fitting: how many there are, and fit. runs, bound: of the climb. found, best: its plan, and the fastest that
+        fits.
     """
 
     model: str
@@ -51,8 +54,15 @@ class Climbed:
     regret: float
 
 
-_OUT = ProbeResult(world_size=2, device="cpu", solo=False, tokens_per_step=0, ranks=(), versions={}, failure=Failure(
-    kind="out_of_memory", rank=0, phase="step 1", message="took more than the limit without one"))
+_OUT = ProbeResult(
+    world_size=2,
+    device="cpu",
+    solo=False,
+    tokens_per_step=0,
+    ranks=(),
+    versions={},
+    failure=Failure(kind="out_of_memory", rank=0, phase="step 1", message="took more than the limit without one"),
+)
 
 
 def compare(model: str, limit_bytes: int, runs: Runs) -> Climbed:
@@ -64,15 +74,28 @@ def compare(model: str, limit_bytes: int, runs: Runs) -> Climbed:
     found = _name(climbed.best.candidate) if climbed.best else ""
     regret = 1 - speeds[found] / speeds[best] if found else float(bool(best))
     return Climbed(
-        model=model, limit_bytes=limit_bytes, plans=len(results), fitting=len(speeds), runs=climbed.runs, bound=climbed.bound,
-        found=found or "nothing", best=best or "nothing", regret=regret)
+        model=model,
+        limit_bytes=limit_bytes,
+        plans=len(results),
+        fitting=len(speeds),
+        runs=climbed.runs,
+        bound=climbed.bound,
+        found=found or "nothing",
+        best=best or "nothing",
+        regret=regret,
+    )
 
 
 def _under(asked: Recommendation, limit_bytes: int) -> Recommendation:
     """The same plans, buckets and all, judged by another limit."""
     cluster = cpu_cluster(RANKS, limit_bytes)
-    return replace(asked, question=replace(asked.question, cluster=cluster), candidates=tuple(
-        replace(candidate, fit=judge(candidate.estimate.memory, cluster)) for candidate in asked.candidates))
+    return replace(
+        asked,
+        question=replace(asked.question, cluster=cluster),
+        candidates=tuple(
+            replace(candidate, fit=judge(candidate.estimate.memory, cluster)) for candidate in asked.candidates
+        ),
+    )
 
 
 def _result(asked: Recommendation, candidate: Candidate, limit_bytes: int, runs: Runs) -> ProbeResult:
@@ -88,8 +111,10 @@ def _result(asked: Recommendation, candidate: Candidate, limit_bytes: int, runs:
 
 def _name(candidate: Candidate) -> str:
     plan = candidate.estimate.plan
-    return (f"{plan.rung} {plan.micro_batch_size}x{plan.gradient_accumulation_steps}"
-            f"{' checkpointed' if plan.gradient_checkpointing else ''}")
+    return (
+        f"{plan.rung} {plan.micro_batch_size}x{plan.gradient_accumulation_steps}"
+        f"{' checkpointed' if plan.gradient_checkpointing else ''}"
+    )
 
 
 def limits(model: str, runs: Runs) -> list[int]:
@@ -101,10 +126,15 @@ def limits(model: str, runs: Runs) -> list[int]:
 
 
 def report(rows: Sequence[Climbed]) -> str:
-    lines = ["| model | limit | plans that fit | runs | the climb's plan | the fastest | regret |",
-             "|---|---|---|---|---|---|---|"]
-    lines += [f"| {row.model} | {row.limit_bytes / 1e6:.0f} MB | {row.fitting} of {row.plans} | "
-              f"{row.runs} (at most {row.bound}) | {row.found} | {row.best} | {row.regret:.1%} |" for row in rows]
+    lines = [
+        "| model | limit | plans that fit | runs | the climb's plan | the fastest | regret |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row.model} | {row.limit_bytes / 1e6:.0f} MB | {row.fitting} of {row.plans} | "
+        f"{row.runs} (at most {row.bound}) | {row.found} | {row.best} | {row.regret:.1%} |"
+        for row in rows
+    ]
     runs, plans = sum(row.runs for row in rows), sum(row.plans for row in rows)
     return "\n".join(lines) + f"\n\n{len(rows)} pairs: {runs} runs in place of {plans}.\n"
 

@@ -61,8 +61,9 @@ def _search() -> Callable[[], object]:
     from ds_advise.estimators.workload import Workload
 
     cluster = parse_cluster("2x32GB", ram=None, nvme=None, interconnect=None)
-    question = Question(model=load_model("Qwen2.5-14B", offline=True), cluster=cluster,
-                        workload=Workload(precision="fp16"))
+    question = Question(
+        model=load_model("Qwen2.5-14B", offline=True), cluster=cluster, workload=Workload(precision="fp16")
+    )
     lengths = iter(range(2048, 10**6))
     return lambda: climb(replace(question, workload=replace(question.workload, seq_len=next(lengths))))
 

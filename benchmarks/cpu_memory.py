@@ -2,10 +2,12 @@
 
     python -m ds_advise.benchmarks.cpu_memory ANSWERS [--write]
 
-ANSWERS holds the runs of `cpu_probes`, which are made where they are missing: every plan of its models once, and of the two
-larger ones those of `SOME`. Error: the predicted memory of a rank over the measured, all runs of a plan taken by themselves.
+ANSWERS holds the runs of `cpu_probes`, which are made where they are missing: every plan of its models once, and of the
+two larger ones those of `SOME`. Error: the predicted memory of a rank over the measured, all runs of a plan taken by
+themselves.
 
---write: put the table into docs/probe.md. Exit 1 when `MARGIN` in advisor/fit.py is not what `COVERED` of the runs need.
+--write: put the table into docs/probe.md. Exit 1 when `MARGIN` in advisor/fit.py is not what `COVERED` of the runs
+    need.
 """
 
 from __future__ import annotations
@@ -41,8 +43,11 @@ def errors(model: str, runs: Runs) -> list[float]:
             continue
         runs.get(asked, plan)
         predicted = cpu_rank_bytes(candidate.estimate.memory, RANKS)
-        measured = [run.result.highest("host_tensor_bytes") for run in runs.all
-                    if (run.model, run.plan, run.limit_bytes) == (model, plan, None)]
+        measured = [
+            run.result.highest("host_tensor_bytes")
+            for run in runs.all
+            if (run.model, run.plan, run.limit_bytes) == (model, plan, None)
+        ]
         found += [predicted / size - 1 for size in measured if size]
     return found
 
@@ -53,8 +58,8 @@ def _kind(candidate: Candidate) -> tuple[str, int, bool]:
 
 
 def margin(every: Sequence[float]) -> float:
-    """Share of the prediction that the measured memory exceeds it by in all but 1 - `COVERED` of the runs, in whole percent,
-    rounded up."""
+    """Share of the prediction that the measured memory exceeds it by in all but 1 - `COVERED` of the runs, in whole
+    percent, rounded up."""
     beyond = sorted(1 / (1 + error) - 1 for error in every)
     return math.ceil(100 * beyond[math.ceil(COVERED * len(beyond)) - 1]) / 100
 
@@ -66,9 +71,16 @@ def main(arguments: Sequence[str]) -> int:
     small, large = Runs(file), Runs(file, STEPS)
     found = {model: errors(model, large if model in LARGER else small) for model in MODELS | LARGER}
     needed = margin([error for model in found.values() for error in model])
-    text = "".join(("| model | runs | mean error | from | to |\n|---|---|---|---|---|\n", *(
-        f"| {model} | {len(row)} | {mean(map(abs, row)):.0%} | {min(row):+.0%} | {max(row):+.0%} |\n"
-        for model, row in found.items()), f"\nAll but 1 in 40 runs took at most {needed:.0%} more than predicted.\n"))
+    text = "".join(
+        (
+            "| model | runs | mean error | from | to |\n|---|---|---|---|---|\n",
+            *(
+                f"| {model} | {len(row)} | {mean(map(abs, row)):.0%} | {min(row):+.0%} | {max(row):+.0%} |\n"
+                for model, row in found.items()
+            ),
+            f"\nAll but 1 in 40 runs took at most {needed:.0%} more than predicted.\n",
+        )
+    )
     print(text, end="")
     if "--write" in arguments:
         put("cpu_memory", text)

@@ -2,10 +2,10 @@
 
     python -m ds_advise.benchmarks.cpu_probes ANSWERS [--models NAME ...] [--rounds N]
 
-ANSWERS is a file of JSON lines, one a run; what is in it is not run again, so an interrupted run goes on. Two ranks, all plans
-that `ds-advise --device cpu` considers at a global batch of 4, about 12 s a run. Times are wall times, so run it on a machine
-that does nothing else; every line has the load. The same plan can take a third longer in one process than in another all the
-same, so in each round every plan runs once, and its steps of all rounds are taken together.
+ANSWERS is a file of JSON lines, one a run; what is in it is not run again, so an interrupted run goes on. Two ranks,
+all plans that `ds-advise --device cpu` considers at a global batch of 4, about 12 s a run. Times are wall times, so run
+it on a machine that does nothing else; every line has the load. The same plan can take a third longer in one process
+than in another all the same, so in each round every plan runs once, and its steps of all rounds are taken together.
 """
 
 from __future__ import annotations
@@ -36,20 +36,52 @@ STEPS = 10
 
 ROUNDS = 3
 
-_QWEN = {"model_type": "qwen2", "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
-         "tie_word_embeddings": False}
+_QWEN = {
+    "model_type": "qwen2",
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
 MODELS: dict[str, tuple[dict[str, Any], int]] = {
-    "balanced": ({**_QWEN, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "vocab_size": 4096}, 128),
+    "balanced": (
+        {**_QWEN, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "vocab_size": 4096},
+        128,
+    ),
     "wide": ({**_QWEN, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 3, "vocab_size": 2048}, 128),
-    "vocabulary": ({"model_type": "gpt2", "n_embd": 256, "n_layer": 2, "n_head": 4, "n_positions": 256,
-                    "vocab_size": 32000}, 256)}
+    "vocabulary": (
+        {"model_type": "gpt2", "n_embd": 256, "n_layer": 2, "n_head": 4, "n_positions": 256, "vocab_size": 32000},
+        256,
+    ),
+}
 """Name -> the model's config.json, tokens a sample: layers, few wide layers, a large head."""
 
 LARGER: dict[str, tuple[dict[str, Any], int]] = {
-    "larger": ({**_QWEN, "num_attention_heads": 12, "num_key_value_heads": 4, "hidden_size": 768, "intermediate_size": 2048,
-                "num_hidden_layers": 6, "vocab_size": 32000}, 512),
-    "deep": ({**_QWEN, "num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 512, "intermediate_size": 1536,
-              "num_hidden_layers": 20, "vocab_size": 1000}, 512)}
+    "larger": (
+        {
+            **_QWEN,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 4,
+            "hidden_size": 768,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 6,
+            "vocab_size": 32000,
+        },
+        512,
+    ),
+    "deep": (
+        {
+            **_QWEN,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "hidden_size": 512,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 20,
+            "vocab_size": 1000,
+        },
+        512,
+    ),
+}
 """Two whose steps take seconds, for their memory."""
 
 
@@ -66,9 +98,13 @@ class Run:
 def ask(model: str, limit_bytes: int | None = None) -> Recommendation:
     """The question of the benchmarks, answered by prediction."""
     description, seq_len = (MODELS | LARGER)[model]
-    return answer(Question(
-        model=shape_from_config(description, name=model), cluster=cpu_cluster(RANKS, limit_bytes),
-        workload=Workload(seq_len=seq_len, global_batch_size=GLOBAL_BATCH, framework="deepspeed")))
+    return answer(
+        Question(
+            model=shape_from_config(description, name=model),
+            cluster=cpu_cluster(RANKS, limit_bytes),
+            workload=Workload(seq_len=seq_len, global_batch_size=GLOBAL_BATCH, framework="deepspeed"),
+        )
+    )
 
 
 def candidates(asked: Recommendation) -> list[Candidate]:
@@ -84,7 +120,9 @@ class Runs:
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         self.all = [_read(json.loads(line)) for line in lines]
 
-    def get(self, asked: Recommendation, plan: Plan, limit_bytes: int | None = None, *, at_least: int = 1) -> ProbeResult:
+    def get(
+        self, asked: Recommendation, plan: Plan, limit_bytes: int | None = None, *, at_least: int = 1
+    ) -> ProbeResult:
         """All runs of a plan as one, made now where the file has fewer than `at_least`."""
         name = asked.question.model.name
         known = [run.result for run in self.all if (run.model, run.plan, run.limit_bytes) == (name, plan, limit_bytes)]
@@ -96,10 +134,17 @@ class Runs:
         question = asked.question
         config = ds_config(plan, question.model, question.workload, question.cluster, flavor="deepspeed")
         result = probe(
-            config, (MODELS | LARGER)[question.model.name][0], cluster=question.cluster, workload=question.workload,
-            device="cpu", micro_batch_size=plan.micro_batch_size, gradient_accumulation_steps=plan.gradient_accumulation_steps,
-            gradient_checkpointing=plan.gradient_checkpointing, steps=self._steps,
-            memory_limit_bytes=limit_bytes)
+            config,
+            (MODELS | LARGER)[question.model.name][0],
+            cluster=question.cluster,
+            workload=question.workload,
+            device="cpu",
+            micro_batch_size=plan.micro_batch_size,
+            gradient_accumulation_steps=plan.gradient_accumulation_steps,
+            gradient_checkpointing=plan.gradient_checkpointing,
+            steps=self._steps,
+            memory_limit_bytes=limit_bytes,
+        )
         run = Run(model=question.model.name, plan=plan, limit_bytes=limit_bytes, result=result)
         self.all.append(run)
         with self._file.open("a", encoding="utf-8") as stream:
@@ -114,8 +159,11 @@ def _together(results: Sequence[ProbeResult]) -> ProbeResult:
     if failed is not None:
         return failed
     ranks = zip(*(result.ranks for result in results), strict=True)
-    return replace(results[0], load=max(result.load for result in results), ranks=tuple(
-        replace(runs[0], steps=tuple(step for run in runs for step in run.steps)) for runs in ranks))
+    return replace(
+        results[0],
+        load=max(result.load for result in results),
+        ranks=tuple(replace(runs[0], steps=tuple(step for run in runs for step in run.steps)) for runs in ranks),
+    )
 
 
 def _read(values: dict[str, Any]) -> Run:
@@ -124,11 +172,15 @@ def _read(values: dict[str, Any]) -> Run:
 
 def _line(run: Run) -> str:
     plan, result = run.plan, run.result
-    outcome = (f"{result.step_s:.3f} s a step, "
-               f"{result.highest('host_tensor_bytes'):,} bytes" if result.failure is None else
-               f"{result.failure.kind}: {result.failure.message}")
-    return (f"{run.model} {plan.rung} {plan.micro_batch_size}x{plan.gradient_accumulation_steps} "
-            f"{'on' if plan.gradient_checkpointing else 'off'}: {outcome}; {result.seconds:.0f} s, load {result.load:.1f}")
+    outcome = (
+        f"{result.step_s:.3f} s a step, {result.highest('host_tensor_bytes'):,} bytes"
+        if result.failure is None
+        else f"{result.failure.kind}: {result.failure.message}"
+    )
+    return (
+        f"{run.model} {plan.rung} {plan.micro_batch_size}x{plan.gradient_accumulation_steps} "
+        f"{'on' if plan.gradient_checkpointing else 'off'}: {outcome}; {result.seconds:.0f} s, load {result.load:.1f}"
+    )
 
 
 def main(arguments: Sequence[str]) -> int:

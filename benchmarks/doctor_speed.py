@@ -34,10 +34,15 @@ def main() -> None:
     print(f"{'what':<38}{'min':>8}{'median':>8}{'max':>8}   seconds, {runs} runs")
     report(f"ds-advise doctor (target {TARGET_S:g} s)", doctor, runs)
     for name, reader in (
-            ("software", read_software), ("graphics", lambda: read_graphics(ROOT)), ("memory", lambda: read_memory(ROOT)),
-            ("processor", lambda: read_processor(ROOT)), ("host", lambda: read_host(ROOT, os.environ)),
-            ("ops folder", lambda: read_ops_folder(os.environ)), ("swap folder", lambda: read_folder("/tmp")),
-            ("toolchain", lambda: read_toolchain(run_tool, os.environ, "2.13"))):
+        ("software", read_software),
+        ("graphics", lambda: read_graphics(ROOT)),
+        ("memory", lambda: read_memory(ROOT)),
+        ("processor", lambda: read_processor(ROOT)),
+        ("host", lambda: read_host(ROOT, os.environ)),
+        ("ops folder", lambda: read_ops_folder(os.environ)),
+        ("swap folder", lambda: read_folder("/tmp")),
+        ("toolchain", lambda: read_toolchain(run_tool, os.environ, "2.13")),
+    ):
         report(f"  {name}", reader, runs)
 
 

@@ -2,9 +2,9 @@
 
     python -m benchmarks.fast_vs_full [NAME ...]
 
-Every case runs the models of the ladder and the full one, side by side in one process group. Allocated memory at the peak must
-agree within 0.5 %, host memory within 1 %; the largest difference of any phase's peak, approximate ones left out, is shown as
-a share of the run's.
+Every case runs the models of the ladder and the full one, side by side in one process group. Allocated memory at the
+peak must agree within 0.5 %, host memory within 1 %; the largest difference of any phase's peak, approximate ones left
+out, is shown as a share of the run's.
 Every model type in `extrapolate.SHOWN` is in the table.
 """
 
@@ -77,16 +77,29 @@ def config(stage: int) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": "auto"}
     if stage == 3:
         zero |= {"stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"}
-    return {"bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
-            "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}, "zero_optimization": zero}
+    return {
+        "bf16": {"enabled": "auto"},
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+        "zero_optimization": zero,
+    }
 
 
 def compare(case: Case) -> tuple[bool, str]:
     """Whether the case is within the limits, and its line of the table."""
     request = request_for(
-        config(case.stage), catalogue.config(case.model), cluster=None, world_size=case.world_size,
-        gpus_per_node=min(8, case.world_size), workload=Workload(method=case.method, seq_len=1024), micro_batch_size=1,
-        gradient_accumulation_steps=case.accumulation, gradient_checkpointing=case.checkpointing, expandable_segments=True)
+        config(case.stage),
+        catalogue.config(case.model),
+        cluster=None,
+        world_size=case.world_size,
+        gpus_per_node=min(8, case.world_size),
+        workload=Workload(method=case.method, seq_len=1024),
+        micro_batch_size=1,
+        gradient_accumulation_steps=case.accumulation,
+        gradient_checkpointing=case.checkpointing,
+        expandable_segments=True,
+    )
     try:
         steps = ladder(request)
     except NotLinearError as reason:
@@ -99,13 +112,18 @@ def compare(case: Case) -> tuple[bool, str]:
     allocated = fast.peak.allocated_bytes_per_gpu / full.peak.allocated_bytes_per_gpu - 1
     required = fast.peak.required_bytes_per_gpu / full.peak.required_bytes_per_gpu - 1
     host = _host(fast) - _host(full)
-    worst = max(abs(one.gpu_peak_bytes - other.gpu_peak_bytes) for one, other in zip(fast.phases, full.phases, strict=True)
-                if one.phase not in fast.approximate)
+    worst = max(
+        abs(one.gpu_peak_bytes - other.gpu_peak_bytes)
+        for one, other in zip(fast.phases, full.phases, strict=True)
+        if one.phase not in fast.approximate
+    )
     layers = f"{'+'.join(map(str, steps.depths))} for {steps.full}"
     good = abs(allocated) <= ALLOCATED and abs(host) <= max(HOST * _host(full), 1 << 20)
-    return good, (f"{layers:>15}  {full.peak.allocated_bytes_per_gpu / _GIB:7.2f} GiB  allocated {allocated:+.3%}  "
-                  f"required {required:+.2%}  worst phase {worst / full.peak.allocated_bytes_per_gpu:.2%}"
-                  + (f"  approximate: {', '.join(fast.approximate)}" if fast.approximate else ""))
+    return good, (
+        f"{layers:>15}  {full.peak.allocated_bytes_per_gpu / _GIB:7.2f} GiB  allocated {allocated:+.3%}  "
+        f"required {required:+.2%}  worst phase {worst / full.peak.allocated_bytes_per_gpu:.2%}"
+        + (f"  approximate: {', '.join(fast.approximate)}" if fast.approximate else "")
+    )
 
 
 def _host(result: DryRunResult) -> int:

@@ -1,13 +1,13 @@
 """The constants of the step-time model that no source gives, fitted on published runs, and how well they carry over.
 
     python -m benchmarks.fit_speed              # each constant: committed, and what the fit finds
-    python -m benchmarks.fit_speed --write      # besides, for each source, its error under a fit on the others (minutes),
-                                                # into benchmarks/data/speed_left_out.csv
+    python -m benchmarks.fit_speed --write      # besides, for each source, its error under a fit on the others
+                                                (minutes), # into benchmarks/data/speed_left_out.csv
 
-The fit minimizes the mean of |log(predicted / measured)| over the runs of `accuracy.time`, where every source counts as the
-square root of its runs, so that a hundred rows of one table do not outvote the rest, plus STIFFNESS log^2(constant / prior)
-for each constant: what the runs hardly feel stays where other knowledge puts it. One constant after the other is moved by
-shrinking factors as long as that helps.
+The fit minimizes the mean of |log(predicted / measured)| over the runs of `accuracy.time`, where every source counts as
+the square root of its runs, so that a hundred rows of one table do not outvote the rest, plus STIFFNESS log^2(constant
+/ prior) for each constant: what the runs hardly feel stays where other knowledge puts it. One constant after the other
+is moved by shrinking factors as long as that helps.
 
 TILE_START and RAMP_S stand apart: they follow from published timings of single products (`products_error`).
 """
@@ -91,7 +91,8 @@ CONSTANTS = (
 
 
 def products_error(tile_start: float, ramp_s: float) -> float:
-    """Mean error of `product_s` on the products of 1024 to 4096 in data/published_gemm.csv, each GPU's rate its best there."""
+    """Mean error of `product_s` on the products of 1024 to 4096 in data/published_gemm.csv, each GPU's rate its best
+    there."""
     with (DATA / "published_gemm.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     best: dict[tuple[str, str, str], float] = {}
@@ -121,7 +122,9 @@ def objective(runs: Sequence[TimedRun]) -> float:
     """Weighted mean of |log(predicted / measured)|, and what leaving the priors costs."""
     groups = sources(runs)
     total = sum(sqrt(len(group)) for group in groups.values())
-    misfit = sum(sum(abs(log(run.step_s / run.measured_s)) for run in group) / sqrt(len(group)) for group in groups.values())
+    misfit = sum(
+        sum(abs(log(run.step_s / run.measured_s)) for run in group) / sqrt(len(group)) for group in groups.values()
+    )
     return misfit / total + STIFFNESS * sum(log(constant.read() / constant.prior) ** 2 for constant in CONSTANTS)
 
 
@@ -190,8 +193,11 @@ def main() -> int:
         for constant, value in zip(CONSTANTS, committed, strict=True):
             print(f"  {constant.label:32}{value:12.4g}{constant.read():12.4g}")
     found = min((products_error(tile, ramp * 1e-6), tile, ramp) for tile in range(0, 520, 20) for ramp in range(16))
-    print(f"products: error {products_error(roofline.TILE_START, roofline.RAMP_S):.1%} as committed; at best {found[0]:.1%}, "
-          f"with TILE_START {found[1]} and RAMP_S {found[2]}e-6")
+    print(
+        f"products: error {products_error(roofline.TILE_START, roofline.RAMP_S):.1%} as committed; at best "
+        f"{found[0]:.1%}, "
+        f"with TILE_START {found[1]} and RAMP_S {found[2]}e-6"
+    )
     if asked.write:
         _write(left_out(runs))
     return 0

@@ -1,7 +1,7 @@
 """Many dry runs quickly: torch, DeepSpeed and transformers are imported once, and every run is a fork of that process.
 
-What a dry run changes in torch and DeepSpeed stays in its fork. The process that imports runs nothing and starts no thread, so
-its forks start as a fresh process does; the answers are those of `dry_run`, byte for byte.
+What a dry run changes in torch and DeepSpeed stays in its fork. The process that imports runs nothing and starts no
+thread, so its forks start as a fresh process does; the answers are those of `dry_run`, byte for byte.
 """
 
 from __future__ import annotations
@@ -19,8 +19,12 @@ from multiprocessing.context import ForkServerContext
 from ds_advise.probes.dry_run.request import Request
 from ds_advise.probes.dry_run.result import DryRunResult, from_json
 
-ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error",
-               "TOKENIZERS_PARALLELISM": "false"}
+ENVIRONMENT = {
+    "DS_ACCELERATOR": "cpu",
+    "OMP_NUM_THREADS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 
 
 def answers(requests: Sequence[Request], *, workers: int = 2) -> Iterator[DryRunResult | str]:
@@ -43,12 +47,17 @@ def _ask(context: ForkServerContext, request: Request, folder: str) -> DryRunRes
         return "the process died"
     finally:
         process.join()
-    return from_json(answer["result"]) if "result" in answer else f"{answer['kind']} in {answer['phase']}: {answer['error']}"
+    return (
+        from_json(answer["result"])
+        if "result" in answer
+        else f"{answer['kind']} in {answer['phase']}: {answer['error']}"
+    )
 
 
 def _run(sender: Connection, request: Request, folder: str) -> None:
     """In the fork."""
     from ds_advise.probes.dry_run.worker import answer_to
+
     warnings.simplefilter("ignore")
     os.chdir(folder)
     null = os.open(os.devnull, os.O_WRONLY)

@@ -7,4 +7,5 @@ import deepspeed.runtime.engine
 import peft.utils.transformers_weight_conversion
 import torch.testing._internal.distributed.fake_pg
 import transformers.integrations
+
 from ds_advise.probes.dry_run import attention, kernels, mode, training, unknown_values, worker

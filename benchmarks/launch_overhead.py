@@ -2,9 +2,9 @@
 
     python -m benchmarks.launch_overhead [--runs 5] [--script step|torch]
 
-Each run starts two ranks with torchrun, once by itself and once by `ds-advise launch`, in turns, and measures from the start
-of the command to the moment at which rank 0's script writes the time. The script either does nothing else ("step"), or imports
-torch first ("torch"), as every training does. The target is for the difference of the medians.
+Each run starts two ranks with torchrun, once by itself and once by `ds-advise launch`, in turns, and measures from the
+start of the command to the moment at which rank 0's script writes the time. The script either does nothing else
+("step"), or imports torch first ("torch"), as every training does. The target is for the difference of the medians.
 
 Then what a rank pays while it trains: the time that noting adds to a micro batch of an engine that does nothing.
 """
@@ -23,8 +23,10 @@ from types import SimpleNamespace
 
 TARGET_S = 5.0
 BODIES = {"step": "", "torch": "import torch\n"}
-SCRIPT = ("import os, time\n{body}if os.environ['RANK'] == '0':\n"
-          "    open(os.environ['FIRST_STEP'], 'w').write(str(time.time()))\n")
+SCRIPT = (
+    "import os, time\n{body}if os.environ['RANK'] == '0':\n"
+    "    open(os.environ['FIRST_STEP'], 'w').write(str(time.time()))\n"
+)
 
 
 def main() -> None:
@@ -40,8 +42,24 @@ def main() -> None:
         for run in range(given.runs + 1):
             # A port of the system's choice, as `launch` takes one: two runs close to each other do not meet.
             first = _seconds(folder, ["torch.distributed.run", "--standalone", "--nproc_per_node", "2", "train.py"])
-            second = _seconds(folder, ["ds_advise", "launch", "ds_config.json", "--no-check", "--device", "cpu", "--launcher",
-                                       "torchrun", "--no-pass-config", "--log-dir", f"log{run}", "--", "train.py"])
+            second = _seconds(
+                folder,
+                [
+                    "ds_advise",
+                    "launch",
+                    "ds_config.json",
+                    "--no-check",
+                    "--device",
+                    "cpu",
+                    "--launcher",
+                    "torchrun",
+                    "--no-pass-config",
+                    "--log-dir",
+                    f"log{run}",
+                    "--",
+                    "train.py",
+                ],
+            )
             if run:  # the first fills the file cache
                 plain.append(first)
                 ours.append(second)
@@ -56,14 +74,21 @@ def _seconds(folder: Path, words: list[str]) -> float:
     """From the start of `python -m ...` to the moment that the script tells."""
     told = folder / "first_step"
     began = time.time()
-    subprocess.run([sys.executable, "-m", *words], cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                   env=os.environ | {"FIRST_STEP": str(told), "OMP_NUM_THREADS": "1"})
+    subprocess.run(
+        [sys.executable, "-m", *words],
+        cwd=folder,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"FIRST_STEP": str(told), "OMP_NUM_THREADS": "1"},
+    )
     return float(told.read_text()) - began
 
 
 def _noting_s(micro_batches: int = 4000, accumulation: int = 4) -> float:
     """Seconds per micro batch, on the CPU."""
     import torch
+
     from ds_advise.advisor.launch.notes import Notes
     from ds_advise.advisor.launch.observe import observe
 

@@ -1,6 +1,7 @@
 """What the real engine does with a configuration: `deepspeed.initialize` and one optimizer step on the simulated GPU.
 
-One process imports torch and DeepSpeed, and a fork of it answers for each configuration, so that none sees another's state.
+One process imports torch and DeepSpeed, and a fork of it answers for each configuration, so that none sees another's
+state.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 WORLD_SIZE = 2
-MODEL = '''
+MODEL = """
 import torch
 
 def tiny():
     return torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 16))
-'''
+"""
 LIMIT_S = 60
 """For one configuration; a tenth of a second is usual."""
 
@@ -30,8 +31,14 @@ def outcomes(configs: Sequence[dict[str, Any]], *, world_size: int = WORLD_SIZE)
         folder = Path(name)
         (folder / "tiny.py").write_text(MODEL)
         (folder / "configs.json").write_text(json.dumps([world_size, list(configs)]))
-        subprocess.run([sys.executable, __file__, str(folder)], check=True, cwd=folder, stdout=subprocess.DEVNULL,
-                       stderr=subprocess.DEVNULL, timeout=60 + LIMIT_S * len(configs))
+        subprocess.run(
+            [sys.executable, __file__, str(folder)],
+            check=True,
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=60 + LIMIT_S * len(configs),
+        )
         return list(json.loads((folder / "outcomes.json").read_text()))
 
 
@@ -50,11 +57,23 @@ def _main(folder: Path) -> None:
 
     world_size, configs = json.loads((folder / "configs.json").read_text())
     workload = Workload(precision="fp32", framework="deepspeed")
-    requests = [request_for(config, f"{folder / 'tiny.py'}:tiny", cluster=None, world_size=world_size, workload=workload,
-                            iterations=1, gradient_checkpointing=False, input_shape=(16,)) for config in configs]
+    requests = [
+        request_for(
+            config,
+            f"{folder / 'tiny.py'}:tiny",
+            cluster=None,
+            world_size=world_size,
+            workload=workload,
+            iterations=1,
+            gradient_checkpointing=False,
+            input_shape=(16,),
+        )
+        for config in configs
+    ]
     worker._import_all(requests[0])
     import deepspeed.runtime.superoffload.superoffload_stage3
     import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  imported by each initialization, which takes seconds
+
     logging.disable(logging.CRITICAL)  # DeepSpeed's log of every start takes longer than the start
     found = []
     for request in requests:
@@ -63,8 +82,12 @@ def _main(folder: Path) -> None:
         if not child:
             signal.alarm(LIMIT_S)
             answer = worker.answer_to(request)
-            os.write(writing, json.dumps(f"{answer['phase']}: {answer['kind']}: {answer['error'][:500]}"
-                                         if "error" in answer else "").encode())
+            os.write(
+                writing,
+                json.dumps(
+                    f"{answer['phase']}: {answer['kind']}: {answer['error'][:500]}" if "error" in answer else ""
+                ).encode(),
+            )
             os._exit(0)
         os.close(writing)
         with os.fdopen(reading, "rb") as pipe:

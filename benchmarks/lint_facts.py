@@ -1,7 +1,7 @@
 """The facts that lint uses where no DeepSpeed is installed, from the one that is.
 
-    python -m benchmarks.lint_facts            # says whether the bundled facts are those of the installed version
-    python -m benchmarks.lint_facts --write    # writes them
+python -m benchmarks.lint_facts            # says whether the bundled facts are those of the installed version
+python -m benchmarks.lint_facts --write    # writes them
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ def installed() -> str:
     """The text of the bundled file, made from the installed DeepSpeed's and torch's sources."""
     folder, version = source_folder("deepspeed"), installed_version()
     assert folder is not None and version is not None, "DeepSpeed is installed"
-    return json.dumps(to_json(read_facts(folder, version, source_folder("torch"))), indent=None, separators=(",", ":")) + "\n"
+    return (
+        json.dumps(to_json(read_facts(folder, version, source_folder("torch"))), indent=None, separators=(",", ":"))
+        + "\n"
+    )
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
     python -m benchmarks.lint_speed [REPEATS]
 
-Limits: 0.4 s with the facts cached, 2.5 s the first time. CPU seconds are shown beside, for a machine that does other work.
+Limits: 0.4 s with the facts cached, 2.5 s the first time. CPU seconds are shown beside, for a machine that does other
+    work.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ from pathlib import Path
 from statistics import median
 
 CONFIG = {
-    "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "gradient_cliping": 1.0,
-    "bf16": {"enabled": "auto"}, "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}},
-    "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "reduce_bucket_size": "auto"}}
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_cliping": 1.0,
+    "bf16": {"enabled": "auto"},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}},
+    "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "reduce_bucket_size": "auto"},
+}
 RUNS = {"facts cached": [], "with a model and GPUs": ["--model", "Qwen2.5-14B", "--gpus", "8xA100-80GB", "--offline"]}
 
 
@@ -38,8 +43,13 @@ def main() -> None:
 def _run(folder: Path, cache: str, options: list[str]) -> tuple[float, float]:
     """(seconds by the clock, seconds of CPU) of one process."""
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run([sys.executable, "-m", "ds_advise", "lint", "ds_config.json", *options], cwd=folder, check=False,
-                   env={**os.environ, "DS_ADVISE_CACHE": str(folder / cache)}, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "ds_advise", "lint", "ds_config.json", *options],
+        cwd=folder,
+        check=False,
+        env={**os.environ, "DS_ADVISE_CACHE": str(folder / cache)},
+        stdout=subprocess.DEVNULL,
+    )
     clock, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     return clock, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

@@ -1,7 +1,7 @@
 """The table of lint's rules in docs/lint.md.
 
-    python -m benchmarks.lint_table            # says whether it is current
-    python -m benchmarks.lint_table --write    # writes it
+python -m benchmarks.lint_table            # says whether it is current
+python -m benchmarks.lint_table --write    # writes it
 """
 
 from __future__ import annotations
@@ -16,11 +16,23 @@ DOCUMENT = Path(__file__).parent.parent / "docs" / "lint.md"
 BEGIN, END = "<!-- rules: written by benchmarks/lint_table.py -->\n", "<!-- end of rules -->\n"
 _HEAD = "| code | severity | what | why | DeepSpeed | read in |\n|---|---|---|---|---|---|\n"
 _SUBJECTS = {
-    "reading": "The file", "keys": "Keys", "types": "Types and ranges", "batch": "Batch sizes",
-    "trainer": "`auto` and the Trainer", "precision": "Precision", "zero": "ZeRO", "zeropp": "ZeRO++",
-    "offload": "Offload and NVMe", "aio": "Asynchronous I/O",
-    "optimizer": "Optimizer", "scheduler": "Scheduler", "communication": "Communication", "checkpointing": "Checkpointing",
-    "logging": "Logging and profiling", "resources": "Model and GPUs"}
+    "reading": "The file",
+    "keys": "Keys",
+    "types": "Types and ranges",
+    "batch": "Batch sizes",
+    "trainer": "`auto` and the Trainer",
+    "precision": "Precision",
+    "zero": "ZeRO",
+    "zeropp": "ZeRO++",
+    "offload": "Offload and NVMe",
+    "aio": "Asynchronous I/O",
+    "optimizer": "Optimizer",
+    "scheduler": "Scheduler",
+    "communication": "Communication",
+    "checkpointing": "Checkpointing",
+    "logging": "Logging and profiling",
+    "resources": "Model and GPUs",
+}
 
 
 def document() -> str:

@@ -22,8 +22,14 @@ START, END = "<!-- example: written by benchmarks/readme_output.py -->\n", "<!--
 def example() -> str:
     """The block as it ought to be."""
     with tempfile.TemporaryDirectory() as folder:
-        output = subprocess.run([sys.executable, "-m", "ds_advise", *QUESTION], cwd=folder, check=True, text=True,
-                                capture_output=True, env={**os.environ, "COLUMNS": "80"}).stdout
+        output = subprocess.run(
+            [sys.executable, "-m", "ds_advise", *QUESTION],
+            cwd=folder,
+            check=True,
+            text=True,
+            capture_output=True,
+            env={**os.environ, "COLUMNS": "80"},
+        ).stdout
     lines = [line.rstrip() for line in output.strip("\n").splitlines()]
     return "\n".join(["```console", f"$ ds-advise {' '.join(QUESTION)}", *lines, "```"]) + "\n"
 

@@ -1,8 +1,10 @@
 """What published runs execute in one step, recorded by dry runs of the real engine: the second depth of the time model.
 
-    python -m benchmarks.record_operations         # about a minute a run; writes benchmarks/data/recorded_operations.csv
+    python -m benchmarks.record_operations         # about a minute a run; writes
+    benchmarks/data/recorded_operations.csv
 
-`accuracy.time` times the recorded operations and sets them beside the closed form and the measurement; it needs no torch.
+`accuracy.time` times the recorded operations and sets them beside the closed form and the measurement; it needs no
+torch.
 """
 
 from __future__ import annotations
@@ -21,8 +23,15 @@ from ds_advise.probes.dry_run import DryRunResult, dry_run
 from .accuracy.time import RECORDED, TimedRun, read_runs
 
 CHOSEN = {
-    ("seed 000", "7"), ("seed 000", "9"), ("seed 000", "11"), ("seed 000", "12"), ("seed 000", "13"), ("seed 000", "14"),
-    ("seed 003", "1.2"), ("seed 003", "1.4"), ("DeepSpeed blogs/zenflow-corebinding/README.md@edaa722", "542"),
+    ("seed 000", "7"),
+    ("seed 000", "9"),
+    ("seed 000", "11"),
+    ("seed 000", "12"),
+    ("seed 000", "13"),
+    ("seed 000", "14"),
+    ("seed 003", "1.2"),
+    ("seed 003", "1.4"),
+    ("DeepSpeed blogs/zenflow-corebinding/README.md@edaa722", "542"),
     ("DeepSpeed blogs/zenflow-corebinding/README.md@edaa722", "543"),
 }
 """Source and row of DeepSpeed runs whose model is small enough to be executed in a minute."""
@@ -32,9 +41,14 @@ def record(run: TimedRun) -> DryRunResult:
     """The dry run of the run's plan."""
     config = ds_config(run.plan, run.model, run.workload, run.cluster, flavor=run.workload.framework)
     return dry_run(
-        config, load_config(run.model.name, offline=True), cluster=run.cluster, workload=run.workload,
-        micro_batch_size=run.plan.micro_batch_size, gradient_accumulation_steps=run.plan.gradient_accumulation_steps,
-        gradient_checkpointing=run.plan.gradient_checkpointing)
+        config,
+        load_config(run.model.name, offline=True),
+        cluster=run.cluster,
+        workload=run.workload,
+        micro_batch_size=run.plan.micro_batch_size,
+        gradient_accumulation_steps=run.plan.gradient_accumulation_steps,
+        gradient_checkpointing=run.plan.gradient_checkpointing,
+    )
 
 
 def write(path: Path, recorded: Iterable[tuple[TimedRun, DryRunResult]]) -> None:
@@ -45,8 +59,13 @@ def write(path: Path, recorded: Iterable[tuple[TimedRun, DryRunResult]]) -> None
         for run, result in recorded:
             for operation in result.operations:
                 values = [getattr(operation, name) for name in names]
-                writer.writerow((run.source, run.name, *(
-                    "x".join(map(str, value)) if isinstance(value, tuple) else value for value in values)))
+                writer.writerow(
+                    (
+                        run.source,
+                        run.name,
+                        *("x".join(map(str, value)) if isinstance(value, tuple) else value for value in values),
+                    )
+                )
 
 
 def main() -> int:

@@ -83,8 +83,14 @@ def judge(runs: list[Run]) -> list[Verdict]:
             continue
         chosen = min(rows, key=lambda run: run.predicted_s / run.samples)
         best_s = min(run.measured_s / run.samples for run in rows)
-        verdicts.append(Verdict(
-            group=group, runs=rows, regret=chosen.measured_s / chosen.samples / best_s - 1, concordance=_kendall(rows)))
+        verdicts.append(
+            Verdict(
+                group=group,
+                runs=rows,
+                regret=chosen.measured_s / chosen.samples / best_s - 1,
+                concordance=_kendall(rows),
+            )
+        )
     return verdicts
 
 
@@ -103,16 +109,20 @@ def _print_group(group: str, runs: tuple[Run, ...], verdict: Verdict | None) -> 
     print(f"\n{group}")
     print(f"  {'row':<8}{'plan':<34}{'measured':>9}{'predicted':>10}{'error':>7}  bottleneck")
     for run in runs:
-        print(f"  {run.name:<8}{run.label:<34}{run.measured_s:8.2f}s{run.predicted_s:9.2f}s"
-              f"{run.predicted_s / run.measured_s - 1:+7.0%}  {run.bottleneck}")
+        print(
+            f"  {run.name:<8}{run.label:<34}{run.measured_s:8.2f}s{run.predicted_s:9.2f}s"
+            f"{run.predicted_s / run.measured_s - 1:+7.0%}  {run.bottleneck}"
+        )
     for text in dict.fromkeys(run.assumed for run in runs if run.assumed):
         print(f"  assumed: {text}")
     for run in runs:
         if run.notes:
             print(f"  {run.name}: {run.notes}")
     if verdict is not None:
-        print(f"  {'ok' if verdict.passes else 'MISSED'}: the plan predicted fastest was measured "
-              f"{verdict.regret:.0%} above the fastest; Kendall's tau {verdict.concordance:+.2f}")
+        print(
+            f"  {'ok' if verdict.passes else 'MISSED'}: the plan predicted fastest was measured "
+            f"{verdict.regret:.0%} above the fastest; Kendall's tau {verdict.concordance:+.2f}"
+        )
 
 
 def _print_memory(runs: list[Run]) -> None:
@@ -120,8 +130,10 @@ def _print_memory(runs: list[Run]) -> None:
     for run in runs:
         assert run.measured_gib is not None
         error = run.predicted_gib / run.measured_gib - 1
-        print(f"  {run.group[:3] + ' ' + run.name:<9}{run.label:<34}{run.measured_gib:6.1f} GiB"
-              f"{run.predicted_gib:7.1f} GiB{error:+7.0%}  {'ok' if abs(error) <= MEMORY_ERROR else 'MISSED'}")
+        print(
+            f"  {run.group[:3] + ' ' + run.name:<9}{run.label:<34}{run.measured_gib:6.1f} GiB"
+            f"{run.predicted_gib:7.1f} GiB{error:+7.0%}  {'ok' if abs(error) <= MEMORY_ERROR else 'MISSED'}"
+        )
 
 
 def _run(row: dict[str, str]) -> Run:
@@ -133,18 +145,29 @@ def _run(row: dict[str, str]) -> Run:
     logits_copy = 4 * plan.micro_batch_size * workload.seq_len * model.vocab_size if row["logits_copy"] == "yes" else 0
     engine_steps = int(row["engine_steps"])
     return Run(
-        group=row["group"], name=row["row"], label=_label(plan), bottleneck=time.bottleneck,
+        group=row["group"],
+        name=row["row"],
+        label=_label(plan),
+        bottleneck=time.bottleneck,
         samples=plan.micro_batch_size * plan.gradient_accumulation_steps * cluster.world_size * engine_steps,
-        measured_s=float(row["step_s"]), predicted_s=time.step_s * engine_steps,
+        measured_s=float(row["step_s"]),
+        predicted_s=time.step_s * engine_steps,
         measured_gib=float(row["gpu_gib"]) if described else None,
         predicted_gib=(memory.device_bytes_per_gpu + logits_copy) / _GIB,
-        ranked=row["ranked"] == "yes", assumed=row["assumed"], notes=row["notes"])
+        ranked=row["ranked"] == "yes",
+        assumed=row["assumed"],
+        notes=row["notes"],
+    )
 
 
 def workload_of(row: dict[str, str]) -> Workload:
     return Workload(
-        method=cast(Method, row["method"]), lora_rank=int(row["lora_rank"] or 8), seq_len=int(row["seq_len"]),
-        precision=cast(Precision, row["precision"]), attention=cast(AttentionKernel, row["attention"]))
+        method=cast(Method, row["method"]),
+        lora_rank=int(row["lora_rank"] or 8),
+        seq_len=int(row["seq_len"]),
+        precision=cast(Precision, row["precision"]),
+        attention=cast(AttentionKernel, row["attention"]),
+    )
 
 
 def cluster_of(row: dict[str, str]) -> Cluster:
@@ -156,21 +179,32 @@ def plan_of(row: dict[str, str], hidden: int) -> Plan:
     """The row's plan; `z3_auto` takes the sizes that "auto" stands for in transformers."""
     auto = row["z3_auto"] == "yes"
     return Plan(
-        zero_stage=cast(Literal[0, 1, 2, 3], int(row["zero_stage"])), micro_batch_size=int(row["micro_batch"]),
-        gradient_accumulation_steps=int(row["grad_accum"]), gradient_checkpointing=row["checkpointing"] == "on",
-        offload_optimizer=cast(Offload, row["offload_optimizer"]), offload_param=cast(Offload, row["offload_param"]),
-        overlap_comm=row["overlap_comm"] == "yes", pin_memory=row["pin_memory"] == "yes",
+        zero_stage=cast(Literal[0, 1, 2, 3], int(row["zero_stage"])),
+        micro_batch_size=int(row["micro_batch"]),
+        gradient_accumulation_steps=int(row["grad_accum"]),
+        gradient_checkpointing=row["checkpointing"] == "on",
+        offload_optimizer=cast(Offload, row["offload_optimizer"]),
+        offload_param=cast(Offload, row["offload_param"]),
+        overlap_comm=row["overlap_comm"] == "yes",
+        pin_memory=row["pin_memory"] == "yes",
         reduce_bucket_size=int(row["reduce_bucket"] or 500_000_000),
         stage3_prefetch_bucket_size=int(0.9 * hidden * hidden) if auto else 50_000_000,
-        stage3_param_persistence_threshold=10 * hidden if auto else 100_000)
+        stage3_param_persistence_threshold=10 * hidden if auto else 100_000,
+    )
 
 
 def _label(plan: Plan) -> str:
-    offloads = [name for name, where in (("optimizer", plan.offload_optimizer), ("param", plan.offload_param))
-                if where != "none"]
+    offloads = [
+        name
+        for name, where in (("optimizer", plan.offload_optimizer), ("param", plan.offload_param))
+        if where != "none"
+    ]
     where = plan.offload_param if plan.offload_param != "none" else plan.offload_optimizer
-    return f"stage {plan.zero_stage}" + (f", {' + '.join(offloads)} on {where}" if offloads else "") + (
-        "" if plan.pin_memory else ", pageable")
+    return (
+        f"stage {plan.zero_stage}"
+        + (f", {' + '.join(offloads)} on {where}" if offloads else "")
+        + ("" if plan.pin_memory else ", pageable")
+    )
 
 
 def _kendall(runs: tuple[Run, ...]) -> float:

@@ -24,14 +24,15 @@ AIO = {
 """Requests of 1 MiB, 32 in flight, 8 threads: a modern drive wants that many. `ds_nvme_tune` finds a drive's best."""
 
 
-def ds_config(plan: Plan, model: ModelShape, workload: Workload, cluster: Cluster, *,
-              flavor: Framework) -> dict[str, Any]:
+def ds_config(
+    plan: Plan, model: ModelShape, workload: Workload, cluster: Cluster, *, flavor: Framework
+) -> dict[str, Any]:
     """The JSON-ready configuration that runs this plan.
 
-    flavor "hf": `auto` for what both the Trainer and accelerate fill in (batch sizes, clipping, precision, learning rate,
-    weight decay), so that the file and the arguments cannot contradict each other. Buckets and thresholds are numbers,
-    never `auto`: the Trainer would fill in others than those that the memory was computed with. There is no scheduler,
-    so the Trainer's own runs.
+    flavor "hf": `auto` for what both the Trainer and accelerate fill in (batch sizes, clipping, precision, learning
+    rate, weight decay), so that the file and the arguments cannot contradict each other. Buckets and thresholds are
+    numbers, never `auto`: the Trainer would fill in others than those that the memory was computed with. There is no
+    scheduler, so the Trainer's own runs.
 
     flavor "deepspeed": every value explicit, for `deepspeed.initialize(config=...)`.
 
@@ -44,8 +45,9 @@ def ds_config(plan: Plan, model: ModelShape, workload: Workload, cluster: Cluste
     """
     auto = flavor == "hf"
     config: dict[str, Any] = {
-        "train_batch_size": "auto" if auto else
-        plan.micro_batch_size * plan.gradient_accumulation_steps * cluster.world_size,
+        "train_batch_size": "auto"
+        if auto
+        else plan.micro_batch_size * plan.gradient_accumulation_steps * cluster.world_size,
         "train_micro_batch_size_per_gpu": "auto" if auto else plan.micro_batch_size,
         "gradient_accumulation_steps": "auto" if auto else plan.gradient_accumulation_steps,
         "gradient_clipping": "auto" if auto else GRADIENT_CLIPPING,
@@ -64,12 +66,20 @@ def _zero_optimization(plan: Plan, model: ModelShape, workload: Workload, cluste
     if plan.zero_stage == 0:
         return zero
     if plan.offload_optimizer != "none":
-        zero["offload_optimizer"] = _offload(plan.offload_optimizer, plan, cluster, {
-            "buffer_count": plan.optimizer_buffer_count})
+        zero["offload_optimizer"] = _offload(
+            plan.offload_optimizer, plan, cluster, {"buffer_count": plan.optimizer_buffer_count}
+        )
     if plan.offload_param != "none":
-        zero["offload_param"] = _offload(plan.offload_param, plan, cluster, {
-            "buffer_count": plan.param_buffer_count, "buffer_size": plan.param_buffer_size,
-            "max_in_cpu": plan.param_max_in_cpu})
+        zero["offload_param"] = _offload(
+            plan.offload_param,
+            plan,
+            cluster,
+            {
+                "buffer_count": plan.param_buffer_count,
+                "buffer_size": plan.param_buffer_size,
+                "max_in_cpu": plan.param_max_in_cpu,
+            },
+        )
     zero["overlap_comm"] = plan.overlap_comm
     zero["reduce_bucket_size"] = plan.reduce_bucket_size
     if plan.zero_stage == 3:
@@ -89,8 +99,10 @@ def _offload(device: Offload, plan: Plan, cluster: Cluster, nvme_only: dict[str,
     if device == "nvme":
         if not cluster.nvme_path:
             raise ClusterError(
-                "no folder for swapping to NVMe", why="the plan keeps states there between their uses",
-                fix="pass --nvme PATH:SIZE with a folder on the local NVMe drive")
+                "no folder for swapping to NVMe",
+                why="the plan keeps states there between their uses",
+                fix="pass --nvme PATH:SIZE with a folder on the local NVMe drive",
+            )
         block |= {"nvme_path": cluster.nvme_path} | nvme_only
     block["pin_memory"] = plan.pin_memory
     return block

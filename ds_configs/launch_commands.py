@@ -19,11 +19,17 @@ PORT = 29500
 """torch's default rendezvous port."""
 
 PROGRAMS: Mapping[Launcher, tuple[str, ...]] = {
-    "deepspeed": ("deepspeed",), "torchrun": ("torchrun",), "accelerate": ("accelerate", "launch")}
+    "deepspeed": ("deepspeed",),
+    "torchrun": ("torchrun",),
+    "accelerate": ("accelerate", "launch"),
+}
 """The launchers as they are typed."""
 
 LAUNCHER_MODULES: Mapping[Launcher, str] = {
-    "deepspeed": "deepspeed.launcher.runner", "torchrun": "torch.distributed.run", "accelerate": "accelerate.commands.launch"}
+    "deepspeed": "deepspeed.launcher.runner",
+    "torchrun": "torch.distributed.run",
+    "accelerate": "accelerate.commands.launch",
+}
 """The modules behind them, for `python -m`: certain to be of the same environment as that python."""
 
 _NODE_RANK, _MASTER_ADDR = "$NODE_RANK", "$MASTER_ADDR"
@@ -52,14 +58,23 @@ def config_arguments(framework: Framework, config_path: str) -> list[str]:
     return ["--deepspeed", config_path] if framework == "hf" else ["--deepspeed", "--deepspeed_config", config_path]
 
 
-def launcher_words(launcher: Launcher, cluster: Cluster, target: Sequence[str], *, config_path: str | None = None,
-                   is_module: bool = False, rendezvous: Rendezvous | None = None, port: int | None = None,
-                   program: Sequence[str] | None = None) -> list[str]:
+def launcher_words(
+    launcher: Launcher,
+    cluster: Cluster,
+    target: Sequence[str],
+    *,
+    config_path: str | None = None,
+    is_module: bool = False,
+    rendezvous: Rendezvous | None = None,
+    port: int | None = None,
+    program: Sequence[str] | None = None,
+) -> list[str]:
     """The words of the command that starts `target` (a script or module and its arguments) on every rank.
 
     config_path: for accelerate, which hands the configuration to the script itself; None where the script knows it.
     rendezvous:  of several nodes. "hostfile" needs the deepspeed launcher, which also knows no other, "slurm" torchrun.
-    port:        on one node, in place of the launcher's default. program: how the launcher is called (default `PROGRAMS`).
+    port:        on one node, in place of the launcher's default. program: how the launcher is called (default
+        `PROGRAMS`).
     """
     call = list(PROGRAMS[launcher] if program is None else program)
     module = ["--module"] if is_module else []
@@ -69,9 +84,20 @@ def launcher_words(launcher: Launcher, cluster: Cluster, target: Sequence[str], 
         if rendezvous is None:
             place = ["--num_processes", str(gpus)] + ([] if port is None else ["--main_process_port", str(port)])
         else:
-            place = ["--num_machines", str(nodes), "--num_processes", str(cluster.world_size),
-                     "--machine_rank", rendezvous.node_rank, "--main_process_ip", rendezvous.address,
-                     "--main_process_port", str(rendezvous.port), "--deepspeed_multinode_launcher", "standard"]
+            place = [
+                "--num_machines",
+                str(nodes),
+                "--num_processes",
+                str(cluster.world_size),
+                "--machine_rank",
+                rendezvous.node_rank,
+                "--main_process_ip",
+                rendezvous.address,
+                "--main_process_port",
+                str(rendezvous.port),
+                "--deepspeed_multinode_launcher",
+                "standard",
+            ]
         return [*call, *config, *place, *module, *target]
     if rendezvous is None:
         number = "--num_gpus" if launcher == "deepspeed" else "--nproc_per_node"
@@ -80,10 +106,33 @@ def launcher_words(launcher: Launcher, cluster: Cluster, target: Sequence[str], 
         return [*call, "--hostfile", rendezvous.hostfile, *module, *target]
     torchrun = [*call, "--nnodes", str(nodes), "--nproc_per_node", str(gpus)]
     if rendezvous.kind == "slurm":
-        return ["srun", "--nodes", str(nodes), "--ntasks-per-node", "1", *torchrun, "--rdzv_backend", "c10d",
-                "--rdzv_id", rendezvous.job, "--rdzv_endpoint", f"{rendezvous.address}:{rendezvous.port}", *module, *target]
-    return [*torchrun, "--node_rank", rendezvous.node_rank, "--master_addr", rendezvous.address,
-            "--master_port", str(rendezvous.port), *module, *target]
+        return [
+            "srun",
+            "--nodes",
+            str(nodes),
+            "--ntasks-per-node",
+            "1",
+            *torchrun,
+            "--rdzv_backend",
+            "c10d",
+            "--rdzv_id",
+            rendezvous.job,
+            "--rdzv_endpoint",
+            f"{rendezvous.address}:{rendezvous.port}",
+            *module,
+            *target,
+        ]
+    return [
+        *torchrun,
+        "--node_rank",
+        rendezvous.node_rank,
+        "--master_addr",
+        rendezvous.address,
+        "--master_port",
+        str(rendezvous.port),
+        *module,
+        *target,
+    ]
 
 
 def shell_line(words: Sequence[str]) -> str:
@@ -91,8 +140,9 @@ def shell_line(words: Sequence[str]) -> str:
     return " ".join(word if word in (_NODE_RANK, _MASTER_ADDR) else shlex.quote(word) for word in words)
 
 
-def launch_commands(cluster: Cluster, *, script: str = "train.py", config_path: str = "ds_config.json",
-                    framework: Framework) -> dict[str, list[str]]:
+def launch_commands(
+    cluster: Cluster, *, script: str = "train.py", config_path: str = "ds_config.json", framework: Framework
+) -> dict[str, list[str]]:
     """Shell lines by launcher: `deepspeed`, `torchrun` and `accelerate`; each list is run from top to bottom.
 
     On one node each is one line. On several, `deepspeed` is started once and reaches the nodes of a hostfile by ssh; a
@@ -100,14 +150,21 @@ def launch_commands(cluster: Cluster, *, script: str = "train.py", config_path: 
     first node's address and NODE_RANK to the node's number from 0. accelerate is for "hf" only.
     """
     target = [script, *config_arguments(framework, config_path)]
-    by_ssh, by_hand = ((Rendezvous(kind="hostfile"), Rendezvous(kind="static")) if cluster.nodes > 1 else (None, None))
-    before = [] if by_ssh is None else [
-        f"# hostfile names the nodes, one a line: node-0 slots={cluster.gpus_per_node}",
-        f"echo {ALLOCATOR_SETTING} >> .deepspeed_env"]
+    by_ssh, by_hand = (Rendezvous(kind="hostfile"), Rendezvous(kind="static")) if cluster.nodes > 1 else (None, None)
+    before = (
+        []
+        if by_ssh is None
+        else [
+            f"# hostfile names the nodes, one a line: node-0 slots={cluster.gpus_per_node}",
+            f"echo {ALLOCATOR_SETTING} >> .deepspeed_env",
+        ]
+    )
     commands = {
         "deepspeed": [*before, shell_line(launcher_words("deepspeed", cluster, target, rendezvous=by_ssh))],
-        "torchrun": [shell_line(launcher_words("torchrun", cluster, target, rendezvous=by_hand))]}
+        "torchrun": [shell_line(launcher_words("torchrun", cluster, target, rendezvous=by_hand))],
+    }
     if framework == "hf":
-        commands["accelerate"] = [shell_line(
-            launcher_words("accelerate", cluster, [script], config_path=config_path, rendezvous=by_hand))]
+        commands["accelerate"] = [
+            shell_line(launcher_words("accelerate", cluster, [script], config_path=config_path, rendezvous=by_hand))
+        ]
     return commands

@@ -12,8 +12,8 @@ _DEFAULTS: dict[str, Any] = {"lr": 5e-5, "betas": [0.9, 0.999], "eps": 1e-8, "we
 """TrainingArguments' defaults, so that both flavours train alike."""
 
 _FILLED = ("lr", "weight_decay")
-"""What both the Trainer and accelerate fill in. For betas and eps accelerate refuses `auto`, and the Trainer compares the
-numbers with its own and says where they differ."""
+"""What both the Trainer and accelerate fill in. For betas and eps accelerate refuses `auto`, and the Trainer compares
+the numbers with its own and says where they differ."""
 
 
 class _Block(NamedTuple):
@@ -57,8 +57,10 @@ def optimizer_block(optimizer: str, plan: Plan, *, auto: bool) -> dict[str, Any]
     """
     if plan.offload_optimizer != "none" and OPTIMIZERS[optimizer].cpu_state_bytes is None:
         raise WorkloadError(
-            f"{optimizer} cannot run with its states in host RAM", why="DeepSpeed has no CPU form of it",
-            fix="choose adamw, or a plan that does not offload the optimizer")
+            f"{optimizer} cannot run with its states in host RAM",
+            why="DeepSpeed has no CPU form of it",
+            fix="choose adamw, or a plan that does not offload the optimizer",
+        )
     known = _BLOCKS.get(optimizer)
     keys: dict[str, Any] = {}
     if known is not None:

@@ -51,8 +51,16 @@ NVME_RAM_SHARE = 8
 _MAX_LIVE = 1_000_000_000
 
 
-def plan_for(rung: Rung, model: ModelShape, workload: Workload, cluster: Cluster, *, micro_batch_size: int,
-             gradient_accumulation_steps: int, gradient_checkpointing: bool) -> Plan:
+def plan_for(
+    rung: Rung,
+    model: ModelShape,
+    workload: Workload,
+    cluster: Cluster,
+    *,
+    micro_batch_size: int,
+    gradient_accumulation_steps: int,
+    gradient_checkpointing: bool,
+) -> Plan:
     """The plan of a rung for this model on these GPUs.
 
     Sizes count elements. A setting without effect on the rung keeps its default.
@@ -87,35 +95,47 @@ def plan_for(rung: Rung, model: ModelShape, workload: Workload, cluster: Cluster
     stage, offload_optimizer, offload_param = _PLACES[rung]
     ranks = cluster.world_size
     plan = Plan(
-        zero_stage=stage, offload_optimizer=offload_optimizer, offload_param=offload_param,
-        micro_batch_size=micro_batch_size, gradient_accumulation_steps=gradient_accumulation_steps,
+        zero_stage=stage,
+        offload_optimizer=offload_optimizer,
+        offload_param=offload_param,
+        micro_batch_size=micro_batch_size,
+        gradient_accumulation_steps=gradient_accumulation_steps,
         gradient_checkpointing=gradient_checkpointing,
-        overlap_comm=stage == 3 or (stage > 0 and (ranks > 1 or offload_optimizer != "none")))
+        overlap_comm=stage == 3 or (stage > 0 and (ranks > 1 or offload_optimizer != "none")),
+    )
     if stage == 0:
         return plan
 
     trainable = model.parameters if workload.method == "full" else tensor_set(model, workload).trainable_numel
     largest_bucket = cluster.gpu.memory_bytes // BUCKET_SHARE // workload.weight_bytes
     plan = replace(
-        plan, reduce_bucket_size=min(max(BUCKET, BUCKET_PER_RANK * ranks), largest_bucket, trainable),
-        pin_memory=_can_pin(plan, model, trainable, cluster))
+        plan,
+        reduce_bucket_size=min(max(BUCKET, BUCKET_PER_RANK * ranks), largest_bucket, trainable),
+        pin_memory=_can_pin(plan, model, trainable, cluster),
+    )
     if stage < 3:
         return plan
 
     layer = max((block.parameters_per_layer for block in model.blocks), default=0)
     live = min(_MAX_LIVE, cluster.gpu.memory_bytes // LIVE_SHARE // workload.weight_bytes)
     plan = replace(
-        plan, sub_group_size=SUB_GROUP,
+        plan,
+        sub_group_size=SUB_GROUP,
         stage3_prefetch_bucket_size=min(max(BUCKET, layer), largest_bucket),
         stage3_param_persistence_threshold=10 * model.hidden_size,
-        stage3_max_live_parameters=live, stage3_max_reuse_distance=live)
+        stage3_max_live_parameters=live,
+        stage3_max_reuse_distance=live,
+    )
     if rung != "zero3-nvme":
         return plan
     return replace(
-        plan, sub_group_size=NVME_SUB_GROUP, stage3_max_reuse_distance=0,
+        plan,
+        sub_group_size=NVME_SUB_GROUP,
+        stage3_max_reuse_distance=0,
         stage3_prefetch_bucket_size=plan.stage3_prefetch_bucket_size if workload.method == "full" else 0,
         param_buffer_size=-(-max(tensor.numel for tensor, _ in model.tensor_counts) // ranks),
-        param_max_in_cpu=_parameters_kept_in_ram(cluster, workload.weight_bytes))
+        param_max_in_cpu=_parameters_kept_in_ram(cluster, workload.weight_bytes),
+    )
 
 
 def _can_pin(plan: Plan, model: ModelShape, trainable: int, cluster: Cluster) -> bool:

@@ -18,9 +18,15 @@ _TRAINER_MICRO_BATCH, _TRAINER_ACCUMULATION = 8, 1
 """TrainingArguments' defaults for per_device_train_batch_size and gradient_accumulation_steps."""
 
 
-def plan_from_ds_config(config: Mapping[str, Any], model: ModelShape, cluster: Cluster, *,
-                        micro_batch_size: int | None = None, gradient_accumulation_steps: int | None = None,
-                        gradient_checkpointing: bool = False) -> Plan:
+def plan_from_ds_config(
+    config: Mapping[str, Any],
+    model: ModelShape,
+    cluster: Cluster,
+    *,
+    micro_batch_size: int | None = None,
+    gradient_accumulation_steps: int | None = None,
+    gradient_checkpointing: bool = False,
+) -> Plan:
     """The plan that runs when this configuration is given to the Trainer or to `deepspeed.initialize` on this cluster.
 
     micro_batch_size, gradient_accumulation_steps: what TrainingArguments says. They fill `auto`; without them `auto` is
@@ -44,22 +50,31 @@ def plan_from_ds_config(config: Mapping[str, Any], model: ModelShape, cluster: C
         offload_optimizer = "cpu"  # stages 1 and 2 know one kind of offload, whatever the device is called
     plan = Plan(
         zero_stage=stage,  # type: ignore[arg-type]  # 0 to 3, checked by _number
-        micro_batch_size=micro, gradient_accumulation_steps=accumulation,
-        gradient_checkpointing=gradient_checkpointing, offload_optimizer=offload_optimizer, offload_param=offload_param,
-        overlap_comm=_flag(zero, "overlap_comm", default=stage == 3))
+        micro_batch_size=micro,
+        gradient_accumulation_steps=accumulation,
+        gradient_checkpointing=gradient_checkpointing,
+        offload_optimizer=offload_optimizer,
+        offload_param=offload_param,
+        overlap_comm=_flag(zero, "overlap_comm", default=stage == 3),
+    )
     if stage == 0:
         return plan
 
     hidden = model.hidden_size
     sizes: dict[str, Any] = {
         "reduce_bucket_size": _number(
-            zero, "reduce_bucket_size", default=plan.reduce_bucket_size, auto=hidden * hidden, lowest=1),
+            zero, "reduce_bucket_size", default=plan.reduce_bucket_size, auto=hidden * hidden, lowest=1
+        ),
         "allgather_bucket_size": _number(zero, "allgather_bucket_size", default=plan.allgather_bucket_size),
     }
     if stage == 3:
         sizes["sub_group_size"] = _number(zero, "sub_group_size", default=plan.sub_group_size)
-        filled = {"prefetch_bucket_size": int(0.9 * hidden * hidden), "param_persistence_threshold": 10 * hidden,
-                  "max_live_parameters": None, "max_reuse_distance": None}
+        filled = {
+            "prefetch_bucket_size": int(0.9 * hidden * hidden),
+            "param_persistence_threshold": 10 * hidden,
+            "max_live_parameters": None,
+            "max_reuse_distance": None,
+        }
         for name, auto in filled.items():
             key = f"stage3_{name}"  # DeepSpeed also accepts the name without its prefix
             sizes[key] = _number(zero, key if key in zero else name, default=getattr(plan, key), auto=auto)
@@ -68,10 +83,14 @@ def plan_from_ds_config(config: Mapping[str, Any], model: ModelShape, cluster: C
             key = f"param_{name}"
             sizes[key] = _number(param, name, default=getattr(plan, key), where="zero_optimization.offload_param.")
     if offload_optimizer == "nvme":
-        sizes["optimizer_buffer_count"] = _number(optimizer, "buffer_count", default=plan.optimizer_buffer_count,
-                                                  where="zero_optimization.offload_optimizer.")
-    pinned = [_flag(block, "pin_memory", default=True) for block, device in
-              ((optimizer, offload_optimizer), (param, offload_param)) if device != "none"]
+        sizes["optimizer_buffer_count"] = _number(
+            optimizer, "buffer_count", default=plan.optimizer_buffer_count, where="zero_optimization.offload_optimizer."
+        )
+    pinned = [
+        _flag(block, "pin_memory", default=True)
+        for block, device in ((optimizer, offload_optimizer), (param, offload_param))
+        if device != "none"
+    ]
     return replace(plan, pin_memory=any(pinned) if pinned else True, **sizes)
 
 
@@ -98,22 +117,28 @@ def _device(block: Mapping[str, Any], key: str) -> Offload:
     raise _refused(f"zero_optimization.{key}.device", device, '"none", "cpu" or "nvme"')
 
 
-def _batch(config: Mapping[str, Any], ranks: int, given_micro: int | None,
-           given_accumulation: int | None) -> tuple[int, int]:
+def _batch(
+    config: Mapping[str, Any], ranks: int, given_micro: int | None, given_accumulation: int | None
+) -> tuple[int, int]:
     """(micro batch, accumulation), as `DeepSpeedConfig._set_batch_related_parameters` derives what is missing."""
     micro = _in_both(config, "train_micro_batch_size_per_gpu", given_micro, _TRAINER_MICRO_BATCH)
     accumulation = _in_both(config, "gradient_accumulation_steps", given_accumulation, _TRAINER_ACCUMULATION)
     total = _number(config, "train_batch_size", default=0, lowest=1, where="")
     if not micro and not total:
-        raise ConfigFileError("train_micro_batch_size_per_gpu is missing", why="no other key implies it",
-                              fix='set it to a number, or to "auto" for the Trainer')
+        raise ConfigFileError(
+            "train_micro_batch_size_per_gpu is missing",
+            why="no other key implies it",
+            fix='set it to a number, or to "auto" for the Trainer',
+        )
     micro = micro or total // ranks // (accumulation or 1)
     accumulation = accumulation or (total // micro // ranks if total and micro else 1)
     if total and micro * accumulation * ranks != total:
         raise ConfigFileError(
             f"train_batch_size is {total}, but {micro} samples x {accumulation} accumulation steps x {ranks} GPUs "
-            f"are {micro * accumulation * ranks}", why="DeepSpeed stops at the contradiction",
-            fix="remove train_batch_size: it follows from the others")
+            f"are {micro * accumulation * ranks}",
+            why="DeepSpeed stops at the contradiction",
+            fix="remove train_batch_size: it follows from the others",
+        )
     return micro, accumulation
 
 
@@ -121,8 +146,11 @@ def _in_both(config: Mapping[str, Any], key: str, given: int | None, trainer_def
     """The value of a key that TrainingArguments has too; 0 where neither says one."""
     value = _number(config, key, default=given or 0, auto=given or trainer_default, lowest=1, where="")
     if given and value != given:
-        raise ConfigFileError(f"{key} is {value}, but TrainingArguments says {given}",
-                              why="the Trainer stops at the contradiction", fix=f'set {key} to "auto"')
+        raise ConfigFileError(
+            f"{key} is {value}, but TrainingArguments says {given}",
+            why="the Trainer stops at the contradiction",
+            fix=f'set {key} to "auto"',
+        )
     return value
 
 
@@ -141,8 +169,16 @@ def _flag(block: Mapping[str, Any], key: str, *, default: bool) -> bool:
     raise _refused(key, value, "true or false")
 
 
-def _number(block: Mapping[str, Any], key: str, *, default: int, auto: int | None = None, lowest: int = 0,
-            highest: int = _HIGHEST, where: str = "zero_optimization.") -> int:
+def _number(
+    block: Mapping[str, Any],
+    key: str,
+    *,
+    default: int,
+    auto: int | None = None,
+    lowest: int = 0,
+    highest: int = _HIGHEST,
+    where: str = "zero_optimization.",
+) -> int:
     """A whole number. JSON's 5e8 is a float, which DeepSpeed accepts."""
     value = block.get(key)
     if value is None:

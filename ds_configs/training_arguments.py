@@ -46,9 +46,9 @@ def training_arguments_snippet(arguments: dict[str, Any]) -> str:
 def accelerate_config(plan: Plan, cluster: Cluster, *, config_path: str = "ds_config.json") -> str:
     """YAML for `accelerate launch --config_file`, for scripts on accelerate without the Trainer.
 
-    Precision and accumulation stay with the script, `Accelerator(mixed_precision="bf16", gradient_accumulation_steps=...)`:
-    accelerate refuses a configuration that repeats what a DeepSpeed configuration can say. On several nodes machine_rank
-    and main_process_ip are the node's own to fill in.
+    Precision and accumulation stay with the script, `Accelerator(mixed_precision="bf16",
+    gradient_accumulation_steps=...)`: accelerate refuses a configuration that repeats what a DeepSpeed configuration
+    can say. On several nodes machine_rank and main_process_ip are the node's own to fill in.
     """
     lines = [
         "compute_environment: LOCAL_MACHINE",

@@ -30,30 +30,45 @@ def write_config(config: Mapping[str, Any], path: Path, *, force: bool) -> None:
     try:
         target = path.resolve()
     except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError until Python 3.13; no current folder
-        raise ConfigFileError(f"{path} leads nowhere", why="a link points to itself, or the folder is gone",
-                              fix="pass another path with -o") from error
+        raise ConfigFileError(
+            f"{path} leads nowhere",
+            why="a link points to itself, or the folder is gone",
+            fix="pass another path with -o",
+        ) from error
     if target.exists():
         if not target.is_file():
-            raise ConfigFileError(f"{path} is not a regular file", why="the configuration cannot replace it",
-                                  fix="pass another path with -o")
+            raise ConfigFileError(
+                f"{path} is not a regular file",
+                why="the configuration cannot replace it",
+                fix="pass another path with -o",
+            )
         if _has_content(target, path, text):
             return
         if not force:
-            raise ConfigFileError(f"{path} exists and differs", why="it may be the one that you train with",
-                                  fix="pass --force to overwrite it, or another path with -o")
+            raise ConfigFileError(
+                f"{path} exists and differs",
+                why="it may be the one that you train with",
+                fix="pass --force to overwrite it, or another path with -o",
+            )
     try:
         replace_file(target, text)
     except OSError as error:
-        raise ConfigFileError(f"cannot write {path}: {error.strerror}", why="the configuration was not written",
-                              fix="pass a path in a folder that you may write to with -o, or --no-write") from error
+        raise ConfigFileError(
+            f"cannot write {path}: {error.strerror}",
+            why="the configuration was not written",
+            fix="pass a path in a folder that you may write to with -o, or --no-write",
+        ) from error
 
 
 def _has_content(target: Path, path: Path, text: str) -> bool:
     try:
         return target.read_bytes() == text.encode()
     except OSError as error:
-        raise ConfigFileError(f"cannot read {path}: {error.strerror}", why="it may differ, and would be lost",
-                              fix="pass another path with -o") from error
+        raise ConfigFileError(
+            f"cannot read {path}: {error.strerror}",
+            why="it may differ, and would be lost",
+            fix="pass another path with -o",
+        ) from error
 
 
 def replace_file(target: Path, text: str) -> None:

@@ -58,16 +58,19 @@ def find(name: str) -> ModelShape:
     same = [known for known in owned if stripped and known.stripped == stripped]
     if same:
         return _one(name, [known for known in same if known.key.startswith(key)] or same)
-    longer = [(known, known.key[len(key):]) for known in owned if key and _begins(known.key, key)] or [
-        (known, known.stripped[len(stripped):]) for known in owned if stripped and _begins(known.stripped, stripped)]
+    longer = [(known, known.key[len(key) :]) for known in owned if key and _begins(known.key, key)] or [
+        (known, known.stripped[len(stripped) :]) for known in owned if stripped and _begins(known.stripped, stripped)
+    ]
     found = [known for known, _ in longer]
     if any(_SIZE.search(rest) for _, rest in longer):
         raise _ambiguous(name, found)
     if found:
         return _one(name, found)
     raise UnknownModelError(
-        f"no model named {name[:80]!r} in the catalogue", why=f"nearest names: {', '.join(nearest(name))}",
-        fix="give one of these, a folder with a config.json, or a hub id such as Qwen/Qwen2.5-14B")
+        f"no model named {name[:80]!r} in the catalogue",
+        why=f"nearest names: {', '.join(nearest(name))}",
+        fix="give one of these, a folder with a config.json, or a hub id such as Qwen/Qwen2.5-14B",
+    )
 
 
 def config(hub_id: str) -> dict[str, Any]:
@@ -113,8 +116,15 @@ def _names() -> tuple[_Name, ...]:
         for hub_id in (entry["id"], *entry["aliases"]):
             organisation, _, rest = hub_id.rpartition("/")
             pieces = _pieces(rest)
-            found.append(_Name(id=hub_id, entry=index, organisation=_squeeze(organisation) or owner, key=_key(pieces),
-                               stripped=_key(piece for piece in pieces if piece not in _VARIANTS)))
+            found.append(
+                _Name(
+                    id=hub_id,
+                    entry=index,
+                    organisation=_squeeze(organisation) or owner,
+                    key=_key(pieces),
+                    stripped=_key(piece for piece in pieces if piece not in _VARIANTS),
+                )
+            )
     return tuple(found)
 
 
@@ -140,7 +150,7 @@ def _same_owner(given: str, known: str) -> bool:
 
 def _begins(key: str, start: str) -> bool:
     """The key starts with these pieces; a number is not cut."""
-    return key.startswith(start) and not (start[-1].isdigit() and re.match(r"[\d.]", key[len(start):]))
+    return key.startswith(start) and not (start[-1].isdigit() and re.match(r"[\d.]", key[len(start) :]))
 
 
 def _one(name: str, found: list[_Name]) -> ModelShape:
@@ -158,7 +168,8 @@ def _name(known: _Name) -> str:
     """The hub id: that of an instruct variant where it was named, not a mere other spelling of the entry's own."""
     hub_id: str = _entries()[known.entry]["id"]
     other_words = known.stripped != known.key or known.stripped != _key(
-        piece for piece in _pieces(hub_id.rpartition("/")[2]) if piece not in _VARIANTS)
+        piece for piece in _pieces(hub_id.rpartition("/")[2]) if piece not in _VARIANTS
+    )
     return known.id if "/" in known.id and other_words else hub_id
 
 
@@ -169,11 +180,13 @@ def _shape(entry: int) -> ModelShape:
 
 def _same_shape(one: ModelShape, other: ModelShape) -> bool:
     return replace(one, name="", source="", max_positions=None) == replace(
-        other, name="", source="", max_positions=None)
+        other, name="", source="", max_positions=None
+    )
 
 
 def _ambiguous(name: str, found: list[_Name]) -> UnknownModelError:
     candidates = list(dict.fromkeys(_entries()[known.entry]["id"] for known in found))
     shown = ", ".join(candidates[:8]) + (f" and {len(candidates) - 8} more" if len(candidates) > 8 else "")
-    return UnknownModelError(f"{name!r} does not say which model is meant", why=f"it may be: {shown}",
-                             fix="give one of these names in full")
+    return UnknownModelError(
+        f"{name!r} does not say which model is meant", why=f"it may be: {shown}", fix="give one of these names in full"
+    )

@@ -61,11 +61,13 @@ class Cluster:
     cpu_cores_per_node, dram_bytes_per_s_per_node: for CPU Adam; None when not known.
     nvme_read_bytes_per_s_per_node, nvme_write_bytes_per_s_per_node: None when not known.
     cpu_adam_parameters_per_s_per_node: DeepSpeedCPUAdam with fp32 states, all cores together; None when not measured.
-    collective_call_s: one collective over all ranks, however little it carries; None when not measured, and not used for
-                   several nodes.
-    all_reduce_bytes_per_s: bus bandwidth of an all-reduce where it was measured; None: that of the GPU's links. As above.
+    collective_call_s: one collective over all ranks, however little it carries; None when not measured, and not used
+                   for several nodes.
+    all_reduce_bytes_per_s: bus bandwidth of an all-reduce where it was measured; None: that of the GPU's links. As
+        above.
     is_this_machine:            the figures were detected here.
-    measured:                   phrase for the answer: which figures were measured on this machine, and when; "" for none.
+    measured:                   phrase for the answer: which figures were measured on this machine, and when; "" for
+        none.
     assumptions:                phrases for the answer: what was not said and therefore assumed.
     """
 

@@ -64,8 +64,8 @@ memory bandwidth, copies through the host take the latter. Fitted."""
 class Ring:
     """The path that a collective takes over all ranks.
 
-    bytes_per_s: of the slowest link, after protocol losses; resource: which that is. all_reduce_bytes_per_s: the same for an
-                 all-reduce, where it was measured apart: gloo's is three times as fast as its other collectives.
+    bytes_per_s: of the slowest link, after protocol losses; resource: which that is. all_reduce_bytes_per_s: the same
+                 for an all-reduce, where it was measured apart: gloo's is three times as fast as its other collectives.
     """
 
     ranks: int
@@ -97,15 +97,23 @@ def ring(cluster: Cluster) -> Ring:
         rates["gpu links"] = link * share
     if nodes > 1:
         if cluster.interconnect_bytes_per_s is None:
-            raise ClusterError(f"nothing is known of the network between {nodes} nodes",
-                               why="every collective crosses it", fix="give the cluster interconnect_bytes_per_s")
+            raise ClusterError(
+                f"nothing is known of the network between {nodes} nodes",
+                why="every collective crosses it",
+                fix="give the cluster interconnect_bytes_per_s",
+            )
         rates["network"] = cluster.interconnect_bytes_per_s * NETWORK_SHARE
     resource = min(rates, key=lambda name: rates[name], default="gpu links")
     hops = nodes * (local - 1) * LOCAL_HOP_S + (nodes - 1) * NETWORK_HOP_S
     slowest = rates.get(resource, 1.0)
     all_reduce, measured_s = (cluster.all_reduce_bytes_per_s, cluster.collective_call_s) if nodes == 1 else (None, None)
-    return Ring(ranks=cluster.world_size, bytes_per_s=slowest, all_reduce_bytes_per_s=all_reduce or slowest, resource=resource,
-                call_s=CALL_S + hops if measured_s is None else measured_s)
+    return Ring(
+        ranks=cluster.world_size,
+        bytes_per_s=slowest,
+        all_reduce_bytes_per_s=all_reduce or slowest,
+        resource=resource,
+        call_s=CALL_S + hops if measured_s is None else measured_s,
+    )
 
 
 PCIE3_BYTES_PER_S = 15.75e9

@@ -44,13 +44,22 @@ class ComputeTime:
     @property
     def backward_s(self) -> float:
         """The backward pass with what it recomputes."""
-        return (self.products_backward_s + self.attention_backward_s + self.elementwise_backward_s
-                + self.loss_backward_s + self.recompute_s)
+        return (
+            self.products_backward_s
+            + self.attention_backward_s
+            + self.elementwise_backward_s
+            + self.loss_backward_s
+            + self.recompute_s
+        )
 
 
 @lru_cache(maxsize=512)
 def compute_time(
-    model: ModelShape, workload: Workload, gpu: Gpu, micro_batch: int, gradient_checkpointing: bool,
+    model: ModelShape,
+    workload: Workload,
+    gpu: Gpu,
+    micro_batch: int,
+    gradient_checkpointing: bool,
     software: Software = DEFAULT,
 ) -> ComputeTime:
     """Seconds of one micro batch; see the module's formulas. Raises ClusterError for a GPU without any published
@@ -62,7 +71,9 @@ def compute_time(
         rows, inner, columns = product.rows, product.inner, product.columns
 
         def seconds(rows: int, inner: int, columns: int) -> float:
-            return product_s(rows, inner, columns, copies=product.copies, rate=rate, bandwidth=bandwidth, element=element)
+            return product_s(
+                rows, inner, columns, copies=product.copies, rate=rate, bandwidth=bandwidth, element=element
+            )
 
         # The gradient of the input sums over the output's width, that of the weight over the rows.
         of_input = seconds(rows, columns, inner) if product.backward else 0.0
@@ -79,11 +90,14 @@ def compute_time(
             again += block.count * once if product.again or software.reentrant else 0.0
         for attention, flops in block_attention(model, block, workload, micro_batch):
             keys = min(attention.window or workload.seq_len, workload.seq_len)
-            rates = [attention_rate(gpu, workload.precision, workload.attention, keys, backward=back)
-                     for back in (False, True)]
+            rates = [
+                attention_rate(gpu, workload.precision, workload.attention, keys, backward=back)
+                for back in (False, True)
+            ]
             attention_forward_s += block.count * flops / (rates[0] * software.attention_forward)
-            attention_backward_s += (block.count * flops * attention_backward(workload.attention)
-                                     / (rates[1] * software.attention_backward))
+            attention_backward_s += (
+                block.count * flops * attention_backward(workload.attention) / (rates[1] * software.attention_backward)
+            )
         forward_bytes, backward_bytes = block_bytes(model, block, workload, micro_batch, fused=software.fused_kernels)
         weights_forward, weights_backward = block_weight_bytes(model, block, workload)
         elementwise_forward += block.count * (forward_bytes + weights_forward) / bandwidth
@@ -96,9 +110,15 @@ def compute_time(
     loss_forward, loss_backward = loss_bytes(model, workload, micro_batch)
     recomputed = 1.0 if gradient_checkpointing else 0.0
     return ComputeTime(
-        products_forward_s=forward, products_backward_s=backward, products_recompute_s=again * recomputed,
-        attention_forward_s=attention_forward_s, attention_backward_s=attention_backward_s,
+        products_forward_s=forward,
+        products_backward_s=backward,
+        products_recompute_s=again * recomputed,
+        attention_forward_s=attention_forward_s,
+        attention_backward_s=attention_backward_s,
         attention_recompute_s=attention_forward_s * recomputed,
-        elementwise_forward_s=elementwise_forward, elementwise_backward_s=elementwise_backward,
+        elementwise_forward_s=elementwise_forward,
+        elementwise_backward_s=elementwise_backward,
         elementwise_recompute_s=elementwise_forward * recomputed,
-        loss_forward_s=loss_forward / bandwidth, loss_backward_s=loss_backward / bandwidth)
+        loss_forward_s=loss_forward / bandwidth,
+        loss_backward_s=loss_backward / bandwidth,
+    )

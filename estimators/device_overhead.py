@@ -31,26 +31,26 @@ context and NCCL before its first all-to-all on 8 H100). NCCL's memory is linear
 many as the links need, and stops growing beyond two nodes (NVIDIA/nccl issue 864)."""
 
 SLACK_SHARE = {0: 0.025, 1: 0.025, 2: 0.025, 3: 0.055}
-"""Of the bytes that come and go: what the caching allocator cannot give back while the peak's tensors live, because pages are
-partly used. ZeRO-3 gathers and releases tensors of many sizes on two streams, so its cache fits worse."""
+"""Of the bytes that come and go: what the caching allocator cannot give back while the peak's tensors live, because
+pages are partly used. ZeRO-3 gathers and releases tensors of many sizes on two streams, so its cache fits worse."""
 
 SEGMENT_BYTES = 20 * MIB
 """Smallest segment for requests over 1 MiB, and a page of an expandable one (torch 2.13 CUDACachingAllocator)."""
 
 CPU_PROCESS_BYTES = {0: 70 * 10**6, 1: 160 * 10**6, 2: 160 * 10**6, 3: 200 * 10**6}
-"""Resident memory of a rank on the CPU beyond its model's tensors and the libraries that were loaded before, by ZeRO stage:
-what deepspeed.initialize and the first step load. Fitted together with the next (benchmarks/cpu_memory.py)."""
+"""Resident memory of a rank on the CPU beyond its model's tensors and the libraries that were loaded before, by ZeRO
+stage: what deepspeed.initialize and the first step load. Fitted together with the next (benchmarks/cpu_memory.py)."""
 
 CPU_HEAP_SHARE = 0.4
-"""Of the bytes that come and go in the passes of a step: what glibc's heap holds beyond them. It returns blocks of more than 32
-MiB at once, and of the smaller ones only those at the heap's end; with `MALLOC_MMAP_THRESHOLD_` set, which has every block
-returned, this share is gone and a step takes half as long again."""
+"""Of the bytes that come and go in the passes of a step: what glibc's heap holds beyond them. It returns blocks of more
+than 32 MiB at once, and of the smaller ones only those at the heap's end; with `MALLOC_MMAP_THRESHOLD_` set, which has
+every block returned, this share is gone and a step takes half as long again."""
 
 _ON_CPU = "benchmarks/cpu_memory.py"
 
 SLACK_PAGES = 4
-"""Pages of `expandable_segments:True`, as the launch commands set it, that are partly used however little comes and goes: at
-both ends of the runs of live blocks.
+"""Pages of `expandable_segments:True`, as the launch commands set it, that are partly used however little comes and
+goes: at both ends of the runs of live blocks.
 
 Both constants are the smallest round ones that the dry run's replay of the allocator exceeds nowhere in
 benchmarks/analytic_vs_dry_run by more than 2 % of the peak (docs/closed-form.md). There the replay loses 40 to 225 MiB,
@@ -66,53 +66,83 @@ def _generation(capability: float | None) -> str:
 def library_workspace(gpu: Gpu) -> tuple[MemoryTerm, ...]:
     """cuBLAS workspaces, which PyTorch takes from its own allocator: they count as allocated.
 
-    32 MiB each on Hopper and later, 8.125 MiB before (`:4096:2:16:8` in CUBLAS_WORKSPACE_CONFIG's notation); none on a CPU.
+    32 MiB each on Hopper and later, 8.125 MiB before (`:4096:2:16:8` in CUBLAS_WORKSPACE_CONFIG's notation); none on a
+    CPU.
     """
     if gpu.is_cpu:
         return ()
     recent = _generation(gpu.compute_capability) == "hopper"
     size = 32 * MIB if recent else (2 * 4096 + 8 * 16) * 1024
-    return term("library_workspace", CUBLAS_HANDLES * size, "handles workspace",
-                "torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp getChosenWorkspaceSize",
-                handles=CUBLAS_HANDLES, workspace=size)
+    return term(
+        "library_workspace",
+        CUBLAS_HANDLES * size,
+        "handles workspace",
+        "torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp getChosenWorkspaceSize",
+        handles=CUBLAS_HANDLES,
+        workspace=size,
+    )
 
 
 def allocator_overhead(plan: Plan, transient_bytes: int) -> tuple[MemoryTerm, ...]:
     """What PyTorch's caching allocator holds beyond the live tensors at the peak and cannot give back.
 
-    This decides whether a plan fits. With memory to spare the cache grows further: segments of the loss and of the backward
-    pass stay reserved while the step asks for larger ones, and nvidia-smi shows them all, for a small model with a large
-    vocabulary half as much again. Before a request fails, the allocator returns them.
+    This decides whether a plan fits. With memory to spare the cache grows further: segments of the loss and of the
+    backward pass stay reserved while the step asks for larger ones, and nvidia-smi shows them all, for a small model
+    with a large vocabulary half as much again. Before a request fails, the allocator returns them.
     """
     share = SLACK_SHARE[plan.zero_stage]
-    return term("allocator_overhead", SLACK_PAGES * SEGMENT_BYTES + share * transient_bytes,
-                "pages + share transient",
-                "torch 2.13 c10/cuda/CUDACachingAllocator.cpp: 512-byte blocks, pages of 2 and 20 MiB; the dry run's replay",
-                pages=SLACK_PAGES * SEGMENT_BYTES, share=share, transient=transient_bytes)
+    return term(
+        "allocator_overhead",
+        SLACK_PAGES * SEGMENT_BYTES + share * transient_bytes,
+        "pages + share transient",
+        "torch 2.13 c10/cuda/CUDACachingAllocator.cpp: 512-byte blocks, pages of 2 and 20 MiB; the dry run's replay",
+        pages=SLACK_PAGES * SEGMENT_BYTES,
+        share=share,
+        transient=transient_bytes,
+    )
 
 
 def heap_overhead(peak_bytes: int, passes_bytes: int, transient_bytes: int) -> tuple[MemoryTerm, ...]:
     """The same on a CPU, where glibc's heap is the allocator.
 
-    peak_bytes: of the whole step. passes_bytes: of its forward and backward passes, `transient_bytes` of it for a while. What
+    peak_bytes: of the whole step. passes_bytes: of its forward and backward passes, `transient_bytes` of it for a
+        while. What
     the passes leave free the optimizer uses, so the overhead counts as far as it exceeds the peak of the whole.
     """
     size = max(0, round(passes_bytes + CPU_HEAP_SHARE * transient_bytes) - peak_bytes)
-    return term("allocator_overhead", size, "passes + share transient - peak", _ON_CPU, passes=passes_bytes,
-                share=CPU_HEAP_SHARE, transient=transient_bytes, peak=peak_bytes)
+    return term(
+        "allocator_overhead",
+        size,
+        "passes + share transient - peak",
+        _ON_CPU,
+        passes=passes_bytes,
+        share=CPU_HEAP_SHARE,
+        transient=transient_bytes,
+        peak=peak_bytes,
+    )
 
 
 def outside_allocator(cluster: Cluster, plan: Plan | None = None) -> tuple[MemoryTerm, ...]:
-    """CUDA context and NCCL, which PyTorch's counters do not see and nvidia-smi does. On a CPU, which has neither, what a rank
-    takes besides tensors once its model is there; without a plan that is not known."""
+    """CUDA context and NCCL, which PyTorch's counters do not see and nvidia-smi does. On a CPU, which has neither, what
+    a rank takes besides tensors once its model is there; without a plan that is not known."""
     if cluster.gpu.is_cpu:
         return () if plan is None else term("process", CPU_PROCESS_BYTES[plan.zero_stage], "by ZeRO stage", _ON_CPU)
     context = CONTEXT_BYTES[_generation(cluster.gpu.compute_capability)]
-    terms = term("cuda_context", context, "by GPU generation",
-                 "InvokeAI issue 9413, unsloth-zoo pull 1053, stas00/ml-engineering")
+    terms = term(
+        "cuda_context",
+        context,
+        "by GPU generation",
+        "InvokeAI issue 9413, unsloth-zoo pull 1053, stas00/ml-engineering",
+    )
     if cluster.world_size == 1:
         return terms
     channels = NCCL_CHANNELS["pcie" if cluster.gpu.peer_link == "pcie" else "nvlink"]
-    return terms + term("nccl_buffers", channels * NCCL_CONNECTIONS * NCCL_CONNECTION_BYTES, "channels connections buffer",
-                        "NVIDIA/nccl issues 864, 1685", channels=channels, connections=NCCL_CONNECTIONS,
-                        buffer=NCCL_CONNECTION_BYTES)
+    return terms + term(
+        "nccl_buffers",
+        channels * NCCL_CONNECTIONS * NCCL_CONNECTION_BYTES,
+        "channels connections buffer",
+        "NVIDIA/nccl issues 864, 1685",
+        channels=channels,
+        connections=NCCL_CONNECTIONS,
+        buffer=NCCL_CONNECTION_BYTES,
+    )

@@ -71,12 +71,14 @@ class MemoryEstimate:
 
     @property
     def reserved_bytes_per_gpu(self) -> int:
-        """Bytes that the caching allocator must hold at the peak; torch.cuda.max_memory_reserved() on a GPU that is full."""
+        """Bytes that the caching allocator must hold at the peak; torch.cuda.max_memory_reserved() on a GPU that is
+        full."""
         return self.allocated_bytes_per_gpu + sum(term.size_bytes for term in self.reserved_terms)
 
     @property
     def device_bytes_per_gpu(self) -> int:
-        """What the process needs of the device (as nvidia-smi shows it on a GPU that is full); compared with its memory."""
+        """What the process needs of the device (as nvidia-smi shows it on a GPU that is full); compared with its
+        memory."""
         return self.reserved_bytes_per_gpu + sum(term.size_bytes for term in self.device_terms)
 
     @property
@@ -116,7 +118,8 @@ class TimeTerm:
 
     seconds: on the critical path, after what overlaps has been taken off.
     hidden_s: seconds that run in the shadow of other terms and so cost nothing.
-    resource: what the term keeps busy: "gpu compute", "gpu memory", "launch", "gpu links", "network", "pcie", "cpu", "nvme".
+    resource: what the term keeps busy: "gpu compute", "gpu memory", "launch", "gpu links", "network", "pcie", "cpu",
+        "nvme".
     """
 
     name: str

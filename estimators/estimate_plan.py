@@ -13,5 +13,8 @@ from .workload import Workload
 
 def estimate_plan(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Estimate:
     """The closed forms for one plan; raises what `estimate_memory` and `estimate_time` raise."""
-    return Estimate(plan=plan, memory=estimate_memory(model, workload, cluster, plan),
-                    time=estimate_time(model, workload, cluster, plan))
+    return Estimate(
+        plan=plan,
+        memory=estimate_memory(model, workload, cluster, plan),
+        time=estimate_time(model, workload, cluster, plan),
+    )

@@ -22,8 +22,10 @@ Symbols: B micro batch, S sequence, T = B S tokens, A heads, d width of a query/
     A causal query at position q sees q + 1 keys, or the window if that is less. Summed over q: S (S + 1) / 2, or
     w S - w (w - 1) / 2 with a window w. An eager kernel computes all S^2 and masks afterwards.
  5. Backward, attention does four products of that size for two; a flash kernel, which kept no scores, does five: 2.5 x.
- 6. With checkpointing every layer, but not the head, runs forward once more, up to the last tensor that its backward pass
-    needs: the product that a layer ends with is left out where nothing after it saves a tensor. So torch >= 2.1 does when
+ 6. With checkpointing every layer, but not the head, runs forward once more, up to the last tensor that its backward
+ pass
+    needs: the product that a layer ends with is left out where nothing after it saves a tensor. So torch >= 2.1 does
+        when
     checkpointing is not reentrant (`set_checkpoint_early_stop`), the default of transformers 5.
  7. A mixture of experts counts the k experts that each token passes, and the shared ones.
 
@@ -101,14 +103,19 @@ def micro_batch_flops(model: ModelShape, workload: Workload, plan: Plan) -> Step
         attention = sum(flops for _, flops in block_attention(model, block, workload, plan.micro_batch_size))
         forward = sum(product.forward_flops for product in products) + attention
         blocks_forward += block.count * forward
-        blocks_again += block.count * (forward - sum(product.forward_flops for product in products if not product.again))
-        blocks_backward += block.count * (sum(product.backward_flops for product in products)
-                                          + round(attention * attention_backward(workload.attention)))
+        blocks_again += block.count * (
+            forward - sum(product.forward_flops for product in products if not product.again)
+        )
+        blocks_backward += block.count * (
+            sum(product.backward_flops for product in products)
+            + round(attention * attention_backward(workload.attention))
+        )
     head = head_product(model, workload, plan.micro_batch_size)
     return StepFlops(
         forward=blocks_forward + (head.forward_flops if head else 0),
         backward=blocks_backward + (head.backward_flops if head else 0),
-        recompute=blocks_again if plan.gradient_checkpointing else 0)
+        recompute=blocks_again if plan.gradient_checkpointing else 0,
+    )
 
 
 def block_products(model: ModelShape, block: Block, workload: Workload, micro_batch: int) -> tuple[Product, ...]:
@@ -123,18 +130,32 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
             experts, one, other = tensor.shape
             # Tokens spread over the experts; with few tokens some experts stay idle.
             busy = min(experts, tokens * feed_forward.experts_per_token)
-            products.append(Product(
-                name=tensor.name, rows=-(-tokens * feed_forward.experts_per_token // busy), inner=one, columns=other,
-                copies=busy, backward=2 if chosen.folds(tensor) else backward))
+            products.append(
+                Product(
+                    name=tensor.name,
+                    rows=-(-tokens * feed_forward.experts_per_token // busy),
+                    inner=one,
+                    columns=other,
+                    copies=busy,
+                    backward=2 if chosen.folds(tensor) else backward,
+                )
+            )
         elif len(tensor.shape) == 2 and (tensor.linear or tensor.role in ("router", "expert")):
             rows = encoder_tokens if _ENCODER_KEYS.search(tensor.name) else tokens
-            products.append(Product(
-                name=tensor.name, rows=rows, inner=tensor.in_features, columns=tensor.out_features,
-                backward=2 if chosen.folds(tensor) else backward))
+            products.append(
+                Product(
+                    name=tensor.name,
+                    rows=rows,
+                    inner=tensor.in_features,
+                    columns=tensor.out_features,
+                    backward=2 if chosen.folds(tensor) else backward,
+                )
+            )
             if tensor.linear and (rank := chosen.rank_of(tensor)):
                 products += (
                     Product(name=f"{tensor.name} lora_A", rows=rows, inner=tensor.in_features, columns=rank),
-                    Product(name=f"{tensor.name} lora_B", rows=rows, inner=rank, columns=tensor.out_features))
+                    Product(name=f"{tensor.name} lora_B", rows=rows, inner=rank, columns=tensor.out_features),
+                )
         if chosen.folds(tensor):
             products += _folds(tensor, chosen)
     if products and not _saves_its_end(block):
@@ -144,16 +165,20 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
 
 def _saves_its_end(block: Block) -> bool:
     """Whether something after a layer's last product saves a tensor: dropout, a norm, the weights of experts."""
-    return bool(block.hidden_dropout or block.feed_forward.experts
-                or any(_NORM_AT_THE_END.search(tensor.name) for tensor in block.tensors))
+    return bool(
+        block.hidden_dropout
+        or block.feed_forward.experts
+        or any(_NORM_AT_THE_END.search(tensor.name) for tensor in block.tensors)
+    )
 
 
 def _folds(tensor: Tensor, chosen: Adapters) -> tuple[Product, ...]:
     """W + B A of a router, or of every expert and the check of it (rule 3a)."""
     *experts, wide_out, wide_in = tensor.shape
     copies = prod(experts)
-    fold = Product(name=f"{tensor.name} B A", rows=wide_out, inner=chosen.rank_of(tensor) // copies, columns=wide_in,
-                   copies=copies)
+    fold = Product(
+        name=f"{tensor.name} B A", rows=wide_out, inner=chosen.rank_of(tensor) // copies, columns=wide_in, copies=copies
+    )
     return (fold, replace(fold, name=f"{tensor.name} B A, checked", backward=0)) if experts else (fold,)
 
 
@@ -165,8 +190,12 @@ def head_product(model: ModelShape, workload: Workload, micro_batch: int) -> Pro
     if model.vocab_size == 0 or model.num_labels:
         return None
     return Product(
-        name="head", rows=micro_batch * workload.seq_len, inner=model.hidden_size, columns=model.vocab_size,
-        backward=2 if workload.method == "full" else 1)
+        name="head",
+        rows=micro_batch * workload.seq_len,
+        inner=model.hidden_size,
+        columns=model.vocab_size,
+        backward=2 if workload.method == "full" else 1,
+    )
 
 
 def block_attention(
@@ -177,8 +206,12 @@ def block_attention(
     stream = encoder if block.stack == "encoder" else workload.seq_len
     modules = [(block.attention, attention_flops(block.attention, micro_batch, stream, stream, workload.attention))]
     if block.cross_attention is not None:
-        modules.append((block.cross_attention, attention_flops(
-            block.cross_attention, micro_batch, stream, encoder, workload.attention)))
+        modules.append(
+            (
+                block.cross_attention,
+                attention_flops(block.cross_attention, micro_batch, stream, encoder, workload.attention),
+            )
+        )
     return tuple(modules)
 
 

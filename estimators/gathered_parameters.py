@@ -15,11 +15,12 @@ tensor is used.
 
 What is read from NVMe is not prefetched further than the swap buffers reach, one for each tensor.
 
-4. Autograd keeps what it saved, released or not. DeepSpeed's linear layer saves no weight, but fused experts are read through
-   a transposed view, whose whole tensor stays from the forward to the backward pass. Without checkpointing those are the
-   experts of all layers.
+4. Autograd keeps what it saved, released or not. DeepSpeed's linear layer saves no weight, but fused experts are read
+   through a transposed view, whose whole tensor stays from the forward to the backward pass. Without checkpointing
+   those are the experts of all layers.
 
-Source: deepspeed 0.19.8 runtime/zero/partitioned_param_coordinator.py (`_fetch_sub_module_impl`, `__params_to_release`),
+Source: deepspeed 0.19.8 runtime/zero/partitioned_param_coordinator.py (`_fetch_sub_module_impl`,
+    `__params_to_release`),
 partition_parameters.py (`AllGatherCoalescedHandle.wait`), parameter_offload.py (`mark_persistent_parameters`). Checked
 against dry runs of that engine. Not covered: the first two iterations, which record the trace and do not prefetch;
 modules that are used several times in a pass; mixtures of experts that skip experts.
@@ -59,7 +60,8 @@ class GatheredParameters:
 
 
 NOTHING = GatheredParameters(
-    persistent=0, first_layer=0, last_layer=0, loss=0, head=0, head_reduction=0, layer=0, reduction=0, end=0)
+    persistent=0, first_layer=0, last_layer=0, loss=0, head=0, head_reduction=0, layer=0, reduction=0, end=0
+)
 
 
 class _Limits(NamedTuple):
@@ -89,14 +91,21 @@ def gathered_parameters(tensors: TensorSet, plan: Plan, world_size: int) -> Gath
         return NOTHING
     in_memory = tensors.trainable_numel if plan.offload_param != "nvme" else plan.param_max_in_cpu * world_size
     from_disk = plan.offload_param == "nvme" and (tensors.frozen or in_memory < tensors.trainable_numel)
-    return _gathered(tensors, _Limits(
-        threshold=plan.stage3_param_persistence_threshold,
-        max_live=min(plan.stage3_max_live_parameters, in_memory) if from_disk else plan.stage3_max_live_parameters,
-        max_reuse=plan.stage3_max_reuse_distance, prefetch=plan.stage3_prefetch_bucket_size,
-        reduce_bucket=plan.reduce_bucket_size, checkpointing=plan.gradient_checkpointing, gathers=world_size > 1,
-        swap_buffers=plan.param_buffer_count if from_disk else 0,
-        swap_min=SWAP_MIN_BYTES // tensors.workload.weight_bytes * world_size,
-        offloaded_ranks=world_size if plan.offload_param != "none" else 0))
+    return _gathered(
+        tensors,
+        _Limits(
+            threshold=plan.stage3_param_persistence_threshold,
+            max_live=min(plan.stage3_max_live_parameters, in_memory) if from_disk else plan.stage3_max_live_parameters,
+            max_reuse=plan.stage3_max_reuse_distance,
+            prefetch=plan.stage3_prefetch_bucket_size,
+            reduce_bucket=plan.reduce_bucket_size,
+            checkpointing=plan.gradient_checkpointing,
+            gathers=world_size > 1,
+            swap_buffers=plan.param_buffer_count if from_disk else 0,
+            swap_min=SWAP_MIN_BYTES // tensors.workload.weight_bytes * world_size,
+            offloaded_ranks=world_size if plan.offload_param != "none" else 0,
+        ),
+    )
 
 
 @lru_cache(maxsize=256)
@@ -117,8 +126,8 @@ def _gathered(tensors: TensorSet, limits: _Limits) -> GatheredParameters:
     if reused == layers and max_reuse > passes * layers + 2 * head and not tensors.model.tied:
         reused += embedding
 
-    # A frozen embedding has no part in the backward pass, unless it is the head too, or checkpointing makes its output require
-    # a gradient.
+    # A frozen embedding has no part in the backward pass, unless it is the head too, or checkpointing makes its output
+    # require a gradient.
     embeddings = sum(numel for numel in tensors.embeddings if numel > threshold)
     gone = 0
     if tensors.frozen:
@@ -141,7 +150,9 @@ def _gathered(tensors: TensorSet, limits: _Limits) -> GatheredParameters:
         last_layer += flats[-1] - gone
         shardable -= gone
     # The head alone may reach the limit; else what comes after it is prefetched already.
-    loss = min(shardable, max(kept + reused, head if head >= ahead else ahead + widest)) if prefetches else kept + reused
+    loss = (
+        min(shardable, max(kept + reused, head if head >= ahead else ahead + widest)) if prefetches else kept + reused
+    )
     in_layer = sum(wide) if checkpointing and max_reuse else widest
     if prefetches and swap_buffers:
         swapped = sorted((numel for numel in wide if numel >= limits.swap_min), reverse=True)
@@ -155,13 +166,20 @@ def _gathered(tensors: TensorSet, limits: _Limits) -> GatheredParameters:
     fetched = 1 + 1 / limits.offloaded_ranks if limits.offloaded_ranks and not prefetches else 1
     # Once the head is released the prefetch fills its place.
     head_reduction = min(max(0, shardable - head), max(loss - head, ahead))
-    # When the bucket is full for the first time, as many elements have been released, and there is less left to prefetch.
+    # When the bucket is full for the first time, as many elements have been released, and there is less left to
+    # prefetch.
     reduced = min(limits.reduce_bucket, tensors.trainable_numel)
     return GatheredParameters(
-        persistent=persistent, first_layer=first_layer, last_layer=last_layer + max(0, viewed - tensors.viewed_layer),
-        loss=loss + viewed, head=max(loss, int(head * fetched)) + viewed, head_reduction=head_reduction + viewed,
-        layer=layer + viewed, reduction=min(layer, max(in_layer, shardable - reduced)) + viewed,
-        end=min(shardable, embeddings) if prefetches else int(embedding * fetched))
+        persistent=persistent,
+        first_layer=first_layer,
+        last_layer=last_layer + max(0, viewed - tensors.viewed_layer),
+        loss=loss + viewed,
+        head=max(loss, int(head * fetched)) + viewed,
+        head_reduction=head_reduction + viewed,
+        layer=layer + viewed,
+        reduction=min(layer, max(in_layer, shardable - reduced)) + viewed,
+        end=min(shardable, embeddings) if prefetches else int(embedding * fetched),
+    )
 
 
 def _reach(swapped: list[int], layer: int, buffers: int) -> int:
@@ -173,7 +191,8 @@ def _reach(swapped: list[int], layer: int, buffers: int) -> int:
 
 
 def _prefetches(numels: Sequence[int], threshold: int, prefetch: int) -> list[int]:
-    """Elements of the flat buffers when everything is prefetched in the forward pass; 0 for a tensor that comes alone."""
+    """Elements of the flat buffers when everything is prefetched in the forward pass; 0 for a tensor that comes
+    alone."""
     groups: list[list[int]] = [[]]
     for numel in numels:
         if numel > threshold:

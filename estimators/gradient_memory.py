@@ -126,8 +126,14 @@ def _stage_0(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
 
     copied = min(trainable, ALLREDUCE_BUCKET + tensors.largest_trainable)
     end = gradients(trainable + single.end - single.last) + term(
-        "reduce_buckets", width * copied, "w min(Pt, 5e8 + largest)", _STAGE_0, w=width, Pt=trainable,
-        largest=tensors.largest_trainable)
+        "reduce_buckets",
+        width * copied,
+        "w min(Pt, 5e8 + largest)",
+        _STAGE_0,
+        w=width,
+        Pt=trainable,
+        largest=tensors.largest_trainable,
+    )
     if tensors.workload.precision == "fp32":
         temporary, formula = optimizer.step_bytes * trainable, "s Pt"
     elif optimizer.fused:
@@ -136,12 +142,24 @@ def _stage_0(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
     else:
         temporary, formula = (4 + optimizer.step_bytes) * trainable, "(4 + s) Pt"
     step = gradients(trainable) + term(
-        "step_temporaries", temporary, formula, "deepspeed 0.19.8 runtime/fp16/fused_optimizer.py, unfused_optimizer.py step",
-        Pt=trainable, s=optimizer.step_bytes)
+        "step_temporaries",
+        temporary,
+        formula,
+        "deepspeed 0.19.8 runtime/fp16/fused_optimizer.py, unfused_optimizer.py step",
+        Pt=trainable,
+        s=optimizer.step_bytes,
+    )
     at_head = gradients(earlier + single.head)
     layer = gradients(earlier + single.head + single.layer)
-    return GradientMemory(forward=gradients(earlier), head=at_head, head_reduction=at_head, layer=layer,
-                          reduction=layer, end=end, step=step)
+    return GradientMemory(
+        forward=gradients(earlier),
+        head=at_head,
+        head_reduction=at_head,
+        layer=layer,
+        reduction=layer,
+        end=end,
+        step=step,
+    )
 
 
 def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemory:
@@ -156,8 +174,16 @@ def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMem
     copies = cut.world_size > 1
 
     def bucket(copied: int = 0) -> tuple[MemoryTerm, ...]:
-        return term("reduce_buckets", width * (buckets * bucket_numel + copied), "w (b bucket + copied)",
-                    source + " setup_buckets, allreduce_bucket", w=width, b=buckets, bucket=bucket_numel, copied=copied)
+        return term(
+            "reduce_buckets",
+            width * (buckets * bucket_numel + copied),
+            "w (b bucket + copied)",
+            source + " setup_buckets, allreduce_bucket",
+            w=width,
+            b=buckets,
+            bucket=bucket_numel,
+            copied=copied,
+        )
 
     def gradients(numel: int) -> tuple[MemoryTerm, ...]:
         return term("gradients", width * numel, "w alive", source + " copy_grads_in_partition", w=width, alive=numel)
@@ -167,11 +193,17 @@ def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMem
             return ()
         # A gradient larger than the bucket is first cloned, so that the next pass cannot overwrite it.
         clone = whole if whole > bucket_numel else 0
-        return term("offload_staging", width * tensors.largest_trainable + max(NORM_BYTES * piece, width * clone),
-                    "w largest + max(8 slice, w clone)",
-                    source + " temp_grad_buffer_for_gpu_offload, set_norm_for_param_grad_in_gpu, "
-                    "reduce_independent_p_g_buckets_and_remove_grads",
-                    w=width, largest=tensors.largest_trainable, slice=piece, clone=clone)
+        return term(
+            "offload_staging",
+            width * tensors.largest_trainable + max(NORM_BYTES * piece, width * clone),
+            "w largest + max(8 slice, w clone)",
+            source + " temp_grad_buffer_for_gpu_offload, set_norm_for_param_grad_in_gpu, "
+            "reduce_independent_p_g_buckets_and_remove_grads",
+            w=width,
+            largest=tensors.largest_trainable,
+            slice=piece,
+            clone=clone,
+        )
 
     # Gradients that this rank will own, once reduced: none on the GPU when they are offloaded.
     owned, owned_last = (0, 0) if offloaded else (cut.touched, cut.last_load.touched)
@@ -200,25 +232,27 @@ def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMem
         after_end = earlier + owned + single.last
     reduced_head = held + single.head if plan.zero_stage == 2 or accumulates else single.head + owned_last
     in_layer = gradients(held + single.layer + single.held)
-    # A gradient larger than the bucket is reduced in pieces, one for each rank that owns some of it; as many as pass the
-    # bucket's size are flattened together. Then the rank's buffer is made.
+    # A gradient larger than the bucket is reduced in pieces, one for each rank that owns some of it; as many as pass
+    # the bucket's size are flattened together. Then the rank's buffer is made.
     pieces = (bucket_numel // cut.partition + 1) * cut.partition if cut.partition <= bucket_numel else 0
     flattened, flattened_head = (min(numel, pieces) * (numel > bucket_numel) for numel in (single.last, large_head))
     copied_head = 0 if offloaded else max(0, flattened_head - owned_last)
-    end = _end(width, before_end, after_end, single, fills, copies=copies, staged=min(single.last, cut.slice) * offloaded)
+    end = _end(
+        width, before_end, after_end, single, fills, copies=copies, staged=min(single.last, cut.slice) * offloaded
+    )
     end = max(end, _End(reduced + single.last, flattened, 0), key=lambda end: end.size_bytes(width))
     return GradientMemory(
         forward=forward + staging(0),
-        head=gradients(earlier + single.head) + (bucket() if forward and plan.zero_stage == 1 else ())
-        + staging(0),
-        head_reduction=gradients(reduced_head) + bucket(copied_head)
+        head=gradients(earlier + single.head) + (bucket() if forward and plan.zero_stage == 1 else ()) + staging(0),
+        head_reduction=gradients(reduced_head)
+        + bucket(copied_head)
         + staging(min(large_head, cut.last_load.slice), large_head),
         layer=in_layer + bucket() + staging(min(single.layer, cut.slice), single.layer),
         reduction=in_layer + bucket(fills.flushed * copies) + staging(0),
-        end=gradients(end.gradients) + bucket(end.copied)
-        + staging(end.staged, single.last * (end.staged > 0)),
+        end=gradients(end.gradients) + bucket(end.copied) + staging(end.staged, single.last * (end.staged > 0)),
         step=staging(0) if offloaded else _flat_step(cut, optimizer, source),
-        reduced=_before_first_reduction(tensors, bucket_numel))
+        reduced=_before_first_reduction(tensors, bucket_numel),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,16 +267,21 @@ class _End:
         return width * (self.gradients + self.copied) + NORM_BYTES * self.staged
 
 
-def _end(width: int, before: int, after: int, single: _Gradients, fills: BucketFills, *, copies: bool, staged: int) -> _End:
+def _end(
+    width: int, before: int, after: int, single: _Gradients, fills: BucketFills, *, copies: bool, staged: int
+) -> _End:
     """The worst moment of the end.
 
     The last gradient is made; or the bucket before it is reduced while it waits; or the last bucket is reduced; or the
     last gradient has been reduced.
     """
     return max(
-        _End(before + single.end, 0, 0), _End(before + single.last, fills.pending * fills.waits * copies, 0),
-        _End(before, fills.final * copies, 0), _End(after, 0, staged),
-        key=lambda end: end.size_bytes(width))
+        _End(before + single.end, 0, 0),
+        _End(before + single.last, fills.pending * fills.waits * copies, 0),
+        _End(before, fills.final * copies, 0),
+        _End(after, 0, staged),
+        key=lambda end: end.size_bytes(width),
+    )
 
 
 def _flat_step(cut: Partitions, optimizer: Optimizer, source: str) -> tuple[MemoryTerm, ...]:
@@ -258,10 +297,18 @@ def _flat_step(cut: Partitions, optimizer: Optimizer, source: str) -> tuple[Memo
     before = width * load.touched + max(NORM_BYTES * load.slice, cast)
     if update > before:
         return term("step_temporaries", update, "(4 + s) part", source + " step", s=optimizer.step_bytes, part=part)
-    held = term("gradients", width * load.touched, "w alive", source + " copy_grads_in_partition", w=width, alive=load.touched)
+    held = term(
+        "gradients", width * load.touched, "w alive", source + " copy_grads_in_partition", w=width, alive=load.touched
+    )
     return held + term(
-        "step_temporaries", before - width * load.touched, f"max(8 slice, {'(w + 4)' if width < 4 else '4'} part)",
-        source + " get_grad_norm_direct, step", w=width, slice=load.slice, part=part)
+        "step_temporaries",
+        before - width * load.touched,
+        f"max(8 slice, {'(w + 4)' if width < 4 else '4'} part)",
+        source + " get_grad_norm_direct, step",
+        w=width,
+        slice=load.slice,
+        part=part,
+    )
 
 
 def _stage_3(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemory:
@@ -274,18 +321,32 @@ def _stage_3(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
     large_head = single.head if single.head > plan.reduce_bucket_size else 0
     # Reduce-scatter interleaves a bucket's tensors in a copy; one tensor that N divides is reduced in place.
     fills, copies = gradient_buckets(tensors, plan.reduce_bucket_size), world > 1
-    # On their way to the disk the fp32 gradients of a whole bucket wait on the GPU; fragments too small for it, until the step.
+    # On their way to the disk the fp32 gradients of a whole bucket wait on the GPU; fragments too small for it, until
+    # the step.
     to_disk = plan.offload_optimizer == "nvme"
     unswapped = shards_below(cut, SWAP_MIN_BYTES // 4)[0] if to_disk else 0
 
     def bucket(copied: int = 0) -> tuple[MemoryTerm, ...]:
-        return term("reduce_buckets", width * (plan.reduce_bucket_size + copied), "w (bucket + copied)",
-                    source + " _setup_for_real_optimizer, runtime/comm/coalesced_collectives.py reduce_scatter_coalesced",
-                    w=width, bucket=plan.reduce_bucket_size, copied=copied)
+        return term(
+            "reduce_buckets",
+            width * (plan.reduce_bucket_size + copied),
+            "w (bucket + copied)",
+            source + " _setup_for_real_optimizer, runtime/comm/coalesced_collectives.py reduce_scatter_coalesced",
+            w=width,
+            bucket=plan.reduce_bucket_size,
+            copied=copied,
+        )
 
     def gradients(whole: int) -> tuple[MemoryTerm, ...]:
-        return term("gradients", width * (shards + whole), "w (shards + alive)", source + " grad_partitions_flat_buffer",
-                    w=width, shards=shards, alive=whole)
+        return term(
+            "gradients",
+            width * (shards + whole),
+            "w (shards + alive)",
+            source + " grad_partitions_flat_buffer",
+            w=width,
+            shards=shards,
+            alive=whole,
+        )
 
     def staging(numel: int, in_bucket: int = 0) -> tuple[MemoryTerm, ...]:
         if not offloaded:
@@ -293,19 +354,30 @@ def _stage_3(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
         # Tensor by tensor: its shard comes to the GPU, is cast for the norm, and then to fp32 for its way out.
         piece = -(-numel // world)
         waiting = unswapped + max(0, -(-in_bucket // world) - piece) * to_disk
-        return term("offload_staging", width * piece + max(NORM_BYTES * min(piece, NORM_CHUNK), 4 * piece) + 4 * waiting,
-                    "w piece + max(8 min(piece, chunk), 4 piece) + 4 waiting",
-                    source + " partition_grads, _offload_grad_partition_at_boundary",
-                    w=width, piece=piece, chunk=NORM_CHUNK, waiting=waiting)
+        return term(
+            "offload_staging",
+            width * piece + max(NORM_BYTES * min(piece, NORM_CHUNK), 4 * piece) + 4 * waiting,
+            "w piece + max(8 min(piece, chunk), 4 piece) + 4 waiting",
+            source + " partition_grads, _offload_grad_partition_at_boundary",
+            w=width,
+            piece=piece,
+            chunk=NORM_CHUNK,
+            waiting=waiting,
+        )
 
-    # The last gradient is made; the bucket before it is reduced while it waits; the last bucket is reduced, or that gradient.
-    end = max((
-        gradients(single.end) + bucket(),
-        gradients(single.last) + bucket(fills.pending * fills.waits * copies)
-        + staging(min(fills.pending, single.layer) * fills.waits, fills.pending),
-        gradients(0) + bucket(fills.final * copies) + staging(min(fills.final, single.layer), fills.final),
-        gradients(single.last) + bucket() + staging(single.last)),
-        key=lambda terms: sum(term.size_bytes for term in terms))
+    # The last gradient is made; the bucket before it is reduced while it waits; the last bucket is reduced, or that
+    # gradient.
+    end = max(
+        (
+            gradients(single.end) + bucket(),
+            gradients(single.last)
+            + bucket(fills.pending * fills.waits * copies)
+            + staging(min(fills.pending, single.layer) * fills.waits, fills.pending),
+            gradients(0) + bucket(fills.final * copies) + staging(min(fills.final, single.layer), fills.final),
+            gradients(single.last) + bucket() + staging(single.last),
+        ),
+        key=lambda terms: sum(term.size_bytes for term in terms),
+    )
     forward = gradients(0) + bucket()
     in_layer = gradients(single.layer + single.held)
     # The largest tensor of a full bucket: an untied head that fits is in the first one.
@@ -315,16 +387,31 @@ def _stage_3(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
         largest = max(optimizer_group_numels(cut, plan.sub_group_size))
         # fp16 looks for overflow in the whole buffer at once: |g|, and whether it is infinite.
         overflow = (width + 1) * cut.shard_total if tensors.workload.precision == "fp16" else 0
-        temporary = max(NORM_BYTES * cut.largest_shard, (width + 4 if width < 4 else 4) * largest,
-                        int((4 + optimizer.step_bytes) * largest), overflow)
+        temporary = max(
+            NORM_BYTES * cut.largest_shard,
+            (width + 4 if width < 4 else 4) * largest,
+            int((4 + optimizer.step_bytes) * largest),
+            overflow,
+        )
         fp16 = ", (w + 1) shards" if overflow else ""
-        step += term("step_temporaries", temporary, f"max(8 shard, {'(w + 4)' if width < 4 else '4'} G, (4 + s) G{fp16})",
-                     source + " get_grad_norm_direct, _prepare_fp32_grad_for_sub_group, has_overflow",
-                     w=width, shard=cut.largest_shard, G=largest, s=optimizer.step_bytes, shards=cut.shard_total)
+        step += term(
+            "step_temporaries",
+            temporary,
+            f"max(8 shard, {'(w + 4)' if width < 4 else '4'} G, (4 + s) G{fp16})",
+            source + " get_grad_norm_direct, _prepare_fp32_grad_for_sub_group, has_overflow",
+            w=width,
+            shard=cut.largest_shard,
+            G=largest,
+            s=optimizer.step_bytes,
+            shards=cut.shard_total,
+        )
     return GradientMemory(
-        forward=forward, head=gradients(single.head) + bucket(),
-        head_reduction=gradients(single.head) + bucket(large_head if large_head % world else 0)
-        + staging(large_head),
+        forward=forward,
+        head=gradients(single.head) + bucket(),
+        head_reduction=gradients(single.head) + bucket(large_head if large_head % world else 0) + staging(large_head),
         layer=in_layer + bucket() + staging(single.layer),
         reduction=in_layer + bucket(fills.flushed * copies) + staging(in_bucket, fills.flushed),
-        end=end, step=step, reduced=_before_first_reduction(tensors, plan.reduce_bucket_size))
+        end=end,
+        step=step,
+        reduced=_before_first_reduction(tensors, plan.reduce_bucket_size),
+    )

@@ -50,12 +50,14 @@ def find_gpu(name: str) -> Gpu:
         raise ClusterError(
             f"{name!r} could be any of {', '.join(names)}",
             why="they differ in memory or speed",
-            fix=f"name one of them, such as --gpus {names[-1].replace(' ', '-')}")
+            fix=f"name one of them, such as --gpus {names[-1].replace(' ', '-')}",
+        )
     near = nearest_names(name)
     raise ClusterError(
         f"no GPU called {name!r} is known",
         why="its memory and speed cannot be guessed",
-        fix=f"nearest: {', '.join(near)}; or give the memory alone, such as --gpus 2x24GB")
+        fix=f"nearest: {', '.join(near)}; or give the memory alone, such as --gpus 2x24GB",
+    )
 
 
 def assumes_sxm(name: str, gpu: Gpu) -> bool:
@@ -78,7 +80,8 @@ def gpu_of_memory(gigabytes: float) -> Gpu:
         raise ClusterError(
             f"{gigabytes:g} GB is no GPU's memory",
             why=f"sizes from {SMALLEST_GB} to {LARGEST_GB} GB are accepted",
-            fix="give the memory of one GPU, such as --gpus 2x24GB")
+            fix="give the memory of one GPU, such as --gpus 2x24GB",
+        )
     size = min(_references(), key=lambda size: (abs(size - gigabytes), size))
     usable = int(gigabytes * _GIB * UNMEASURED_MEMORY_SHARE)
     return replace(_references()[size], memory_bytes=usable, nominal_gb=round(gigabytes), assumed=True)
@@ -97,7 +100,8 @@ def nearest_names(name: str, count: int = 3) -> list[str]:
     wanted = _normal(name)
     likeness = {
         gpu.name: max(SequenceMatcher(None, wanted, spelling).ratio() for spelling in _spellings(row))
-        for gpu, row in zip(gpus(), _rows(), strict=True)}
+        for gpu, row in zip(gpus(), _rows(), strict=True)
+    }
     return sorted(likeness, key=lambda known: -likeness[known])[:count]
 
 
@@ -110,8 +114,12 @@ def _rows() -> tuple[dict[str, str], ...]:
 @lru_cache(maxsize=1)
 def _references() -> dict[int, Gpu]:
     """The card whose speed stands for every card of a size in GB."""
-    return {int(size): gpu for gpu, row in zip(gpus(), _rows(), strict=True)
-            for size in row["reference_for_gb"].split(";") if size}
+    return {
+        int(size): gpu
+        for gpu, row in zip(gpus(), _rows(), strict=True)
+        for size in row["reference_for_gb"].split(";")
+        if size
+    }
 
 
 @lru_cache(maxsize=1)
@@ -124,7 +132,8 @@ def _spellings(row: dict[str, str]) -> set[str]:
     names = [row["name"], *filter(None, row["aliases"].split("|"))]
     size = row["nominal_gb"]
     return {_normal(name) for name in names} | {
-        _normal(name + size) for name in names if not _normal(name).endswith(size)}
+        _normal(name + size) for name in names if not _normal(name).endswith(size)
+    }
 
 
 def _normal(name: str) -> str:
@@ -165,4 +174,5 @@ def _gpu(row: dict[str, str]) -> Gpu:
         pcie_bytes_per_s=number("pcie_gb_per_s", 1e9),
         peer_bytes_per_s=number("peer_gb_per_s", 1e9),
         peer_link=row["peer_link"],
-        source=row["source"])
+        source=row["source"],
+    )

@@ -9,13 +9,13 @@ from .cluster import Cluster
 DRAM_BYTES_PER_S = 200e9
 """Host memory bandwidth of a node: one socket of eight DDR4-3200 channels.
 
-Nodes of eight GPUs have two to three times as much by their data sheets (DGX A100 2 x 204.8 GB/s, DGX H100 2 x 307 GB/s), but
-in no published run is DeepSpeed's step on the host faster for it: see `offload_time.DRAM_SHARE`.
+Nodes of eight GPUs have two to three times as much by their data sheets (DGX A100 2 x 204.8 GB/s, DGX H100 2 x 307
+GB/s), but in no published run is DeepSpeed's step on the host faster for it: see `offload_time.DRAM_SHARE`.
 """
 
 _CPU_CORES = {"Ampere": 128, "Hopper": 112, "Blackwell": 112}
-"""Cores of a node built around GPUs joined by NVLink, by their architecture (DGX A100: 2 x 64, DGX H100 and B200: 2 x 56);
-any other: 32, enough that memory and not cores bounds the optimizer's step."""
+"""Cores of a node built around GPUs joined by NVLink, by their architecture (DGX A100: 2 x 64, DGX H100 and B200: 2 x
+56); any other: 32, enough that memory and not cores bounds the optimizer's step."""
 
 NVME_READ_BYTES_PER_S, NVME_WRITE_BYTES_PER_S = 2.5e9, 1.25e9
 """One PCIe 4 drive as DeepNVMe drives it: four of them reach 10 and 5 GB/s (DeepSpeed blogs/deepnvme, 06-2025)."""
@@ -51,5 +51,7 @@ def assumed_of_host(cluster: Cluster) -> tuple[str, ...]:
     if cluster.cpu_cores_per_node is None:
         phrases.append(f"{cpu_cores(cluster)} CPU cores per node")
     if cluster.nvme_read_bytes_per_s_per_node is None or cluster.nvme_write_bytes_per_s_per_node is None:
-        phrases.append(f"NVMe that reads {NVME_READ_BYTES_PER_S / 1e9:g} and writes {NVME_WRITE_BYTES_PER_S / 1e9:g} GB/s")
+        phrases.append(
+            f"NVMe that reads {NVME_READ_BYTES_PER_S / 1e9:g} and writes {NVME_WRITE_BYTES_PER_S / 1e9:g} GB/s"
+        )
     return tuple(phrases)

@@ -2,14 +2,14 @@
 
 What L local ranks keep on the host, bytes per element of one rank's partition (Pt'/N, or Pt'' at stage 3):
 
-| offload                  | pinned                                                     | pageable                          |
-|--------------------------|------------------------------------------------------------|-----------------------------------|
-| optimizer, stages 1, 2   | 4 masters + 4 gradients + w weights, + w largest tensor,   | o states                          |
-|                          | + w whole tensors when micro batches accumulate            |                                   |
-| optimizer, stage 3       | 4 gradients + w gradients                                  | 4 masters + o states              |
-| parameters (cpu), stage 3| w weights, and their first home, tensor by tensor, which   |                                   |
-|                          | the pinned allocator keeps after it is freed and gives     |                                   |
-|                          | only to later blocks of the same power of two              |                                   |
+| offload                  | pinned                                                     | pageable              |
+|--------------------------|------------------------------------------------------------|-----------------------|
+| optimizer, stages 1, 2   | 4 masters + 4 gradients + w weights, + w largest tensor,   | o states              |
+|                          | + w whole tensors when micro batches accumulate            |                       |
+| optimizer, stage 3       | 4 gradients + w gradients                                  | 4 masters + o states  |
+| parameters (cpu), stage 3| w weights, and their first home, tensor by tensor, which   |                       |
+|                          | the pinned allocator keeps after it is freed and gives     |                       |
+|                          | only to later blocks of the same power of two              |                       |
 
 With `pin_memory` off, all of it is pageable. torch rounds every pinned block up to a power of two and returns none to
 the system, which is why what is pinned can be almost twice what is used (DS_PIN_MEMORY_BACKEND=native avoids it).
@@ -51,8 +51,9 @@ def pinned_block(size_bytes: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def _shard_blocks(cut: Partitions, width: int, *, trainable: bool, threshold: int,
-                  below_bytes: int | None = None) -> Counter[int]:
+def _shard_blocks(
+    cut: Partitions, width: int, *, trainable: bool, threshold: int, below_bytes: int | None = None
+) -> Counter[int]:
     """Pinned blocks of all shards of one rank, by size, each tensor in its own; persistent tensors stay on the GPU."""
     numels = cut.tensors.trainable if trainable else cut.tensors.frozen
     shards = (width * -(-numel // cut.world_size) for numel in numels if numel > threshold)
@@ -69,11 +70,21 @@ def _tensor_blocks(tensors: TensorSet, width: int) -> int:
     return sum(pinned_block(width * numel) for numel in tensors.trainable)
 
 
-def host_terms(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: int,
-               ) -> tuple[tuple[MemoryTerm, ...], tuple[MemoryTerm, ...]]:
+def host_terms(
+    cut: Partitions,
+    plan: Plan,
+    optimizer: Optimizer,
+    local_ranks: int,
+) -> tuple[tuple[MemoryTerm, ...], tuple[MemoryTerm, ...]]:
     """(pinned, pageable) terms of a node while training."""
-    pageable = term("processes", local_ranks * PROCESS_BYTES, "L process", "observed, to be calibrated", L=local_ranks,
-                    process=PROCESS_BYTES)
+    pageable = term(
+        "processes",
+        local_ranks * PROCESS_BYTES,
+        "L process",
+        "observed, to be calibrated",
+        L=local_ranks,
+        process=PROCESS_BYTES,
+    )
     pinned: tuple[MemoryTerm, ...] = ()
     if plan.offload_optimizer == "cpu":
         move = _optimizer_1_2 if plan.zero_stage < 3 else _optimizer_3
@@ -81,12 +92,21 @@ def host_terms(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: i
         pinned, pageable = pinned + more_pinned, pageable + more_pageable
     elif plan.offload_optimizer == "nvme":
         # The gradients' flat buffer stays in memory; masters, states and fp32 gradients go to the disk.
-        pinned += _blocks("gradients", (cut.tensors.workload.weight_bytes * cut.shard_total,), local_ranks, "L p2(w shards)",
-                          _STAGE_3 + " _setup_for_real_optimizer", pin=plan.pin_memory, w=cut.tensors.workload.weight_bytes,
-                          shards=cut.shard_total)
+        pinned += _blocks(
+            "gradients",
+            (cut.tensors.workload.weight_bytes * cut.shard_total,),
+            local_ranks,
+            "L p2(w shards)",
+            _STAGE_3 + " _setup_for_real_optimizer",
+            pin=plan.pin_memory,
+            w=cut.tensors.workload.weight_bytes,
+            shards=cut.shard_total,
+        )
         # The first step creates a sub-group's states in ordinary memory before they are written.
         states = state_bytes(optimizer, cut.tensors, max(swapped_groups(cut, plan), default=0), stage=3, on_cpu=True)
-        pageable += term("first_states", local_ranks * states, "L states", optimizer.source, L=local_ranks, states=states)
+        pageable += term(
+            "first_states", local_ranks * states, "L states", optimizer.source, L=local_ranks, states=states
+        )
         more_pinned, more_pageable = _unswapped_groups(cut, plan, optimizer, local_ranks)
         pinned, pageable = pinned + more_pinned, pageable + more_pageable
     if plan.offload_param == "cpu":
@@ -96,47 +116,98 @@ def host_terms(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: i
     return pinned, pageable
 
 
-def _blocks(name: str, sizes: tuple[int, ...], local_ranks: int, formula: str, source: str, *, pin: bool,
-            **inputs: float) -> tuple[MemoryTerm, ...]:
+def _blocks(
+    name: str, sizes: tuple[int, ...], local_ranks: int, formula: str, source: str, *, pin: bool, **inputs: float
+) -> tuple[MemoryTerm, ...]:
     """A block of each size on every rank; `formula` is the one of pinned blocks, p2(...)."""
     total = sum(pinned_block(size) for size in sizes) if pin else sum(sizes)
-    return term(name, local_ranks * total, formula if pin else formula.replace("p2", ""), source, L=local_ranks, **inputs)
+    return term(
+        name, local_ranks * total, formula if pin else formula.replace("p2", ""), source, L=local_ranks, **inputs
+    )
 
 
-def _optimizer_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: int,
-                   ) -> tuple[tuple[MemoryTerm, ...], tuple[MemoryTerm, ...]]:
+def _optimizer_1_2(
+    cut: Partitions,
+    plan: Plan,
+    optimizer: Optimizer,
+    local_ranks: int,
+) -> tuple[tuple[MemoryTerm, ...], tuple[MemoryTerm, ...]]:
     tensors, part = cut.tensors, cut.partition
     width = tensors.workload.weight_bytes
     source = _STAGE_1_2 + " __init__, initialize_optimizer_states"
     pinned = (
         _blocks("master_weights", (4 * part,), local_ranks, "L p2(4 part)", source, pin=plan.pin_memory, part=part)
         + _blocks("gradients", (4 * part,), local_ranks, "L p2(4 part)", source, pin=plan.pin_memory, part=part)
-        + _blocks("offload_staging", (width * part, width * tensors.largest_trainable), local_ranks,
-                  "L (p2(w part) + p2(w largest))", source, pin=plan.pin_memory, w=width, part=part,
-                  largest=tensors.largest_trainable))
+        + _blocks(
+            "offload_staging",
+            (width * part, width * tensors.largest_trainable),
+            local_ranks,
+            "L (p2(w part) + p2(w largest))",
+            source,
+            pin=plan.pin_memory,
+            w=width,
+            part=part,
+            largest=tensors.largest_trainable,
+        )
+    )
     if plan.gradient_accumulation_steps > 1:
         # One buffer per tensor that the partition touches, as large as the whole tensor.
         kept = width * cut.touched
         if plan.pin_memory:
             kept = kept * _tensor_blocks(tensors, width) // (width * tensors.trainable_numel)
-        pinned += term("accumulated_gradients", local_ranks * kept, "L kept",
-                       _STAGE_1_2 + " async_accumulate_grad_in_cpu_via_gpu", L=local_ranks, kept=kept)
+        pinned += term(
+            "accumulated_gradients",
+            local_ranks * kept,
+            "L kept",
+            _STAGE_1_2 + " async_accumulate_grad_in_cpu_via_gpu",
+            L=local_ranks,
+            kept=kept,
+        )
     states = state_bytes(optimizer, tensors, part, stage=plan.zero_stage, on_cpu=True)
-    return pinned, term("optimizer_states", local_ranks * states, "L o part", optimizer.source, L=local_ranks,
-                        o=states / part, part=part)
+    return pinned, term(
+        "optimizer_states",
+        local_ranks * states,
+        "L o part",
+        optimizer.source,
+        L=local_ranks,
+        o=states / part,
+        part=part,
+    )
 
 
-def _optimizer_3(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: int,
-                 ) -> tuple[tuple[MemoryTerm, ...], tuple[MemoryTerm, ...]]:
+def _optimizer_3(
+    cut: Partitions,
+    plan: Plan,
+    optimizer: Optimizer,
+    local_ranks: int,
+) -> tuple[tuple[MemoryTerm, ...], tuple[MemoryTerm, ...]]:
     tensors = cut.tensors
-    pinned = _blocks("gradients", _gradient_sizes(cut, plan), local_ranks,
-                     "L (p2(w shards) + sum p2(4 G))", _STAGE_3 + " initialize_optimizer_states, _setup_for_real_optimizer",
-                     pin=plan.pin_memory)
+    pinned = _blocks(
+        "gradients",
+        _gradient_sizes(cut, plan),
+        local_ranks,
+        "L (p2(w shards) + sum p2(4 G))",
+        _STAGE_3 + " initialize_optimizer_states, _setup_for_real_optimizer",
+        pin=plan.pin_memory,
+    )
     states = state_bytes(optimizer, tensors, cut.shard_total, stage=3, on_cpu=True)
-    pageable = term("master_weights", local_ranks * 4 * cut.shard_total, "L 4 shards", _STAGE_3 + " _create_fp32_partitions",
-                    L=local_ranks, shards=cut.shard_total)
-    return pinned, pageable + term("optimizer_states", local_ranks * states, "L o shards", optimizer.source, L=local_ranks,
-                                   o=states / cut.shard_total, shards=cut.shard_total)
+    pageable = term(
+        "master_weights",
+        local_ranks * 4 * cut.shard_total,
+        "L 4 shards",
+        _STAGE_3 + " _create_fp32_partitions",
+        L=local_ranks,
+        shards=cut.shard_total,
+    )
+    return pinned, pageable + term(
+        "optimizer_states",
+        local_ranks * states,
+        "L o shards",
+        optimizer.source,
+        L=local_ranks,
+        o=states / cut.shard_total,
+        shards=cut.shard_total,
+    )
 
 
 def _gradient_sizes(cut: Partitions, plan: Plan) -> tuple[int, ...]:
@@ -150,16 +221,27 @@ def swapped_groups(cut: Partitions, plan: Plan) -> list[int]:
     return [group for group in optimizer_group_numels(cut, plan.sub_group_size) if 4 * group >= SWAP_MIN_BYTES]
 
 
-def _unswapped_groups(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: int,
-                      ) -> tuple[tuple[MemoryTerm, ...], tuple[MemoryTerm, ...]]:
+def _unswapped_groups(
+    cut: Partitions,
+    plan: Plan,
+    optimizer: Optimizer,
+    local_ranks: int,
+) -> tuple[tuple[MemoryTerm, ...], tuple[MemoryTerm, ...]]:
     """Masters, states and gradients of sub-groups that are too small for the disk."""
     groups = [group for group in optimizer_group_numels(cut, plan.sub_group_size) if 4 * group < SWAP_MIN_BYTES]
     numel, source = sum(groups), "deepspeed 0.19.8 runtime/swap_tensor/optimizer_utils.py is_swappable_tensor"
     states = state_bytes(optimizer, cut.tensors, numel, stage=3, on_cpu=True)
-    pinned = _blocks("gradients", tuple(4 * group for group in groups), local_ranks, "L sum p2(4 G < 1 MiB)", source,
-                     pin=plan.pin_memory)
+    pinned = _blocks(
+        "gradients",
+        tuple(4 * group for group in groups),
+        local_ranks,
+        "L sum p2(4 G < 1 MiB)",
+        source,
+        pin=plan.pin_memory,
+    )
     return pinned, term("master_weights", local_ranks * 4 * numel, "L sum 4 G < 1 MiB", source, L=local_ranks) + term(
-        "optimizer_states", local_ranks * states, "L o sum G < 1 MiB", optimizer.source, L=local_ranks)
+        "optimizer_states", local_ranks * states, "L o sum G < 1 MiB", optimizer.source, L=local_ranks
+    )
 
 
 def small_shards(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryTerm, ...]:
@@ -179,9 +261,16 @@ def small_shards(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryT
 def _parameters(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryTerm, ...]:
     width, threshold = cut.tensors.workload.weight_bytes, plan.stage3_param_persistence_threshold
     source = "deepspeed 0.19.8 runtime/zero/partition_parameters.py _partition_param"
-    terms = _blocks("parameters", (width * cut.shard_total,), local_ranks, "L p2(w shards)",
-                    _STAGE_3 + " _create_param_groups_fp16_flat_cpu_memory", pin=plan.pin_memory, w=width,
-                    shards=cut.shard_total)
+    terms = _blocks(
+        "parameters",
+        (width * cut.shard_total,),
+        local_ranks,
+        "L p2(w shards)",
+        _STAGE_3 + " _create_param_groups_fp16_flat_cpu_memory",
+        pin=plan.pin_memory,
+        w=width,
+        shards=cut.shard_total,
+    )
     if plan.pin_memory:
         frozen = _total(_shard_blocks(cut, width, trainable=False, threshold=threshold))
         homes = _shard_blocks(cut, width, trainable=True, threshold=threshold)
@@ -189,8 +278,11 @@ def _parameters(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryTe
         cached = _total(homes - Counter(map(pinned_block, later)))
     else:
         frozen, cached = width * cut.frozen_shard_total, 0
-    return terms + term("frozen_parameters", local_ranks * frozen, "L blocks", source, L=local_ranks, blocks=frozen) + term(
-        "pinned_cache", local_ranks * cached, "L blocks", source, L=local_ranks, blocks=cached)
+    return (
+        terms
+        + term("frozen_parameters", local_ranks * frozen, "L blocks", source, L=local_ranks, blocks=frozen)
+        + term("pinned_cache", local_ranks * cached, "L blocks", source, L=local_ranks, blocks=cached)
+    )
 
 
 def loading_bytes(cut: Partitions, plan: Plan, local_ranks: int) -> int:

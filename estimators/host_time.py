@@ -17,17 +17,20 @@ from .trainable import tensor_set
 from .workload import Workload
 
 HOST_S_PER_OPERATION = 21.5e-6
-"""Host time of one operation: dispatch, autograd, launch. Fitted, on the few published runs where nothing else takes time.
+"""Host time of one operation: dispatch, autograd, launch. Fitted, on the few published runs where nothing else takes
+time.
 
-A core of an AMD EPYC 9004 at 2.6 GHz needs less: transformers 5.23 Qwen2 layers too small to take time themselves (hidden
-64, 4 tokens) under torch 2.13 took 10.1 us per operation, 10.8 with checkpointing, 18 under autocast; launching on a CUDA
-stream adds 3 to 5. Two published runs of Qwen2.5-0.5B give 21 us (RTX 4090, Windows) and 33 us (RTX 3080, a shared Xeon).
+A core of an AMD EPYC 9004 at 2.6 GHz needs less: transformers 5.23 Qwen2 layers too small to take time themselves
+(hidden 64, 4 tokens) under torch 2.13 took 10.1 us per operation, 10.8 with checkpointing, 18 under autocast; launching
+on a CUDA stream adds 3 to 5. Two published runs of Qwen2.5-0.5B give 21 us (RTX 4090, Windows) and 33 us (RTX 3080, a
+shared Xeon).
 """
 
 CPU_S_PER_OPERATION, CPU_ZERO3_VISIT_S = 10.5e-6, 400e-6
-"""The same, and stage 3's hooks around a visit (below), where the CPU is the device. Operations as measured there, on a core of
-an EPYC 9004; an older one takes longer, which a probe shows. Visits fitted: what they add to DDP's passes in the eight ZeRO-3
-plans of two models, at the median, rounded (benchmarks/probe_transfer.py; 190 us are the hooks alone, measured as below)."""
+"""The same, and stage 3's hooks around a visit (below), where the CPU is the device. Operations as measured there, on a
+core of an EPYC 9004; an older one takes longer, which a probe shows. Visits fitted: what they add to DDP's passes in
+the eight ZeRO-3 plans of two models, at the median, rounded (benchmarks/probe_transfer.py; 190 us are the hooks alone,
+measured as below)."""
 
 BACKWARD_OPERATIONS = 2.2
 """Backward operations for one forward one: 66 for 30 in the same layers, counted by a dispatch mode."""
@@ -35,8 +38,8 @@ BACKWARD_OPERATIONS = 2.2
 FOLD_HOST_S = 600e-6
 """A forward pass's W + B A of a router or fused experts: peft gives the module a class of its own, and takes it back.
 
-Measured as above on Qwen3-MoE: 210 us for the router, 320 and 370 us for the experts' two tensors; doubled, as 10 us per
-operation are 20 in published runs.
+Measured as above on Qwen3-MoE: 210 us for the router, 320 and 370 us for the experts' two tensors; doubled, as 10 us
+per operation are 20 in published runs.
 """
 
 MICRO_STEP_HOST_S = 5e-3
@@ -100,12 +103,16 @@ def host_work(model: ModelShape, workload: Workload, software: Software = DEFAUL
     visit_s = CPU_ZERO3_VISIT_S if on_cpu else ZERO3_VISIT_S if software.sharding == "zero" else FSDP_VISIT_S
     chosen = adapters(model, workload)
     return HostWork(
-        operations=sum(block.count * block_operations(block, workload, chosen, fused=software.fused_kernels)
-                       for block in model.blocks),
+        operations=sum(
+            block.count * block_operations(block, workload, chosen, fused=software.fused_kernels)
+            for block in model.blocks
+        ),
         folds=sum(block.count * _folded(block, chosen) for block in model.blocks),
         visits=sum(block.count * _visits(block, chosen, software) for block in model.blocks),
         parameters=len(tensor_set(model, workload).trainable),
-        visit_s=visit_s, operation_s=CPU_S_PER_OPERATION if on_cpu else HOST_S_PER_OPERATION)
+        visit_s=visit_s,
+        operation_s=CPU_S_PER_OPERATION if on_cpu else HOST_S_PER_OPERATION,
+    )
 
 
 def block_operations(block: Block, workload: Workload, chosen: Adapters, *, fused: bool = False) -> int:

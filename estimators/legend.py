@@ -1,7 +1,7 @@
 """What the symbols of the formulas mean, and what each component leaves out; read by every explanation.
 
-A formula is text in these symbols: products are written side by side, `min`, `max`, `sum` and `ceil` as usual. Counts are of
-elements, sizes of bytes, rates of bytes or operations per second.
+A formula is text in these symbols: products are written side by side, `min`, `max`, `sum` and `ceil` as usual. Counts
+are of elements, sizes of bytes, rates of bytes or operations per second.
 """
 
 from __future__ import annotations
@@ -98,8 +98,7 @@ _NOT_COVERED: dict[str, str] = {
 
 def symbols(formula: str) -> tuple[str, ...]:
     """The symbols of the legend that stand in a formula."""
-    return tuple(symbol for symbol in SYMBOLS
-                 if re.search(rf"(?<![\w'.]){re.escape(symbol)}(?![\w'])", formula))
+    return tuple(symbol for symbol in SYMBOLS if re.search(rf"(?<![\w'.]){re.escape(symbol)}(?![\w'])", formula))
 
 
 def not_covered(component: str) -> str:

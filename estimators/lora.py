@@ -13,14 +13,25 @@ ALL_LINEAR = "all-linear"
 
 # transformers 5 fused the experts of these families and made their router a module of its own; peft still means them by
 # the names that their linear layers had before, in a list of targets and in "all-linear", and adapts the fused tensors
-# (peft 0.21 utils/transformers_weight_conversion.py). In return it leaves out the linear layers of the same names: those
-# of dense layers and of shared experts.
-_SPLIT = {"gate": "mlp.gate.weight", "gate_proj": "mlp.experts.gate_up_proj", "up_proj": "mlp.experts.gate_up_proj",
-          "down_proj": "mlp.experts.down_proj"}
+# (peft 0.21 utils/transformers_weight_conversion.py). In return it leaves out the linear layers of the same names:
+# those of dense layers and of shared experts.
+_SPLIT = {
+    "gate": "mlp.gate.weight",
+    "gate_proj": "mlp.experts.gate_up_proj",
+    "up_proj": "mlp.experts.gate_up_proj",
+    "down_proj": "mlp.experts.down_proj",
+}
 _FUSED_SINCE = {
-    "mixtral": {"gate": "mlp.gate.weight", "w1": "mlp.experts.gate_up_proj", "w3": "mlp.experts.gate_up_proj",
-                "w2": "mlp.experts.down_proj"},
-    "qwen3_moe": _SPLIT, "olmoe": _SPLIT, "deepseek_v2": _SPLIT, "deepseek_v3": _SPLIT,
+    "mixtral": {
+        "gate": "mlp.gate.weight",
+        "w1": "mlp.experts.gate_up_proj",
+        "w3": "mlp.experts.gate_up_proj",
+        "w2": "mlp.experts.down_proj",
+    },
+    "qwen3_moe": _SPLIT,
+    "olmoe": _SPLIT,
+    "deepseek_v2": _SPLIT,
+    "deepseek_v3": _SPLIT,
 }
 
 
@@ -71,8 +82,10 @@ class Adapters:
                 module += ".base_layer"
         else:
             wide_in, wide_out = tensor.in_features, tensor.out_features
-        return tuple(Tensor(name=f"{module}.{matrix}.default.weight", shape=shape, role=tensor.role, linear=True)
-                     for matrix, shape in (("lora_A", (rank, wide_in)), ("lora_B", (wide_out, rank))))
+        return tuple(
+            Tensor(name=f"{module}.{matrix}.default.weight", shape=shape, role=tensor.role, linear=True)
+            for matrix, shape in (("lora_A", (rank, wide_in)), ("lora_B", (wide_out, rank)))
+        )
 
     def _names(self, tensor: Tensor) -> bool:
         if tensor.name in self.parameters:
@@ -94,8 +107,8 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
 
     `lora_targets` are the ends of module names, as in peft's `target_modules` (`q_proj`, or `mlp.c_proj` to tell two
     apart); None or ("all-linear",) is every `nn.Linear` and `Conv1D` but the output head. In families whose experts
-    transformers 5 fused and peft converts (Mixtral, Qwen3-MoE, OLMoE, DeepSeek), the experts' former names mean the fused
-    tensors, and "all-linear" includes them and the router.
+    transformers 5 fused and peft converts (Mixtral, Qwen3-MoE, OLMoE, DeepSeek), the experts' former names mean the
+    fused tensors, and "all-linear" includes them and the router.
 
     Source: LoRA (arXiv:2106.09685) section 4.1; peft 0.21 tuners/lora/layer.py.
     Not covered: adapters on embeddings, `target_parameters`, patterns, single layers.
@@ -107,36 +120,46 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
         return _NONE
     rank, targets = workload.lora_rank, workload.lora_targets
     if rank < 1:
-        raise WorkloadError(f"a LoRA rank of {rank} is impossible", fix="give --lora-rank 8, or another positive number")
+        raise WorkloadError(
+            f"a LoRA rank of {rank} is impossible", fix="give --lora-rank 8, or another positive number"
+        )
     fused = _FUSED_SINCE.get(model.model_type, {})
     every = targets is None or targets == (ALL_LINEAR,)
     ends = {} if every or targets is None else {target: target.rpartition(".")[2] for target in targets}
     parameters = frozenset(fused.values() if every else (fused[end] for end in ends.values() if end in fused))
     if parameters and workload.lora_dropout:
-        raise WorkloadError(f"peft adapts {model.name}'s experts without dropout only",
-                            why="it folds W + B A into one weight before the product",
-                            fix="leave --lora-dropout out, or name other modules in --lora-targets")
+        raise WorkloadError(
+            f"peft adapts {model.name}'s experts without dropout only",
+            why="it folds W + B A into one weight before the product",
+            fix="leave --lora-dropout out, or name other modules in --lora-targets",
+        )
     if every:
         return Adapters(rank=rank, modules=None, left_out=frozenset(fused), parameters=parameters)
     for parameter in parameters:
         parts = [name for name, tensor in fused.items() if tensor == parameter]
         missing = [part for part in parts if part not in ends.values()]
         if missing:
-            raise WorkloadError(f"LoRA targets lack {', '.join(missing)} of {model.name}",
-                                why=f"{' and '.join(parts)} are one tensor, which peft adapts only as a whole",
-                                fix=f"name all of them in --lora-targets: {', '.join(parts)}")
+            raise WorkloadError(
+                f"LoRA targets lack {', '.join(missing)} of {model.name}",
+                why=f"{' and '.join(parts)} are one tensor, which peft adapts only as a whole",
+                fix=f"name all of them in --lora-targets: {', '.join(parts)}",
+            )
     modules = frozenset(target for target, end in ends.items() if end not in fused)
     for target in sorted(modules):
         alone = Adapters(rank=rank, modules=frozenset({target}))
         if not any(alone.rank_of(tensor) for tensor, _ in model.tensor_counts):
-            raise WorkloadError(f"{model.name} has no linear layer named {target!r}",
-                                why=f"it has: {', '.join(_target_names(model, fused))}",
-                                fix="name one of these in --lora-targets")
+            raise WorkloadError(
+                f"{model.name} has no linear layer named {target!r}",
+                why=f"it has: {', '.join(_target_names(model, fused))}",
+                fix="name one of these in --lora-targets",
+            )
     return Adapters(rank=rank, modules=modules, parameters=parameters)
 
 
 def _target_names(model: ModelShape, fused: dict[str, str]) -> list[str]:
     """What may be named, each once, the output head last."""
-    linear = sorted((tensor for tensor, _ in model.tensor_counts if tensor.linear), key=lambda tensor: tensor.role == "head")
+    linear = sorted(
+        (tensor for tensor, _ in model.tensor_counts if tensor.linear), key=lambda tensor: tensor.role == "head"
+    )
     modules = [tensor.name.removesuffix(".weight").rpartition(".")[2] for tensor in linear]
     return list(dict.fromkeys([*(name for name in modules if name not in fused), *fused]))

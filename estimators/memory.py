@@ -6,7 +6,8 @@ A training step passes through a few moments, and any of them may be the peak:
 
 - initialize: stages 1 and 2 hold the trainable weights twice while they flatten them (on the host instead, when the
   GPU is short).
-- first_layer_forward, last_layer_forward: ZeRO-3 has prefetched what follows, and still holds the buffers in which it came.
+- first_layer_forward, last_layer_forward: ZeRO-3 has prefetched what follows, and still holds the buffers in which it
+came.
 - forward_backward_top: all activations are saved, the loss and its copies are alive.
 - head_backward, head_reduction: the output head's gradient is made, then reduced; all activations are still saved.
 - layer_backward, gradient_reduction: the last layer runs backward, with recomputation when checkpointing; a full
@@ -74,7 +75,8 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         host_pinned_terms=pinned + swap_buffers(cut, plan, local_ranks),
         host_pageable_terms=pageable,
         host_loading_bytes_per_node=loading_bytes(cut, plan, local_ranks),
-        nvme_terms=nvme_terms(cut, plan, runs, local_ranks))
+        nvme_terms=nvme_terms(cut, plan, runs, local_ranks),
+    )
 
 
 def _initialize(cut: Partitions, plan: Plan, cluster: Cluster, workspace: tuple[MemoryTerm, ...]) -> tuple[Moment, ...]:
@@ -85,57 +87,119 @@ def _initialize(cut: Partitions, plan: Plan, cluster: Cluster, workspace: tuple[
     # Near the GPU's limit DeepSpeed may flatten on either side; it fits both ways, so the peak is not counted there.
     fits = weights + width * tensors.trainable_numel < INITIALIZE_SHARE * cluster.gpu.memory_bytes
     copy = width * tensors.trainable_numel * fits
-    return (Moment(name="initialize", terms=workspace + term(
-        "parameters", weights + copy, "2 w Pt + frozen" if fits else "w Pt + frozen",
-        "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py __init__ (flatten_on_accelerator)",
-        w=width, Pt=tensors.trainable_numel, frozen=tensors.frozen_bytes)),)
+    return (
+        Moment(
+            name="initialize",
+            terms=workspace
+            + term(
+                "parameters",
+                weights + copy,
+                "2 w Pt + frozen" if fits else "w Pt + frozen",
+                "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py __init__ (flatten_on_accelerator)",
+                w=width,
+                Pt=tensors.trainable_numel,
+                frozen=tensors.frozen_bytes,
+            ),
+        ),
+    )
 
 
-def _step(cut: Partitions, plan: Plan, cluster: Cluster, runs: Optimizer, gathered: GatheredParameters,
-          resident: tuple[MemoryTerm, ...]) -> tuple[Moment, ...]:
+def _step(
+    cut: Partitions,
+    plan: Plan,
+    cluster: Cluster,
+    runs: Optimizer,
+    gathered: GatheredParameters,
+    resident: tuple[MemoryTerm, ...],
+) -> tuple[Moment, ...]:
     tensors = cut.tensors
     model, workload = tensors.model, tensors.workload
     gradients = gradient_memory(cut, plan, runs)
-    activations = activation_memory(model, workload, plan.micro_batch_size, plan.gradient_checkpointing,
-                                    compute_capability=cluster.gpu.compute_capability, zero_stage=plan.zero_stage)
+    activations = activation_memory(
+        model,
+        workload,
+        plan.micro_batch_size,
+        plan.gradient_checkpointing,
+        compute_capability=cluster.gpu.compute_capability,
+        zero_stage=plan.zero_stage,
+    )
     saved = activations.saved_terms
     width = workload.weight_bytes
 
     def whole(numel: int) -> tuple[MemoryTerm, ...]:
-        return term("gathered_parameters", width * numel, "w gathered", "estimators/gathered_parameters.py, deepspeed 0.19.8 "
-                    "runtime/zero/partitioned_param_coordinator.py", w=width, gathered=numel)
+        return term(
+            "gathered_parameters",
+            width * numel,
+            "w gathered",
+            "estimators/gathered_parameters.py, deepspeed 0.19.8 runtime/zero/partitioned_param_coordinator.py",
+            w=width,
+            gathered=numel,
+        )
 
     moments = [
-        Moment(name="forward_backward_top",
-               terms=resident + gradients.forward + whole(gathered.loss) + saved + activations.loss_terms),
-        Moment(name="layer_backward",
-               terms=resident + gradients.layer + whole(gathered.layer) + saved + activations.block_terms),
-        Moment(name="gradient_reduction",
-               terms=resident + gradients.reduction + whole(gathered.reduction)
-               + _without(saved, gradients.reduced // max(1, sum(tensors.trainable_layer)) * activations.saved_per_layer_bytes)
-               + activations.block_terms),
+        Moment(
+            name="forward_backward_top",
+            terms=resident + gradients.forward + whole(gathered.loss) + saved + activations.loss_terms,
+        ),
+        Moment(
+            name="layer_backward",
+            terms=resident + gradients.layer + whole(gathered.layer) + saved + activations.block_terms,
+        ),
+        Moment(
+            name="gradient_reduction",
+            terms=resident
+            + gradients.reduction
+            + whole(gathered.reduction)
+            + _without(
+                saved, gradients.reduced // max(1, sum(tensors.trainable_layer)) * activations.saved_per_layer_bytes
+            )
+            + activations.block_terms,
+        ),
         Moment(name="backward_end", terms=resident + gradients.end + whole(gathered.end) + _encoder(model, saved)),
-        Moment(name="step", terms=resident + gradients.step)]
+        Moment(name="step", terms=resident + gradients.step),
+    ]
     if gathered.last_layer > gathered.loss:
-        moments.append(Moment(name="last_layer_forward", terms=resident + gradients.forward + whole(gathered.last_layer) + saved
-                              + activations.forward_terms))
+        moments.append(
+            Moment(
+                name="last_layer_forward",
+                terms=resident + gradients.forward + whole(gathered.last_layer) + saved + activations.forward_terms,
+            )
+        )
     if gathered.first_layer > gathered.last_layer:
-        moments.append(Moment(name="first_layer_forward", terms=resident + gradients.forward + whole(gathered.first_layer)))
+        moments.append(
+            Moment(name="first_layer_forward", terms=resident + gradients.forward + whole(gathered.first_layer))
+        )
     if tensors.head and (tensors.trains_head or gathered.head > gathered.loss):
         logits = 0 if workload.loss == "fused" else width * plan.micro_batch_size * workload.seq_len * model.vocab_size
-        gradient = term("logits_and_loss", logits, "w B S V", "gradient of the logits", w=width, B=plan.micro_batch_size,
-                        S=workload.seq_len, V=model.vocab_size)
-        moments.append(Moment(name="head_backward", terms=resident + gradients.head + whole(gathered.head) + saved
-                              + activations.head_terms + gradient))
+        gradient = term(
+            "logits_and_loss",
+            logits,
+            "w B S V",
+            "gradient of the logits",
+            w=width,
+            B=plan.micro_batch_size,
+            S=workload.seq_len,
+            V=model.vocab_size,
+        )
+        moments.append(
+            Moment(
+                name="head_backward",
+                terms=resident + gradients.head + whole(gathered.head) + saved + activations.head_terms + gradient,
+            )
+        )
     if tensors.head and tensors.trains_head:
-        moments.append(Moment(
-            name="head_reduction", terms=resident + gradients.head_reduction + whole(gathered.head_reduction) + saved))
+        moments.append(
+            Moment(
+                name="head_reduction",
+                terms=resident + gradients.head_reduction + whole(gathered.head_reduction) + saved,
+            )
+        )
     return tuple(moments)
 
 
 def _encoder(model: ModelShape, saved: tuple[MemoryTerm, ...]) -> tuple[MemoryTerm, ...]:
-    """Of an encoder-decoder model with one embedding: what the encoder keeps, whose backward pass follows the decoder's, in the
-    end of which the gradients of the embedding meet."""
+    """Of an encoder-decoder model with one embedding: what the encoder keeps, whose backward pass follows the
+    decoder's, in the end of which the gradients of the embedding meet."""
     if not model.tied or {block.stack for block in model.blocks} != {"encoder", "decoder"}:
         return ()
     return tuple(part for part in saved if part.name.startswith(("encoder", "cross-attention")))

@@ -19,12 +19,13 @@ feed-forward:
       input and sum cast there and back                                                 (e + a) (in + out)
       dropout of the input                                                              (2 a + 1) in
 
-The backward pass of an operation that saves its inputs reads them and the gradient and writes a gradient for each input:
-about twice the forward bytes, and so counted. One that saves nothing (a sum, a copy, dropout, all of an adapter but its
+The backward pass of an operation that saves its inputs reads them and the gradient and writes a gradient for each
+input: about twice the forward bytes, and so counted. One that saves nothing (a sum, a copy, dropout, all of an adapter
+    but its
 products) moves the gradient once, or adds up those of two uses: as many bytes as forward.
 
-Where `Software.fused_kernels` says so, a norm takes 2 e H, the rotary embedding 2 e (A + K) d and the gated activation 3 e F.
-Some operations move weights, whatever the tokens:
+Where `Software.fused_kernels` says so, a norm takes 2 e H, the rotary embedding 2 e (A + K) d and the gated activation
+3 e F. Some operations move weights, whatever the tokens:
 
     W + B A where LoRA folds an adapter into fused experts: W read, checked and used   2 e    (forward only)
     unpacking a 4-bit weight, as slow as moving                                        UNPACK_BYTES
@@ -93,8 +94,9 @@ def block_bytes(
             saving += micro_batch * _attention_bytes(attention, block, workload, stream, keys, fused=fused)
             passing += tokens * 2 * element * attention.heads * attention.v_head_dim
     chosen = adapters(model, workload)
-    passing += tokens * sum(_adapter_bytes(tensor, workload) for tensor in block.tensors
-                            if tensor.linear and chosen.rank_of(tensor))
+    passing += tokens * sum(
+        _adapter_bytes(tensor, workload) for tensor in block.tensors if tensor.linear and chosen.rank_of(tensor)
+    )
     return saving + passing, SAVING_BACKWARD * saving + passing
 
 

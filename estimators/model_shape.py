@@ -1,8 +1,8 @@
 """What a model is to the estimators: its parameter tensors and the dimensions of its blocks.
 
-A `ModelShape` is built from a `config.json` by `estimators.families` without torch. It lists every parameter tensor with
-the name and the shape that the transformers class gives it, because ZeRO-3 partitions, pads and gathers tensor by tensor,
-LoRA adapts module by module, and the exact count is then a plain sum.
+A `ModelShape` is built from a `config.json` by `estimators.families` without torch. It lists every parameter tensor
+with the name and the shape that the transformers class gives it, because ZeRO-3 partitions, pads and gathers tensor by
+tensor, LoRA adapts module by module, and the exact count is then a plain sum.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ class Block:
     norm_count: norms over the hidden size in one layer (2 for pre-norm, 4 for Gemma's sandwich, 1 for parallel blocks).
     hidden_size: width of its stream where it is not the model's (a vision tower), 0: the model's.
     parallel:   attention and feed-forward read the same input and are added together (GPT-J, Falcon, Cohere).
-    hidden_dropout, attention_dropout: probabilities while training, of the branches' outputs and of the attention weights.
+    hidden_dropout, attention_dropout: probabilities while training, of the branches' outputs and of the attention
+        weights.
     """
 
     prefix: str
@@ -180,7 +181,8 @@ class ModelShape:
     def tensor_counts(self) -> tuple[tuple[Tensor, int], ...]:
         """Every distinct tensor with the number of times that it occurs in the model."""
         return tuple((tensor, 1) for tensor in self.outside) + tuple(
-            (tensor, block.count) for block in self.blocks for tensor in block.tensors)
+            (tensor, block.count) for block in self.blocks for tensor in block.tensors
+        )
 
     @property
     def is_moe(self) -> bool:

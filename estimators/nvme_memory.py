@@ -40,10 +40,13 @@ def states_per_master(optimizer: Optimizer) -> int:
 
 
 def _whole_sub_group(cut: Partitions, plan: Plan) -> int:
-    """Whole elements of the sub-group with the largest shard, when the host buffer does not take all sub-groups; else 0."""
+    """Whole elements of the sub-group with the largest shard, when the host buffer does not take all sub-groups; else
+    0."""
     if cut.shard_total <= plan.param_max_in_cpu:
         return 0
-    largest = max(optimizer_groups(cut, plan.sub_group_size), key=lambda group: sum(cut.shards[index] for index in group))
+    largest = max(
+        optimizer_groups(cut, plan.sub_group_size), key=lambda group: sum(cut.shards[index] for index in group)
+    )
     return sum(cut.tensors.trainable[index] for index in largest)
 
 
@@ -53,19 +56,40 @@ def swap_buffers(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryT
     terms: tuple[MemoryTerm, ...] = ()
     if plan.offload_optimizer == "nvme":
         largest = align_up(4 * max(optimizer_group_numels(cut, plan.sub_group_size)), ALIGNED_BYTES)
-        terms += term("optimizer_swap_buffers", local_ranks * plan.optimizer_buffer_count * largest, "L buffer_count 4 G",
-                      _SWAP + "utils.py SwapBufferManager", L=local_ranks, buffer_count=plan.optimizer_buffer_count,
-                      G=largest // 4)
+        terms += term(
+            "optimizer_swap_buffers",
+            local_ranks * plan.optimizer_buffer_count * largest,
+            "L buffer_count 4 G",
+            _SWAP + "utils.py SwapBufferManager",
+            L=local_ranks,
+            buffer_count=plan.optimizer_buffer_count,
+            G=largest // 4,
+        )
     if plan.offload_param == "nvme":
         size = align_up(width * plan.param_buffer_size, ALIGNED_BYTES)
         flat = min(cut.shard_total, plan.param_max_in_cpu)
         whole = width * _whole_sub_group(cut, plan)
-        terms += term("parameter_swap_buffers", local_ranks * (plan.param_buffer_count * size + whole),
-                      "L (buffer_count buffer + w whole)", _SWAP + "partitioned_param_swapper.py", L=local_ranks,
-                      buffer_count=plan.param_buffer_count, buffer=size, w=width, whole=whole // width)
-        terms += term("parameters", local_ranks * pinned_block(width * flat), "L p2(w min(shards, max_in_cpu))",
-                      "deepspeed 0.19.8 runtime/zero/stage3.py _create_param_groups_fp16_flat_cpu_memory",
-                      L=local_ranks, w=width, shards=cut.shard_total, max_in_cpu=plan.param_max_in_cpu)
+        terms += term(
+            "parameter_swap_buffers",
+            local_ranks * (plan.param_buffer_count * size + whole),
+            "L (buffer_count buffer + w whole)",
+            _SWAP + "partitioned_param_swapper.py",
+            L=local_ranks,
+            buffer_count=plan.param_buffer_count,
+            buffer=size,
+            w=width,
+            whole=whole // width,
+        )
+        terms += term(
+            "parameters",
+            local_ranks * pinned_block(width * flat),
+            "L p2(w min(shards, max_in_cpu))",
+            "deepspeed 0.19.8 runtime/zero/stage3.py _create_param_groups_fp16_flat_cpu_memory",
+            L=local_ranks,
+            w=width,
+            shards=cut.shard_total,
+            max_in_cpu=plan.param_max_in_cpu,
+        )
         terms += small_shards(cut, plan, local_ranks)
     return terms
 
@@ -84,6 +108,13 @@ def nvme_terms(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: i
         terms += term("gradients", local_ranks * 4 * gradients, "L 4 swapped", source, L=local_ranks, swapped=gradients)
     if plan.offload_param == "nvme":
         swapped = cut.shard_total + cut.frozen_shard_total - sum(shards_below(cut, SWAP_MIN_BYTES // width))
-        terms += term("parameters", local_ranks * width * swapped, "L w swapped",
-                      _SWAP + "partitioned_param_swapper.py", L=local_ranks, w=width, swapped=swapped)
+        terms += term(
+            "parameters",
+            local_ranks * width * swapped,
+            "L w swapped",
+            _SWAP + "partitioned_param_swapper.py",
+            L=local_ranks,
+            w=width,
+            swapped=swapped,
+        )
     return terms

@@ -37,10 +37,12 @@ GPUS_PER_UPLINK = 4
 """Up to this many GPUs of a node have a link of their own to the host; above, two share one (DGX A100 and its like)."""
 
 DRAM_SHARE = 0.35
-"""Of the host's memory bandwidth that DeepSpeed's optimizer step reaches, all ranks together. Fitted with 200 GB/s assumed.
+"""Of the host's memory bandwidth that DeepSpeed's optimizer step reaches, all ranks together. Fitted with 200 GB/s
+assumed.
 
 Adam then takes 0.6 s for 10^9 parameters of a node. Whole published steps, less what the GPUs do, all on nodes of two
-sockets: about 0.54 (Qwen3-14B on 8 H200, DeepSpeed #8186), 0.66 with bound cores and 0.79 without (Qwen2.5-3B, DeepSpeed
+sockets: about 0.54 (Qwen3-14B on 8 H200, DeepSpeed #8186), 0.66 with bound cores and 0.79 without (Qwen2.5-3B,
+    DeepSpeed
 blogs/zenflow-corebinding), 0.7 (starcoder, stage 1, seed 002), about 1 (Llama-2-7B on 4 A100, DeepSpeed
 blogs/deepspeed-zenflow); and up to 2.5 with eight ranks whose threads are not bound (Llama-2-7B on 8 A800).
 """
@@ -50,8 +52,8 @@ CORE_BYTES_PER_S = 12e9
 one core of an EPYC 9004 did 46 GB/s in DeepSpeedCPUAdam (deepspeed 0.19.8, 40 M parameters, 28 bytes each)."""
 
 ADAM_BYTES = 12 + 2 * 8
-"""Bytes per parameter that DeepSpeedCPUAdam alone moves: gradient read, master and two states read and written. Its measured
-rate times this is the memory rate that the whole step on the host is given."""
+"""Bytes per parameter that DeepSpeedCPUAdam alone moves: gradient read, master and two states read and written. Its
+measured rate times this is the memory rate that the whole step on the host is given."""
 
 
 def host_link_s(cluster: Cluster, size_bytes: float, *, pinned: bool) -> float:

@@ -35,41 +35,62 @@ class Optimizer:
 
 OPTIMIZERS: dict[str, Optimizer] = {
     "adamw": Optimizer(
-        state_bytes=8, cpu_state_bytes=8, fused=True,
-        source="deepspeed 0.19.8 ops/adam/fused_adam.py, cpu_adam.py: exp_avg and exp_avg_sq in fp32"),
+        state_bytes=8,
+        cpu_state_bytes=8,
+        fused=True,
+        source="deepspeed 0.19.8 ops/adam/fused_adam.py, cpu_adam.py: exp_avg and exp_avg_sq in fp32",
+    ),
     "adam": Optimizer(
-        state_bytes=8, cpu_state_bytes=8, fused=True,
-        source="deepspeed 0.19.8 ops/adam/fused_adam.py, cpu_adam.py: exp_avg and exp_avg_sq in fp32"),
+        state_bytes=8,
+        cpu_state_bytes=8,
+        fused=True,
+        source="deepspeed 0.19.8 ops/adam/fused_adam.py, cpu_adam.py: exp_avg and exp_avg_sq in fp32",
+    ),
     # Two int8 states and, for each, one fp32 scale per block of 256 elements: 2 (1 + 4/256).
     "adamw_8bit": Optimizer(
-        state_bytes=2.03125, cpu_state_bytes=None,
-        source="bitsandbytes optim/optimizer.py Optimizer2State, blockwise with block size 256; its kernels run on the GPU"),
+        state_bytes=2.03125,
+        cpu_state_bytes=None,
+        source="bitsandbytes optim/optimizer.py Optimizer2State, blockwise with block size 256; its kernels run on "
+        "the GPU",
+    ),
     # A flat partition has one dimension, so Adafactor keeps the whole second moment; grad^2 and the update are
     # temporaries.
     "adafactor": Optimizer(
-        state_bytes=4, cpu_state_bytes=None, step_bytes=8,
-        source="transformers optimization.py Adafactor._get_options: factored only from two dimensions on; DeepSpeed refuses "
-               "to offload a client optimizer other than its own CPU ones (zero_force_ds_cpu_optimizer)"),
-    "sgd": Optimizer(
-        state_bytes=0, cpu_state_bytes=0,
-        source="torch.optim.SGD without momentum"),
-    "sgd_momentum": Optimizer(
-        state_bytes=4, cpu_state_bytes=4,
-        source="torch.optim.SGD momentum_buffer"),
+        state_bytes=4,
+        cpu_state_bytes=None,
+        step_bytes=8,
+        source="transformers optimization.py Adafactor._get_options: factored only from two dimensions on; DeepSpeed "
+        "refuses "
+        "to offload a client optimizer other than its own CPU ones (zero_force_ds_cpu_optimizer)",
+    ),
+    "sgd": Optimizer(state_bytes=0, cpu_state_bytes=0, source="torch.optim.SGD without momentum"),
+    "sgd_momentum": Optimizer(state_bytes=4, cpu_state_bytes=4, source="torch.optim.SGD momentum_buffer"),
     "lamb": Optimizer(
-        state_bytes=8, cpu_state_bytes=None, partitions=False,
-        source="deepspeed 0.19.8 ops/lamb/fused_lamb.py: one trust ratio per layer, which a flat ZeRO partition does not show"),
+        state_bytes=8,
+        cpu_state_bytes=None,
+        partitions=False,
+        source="deepspeed 0.19.8 ops/lamb/fused_lamb.py: one trust ratio per layer, which a flat ZeRO partition does "
+        "not show",
+    ),
     # The host version allocates a second state that it never reads.
     "lion": Optimizer(
-        state_bytes=4, cpu_state_bytes=8,
-        source="deepspeed 0.19.8 ops/lion/fused_lion.py (exp_avg), cpu_lion.py (exp_avg and exp_avg_sq)"),
+        state_bytes=4,
+        cpu_state_bytes=8,
+        source="deepspeed 0.19.8 ops/lion/fused_lion.py (exp_avg), cpu_lion.py (exp_avg and exp_avg_sq)",
+    ),
     "adagrad": Optimizer(
-        state_bytes=4, cpu_state_bytes=4, step_bytes=4,
-        source="torch.optim.Adagrad sum; deepspeed 0.19.8 ops/adagrad/cpu_adagrad.py exp_avg_sq"),
+        state_bytes=4,
+        cpu_state_bytes=4,
+        step_bytes=4,
+        source="torch.optim.Adagrad sum; deepspeed 0.19.8 ops/adagrad/cpu_adagrad.py exp_avg_sq",
+    ),
     # Of a Muon matrix; everything else is AdamW's. See `zero_states.optimizer_state_bytes`.
     "muon": Optimizer(
-        state_bytes=4, cpu_state_bytes=4,
-        source="deepspeed 0.19.8 runtime/zero/muon/muon_optimizer.py MuonWithAuxAdam: momentum_buffer, and Adam for the rest"),
+        state_bytes=4,
+        cpu_state_bytes=4,
+        source="deepspeed 0.19.8 runtime/zero/muon/muon_optimizer.py MuonWithAuxAdam: momentum_buffer, and Adam for "
+        "the rest",
+    ),
 }
 
 
@@ -78,5 +99,8 @@ def optimizer(name: str) -> Optimizer:
     try:
         return OPTIMIZERS[name]
     except KeyError:
-        raise WorkloadError(f"unknown optimizer {name!r}", why="its bytes per parameter are not known",
-                            fix=f"--optimizer {'|'.join(OPTIMIZERS)}") from None
+        raise WorkloadError(
+            f"unknown optimizer {name!r}",
+            why="its bytes per parameter are not known",
+            fix=f"--optimizer {'|'.join(OPTIMIZERS)}",
+        ) from None

@@ -81,7 +81,8 @@ class BucketFills:
 def bucket_fills(numels: Sequence[int], bucket_size: int) -> BucketFills:
     """A tensor larger than the bucket is reduced alone, in place.
 
-    Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py and stage3.py `reduce_independent_p_g_buckets_and_remove_grads`.
+    Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py and stage3.py
+        `reduce_independent_p_g_buckets_and_remove_grads`.
     """
     flushed = pending = 0
     for numel in reversed(numels[1:]):

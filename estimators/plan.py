@@ -9,9 +9,16 @@ Offload = Literal["none", "cpu", "nvme"]
 Rung = Literal["ddp", "zero1", "zero2", "zero2-offload", "zero3", "zero3-offload-param", "zero3-offload", "zero3-nvme"]
 
 RUNGS: tuple[Rung, ...] = (
-    "ddp", "zero1", "zero2", "zero2-offload", "zero3", "zero3-offload-param", "zero3-offload", "zero3-nvme")
+    "ddp",
+    "zero1",
+    "zero2",
+    "zero2-offload",
+    "zero3",
+    "zero3-offload-param",
+    "zero3-offload",
+    "zero3-nvme",
+)
 """The ladder, in the order in which the field's recipe climbs it."""
-
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +29,8 @@ class Plan:
     offload_optimizer: optimizer states (and the optimizer's work) in host RAM or on NVMe; NVMe needs stage 3.
     offload_param:     ZeRO-3's parameter shards in host RAM or on NVMe; needs stage 3.
     gradient_checkpointing: every layer is recomputed in the backward pass.
-    reduce_bucket_size:     gradients reduced at a time; DeepSpeed holds one such bucket, two with overlap_comm (stage 1, 2).
+    reduce_bucket_size:     gradients reduced at a time; DeepSpeed holds one such bucket, two with overlap_comm (stage
+        1, 2).
     allgather_bucket_size:  stages 1 and 2; without effect on memory where torch gathers in place.
     sub_group_size:         stage 3: parameters that the optimizer steps at a time.
     stage3_*:               as in DeepSpeed; no effect below stage 3.

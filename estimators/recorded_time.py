@@ -1,10 +1,11 @@
 """The time of one optimizer step from its recorded operations, for any architecture.
 
-The dry run lists what one step executes on one rank: products with their dimensions, attention kernels with their FLOPs,
-everything else with its bytes, and where the tensors live. Each is timed as in `roofline`, but no kernel in less than
-KERNEL_S; the host launches beside the GPU, and collectives and copies run beside the pass that they belong to, both with the
-constants of the closed form (`host_time`, `collective_time`, `offload_time`). What the closed form derives from the model's
-dimensions is counted here instead: recomputation, adapters, gradient copies, the engine's own work.
+The dry run lists what one step executes on one rank: products with their dimensions, attention kernels with their
+FLOPs, everything else with its bytes, and where the tensors live. Each is timed as in `roofline`, but no kernel in less
+than KERNEL_S; the host launches beside the GPU, and collectives and copies run beside the pass that they belong to,
+both with the constants of the closed form (`host_time`, `collective_time`, `offload_time`). What the closed form
+derives from the model's dimensions is counted here instead: recomputation, adapters, gradient copies, the engine's own
+work.
 
     pass = max(GPU, host) + links that the pass does not hide        forward and backward; stage 0 hides nothing
     step = GPU + host + links, one after the other                   the optimizer
@@ -59,8 +60,16 @@ class RecordedOperation:
 
 
 def recorded_time(
-    operations: Sequence[RecordedOperation], cluster: Cluster, *, zero_stage: int, micro_batches: int, tokens_per_step: int,
-    overlap_comm: bool = True, pin_memory: bool = True, nvme_read_bytes: int = 0, nvme_written_bytes: int = 0,
+    operations: Sequence[RecordedOperation],
+    cluster: Cluster,
+    *,
+    zero_stage: int,
+    micro_batches: int,
+    tokens_per_step: int,
+    overlap_comm: bool = True,
+    pin_memory: bool = True,
+    nvme_read_bytes: int = 0,
+    nvme_written_bytes: int = 0,
 ) -> TimeEstimate:
     """Seconds of the step that `operations` make up on `cluster`, by component.
 
@@ -71,17 +80,35 @@ def recorded_time(
         own = [operation for operation in operations if operation.phase == phase]
         if phase == "backward":  # every submodule is visited on the way back too, beside those that run forward again
             own += [operation for operation in operations if (operation.phase, operation.kind) == ("forward", "visit")]
-        terms += _phase_terms(own, phase, cluster, zero_stage=zero_stage, micro_batches=micro_batches,
-                              overlaps=overlap_comm and zero_stage > 0 and phase != "step", pinned=pin_memory)
+        terms += _phase_terms(
+            own,
+            phase,
+            cluster,
+            zero_stage=zero_stage,
+            micro_batches=micro_batches,
+            overlaps=overlap_comm and zero_stage > 0 and phase != "step",
+            pinned=pin_memory,
+        )
     local = cluster.gpus_per_node
-    nvme = (nvme_read_bytes * local / nvme_read_bytes_per_s(cluster)
-            + nvme_written_bytes * local / nvme_write_bytes_per_s(cluster))
+    nvme = nvme_read_bytes * local / nvme_read_bytes_per_s(
+        cluster
+    ) + nvme_written_bytes * local / nvme_write_bytes_per_s(cluster)
     terms.append(_term("NVMe", "nvme", "bytes per node / rate", nvme))
-    return TimeEstimate(terms=tuple(term for term in terms if term.seconds or term.hidden_s), tokens_per_step=tokens_per_step)
+    return TimeEstimate(
+        terms=tuple(term for term in terms if term.seconds or term.hidden_s), tokens_per_step=tokens_per_step
+    )
 
 
-def _phase_terms(operations: Sequence[RecordedOperation], phase: str, cluster: Cluster, *, zero_stage: int,
-                 micro_batches: int, overlaps: bool, pinned: bool) -> Iterable[TimeTerm]:
+def _phase_terms(
+    operations: Sequence[RecordedOperation],
+    phase: str,
+    cluster: Cluster,
+    *,
+    zero_stage: int,
+    micro_batches: int,
+    overlaps: bool,
+    pinned: bool,
+) -> Iterable[TimeTerm]:
     gpu: dict[str, float] = {"product": 0.0, "attention": 0.0, "memory": 0.0}
     launched, visits, cpu_bytes = 0, 0, 0
     carried: dict[tuple[str, str], float] = {}
@@ -115,8 +142,13 @@ def _phase_terms(operations: Sequence[RecordedOperation], phase: str, cluster: C
     total = sum(carried.values())
     hidden = (1 - CONTENTION) * min(1.0, (on_gpu + waited) / total) if overlaps and total else 0.0
     for (name, resource), seconds in carried.items():
-        yield _term(f"{phase}: {name}", resource, "bytes / link, less what the pass hides", seconds * (1 - hidden),
-                    hidden_s=seconds * hidden)
+        yield _term(
+            f"{phase}: {name}",
+            resource,
+            "bytes / link, less what the pass hides",
+            seconds * (1 - hidden),
+            hidden_s=seconds * hidden,
+        )
 
 
 def _kernel_s(operation: RecordedOperation, cluster: Cluster) -> float:
@@ -124,8 +156,15 @@ def _kernel_s(operation: RecordedOperation, cluster: Cluster) -> float:
     bandwidth = memory_rate(cluster.gpu)
     if operation.kind == "product":
         copies, rows, inner, columns = operation.product
-        return product_s(rows, inner, columns, copies=copies, rate=product_rate(cluster.gpu, precision),
-                         bandwidth=bandwidth, element=4 if precision == "fp32" else 2)
+        return product_s(
+            rows,
+            inner,
+            columns,
+            copies=copies,
+            rate=product_rate(cluster.gpu, precision),
+            bandwidth=bandwidth,
+            element=4 if precision == "fp32" else 2,
+        )
     moved = operation.size_bytes / bandwidth
     if operation.kind == "attention":
         backward = "backward" in operation.name
@@ -139,8 +178,14 @@ def _collective_s(operation: RecordedOperation, link: Ring) -> float:
 
 
 def _term(name: str, resource: str, formula: str, seconds: float, *, hidden_s: float = 0.0) -> TimeTerm:
-    return TimeTerm(name=name, seconds=seconds, hidden_s=hidden_s, resource=resource, formula=formula,
-                    source="estimators/recorded_time.py")
+    return TimeTerm(
+        name=name,
+        seconds=seconds,
+        hidden_s=hidden_s,
+        resource=resource,
+        formula=formula,
+        source="estimators/recorded_time.py",
+    )
 
 
 _PRECISIONS: dict[str, Precision] = {"bfloat16": "bf16", "float16": "fp16"}

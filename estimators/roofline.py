@@ -4,9 +4,9 @@
     attention        t = FLOPs / rate(keys)
     anything else    t = bytes / W
 
-R is the rate of a large product, W the memory's. What makes a small product slow is in two terms: every tile of the result
-is loaded and stored once, however short the sum K behind it; and a kernel fills and drains the GPU once, the last, partly
-empty wave of tiles included.
+R is the rate of a large product, W the memory's. What makes a small product slow is in two terms: every tile of the
+result is loaded and stored once, however short the sum K behind it; and a kernel fills and drains the GPU once, the
+last, partly empty wave of tiles included.
 
 The closed form (`compute_time`) and the dry run's recorded operations (`recorded_time`) both end here, so there is one
 set of constants. Those called fitted are what `benchmarks/fit_speed.py` finds on published runs.
@@ -38,8 +38,8 @@ From the data file: A100 0.87, H100 0.80, B200 0.78, A40 0.82, V100 0.78.
 TILE_START, RAMP_S = 160, 9e-6
 """Additions that starting and ending a tile costs as much as, and seconds per matrix product.
 
-Fitted on 78 published timings of square products of 1024 to 4096 on twelve GPUs (`benchmarks/data/published_gemm.csv`): a
-mean error of 11 %, where neither term alone comes below 12 %.
+Fitted on 78 published timings of square products of 1024 to 4096 on twelve GPUs (`benchmarks/data/published_gemm.csv`):
+a mean error of 11 %, where neither term alone comes below 12 %.
 """
 
 MEMORY_SHARE = 0.74
@@ -48,9 +48,9 @@ MEMORY_SHARE = 0.74
 ATTENTION_OF_PEAK = {"Volta": 0.35, "Turing": 0.35, "Ampere": 0.69, "Ada": 0.69, "Hopper": 0.37, "Blackwell": 0.3}
 """Rate of FlashAttention-2's forward pass, which torch runs, for long sequences against the card's dense 16-bit peak.
 
-Ampere and Hopper fitted. Published: up to 73 % on A100 (arXiv:2307.08691); 71 % on RTX A5000 (gpu-mode/ring-attention #10);
-21 to 31 % on H100 for a head width of 64 (Dao-AILab/flash-attention #2688), whose instructions it does not use. Ada as
-Ampere; Blackwell below Hopper; Volta and Turing run torch's memory-efficient kernel, taken as half.
+Ampere and Hopper fitted. Published: up to 73 % on A100 (arXiv:2307.08691); 71 % on RTX A5000 (gpu-mode/ring-attention
+#10); 21 to 31 % on H100 for a head width of 64 (Dao-AILab/flash-attention #2688), whose instructions it does not use.
+Ada as Ampere; Blackwell below Hopper; Volta and Turing run torch's memory-efficient kernel, taken as half.
 """
 
 ATTENTION_BACKWARD_SPEED = 0.86
@@ -64,7 +64,9 @@ at 1k, 2k and 4k, Dao-AILab/flash-attention #2605).
 """
 
 
-def product_s(rows: int, inner: int, columns: int, *, copies: int, rate: float, bandwidth: float, element: int) -> float:
+def product_s(
+    rows: int, inner: int, columns: int, *, copies: int, rate: float, bandwidth: float, element: int
+) -> float:
     """Seconds of `copies` matrix products (rows x inner) by (inner x columns), launched as one."""
     moved = element * copies * (rows * inner + inner * columns + rows * columns)
     return max(2.0 * rows * (inner + TILE_START) * columns * copies / rate, moved / bandwidth) + RAMP_S
@@ -86,8 +88,10 @@ def product_rate(gpu: Gpu, precision: Precision) -> float:
         best = peak * BEST_OF_PEAK
     if best is None:
         raise ClusterError(
-            f"no speed of the {gpu.name} is known in {precision}", why="its time cannot be predicted",
-            fix="describe the GPU by its memory, such as --gpus 2x24GB")
+            f"no speed of the {gpu.name} is known in {precision}",
+            why="its time cannot be predicted",
+            fix="describe the GPU by its memory, such as --gpus 2x24GB",
+        )
     return best * SUSTAINED.get(gpu.architecture, SUSTAINED_ELSEWHERE)
 
 
@@ -107,6 +111,8 @@ def memory_rate(gpu: Gpu) -> float:
     """Bytes per second that large operations get from the GPU's memory."""
     if gpu.memory_bytes_per_s is None:
         raise ClusterError(
-            f"the memory bandwidth of the {gpu.name} is not known", why="its time cannot be predicted",
-            fix="describe the GPU by its memory, such as --gpus 2x24GB")
+            f"the memory bandwidth of the {gpu.name} is not known",
+            why="its time cannot be predicted",
+            fix="describe the GPU by its memory, such as --gpus 2x24GB",
+        )
     return gpu.memory_bytes_per_s * MEMORY_SHARE

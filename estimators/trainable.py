@@ -1,8 +1,8 @@
 """Which tensors train, which stay frozen, and how many bytes the frozen ones take.
 
 Full fine-tuning trains every tensor. LoRA freezes them all and adds two matrices of rank r to each adapted linear
-layer; QLoRA also stores the adapted model's linear weights in four bits. An adapter is as wide as the weights around it:
-peft creates it in fp32, and DeepSpeed's engine casts every parameter to the model's dtype (deepspeed 0.19.8
+layer; QLoRA also stores the adapted model's linear weights in four bits. An adapter is as wide as the weights around
+it: peft creates it in fp32, and DeepSpeed's engine casts every parameter to the model's dtype (deepspeed 0.19.8
 runtime/engine.py `_cast_module_mixed_precision`).
 """
 
@@ -40,8 +40,8 @@ class TensorSet:
     frozen_bytes:  bytes of the frozen tensors when each GPU holds them whole.
     layer_tensors: elements of each tensor of the largest layer, adapters included.
     trainable_layer: elements of each trainable tensor of that layer.
-    viewed, viewed_layer: elements of the fused experts that the forward pass reads through a transposed view, in all layers
-                   and in the largest one: autograd saves the view, and with it the whole tensor.
+    viewed, viewed_layer: elements of the fused experts that the forward pass reads through a transposed view, in all
+                   layers and in the largest one: autograd saves the view, and with it the whole tensor.
     head, embedding: elements of the output head (the embedding when tied) and of the largest embedding.
     embeddings:    elements of every embedding, those of positions and segments too.
     """
@@ -92,15 +92,24 @@ def tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
     """
     first = [tensor for tensor in model.outside if tensor.role in ("embedding", "position")]
     last = [tensor for tensor in model.outside if tensor.role not in ("embedding", "position")]
-    base = (*(tensor.numel for tensor in first),
-            *(numel for block in model.blocks for numel in [tensor.numel for tensor in block.tensors] * block.count),
-            *(tensor.numel for tensor in last))
+    base = (
+        *(tensor.numel for tensor in first),
+        *(numel for block in model.blocks for numel in [tensor.numel for tensor in block.tensors] * block.count),
+        *(tensor.numel for tensor in last),
+    )
     chosen = adapters(model, workload)
     # Counted with its adapters, which may not reach every kind of layer.
     layer, layer_adapters = max(
-        (([tensor.numel for tensor in block.tensors],
-          [matrix.numel for tensor in block.tensors for matrix in chosen.matrices(tensor)]) for block in model.blocks),
-        key=lambda pair: sum(map(sum, pair)), default=([], []))
+        (
+            (
+                [tensor.numel for tensor in block.tensors],
+                [matrix.numel for tensor in block.tensors for matrix in chosen.matrices(tensor)],
+            )
+            for block in model.blocks
+        ),
+        key=lambda pair: sum(map(sum, pair)),
+        default=([], []),
+    )
     trainable: tuple[int, ...] = base
     frozen: tuple[int, ...] = ()
     if workload.method == "full":
@@ -108,27 +117,49 @@ def tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
         layer_adapters = layer
     else:
         # In one run per adapter instead of layer by layer: no size depends on their order.
-        trainable = tuple(matrix.numel for tensor, count in model.tensor_counts for matrix in chosen.matrices(tensor)
-                          for _ in range(count))
+        trainable = tuple(
+            matrix.numel
+            for tensor, count in model.tensor_counts
+            for matrix in chosen.matrices(tensor)
+            for _ in range(count)
+        )
         frozen, muon = base, sum(trainable)
         layer = layer + layer_adapters
     embedding = max((tensor.numel for tensor in first), default=0)
     # A tied head may have tensors of its own beside the embedding (a masked language model's transform and bias).
     head = max([tensor.numel for tensor in last if tensor.role == "head"] + [embedding if model.tied else 0])
-    viewed = [(sum(tensor.numel for tensor in block.tensors if _is_viewed(tensor, model, chosen)), block.count)
-              for block in model.blocks]
+    viewed = [
+        (sum(tensor.numel for tensor in block.tensors if _is_viewed(tensor, model, chosen)), block.count)
+        for block in model.blocks
+    ]
     return TensorSet(
-        model=model, workload=workload, trainable=trainable, frozen=frozen, muon=muon, layer_tensors=tuple(layer),
-        trainable_layer=tuple(layer_adapters), viewed=sum(numel * count for numel, count in viewed),
+        model=model,
+        workload=workload,
+        trainable=trainable,
+        frozen=frozen,
+        muon=muon,
+        layer_tensors=tuple(layer),
+        trainable_layer=tuple(layer_adapters),
+        viewed=sum(numel * count for numel, count in viewed),
         viewed_layer=max((numel for numel, _ in viewed), default=0),
-        head=head, embedding=embedding, embeddings=tuple(tensor.numel for tensor in first),
-        frozen_bytes=sum(_frozen_bytes(tensor, workload) * count for tensor, count in model.tensor_counts) if frozen else 0)
+        head=head,
+        embedding=embedding,
+        embeddings=tuple(tensor.numel for tensor in first),
+        frozen_bytes=sum(_frozen_bytes(tensor, workload) * count for tensor, count in model.tensor_counts)
+        if frozen
+        else 0,
+    )
 
 
 def _is_viewed(tensor: Tensor, model: ModelShape, chosen: Adapters) -> bool:
     """Fused experts stored as (expert, out, in): the grouped product reads their transpose (transformers 5.23
     integrations/moe.py). gpt-oss stores them the other way round; an adapter's sum takes the tensor's place."""
-    return tensor.role == "expert" and len(tensor.shape) == 3 and model.model_type != "gpt_oss" and not chosen.folds(tensor)
+    return (
+        tensor.role == "expert"
+        and len(tensor.shape) == 3
+        and model.model_type != "gpt_oss"
+        and not chosen.folds(tensor)
+    )
 
 
 def _is_hidden_matrix(tensor: Tensor) -> bool:
@@ -186,9 +217,15 @@ def partitions(tensors: TensorSet, world_size: int) -> Partitions:
     loads = rank_loads(tensors.trainable, world_size)
     shards = tuple(shard_numel(numel, world_size) for numel in tensors.trainable)
     return Partitions(
-        tensors=tensors, world_size=world_size, partition=flat_partition_numel(tensors.trainable_numel, world_size),
-        loads=loads, last_load=next(load for load in reversed(loads) if load.touched), shards=shards,
-        shard_total=sum(shards), frozen_shard_total=sum(shard_numel(numel, world_size) for numel in tensors.frozen))
+        tensors=tensors,
+        world_size=world_size,
+        partition=flat_partition_numel(tensors.trainable_numel, world_size),
+        loads=loads,
+        last_load=next(load for load in reversed(loads) if load.touched),
+        shards=shards,
+        shard_total=sum(shards),
+        frozen_shard_total=sum(shard_numel(numel, world_size) for numel in tensors.frozen),
+    )
 
 
 @lru_cache(maxsize=256)
@@ -201,13 +238,17 @@ def gradient_buckets(tensors: TensorSet, bucket_size: int) -> BucketFills:
 def held_before_first(cut: Partitions, bucket_size: int, *, frees: bool, flushed: bool = False) -> tuple[int, ...]:
     """Elements of gradients that each rank holds when the first tensor's gradient comes, or when that one is reduced.
 
-    Those of all tensors that its partition touches, in one buffer that is made for the first of them that is reduced: what
-    follows the model's first tensor waits in the bucket until it is `flushed`. Unless the engine `frees` them (stage 2), also
-    the gradients elsewhere that are larger than the bucket.
+    Those of all tensors that its partition touches, in one buffer that is made for the first of them that is reduced:
+    what follows the model's first tensor waits in the bucket until it is `flushed`. Unless the engine `frees` them
+    (stage 2), also the gradients elsewhere that are larger than the bucket.
     """
     numels, partition = cut.tensors.trainable, cut.partition
     reduced_from = numels[0] + (0 if flushed else gradient_buckets(cut.tensors, bucket_size).pending)
-    large = [(end - numel, end) for end, numel in list(zip(accumulate(numels), numels, strict=True))[1:] if numel > bucket_size]
+    large = [
+        (end - numel, end)
+        for end, numel in list(zip(accumulate(numels), numels, strict=True))[1:]
+        if numel > bucket_size
+    ]
     held = []
     for rank, load in enumerate(cut.loads):
         start, end = rank * partition, min((rank + 1) * partition, cut.tensors.trainable_numel)

@@ -18,7 +18,8 @@ class Workload:
 
     lora_rank:    r of every adapter; no effect with method "full".
     lora_targets: ends of module names (`q_proj`), None for all that peft's "all-linear" means; see `lora.adapters`.
-    lora_dropout: probability of the dropout before each adapter; memory depends on whether there is one, time is not counted.
+    lora_dropout: probability of the dropout before each adapter; memory depends on whether there is one, time is not
+        counted.
     adapters_fp32: adapters stay in the fp32 that peft creates them in; DeepSpeed's engine casts them to `precision`.
     seq_len:      S, tokens per sample as the model sees them (padded or packed).
     precision:    of weights and activations; masters and optimizer states follow from DeepSpeed's rules for it.

@@ -60,16 +60,32 @@ def parameters(cut: Partitions, plan: Plan, gathered: GatheredParameters) -> tup
     width = tensors.workload.weight_bytes
     if plan.zero_stage == 3:
         resting = 0 if plan.offload_param != "none" else cut.shard_total + cut.frozen_shard_total
-        shards = term("parameters", width * resting, "w resting",
-                      _STAGE_3 + "._create_fp16_partitions_with_defragmentation", w=width, resting=resting)
-        return shards + term("persistent_parameters", width * gathered.persistent, "w persistent",
-                             "deepspeed 0.19.8 runtime/zero/parameter_offload.py mark_persistent_parameters",
-                             w=width, persistent=gathered.persistent)
+        shards = term(
+            "parameters",
+            width * resting,
+            "w resting",
+            _STAGE_3 + "._create_fp16_partitions_with_defragmentation",
+            w=width,
+            resting=resting,
+        )
+        return shards + term(
+            "persistent_parameters",
+            width * gathered.persistent,
+            "w persistent",
+            "deepspeed 0.19.8 runtime/zero/parameter_offload.py mark_persistent_parameters",
+            w=width,
+            persistent=gathered.persistent,
+        )
     trainable = tensors.trainable_numel
     if plan.zero_stage:
         trainable = flat_group_numel(trainable, cut.world_size)
-    return term("parameters", width * trainable + tensors.frozen_bytes, "w Pt' + frozen",
-                _STAGE_1_2 if plan.zero_stage else _STAGE_0, **{"w": width, "Pt'": trainable, "frozen": tensors.frozen_bytes})
+    return term(
+        "parameters",
+        width * trainable + tensors.frozen_bytes,
+        "w Pt' + frozen",
+        _STAGE_1_2 if plan.zero_stage else _STAGE_0,
+        **{"w": width, "Pt'": trainable, "frozen": tensors.frozen_bytes},
+    )
 
 
 def masters_and_states(cut: Partitions, plan: Plan, optimizer: Optimizer) -> tuple[MemoryTerm, ...]:
@@ -82,4 +98,5 @@ def masters_and_states(cut: Partitions, plan: Plan, optimizer: Optimizer) -> tup
     states = state_bytes(optimizer, cut.tensors, numel, stage=plan.zero_stage, on_cpu=False)
     symbol = ("Pt", "part", "part", "shards")[plan.zero_stage]
     return term("master_weights", masters, f"4 {symbol}", source, **{symbol: numel}) + term(
-        "optimizer_states", states, f"o {symbol}", optimizer.source, **{"o": states / numel, symbol: numel})
+        "optimizer_states", states, f"o {symbol}", optimizer.source, **{"o": states / numel, symbol: numel}
+    )

@@ -19,5 +19,6 @@ def harmless(config: Mapping[str, Any], folder: str) -> dict[str, Any]:
     if isinstance(zero, dict):
         changed["zero_optimization"] = {
             key: {**value, "nvme_path": folder} if isinstance(value, dict) and value.get("nvme_path") else value
-            for key, value in zero.items()}
+            for key, value in zero.items()
+        }
     return changed

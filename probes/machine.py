@@ -35,10 +35,15 @@ class Machine:
 
     @property
     def key(self) -> str:
-        """Twelve hexadecimal digits, equal for machines of the same kind: a kernel update, which changes the RAM by some
-        MiB, or another driver does not change them."""
-        identity = [self.gpus, [round(size / _GIB) for size in self.gpu_memory_bytes], self.cpu, self.cpu_cores,
-                    round(self.ram_bytes / _GIB)]
+        """Twelve hexadecimal digits, equal for machines of the same kind: a kernel update, which changes the RAM by
+        some MiB, or another driver does not change them."""
+        identity = [
+            self.gpus,
+            [round(size / _GIB) for size in self.gpu_memory_bytes],
+            self.cpu,
+            self.cpu_cores,
+            round(self.ram_bytes / _GIB),
+        ]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]
 
     def to_json(self) -> dict[str, Any]:
@@ -57,12 +62,18 @@ def this_machine() -> Machine:
     except ClusterError:
         gpus = []
     return Machine(
-        gpus=tuple(gpu.name for gpu in gpus), gpu_memory_bytes=tuple(gpu.memory_bytes for gpu in gpus),
-        driver=_driver() if gpus else "", cpu=cpu_model(), cpu_cores=cpu_cores(), ram_bytes=host_memory_bytes())
+        gpus=tuple(gpu.name for gpu in gpus),
+        gpu_memory_bytes=tuple(gpu.memory_bytes for gpu in gpus),
+        driver=_driver() if gpus else "",
+        cpu=cpu_model(),
+        cpu_cores=cpu_cores(),
+        ram_bytes=host_memory_bytes(),
+    )
 
 
 def cpu_model(cpuinfo: Path = _CPUINFO) -> str:
-    """The processor's name (`AMD EPYC 7742 64-Core Processor`), or its architecture where Linux does not tell one (ARM)."""
+    """The processor's name (`AMD EPYC 7742 64-Core Processor`), or its architecture where Linux does not tell one
+    (ARM)."""
     try:
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, value = line.partition(":")

@@ -1,7 +1,7 @@
 """Folders for one run, removed at its end; those of runs that were killed are removed by the next run.
 
-The owner holds a lock on a file in its folder for as long as it lives, whatever ends it. A number of a process would not do: a
-container beside this one may share the folder for temporary files, but not the numbers.
+The owner holds a lock on a file in its folder for as long as it lives, whatever ends it. A number of a process would
+not do: a container beside this one may share the folder for temporary files, but not the numbers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _SETTLED_S = 60.0
 
 @contextlib.contextmanager
 def scratch(kind: str, parent: str | Path | None = None) -> Iterator[Path]:
-    """A new folder `ds-advise-KIND-...` in `parent`, by default where temporary files go. Raises OSError where none can be
-    made."""
+    """A new folder `ds-advise-KIND-...` in `parent`, by default where temporary files go. Raises OSError where none can
+    be made."""
     where = Path(parent or tempfile.gettempdir())
     _sweep(where)
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{kind}-", dir=where))
@@ -39,7 +39,11 @@ def _sweep(where: Path) -> None:
     """Remove what runs left that were killed; what is another user's stays."""
     for owner in where.glob(f"{_PREFIX}*/{_OWNER}"):
         with contextlib.suppress(OSError):
-            if time.time() - owner.stat().st_mtime > _SETTLED_S and owner.stat().st_uid == os.getuid() and _abandoned(owner):
+            if (
+                time.time() - owner.stat().st_mtime > _SETTLED_S
+                and owner.stat().st_uid == os.getuid()
+                and _abandoned(owner)
+            ):
                 shutil.rmtree(owner.parent, ignore_errors=True)
 
 

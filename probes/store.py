@@ -1,8 +1,9 @@
-"""What was measured, kept: every probe, benchmark and training with its machine, plan, workload and versions, in SQLite.
+"""What was measured, kept: every probe, benchmark and training with its machine, plan, workload and versions, in
+SQLite.
 
-One file, `results.sqlite` in the user's cache folder. A connection is opened for one operation and closed again, and every
-change is one transaction, so several processes may use the file at once. Nothing is ever removed but by `forget`: a file that
-cannot be read is named in the error and left alone.
+One file, `results.sqlite` in the user's cache folder. A connection is opened for one operation and closed again, and
+every change is one transaction, so several processes may use the file at once. Nothing is ever removed but by `forget`:
+a file that cannot be read is named in the error and left alone.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ _SCHEMA = (
     "machine_key TEXT NOT NULL, model TEXT NOT NULL, body TEXT NOT NULL)",
     "CREATE INDEX records_by_subject ON records (kind, machine_key, model)",
     f"PRAGMA application_id = {_APPLICATION_ID}",
-    f"PRAGMA user_version = {SCHEMA_VERSION}")
+    f"PRAGMA user_version = {SCHEMA_VERSION}",
+)
 
 
 class StoreError(DsAdviseError):
@@ -56,7 +58,8 @@ def now() -> str:
 
 
 def model_key(model: ModelShape) -> str:
-    """Twelve hexadecimal digits, equal for models of the same class and tensors, by whatever name or path they were given."""
+    """Twelve hexadecimal digits, equal for models of the same class and tensors, by whatever name or path they were
+    given."""
     lines = [model.model_type, model.architecture, str(model.num_labels), str(model.encoder_len_fixed)]
     lines += [f"{tensor.name} {tensor.shape} {count}" for tensor, count in model.tensor_counts]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
@@ -89,17 +92,26 @@ class Record:
         return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(self.made_at)).total_seconds())
 
     def to_json(self) -> dict[str, Any]:
-        return {"id": self.id, "kind": self.kind, "made_at": self.made_at, "machine_key": self.machine.key,
-                "machine": self.machine.to_json(), "model": self.model, "model_name": self.model_name,
-                "plan": dict(self.plan), "workload": dict(self.workload), "result": dict(self.result),
-                "versions": dict(self.versions)}
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "made_at": self.made_at,
+            "machine_key": self.machine.key,
+            "machine": self.machine.to_json(),
+            "model": self.model,
+            "model_name": self.model_name,
+            "plan": dict(self.plan),
+            "workload": dict(self.workload),
+            "result": dict(self.result),
+            "versions": dict(self.versions),
+        }
 
 
 class Store:
     """The records in one file, which is made with the first `add`.
 
-    Every method raises StoreError, which names the file and what to do, where it is locked by another process for longer than
-    2 s, cannot be read or written, is damaged, is not ours, or is a newer ds-advise's.
+    Every method raises StoreError, which names the file and what to do, where it is locked by another process for
+    longer than 2 s, cannot be read or written, is damaged, is not ours, or is a newer ds-advise's.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -107,18 +119,34 @@ class Store:
 
     def add(self, record: Record) -> int:
         """Keep a record; answers its number."""
-        body = json.dumps({"machine": record.machine.to_json(), "model_name": record.model_name, "plan": record.plan,
-                "workload": record.workload, "result": record.result, "versions": record.versions})
+        body = json.dumps(
+            {
+                "machine": record.machine.to_json(),
+                "model_name": record.model_name,
+                "plan": record.plan,
+                "workload": record.workload,
+                "result": record.result,
+                "versions": record.versions,
+            }
+        )
         self._create()
         with self._open(writing=True) as connection:
             cursor = connection.execute(
                 "INSERT INTO records (kind, made_at, machine_key, model, body) VALUES (?, ?, ?, ?, ?)",
-                (record.kind, record.made_at, record.machine.key, record.model, body))
+                (record.kind, record.made_at, record.machine.key, record.model, body),
+            )
             assert cursor.lastrowid is not None, "an INSERT has a row"
             return cursor.lastrowid
 
-    def find(self, *, kind: Kind | None = None, machine: Machine | str | None = None, model: str | None = None,
-             ids: Collection[int] | None = None, limit: int | None = None) -> list[Record]:
+    def find(
+        self,
+        *,
+        kind: Kind | None = None,
+        machine: Machine | str | None = None,
+        model: str | None = None,
+        ids: Collection[int] | None = None,
+        limit: int | None = None,
+    ) -> list[Record]:
         """The records that match everything given, newest first. machine: itself or its key."""
         if not self._holds_anything():
             return []
@@ -129,8 +157,10 @@ class Store:
         where = f"WHERE {' AND '.join(conditions)} " if conditions else ""
         with self._open() as connection:
             rows = connection.execute(
-                f"SELECT id, kind, made_at, model, body FROM records {where}ORDER BY made_at DESC, id DESC LIMIT :limit",
-                {**wanted, "limit": -1 if limit is None else limit}).fetchall()
+                f"SELECT id, kind, made_at, model, body FROM records {where}ORDER BY made_at DESC, id DESC LIMIT "
+                ":limit",
+                {**wanted, "limit": -1 if limit is None else limit},
+            ).fetchall()
             return [_record(*row) for row in rows]
 
     def forget(self, ids: Collection[int] | Literal["all"]) -> list[int]:
@@ -139,7 +169,7 @@ class Store:
             return []
         where = "" if ids == "all" else f" WHERE id IN ({', '.join(str(int(number)) for number in ids)})"
         with self._open(writing=True) as connection:
-            there = [number for number, in connection.execute(f"SELECT id FROM records{where} ORDER BY id")]
+            there = [number for (number,) in connection.execute(f"SELECT id FROM records{where} ORDER BY id")]
             connection.execute(f"DELETE FROM records{where}")
             return there
 
@@ -149,8 +179,11 @@ class Store:
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise StoreError(f"{self.path} cannot be read ({error.strerror})", why="results are kept there",
-                             fix="make it readable, or set DS_ADVISE_CACHE to another folder") from None
+            raise StoreError(
+                f"{self.path} cannot be read ({error.strerror})",
+                why="results are kept there",
+                fix="make it readable, or set DS_ADVISE_CACHE to another folder",
+            ) from None
 
     def _create(self) -> None:
         """The folder and an empty file that only the user may read, unless they are there."""
@@ -159,15 +192,20 @@ class Store:
             os.close(os.open(self.path, os.O_CREAT | os.O_RDONLY | os.O_NONBLOCK, 0o600))
         except OSError as error:
             raise StoreError(
-                f"results cannot be kept in {self.path} ({error.strerror})", why="earlier measurements improve the answers",
-                fix="make the folder writable, or set DS_ADVISE_CACHE to another one") from None
+                f"results cannot be kept in {self.path} ({error.strerror})",
+                why="earlier measurements improve the answers",
+                fix="make the folder writable, or set DS_ADVISE_CACHE to another one",
+            ) from None
 
     @contextlib.contextmanager
     def _open(self, *, writing: bool = False) -> Iterator[sqlite3.Connection]:
         """A connection inside a transaction, which is undone if anything fails."""
         if not self.path.is_file():
-            raise StoreError(f"{self.path} is not a file", why="results are kept there",
-                             fix="remove it, or set DS_ADVISE_CACHE to another folder")
+            raise StoreError(
+                f"{self.path} is not a file",
+                why="results are kept there",
+                fix="remove it, or set DS_ADVISE_CACHE to another folder",
+            )
         try:
             with contextlib.closing(sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None)) as connection:
                 connection.execute("BEGIN IMMEDIATE" if writing else "BEGIN")
@@ -186,49 +224,66 @@ class Store:
 
     def _check(self, connection: sqlite3.Connection) -> None:
         """Refuse what is not ours or newer; make the tables in a new file."""
-        (version,), = connection.execute("PRAGMA user_version")
-        (application,), = connection.execute("PRAGMA application_id")
+        ((version,),) = connection.execute("PRAGMA user_version")
+        ((application,),) = connection.execute("PRAGMA application_id")
         if application == _APPLICATION_ID:
             if version > SCHEMA_VERSION:
                 raise StoreError(
                     f"{self.path} was written by a newer ds-advise (version {version} of its form)",
                     why=f"this one reads up to version {SCHEMA_VERSION}",
-                    fix=f"update ds-advise, or remove the file: rm {self.path}")
+                    fix=f"update ds-advise, or remove the file: rm {self.path}",
+                )
             return
-        (tables,), = connection.execute("SELECT count(*) FROM sqlite_master")
+        ((tables,),) = connection.execute("SELECT count(*) FROM sqlite_master")
         if tables or version:
-            raise StoreError(f"{self.path} is another program's database", why="results are kept there",
-                             fix="remove it, or set DS_ADVISE_CACHE to another folder")
+            raise StoreError(
+                f"{self.path} is another program's database",
+                why="results are kept there",
+                fix="remove it, or set DS_ADVISE_CACHE to another folder",
+            )
         for statement in _SCHEMA:
             connection.execute(statement)
 
     def _said(self, error: sqlite3.Error) -> StoreError:
         text, elsewhere = str(error), "set DS_ADVISE_CACHE to another folder"
         if "locked" in text:
-            return StoreError(f"{self.path} is locked by another process", why=f"it did not let go for {_BUSY_S:g} s",
-                              fix="end that process, or try again")
+            return StoreError(
+                f"{self.path} is locked by another process",
+                why=f"it did not let go for {_BUSY_S:g} s",
+                fix="end that process, or try again",
+            )
         if "readonly" in text or "unable to open" in text:
-            return StoreError(f"{self.path} cannot be used: {text}", why="results are kept there",
-                              fix=f"make the file and its folder writable, or {elsewhere}")
+            return StoreError(
+                f"{self.path} cannot be used: {text}",
+                why="results are kept there",
+                fix=f"make the file and its folder writable, or {elsewhere}",
+            )
         if "full" in text or "I/O" in text:
-            return StoreError(f"{self.path} cannot be written: {text}", why="results are kept there",
-                              fix=f"free some space, or {elsewhere}")
+            return StoreError(
+                f"{self.path} cannot be written: {text}",
+                why="results are kept there",
+                fix=f"free some space, or {elsewhere}",
+            )
         return self._damaged(text)
 
     def _damaged(self, text: str) -> StoreError:
-        return StoreError(f"{self.path} is damaged: {text}", why="what was measured earlier cannot be read",
-                          fix=f"remove it: rm {self.path}")
+        return StoreError(
+            f"{self.path} is damaged: {text}",
+            why="what was measured earlier cannot be read",
+            fix=f"remove it: rm {self.path}",
+        )
 
 
 def _record(number: int, kind: Kind, made_at: str, model: str, body: str) -> Record:
     values = json.loads(body)
-    return Record(id=number, kind=kind, made_at=made_at, model=model, machine=machine_from_json(values.pop("machine")),
-                  **values)
+    return Record(
+        id=number, kind=kind, made_at=made_at, model=model, machine=machine_from_json(values.pop("machine")), **values
+    )
 
 
 def try_store(action: Callable[[Store], T], otherwise: T, *, warn: Callable[[str], object] | None = None) -> T:
-    """What `action` answers, or `otherwise` after one line of warning where the store cannot be used: measurements and advice
-    do not depend on it. warn: gets that line; None prints it to stderr, once however often it is so."""
+    """What `action` answers, or `otherwise` after one line of warning where the store cannot be used: measurements and
+    advice do not depend on it. warn: gets that line; None prints it to stderr, once however often it is so."""
     try:
         return action(Store())
     except StoreError as error:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def store_path() -> Path:
-    """`results.sqlite` in DS_ADVISE_CACHE, or in the folder that the platform has for caches (XDG_CACHE_HOME on Linux)."""
+    """`results.sqlite` in DS_ADVISE_CACHE, or in the folder that the platform has for caches (XDG_CACHE_HOME on
+    Linux)."""
     chosen = os.environ.get("DS_ADVISE_CACHE")
     if chosen:
         return Path(chosen).expanduser() / "results.sqlite"

@@ -30,26 +30,30 @@ def visible_gpus() -> list[Gpu]:
         raise ClusterError(
             f"the GPUs of this machine cannot be listed: {error}",
             why="--gpus auto asks the NVIDIA driver",
-            fix=_ELSEWHERE) from None
+            fix=_ELSEWHERE,
+        ) from None
     try:
         found = [_gpu(pynvml, handle) for handle in visible_handles(pynvml)]
     except pynvml.NVMLError as error:
         raise ClusterError(
             f"the driver does not describe the GPUs: {error}",
             why="--gpus auto reads their names and memory from it",
-            fix=_ELSEWHERE) from None
+            fix=_ELSEWHERE,
+        ) from None
     finally:
         pynvml.nvmlShutdown()
     if not found:
         raise ClusterError(
             "no GPU is visible",
             why="--gpus auto takes the GPUs that CUDA would use",
-            fix=f"look at CUDA_VISIBLE_DEVICES, or {_ELSEWHERE}")
+            fix=f"look at CUDA_VISIBLE_DEVICES, or {_ELSEWHERE}",
+        )
     return found
 
 
 def visible_handles(pynvml: Any) -> list[Any]:
-    """NVML's handles of the GPUs that CUDA would use, in its order; between nvmlInit and nvmlShutdown. Raises NVMLError."""
+    """NVML's handles of the GPUs that CUDA would use, in its order; between nvmlInit and nvmlShutdown. Raises
+    NVMLError."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
@@ -59,7 +63,8 @@ def visible_handles(pynvml: Any) -> list[Any]:
             break  # CUDA stops at the first device that is not there
         by_index = device.isdigit()
         handles.append(
-            pynvml.nvmlDeviceGetHandleByIndex(int(device)) if by_index else pynvml.nvmlDeviceGetHandleByUUID(device))
+            pynvml.nvmlDeviceGetHandleByIndex(int(device)) if by_index else pynvml.nvmlDeviceGetHandleByUUID(device)
+        )
     return handles
 
 
@@ -100,10 +105,11 @@ def cpu_cores(root: Path = Path("/")) -> int:
 
 
 def threads_of_a_rank(ranks: int) -> int:
-    """Threads of each of `ranks` processes that share the cores: what OMP_NUM_THREADS says, or an equal part of the cores.
+    """Threads of each of `ranks` processes that share the cores: what OMP_NUM_THREADS says, or an equal part of the
+    cores.
 
-    Left alone, every process takes all cores, and threads that wait for each other at the end of every operation then wait for
-    their turn on a core as well: several times slower, and never twice the same.
+    Left alone, every process takes all cores, and threads that wait for each other at the end of every operation then
+    wait for their turn on a core as well: several times slower, and never twice the same.
     """
     said = os.environ.get("OMP_NUM_THREADS", "")
     return int(said) if said.isdigit() and int(said) else max(1, cpu_cores() // ranks)

@@ -19,7 +19,8 @@ from ds_advise.probes.search_path import search_path
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 SCRIPTS = Path(__file__).with_name("training_scripts")
 BUILD_LIMIT_S = 1200
 EXTENSIONS = ("FusedAdamBuilder", "CPUAdamBuilder", "AsyncIOBuilder", "ShareMemCommBuilder")
@@ -29,7 +30,9 @@ SESSIONS: pytest.StashKey[TextIO] = pytest.StashKey()
 def pytest_configure(config: pytest.Config) -> None:
     """All processes that tests start find the extensions in one folder, which outlives the run."""
     assert config.cache is not None
-    versions = "-".join([*(f"{name}{version(name)}" for name in ("torch", "deepspeed")), sys.implementation.cache_tag or ""])
+    versions = "-".join(
+        [*(f"{name}{version(name)}" for name in ("torch", "deepspeed")), sys.implementation.cache_tag or ""]
+    )
     folder = config.cache.mkdir(f"torch_extensions-{versions}")
     if not hasattr(config, "workerinput"):  # before pytest-xdist's workers begin
         sessions = config.stash[SESSIONS] = (folder / "sessions").open("w")
@@ -56,7 +59,8 @@ def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def extensions(request: pytest.FixtureRequest) -> Callable[..., None]:
     """Compile what DeepSpeed compiles at first use (`extensions("FusedAdamBuilder")`), because ranks would race for it.
 
-    They are compiled side by side; where the long tests run too, all of them at the first call, so that no test waits later.
+    They are compiled side by side; where the long tests run too, all of them at the first call, so that no test waits
+    later.
     """
     with_long_tests = request.config.option.markexpr != "not slow"
 
@@ -65,11 +69,17 @@ def extensions(request: pytest.FixtureRequest) -> Callable[..., None]:
         folder = Path(os.environ["TORCH_EXTENSIONS_DIR"])
         with (folder / "one_at_a_time").open("w") as guard:
             fcntl.flock(guard, fcntl.LOCK_EX)
-            extension_lock.abandon_all()  # of ranks whose watcher a test killed; a training would wait for them for ever
+            # of ranks whose watcher a test killed; a training would wait for them for ever
+            extension_lock.abandon_all()
             missing = [builder for builder in builders if not (folder / f"built {builder}").exists()]
-            compilers = {builder: subprocess.Popen(
-                [sys.executable, str(SCRIPTS / "build_extension.py"), builder], stdout=subprocess.DEVNULL,
-                env={**os.environ, "DS_ACCELERATOR": "cpu"}) for builder in missing}
+            compilers = {
+                builder: subprocess.Popen(
+                    [sys.executable, str(SCRIPTS / "build_extension.py"), builder],
+                    stdout=subprocess.DEVNULL,
+                    env={**os.environ, "DS_ACCELERATOR": "cpu"},
+                )
+                for builder in missing
+            }
             try:
                 for builder, process in compilers.items():
                     assert process.wait(BUILD_LIMIT_S) == 0, f"{builder} was not compiled"
@@ -92,9 +102,17 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    inner.train_from_iterator(["the answer to the question is the sum of the numbers"] * 4, trainers.BpeTrainer(
-        vocab_size=300, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    inner.train_from_iterator(
+        ["the answer to the question is the sum of the numbers"] * 4,
+        trainers.BpeTrainer(
+            vocab_size=300,
+            special_tokens=special,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
     folder = tmp_path_factory.mktemp("tokenizer")
-    PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>", pad_token="<|endoftext|>",
-                            chat_template=CHAT_TEMPLATE).save_pretrained(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHAT_TEMPLATE
+    ).save_pretrained(folder)
     return folder

@@ -2,12 +2,13 @@
 
     python dry_run_jobs.py JOBS.json
 
-JOBS.json: {"seconds": a job's limit, "jobs": [{"dry": request, "real": request, "how": "gloo" | "alone", "answer": file}]}.
-"gloo" really trains all ranks and answers for `real["rank"]`; "alone" really trains that rank of a job whose other ranks do
-not exist (torch's fake process group).
+JOBS.json: {"seconds": a job's limit, "jobs": [{"dry": request, "real": request, "how": "gloo" | "alone", "answer":
+    file}]}.
+"gloo" really trains all ranks and answers for `real["rank"]`; "alone" really trains that rank of a job whose other
+ranks do not exist (torch's fake process group).
 
-Importing torch, DeepSpeed and transformers takes longer than a tiny run, so every rank is a fork of this process, which has
-one thread and has computed nothing. Ranks meet in a file, not at a port that another process could take in between.
+Importing torch, DeepSpeed and transformers takes longer than a tiny run, so every rank is a fork of this process, which
+has one thread and has computed nothing. Ranks meet in a file, not at a port that another process could take in between.
 Nothing is compiled: what DeepSpeed's extensions do for Adam and NVMe is done here in torch and Python.
 """
 
@@ -23,7 +24,12 @@ from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 
-os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error", "GLOO_SOCKET_IFNAME": "lo"}
+os.environ |= {
+    "DS_ACCELERATOR": "cpu",
+    "OMP_NUM_THREADS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
 
 import deepspeed
 import deepspeed.runtime.zero.muon.original_muon  # with torch's compiler: what every initialization imports
@@ -45,7 +51,8 @@ Gloo = ProcessGroupGloo
 
 
 class OneThreadGloo(Gloo):
-    """gloo with one worker thread instead of two, so that its collectives run, and are let go of, one after the other."""
+    """gloo with one worker thread instead of two, so that its collectives run, and are let go of, one after the
+    other."""
 
     def __init__(self, store, rank, size, timeout):
         options = Gloo._Options()
@@ -58,9 +65,9 @@ class RealMode(RecordingMode):
 
     gloo's thread holds a collective's tensors for a moment after the collective has finished (torch
     ProcessGroupGloo.cpp, `runLoop`: the work dies at the end of the loop's body). If the caller drops a tensor in that
-    moment, it is freed later, by the thread. The thread's next work starts after that: here it is one of a single element.
-    To reduce and scatter, gloo reduces a copy of everything and takes its part, which NCCL does not: that copy, seen where
-    it is split, is not counted.
+    moment, it is freed later, by the thread. The thread's next work starts after that: here it is one of a single
+    element. To reduce and scatter, gloo reduces a copy of everything and takes its part, which NCCL does not: that
+    copy, seen where it is split, is not counted.
 
     Alone, what other ranks would have sent is junk, so reading a value answers 0, as in a dry run.
     """
@@ -104,7 +111,8 @@ class RealAccelerator(SimulatedAccelerator):
 
 
 class AdamKernels:
-    """The functions of DeepSpeed's Adam extensions. The mode does not see what they allocate; the kernels allocate nothing."""
+    """The functions of DeepSpeed's Adam extensions. The mode does not see what they allocate; the kernels allocate
+    nothing."""
 
     def load(self, **_):
         return self
@@ -172,7 +180,8 @@ def with_finite_weights(build, parameters):
 def train(request, rank, meeting, seconds):
     """Train for real, with the ranks that meet in the file `meeting`, or alone; answers the phases as the dry run does.
 
-    `largest_shard_bytes`, `persistent_shard_bytes`: under ZeRO-3 this rank's largest shard of a parameter, and its shards of
+    `largest_shard_bytes`, `persistent_shard_bytes`: under ZeRO-3 this rank's largest shard of a parameter, and its
+        shards of
     those that stay gathered.
     """
     alone = meeting is None
@@ -180,11 +189,19 @@ def train(request, rank, meeting, seconds):
         collectives.join(rank, request.world_size, request.world_size)
     else:
         distributed_c10d.ProcessGroupGloo = OneThreadGloo
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(request.world_size),
-                          LOCAL_SIZE=str(request.world_size + 1))  # unequal: no shared-memory collectives
+        os.environ.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(request.world_size),
+            LOCAL_SIZE=str(request.world_size + 1),
+        )  # unequal: no shared-memory collectives
         torch.distributed.init_process_group(
-            "gloo", store=torch.distributed.FileStore(meeting, request.world_size), rank=rank, world_size=request.world_size,
-            timeout=timedelta(seconds=seconds))
+            "gloo",
+            store=torch.distributed.FileStore(meeting, request.world_size),
+            rank=rank,
+            world_size=request.world_size,
+            timeout=timedelta(seconds=seconds),
+        )
     origin = Origins()
     ledger = Ledger("none", origin.classify)
     aio.CountingHandle = FileHandle
@@ -203,10 +220,17 @@ def train(request, rank, meeting, seconds):
     recorder = training.Recorder(ledger, origin)
     with RealMode(ledger, alone=alone):
         training.run(request, recorder, "cpu")
-    shards = [(parameter.ds_tensor.nbytes, parameter.ds_persist) for parameter in parameters if hasattr(parameter, "ds_tensor")]
-    return {"phases": [asdict(phase) for phase in recorder.phases], "versions": {"deepspeed": deepspeed.__version__},
-            "largest_shard_bytes": max((size for size, _ in shards), default=0),
-            "persistent_shard_bytes": sum(size for size, persists in shards if persists)}
+    shards = [
+        (parameter.ds_tensor.nbytes, parameter.ds_persist)
+        for parameter in parameters
+        if hasattr(parameter, "ds_tensor")
+    ]
+    return {
+        "phases": [asdict(phase) for phase in recorder.phases],
+        "versions": {"deepspeed": deepspeed.__version__},
+        "largest_shard_bytes": max((size for size, _ in shards), default=0),
+        "persistent_shard_bytes": sum(size for size, persists in shards if persists),
+    }
 
 
 def in_a_fork(function, answer_file, seconds):
@@ -249,8 +273,12 @@ def run(job, seconds):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(other, signal.SIGKILL)
     found = {name: json.loads(answer.read_text()) for name, answer in answers.items() if answer.exists()}
-    errors = [f"{name}: {answer.get('traceback', answer['error'])}" for name, answer in found.items() if "error" in answer]
-    return {"error": "\n".join(errors)} if errors else {"dry": found["dry"]["result"], "real": found[f"rank {real.rank}"]}
+    errors = [
+        f"{name}: {answer.get('traceback', answer['error'])}" for name, answer in found.items() if "error" in answer
+    ]
+    return (
+        {"error": "\n".join(errors)} if errors else {"dry": found["dry"]["result"], "real": found[f"rank {real.rank}"]}
+    )
 
 
 if __name__ == "__main__":

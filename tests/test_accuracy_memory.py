@@ -1,4 +1,5 @@
-"""The memory half of `python -m benchmarks.accuracy`: its document, its targets, and the constants that follow from it."""
+"""The memory half of `python -m benchmarks.accuracy`: its document, its targets, and the constants that follow from
+it."""
 
 import subprocess
 import sys
@@ -71,7 +72,9 @@ def test_predictions_are_ordered_allocated_reserved_device() -> None:
     """For every run, whatever its software."""
     for run in runs():
         memory = predict(run)
-        assert 0 < memory.allocated_bytes_per_gpu < memory.reserved_bytes_per_gpu < memory.device_bytes_per_gpu, run.label
+        assert 0 < memory.allocated_bytes_per_gpu < memory.reserved_bytes_per_gpu < memory.device_bytes_per_gpu, (
+            run.label
+        )
 
 
 def test_the_table_needs_no_torch() -> None:
@@ -81,10 +84,16 @@ def test_the_table_needs_no_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
-@pytest.mark.parametrize("plan", [
-    Plan(zero_stage=2, micro_batch_size=1), Plan(zero_stage=2, micro_batch_size=1, offload_optimizer="cpu"),
-    Plan(zero_stage=3, micro_batch_size=1), Plan(zero_stage=3, micro_batch_size=1, offload_optimizer="cpu"),
-    Plan(zero_stage=3, micro_batch_size=1, offload_optimizer="cpu", offload_param="cpu")])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(zero_stage=2, micro_batch_size=1),
+        Plan(zero_stage=2, micro_batch_size=1, offload_optimizer="cpu"),
+        Plan(zero_stage=3, micro_batch_size=1),
+        Plan(zero_stage=3, micro_batch_size=1, offload_optimizer="cpu"),
+        Plan(zero_stage=3, micro_batch_size=1, offload_optimizer="cpu", offload_param="cpu"),
+    ],
+)
 def test_deepspeeds_formulas_are_its_own(plan: Plan) -> None:
     """What the table shows as DeepSpeed's estimate is what the installed functions return."""
     from ds_advise.advisor.deepspeed_estimate import deepspeed_estimate
@@ -103,7 +112,14 @@ def test_lora_dropout_and_fp32_adapters_as_measured(dropout: float, fp32: bool, 
     scripts/benchmarks/refs/a100_80gb.csv@876e2ed; two A100, torch 2.4.1, r 16 on q, k, v and o, dropout 0.1). 0.1 % is
     for tensors of a few bytes a token.
     """
-    workload = Workload(method="lora", lora_rank=16, lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"), seq_len=4096,
-                        attention="flash", lora_dropout=dropout, adapters_fp32=fp32)
+    workload = Workload(
+        method="lora",
+        lora_rank=16,
+        lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"),
+        seq_len=4096,
+        attention="flash",
+        lora_dropout=dropout,
+        adapters_fp32=fp32,
+    )
     made = activation_memory(find("Mistral-7B-v0.1"), workload, 1, True, compute_capability=8.0)
     assert made.block_bytes / 4096 == pytest.approx(per_token, rel=0.001)

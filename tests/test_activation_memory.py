@@ -17,18 +17,36 @@ from hypothesis import strategies as st
 H, F, L, A, K, D, V = 4096, 14336, 32, 32, 8, 128, 128_256
 """Llama 3 8B."""
 
-LLAMA = shape_from_config({
-    "model_type": "llama", "hidden_size": H, "intermediate_size": F, "num_hidden_layers": L, "num_attention_heads": A,
-    "num_key_value_heads": K, "vocab_size": V}, name="llama")
-GPT2 = shape_from_config({"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257,
-                          "n_positions": 1024}, name="gpt2")
+LLAMA = shape_from_config(
+    {
+        "model_type": "llama",
+        "hidden_size": H,
+        "intermediate_size": F,
+        "num_hidden_layers": L,
+        "num_attention_heads": A,
+        "num_key_value_heads": K,
+        "vocab_size": V,
+    },
+    name="llama",
+)
+GPT2 = shape_from_config(
+    {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257, "n_positions": 1024},
+    name="gpt2",
+)
 BOTH = pytest.mark.parametrize("checkpointing", [False, True])
 
 
-def memory(model: ModelShape = LLAMA, batch: int = 1, checkpointing: bool = False, zero_stage: int = 0,
-           **workload: object):  # type: ignore[no-untyped-def]
-    return activation_memory(model, Workload(**workload), batch, checkpointing, compute_capability=8.0,  # type: ignore[arg-type]
-                             zero_stage=zero_stage)
+def memory(
+    model: ModelShape = LLAMA, batch: int = 1, checkpointing: bool = False, zero_stage: int = 0, **workload: object
+):  # type: ignore[no-untyped-def]
+    return activation_memory(
+        model,
+        Workload(**workload),
+        batch,
+        checkpointing,
+        compute_capability=8.0,  # type: ignore[arg-type]
+        zero_stage=zero_stage,
+    )
 
 
 def test_a_llama_layer_by_hand() -> None:
@@ -49,7 +67,8 @@ def test_the_loss_holds_three_fp32_copies_of_the_logits() -> None:
     """log_softmax, the gradient that comes in and the one that goes out, beside the final norm's tensors."""
     terms = {term.name: term.size_bytes for term in memory(batch=2).loss_terms}
     assert {name: size for name, size in terms.items() if name != "final norm and head input"} == dict.fromkeys(
-        ("log-softmax", "gradient of log-softmax", "gradient of logits"), 4 * 2 * 2048 * V)
+        ("log-softmax", "gradient of log-softmax", "gradient of logits"), 4 * 2 * 2048 * V
+    )
 
 
 def test_the_fused_loss_goes_in_chunks() -> None:
@@ -59,7 +78,8 @@ def test_the_fused_loss_goes_in_chunks() -> None:
     assert terms["gradient of hidden states"] == 4096 * H * 2
     assert terms["gradient of the head's weight"] == V * H * 2
     assert "gradient of the head's weight" not in {
-        term.name for term in memory(batch=2, loss="fused", method="lora").loss_terms}
+        term.name for term in memory(batch=2, loss="fused", method="lora").loss_terms
+    }
 
 
 @BOTH
@@ -68,6 +88,7 @@ def test_the_fused_loss_goes_in_chunks() -> None:
 @given(batch=st.integers(1, 64), seq=st.sampled_from([128, 512, 1000]))
 def test_bytes_grow_with_batch_and_sequence(model: ModelShape, checkpointing: bool, batch: int, seq: int) -> None:
     """One more sample or a longer sequence never needs less, and what is saved is linear in the batch."""
+
     def bytes_of(b: int, s: int) -> int:
         return memory(model, b, checkpointing, seq_len=s).peak_bytes
 
@@ -80,18 +101,35 @@ def test_adapted_experts_are_kept_whole() -> None:
     """peft computes W + B A: 16-bit copies of gate, up and down and of the router, kept in every layer, and while a
     checkpointed one is recomputed."""
     experts, hidden, inner, layers = 16, 256, 192, 3
-    model = shape_from_config({
-        "model_type": "qwen3_moe", "hidden_size": hidden, "intermediate_size": 704, "moe_intermediate_size": inner,
-        "num_experts": experts, "num_experts_per_tok": 4, "num_hidden_layers": layers, "num_attention_heads": 8,
-        "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 64}, name="moe")
+    model = shape_from_config(
+        {
+            "model_type": "qwen3_moe",
+            "hidden_size": hidden,
+            "intermediate_size": 704,
+            "moe_intermediate_size": inner,
+            "num_experts": experts,
+            "num_experts_per_tok": 4,
+            "num_hidden_layers": layers,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "vocab_size": 64,
+        },
+        name="moe",
+    )
     copies = 2 * (3 * experts * hidden * inner + experts * hidden)
     attention = ("q_proj", "k_proj", "v_proj", "o_proj")
 
     def fixed(targets: tuple[str, ...], checkpointing: bool) -> int:
         how = {"method": "lora", "lora_targets": targets, "seq_len": 128}
         one, two = (memory(model, batch, checkpointing, **how) for batch in (1, 2))
-        peaks = [sum(term.size_bytes for term in (*m.saved_terms, *(term for term in m.block_terms
-                                                                   if term.name == "recomputed layer"))) for m in (one, two)]
+        peaks = [
+            sum(
+                term.size_bytes
+                for term in (*m.saved_terms, *(term for term in m.block_terms if term.name == "recomputed layer"))
+            )
+            for m in (one, two)
+        ]
         return 2 * peaks[0] - peaks[1]
 
     routed = (*attention, "gate", "gate_proj", "up_proj", "down_proj")
@@ -102,8 +140,10 @@ def test_adapted_experts_are_kept_whole() -> None:
 @BOTH
 def test_adapters_need_less(checkpointing: bool) -> None:
     """Frozen weights do not save their inputs, frozen norms not their normed copies; fewer targets save less still."""
-    full, lora, some = (memory(checkpointing=checkpointing, **how).peak_bytes for how in (
-        {}, {"method": "lora"}, {"method": "lora", "lora_targets": ("q_proj", "v_proj")}))
+    full, lora, some = (
+        memory(checkpointing=checkpointing, **how).peak_bytes
+        for how in ({}, {"method": "lora"}, {"method": "lora", "lora_targets": ("q_proj", "v_proj")})
+    )
     assert some <= lora < full
 
 
@@ -128,22 +168,25 @@ def test_formulas_can_be_recomputed() -> None:
 ATTENTION = Attention(heads=32, kv_heads=32, head_dim=128, v_head_dim=128)
 
 
-@pytest.mark.parametrize(("changes", "how", "kernel"), [
-    ({}, {}, "flash"),
-    ({}, {"compute_capability": None}, "flash"),
-    ({}, {"compute_capability": 7.5, "precision": "fp16"}, "efficient"),
-    ({}, {"compute_capability": 7.0, "precision": "fp16", "grouped": True}, "math"),
-    ({}, {"compute_capability": 7.0, "precision": "bf16"}, "math"),
-    ({}, {"precision": "fp32"}, "efficient"),
-    ({}, {"masked": True}, "efficient"),
-    ({"head_dim": 512, "v_head_dim": 512}, {}, "efficient"),
-    ({"head_dim": 100, "v_head_dim": 100}, {"masked": True}, "math"),
-    ({"head_dim": 192}, {}, "efficient"),
-    ({"head_dim": 192}, {"compute_capability": 9.0}, "flash"),
-    ({}, {"attention": "flash", "masked": True}, "flash"),
-    ({}, {"attention": "eager"}, "eager"),
-    ({}, {"offered": frozenset()}, "eager"),
-])
+@pytest.mark.parametrize(
+    ("changes", "how", "kernel"),
+    [
+        ({}, {}, "flash"),
+        ({}, {"compute_capability": None}, "flash"),
+        ({}, {"compute_capability": 7.5, "precision": "fp16"}, "efficient"),
+        ({}, {"compute_capability": 7.0, "precision": "fp16", "grouped": True}, "math"),
+        ({}, {"compute_capability": 7.0, "precision": "bf16"}, "math"),
+        ({}, {"precision": "fp32"}, "efficient"),
+        ({}, {"masked": True}, "efficient"),
+        ({"head_dim": 512, "v_head_dim": 512}, {}, "efficient"),
+        ({"head_dim": 100, "v_head_dim": 100}, {"masked": True}, "math"),
+        ({"head_dim": 192}, {}, "efficient"),
+        ({"head_dim": 192}, {"compute_capability": 9.0}, "flash"),
+        ({}, {"attention": "flash", "masked": True}, "flash"),
+        ({}, {"attention": "eager"}, "eager"),
+        ({}, {"offered": frozenset()}, "eager"),
+    ],
+)
 def test_the_kernel_that_the_dispatcher_takes(changes: dict, how: dict, kernel: str) -> None:  # type: ignore[type-arg]
     """By type, head widths, mask, GPU generation and what the model's class offers."""
     workload = Workload(precision=how.pop("precision", "bf16"), attention=how.pop("attention", "sdpa"))

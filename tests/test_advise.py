@@ -107,7 +107,9 @@ def test_known_host_ram_is_a_limit_and_unknown_ram_a_requirement() -> None:
     need = unknown.recommended.estimate.memory.host_bytes_per_node
     assert need > 0
     tight = ask("Qwen2.5-14B", "2x32GB", ram=f"{need // 2**30 - 8}GiB")
-    assert all(candidate.estimate.memory.host_bytes_per_node < need for candidate in tight.candidates if candidate.fit.fits)
+    assert all(
+        candidate.estimate.memory.host_bytes_per_node < need for candidate in tight.candidates if candidate.fit.fits
+    )
 
 
 def test_nvme_is_offered_only_when_it_is_named() -> None:
@@ -126,9 +128,13 @@ def test_nothing_fits_is_an_answer_with_the_least_changes() -> None:
     assert all(change.outcome.startswith("fits") for change in answer.changes)
 
 
-@pytest.mark.parametrize("change", [
-    {"method": "lora"}, {"seq_len": 512},
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"method": "lora"},
+        {"seq_len": 512},
+    ],
+)
 def test_promised_changes_come_true(change: dict[str, object]) -> None:
     """Asking the changed question gives the outcome that was promised for it."""
     first = ask("Qwen2.5-14B", "2x32GB", seq_len=1024)
@@ -146,10 +152,16 @@ def test_the_least_ram_that_helps_is_told() -> None:
     """Between two plans that only RAM stops, the slow one that needs less is offered beside the fast one."""
     answer = ask("Qwen2.5-14B", "2x32GB", ram="32GB", nvme="/nvme:2TB")
     assert answer.recommended is None
-    offered = [int(change.flags.split()[1].removesuffix("GiB")) for change in answer.changes
-               if change.flags.startswith("--ram")]
-    needs = [step.candidate.estimate.memory.host_bytes_per_node for step in answer.ladder
-             if step.candidate is not None and step.candidate.fit.limit == "host"]
+    offered = [
+        int(change.flags.split()[1].removesuffix("GiB"))
+        for change in answer.changes
+        if change.flags.startswith("--ram")
+    ]
+    needs = [
+        step.candidate.estimate.memory.host_bytes_per_node
+        for step in answer.ladder
+        if step.candidate is not None and step.candidate.fit.limit == "host"
+    ]
     assert len(offered) == 2 and offered[0] < offered[1]
     assert offered[0] == -(-min(needs) // 2**30)
 
@@ -164,8 +176,12 @@ def test_a_loss_without_logits_is_offered_where_they_are_what_is_too_large() -> 
 def test_sentences_for_programs_hold_no_private_characters() -> None:
     """What keeps a figure and its unit on one line of a terminal does not leak into the typed answer."""
     answer = ask("llama3.1-8b", "2x8xH100", ram="512GB")
-    texts = [*answer.reasons, *answer.assumptions, *(change.outcome for change in answer.changes),
-             *(step.reason for step in answer.ladder)]
+    texts = [
+        *answer.reasons,
+        *answer.assumptions,
+        *(change.outcome for change in answer.changes),
+        *(step.reason for step in answer.ladder),
+    ]
     assert all(text.isprintable() and "\ue000" not in text for text in texts)
 
 
@@ -197,18 +213,21 @@ def test_precision_follows_the_gpu() -> None:
         ask("gpt2", "T4", precision="bf16")
 
 
-@pytest.mark.parametrize(("settings", "message"), [
-    ({"global_batch": 7}, "does not divide over 2 GPUs"),
-    ({"global_batch": 12, "micro_batch": 4}, "do not divide"),
-    ({"seq_len": 0}, "seq_len is 0"),
-    ({"micro_batch": -1}, "micro_batch is -1"),
-    ({"lora_rank": 0, "method": "lora"}, "lora_rank is 0"),
-    ({"lora_dropout": 1.0, "method": "lora"}, "lora_dropout is 1.0"),
-    ({"lora_dropout": float("nan"), "method": "lora"}, "lora_dropout is nan"),
-    ({"optimizer": "adamx"}, "unknown optimizer 'adamx'"),
-    ({"precision": "int8"}, "unknown precision 'int8'"),
-    ({"method": "lora", "lora_targets": ["nothing"]}, "nothing"),
-])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"global_batch": 7}, "does not divide over 2 GPUs"),
+        ({"global_batch": 12, "micro_batch": 4}, "do not divide"),
+        ({"seq_len": 0}, "seq_len is 0"),
+        ({"micro_batch": -1}, "micro_batch is -1"),
+        ({"lora_rank": 0, "method": "lora"}, "lora_rank is 0"),
+        ({"lora_dropout": 1.0, "method": "lora"}, "lora_dropout is 1.0"),
+        ({"lora_dropout": float("nan"), "method": "lora"}, "lora_dropout is nan"),
+        ({"optimizer": "adamx"}, "unknown optimizer 'adamx'"),
+        ({"precision": "int8"}, "unknown precision 'int8'"),
+        ({"method": "lora", "lora_targets": ["nothing"]}, "nothing"),
+    ],
+)
 def test_contradictory_settings_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(DsAdviseError, match=message):
         ask("Qwen2.5-0.5B", "2x24GB", **settings)

@@ -49,11 +49,15 @@ def test_a_folder_imports_only_what_stands_below_it(path: Path) -> None:
     assert _imported_folders(path) <= MAY_IMPORT[folder] | {folder}
 
 
-@pytest.mark.parametrize("arguments", [
-    ["--help"],
-    ["Qwen2.5-14B", "--gpus", "2x32GB", "--no-write", "--no-deepspeed-estimate"],
-    ["gpt2-xl", "--gpus", "A40", "--no-write", "--no-deepspeed-estimate", "--json"],
-], ids=["help", "answer", "json"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["Qwen2.5-14B", "--gpus", "2x32GB", "--no-write", "--no-deepspeed-estimate"],
+        ["gpt2-xl", "--gpus", "A40", "--no-write", "--no-deepspeed-estimate", "--json"],
+    ],
+    ids=["help", "answer", "json"],
+)
 def test_the_analytic_answer_loads_no_slow_library(arguments: list[str]) -> None:
     """The answer comes at once: nothing of torch, DeepSpeed or pydantic is imported on the way to it."""
     program = (
@@ -61,6 +65,7 @@ def test_the_analytic_answer_loads_no_slow_library(arguments: list[str]) -> None
         "from ds_advise.advisor.cli import run\n"
         f"code = run({arguments!r})\n"
         f"loaded = [name for name in {SLOW!r} if name in sys.modules]\n"
-        "sys.exit(f'loaded {loaded}' if loaded else code)\n")
+        "sys.exit(f'loaded {loaded}' if loaded else code)\n"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -37,11 +37,17 @@ def measured(tmp_path_factory: pytest.TempPathFactory, extensions: Callable[...,
         "import json, sys, psutil\n"
         "from ds_advise.advisor.bench_question import ask_bench\n"
         "record = ask_bench(device='cpu', ranks=2, nvme=None, total_s=10, on_progress=lambda title: None)\n"
-        f"print(json.dumps({{'record': record.to_json(), 'loaded': [name for name in {LOADS!r} if name in sys.modules],\n"
-        "                   'children': len(psutil.Process().children(recursive=True))}))\n")
+        f"loaded = [name for name in {LOADS!r} if name in sys.modules]\n"
+        "print(json.dumps({'record': record.to_json(), 'loaded': loaded,\n"
+        "                   'children': len(psutil.Process().children(recursive=True))}))\n"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=400,
-        env={**os.environ, "DS_ADVISE_CACHE": str(folder / "cache"), "TMPDIR": str(folder / "tmp")})
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        env={**os.environ, "DS_ADVISE_CACHE": str(folder / "cache"), "TMPDIR": str(folder / "tmp")},
+    )
     assert done.returncode == 0, done.stderr
     left = [str(path) for path in (folder / "tmp").iterdir()]
     return {**json.loads(done.stdout), "left": left, "store": folder / "cache/results.sqlite"}
@@ -53,9 +59,14 @@ def test_the_cpus_speeds_are_measured(measured: dict[str, Any]) -> None:
     assert (result.version, result.device, result.ranks) == (BENCH_VERSION, "cpu", 2)
     found = {(figure.kind, figure.how, figure.unit) for figure in result.figures}
     assert found >= {
-        ("matrix_product", "bf16", "flop/s"), ("matrix_product", "fp32", "flop/s"), ("elementwise_sum", "fp32", "B/s"),
-        ("memory_copy", "fp32", "B/s"), ("launch", "", "s"), ("host_memory", "", "B/s"),
-        *((kind, "gloo", unit) for kind in ("all_reduce", "all_gather", "reduce_scatter") for unit in ("s", "B/s"))}
+        ("matrix_product", "bf16", "flop/s"),
+        ("matrix_product", "fp32", "flop/s"),
+        ("elementwise_sum", "fp32", "B/s"),
+        ("memory_copy", "fp32", "B/s"),
+        ("launch", "", "s"),
+        ("host_memory", "", "B/s"),
+        *((kind, "gloo", unit) for kind in ("all_reduce", "all_gather", "reduce_scatter") for unit in ("s", "B/s")),
+    }
     for each in result.figures:
         assert 0 < each.lowest <= each.median <= each.highest, each
         assert LEAST <= each.repeats <= MOST
@@ -88,14 +99,17 @@ def test_nothing_is_left_behind(measured: dict[str, Any]) -> None:
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     """Ctrl-C while it measures: one line, no process, no file, also none on the drive."""
     (tmp_path / "drive").mkdir()
-    program = ("import signal, sys\n"
-               "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-               "from ds_advise.advisor.cli import run\n"
-               f"sys.exit(run(['bench', '--device', 'cpu', '--nvme', {str(tmp_path / 'drive')!r}]))\n")
+    program = (
+        "import signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from ds_advise.advisor.cli import run\n"
+        f"sys.exit(run(['bench', '--device', 'cpu', '--nvme', {str(tmp_path / 'drive')!r}]))\n"
+    )
     environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
     (tmp_path / "tmp").mkdir()
-    with subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True,
-                          start_new_session=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         deadline = time.monotonic() + 60
         while not list((tmp_path / "tmp").glob("*/rank1.jsonl")) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -110,9 +124,11 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_a_group_that_fails_says_why() -> None:
-    """The error of the process that measures becomes the reason, in one line; here it has no memory for a number at all."""
+    """The error of the process that measures becomes the reason, in one line; here it has no memory for a number at
+    all."""
     figures, reason = bench_run._run(
-        Task(group="host_memory", device="cpu", ranks=1, threads=1, budget_s=1, buffer_bytes=2**60))
+        Task(group="host_memory", device="cpu", ranks=1, threads=1, budget_s=1, buffer_bytes=2**60)
+    )
     assert figures == ()
     assert reason
     assert "memory" in reason
@@ -184,17 +200,31 @@ def test_the_ranks_figures_become_one() -> None:
     one, two = (figure("memory_copy", "fp32", 8, 16.0, [seconds, 2 * seconds, 4 * seconds]) for seconds in (1.0, 2.0))
     (both,) = of_all_ranks([[one], [two]])
     assert (both.lowest, both.median, both.highest) == (2.0, 6.0, 16.0)
-    assert one == Figure(kind="memory_copy", how="fp32", size=8, unit="B/s", median=8.0, lowest=4.0, highest=16.0, repeats=3)
+    assert one == Figure(
+        kind="memory_copy", how="fp32", size=8, unit="B/s", median=8.0, lowest=4.0, highest=16.0, repeats=3
+    )
 
 
 def test_the_best_rate_is_that_of_a_large_size() -> None:
     """Of the two largest sizes, so that the noise of a small one does not count; seconds are no rates."""
     rates = {256: 900.0, 1024: 500.0, 2048: 480.0}
     figures = [figure("matrix_product", "bf16", size, rate, [1.0], "flop/s") for size, rate in rates.items()]
-    figures += [figure("all_reduce", "nccl", 8, 0.0, [1e-5], "s"), figure("all_reduce", "nccl", 10, 10.0, [1.0]),
-                figure("all_gather", "nccl", 10, 20.0, [1.0]), figure("reduce_scatter", "nccl", 10, 1.0, [1.0])]
-    result = BenchResult(version=BENCH_VERSION, device="cuda", ranks=2, figures=tuple(figures), skipped=(), nvme_mount="",
-                         versions={}, seconds=1.0)
+    figures += [
+        figure("all_reduce", "nccl", 8, 0.0, [1e-5], "s"),
+        figure("all_reduce", "nccl", 10, 10.0, [1.0]),
+        figure("all_gather", "nccl", 10, 20.0, [1.0]),
+        figure("reduce_scatter", "nccl", 10, 1.0, [1.0]),
+    ]
+    result = BenchResult(
+        version=BENCH_VERSION,
+        device="cuda",
+        ranks=2,
+        figures=tuple(figures),
+        skipped=(),
+        nvme_mount="",
+        versions={},
+        seconds=1.0,
+    )
     assert result.best("matrix_product", "bf16") == 500.0
     assert result.best("matrix_product", "fp32") is None
     assert result.best("all_reduce") == 10.0

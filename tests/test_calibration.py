@@ -31,17 +31,41 @@ def parts(time: TimeEstimate) -> tuple[float, float, float]:
 
 def probed(time: TimeEstimate, device: float, optimizer: float, links: float, *, waits: bool = True) -> ProbeResult:
     """A probe of a machine whose three kinds of work take so many times the prediction."""
-    on_device, in_optimizer, waiting = (part * factor for part, factor in zip(parts(time), (device, optimizer, links),
-                                                                             strict=True))
-    step = StepTime(total_s=on_device + in_optimizer + waiting, forward_s=on_device / 3,
-                    backward_s=on_device * 2 / 3 + waiting * 0.7, optimizer_s=in_optimizer + waiting * 0.3,
-                    waiting_s=waiting if waits else None, optimizer_waiting_s=waiting * 0.3 if waits else None)
+    on_device, in_optimizer, waiting = (
+        part * factor for part, factor in zip(parts(time), (device, optimizer, links), strict=True)
+    )
+    step = StepTime(
+        total_s=on_device + in_optimizer + waiting,
+        forward_s=on_device / 3,
+        backward_s=on_device * 2 / 3 + waiting * 0.7,
+        optimizer_s=in_optimizer + waiting * 0.3,
+        waiting_s=waiting if waits else None,
+        optimizer_waiting_s=waiting * 0.3 if waits else None,
+    )
     report = RankReport(
-        rank=0, allocated_bytes=1, reserved_bytes=None, device_bytes=None, host_baseline_bytes=0, host_loading_peak_bytes=0,
-        host_peak_bytes=0, host_pinned_bytes=None, nvme_bytes=0, nvme_read_bytes=0, nvme_written_bytes=0, steps=(step,),
-        losses=(1.0,))
-    return ProbeResult(world_size=4, device="cuda", solo=False, tokens_per_step=time.tokens_per_step, ranks=(report,),
-                       failure=None, versions={})
+        rank=0,
+        allocated_bytes=1,
+        reserved_bytes=None,
+        device_bytes=None,
+        host_baseline_bytes=0,
+        host_loading_peak_bytes=0,
+        host_peak_bytes=0,
+        host_pinned_bytes=None,
+        nvme_bytes=0,
+        nvme_read_bytes=0,
+        nvme_written_bytes=0,
+        steps=(step,),
+        losses=(1.0,),
+    )
+    return ProbeResult(
+        world_size=4,
+        device="cuda",
+        solo=False,
+        tokens_per_step=time.tokens_per_step,
+        ranks=(report,),
+        failure=None,
+        versions={},
+    )
 
 
 def test_one_probe_predicts_the_other_rungs_of_a_machine_unlike_the_prediction(answer: Recommendation) -> None:

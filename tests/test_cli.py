@@ -17,8 +17,15 @@ FAST = ["--no-deepspeed-estimate", "--offline"]
 def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """`ds-advise` in a process of its own, its output read as a pipe."""
     clean = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
-    return subprocess.run([sys.executable, "-m", "ds_advise", *arguments], cwd=cwd, capture_output=True,
-                          encoding=environment.get("PYTHONIOENCODING"), text=True, timeout=60, env={**clean, **environment})
+    return subprocess.run(
+        [sys.executable, "-m", "ds_advise", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        encoding=environment.get("PYTHONIOENCODING"),
+        text=True,
+        timeout=60,
+        env={**clean, **environment},
+    )
 
 
 def test_the_main_command_answers_and_writes_the_configuration(tmp_path: Path) -> None:
@@ -42,7 +49,9 @@ def test_piped_output_has_no_escape_codes_and_no_color_is_obeyed(tmp_path: Path)
     assert "\x1b" not in run("gpt2", "--gpus", "T4", "--no-write", *FAST, cwd=tmp_path).stdout
     forced = run("gpt2", "--gpus", "T4", "--no-write", *FAST, cwd=tmp_path, FORCE_COLOR="1", TERM="xterm-256color")
     assert "\x1b[" in forced.stdout
-    plain = run("gpt2", "--gpus", "T4", "--no-write", *FAST, cwd=tmp_path, FORCE_COLOR="1", NO_COLOR="1", TERM="xterm-256color")
+    plain = run(
+        "gpt2", "--gpus", "T4", "--no-write", *FAST, cwd=tmp_path, FORCE_COLOR="1", NO_COLOR="1", TERM="xterm-256color"
+    )
     assert "\x1b[3" not in plain.stdout
 
 
@@ -65,21 +74,60 @@ def test_json_is_one_object_with_the_documented_fields(tmp_path: Path) -> None:
     done = run("Qwen2.5-14B", "--gpus", "2x32GB", "--json", *FAST, cwd=tmp_path)
     assert done.stderr == ""
     answer = json.loads(done.stdout)
-    assert {"schema_version", "model", "workload", "cluster", "candidates", "ladder", "recommended",
-            "deepspeed_estimate", "files"} <= answer.keys()
+    assert {
+        "schema_version",
+        "model",
+        "workload",
+        "cluster",
+        "candidates",
+        "ladder",
+        "recommended",
+        "deepspeed_estimate",
+        "files",
+    } <= answer.keys()
     assert answer["schema_version"] == 1
-    assert answer["model"] == {"name": "Qwen/Qwen2.5-14B", "parameters": 14770033664, "trainable_parameters": 14770033664}
-    assert {"nodes", "gpus_per_node", "gpu", "gpu_memory_bytes", "host_memory_bytes_per_node",
-            "measured"} == answer["cluster"].keys()
+    assert answer["model"] == {
+        "name": "Qwen/Qwen2.5-14B",
+        "parameters": 14770033664,
+        "trainable_parameters": 14770033664,
+    }
+    assert {"nodes", "gpus_per_node", "gpu", "gpu_memory_bytes", "host_memory_bytes_per_node", "measured"} == answer[
+        "cluster"
+    ].keys()
     assert {"method", "seq_len", "precision", "optimizer", "global_batch_size"} == answer["workload"].keys()
     documented = {
-        "rung", "zero_stage", "offload_optimizer", "offload_param", "gradient_checkpointing", "micro_batch_size",
-        "gradient_accumulation_steps", "allocated_bytes_per_gpu", "reserved_bytes_per_gpu", "device_bytes_per_gpu",
-        "host_bytes_per_node", "host_pinned_bytes_per_node", "nvme_bytes_per_node", "components", "step_seconds",
-        "tokens_per_second", "bottleneck", "fits", "reason", "evidence"}
+        "rung",
+        "zero_stage",
+        "offload_optimizer",
+        "offload_param",
+        "gradient_checkpointing",
+        "micro_batch_size",
+        "gradient_accumulation_steps",
+        "allocated_bytes_per_gpu",
+        "reserved_bytes_per_gpu",
+        "device_bytes_per_gpu",
+        "host_bytes_per_node",
+        "host_pinned_bytes_per_node",
+        "nvme_bytes_per_node",
+        "components",
+        "step_seconds",
+        "tokens_per_second",
+        "bottleneck",
+        "fits",
+        "reason",
+        "evidence",
+    }
     assert all(documented <= candidate.keys() for candidate in answer["candidates"])
     assert [step["rung"] for step in answer["ladder"]] == [
-        "ddp", "zero1", "zero2", "zero2-offload", "zero3", "zero3-offload-param", "zero3-offload", "zero3-nvme"]
+        "ddp",
+        "zero1",
+        "zero2",
+        "zero2-offload",
+        "zero3",
+        "zero3-offload-param",
+        "zero3-offload",
+        "zero3-nvme",
+    ]
     assert answer["files"] == ["ds_config.json"]
     everything = json.loads(run("Qwen2.5-14B", "--gpus", "2x32GB", "--json", "--all", *FAST, cwd=tmp_path).stdout)
     assert len(everything["candidates"]) > len(answer["candidates"])
@@ -118,10 +166,21 @@ def test_nothing_fits_exits_1_and_writes_nothing(tmp_path: Path) -> None:
 
 
 BROKEN_CONFIGS = {
-    "not-json": "{", "empty": "", "list": "[]", "no-type": "{}",
+    "not-json": "{",
+    "empty": "",
+    "list": "[]",
+    "no-type": "{}",
     "lacks-field": json.dumps({"model_type": "llama", "hidden_size": 64}),
-    "zero": json.dumps({"model_type": "llama", "hidden_size": 0, "num_hidden_layers": 2, "num_attention_heads": 2,
-                        "intermediate_size": 8, "vocab_size": 10}),
+    "zero": json.dumps(
+        {
+            "model_type": "llama",
+            "hidden_size": 0,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 8,
+            "vocab_size": 10,
+        }
+    ),
     "text": json.dumps({"model_type": "llama", "hidden_size": "many", "num_hidden_layers": 2}),
     "unknown": json.dumps({"model_type": "quantum", "auto_map": {"AutoModelForCausalLM": "evil.Model"}}),
     "huge": " " * 20_000_000,
@@ -129,40 +188,47 @@ BROKEN_CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("arguments", [
-    ["Qwen2.5-15B", "--gpus", "2x32GB"],
-    ["", "--gpus", "2x32GB"],
-    ["gpt2", "--gpus", "2xB9000"],
-    ["gpt2", "--gpus", "0x32GB"],
-    ["gpt2", "--gpus", "-1xA100-80GB"],
-    ["gpt2", "--gpus", "2x"],
-    ["gpt2", "--gpus", "2x32GB", "--ram", "much"],
-    ["gpt2", "--gpus", "2x32GB", "--ram", "-5GB"],
-    ["gpt2", "--gpus", "2x32GB", "--nvme", "/x"],
-    ["gpt2", "--gpus", "2x32GB", "--interconnect", "fast"],
-    ["gpt2", "--gpus", "2x32GB", "--seq-len", "0"],
-    ["gpt2", "--gpus", "2x32GB", "--seq-len", "1e3"],
-    ["gpt2", "--gpus", "2x32GB", "--seq-len", "4096"],
-    ["gpt2", "--gpus", "2x32GB", "--micro-batch", "-2"],
-    ["gpt2", "--gpus", "2x32GB", "--global-batch", "7"],
-    ["gpt2", "--gpus", "2x32GB", "--method", "magic"],
-    ["gpt2", "--gpus", "2x32GB", "--optimizer", "adamz"],
-    ["gpt2", "--gpus", "2x32GB", "--no-such-flag"],
-    ["gpt2", "--gpus", "T4", "--precision", "bf16"],
-    ["gpt2", "--gpus", "T4", "--json", "-o", "-"],
-    ["gpt2", "--gpus", "T4", "-o", ""],
-    ["gpt2", "--gpus", "T4", "--method", "lora", "--lora-targets", ","],
-    ["gpt2", "--gpus", "T4", "--loss", "fused"],
-    ["vit-base", "--gpus", "T4", "--seq-len", "100"],
-    ["a" * 5000, "--gpus", "T4"],
-    ["~no-such-user/model", "--gpus", "T4"],
-    ["gpt2", "--gpus", "T4", "-o", "no/such/folder/ds_config.json"],
-    ["no/such/folder", "--gpus", "T4"],
-    ["gpt2", "gpt2", "--gpus", "T4"],
-    *[[f"{name}.json", "--gpus", "T4"] for name in BROKEN_CONFIGS],
-], ids=lambda arguments: " ".join(arguments)[:60])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["Qwen2.5-15B", "--gpus", "2x32GB"],
+        ["", "--gpus", "2x32GB"],
+        ["gpt2", "--gpus", "2xB9000"],
+        ["gpt2", "--gpus", "0x32GB"],
+        ["gpt2", "--gpus", "-1xA100-80GB"],
+        ["gpt2", "--gpus", "2x"],
+        ["gpt2", "--gpus", "2x32GB", "--ram", "much"],
+        ["gpt2", "--gpus", "2x32GB", "--ram", "-5GB"],
+        ["gpt2", "--gpus", "2x32GB", "--nvme", "/x"],
+        ["gpt2", "--gpus", "2x32GB", "--interconnect", "fast"],
+        ["gpt2", "--gpus", "2x32GB", "--seq-len", "0"],
+        ["gpt2", "--gpus", "2x32GB", "--seq-len", "1e3"],
+        ["gpt2", "--gpus", "2x32GB", "--seq-len", "4096"],
+        ["gpt2", "--gpus", "2x32GB", "--micro-batch", "-2"],
+        ["gpt2", "--gpus", "2x32GB", "--global-batch", "7"],
+        ["gpt2", "--gpus", "2x32GB", "--method", "magic"],
+        ["gpt2", "--gpus", "2x32GB", "--optimizer", "adamz"],
+        ["gpt2", "--gpus", "2x32GB", "--no-such-flag"],
+        ["gpt2", "--gpus", "T4", "--precision", "bf16"],
+        ["gpt2", "--gpus", "T4", "--json", "-o", "-"],
+        ["gpt2", "--gpus", "T4", "-o", ""],
+        ["gpt2", "--gpus", "T4", "--method", "lora", "--lora-targets", ","],
+        ["gpt2", "--gpus", "T4", "--loss", "fused"],
+        ["vit-base", "--gpus", "T4", "--seq-len", "100"],
+        ["a" * 5000, "--gpus", "T4"],
+        ["~no-such-user/model", "--gpus", "T4"],
+        ["gpt2", "--gpus", "T4", "-o", "no/such/folder/ds_config.json"],
+        ["no/such/folder", "--gpus", "T4"],
+        ["gpt2", "gpt2", "--gpus", "T4"],
+        *[[f"{name}.json", "--gpus", "T4"] for name in BROKEN_CONFIGS],
+    ],
+    ids=lambda arguments: " ".join(arguments)[:60],
+)
 def test_bad_input_gets_one_line_and_exit_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
 ) -> None:
     """What, why, fix on stderr; no traceback; nothing written. (An unwritable target still prints the answer.)"""
     for name, text in BROKEN_CONFIGS.items():
@@ -188,7 +254,8 @@ def test_an_error_is_one_line_and_debug_adds_the_traceback(tmp_path: Path) -> No
 
 
 def test_a_fault_of_the_program_is_one_line_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("ds_advise.advisor.advise.climb", lambda _question: 1 // 0)
     assert cli.run(["gpt2", "--gpus", "T4", *FAST]) == 2
@@ -197,23 +264,32 @@ def test_a_fault_of_the_program_is_one_line_too(
     assert "ZeroDivisionError" in err and "--debug" in err
 
 
-@pytest.mark.parametrize(("redirection", "code", "told"), [
-    (">/dev/full", 2, "the answer cannot be written: No space left on device"),
-    (">&-", 0, ""),
-    (">&- 2>&-", 0, ""),
-])
+@pytest.mark.parametrize(
+    ("redirection", "code", "told"),
+    [
+        (">/dev/full", 2, "the answer cannot be written: No space left on device"),
+        (">&-", 0, ""),
+        (">&- 2>&-", 0, ""),
+    ],
+)
 def test_a_stdout_that_takes_nothing(tmp_path: Path, redirection: str, code: int, told: str) -> None:
     """A full disk is an error in one line; a closed stream is the caller's wish, and the file is whole all the same."""
     done = subprocess.run(
-        f"{sys.executable} -m ds_advise gpt2 --gpus T4 {' '.join(FAST)} {redirection}", shell=True, cwd=tmp_path,
-        capture_output=True, text=True, timeout=60)
+        f"{sys.executable} -m ds_advise gpt2 --gpus T4 {' '.join(FAST)} {redirection}",
+        shell=True,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == code
     assert done.stderr == (f"ds-advise: {told}\n" if told else "")
     assert "zero_optimization" in json.loads((tmp_path / "ds_config.json").read_text())
 
 
 def test_a_link_that_leads_nowhere_costs_no_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A link to another file is followed and stays; a loop of links is one line."""
     monkeypatch.chdir(tmp_path)
     link = tmp_path / "ds_config.json"
@@ -229,7 +305,8 @@ def test_a_link_that_leads_nowhere_costs_no_answer(
 
 
 def test_a_setting_without_effect_warns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """LoRA's options with full fine-tuning: told on stderr, and the answer stands."""
     monkeypatch.chdir(tmp_path)
     assert cli.run(["gpt2", "--gpus", "T4", "--lora-rank", "4", "--json", *FAST]) == 0
@@ -240,21 +317,40 @@ def test_a_setting_without_effect_warns(
 
 @pytest.mark.parametrize(("typed", "meant"), [("--gpu", "--gpus"), ("--methd", "--method"), ("--seqlen", "--seq-len")])
 def test_a_misspelled_option_names_the_one_that_was_meant(
-    capsys: pytest.CaptureFixture[str], typed: str, meant: str) -> None:
+    capsys: pytest.CaptureFixture[str], typed: str, meant: str
+) -> None:
     assert cli.run(["gpt2", typed, "1"]) == 2
-    assert capsys.readouterr().err == f"ds-advise: no such option {typed}; did you mean {meant}?; see ds-advise --help\n"
+    assert (
+        capsys.readouterr().err == f"ds-advise: no such option {typed}; did you mean {meant}?; see ds-advise --help\n"
+    )
 
 
 def test_the_script_is_told_what_the_answer_rests_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """4-bit weights, adapters, attention and loss are chosen in the training script, so they are shown for it."""
     monkeypatch.chdir(tmp_path)
-    asked = ["llama3.1-8b", "--gpus", "2xA100-80GB", "--method", "qlora", "--attention", "flash", "--loss", "fused",
-             "--lora-dropout", "0.05"]
+    asked = [
+        "llama3.1-8b",
+        "--gpus",
+        "2xA100-80GB",
+        "--method",
+        "qlora",
+        "--attention",
+        "flash",
+        "--loss",
+        "fused",
+        "--lora-dropout",
+        "0.05",
+    ]
     assert cli.run([*asked, *FAST]) == 0
     out = capsys.readouterr().out
-    for line in ('attn_implementation="flash_attention_2"', "load_in_4bit=True", "use_liger_kernel=True",
-                 'LoraConfig(r=8, target_modules="all-linear", lora_dropout=0.05)'):
+    for line in (
+        'attn_implementation="flash_attention_2"',
+        "load_in_4bit=True",
+        "use_liger_kernel=True",
+        'LoraConfig(r=8, target_modules="all-linear", lora_dropout=0.05)',
+    ):
         assert line in out
     assert cli.run(["llama3.1-8b", "--gpus", "2xA100-80GB", "--no-write", *FAST]) == 0
     assert "LoraConfig" not in (plain := capsys.readouterr().out) and "from_pretrained" not in plain
@@ -267,8 +363,13 @@ def test_an_unknown_model_names_its_neighbours(tmp_path: Path) -> None:
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     """`ds-advise ... | head -1` prints one line and no complaint."""
     done = subprocess.run(
-        f"{sys.executable} -m ds_advise gpt2 --gpus T4 --no-write {' '.join(FAST)} | head -1", shell=True, cwd=tmp_path,
-        capture_output=True, text=True, timeout=60)
+        f"{sys.executable} -m ds_advise gpt2 --gpus T4 --no-write {' '.join(FAST)} | head -1",
+        shell=True,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert len(done.stdout.splitlines()) == 1 and done.stderr == ""
 
 

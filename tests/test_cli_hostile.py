@@ -18,13 +18,17 @@ ALPHABET = st.one_of(st.sampled_from("0123456789xX-+.,:/ GgBbTtiIeE"), st.charac
 
 def mutated(*samples: str) -> st.SearchStrategy[str]:
     """Samples, samples with a piece replaced by anything, and anything."""
+
     def replace(text: str, piece: str, start: int, length: int) -> str:
         start %= len(text) + 1
-        return text[:start] + piece + text[start + length:]
+        return text[:start] + piece + text[start + length :]
 
     spans = st.integers(0, 40)
-    return st.one_of(st.sampled_from(samples), st.text(ALPHABET, max_size=30), st.builds(
-        replace, st.sampled_from(samples), st.text(ALPHABET, max_size=4), spans, st.integers(0, 3)))
+    return st.one_of(
+        st.sampled_from(samples),
+        st.text(ALPHABET, max_size=30),
+        st.builds(replace, st.sampled_from(samples), st.text(ALPHABET, max_size=4), spans, st.integers(0, 3)),
+    )
 
 
 OPTIONS = {
@@ -47,8 +51,23 @@ OPTIONS = {
     "--framework": mutated("hf", "deepspeed"),
     "-o": mutated("ds_config.json", "-", "/", "no/such/folder/x", "\x00", "folder"),
 }
-MODELS = mutated("gpt2", "Qwen2.5-0.5B", "llama3.1-8b", "t5-small", "vit-base", "whisper-tiny", "mixtral-8x7b",
-                 "deepseek-v2-lite", "someorg/unknown", "./model", "config.json", "~nobody/x", "\x00", "", "a" * 5000)
+MODELS = mutated(
+    "gpt2",
+    "Qwen2.5-0.5B",
+    "llama3.1-8b",
+    "t5-small",
+    "vit-base",
+    "whisper-tiny",
+    "mixtral-8x7b",
+    "deepseek-v2-lite",
+    "someorg/unknown",
+    "./model",
+    "config.json",
+    "~nobody/x",
+    "\x00",
+    "",
+    "a" * 5000,
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -70,7 +89,9 @@ def ask(*arguments: str) -> tuple[int, str, str]:
 @given(model=MODELS, options=st.dictionaries(st.sampled_from(sorted(OPTIONS)), st.none(), max_size=4), data=st.data())
 def test_anything_typed_gets_an_answer_or_one_line(model: str, options: dict[str, None], data: st.DataObject) -> None:
     """Exit code 0 or 1 with an answer, or 2 with one line that is no traceback and no fault of the program."""
-    typed = [part for name in ("--gpus", *(set(options) - {"--gpus"})) for part in (name, data.draw(OPTIONS[name], name))]
+    typed = [
+        part for name in ("--gpus", *(set(options) - {"--gpus"})) for part in (name, data.draw(OPTIONS[name], name))
+    ]
     code, out, err = ask(model, *typed, "--force")
     assert code in (0, 1, 2)
     assert "error of ds-advise itself" not in err and "Traceback" not in err
@@ -85,15 +106,40 @@ def test_anything_typed_gets_an_answer_or_one_line(model: str, options: dict[str
 JSON = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
-    max_leaves=5)
+    max_leaves=5,
+)
 CONFIGS = {
-    "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
-              "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100},
-    "gpt2": {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_layer": 2, "n_head": 4,
-             "n_positions": 128, "vocab_size": 100},
-    "mixtral": {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
-                "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100,
-                "num_local_experts": 4, "num_experts_per_tok": 2},
+    "llama": {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 100,
+    },
+    "gpt2": {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 128,
+        "vocab_size": 100,
+    },
+    "mixtral": {
+        "model_type": "mixtral",
+        "architectures": ["MixtralForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 100,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
 }
 
 

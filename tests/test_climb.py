@@ -32,8 +32,9 @@ def answer() -> Recommendation:
 class Machine:
     """A made-up machine: every rung and series is faster or slower than predicted, and needs more or less memory."""
 
-    def __init__(self, answer: Recommendation, seed: int, *, speed: float = 0.1, memory: float = 0.04,
-                 whole: float | None = None) -> None:
+    def __init__(
+        self, answer: Recommendation, seed: int, *, speed: float = 0.1, memory: float = 0.04, whole: float | None = None
+    ) -> None:
         dice = random.Random(seed)
         whole = math.exp(dice.gauss(0, 0.3)) if whole is None else whole
         self.candidates = [candidate for candidate in answer.candidates if candidate.fit.limit in ("", "gpu")]
@@ -45,14 +46,19 @@ class Machine:
         self.speeds, self.needs = [], []
         for candidate in self.candidates:
             series = (candidate.rung, candidate.estimate.plan.gradient_checkpointing)
-            self.speeds.append(candidate.tokens_per_s * whole * factor(candidate.rung, speed) * factor(series, speed / 2))
+            self.speeds.append(
+                candidate.tokens_per_s * whole * factor(candidate.rung, speed) * factor(series, speed / 2)
+            )
             self.needs.append(candidate.device_bytes * factor(("memory", candidate.rung), memory))
 
     def outcome(self, candidate: Candidate) -> Outcome:
         index = self.candidates.index(candidate)
         fits = self.needs[index] <= MEMORY
-        return Outcome(tokens_per_s=self.speeds[index] if fits else None, out_of_memory=not fits,
-                       need_bytes=round(self.needs[index]) if fits else None)
+        return Outcome(
+            tokens_per_s=self.speeds[index] if fits else None,
+            out_of_memory=not fits,
+            need_bytes=round(self.needs[index]) if fits else None,
+        )
 
     @property
     def fastest(self) -> float:
@@ -95,8 +101,10 @@ def test_want_of_memory_strikes_out_what_needs_more(answer: Recommendation) -> N
     failed = max(machine.candidates, key=lambda candidate: candidate.estimate.plan.micro_batch_size)
     state.learn(failed, Outcome(tokens_per_s=None, out_of_memory=True))
     while (choice := state.choose()) is not None:
-        same = (choice.candidate.rung == failed.rung and choice.candidate.estimate.plan.gradient_checkpointing
-                == failed.estimate.plan.gradient_checkpointing)
+        same = (
+            choice.candidate.rung == failed.rung
+            and choice.candidate.estimate.plan.gradient_checkpointing == failed.estimate.plan.gradient_checkpointing
+        )
         assert not (same and choice.candidate.device_bytes >= failed.device_bytes)
         state.learn(choice.candidate, machine.outcome(choice.candidate))
 
@@ -118,7 +126,14 @@ def result_of(machine: Machine, candidate: Candidate) -> ProbeResult:
     """The outcome as a probe would have reported it."""
     outcome, plan = machine.outcome(candidate), candidate.estimate.plan
     tokens = plan.micro_batch_size * plan.gradient_accumulation_steps * 4 * 2048
-    common = {"world_size": 4, "device": "cuda", "solo": False, "tokens_per_step": tokens, "versions": {}, "seconds": 0.01}
+    common = {
+        "world_size": 4,
+        "device": "cuda",
+        "solo": False,
+        "tokens_per_step": tokens,
+        "versions": {},
+        "seconds": 0.01,
+    }
     if outcome.tokens_per_s is None:
         failure = Failure(kind="out_of_memory", rank=0, phase="step 1", message="CUDA out of memory")
         return ProbeResult(**common, ranks=(), failure=failure)  # type: ignore[arg-type]
@@ -126,9 +141,20 @@ def result_of(machine: Machine, candidate: Candidate) -> ProbeResult:
     memory = candidate.estimate.memory
     allocated = round(memory.allocated_bytes_per_gpu * (outcome.need_bytes or 0) / candidate.device_bytes)
     report = RankReport(
-        rank=0, allocated_bytes=allocated, reserved_bytes=None, device_bytes=None, host_baseline_bytes=0,
-        host_loading_peak_bytes=0, host_peak_bytes=0, host_pinned_bytes=None, nvme_bytes=0, nvme_read_bytes=0,
-        nvme_written_bytes=0, steps=(step,), losses=(1.0,))
+        rank=0,
+        allocated_bytes=allocated,
+        reserved_bytes=None,
+        device_bytes=None,
+        host_baseline_bytes=0,
+        host_loading_peak_bytes=0,
+        host_peak_bytes=0,
+        host_pinned_bytes=None,
+        nvme_bytes=0,
+        nvme_read_bytes=0,
+        nvme_written_bytes=0,
+        steps=(step,),
+        losses=(1.0,),
+    )
     return ProbeResult(**common, ranks=(report,), failure=None)  # type: ignore[arg-type]
 
 
@@ -145,8 +171,11 @@ def test_the_settled_answer_recommends_the_fastest_that_ran(answer: Recommendati
     assert final.recommended.estimate.plan == climbed.best.candidate.estimate.plan
     assert [step.candidate for step in final.ladder].count(final.recommended) == 1
     ran = {id(trial.candidate) for trial in climbed.trials}
-    others = [(before, after) for before, after in zip(answer.candidates, final.candidates, strict=True)
-              if id(before) not in ran and before.fit.limit in ("", "gpu")]
+    others = [
+        (before, after)
+        for before, after in zip(answer.candidates, final.candidates, strict=True)
+        if id(before) not in ran and before.fit.limit in ("", "gpu")
+    ]
     assert others and all(after.estimate.evidence == "analytic" for _, after in others)
     for before, after in others:
         assert after.tokens_per_s / before.tokens_per_s == pytest.approx(0.3, rel=0.3), "corrected as what is like it"
@@ -155,7 +184,9 @@ def test_the_settled_answer_recommends_the_fastest_that_ran(answer: Recommendati
 def test_nothing_that_ran_means_no_recommendation(answer: Recommendation) -> None:
     """However good the prediction was."""
     failure = Failure(kind="crash", rank=0, phase="import", message="no such library")
-    broken = ProbeResult(world_size=4, device="cuda", solo=False, tokens_per_step=0, ranks=(), failure=failure, versions={})
+    broken = ProbeResult(
+        world_size=4, device="cuda", solo=False, tokens_per_step=0, ranks=(), failure=failure, versions={}
+    )
     climbed = climb(answer, lambda *_: broken, budget_s=1e6)
     assert climbed.best is None and settled(answer, climbed).recommended is None
     series = {(trial.candidate.rung, trial.candidate.estimate.plan.gradient_checkpointing) for trial in climbed.trials}
@@ -169,6 +200,7 @@ def test_nothing_that_ran_means_no_recommendation(answer: Recommendation) -> Non
 
 def test_a_climb_that_is_stopped_before_anything_ran_leaves_the_prediction(answer: Recommendation) -> None:
     """Which the answer says."""
+
     def interrupt(*_: object) -> ProbeResult:
         raise KeyboardInterrupt
 

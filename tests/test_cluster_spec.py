@@ -18,19 +18,22 @@ from hypothesis import strategies as st
 GIB = 2**30
 
 
-@pytest.mark.parametrize(("text", "nodes", "per_node", "name"), [
-    ("2x32GB", 1, 2, "RTX 4080 SUPER"),
-    ("8xA100-80GB", 1, 8, "A100-SXM4-80GB"),
-    ("4x8xH100", 4, 8, "H100-SXM5"),
-    ("RTX4090", 1, 1, "RTX 4090"),
-    ("4090", 1, 1, "RTX 4090"),
-    ("2x4090", 1, 2, "RTX 4090"),
-    ("2 X RTX 4090", 1, 2, "RTX 4090"),
-    ("8xMI300X", 1, 8, "MI300X"),
-    ("MI300X", 1, 1, "MI300X"),
-    ("24gib", 1, 1, "RTX 3090"),
-    (" 2 x 4 x 24 GB ", 2, 4, "RTX 3090"),
-])
+@pytest.mark.parametrize(
+    ("text", "nodes", "per_node", "name"),
+    [
+        ("2x32GB", 1, 2, "RTX 4080 SUPER"),
+        ("8xA100-80GB", 1, 8, "A100-SXM4-80GB"),
+        ("4x8xH100", 4, 8, "H100-SXM5"),
+        ("RTX4090", 1, 1, "RTX 4090"),
+        ("4090", 1, 1, "RTX 4090"),
+        ("2x4090", 1, 2, "RTX 4090"),
+        ("2 X RTX 4090", 1, 2, "RTX 4090"),
+        ("8xMI300X", 1, 8, "MI300X"),
+        ("MI300X", 1, 1, "MI300X"),
+        ("24gib", 1, 1, "RTX 3090"),
+        (" 2 x 4 x 24 GB ", 2, 4, "RTX 3090"),
+    ],
+)
 def test_gpus_are_nodes_times_gpus_times_kind(text: str, nodes: int, per_node: int, name: str) -> None:
     """Counts may be left out from the left; a kind is a name or a memory size."""
     cluster = parse_cluster(text)
@@ -66,17 +69,33 @@ def test_an_interconnect_without_effect_is_said() -> None:
     assert any("no effect" in sentence for sentence in cluster.assumptions)
 
 
-@pytest.mark.parametrize(("text", "gigabytes_per_s"), [
-    ("200Gb/s", 25), ("400gbps", 50), ("100 Gbps", 12.5), ("25GB/s", 25), ("25 GBps", 25), ("10GbE", 1.25), ("100gbe", 12.5),
-    ("ib-hdr", 25), ("IB NDR", 50), ("infiniband edr", 12.5), ("8xib-ndr", 400), ("4 x 100Gb/s", 50), ("2500Mb/s", 0.3125),
-])
+@pytest.mark.parametrize(
+    ("text", "gigabytes_per_s"),
+    [
+        ("200Gb/s", 25),
+        ("400gbps", 50),
+        ("100 Gbps", 12.5),
+        ("25GB/s", 25),
+        ("25 GBps", 25),
+        ("10GbE", 1.25),
+        ("100gbe", 12.5),
+        ("ib-hdr", 25),
+        ("IB NDR", 50),
+        ("infiniband edr", 12.5),
+        ("8xib-ndr", 400),
+        ("4 x 100Gb/s", 50),
+        ("2500Mb/s", 0.3125),
+    ],
+)
 def test_rates_of_a_network(text: str, gigabytes_per_s: float) -> None:
     """GB/s is bytes; Gb/s, Gbps and GbE are bits; InfiniBand goes by its generation."""
     assert parse_cluster("2x8xH100", interconnect=text).interconnect_bytes_per_s == gigabytes_per_s * 1e9
 
 
-@pytest.mark.parametrize(("text", "size"), [
-    ("256GB", 256 * 10**9), ("256GiB", 256 * GIB), ("0.5TB", 5 * 10**11), ("512g", 512 * 10**9), ("1 TiB", 2**40)])
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("256GB", 256 * 10**9), ("256GiB", 256 * GIB), ("0.5TB", 5 * 10**11), ("512g", 512 * 10**9), ("1 TiB", 2**40)],
+)
 def test_ram_is_decimal_or_binary_as_written(text: str, size: int) -> None:
     """GB never stands for GiB."""
     assert parse_cluster("2x32GB", ram=text).host_memory_bytes_per_node == size
@@ -90,16 +109,60 @@ def test_nvme_is_a_path_and_a_size_or_a_size() -> None:
     assert (cluster.nvme_path, cluster.nvme_bytes_per_node) == ("", 5 * 10**11)
 
 
-@pytest.mark.parametrize("options", [
-    *({"gpus": text} for text in (
-        "", " ", "0x32GB", "-1x32GB", "2x0x32GB", "2x", "x32GB", "2x0GB", "2x-32GB", "2x32", "8", "2x9999GB",
-        "99999999999x8xH100", "64xH100", "2x3x4x32GB", "1.5x32GB", "1e3xH100", "A100", "2xfoo", "\uff12x32GB", "2\xd732GB",
-        "2x32GB\n", "9" * 300 + "xH100")),
-    *({"ram": text} for text in ("", "256", "GB", "0GB", "-5GB", "1e9GB", "999999TB", "256QB", "\u0662GB", "nan GB")),
-    *({"nvme": text} for text in ("", "/mnt", ":", "/mnt:", "/mnt:0GB", "/mnt:1QB", "99999999PB", "/mnt\x00:1TB")),
-    *({"gpus": "2x8xH100", "interconnect": text} for text in (
-        "", "200", "200g", "fast", "0Gb/s", "-1Gb/s", "1e9Gb/s", "999999GB/s", "ib", "roce", "0x200Gb/s")),
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(
+            {"gpus": text}
+            for text in (
+                "",
+                " ",
+                "0x32GB",
+                "-1x32GB",
+                "2x0x32GB",
+                "2x",
+                "x32GB",
+                "2x0GB",
+                "2x-32GB",
+                "2x32",
+                "8",
+                "2x9999GB",
+                "99999999999x8xH100",
+                "64xH100",
+                "2x3x4x32GB",
+                "1.5x32GB",
+                "1e3xH100",
+                "A100",
+                "2xfoo",
+                "\uff12x32GB",
+                "2\xd732GB",
+                "2x32GB\n",
+                "9" * 300 + "xH100",
+            )
+        ),
+        *(
+            {"ram": text}
+            for text in ("", "256", "GB", "0GB", "-5GB", "1e9GB", "999999TB", "256QB", "\u0662GB", "nan GB")
+        ),
+        *({"nvme": text} for text in ("", "/mnt", ":", "/mnt:", "/mnt:0GB", "/mnt:1QB", "99999999PB", "/mnt\x00:1TB")),
+        *(
+            {"gpus": "2x8xH100", "interconnect": text}
+            for text in (
+                "",
+                "200",
+                "200g",
+                "fast",
+                "0Gb/s",
+                "-1Gb/s",
+                "1e9Gb/s",
+                "999999GB/s",
+                "ib",
+                "roce",
+                "0x200Gb/s",
+            )
+        ),
+    ],
+)
 def test_bad_input_is_one_clear_error(options: dict[str, str]) -> None:
     """Zero, negative, absurd, non-ASCII or incomplete: one line that names the value, and what to write instead."""
     with pytest.raises(ClusterError) as error:
@@ -110,15 +173,22 @@ def test_bad_input_is_one_clear_error(options: dict[str, str]) -> None:
     assert len(error.value.what) < 400
 
 
-@given(gpus=st.text(max_size=30), ram=st.text(max_size=12), nvme=st.text(max_size=12), interconnect=st.text(max_size=12))
+@given(
+    gpus=st.text(max_size=30), ram=st.text(max_size=12), nvme=st.text(max_size=12), interconnect=st.text(max_size=12)
+)
 def test_no_text_causes_anything_but_a_cluster_or_a_cluster_error(
     gpus: str, ram: str, nvme: str, interconnect: str
 ) -> None:
     """Whatever is typed, nothing else escapes."""
     if gpus.strip().lower() == "auto":
         return
-    for options in ({"gpus": gpus}, {"gpus": f"2x{gpus}"}, {"gpus": "2x32GB", "ram": ram}, {"gpus": "2x32GB", "nvme": nvme},
-                    {"gpus": "2x8xH100", "interconnect": interconnect}):
+    for options in (
+        {"gpus": gpus},
+        {"gpus": f"2x{gpus}"},
+        {"gpus": "2x32GB", "ram": ram},
+        {"gpus": "2x32GB", "nvme": nvme},
+        {"gpus": "2x8xH100", "interconnect": interconnect},
+    ):
         try:
             cluster = parse_cluster(**options)
         except ClusterError:
@@ -184,9 +254,16 @@ def test_auto_takes_an_unknown_cards_memory_from_the_driver(monkeypatch: pytest.
     assert 0.95 < parse_cluster("auto").gpu.memory_bytes / (48 * GIB) < 1
 
 
-@pytest.mark.parametrize(("devices", "visible", "fails"), [
-    ([], None, False), ([("NVIDIA L4", 24.0)], "", False), ([("NVIDIA L4", 24.0)], None, True),
-    ([("NVIDIA L4", 24.0)], "7", False), ([("NVIDIA L4", 24.0), ("NVIDIA T4", 16.0)], None, False)])
+@pytest.mark.parametrize(
+    ("devices", "visible", "fails"),
+    [
+        ([], None, False),
+        ([("NVIDIA L4", 24.0)], "", False),
+        ([("NVIDIA L4", 24.0)], None, True),
+        ([("NVIDIA L4", 24.0)], "7", False),
+        ([("NVIDIA L4", 24.0), ("NVIDIA T4", 16.0)], None, False),
+    ],
+)
 def test_auto_without_equal_gpus_is_an_error(
     monkeypatch: pytest.MonkeyPatch, devices: list[tuple[str, float]], visible: str | None, fails: bool
 ) -> None:
@@ -199,15 +276,25 @@ def test_auto_without_equal_gpus_is_an_error(
     assert "--gpus" in error.value.fix
 
 
-@pytest.mark.parametrize(("files", "limit"), [
-    ({"sys/fs/cgroup/memory.max": "1000000000"}, 10**9),
-    ({"sys/fs/cgroup/memory.max": "max", "sys/fs/cgroup/a/b/memory.max": "max", "sys/fs/cgroup/a/memory.max": "2000000000",
-      "proc/self/cgroup": "0::/a/b"}, 2 * 10**9),
-    ({"sys/fs/cgroup/memory/memory.limit_in_bytes": "3000000000"}, 3 * 10**9),
-    ({"sys/fs/cgroup/memory.max": "max"}, None),
-    ({"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712"}, None),
-    ({}, None),
-])
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({"sys/fs/cgroup/memory.max": "1000000000"}, 10**9),
+        (
+            {
+                "sys/fs/cgroup/memory.max": "max",
+                "sys/fs/cgroup/a/b/memory.max": "max",
+                "sys/fs/cgroup/a/memory.max": "2000000000",
+                "proc/self/cgroup": "0::/a/b",
+            },
+            2 * 10**9,
+        ),
+        ({"sys/fs/cgroup/memory/memory.limit_in_bytes": "3000000000"}, 3 * 10**9),
+        ({"sys/fs/cgroup/memory.max": "max"}, None),
+        ({"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712"}, None),
+        ({}, None),
+    ],
+)
 def test_the_containers_memory_limit_counts_before_the_machines(
     tmp_path: Path, files: dict[str, str], limit: int | None
 ) -> None:
@@ -234,8 +321,10 @@ def test_a_cluster_is_made_without_heavy_imports() -> None:
     """psutil and pynvml are read only for this machine."""
     import subprocess
 
-    code = ("import sys; from ds_advise.advisor.cluster_spec import parse_cluster; parse_cluster('4x8xH100', ram='1TB');"
-            "print(sorted({'psutil', 'pynvml', 'torch', 'pydantic', 'rich'} & set(sys.modules)))")
+    code = (
+        "import sys; from ds_advise.advisor.cluster_spec import parse_cluster; parse_cluster('4x8xH100', ram='1TB');"
+        "print(sorted({'psutil', 'pynvml', 'torch', 'pydantic', 'rich'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
     assert done.stdout.strip() == "[]"
 

@@ -20,18 +20,26 @@ P, LARGEST = MODEL.parameters, 152064 * 3584
 CLUSTER = Cluster(nodes=2, gpus_per_node=4, gpu=gpu_of_memory(24))
 
 
-@pytest.mark.parametrize(("stage", "optimizer", "param", "gpu_bytes", "host_bytes"), [
-    (2, "none", "none", 2 * P + 18 * P // 8, 4 * P * 4 * 1.5),
-    (2, "cpu", "none", 2 * P, P * 32 * 1.5),
-    (3, "none", "none", 4 * LARGEST + 18 * P // 8, 4 * LARGEST * 4 * 1.5),
-    (3, "cpu", "none", 4 * LARGEST + 2 * P // 8, 16 * P / 2 * 1.5),
-    (3, "nvme", "nvme", 4 * LARGEST, 18 * P / 2 * 1.5),
-])
-def test_the_function_gets_the_plans_arguments(stage: int, optimizer: Offload, param: Offload, gpu_bytes: int,
-                                               host_bytes: float) -> None:
+@pytest.mark.parametrize(
+    ("stage", "optimizer", "param", "gpu_bytes", "host_bytes"),
+    [
+        (2, "none", "none", 2 * P + 18 * P // 8, 4 * P * 4 * 1.5),
+        (2, "cpu", "none", 2 * P, P * 32 * 1.5),
+        (3, "none", "none", 4 * LARGEST + 18 * P // 8, 4 * LARGEST * 4 * 1.5),
+        (3, "cpu", "none", 4 * LARGEST + 2 * P // 8, 16 * P / 2 * 1.5),
+        (3, "nvme", "nvme", 4 * LARGEST, 18 * P / 2 * 1.5),
+    ],
+)
+def test_the_function_gets_the_plans_arguments(
+    stage: int, optimizer: Offload, param: Offload, gpu_bytes: int, host_bytes: float
+) -> None:
     """The figures are those of DeepSpeed 0.19.8's formulas for 8 GPUs on 2 nodes, models built in shards."""
-    plan = Plan(zero_stage=stage, micro_batch_size=1, offload_optimizer=optimizer,  # type: ignore[arg-type]
-                offload_param=param)
+    plan = Plan(
+        zero_stage=stage,
+        micro_batch_size=1,
+        offload_optimizer=optimizer,  # type: ignore[arg-type]
+        offload_param=param,
+    )
     estimate = deepspeed_estimate(MODEL, CLUSTER, plan)
     assert (estimate.gpu_bytes, estimate.host_bytes) == (gpu_bytes, int(host_bytes))
     assert f"zero{stage}" in estimate.function
@@ -50,8 +58,14 @@ def test_the_largest_module_is_deepspeeds_largest_layer() -> None:
     from transformers import AutoModelForCausalLM, Qwen2Config
 
     for vocab_size in (16, 512):
-        config = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4,
-                  "num_key_value_heads": 2, "vocab_size": vocab_size}
+        config = {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": vocab_size,
+        }
         shape = shape_from_config({"model_type": "qwen2", **config}, name="small")
         model = AutoModelForCausalLM.from_config(Qwen2Config(**config))
         assert (shape.parameters, largest_module_parameters(shape)) == model_to_params(model)
@@ -76,9 +90,12 @@ print(estimate.gpu_bytes)
     assert answer.stdout == f"{2 * P + 9 * P}\n"
 
 
-@pytest.mark.parametrize("error", [ModuleNotFoundError("No module named 'deepspeed'"), OSError("libtorch.so: cannot open")])
+@pytest.mark.parametrize(
+    "error", [ModuleNotFoundError("No module named 'deepspeed'"), OSError("libtorch.so: cannot open")]
+)
 def test_an_installation_that_does_not_import_is_a_reason(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """The answer goes on without the comparison."""
+
     def fail(_: str) -> None:
         raise error
 

@@ -20,10 +20,17 @@ from ds_advise.validate.doctor import STATUSES
 PACKAGE = Path(ds_advise.__file__).parent
 
 
-def command(*arguments: str, prefix: tuple[str, ...] = (), program: tuple[str, ...] = ("-m", "ds_advise"),
-            **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*prefix, sys.executable, *program, "doctor", *arguments], capture_output=True, text=True, timeout=60,
-                          env={**os.environ, **environment}, cwd="/")
+def command(
+    *arguments: str, prefix: tuple[str, ...] = (), program: tuple[str, ...] = ("-m", "ds_advise"), **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*prefix, sys.executable, *program, "doctor", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+        cwd="/",
+    )
 
 
 def test_the_doctor_looks_at_this_machine(tmp_path: Path) -> None:
@@ -32,7 +39,8 @@ def test_the_doctor_looks_at_this_machine(tmp_path: Path) -> None:
     answer = json.loads(done.stdout)
     assert done.returncode == (1 if answer["counts"]["problem"] else 0) and done.stderr == ""
     assert {"versions", "building ops", "memory", "processor", "swap folder", "environment"} <= {
-        finding["area"] for finding in answer["findings"]}
+        finding["area"] for finding in answer["findings"]
+    }
     assert all({"area", "check", "status", "what", "why", "fix"} == finding.keys() for finding in answer["findings"])
     assert sum(answer["counts"].values()) == len(answer["findings"]) and answer["worst"] in STATUSES
     said = {finding["check"]: finding for finding in answer["findings"]}
@@ -55,7 +63,8 @@ def test_it_works_without_torch_and_imports_nothing_slow() -> None:
         "for name in ('torch', 'deepspeed', 'transformers', 'numpy', 'pydantic'):\n"
         "    sys.modules[name] = None\n"
         "from ds_advise.advisor.cli import run\n"
-        "sys.exit(run(sys.argv[1:]))\n")
+        "sys.exit(run(sys.argv[1:]))\n"
+    )
     done = command("--json", program=("-c", program))
     assert done.returncode == 1, done.stderr
     said = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
@@ -63,16 +72,26 @@ def test_it_works_without_torch_and_imports_nothing_slow() -> None:
     assert "pip install torch" in said["torch"]["fix"] and said["ram"]["status"] in ("ok", "warning")
 
 
-@pytest.mark.skipif(os.name != "posix" or not hasattr(os, "geteuid") or os.geteuid() != 0 or which("setpriv") is None,
-                    reason="only root can become nobody")
+@pytest.mark.skipif(
+    os.name != "posix" or not hasattr(os, "geteuid") or os.geteuid() != 0 or which("setpriv") is None,
+    reason="only root can become nobody",
+)
 def test_it_works_for_a_user_without_rights_and_home(tmp_path: Path) -> None:
     """Nobody, who has no home and may write nowhere, gets an answer and no traceback."""
-    readable = subprocess.run(["setpriv", "--reuid=65534", "--clear-groups", sys.executable, "-c", "import ds_advise"],
-                              capture_output=True, cwd="/")
+    readable = subprocess.run(
+        ["setpriv", "--reuid=65534", "--clear-groups", sys.executable, "-c", "import ds_advise"],
+        capture_output=True,
+        cwd="/",
+    )
     if readable.returncode:
         pytest.skip("nobody may not read this installation")
-    done = command("--json", "--nvme", str(tmp_path), prefix=("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
-                   HOME="/nonexistent")
+    done = command(
+        "--json",
+        "--nvme",
+        str(tmp_path),
+        prefix=("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
+        HOME="/nonexistent",
+    )
     assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
     said = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert said["swap-folder"]["status"] == "problem"  # the folder is root's
@@ -82,7 +101,11 @@ def test_it_works_for_a_user_without_rights_and_home(tmp_path: Path) -> None:
 def test_it_fails_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A hostfile that cannot be read, and two kinds of output at once: exit code 2."""
     (tmp_path / "hosts").write_text("-oProxyCommand=touch${IFS}/tmp/x slots=8\n")
-    for arguments in (["--hostfile", str(tmp_path / "none")], ["--hostfile", str(tmp_path / "hosts")], ["--report", "--json"]):
+    for arguments in (
+        ["--hostfile", str(tmp_path / "none")],
+        ["--hostfile", str(tmp_path / "hosts")],
+        ["--report", "--json"],
+    ):
         assert run_here(["doctor", *arguments]) == 2
         out, err = capsys.readouterr()
         assert out == "" and len(err.splitlines()) == 1 and err.startswith("ds-advise: "), err
@@ -96,9 +119,15 @@ def test_a_folder_that_is_not_there_is_a_finding(capsys: pytest.CaptureFixture[s
 
 def test_the_block_for_a_bug_report_names_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Versions, GPUs and findings are in it; the user, the home folder, host names, addresses and tokens are not."""
-    for variable, value in (("HF_TOKEN", "hf_verysecrettoken"), ("NCCL_SOCKET_IFNAME", "ib7"), ("USER", "annmiller"),
-                            ("HOME", "/home/annmiller"), ("https_proxy", "http://annmiller:geheim@10.9.8.7:3128"),
-                            ("MASTER_ADDR", "trainer7"), ("NCCL_DEBUG", "INFO")):
+    for variable, value in (
+        ("HF_TOKEN", "hf_verysecrettoken"),
+        ("NCCL_SOCKET_IFNAME", "ib7"),
+        ("USER", "annmiller"),
+        ("HOME", "/home/annmiller"),
+        ("https_proxy", "http://annmiller:geheim@10.9.8.7:3128"),
+        ("MASTER_ADDR", "trainer7"),
+        ("NCCL_DEBUG", "INFO"),
+    ):
         monkeypatch.setenv(variable, value)
     done = command("--report")
     block = done.stdout

@@ -26,21 +26,35 @@ homes = [cpp_extension._find_cuda_home() or ""]
 os.environ["CUDA_PATH"] = "/some/cuda"
 homes.append(cpp_extension._find_cuda_home())
 builder = CPUAdamBuilder()
-print("ANSWER" + json.dumps({"aio": compilers, "homes": homes, "simd": builder.simd_width(), "arguments": builder.cxx_args()}))
+simd, arguments = builder.simd_width(), builder.cxx_args()
+print("ANSWER" + json.dumps({"aio": compilers, "homes": homes, "simd": simd, "arguments": arguments}))
 """
-VECTORS = {"AVX-512": "-D__AVX512__", "AVX2": "-D__AVX256__", "SVE": "-D__SVE__", "NEON": "-D__NEON__", "": "-D__SCALAR__"}
+VECTORS = {
+    "AVX-512": "-D__AVX512__",
+    "AVX2": "-D__AVX256__",
+    "SVE": "-D__SVE__",
+    "NEON": "-D__NEON__",
+    "": "-D__SCALAR__",
+}
 
 
 @pytest.mark.slow
 def test_the_doctor_and_deepspeed_agree() -> None:
-    """On whether libaio can be linked (and with flags with which nothing can), on the vectors that CPU Adam is compiled for,
-    on its flags, and on where the CUDA toolkit is."""
-    done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "DS_ACCELERATOR": "cpu"})
+    """On whether libaio can be linked (and with flags with which nothing can), on the vectors that CPU Adam is compiled
+    for, on its flags, and on where the CUDA toolkit is."""
+    done = subprocess.run(
+        [sys.executable, "-c", ASK],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "DS_ACCELERATOR": "cpu"},
+    )
     line = next((line for line in done.stdout.splitlines() if line.startswith("ANSWER")), None)
     assert line is not None, done.stderr
     theirs = json.loads(line.removeprefix("ANSWER"))
-    environment = {name: value for name, value in os.environ.items() if name not in ("CUDA_HOME", "CUDA_PATH", "LDFLAGS")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("CUDA_HOME", "CUDA_PATH", "LDFLAGS")
+    }
     for flags, compatible in (("", theirs["aio"]["LDFLAGS"]), ("-Wl,--no-such-option", theirs["aio"]["broken"])):
         trial = read_toolchain(run_tool, {**environment, "LDFLAGS": flags}, "2.13").aio_trial
         assert trial is not None and trial.compiled == compatible

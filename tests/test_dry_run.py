@@ -12,31 +12,56 @@ from ds_advise.probes.dry_run import DryRunError, DryRunResult, dry_run
 from ds_advise.probes.dry_run.result import from_json
 
 MODEL: dict[str, Any] = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 512, "intermediate_size": 1024,
-    "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 4000,
-    "tie_word_embeddings": False, "max_position_embeddings": 1024}
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 4000,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 1024,
+}
 PARAMETERS = 2 * 4000 * 512 + 3 * (512 * (512 + 256 + 256 + 512) + 3 * 512 * 1024 + 2 * 512) + 512
 
 
 def config(stage: int, **zero: Any) -> dict[str, Any]:
-    return {"bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
-            "zero_optimization": {"stage": stage, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
-                                  "stage3_param_persistence_threshold": "auto", **zero},
-            "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
+    return {
+        "bf16": {"enabled": "auto"},
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "zero_optimization": {
+            "stage": stage,
+            "reduce_bucket_size": "auto",
+            "stage3_prefetch_bucket_size": "auto",
+            "stage3_param_persistence_threshold": "auto",
+            **zero,
+        },
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+    }
 
 
 @pytest.fixture(scope="module")
 def offloaded() -> DryRunResult:
     """ZeRO-3 with the optimizer in host memory, the last rank of two nodes with four GPUs each."""
     cluster = Cluster(nodes=2, gpus_per_node=4, gpu=find_gpu("A100-80GB-SXM"))
-    return dry_run(config(3, offload_optimizer={"device": "cpu"}), MODEL, cluster=cluster, rank=7,
-                   workload=Workload(seq_len=256), micro_batch_size=2, gradient_accumulation_steps=2)
+    return dry_run(
+        config(3, offload_optimizer={"device": "cpu"}),
+        MODEL,
+        cluster=cluster,
+        rank=7,
+        workload=Workload(seq_len=256),
+        micro_batch_size=2,
+        gradient_accumulation_steps=2,
+    )
 
 
 def test_every_phase_of_every_iteration_is_reported(offloaded: DryRunResult) -> None:
     """load and initialize once, then forward, backward and step four times, micro batches taken together."""
     expected = [(0, "load"), (0, "initialize")] + [
-        (iteration, phase) for iteration in range(1, 5) for phase in ("forward", "backward", "step")]
+        (iteration, phase) for iteration in range(1, 5) for phase in ("forward", "backward", "step")
+    ]
     assert [(phase.iteration, phase.phase) for phase in offloaded.phases] == expected
     assert offloaded.parameters == offloaded.trainable_parameters == PARAMETERS
     assert {"torch", "deepspeed", "transformers"} <= set(offloaded.versions)
@@ -65,7 +90,9 @@ def test_the_shard_of_one_rank_is_on_the_gpu_and_its_states_in_host_memory(offlo
 def test_states_appear_with_the_first_step_and_then_stay(offloaded: DryRunResult) -> None:
     """Host memory grows by Adam's two float32 states in the first step, and no more."""
     first, second = offloaded.phase("step", 1), offloaded.phase("step", 2)
-    assert first.host_live_bytes - offloaded.phase("backward", 1).host_live_bytes == pytest.approx(8 * PARAMETERS / 8, rel=0.02)
+    assert first.host_live_bytes - offloaded.phase("backward", 1).host_live_bytes == pytest.approx(
+        8 * PARAMETERS / 8, rel=0.02
+    )
     assert second.host_live_bytes == first.host_live_bytes
 
 
@@ -73,8 +100,13 @@ def test_the_answer_survives_json(offloaded: DryRunResult) -> None:
     """What is written reads back equal, and has the documented keys."""
     written = offloaded.to_json()
     assert {"phases", "peak", "parameters", "world_size", "versions"} <= set(written)
-    assert {"allocated_bytes_per_gpu", "reserved_bytes_per_gpu", "device_bytes_per_gpu", "host_bytes_per_node",
-            "by_category"} <= set(written["peak"])
+    assert {
+        "allocated_bytes_per_gpu",
+        "reserved_bytes_per_gpu",
+        "device_bytes_per_gpu",
+        "host_bytes_per_node",
+        "by_category",
+    } <= set(written["peak"])
     assert from_json(written) == offloaded
 
 
@@ -87,14 +119,20 @@ def test_the_timeline_reaches_the_peak(offloaded: DryRunResult) -> None:
 def test_the_callers_process_imports_no_torch() -> None:
     """torch and DeepSpeed are imported in the subprocess only."""
     import subprocess
+
     code = "import sys, ds_advise.probes.dry_run; sys.exit(any(name in sys.modules for name in ('torch', 'deepspeed')))"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path.home(), check=False).returncode == 0
 
 
 def test_lora_trains_adapters_only_in_float16_without_skipping_steps() -> None:
     """Master weights and states exist for the adapters alone; float16's loss scaling lets every step happen."""
-    result = dry_run({"fp16": {"enabled": True}, "zero_optimization": {"stage": 2}}, MODEL, world_size=2,
-                     workload=Workload(method="lora", lora_rank=4, seq_len=128, precision="fp16"), iterations=2)
+    result = dry_run(
+        {"fp16": {"enabled": True}, "zero_optimization": {"stage": 2}},
+        MODEL,
+        world_size=2,
+        workload=Workload(method="lora", lora_rank=4, seq_len=128, precision="fp16"),
+        iterations=2,
+    )
     assert result.trainable_parameters == result.parameters - PARAMETERS > 0
     states = result.peak.by_category["optimizer states"]
     assert states == pytest.approx(8 * result.trainable_parameters / 2, rel=0.02)
@@ -119,17 +157,30 @@ OWN = Workload(precision="fp16", framework="deepspeed")
 
 
 def test_a_module_of_the_users_own() -> None:
-    """CIFAR-10's network of a tutorial under plain DeepSpeed and its configuration: nearly all of the peak is two buckets.
+    """CIFAR-10's network of a tutorial under plain DeepSpeed and its configuration: nearly all of the peak is two
+    buckets.
 
-    `overlap_comm` takes a second bucket, each of 2e8 elements whatever the network's size; float32 masters and Adam's two
-    states are whole on the one GPU.
+    `overlap_comm` takes a second bucket, each of 2e8 elements whatever the network's size; float32 masters and Adam's
+    two states are whole on the one GPU.
     """
     config = {
-        "train_batch_size": 32, "gradient_accumulation_steps": 1, "fp16": {"enabled": True, "loss_scale": 0},
-        "optimizer": {"type": "Adam", "params": {"lr": 0.001, "betas": [0.8, 0.999], "eps": 1e-8, "weight_decay": 3e-7}},
-        "zero_optimization": {"stage": 2, "allgather_partitions": True, "allgather_bucket_size": 200_000_000,
-                              "overlap_comm": True, "reduce_scatter": True, "reduce_bucket_size": 200_000_000,
-                              "contiguous_gradients": True}}
+        "train_batch_size": 32,
+        "gradient_accumulation_steps": 1,
+        "fp16": {"enabled": True, "loss_scale": 0},
+        "optimizer": {
+            "type": "Adam",
+            "params": {"lr": 0.001, "betas": [0.8, 0.999], "eps": 1e-8, "weight_decay": 3e-7},
+        },
+        "zero_optimization": {
+            "stage": 2,
+            "allgather_partitions": True,
+            "allgather_bucket_size": 200_000_000,
+            "overlap_comm": True,
+            "reduce_scatter": True,
+            "reduce_bucket_size": 200_000_000,
+            "contiguous_gradients": True,
+        },
+    }
     result = dry_run(config, CONVNET, world_size=1, workload=OWN, gradient_checkpointing=False)
     assert result.parameters == 315_722
     assert result.config["train_micro_batch_size_per_gpu"] == 32
@@ -140,7 +191,7 @@ def test_a_module_of_the_users_own() -> None:
     assert parts["optimizer states"] == pytest.approx(8 * 315_722, abs=2048)
 
 
-PICKY = '''
+PICKY = """
 from torch import nn
 
 class Picky(nn.Module):
@@ -151,9 +202,12 @@ class Picky(nn.Module):
     def forward(self, x):
         output = self.layer(x)
         return output[output[:, 0].nonzero()]
-'''
-PLAIN = {"train_batch_size": 32, "optimizer": {"type": "Adam", "params": {"lr": 0.001}},
-         "zero_optimization": {"stage": 2, "reduce_bucket_size": 100_000}}
+"""
+PLAIN = {
+    "train_batch_size": 32,
+    "optimizer": {"type": "Adam", "params": {"lr": 0.001}},
+    "zero_optimization": {"stage": 2, "reduce_bucket_size": 100_000},
+}
 FP32 = Workload(precision="fp32", framework="deepspeed")
 
 

@@ -83,15 +83,18 @@ def test_peaks_are_told_apart_by_marks() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 64 * MIB), st.integers(0, 1), st.integers(0, 5)), max_size=60), st.booleans())
-def test_blocks_never_overlap_and_reserved_covers_allocated(requests: list[tuple[int, int, int]], expandable: bool) -> None:
-    """Whatever is asked and freed in whatever order: reserved is at least the live bytes, and all freed leaves no block."""
+def test_blocks_never_overlap_and_reserved_covers_allocated(
+    requests: list[tuple[int, int, int]], expandable: bool
+) -> None:
+    """Whatever is asked and freed in whatever order: reserved is at least the live bytes, and all freed leaves no
+    block."""
     allocator = CachingAllocator(expandable_segments=expandable)
     live: dict[int, int] = {}
     for key, (size, stream, frees) in enumerate(requests):
         allocator.allocate(key, size, stream)
         live[key] = size
         assert allocator.reserved_bytes >= allocator.allocated_bytes >= sum(live.values())
-        for victim in list(live)[:frees if frees < 3 else 0]:
+        for victim in list(live)[: frees if frees < 3 else 0]:
             allocator.free(victim)
             del live[victim]
     for key in live:

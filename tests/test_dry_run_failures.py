@@ -12,7 +12,7 @@ from ds_advise.probes.dry_run import DryRunError, DryRunResult, dry_run
 from ds_advise.probes.dry_run.ask import ask_each
 from ds_advise.probes.dry_run.run import request_for
 
-FILE = '''
+FILE = """
 import os, signal
 import torch
 import neighbour
@@ -34,17 +34,30 @@ def leaves(): os._exit(3)
 def no_module(): return [1, 2]
 def raises(): return {}["missing"]
 not_callable = 3
-'''
-BATCH = FILE + '''
+"""
+BATCH = (
+    FILE
+    + """
 def make_batch(micro_batch_size, seq_len):
     return torch.zeros(micro_batch_size, 4).reshape(3)
-'''
-PLAIN = {"train_batch_size": 4, "optimizer": {"type": "Adam", "params": {"lr": 0.001}}, "zero_optimization": {"stage": 1}}
+"""
+)
+PLAIN = {
+    "train_batch_size": 4,
+    "optimizer": {"type": "Adam", "params": {"lr": 0.001}},
+    "zero_optimization": {"stage": 1},
+}
 OWN = Workload(precision="fp32", framework="deepspeed")
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {  # name -> file, function, what else the configuration says
-    "works": ("own.py", "net", {}), "killed": ("own.py", "killed", {}), "crashes": ("own.py", "crashes", {}),
-    "leaves": ("own.py", "leaves", {}), "no_module": ("own.py", "no_module", {}), "raises": ("own.py", "raises", {}),
-    "not_callable": ("own.py", "not_callable", {}), "absent": ("own.py", "absent", {}), "bad_batch": ("batch.py", "net", {}),
+    "works": ("own.py", "net", {}),
+    "killed": ("own.py", "killed", {}),
+    "crashes": ("own.py", "crashes", {}),
+    "leaves": ("own.py", "leaves", {}),
+    "no_module": ("own.py", "no_module", {}),
+    "raises": ("own.py", "raises", {}),
+    "not_callable": ("own.py", "not_callable", {}),
+    "absent": ("own.py", "absent", {}),
+    "bad_batch": ("batch.py", "net", {}),
     "unknown_optimizer": ("own.py", "net", {"optimizer": {"type": "Adamm", "params": {"lr": 0.1}}}),
     "wrong_batch": ("own.py", "net", {"train_micro_batch_size_per_gpu": 3}),
     "auto": ("own.py", "net", {"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}}),
@@ -60,8 +73,18 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DryRunResult
     (folder / "batch.py").write_text(BATCH)
     (folder / "neighbour.py").write_text("def same(module): return module\n")
     requests = [
-        request_for({**PLAIN, **more}, f"{folder / file}:{function}", cluster=None, world_size=2, workload=OWN, iterations=1,
-                    gradient_checkpointing=False, input_shape=(4,)) for file, function, more in CASES.values()]
+        request_for(
+            {**PLAIN, **more},
+            f"{folder / file}:{function}",
+            cluster=None,
+            world_size=2,
+            workload=OWN,
+            iterations=1,
+            gradient_checkpointing=False,
+            input_shape=(4,),
+        )
+        for file, function, more in CASES.values()
+    ]
     return dict(zip(CASES, ask_each(requests, timeout_s=300), strict=True))
 
 
@@ -72,15 +95,18 @@ def failed(outcomes: dict[str, DryRunResult | DryRunError], name: str) -> DryRun
 
 
 def test_a_file_may_import_its_neighbours_and_one_failure_leaves_the_others_alone(
-        outcomes: dict[str, DryRunResult | DryRunError]) -> None:
+    outcomes: dict[str, DryRunResult | DryRunError],
+) -> None:
     result = outcomes["works"]
     assert isinstance(result, DryRunResult) and result.parameters == 20
 
 
-@pytest.mark.parametrize(("name", "signal", "phase"), [("killed", "SIGKILL", "forward of iteration 1"),
-                                                       ("crashes", "SIGABRT", "load")])
-def test_a_run_that_a_signal_ends_names_signal_and_phase(outcomes: dict[str, DryRunResult | DryRunError], name: str,
-                                                         signal: str, phase: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "signal", "phase"), [("killed", "SIGKILL", "forward of iteration 1"), ("crashes", "SIGABRT", "load")]
+)
+def test_a_run_that_a_signal_ends_names_signal_and_phase(
+    outcomes: dict[str, DryRunResult | DryRunError], name: str, signal: str, phase: str
+) -> None:
     """As when the system's memory runs out, or a library crashes."""
     error = failed(outcomes, name)
     assert signal in error.what and phase in error.what and error.phase == phase and error.fix
@@ -90,25 +116,31 @@ def test_a_run_that_just_leaves_says_with_which_code(outcomes: dict[str, DryRunR
     assert "exit code 3" in failed(outcomes, "leaves").what
 
 
-@pytest.mark.parametrize(("name", "words"), [
-    ("no_module", ("no_module", "returned a list", "torch.nn.Module")),
-    ("not_callable", ("own.py", "no function 'not_callable'")),
-    ("absent", ("own.py", "no function 'absent'")),
-    ("raises", ("KeyError: 'missing'", "load", "own.py:")),
-    ("auto", ('nothing fills "auto" at zero_optimization.reduce_bucket_size', "write a number there")),
-    ("bad_batch", ("RuntimeError", "forward of iteration 1", "batch.py:")),
-])
-def test_a_file_that_cannot_be_used_is_told_with_file_and_line(outcomes: dict[str, DryRunResult | DryRunError], name: str,
-                                                               words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no_module", ("no_module", "returned a list", "torch.nn.Module")),
+        ("not_callable", ("own.py", "no function 'not_callable'")),
+        ("absent", ("own.py", "no function 'absent'")),
+        ("raises", ("KeyError: 'missing'", "load", "own.py:")),
+        ("auto", ('nothing fills "auto" at zero_optimization.reduce_bucket_size', "write a number there")),
+        ("bad_batch", ("RuntimeError", "forward of iteration 1", "batch.py:")),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_told_with_file_and_line(
+    outcomes: dict[str, DryRunResult | DryRunError], name: str, words: tuple[str, ...]
+) -> None:
     error = failed(outcomes, name)
     for word in words:
         assert word in f"{error.what} {error.why} {error.fix}"
 
 
-@pytest.mark.parametrize(("name", "word"), [("unknown_optimizer", "Adamm"), ("wrong_batch", "accumulation steps"),
-                                            ("typo", "overlap_com")])
-def test_what_deepspeed_rejects_is_told_in_its_words(outcomes: dict[str, DryRunResult | DryRunError], name: str,
-                                                     word: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "word"), [("unknown_optimizer", "Adamm"), ("wrong_batch", "accumulation steps"), ("typo", "overlap_com")]
+)
+def test_what_deepspeed_rejects_is_told_in_its_words(
+    outcomes: dict[str, DryRunResult | DryRunError], name: str, word: str
+) -> None:
     error = failed(outcomes, name)
     assert word in error.what and "DeepSpeed rejects" in error.why and error.phase == "initialize"
 

@@ -15,16 +15,33 @@ from ds_advise.probes.dry_run.request import Request
 from ds_advise.probes.dry_run.run import request_for
 
 TINY: dict[str, Any] = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "intermediate_size": 640,
-    "num_hidden_layers": 20, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000,
-    "tie_word_embeddings": False, "max_position_embeddings": 512}
-ZERO3 = {"stage": 3, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
-         "stage3_param_persistence_threshold": "auto"}
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 640,
+    "num_hidden_layers": 20,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 512,
+}
+ZERO3 = {
+    "stage": 3,
+    "reduce_bucket_size": "auto",
+    "stage3_prefetch_bucket_size": "auto",
+    "stage3_param_persistence_threshold": "auto",
+}
 
 
 def asked(model: dict[str, Any] | str = TINY, *, zero: dict[str, Any] | None = None, **more: Any) -> Request:
-    config = {"bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
-              "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}, "zero_optimization": zero or ZERO3}
+    config = {
+        "bf16": {"enabled": "auto"},
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+        "zero_optimization": zero or ZERO3,
+    }
     return request_for(config, model, cluster=None, world_size=2, workload=Workload(seq_len=64), iterations=2, **more)
 
 
@@ -50,7 +67,8 @@ def test_every_phase_is_as_at_full_depth(runs: tuple[Ladder, list[DryRunResult],
                 name = f"{pool}_{figure}_bytes"
                 if one.phase not in fast.approximate:
                     assert getattr(one, name) == pytest.approx(
-                        getattr(other, name), abs=0.005 * full.peak.allocated_bytes_per_gpu), (one.iteration, one.phase, name)
+                        getattr(other, name), abs=0.005 * full.peak.allocated_bytes_per_gpu
+                    ), (one.iteration, one.phase, name)
     assert fast.peak.allocated_bytes_per_gpu == pytest.approx(full.peak.allocated_bytes_per_gpu, rel=0.005)
 
 
@@ -68,8 +86,10 @@ def test_the_extrapolated_peak_still_adds_up(runs: tuple[Ladder, list[DryRunResu
 def test_figures_off_the_line_are_refused(runs: tuple[Ladder, list[DryRunResult], DryRunResult]) -> None:
     """One depth whose backward pass holds a little more than the others promise."""
     steps, shallow, _ = runs
-    phases = tuple(replace(phase, gpu_peak_bytes=phase.gpu_peak_bytes * 6 // 5) if phase.phase == "backward" else phase
-                   for phase in shallow[1].phases)
+    phases = tuple(
+        replace(phase, gpu_peak_bytes=phase.gpu_peak_bytes * 6 // 5) if phase.phase == "backward" else phase
+        for phase in shallow[1].phases
+    )
     with pytest.raises(NotLinearError, match=r"do not lie on a line \(gpu_peak_bytes of backward\)"):
         extrapolated(steps, [shallow[0], replace(shallow[1], phases=phases), shallow[2]])
 
@@ -87,7 +107,8 @@ def test_depths_fill_what_has_a_fixed_size_first() -> None:
 
 
 def test_a_piece_holds_the_embedding_twice_at_all_depths_or_lies_within_it_at_all() -> None:
-    """A rank's part of Llama 3.1 8B on 4 GPUs is that large from 15 layers on, on 64 never, and on 8 it is in between."""
+    """A rank's part of Llama 3.1 8B on 4 GPUs is that large from 15 layers on, on 64 never, and on 8 it is in
+    between."""
     llama, zero = catalogue.config("meta-llama/Llama-3.1-8B"), {"stage": 2, "reduce_bucket_size": "auto"}
     assert ladder(replace(asked(llama, zero=zero), world_size=4)).depths[0] == 15
     assert ladder(replace(asked(llama, zero=zero), world_size=64)).depths[0] < 8
@@ -108,25 +129,30 @@ def test_lists_with_an_entry_for_each_layer_are_cut() -> None:
     assert [len((request.model or {})["layer_types"]) for request in steps.requests] == list(steps.depths)
 
 
-@pytest.mark.parametrize(("request_", "reason"), [
-    (asked({**TINY, "num_hidden_layers": 6}), "6 layers are few enough"),
-    (asked({**TINY, "model_type": "bert"}), "not been shown for bert"),
-    (asked({key: value for key, value in TINY.items() if key != "num_hidden_layers"}), "how many layers"),
-    (asked(zero={"stage": 2, "reduce_bucket_size": "auto"}, rank=1), "only rank 0"),
-    (asked(zero={**ZERO3, "offload_optimizer": {"device": "cpu"}}), "offload"),
-    (asked(zero={**ZERO3, "offload_param": {"device": "nvme", "nvme_path": "/nowhere"}}), "offload"),
-    (asked(zero={"stage": "three"}), "for DeepSpeed to judge"),
-    (asked(zero={**ZERO3, "stage3_max_live_parameters": "many"}), "for DeepSpeed to judge"),
-    (replace(asked(), model=None, factory="own.py:net"), "module of one's own"),
-    (asked({**TINY, "layer_types": [str(index) for index in range(20)]}), "do not repeat"),
-])
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (asked({**TINY, "num_hidden_layers": 6}), "6 layers are few enough"),
+        (asked({**TINY, "model_type": "bert"}), "not been shown for bert"),
+        (asked({key: value for key, value in TINY.items() if key != "num_hidden_layers"}), "how many layers"),
+        (asked(zero={"stage": 2, "reduce_bucket_size": "auto"}, rank=1), "only rank 0"),
+        (asked(zero={**ZERO3, "offload_optimizer": {"device": "cpu"}}), "offload"),
+        (asked(zero={**ZERO3, "offload_param": {"device": "nvme", "nvme_path": "/nowhere"}}), "offload"),
+        (asked(zero={"stage": "three"}), "for DeepSpeed to judge"),
+        (asked(zero={**ZERO3, "stage3_max_live_parameters": "many"}), "for DeepSpeed to judge"),
+        (replace(asked(), model=None, factory="own.py:net"), "module of one's own"),
+        (asked({**TINY, "layer_types": [str(index) for index in range(20)]}), "do not repeat"),
+    ],
+)
 def test_what_shallow_models_cannot_answer_says_why(request_: Request, reason: str) -> None:
     with pytest.raises(NotLinearError, match=reason):
         ladder(request_)
 
 
-def test_a_refusal_is_part_of_the_answer(monkeypatch: pytest.MonkeyPatch, runs: tuple[Ladder, list[DryRunResult], DryRunResult],
-                                         ) -> None:
+def test_a_refusal_is_part_of_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+    runs: tuple[Ladder, list[DryRunResult], DryRunResult],
+) -> None:
     """The full depth is run instead, and the result says why."""
     asked_for: list[int] = []
 

@@ -19,8 +19,16 @@ def in_place() -> list[Any]:
 def views() -> list[Any]:
     flat = torch.empty(24, dtype=torch.bfloat16)
     part = flat.narrow(0, 6, 12)
-    return [flat, part, part.view(3, 4), part.view(3, 4).t(), flat.narrow(0, 7, 12), part.as_strided((2,), (1,), 3),
-            flat.view(2, 12)[:, 3:], part.detach()]
+    return [
+        flat,
+        part,
+        part.view(3, 4),
+        part.view(3, 4).t(),
+        flat.narrow(0, 7, 12),
+        part.as_strided((2,), (1,), 3),
+        flat.view(2, 12)[:, 3:],
+        part.detach(),
+    ]
 
 
 def of_many_outputs() -> list[Any]:
@@ -55,12 +63,26 @@ def described(mode: FakeTensorMode, run: Callable[[], list[Any]]) -> list[Any]:
     with mode:
         tensors = run()
         storages = [tensor.untyped_storage()._cdata for tensor in tensors]
-        return [(tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.device, tensor.requires_grad,
-                 tensor.untyped_storage().nbytes(), storages.index(storage), type(tensor), sorted(vars(tensor)))
-                for tensor, storage in zip(tensors, storages, strict=True)]
+        return [
+            (
+                tensor.shape,
+                tensor.stride(),
+                tensor.storage_offset(),
+                tensor.dtype,
+                tensor.device,
+                tensor.requires_grad,
+                tensor.untyped_storage().nbytes(),
+                storages.index(storage),
+                type(tensor),
+                sorted(vars(tensor)),
+            )
+            for tensor, storage in zip(tensors, storages, strict=True)
+        ]
 
 
-@pytest.mark.parametrize("run", [in_place, views, of_many_outputs, of_two_types, of_reshaped_tensors, of_a_backward_pass])
+@pytest.mark.parametrize(
+    "run", [in_place, views, of_many_outputs, of_two_types, of_reshaped_tensors, of_a_backward_pass]
+)
 def test_tensors_are_those_of_torchs_own_mode(run: Callable[[], list[Any]]) -> None:
     """Shapes, strides, offsets, dtypes, devices, gradients and shared storages, from torch and then from memory."""
     quick = QuickFakeTensorMode()

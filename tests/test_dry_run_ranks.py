@@ -10,40 +10,74 @@ from ds_advise.probes.dry_run.run import request_for
 
 RANKS = 8
 MODEL: dict[str, Any] = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "intermediate_size": 704,
-    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 2048,
-    "tie_word_embeddings": False, "max_position_embeddings": 512}
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 2048,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 512,
+}
 
 
 def config(stage: int, offload: str = "none", accumulation: int = 1) -> dict[str, Any]:
-    return {"bf16": {"enabled": True}, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
-            "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": accumulation,
-            "zero_optimization": {"stage": stage, "reduce_bucket_size": 65_536, "offload_optimizer": {"device": offload}}}
+    return {
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": accumulation,
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 65_536, "offload_optimizer": {"device": offload}},
+    }
 
 
-@pytest.mark.parametrize(("asked", "method"), [
-    (config(2, "cpu"), "full"),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        (config(2), "full"), (config(1), "full"), (config(1, accumulation=2), "full"), (config(2, accumulation=2), "full"),
-        (config(3), "full"), (config(2), "lora")))])
+@pytest.mark.parametrize(
+    ("asked", "method"),
+    [
+        (config(2, "cpu"), "full"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (config(2), "full"),
+                (config(1), "full"),
+                (config(1, accumulation=2), "full"),
+                (config(2, accumulation=2), "full"),
+                (config(3), "full"),
+                (config(2), "lora"),
+            )
+        ),
+    ],
+)
 def test_no_other_rank_peaks_higher(asked: dict[str, Any], method: Method) -> None:
     """Of eight ranks, all dry-run, the chosen one is within 2 % of the highest, where others may be a quarter below."""
     workload = Workload(seq_len=32, method=method)
-    peaks = [result.peak.allocated_bytes_per_gpu for result in ask(
-        [request_for(asked, MODEL, cluster=None, world_size=RANKS, rank=rank, workload=workload, iterations=2)
-         for rank in range(RANKS)], timeout_s=300)]
+    peaks = [
+        result.peak.allocated_bytes_per_gpu
+        for result in ask(
+            [
+                request_for(asked, MODEL, cluster=None, world_size=RANKS, rank=rank, workload=workload, iterations=2)
+                for rank in range(RANKS)
+            ],
+            timeout_s=300,
+        )
+    ]
     assert peaks[fullest_rank(asked, MODEL, workload, RANKS)] >= 0.98 * max(peaks), peaks
 
 
 def test_the_piece_decides() -> None:
-    """The embedding alone fills the first rank's piece; the second's touches its rest and a layer; the last has the head."""
+    """The embedding alone fills the first rank's piece; the second's touches its rest and a layer; the last has the
+    head."""
     assert fullest_rank(config(2), MODEL, Workload(), RANKS) == 1
     assert fullest_rank(config(2, "cpu"), MODEL, Workload(), RANKS) == RANKS - 1
     assert request_for(config(2), MODEL, cluster=None, world_size=RANKS, rank=None).rank == 1
 
 
-@pytest.mark.parametrize(("asked", "model"), [
-    (config(0), MODEL), (config(3), MODEL), (config(2), None), (config(2), {"model_type": "unheard-of"}), ({}, MODEL)])
+@pytest.mark.parametrize(
+    ("asked", "model"),
+    [(config(0), MODEL), (config(3), MODEL), (config(2), None), (config(2), {"model_type": "unheard-of"}), ({}, MODEL)],
+)
 def test_rank_0_where_nothing_tells_them_apart(asked: dict[str, Any], model: dict[str, Any] | None) -> None:
     """Stages that treat all alike, and models whose tensors nobody knows before they are built."""
     assert fullest_rank(asked, model, Workload(), RANKS) == 0

@@ -1,10 +1,11 @@
 """The dry run counts the bytes that the real engine allocates: the same requests, really trained on the CPU.
 
-Both sides run the same loop under the same ledger; one on fake tensors as one rank of N on the simulated GPU, the other on
-real tensors, either all ranks over gloo or one rank with torch's fake process group. GPU and host bytes are compared as
-their sum, exact to the tensor, at the end and at the peak of every phase.
+Both sides run the same loop under the same ledger; one on fake tensors as one rank of N on the simulated GPU, the other
+on real tensors, either all ranks over gloo or one rank with torch's fake process group. GPU and host bytes are compared
+as their sum, exact to the tensor, at the end and at the peak of every phase.
 
-Attention is eager and dropout off: fused attention keeps other tensors on a CPU than on a GPU, and dropout another mask.
+Attention is eager and dropout off: fused attention keeps other tensors on a CPU than on a GPU, and dropout another
+mask.
 """
 
 import contextlib
@@ -24,26 +25,76 @@ from ds_advise.probes.dry_run.request import Request
 JOBS = Path(__file__).with_name("dry_run_jobs.py")
 
 QWEN2: dict[str, Any] = {
-    "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 256, "intermediate_size": 704,
-    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 2048,
-    "tie_word_embeddings": True, "max_position_embeddings": 512}
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 2048,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 512,
+}
 MODELS = {
     "qwen2": QWEN2,
     "llama": {**QWEN2, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False},
-    "gpt2": {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 256, "n_layer": 3, "n_head": 4,
-             "n_positions": 512, "vocab_size": 2048, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0},
-    "t5": {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": 256, "d_kv": 64, "d_ff": 512,
-           "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4, "vocab_size": 2048, "dropout_rate": 0.0},
-    "bert": {"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 256, "intermediate_size": 512,
-             "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 2048, "hidden_dropout_prob": 0.0,
-             "attention_probs_dropout_prob": 0.0},
-    "vit": {"model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": 256,
-            "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4, "image_size": 64, "patch_size": 16},
+    "gpt2": {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "n_embd": 256,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_positions": 512,
+        "vocab_size": 2048,
+        "attn_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+    },
+    "t5": {
+        "model_type": "t5",
+        "architectures": ["T5ForConditionalGeneration"],
+        "d_model": 256,
+        "d_kv": 64,
+        "d_ff": 512,
+        "num_layers": 2,
+        "num_decoder_layers": 2,
+        "num_heads": 4,
+        "vocab_size": 2048,
+        "dropout_rate": 0.0,
+    },
+    "bert": {
+        "model_type": "bert",
+        "architectures": ["BertForMaskedLM"],
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "vocab_size": 2048,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    },
+    "vit": {
+        "model_type": "vit",
+        "architectures": ["ViTForImageClassification"],
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "image_size": 64,
+        "patch_size": 16,
+    },
 }
 RUNGS = {  # stage, optimizer offload, parameter offload
-    "ddp": (0, "none", "none"), "zero1": (1, "none", "none"), "zero2": (2, "none", "none"), "zero2-offload": (2, "cpu", "none"),
-    "zero3": (3, "none", "none"), "zero3-offload-param": (3, "none", "cpu"), "zero3-offload": (3, "cpu", "cpu"),
-    "zero3-nvme": (3, "nvme", "nvme")}
+    "ddp": (0, "none", "none"),
+    "zero1": (1, "none", "none"),
+    "zero2": (2, "none", "none"),
+    "zero2-offload": (2, "cpu", "none"),
+    "zero3": (3, "none", "none"),
+    "zero3-offload-param": (3, "none", "cpu"),
+    "zero3-offload": (3, "cpu", "cpu"),
+    "zero3-nvme": (3, "nvme", "nvme"),
+}
 
 
 @dataclass(frozen=True)
@@ -69,13 +120,18 @@ GRID = [
     *(Case(rung, method="lora") for rung in ("zero1", "zero2", "zero2-offload", "zero3", "zero3-offload")),
     *(Case(rung, precision="fp32") for rung in ("zero1", "zero2", "zero3")),
     *(Case(rung, model=model) for model in ("llama", "gpt2", "t5", "bert") for rung in ("zero2", "zero3")),
-    Case("zero2", model="vit"), Case("zero3", model="vit"),
+    Case("zero2", model="vit"),
+    Case("zero3", model="vit"),
     *(Case(rung, model="convnet", precision="fp16") for rung in ("zero2", "zero3")),
     *(Case(rung, world_size=4, rank=3) for rung in ("zero2", "zero3")),
-    *(Case(rung, world_size=world_size, rank=world_size - 1, real="alone")
-      for rung in ("zero1", "zero2", "zero3", "zero3-offload") for world_size in (8, 64)),
+    *(
+        Case(rung, world_size=world_size, rank=world_size - 1, real="alone")
+        for rung in ("zero1", "zero2", "zero3", "zero3-offload")
+        for world_size in (8, 64)
+    ),
 ]
 PARTS = 5  # each one process, so that two can run at a time
+
 
 def request(case: Case, folder: Path) -> Request:
     stage, optimizer, parameters = RUNGS[case.rung]
@@ -86,25 +142,47 @@ def request(case: Case, folder: Path) -> Request:
         zero["offload_optimizer"] = {"device": optimizer, "nvme_path": str(folder)}
     if parameters != "none":
         zero["offload_param"] = {"device": parameters, "nvme_path": str(folder), "buffer_size": 600_000}
-    config = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "gradient_clipping": 1.0,
-              "zero_optimization": zero, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}
+    config = {
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": 1.0,
+        "zero_optimization": zero,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+    }
     if case.precision == "fp16":
         config["fp16"] = {"enabled": True, "initial_scale_power": 4}  # from the usual 16 the first real steps overflow
     factory = None
     if case.model == "convnet":
         factory = f"{Path(__file__).with_name('convnet.py')}:ConvNet"
     return Request(
-        config=config, model=MODELS.get(case.model), factory=factory, input_shape=None, world_size=case.world_size,
-        gpus_per_node=case.world_size, rank=case.rank, method=case.method, lora_rank=8, lora_targets=None, seq_len=128,
-        precision=case.precision, optimizer="adamw", attention="eager", framework="hf",
+        config=config,
+        model=MODELS.get(case.model),
+        factory=factory,
+        input_shape=None,
+        world_size=case.world_size,
+        gpus_per_node=case.world_size,
+        rank=case.rank,
+        method=case.method,
+        lora_rank=8,
+        lora_targets=None,
+        seq_len=128,
+        precision=case.precision,
+        optimizer="adamw",
+        attention="eager",
+        framework="hf",
         micro_batch_size=32 if case.model == "convnet" else 2,
-        gradient_accumulation_steps=case.accumulation, gradient_checkpointing=case.checkpointing, compute_capability=90,
-        gpu_memory_bytes=80 << 30, iterations=4 if stage == 3 else 2,  # ZeRO-3 prefetches from the third on
-        expandable_segments=False)
+        gradient_accumulation_steps=case.accumulation,
+        gradient_checkpointing=case.checkpointing,
+        compute_capability=90,
+        gpu_memory_bytes=80 << 30,
+        iterations=4 if stage == 3 else 2,  # ZeRO-3 prefetches from the third on
+        expandable_segments=False,
+    )
 
 
-def answers(asked: Sequence[tuple[Request, Request, str]], folder: Path, *, deepspeed: str = "",
-            seconds: int = 120) -> list[dict[str, Any]]:
+def answers(
+    asked: Sequence[tuple[Request, Request, str]], folder: Path, *, deepspeed: str = "", seconds: int = 120
+) -> list[dict[str, Any]]:
     """{"dry": ..., "real": ...}, or {"error": why not}, for each (dry run's request, real run's, "gloo" or "alone").
 
     deepspeed: the folder of another DeepSpeed than the installed one; seconds: what one job may take.
@@ -112,12 +190,20 @@ def answers(asked: Sequence[tuple[Request, Request, str]], folder: Path, *, deep
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     if deepspeed:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (deepspeed, os.environ.get("PYTHONPATH"))))
-    jobs = [{"dry": asdict(dry), "real": asdict(real), "how": how, "answer": str(folder / f"{index}.json")}
-            for index, (dry, real, how) in enumerate(asked)]
+    jobs = [
+        {"dry": asdict(dry), "real": asdict(real), "how": how, "answer": str(folder / f"{index}.json")}
+        for index, (dry, real, how) in enumerate(asked)
+    ]
     (folder / "jobs.json").write_text(json.dumps({"seconds": seconds, "jobs": jobs}))
     with (folder / "complaints").open("w") as complaints:
-        process = subprocess.Popen([sys.executable, str(JOBS), str(folder / "jobs.json")], cwd=folder, stdout=complaints,
-                                   stderr=complaints, start_new_session=True, env=environment)
+        process = subprocess.Popen(
+            [sys.executable, str(JOBS), str(folder / "jobs.json")],
+            cwd=folder,
+            stdout=complaints,
+            stderr=complaints,
+            start_new_session=True,
+            env=environment,
+        )
         try:
             process.wait()
         finally:
@@ -125,8 +211,10 @@ def answers(asked: Sequence[tuple[Request, Request, str]], folder: Path, *, deep
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     last_words = (folder / "complaints").read_text()[-3000:]
-    found = [json.loads(file.read_text()) if file.exists() else {"error": "no answer"}
-             for file in (Path(str(job["answer"])) for job in jobs)]
+    found = [
+        json.loads(file.read_text()) if file.exists() else {"error": "no answer"}
+        for file in (Path(str(job["answer"])) for job in jobs)
+    ]
     return [{"error": f"{answer['error']}\n{last_words}"} if "error" in answer else answer for answer in found]
 
 
@@ -167,25 +255,37 @@ def test_a_dry_run_counts_what_the_real_engine_allocates(tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_rung_counts_what_the_real_engine_allocates(part: int, tmp_path: Path) -> None:
-    """Rungs with NVMe, checkpointing, accumulation, LoRA, precision, families, world sizes; a case's failure is its own."""
+    """Rungs with NVMe, checkpointing, accumulation, LoRA, precision, families, world sizes; a case's failure is its
+    own."""
     cases = GRID[part::PARTS]
-    found = {str(case): differences(case, answer)
-             for case, answer in zip(cases, answers([both(case, tmp_path) for case in cases], tmp_path), strict=True)}
+    found = {
+        str(case): differences(case, answer)
+        for case, answer in zip(cases, answers([both(case, tmp_path) for case in cases], tmp_path), strict=True)
+    }
     assert not any(found.values()), "\n".join(f"{case}: {wrong}" for case, wrong in found.items() if wrong)
 
 
 OTHER = [  # not LoRA with ZeRO-3 and checkpointing, which 0.18.3 cannot do
-    Case("zero2"), Case("zero2-offload"), Case("zero3"), Case("zero3", checkpointing=False), Case("zero3-offload"),
-    Case("zero2", method="lora"), Case("zero3-offload", method="lora", checkpointing=False),
+    Case("zero2"),
+    Case("zero2-offload"),
+    Case("zero3"),
+    Case("zero3", checkpointing=False),
+    Case("zero3-offload"),
+    Case("zero2", method="lora"),
+    Case("zero3-offload", method="lora", checkpointing=False),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("DS_ADVISE_OTHER_DEEPSPEED" not in os.environ,
-                    reason="DS_ADVISE_OTHER_DEEPSPEED names no folder with DeepSpeed 0.18.3, as tests/run --slow installs it")
+@pytest.mark.skipif(
+    "DS_ADVISE_OTHER_DEEPSPEED" not in os.environ,
+    reason="DS_ADVISE_OTHER_DEEPSPEED names no folder with DeepSpeed 0.18.3, as tests/run --slow installs it",
+)
 def test_an_older_deepspeed_is_followed(tmp_path: Path) -> None:
     """DeepSpeed 0.18.3, which holds other bytes than the newest one, agrees with its own dry run."""
-    found = answers([both(case, tmp_path) for case in OTHER], tmp_path, deepspeed=os.environ["DS_ADVISE_OTHER_DEEPSPEED"])
+    found = answers(
+        [both(case, tmp_path) for case in OTHER], tmp_path, deepspeed=os.environ["DS_ADVISE_OTHER_DEEPSPEED"]
+    )
     for case, answer in zip(OTHER, found, strict=True):
         assert not differences(case, answer), str(case)
         assert answer["dry"]["versions"]["deepspeed"] == answer["real"]["versions"]["deepspeed"] == "0.18.3"
@@ -195,7 +295,7 @@ def test_a_changed_step_is_noticed(tmp_path: Path) -> None:
     """The comparison fails for another sequence length, so it can tell right from wrong."""
     case = Case("zero1", world_size=4, real="alone")
     dry = request(case, tmp_path)
-    answer, = answers([(dry, replace(dry, seq_len=160), "alone")], tmp_path)
+    (answer,) = answers([(dry, replace(dry, seq_len=160), "alone")], tmp_path)
     assert "error" not in answer and differences(case, answer)
 
 
@@ -208,7 +308,7 @@ def test_a_job_that_does_not_end_is_ended(tmp_path: Path) -> None:
     sleeper.write_text("import time\n\ndef model():\n    time.sleep(1000)\n")
     asked = replace(request(case, tmp_path), factory=f"{sleeper}:model")
     stuck, fine = answers([(asked, asked, "gloo"), both(case, tmp_path)], tmp_path, seconds=20)
-    assert "died" in stuck["error"] and "sleeper.py\", line 4 in model" in stuck["error"]
+    assert "died" in stuck["error"] and 'sleeper.py", line 4 in model' in stuck["error"]
     assert not differences(case, fine)
     assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in _read(path)]
 

@@ -25,12 +25,20 @@ FLAVORS: tuple[Framework, ...] = ("hf", "deepspeed")
 
 
 def plan(rung: Rung, workload: Workload | None = None, cluster: Cluster = CLUSTER) -> Plan:
-    return plan_for(rung, MODEL, workload or Workload(), cluster, micro_batch_size=2, gradient_accumulation_steps=4,
-                    gradient_checkpointing=True)
+    return plan_for(
+        rung,
+        MODEL,
+        workload or Workload(),
+        cluster,
+        micro_batch_size=2,
+        gradient_accumulation_steps=4,
+        gradient_checkpointing=True,
+    )
 
 
-def config(rung: Rung, flavor: Framework = "deepspeed", workload: Workload | None = None,
-           cluster: Cluster = CLUSTER) -> dict[str, Any]:
+def config(
+    rung: Rung, flavor: Framework = "deepspeed", workload: Workload | None = None, cluster: Cluster = CLUSTER
+) -> dict[str, Any]:
     workload = workload or Workload()
     return ds_config(plan(rung, workload, cluster), MODEL, workload, cluster, flavor=flavor)
 
@@ -68,8 +76,10 @@ def test_deepspeed_accepts_the_explicit_configuration(rung: Rung, precision: Pre
         assert zero.reduce_bucket_size == wanted.reduce_bucket_size
         assert zero.overlap_comm == wanted.overlap_comm
     if wanted.zero_stage == 3:
-        assert (zero.sub_group_size, zero.prefetch_bucket_size) == (wanted.sub_group_size,
-                                                                    wanted.stage3_prefetch_bucket_size)
+        assert (zero.sub_group_size, zero.prefetch_bucket_size) == (
+            wanted.sub_group_size,
+            wanted.stage3_prefetch_bucket_size,
+        )
     if wanted.offload_param == "nvme":
         assert zero.offload_param.buffer_size == wanted.param_buffer_size
         assert str(zero.offload_param.nvme_path) == "/local nvme"
@@ -163,48 +173,98 @@ def test_memory_is_not_pinned_where_it_could_exceed_the_ram() -> None:
 HIDDEN = MODEL.hidden_size
 
 
-@pytest.mark.parametrize(("given", "wanted"), [
-    ({"train_micro_batch_size_per_gpu": 3}, {"zero_stage": 0, "micro_batch_size": 3, "gradient_accumulation_steps": 1,
-                                            "overlap_comm": False}),
-    ({"train_batch_size": 24, "gradient_accumulation_steps": 4}, {"micro_batch_size": 3}),
-    ({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 3}, {"gradient_accumulation_steps": 4}),
-    ({"train_batch_size": 24}, {"micro_batch_size": 12, "gradient_accumulation_steps": 1}),
-    ({"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto", "gradient_accumulation_steps": "auto"},
-     {"micro_batch_size": 8, "gradient_accumulation_steps": 1}),
-    ({"train_batch_size": 2, "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto",
-                                                   "stage3_prefetch_bucket_size": "auto",
-                                                   "stage3_param_persistence_threshold": "auto"}},
-     {"reduce_bucket_size": HIDDEN**2, "stage3_prefetch_bucket_size": int(0.9 * HIDDEN**2),
-      "stage3_param_persistence_threshold": 10 * HIDDEN, "overlap_comm": True}),
-    ({"train_batch_size": 2, "zero_optimization": {"stage": 2, "stage3_prefetch_bucket_size": "auto",
-                                                   "reduce_bucket_size": 2e8, "cpu_offload": True}},
-     {"stage3_prefetch_bucket_size": 50_000_000, "reduce_bucket_size": 200_000_000, "offload_optimizer": "cpu",
-      "overlap_comm": False}),
-    ({"train_batch_size": 2, "zero_optimization": {"stage": 3, "max_live_parameters": 7, "offload_param": {
-        "device": "nvme", "buffer_count": 9, "pin_memory": False}}},
-     {"stage3_max_live_parameters": 7, "offload_param": "nvme", "param_buffer_count": 9, "pin_memory": False}),
-    ({"train_batch_size": 2, "zero_optimization": True}, {"zero_stage": 1}),
-], ids=lambda value: "-".join(value) if isinstance(value, dict) else None)
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (
+            {"train_micro_batch_size_per_gpu": 3},
+            {"zero_stage": 0, "micro_batch_size": 3, "gradient_accumulation_steps": 1, "overlap_comm": False},
+        ),
+        ({"train_batch_size": 24, "gradient_accumulation_steps": 4}, {"micro_batch_size": 3}),
+        ({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 3}, {"gradient_accumulation_steps": 4}),
+        ({"train_batch_size": 24}, {"micro_batch_size": 12, "gradient_accumulation_steps": 1}),
+        (
+            {
+                "train_micro_batch_size_per_gpu": "auto",
+                "train_batch_size": "auto",
+                "gradient_accumulation_steps": "auto",
+            },
+            {"micro_batch_size": 8, "gradient_accumulation_steps": 1},
+        ),
+        (
+            {
+                "train_batch_size": 2,
+                "zero_optimization": {
+                    "stage": 3,
+                    "reduce_bucket_size": "auto",
+                    "stage3_prefetch_bucket_size": "auto",
+                    "stage3_param_persistence_threshold": "auto",
+                },
+            },
+            {
+                "reduce_bucket_size": HIDDEN**2,
+                "stage3_prefetch_bucket_size": int(0.9 * HIDDEN**2),
+                "stage3_param_persistence_threshold": 10 * HIDDEN,
+                "overlap_comm": True,
+            },
+        ),
+        (
+            {
+                "train_batch_size": 2,
+                "zero_optimization": {
+                    "stage": 2,
+                    "stage3_prefetch_bucket_size": "auto",
+                    "reduce_bucket_size": 2e8,
+                    "cpu_offload": True,
+                },
+            },
+            {
+                "stage3_prefetch_bucket_size": 50_000_000,
+                "reduce_bucket_size": 200_000_000,
+                "offload_optimizer": "cpu",
+                "overlap_comm": False,
+            },
+        ),
+        (
+            {
+                "train_batch_size": 2,
+                "zero_optimization": {
+                    "stage": 3,
+                    "max_live_parameters": 7,
+                    "offload_param": {"device": "nvme", "buffer_count": 9, "pin_memory": False},
+                },
+            },
+            {"stage3_max_live_parameters": 7, "offload_param": "nvme", "param_buffer_count": 9, "pin_memory": False},
+        ),
+        ({"train_batch_size": 2, "zero_optimization": True}, {"zero_stage": 1}),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
 def test_reading_fills_in_what_trainer_and_deepspeed_fill_in(given: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Batch sizes are derived, `auto` is resolved, defaults, aliases and deprecated keys are DeepSpeed's."""
     read = plan_from_ds_config(given, MODEL, CLUSTER)
     assert {name: getattr(read, name) for name in wanted} == wanted
 
 
-@pytest.mark.parametrize(("given", "key"), [
-    ({"train_batch_size": 2, "zero_optimization": {"stage": 4}}, "zero_optimization.stage"),
-    ({"train_batch_size": 2, "zero_optimization": {"stage": 2, "reduce_bucket_size": "big"}}, "reduce_bucket_size"),
-    ({"train_batch_size": 2, "zero_optimization": {"stage": 2, "reduce_bucket_size": 0}}, "reduce_bucket_size"),
-    ({"train_batch_size": 2, "zero_optimization": {"stage": 3, "sub_group_size": 1.5}}, "sub_group_size"),
-    ({"train_batch_size": 2, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "disk"}}},
-     "offload_optimizer.device"),
-    ({"train_batch_size": 2, "zero_optimization": {"stage": 2, "offload_optimizer": "cpu"}}, "offload_optimizer"),
-    ({"train_batch_size": 2, "zero_optimization": [3]}, "zero_optimization"),
-    ({"train_batch_size": 2, "zero_optimization": {"stage": 2, "overlap_comm": "yes"}}, "overlap_comm"),
-    ({"train_micro_batch_size_per_gpu": -1}, "train_micro_batch_size_per_gpu"),
-    ({"train_batch_size": 7, "train_micro_batch_size_per_gpu": 2}, "train_batch_size"),
-    ({}, "train_micro_batch_size_per_gpu"),
-])
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"train_batch_size": 2, "zero_optimization": {"stage": 4}}, "zero_optimization.stage"),
+        ({"train_batch_size": 2, "zero_optimization": {"stage": 2, "reduce_bucket_size": "big"}}, "reduce_bucket_size"),
+        ({"train_batch_size": 2, "zero_optimization": {"stage": 2, "reduce_bucket_size": 0}}, "reduce_bucket_size"),
+        ({"train_batch_size": 2, "zero_optimization": {"stage": 3, "sub_group_size": 1.5}}, "sub_group_size"),
+        (
+            {"train_batch_size": 2, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "disk"}}},
+            "offload_optimizer.device",
+        ),
+        ({"train_batch_size": 2, "zero_optimization": {"stage": 2, "offload_optimizer": "cpu"}}, "offload_optimizer"),
+        ({"train_batch_size": 2, "zero_optimization": [3]}, "zero_optimization"),
+        ({"train_batch_size": 2, "zero_optimization": {"stage": 2, "overlap_comm": "yes"}}, "overlap_comm"),
+        ({"train_micro_batch_size_per_gpu": -1}, "train_micro_batch_size_per_gpu"),
+        ({"train_batch_size": 7, "train_micro_batch_size_per_gpu": 2}, "train_batch_size"),
+        ({}, "train_micro_batch_size_per_gpu"),
+    ],
+)
 def test_a_value_that_deepspeed_refuses_is_named(given: dict[str, Any], key: str) -> None:
     """The error names the key; nothing is guessed."""
     with pytest.raises(ConfigFileError, match=key):

@@ -81,7 +81,8 @@ def test_a_path_that_cannot_be_written_is_one_clear_error(tmp_path: Path, name: 
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk shows at the latest when the new file takes the old one's place; the old one is whole, no rest stays."""
+    """A full disk shows at the latest when the new file takes the old one's place; the old one is whole, no rest
+    stays."""
     path = tmp_path / "ds_config.json"
     path.write_text("{}")
 
@@ -100,7 +101,9 @@ def test_commands_on_one_node() -> None:
     assert launch_commands(ONE_NODE, framework="hf") == {
         "deepspeed": ["deepspeed --num_gpus 2 train.py --deepspeed ds_config.json"],
         "torchrun": ["torchrun --nproc_per_node 2 train.py --deepspeed ds_config.json"],
-        "accelerate": ["accelerate launch --use_deepspeed --deepspeed_config_file ds_config.json --num_processes 2 train.py"],
+        "accelerate": [
+            "accelerate launch --use_deepspeed --deepspeed_config_file ds_config.json --num_processes 2 train.py"
+        ],
     }
 
 
@@ -117,10 +120,12 @@ def test_commands_on_several_nodes() -> None:
     assert commands["deepspeed"] == [
         "# hostfile names the nodes, one a line: node-0 slots=8",
         "echo PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True >> .deepspeed_env",
-        "deepspeed --hostfile hostfile train.py --deepspeed ds_config.json"]
+        "deepspeed --hostfile hostfile train.py --deepspeed ds_config.json",
+    ]
     assert commands["torchrun"] == [
         "torchrun --nnodes 4 --nproc_per_node 8 --node_rank $NODE_RANK --master_addr $MASTER_ADDR --master_port 29500 "
-        "train.py --deepspeed ds_config.json"]
+        "train.py --deepspeed ds_config.json"
+    ]
     assert "--num_machines 4 --num_processes 32 --machine_rank $NODE_RANK" in commands["accelerate"][0]
 
 
@@ -138,9 +143,14 @@ def test_training_arguments_of_a_plan() -> None:
     """The arguments that fill the file's `auto`, checkpointing in the form that LoRA needs."""
     plan = Plan(zero_stage=2, micro_batch_size=4, gradient_accumulation_steps=8)
     assert training_arguments(plan, Workload()) == {
-        "output_dir": "output", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 8,
-        "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}, "bf16": True,
-        "deepspeed": "ds_config.json"}
+        "output_dir": "output",
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 8,
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "bf16": True,
+        "deepspeed": "ds_config.json",
+    }
     bare = training_arguments(replace(plan, gradient_checkpointing=False), Workload(precision="fp32"))
     assert not bare["gradient_checkpointing"]
     assert not {"gradient_checkpointing_kwargs", "bf16", "fp16"} & set(bare)

@@ -22,9 +22,17 @@ from ds_advise.probes.real_run import Failure, ProbeResult, RankReport
 from ds_advise.probes.real_run.result import StepTime
 from ds_advise.probes.store import Store
 
-MODEL = {"model_type": "qwen2", "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 4096, "max_position_embeddings": 512,
-         "tie_word_embeddings": False}
+MODEL = {
+    "model_type": "qwen2",
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 4096,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
 LIMIT = 2 * 10**9
 
 
@@ -37,8 +45,17 @@ def model(tmp_path: Path) -> str:
 
 
 def ask(model: str, *, limit: int = LIMIT, ranks: int = 2, **changes: Any) -> Recommendation:
-    return advise(model, **{"gpus": cpu_cluster(ranks, limit), "seq_len": 128, "global_batch": 4, "offline": True,
-                            "deepspeed_estimate": False, **changes})
+    return advise(
+        model,
+        **{
+            "gpus": cpu_cluster(ranks, limit),
+            "seq_len": 128,
+            "global_batch": 4,
+            "offline": True,
+            "deepspeed_estimate": False,
+            **changes,
+        },
+    )
 
 
 def ran(candidate: Candidate, slower: float = 1.0) -> ProbeResult:
@@ -46,25 +63,57 @@ def ran(candidate: Candidate, slower: float = 1.0) -> ProbeResult:
     time = candidate.estimate.time
     step = StepTime(total_s=time.step_s * slower, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
     report = RankReport(
-        rank=0, allocated_bytes=None, reserved_bytes=None, device_bytes=None, host_baseline_bytes=0, host_loading_peak_bytes=0,
-        host_peak_bytes=10**8, host_pinned_bytes=None, nvme_bytes=0, nvme_read_bytes=0, nvme_written_bytes=0, steps=(step,),
-        losses=(1.0,))
-    return ProbeResult(world_size=2, device="cpu", solo=False, tokens_per_step=time.tokens_per_step, ranks=(report,),
-                       failure=None, versions={})
+        rank=0,
+        allocated_bytes=None,
+        reserved_bytes=None,
+        device_bytes=None,
+        host_baseline_bytes=0,
+        host_loading_peak_bytes=0,
+        host_peak_bytes=10**8,
+        host_pinned_bytes=None,
+        nvme_bytes=0,
+        nvme_read_bytes=0,
+        nvme_written_bytes=0,
+        steps=(step,),
+        losses=(1.0,),
+    )
+    return ProbeResult(
+        world_size=2,
+        device="cpu",
+        solo=False,
+        tokens_per_step=time.tokens_per_step,
+        ranks=(report,),
+        failure=None,
+        versions={},
+    )
 
 
 def failed(kind: Any) -> ProbeResult:
-    return ProbeResult(world_size=2, device="cpu", solo=False, tokens_per_step=0, ranks=(), versions={},
-                       failure=Failure(kind=kind, rank=0, phase="step 1", message="no"))
+    return ProbeResult(
+        world_size=2,
+        device="cpu",
+        solo=False,
+        tokens_per_step=0,
+        ranks=(),
+        versions={},
+        failure=Failure(kind=kind, rank=0, phase="step 1", message="no"),
+    )
 
 
 def keep(answer: Recommendation, candidate: Candidate, result: ProbeResult, limit: int | None = LIMIT) -> None:
     """As a climb keeps it."""
     question, plan = answer.question, candidate.estimate.plan
-    keep_probe(result, model=question.model, name="small", workload=question.workload,
-               config=ds_config(plan, question.model, question.workload, question.cluster, flavor=question.workload.framework),
-               micro_batch_size=plan.micro_batch_size, gradient_accumulation_steps=plan.gradient_accumulation_steps,
-               gradient_checkpointing=plan.gradient_checkpointing, memory_limit_bytes=limit)
+    keep_probe(
+        result,
+        model=question.model,
+        name="small",
+        workload=question.workload,
+        config=ds_config(plan, question.model, question.workload, question.cluster, flavor=question.workload.framework),
+        micro_batch_size=plan.micro_batch_size,
+        gradient_accumulation_steps=plan.gradient_accumulation_steps,
+        gradient_checkpointing=plan.gradient_checkpointing,
+        memory_limit_bytes=limit,
+    )
 
 
 def first(answer: Recommendation) -> Candidate:
@@ -114,7 +163,8 @@ ELSEWHERE: dict[str, Callable[[str], Recommendation]] = {
     "another precision": lambda model: ask(model, precision="fp32"),
     "another method": lambda model: ask(model, method="lora"),
     "more ranks": lambda model: ask(model, ranks=4),
-    "less memory": lambda model: ask(model, limit=LIMIT - 1)}
+    "less memory": lambda model: ask(model, limit=LIMIT - 1),
+}
 
 
 @pytest.mark.parametrize("other", ELSEWHERE.values(), ids=ELSEWHERE)
@@ -145,8 +195,10 @@ def test_other_versions_and_forms_do_not_count(model: str, own_store: Path, monk
         assert ask(model).earlier == ()
     assert ask(model).earlier
     with sqlite3.connect(own_store) as connection:
-        (body,), = connection.execute("SELECT body FROM records")
-        connection.execute("UPDATE records SET body = ?", (json.dumps({**json.loads(body), "result": {"failure": None}}),))
+        ((body,),) = connection.execute("SELECT body FROM records")
+        connection.execute(
+            "UPDATE records SET body = ?", (json.dumps({**json.loads(body), "result": {"failure": None}}),)
+        )
     assert ask(model).earlier == ()
 
 
@@ -186,8 +238,21 @@ def test_plans_for_nvme_that_nobody_named_cannot_be_run(model: str) -> None:
     assert "zero3-nvme" not in {candidate.rung for candidate in runnable(tiny)}
 
 
-QUESTION = ["--device", "cpu", "--ranks", "2", "--memory", "2GB", "--seq-len", "128", "--global-batch", "4", "--offline",
-            "--no-write", "--no-deepspeed-estimate"]
+QUESTION = [
+    "--device",
+    "cpu",
+    "--ranks",
+    "2",
+    "--memory",
+    "2GB",
+    "--seq-len",
+    "128",
+    "--global-batch",
+    "4",
+    "--offline",
+    "--no-write",
+    "--no-deepspeed-estimate",
+]
 
 
 def test_the_answer_says_so(model: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,13 +274,15 @@ def test_an_answer_about_the_cpu_speaks_of_ranks(model: str, capsys: pytest.Capt
     text = capsys.readouterr().out
     assert "per rank" in text and "2 ranks on the CPU" in text and "x the limit" in text
     assert "per GPU" not in text and "the GPU" not in text and "GPU GiB" not in text
-    assert "export DS_ACCELERATOR=cpu OMP_NUM_THREADS=" in text and "use_cpu=True" in text and 'ddp_backend="gloo"' in text
+    assert (
+        "export DS_ACCELERATOR=cpu OMP_NUM_THREADS=" in text and "use_cpu=True" in text and 'ddp_backend="gloo"' in text
+    )
     assert max(len(line) for line in text.splitlines() if not line.startswith("   ")) <= 80
 
 
 def test_a_rank_on_the_cpu_is_its_tensors_its_heap_and_its_process(model: str) -> None:
-    """No CUDA context; DeepSpeed loads more with ZeRO than without. What the heap keeps of the passes counts as far as the
-    optimizer's step does not need more: in DDP, whose step holds all states' temporaries, it is nothing."""
+    """No CUDA context; DeepSpeed loads more with ZeRO than without. What the heap keeps of the passes counts as far as
+    the optimizer's step does not need more: in DDP, whose step holds all states' temporaries, it is nothing."""
     for candidate in ask(model).candidates:
         memory, stage = candidate.estimate.memory, candidate.estimate.plan.zero_stage
         heap = memory.components.get("allocator_overhead", 0)

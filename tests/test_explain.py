@@ -22,8 +22,11 @@ QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--ram", "512GB", "--nvme", "/nvm
 def answers() -> list[Recommendation]:
     """Questions whose plans together have every kind of term."""
     where = {"gpus": "2x4x32GB", "ram": "512GB", "nvme": "/nvme:2TB", "deepspeed_estimate": False, "offline": True}
-    return [advise("Qwen2.5-7B", **where), advise("Qwen2.5-7B", method="lora", global_batch=512, **where),  # type: ignore[arg-type]
-            advise("Qwen2.5-7B", gpus="RTX4090", method="qlora", deepspeed_estimate=False, offline=True)]
+    return [
+        advise("Qwen2.5-7B", **where),
+        advise("Qwen2.5-7B", method="lora", global_batch=512, **where),  # type: ignore[arg-type]
+        advise("Qwen2.5-7B", gpus="RTX4090", method="qlora", deepspeed_estimate=False, offline=True),
+    ]
 
 
 def test_the_terms_of_a_section_add_up_to_the_figure_of_the_advice(answers: list[Recommendation]) -> None:
@@ -34,8 +37,10 @@ def test_the_terms_of_a_section_add_up_to_the_figure_of_the_advice(answers: list
                 continue
             explanation = explain(answer, rung=step.rung).to_json()
             sections, estimate = explanation["sections"], step.candidate.estimate
-            totals = {name: sum(term.get("size_bytes", term.get("seconds")) for term in section["terms"])
-                      for name, section in sections.items()}
+            totals = {
+                name: sum(term.get("size_bytes", term.get("seconds")) for term in section["terms"])
+                for name, section in sections.items()
+            }
             assert totals["gpu_memory"] == estimate.memory.device_bytes_per_gpu
             assert totals["host_memory"] == estimate.memory.host_training_bytes_per_node
             assert totals.get("nvme", 0) == estimate.memory.nvme_bytes_per_node
@@ -48,9 +53,14 @@ def test_every_term_has_a_formula_a_source_and_known_symbols(answers: list[Recom
     for answer in answers:
         for candidate in answer.candidates:
             estimate = candidate.estimate
-            for term in (*(term for moment in estimate.memory.moments for term in moment.terms), *estimate.memory.gpu_terms,
-                         *estimate.memory.host_pinned_terms, *estimate.memory.host_pageable_terms,
-                         *estimate.memory.nvme_terms, *estimate.time.terms):
+            for term in (
+                *(term for moment in estimate.memory.moments for term in moment.terms),
+                *estimate.memory.gpu_terms,
+                *estimate.memory.host_pinned_terms,
+                *estimate.memory.host_pageable_terms,
+                *estimate.memory.nvme_terms,
+                *estimate.time.terms,
+            ):
                 assert term.formula and term.source, term
                 shorthand = set(re.findall(r"(?<![\w'.])[A-Z][a-z]?'{0,2}(?![\w'])", term.formula))
                 assert shorthand <= SYMBOLS.keys() | {"x"}, term.formula
@@ -70,23 +80,34 @@ def evaluated(formula: str, inputs: dict[str, float]) -> float | None:
                 return None
             values[name] = inputs.get(token, known.get(token))
         operand = token[0].isalnum() or token == "("
-        if operand and text and (text[-1] == ")" or text[-1].isalnum() or text[-1] == "_") and not (
-                token == "(" and any(text.endswith(function) for function in known)):
+        if (
+            operand
+            and text
+            and (text[-1] == ")" or text[-1].isalnum() or text[-1] == "_")
+            and not (token == "(" and any(text.endswith(function) for function in known))
+        ):
             text += "*"
         text += name
     return float(eval(text, {"__builtins__": {}}, values))
 
 
 def test_a_reader_can_recompute_the_terms_from_what_is_shown(answers: list[Recommendation]) -> None:
-    """Every formula whose symbols all have a number gives the term: all of memory but sums over a layer's operations, and the
-    times of links, host and disk."""
+    """Every formula whose symbols all have a number gives the term: all of memory but sums over a layer's operations,
+    and the times of links, host and disk."""
     recomputed: dict[str, str] = {}
     for answer in answers:
         for candidate in answer.candidates:
             memory, time = candidate.estimate.memory, candidate.estimate.time
-            pairs = [(term, float(term.size_bytes)) for term in (
-                *(term for moment in memory.moments for term in moment.terms), *memory.gpu_terms, *memory.host_pinned_terms,
-                *memory.host_pageable_terms, *memory.nvme_terms)]
+            pairs = [
+                (term, float(term.size_bytes))
+                for term in (
+                    *(term for moment in memory.moments for term in moment.terms),
+                    *memory.gpu_terms,
+                    *memory.host_pinned_terms,
+                    *memory.host_pageable_terms,
+                    *memory.nvme_terms,
+                )
+            ]
             pairs += [(term, term.seconds + term.hidden_s) for term in time.terms]  # type: ignore[misc]
             for term, result in pairs:
                 value = evaluated(term.formula, dict(term.inputs))
@@ -94,12 +115,39 @@ def test_a_reader_can_recompute_the_terms_from_what_is_shown(answers: list[Recom
                     assert value == pytest.approx(result, rel=1e-6), (term, value)
                     recomputed[term.name] = term.formula
     assert recomputed.keys() >= {
-        "weight gathering", "gradient reduction", "updated weights gathered", "gradients to host", "weights from host",
-        "optimizer", "optimizer on the host", "states from and to NVMe", "updated weights to NVMe", "gradient copies",
-        "parameters", "persistent_parameters", "master_weights", "optimizer_states", "gradients", "reduce_buckets",
-        "gathered_parameters", "step_temporaries", "offload_staging", "log-softmax", "decoder layer inputs",
-        "decoder attention", "decoder feed-forward", "library_workspace", "allocator_overhead", "nccl_buffers", "processes",
-        "optimizer_swap_buffers", "parameter_swap_buffers", "pinned_cache", "accumulated_gradients", "frozen_parameters"}
+        "weight gathering",
+        "gradient reduction",
+        "updated weights gathered",
+        "gradients to host",
+        "weights from host",
+        "optimizer",
+        "optimizer on the host",
+        "states from and to NVMe",
+        "updated weights to NVMe",
+        "gradient copies",
+        "parameters",
+        "persistent_parameters",
+        "master_weights",
+        "optimizer_states",
+        "gradients",
+        "reduce_buckets",
+        "gathered_parameters",
+        "step_temporaries",
+        "offload_staging",
+        "log-softmax",
+        "decoder layer inputs",
+        "decoder attention",
+        "decoder feed-forward",
+        "library_workspace",
+        "allocator_overhead",
+        "nccl_buffers",
+        "processes",
+        "optimizer_swap_buffers",
+        "parameter_swap_buffers",
+        "pinned_cache",
+        "accumulated_gradients",
+        "frozen_parameters",
+    }
 
 
 def test_symbols_are_found_whole() -> None:
@@ -125,8 +173,14 @@ def test_json_is_one_object() -> None:
     assert explanation["evidence"] == "analytic" and explanation["symbols"]["w"] == SYMBOLS["w"]
 
 
-@pytest.mark.parametrize("option, said", [
-    (["--component", "flux"], "no component"), (["--rung", "zero9"], "unknown rung"), (["--rung", "zero3-nvme"], "cannot run")])
+@pytest.mark.parametrize(
+    "option, said",
+    [
+        (["--component", "flux"], "no component"),
+        (["--rung", "zero9"], "unknown rung"),
+        (["--rung", "zero3-nvme"], "cannot run"),
+    ],
+)
 def test_what_cannot_be_explained_is_one_line(option: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2, and the names that exist."""
     question = ["gpt2", "--gpus", "8GB", "--optimizer", "adafactor"] if "zero3-nvme" in option else QUESTION

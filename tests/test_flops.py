@@ -19,20 +19,45 @@ PLAN = Plan(zero_stage=0, micro_batch_size=BATCH, gradient_checkpointing=False)
 _SMALL = {"hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4, "vocab_size": 300}
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": {**_SMALL, "model_type": "llama", "num_hidden_layers": 3, "num_key_value_heads": 2, "tie_word_embeddings": False},
-    "qwen3": {**_SMALL, "model_type": "qwen3", "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 32,
-              "tie_word_embeddings": True},
+    "llama": {
+        **_SMALL,
+        "model_type": "llama",
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": False,
+    },
+    "qwen3": {
+        **_SMALL,
+        "model_type": "qwen3",
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "tie_word_embeddings": True,
+    },
     "gpt2": {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 300, "n_positions": 64},
     "deepseek_v3": {
-        **_SMALL, "model_type": "deepseek_v3", "num_hidden_layers": 2, "num_key_value_heads": 4, "q_lora_rank": 24,
-        "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 2,
-        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1},
+        **_SMALL,
+        "model_type": "deepseek_v3",
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "first_k_dense_replace": 2,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "n_shared_experts": 1,
+    },
 }
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_forward_and_backward_equal_torchs_counter(name: str) -> None:
-    """A model that torch runs and counts needs exactly the products that the formula adds up, recomputed ones included."""
+    """A model that torch runs and counts needs exactly the products that the formula adds up, recomputed ones
+    included."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from torch.utils.flop_counter import FlopCounterMode
@@ -41,7 +66,8 @@ def test_forward_and_backward_equal_torchs_counter(name: str) -> None:
     shape = shape_from_config(config, name=name)
     arguments = {key: value for key, value in config.items() if key != "model_type"}
     model = transformers.AutoModelForCausalLM.from_config(
-        transformers.AutoConfig.for_model(config["model_type"], **arguments, attn_implementation="eager"))
+        transformers.AutoConfig.for_model(config["model_type"], **arguments, attn_implementation="eager")
+    )
     tokens = torch.zeros(BATCH, SEQ_LEN, dtype=torch.long)
     with FlopCounterMode(display=False) as forward:
         loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
@@ -69,17 +95,34 @@ def test_a_causal_query_sees_itself_and_what_came_before() -> None:
     causal = Attention(heads=2, kv_heads=2, head_dim=8, v_head_dim=4)
     windowed, full = dataclasses.replace(causal, window=3), dataclasses.replace(causal, causal=False)
     for attention in (causal, windowed, full):
-        by_hand = sum(1 for query in range(10) for key in range(10)
-                      if (key <= query or not attention.causal) and query - key < (attention.window or 10))
+        by_hand = sum(
+            1
+            for query in range(10)
+            for key in range(10)
+            if (key <= query or not attention.causal) and query - key < (attention.window or 10)
+        )
         assert seen_pairs(attention, 10, 10) == by_hand
     assert attention_flops(causal, 3, 10, 10, "flash") == 3 * 2 * 55 * 2 * (8 + 4)
     assert attention_flops(causal, 3, 10, 10, "eager") == 3 * 2 * 100 * 2 * (8 + 4)
 
 
-@pytest.mark.parametrize("config", [
-    CONFIGS["llama"],
-    {**_SMALL, "model_type": "qwen3_moe", "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 32,
-     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}], ids=["llama", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        CONFIGS["llama"],
+        {
+            **_SMALL,
+            "model_type": "qwen3_moe",
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+        },
+    ],
+    ids=["llama", "qwen3_moe"],
+)
 def test_adapters_equal_torchs_counter(config: dict[str, Any]) -> None:
     """peft's adapters beside linear layers, and those that it folds into fused experts and their router."""
     torch, transformers, peft = (pytest.importorskip(name) for name in ("torch", "transformers", "peft"))
@@ -87,8 +130,11 @@ def test_adapters_equal_torchs_counter(config: dict[str, Any]) -> None:
 
     arguments = {key: value for key, value in config.items() if key != "model_type"}
     # The counter knows no grouped products; run one by one, the experts' are the same.
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(
-        config["model_type"], **arguments, attn_implementation="eager", experts_implementation="eager"))
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(
+            config["model_type"], **arguments, attn_implementation="eager", experts_implementation="eager"
+        )
+    )
     model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules="all-linear"))
     model.enable_input_require_grads()
     tokens = torch.randint(300, (BATCH, SEQ_LEN))
@@ -115,8 +161,8 @@ def test_lora_needs_no_gradient_of_frozen_weights() -> None:
 
 
 def test_checkpointing_runs_the_layers_again_but_not_the_head() -> None:
-    """Recomputation is the forward pass less the product with the vocabulary, and less each layer's last one unless dropout
-    follows it, as in GPT-2."""
+    """Recomputation is the forward pass less the product with the vocabulary, and less each layer's last one unless
+    dropout follows it, as in GPT-2."""
     for name, last in (("gpt2", 0), ("llama-2-7b-hf", 11008 * 4096)):
         model, workload = find(name), Workload(seq_len=256)
         plain = micro_batch_flops(model, workload, PLAN)

@@ -1,4 +1,5 @@
-"""Anything at all as a ds_config, a config.json or an argument: an answer or one line (at length: benchmarks/fuzz.py)."""
+"""Anything at all as a ds_config, a config.json or an argument: an answer or one line (at length:
+benchmarks/fuzz.py)."""
 
 from __future__ import annotations
 
@@ -17,10 +18,17 @@ from benchmarks.fuzz import fuzz
 from .lint_cases import facts
 
 JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.sampled_from(
-        ["auto", "cpu", "nvme", "none", "3", "true", "AdamW", "Muon", "WarmupLR", "fp16"])),
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.text(max_size=8),
+        st.sampled_from(["auto", "cpu", "nvme", "none", "3", "true", "AdamW", "Muon", "WarmupLR", "fp16"]),
+    ),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=8), inner, max_size=3)),
-    max_leaves=8)
+    max_leaves=8,
+)
 
 
 def test_two_thousand_broken_inputs_break_nothing(tmp_path: Path) -> None:

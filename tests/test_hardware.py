@@ -7,52 +7,65 @@ from pathlib import Path
 
 import pytest
 from ds_advise.estimators.errors import ClusterError
-from ds_advise.estimators.hardware import UNMEASURED_MEMORY_SHARE, assumes_sxm, find_gpu, gpu_of_memory, gpus, nearest_names
+from ds_advise.estimators.hardware import (
+    UNMEASURED_MEMORY_SHARE,
+    assumes_sxm,
+    find_gpu,
+    gpu_of_memory,
+    gpus,
+    nearest_names,
+)
 from ds_advise.estimators.roofline import memory_rate, product_rate
 
 DATA = Path(__file__).parents[1] / "estimators" / "data" / "gpus.csv"
 GIB = 2**30
 
 
-@pytest.mark.parametrize(("spelling", "name"), [
-    ("A100-80GB", "A100-SXM4-80GB"),
-    ("a100 sxm 80", "A100-SXM4-80GB"),
-    ("A100 80G", "A100-SXM4-80GB"),
-    ("NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB"),
-    ("NVIDIA A100 80GB PCIe", "A100-PCIe-80GB"),
-    ("A100-40GB", "A100-SXM4-40GB"),
-    ("H100", "H100-SXM5"),
-    ("NVIDIA H100 80GB HBM3", "H100-SXM5"),
-    ("H100 80GB SXM", "H100-SXM5"),
-    ("h100 pcie", "H100-PCIe"),
-    ("H200", "H200-SXM"),
-    ("A800", "A800-SXM4-80GB"),
-    ("RTX4090", "RTX 4090"),
-    ("4090", "RTX 4090"),
-    ("NVIDIA GeForce RTX 4090", "RTX 4090"),
-    ("RTX 4090 24GB", "RTX 4090"),
-    ("rtx 3090", "RTX 3090"),
-    ("RTX3080-20GB", "RTX 3080 20GB"),
-    ("V100-32GB", "V100-SXM2-32GB"),
-    ("Tesla V100-PCIE-16GB", "V100-PCIe-16GB"),
-    ("L40S", "L40S"),
-    ("A10G", "A10G"),
-    ("A10", "A10"),
-    ("Tesla T4", "T4"),
-    ("A6000", "RTX A6000"),
-    ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
-    ("mi300x", "MI300X"),
-])
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("A100-80GB", "A100-SXM4-80GB"),
+        ("a100 sxm 80", "A100-SXM4-80GB"),
+        ("A100 80G", "A100-SXM4-80GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100-PCIe-80GB"),
+        ("A100-40GB", "A100-SXM4-40GB"),
+        ("H100", "H100-SXM5"),
+        ("NVIDIA H100 80GB HBM3", "H100-SXM5"),
+        ("H100 80GB SXM", "H100-SXM5"),
+        ("h100 pcie", "H100-PCIe"),
+        ("H200", "H200-SXM"),
+        ("A800", "A800-SXM4-80GB"),
+        ("RTX4090", "RTX 4090"),
+        ("4090", "RTX 4090"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("RTX 4090 24GB", "RTX 4090"),
+        ("rtx 3090", "RTX 3090"),
+        ("RTX3080-20GB", "RTX 3080 20GB"),
+        ("V100-32GB", "V100-SXM2-32GB"),
+        ("Tesla V100-PCIE-16GB", "V100-PCIe-16GB"),
+        ("L40S", "L40S"),
+        ("A10G", "A10G"),
+        ("A10", "A10"),
+        ("Tesla T4", "T4"),
+        ("A6000", "RTX A6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("mi300x", "MI300X"),
+    ],
+)
 def test_any_usual_spelling_finds_the_card(spelling: str, name: str) -> None:
     """Case, separators, vendor, series and the size's unit do not matter."""
     assert find_gpu(spelling).name == name
 
 
-@pytest.mark.parametrize(("spelling", "candidates"), [
-    ("A100", ("A100-SXM4-40GB", "A100-SXM4-80GB")),
-    ("V100", ("V100-SXM2-16GB", "V100-SXM2-32GB")),
-    ("RTX 3080", ("RTX 3080 10GB", "RTX 3080 20GB")),
-])
+@pytest.mark.parametrize(
+    ("spelling", "candidates"),
+    [
+        ("A100", ("A100-SXM4-40GB", "A100-SXM4-80GB")),
+        ("V100", ("V100-SXM2-16GB", "V100-SXM2-32GB")),
+        ("RTX 3080", ("RTX 3080 10GB", "RTX 3080 20GB")),
+    ],
+)
 def test_a_name_that_leaves_the_memory_open_is_refused(spelling: str, candidates: tuple[str, ...]) -> None:
     """Memory is what the answer is about, so it is never chosen silently; the candidates are named."""
     with pytest.raises(ClusterError) as error:
@@ -115,11 +128,13 @@ def test_every_row_has_a_source_and_believable_figures() -> None:
         assert bool(row["reference_for_gb"]) == bool(row["reference_because"]), gpu.name
         assert product_rate(gpu, "fp16") > 0
         assert memory_rate(gpu) > 0
-        for measured, peak in ((gpu.gemm_bf16_flops_per_s, gpu.bf16_flops_per_s),
-                               (gpu.gemm_fp16_flops_per_s, gpu.fp16_flops_per_s)):
+        for measured, peak in (
+            (gpu.gemm_bf16_flops_per_s, gpu.bf16_flops_per_s),
+            (gpu.gemm_fp16_flops_per_s, gpu.fp16_flops_per_s),
+        ):
             if measured is not None and peak is not None:
-                # A sparse peak would be twice what dense products reach; the MI300X is known to reach half, and the L4, which
-                # 72 W slow down, less.
+                # A sparse peak would be twice what dense products reach; the MI300X is known to reach half, and the L4,
+                # which 72 W slow down, less.
                 assert 0.44 < measured / peak < 1.15, gpu.name
         if gpu.peer_link == "pcie":
             assert gpu.peer_bytes_per_s == gpu.pcie_bytes_per_s, gpu.name

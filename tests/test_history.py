@@ -12,20 +12,51 @@ from ds_advise.probes.bench.result import BENCH_VERSION, BenchResult, figure
 from ds_advise.probes.machine import Machine
 from ds_advise.probes.store import Record, Store
 
-MACHINE = Machine(gpus=("L4", "L4"), gpu_memory_bytes=(22 * 2**30,) * 2, driver="570.1", cpu="a CPU", cpu_cores=8,
-                  ram_bytes=64 * 2**30)
+MACHINE = Machine(
+    gpus=("L4", "L4"),
+    gpu_memory_bytes=(22 * 2**30,) * 2,
+    driver="570.1",
+    cpu="a CPU",
+    cpu_cores=8,
+    ram_bytes=64 * 2**30,
+)
 STEP = {"total_s": 2.0, "forward_s": 0.5, "backward_s": 1.0, "optimizer_s": 0.5, "waiting_s": None}
-RANK = {"steps": [STEP, {**STEP, "total_s": 4.0}, STEP], "device_bytes": 5 * 2**30, "reserved_bytes": 4 * 2**30,
-        "host_peak_bytes": 3 * 2**30, "host_baseline_bytes": 2**30, "losses": [1.0, float("nan")]}
+RANK = {
+    "steps": [STEP, {**STEP, "total_s": 4.0}, STEP],
+    "device_bytes": 5 * 2**30,
+    "reserved_bytes": 4 * 2**30,
+    "host_peak_bytes": 3 * 2**30,
+    "host_baseline_bytes": 2**30,
+    "losses": [1.0, float("nan")],
+}
 PROBE = Record(
-    kind="probe", machine=MACHINE, model="abc", model_name="some/a-model-with-a-long-name",
-    made_at="2026-01-01T00:00:00+00:00", workload={"seq_len": 128},
-    plan={"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
-          "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
-    result={"tokens_per_step": 1000, "ranks": [RANK, RANK], "failure": None})
-BENCH = Record(kind="bench", machine=MACHINE, result=BenchResult(
-    version=BENCH_VERSION, device="cuda", ranks=2, skipped=(), nvme_mount="", versions={}, seconds=1.0, figures=(
-        figure("matrix_product", "bf16", 4096, 1e14, [1.0], "flop/s"),)).to_json())
+    kind="probe",
+    machine=MACHINE,
+    model="abc",
+    model_name="some/a-model-with-a-long-name",
+    made_at="2026-01-01T00:00:00+00:00",
+    workload={"seq_len": 128},
+    plan={
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 2,
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    },
+    result={"tokens_per_step": 1000, "ranks": [RANK, RANK], "failure": None},
+)
+BENCH = Record(
+    kind="bench",
+    machine=MACHINE,
+    result=BenchResult(
+        version=BENCH_VERSION,
+        device="cuda",
+        ranks=2,
+        skipped=(),
+        nvme_mount="",
+        versions={},
+        seconds=1.0,
+        figures=(figure("matrix_product", "bf16", 4096, 1e14, [1.0], "flop/s"),),
+    ).to_json(),
+)
 
 
 def _lines(capsys: pytest.CaptureFixture[str]) -> list[str]:

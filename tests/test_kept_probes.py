@@ -17,14 +17,27 @@ from ds_advise.probes.real_run import Failure, ProbeResult
 from ds_advise.probes.store import Store, model_key
 
 FAILED = ProbeResult(
-    world_size=2, device="cpu", solo=False, tokens_per_step=0, ranks=(), versions={},
-    failure=Failure(kind="out_of_memory", rank=1, phase="step 1", message="no memory"))
+    world_size=2,
+    device="cpu",
+    solo=False,
+    tokens_per_step=0,
+    ranks=(),
+    versions={},
+    failure=Failure(kind="out_of_memory", rank=1, phase="step 1", message="no memory"),
+)
 
 
 def _keep(result: ProbeResult, **changes: Any) -> int | None:
-    settings = {"model": find("gpt2"), "name": "gpt2", "config": {"zero_optimization": {"stage": 2}}, "workload": Workload(),
-                "micro_batch_size": 4, "gradient_accumulation_steps": 2, "gradient_checkpointing": False,
-                "memory_limit_bytes": 10**9}
+    settings = {
+        "model": find("gpt2"),
+        "name": "gpt2",
+        "config": {"zero_optimization": {"stage": 2}},
+        "workload": Workload(),
+        "micro_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "gradient_checkpointing": False,
+        "memory_limit_bytes": 10**9,
+    }
     return keep_probe(result, **{**settings, **changes})
 
 
@@ -33,8 +46,11 @@ def test_a_failed_probe_is_kept_with_what_was_asked() -> None:
     number = _keep(FAILED)
     (record,) = Store().find(kind="probe", machine=this_machine(), model=model_key(find("gpt2")))
     assert record.id == number
-    assert record.plan == {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 4,
-                           "gradient_accumulation_steps": 2}
+    assert record.plan == {
+        "zero_optimization": {"stage": 2},
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 2,
+    }
     assert record.workload["seq_len"] == Workload().seq_len
     assert (record.workload["gradient_checkpointing"], record.workload["memory_limit_bytes"]) == (False, 10**9)
     assert record.result["failure"]["kind"] == "out_of_memory"
@@ -42,7 +58,8 @@ def test_a_failed_probe_is_kept_with_what_was_asked() -> None:
 
 
 def test_the_plan_is_kept_as_it_was_given_with_its_batch() -> None:
-    """What the configuration says itself is not replaced; a failure and a success of a plan are found by the same plan."""
+    """What the configuration says itself is not replaced; a failure and a success of a plan are found by the same
+    plan."""
     given = {"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": "auto", "bf16": {"enabled": "auto"}}
     _keep(FAILED, config=given)
     _keep(replace(FAILED, failure=None, config={**given, "bf16": {"enabled": True}}), config=given)
@@ -72,5 +89,7 @@ def test_the_history_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
     """By model, rung and how it ended."""
     _keep(FAILED)
     run(["history"])
-    assert any("gpt2" in line and "zero2" in line and line.endswith("out of memory")
-               for line in capsys.readouterr().out.splitlines())
+    assert any(
+        "gpt2" in line and "zero2" in line and line.endswith("out of memory")
+        for line in capsys.readouterr().out.splitlines()
+    )

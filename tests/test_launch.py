@@ -1,4 +1,5 @@
-"""What a launch decides before it starts and after it failed: commands, environment, what a script needs, checks, fallback."""
+"""What a launch decides before it starts and after it failed: commands, environment, what a script needs, checks,
+fallback."""
 
 from __future__ import annotations
 
@@ -31,11 +32,24 @@ from ds_advise.probes.real_run.result import StepTime
 from ds_advise.probes.this_machine import cpu_cores
 from rich.console import Console
 
-MODEL = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
-         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
-         "max_position_embeddings": 64, "tie_word_embeddings": False}
-AUTO = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "bf16": {"enabled": "auto"},
-        "zero_optimization": {"stage": 2}}
+MODEL = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+AUTO = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {"stage": 2},
+}
 
 
 @pytest.fixture
@@ -67,52 +81,85 @@ ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 def test_dry_on_one_node(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each launcher starts the wrapper as a module; the configuration goes the way that the framework wants it."""
-    assert dry(capsys, "--gpus", "2x24GB", "--", "train.py", "--output_dir", "my out") == [(
-        "on this node", f"{ALLOCATOR} python -m torch.distributed.run --nproc_per_node 2 {wrapped(folder)} "
-        "--output_dir 'my out' --deepspeed ds_config.json")]
+    assert dry(capsys, "--gpus", "2x24GB", "--", "train.py", "--output_dir", "my out") == [
+        (
+            "on this node",
+            f"{ALLOCATOR} python -m torch.distributed.run --nproc_per_node 2 {wrapped(folder)} "
+            "--output_dir 'my out' --deepspeed ds_config.json",
+        )
+    ]
     assert dry(capsys, "--gpus", "2x24GB", "--launcher", "accelerate", "--", "train.py")[0][1].endswith(
         "accelerate.commands.launch --use_deepspeed --deepspeed_config_file ds_config.json --num_processes 2 "
-        f"{wrapped(folder)}")
+        f"{wrapped(folder)}"
+    )
     assert dry(capsys, "--gpus", "2x24GB", "--framework", "deepspeed", "--", "train.py")[0][1].endswith(
-        f"deepspeed.launcher.runner --num_gpus 2 {wrapped(folder)} --deepspeed --deepspeed_config ds_config.json")
+        f"deepspeed.launcher.runner --num_gpus 2 {wrapped(folder)} --deepspeed --deepspeed_config ds_config.json"
+    )
     assert dry(capsys, "--gpus", "2x24GB", "--", "train.py", "--deepspeed=other.json")[0][1].endswith(
-        f"{wrapped(folder)} --deepspeed=other.json")
+        f"{wrapped(folder)} --deepspeed=other.json"
+    )
     assert not (folder / "log").exists()
 
 
 def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line for each node with its own rank; one line where ssh or srun reaches the others, with the variables that ssh
-    would not pass on."""
-    assert dry(capsys, "--gpus", "8xH100", "--nodes", "2", "--master", "node-0:29511", "--", "train.py") == [(
-        f"on node {node}", f"{ALLOCATOR} python -m torch.distributed.run --nnodes 2 --nproc_per_node 8 --node_rank {node} "
-        f"--master_addr node-0 --master_port 29511 {wrapped(folder, f'/node{node}')} --deepspeed ds_config.json")
-        for node in range(2)]
+    """A line for each node with its own rank; one line where ssh or srun reaches the others, with the variables that
+    ssh would not pass on."""
+    assert dry(capsys, "--gpus", "8xH100", "--nodes", "2", "--master", "node-0:29511", "--", "train.py") == [
+        (
+            f"on node {node}",
+            f"{ALLOCATOR} python -m torch.distributed.run --nnodes 2 --nproc_per_node 8 --node_rank {node} "
+            f"--master_addr node-0 --master_port 29511 {wrapped(folder, f'/node{node}')} --deepspeed ds_config.json",
+        )
+        for node in range(2)
+    ]
     (folder / "hosts").write_text("n0 slots=8\nn1 slots=8  # the other\n")
-    assert dry(capsys, "--gpus", "8xH100", "--hostfile", "hosts", "--", "train.py") == [(
-        "on this node, which reaches the others by ssh",
-        f"{ALLOCATOR} python -m deepspeed.launcher.runner --hostfile {folder}/hosts {wrapped(folder, f' --set {ALLOCATOR}')} "
-        "--deepspeed ds_config.json")]
+    assert dry(capsys, "--gpus", "8xH100", "--hostfile", "hosts", "--", "train.py") == [
+        (
+            "on this node, which reaches the others by ssh",
+            f"{ALLOCATOR} python -m deepspeed.launcher.runner --hostfile {folder}/hosts "
+            f"{wrapped(folder, f' --set {ALLOCATOR}')} "
+            "--deepspeed ds_config.json",
+        )
+    ]
     for name, value in (("ID", "77"), ("NUM_NODES", "2"), ("NODELIST", "gpu[003-004]")):
         monkeypatch.setenv(f"SLURM_JOB_{name}", value)
-    assert dry(capsys, "--gpus", "8xH100", "--slurm", "--", "train.py") == [(
-        "in the allocation", f"{ALLOCATOR} srun --nodes 2 --ntasks-per-node 1 python -m torch.distributed.run --nnodes 2 "
-        f"--nproc_per_node 8 --rdzv_backend c10d --rdzv_id 77 --rdzv_endpoint gpu003:29500 {wrapped(folder)} "
-        "--deepspeed ds_config.json")]
+    assert dry(capsys, "--gpus", "8xH100", "--slurm", "--", "train.py") == [
+        (
+            "in the allocation",
+            f"{ALLOCATOR} srun --nodes 2 --ntasks-per-node 1 python -m torch.distributed.run --nnodes 2 "
+            f"--nproc_per_node 8 --rdzv_backend c10d --rdzv_id 77 --rdzv_endpoint gpu003:29500 {wrapped(folder)} "
+            "--deepspeed ds_config.json",
+        )
+    ]
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["--gpus", "2x8xH100", "--", "train.py"], "no word of how they meet"),
-    (["--gpus", "8xH100", "--slurm", "--", "train.py"], "no Slurm allocation"),
-    (["--gpus", "8xH100", "--master", "a:b", "--nodes", "2", "--", "train.py"], "is no address"),
-    (["--gpus", "8xH100", "--master", "a", "--nodes", "2", "--node-rank", "2", "--", "train.py"], "no node 2 among 2"),
-    (["--gpus", "8xH100", "--hostfile", "hosts", "--launcher", "torchrun", "--", "train.py"], "pass --launcher deepspeed"),
-    (["--gpus", "8xH100", "--hostfile", "none", "--", "train.py"], "cannot read the hostfile"),
-    (["--gpus", "8xH100", "--", "no.py"], "no script no.py"),
-    (["--gpus", "8xH100"], "no script; write --"),
-    (["--gpus", "8xH100", "--master", "a", "--nodes", "2", "--fallback", "--", "train.py"], "does not go with --master"),
-    (["--gpus", "8xH100", "--", "train.py"], "pass --model NAME, or --no-check")])
-def test_what_cannot_be_launched_is_said(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-                                         arguments: list[str], said: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gpus", "2x8xH100", "--", "train.py"], "no word of how they meet"),
+        (["--gpus", "8xH100", "--slurm", "--", "train.py"], "no Slurm allocation"),
+        (["--gpus", "8xH100", "--master", "a:b", "--nodes", "2", "--", "train.py"], "is no address"),
+        (
+            ["--gpus", "8xH100", "--master", "a", "--nodes", "2", "--node-rank", "2", "--", "train.py"],
+            "no node 2 among 2",
+        ),
+        (
+            ["--gpus", "8xH100", "--hostfile", "hosts", "--launcher", "torchrun", "--", "train.py"],
+            "pass --launcher deepspeed",
+        ),
+        (["--gpus", "8xH100", "--hostfile", "none", "--", "train.py"], "cannot read the hostfile"),
+        (["--gpus", "8xH100", "--", "no.py"], "no script no.py"),
+        (["--gpus", "8xH100"], "no script; write --"),
+        (
+            ["--gpus", "8xH100", "--master", "a", "--nodes", "2", "--fallback", "--", "train.py"],
+            "does not go with --master",
+        ),
+        (["--gpus", "8xH100", "--", "train.py"], "pass --model NAME, or --no-check"),
+    ],
+)
+def test_what_cannot_be_launched_is_said(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
     """One line that names it and what to do; nothing is started."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     (folder / "hosts").write_text("n0 slots=8\nn1 slots=8\n")
@@ -131,7 +178,12 @@ def test_a_hostfile_that_is_none(tmp_path: Path, text: str) -> None:
 
 def test_addresses() -> None:
     """The first host of Slurm's list, and an IPv6 address with its port."""
-    assert [first_host(text) for text in ("n1,n2", "gpu[003-007,9],x", "a-b[1,3]", "host")] == ["n1", "gpu003", "a-b1", "host"]
+    assert [first_host(text) for text in ("n1,n2", "gpu[003-007,9],x", "a-b[1,3]", "host")] == [
+        "n1",
+        "gpu003",
+        "a-b1",
+        "host",
+    ]
     addresses = [static_rendezvous(text, 0).address for text in ("n:1", "10.0.0.1", "[fe80::1]:29500")]
     assert addresses == ["n", "10.0.0.1", "fe80::1"]
 
@@ -148,12 +200,18 @@ def test_the_script_decides_framework_and_launcher() -> None:
 def test_environment() -> None:
     """What the plan needs, unless the user has said otherwise; a CPU training never sees a GPU."""
     assert plan_environment(device="cuda", offloads_optimizer=False, ranks_per_node=8, environment={}) == {
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"
+    }
     own = {"PYTORCH_ALLOC_CONF": "x"}
     assert plan_environment(device="cuda", offloads_optimizer=True, ranks_per_node=1, environment=own) == {
-        "OMP_NUM_THREADS": str(cpu_cores())}
-    on_cpu = plan_environment(device="cpu", offloads_optimizer=False, ranks_per_node=2, environment={
-        "OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "0"})
+        "OMP_NUM_THREADS": str(cpu_cores())
+    }
+    on_cpu = plan_environment(
+        device="cpu",
+        offloads_optimizer=False,
+        ranks_per_node=2,
+        environment={"OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "0"},
+    )
     assert on_cpu == {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -167,24 +225,49 @@ def test_switches_of_nccl_that_cost_speed() -> None:
 def test_arguments_of_a_script() -> None:
     """Read as argparse reads them, and replaced without a trace of the old ones."""
     arguments = ScriptArguments(
-        ["--model-name-or-path", "m", "--bf16", "--max_steps=7", "--fp16", "False", "--output_dir", "o"])
+        ["--model-name-or-path", "m", "--bf16", "--max_steps=7", "--fp16", "False", "--output_dir", "o"]
+    )
     assert (arguments.model, arguments.number("max_steps"), arguments.output_dir) == ("m", 7, Path("o"))
     assert (arguments.flag("bf16"), arguments.flag("fp16"), arguments.flag("tf32")) == (True, False, None)
     assert arguments.with_values({"max_steps": "9", "model_name_or_path": "n"}) == (
-        "--bf16", "--fp16", "False", "--output_dir", "o", "--max_steps", "9", "--model_name_or_path", "n")
+        "--bf16",
+        "--fp16",
+        "False",
+        "--output_dir",
+        "o",
+        "--max_steps",
+        "9",
+        "--model_name_or_path",
+        "n",
+    )
     assert not ScriptArguments(["--output_dir", "o"]).are_training_arguments
     assert ScriptArguments([]).model is None
 
 
 def _asked(folder: Path) -> RunQuestion:
     return run_question(
-        folder / "ds_config.json", str(folder / "model"), cpu_cluster(2), seq_len=32, micro_batch=2, accumulation=2,
-        method="full", lora_rank=8, lora_dropout=0.0, lora_targets=None, precision="bf16", gradient_checkpointing=True,
-        attention="sdpa", framework="hf", input_shape=None, offline=True)
+        folder / "ds_config.json",
+        str(folder / "model"),
+        cpu_cluster(2),
+        seq_len=32,
+        micro_batch=2,
+        accumulation=2,
+        method="full",
+        lora_rank=8,
+        lora_dropout=0.0,
+        lora_targets=None,
+        precision="bf16",
+        gradient_checkpointing=True,
+        attention="sdpa",
+        framework="hf",
+        input_shape=None,
+        offline=True,
+    )
 
 
 def test_a_full_disk_and_a_small_host_are_seen_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpoints that do not fit the disk and a model that does not fit the RAM while it loads are told without a run."""
+    """Checkpoints that do not fit the disk and a model that does not fit the RAM while it loads are told without a
+    run."""
     asked = _asked(folder)
     assert asked.shape is not None
     one = checkpoint_bytes(asked.shape, asked.workload)
@@ -193,9 +276,18 @@ def test_a_full_disk_and_a_small_host_are_seen_before(folder: Path, monkeypatch:
     monkeypatch.setattr("ds_advise.advisor.launch.check.free_bytes", lambda _: one * 3 - 1)
 
     def found(checkpoints: int, question: RunQuestion) -> list[str]:
-        return [each.what for each in objections(
-            question, prediction_of(question), how="dry-run", device="cpu", output_dir=folder / "out", checkpoints=checkpoints,
-            on_progress=lambda _: None)]
+        return [
+            each.what
+            for each in objections(
+                question,
+                prediction_of(question),
+                how="dry-run",
+                device="cpu",
+                output_dir=folder / "out",
+                checkpoints=checkpoints,
+                on_progress=lambda _: None,
+            )
+        ]
 
     assert found(2, asked) == []
     assert "3 checkpoints" in found(3, asked)[0]
@@ -204,22 +296,43 @@ def test_a_full_disk_and_a_small_host_are_seen_before(folder: Path, monkeypatch:
 
 
 def test_a_probe_of_the_same_is_what_the_training_is_measured_against(folder: Path) -> None:
-    """Its speed stands beside the training's, as evidence of a probe; a failed one and one of another batch do not count."""
+    """Its speed stands beside the training's, as evidence of a probe; a failed one and one of another batch do not
+    count."""
     asked = _asked(folder)
     closed_form = prediction_of(asked)
     assert closed_form is not None and closed_form.evidence == "analytic"
     step = StepTime(total_s=2 * closed_form.time.step_s, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
     report = RankReport(
-        rank=0, allocated_bytes=None, reserved_bytes=None, device_bytes=None, host_baseline_bytes=0, host_loading_peak_bytes=0,
-        host_peak_bytes=10**8, host_pinned_bytes=None, nvme_bytes=0, nvme_read_bytes=0, nvme_written_bytes=0, steps=(step,),
-        losses=(1.0,))
+        rank=0,
+        allocated_bytes=None,
+        reserved_bytes=None,
+        device_bytes=None,
+        host_baseline_bytes=0,
+        host_loading_peak_bytes=0,
+        host_peak_bytes=10**8,
+        host_pinned_bytes=None,
+        nvme_bytes=0,
+        nvme_read_bytes=0,
+        nvme_written_bytes=0,
+        steps=(step,),
+        losses=(1.0,),
+    )
 
     def keep(ranks: tuple[RankReport, ...], failure: ProbeFailure | None, micro_batch_size: int = 2) -> None:
-        result = ProbeResult(world_size=2, device="cpu", solo=False, tokens_per_step=1, ranks=ranks, failure=failure,
-                             versions={})
-        keep_probe(result, model=asked.shape, name="small", config=asked.config, workload=asked.workload,
-                   micro_batch_size=micro_batch_size, gradient_accumulation_steps=2, gradient_checkpointing=True,
-                   memory_limit_bytes=None)
+        result = ProbeResult(
+            world_size=2, device="cpu", solo=False, tokens_per_step=1, ranks=ranks, failure=failure, versions={}
+        )
+        keep_probe(
+            result,
+            model=asked.shape,
+            name="small",
+            config=asked.config,
+            workload=asked.workload,
+            micro_batch_size=micro_batch_size,
+            gradient_accumulation_steps=2,
+            gradient_checkpointing=True,
+            memory_limit_bytes=None,
+        )
 
     keep((report,), None, micro_batch_size=1)
     keep((), ProbeFailure(kind="out_of_memory", rank=0, phase="step 1", message="no"))
@@ -230,24 +343,51 @@ def test_a_probe_of_the_same_is_what_the_training_is_measured_against(folder: Pa
     assert seen.time.step_s == pytest.approx(2 * closed_form.time.step_s)
 
 
-@pytest.mark.parametrize(("arguments", "checkpoint", "wanted"), [
-    (["--output_dir", "out", "--max_steps", "9", "--save_steps", "2"], "out/checkpoint-4", "--resume_from_checkpoint"),
-    (["--output_dir", "out", "--max_steps", "9", "--save_steps", "2"], None, "no checkpoint was saved"),
-    (["--epochs", "3"], None, "cannot be known")])
-def test_how_to_go_on_after_memory_ran_out(folder: Path, arguments: list[str], checkpoint: str | None, wanted: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "checkpoint", "wanted"),
+    [
+        (
+            ["--output_dir", "out", "--max_steps", "9", "--save_steps", "2"],
+            "out/checkpoint-4",
+            "--resume_from_checkpoint",
+        ),
+        (["--output_dir", "out", "--max_steps", "9", "--save_steps", "2"], None, "no checkpoint was saved"),
+        (["--epochs", "3"], None, "cannot be known"),
+    ],
+)
+def test_how_to_go_on_after_memory_ran_out(
+    folder: Path, arguments: list[str], checkpoint: str | None, wanted: str
+) -> None:
     """The same global batch with less memory, from the checkpoint; a script of unknown arguments is not started."""
     asked = _asked(folder)
     prediction = prediction_of(asked)
     assert prediction is not None
     question = LaunchQuestion(
         request=LaunchRequest(
-            script=Script(target="train.py", arguments=tuple(arguments)), config=AUTO, config_path=folder / "ds_config.json",
-            framework="hf", launcher="torchrun", cluster=asked.cluster, folder=folder / "log", device="cpu",
-            prediction=prediction, model=asked.shape),
-        asked=asked, arguments=ScriptArguments(arguments), said=())
-    outcome = Outcome(status="failed", failure=Failure(kind="gpu_out_of_memory", rank=0, step=5, message=""), last_step=5,
-                      peaks=Peaks(), seconds=1.0, folder=folder / "log",
-                      checkpoint=None if checkpoint is None else Path(checkpoint))
+            script=Script(target="train.py", arguments=tuple(arguments)),
+            config=AUTO,
+            config_path=folder / "ds_config.json",
+            framework="hf",
+            launcher="torchrun",
+            cluster=asked.cluster,
+            folder=folder / "log",
+            device="cpu",
+            prediction=prediction,
+            model=asked.shape,
+        ),
+        asked=asked,
+        arguments=ScriptArguments(arguments),
+        said=(),
+    )
+    outcome = Outcome(
+        status="failed",
+        failure=Failure(kind="gpu_out_of_memory", rank=0, step=5, message=""),
+        last_step=5,
+        peaks=Peaks(),
+        seconds=1.0,
+        folder=folder / "log",
+        checkpoint=None if checkpoint is None else Path(checkpoint),
+    )
     go_on = continuation(question, outcome, folder / "next")
     if go_on.question is None:
         assert wanted in go_on.what
@@ -268,15 +408,26 @@ def test_plans_keep_the_global_batch(folder: Path) -> None:
     """Every plan to go on with takes as many samples in a step."""
     plans = plans_that_fit(_asked(folder))
     assert plans
-    assert {plan.estimate.plan.micro_batch_size * plan.estimate.plan.gradient_accumulation_steps for plan in plans} == {4}
+    assert {plan.estimate.plan.micro_batch_size * plan.estimate.plan.gradient_accumulation_steps for plan in plans} == {
+        4
+    }
 
 
 def test_what_is_kept_in_view_fits_80_columns() -> None:
     """Step, loss, speed and time left; memory now, at its peak and as predicted; nothing is cut."""
     status = Status(
-        step=123_456, total_steps=200_000, loss=2.345678, tokens_per_s=123_456.7, step_s=1.2, device_bytes=20 * 2**30,
-        device_peak_bytes=22 * 2**30, device_predicted_bytes=21 * 2**30, host_bytes=400 * 2**30, host_peak_bytes=500 * 2**30,
-        host_predicted_bytes=600 * 2**30)
+        step=123_456,
+        total_steps=200_000,
+        loss=2.345678,
+        tokens_per_s=123_456.7,
+        step_s=1.2,
+        device_bytes=20 * 2**30,
+        device_peak_bytes=22 * 2**30,
+        device_predicted_bytes=21 * 2**30,
+        host_bytes=400 * 2**30,
+        host_peak_bytes=500 * 2**30,
+        host_predicted_bytes=600 * 2**30,
+    )
     drawn = io.StringIO()
     with Display(Console(file=drawn, force_terminal=True, width=80)) as display:
         display.show(status)

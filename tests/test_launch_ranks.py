@@ -1,4 +1,5 @@
-"""What every rank runs, what holds it, what its records say, and how its failure is named; launches without DeepSpeed."""
+"""What every rank runs, what holds it, what its records say, and how its failure is named; launches without
+DeepSpeed."""
 
 from __future__ import annotations
 
@@ -31,8 +32,14 @@ print(json.dumps([sys.argv, sys.path[0], __name__, __file__, os.environ.get("GIV
 
 def as_rank(tmp_path: Path, *words: str, code: int = 0) -> tuple[str, list[dict[str, Any]]]:
     """(what rank 3 printed, its notes)."""
-    done = subprocess.run([sys.executable, "-m", "ds_advise.advisor.launch.rank", *words], cwd=tmp_path,
-                          env=os.environ | {"RANK": "3"}, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "ds_advise.advisor.launch.rank", *words],
+        cwd=tmp_path,
+        env=os.environ | {"RANK": "3"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
     notes = [json.loads(line) for line in (tmp_path / "log" / "rank3.jsonl").read_text().splitlines()]
     return (tmp_path / "log" / "rank3.log").read_text(), notes
@@ -42,10 +49,17 @@ def test_the_wrapper_runs_a_script_as_python_does(tmp_path: Path) -> None:
     """The same argv, sys.path[0], __main__ and exit code; the launcher's --local_rank stays the script's."""
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "train.py").write_text(PRINTS)
-    said, notes = as_rank(tmp_path, "--local_rank=0", "--folder", "log", "--set", "GIVEN=a=b", "below/train.py", "--x", "--set")
+    said, notes = as_rank(
+        tmp_path, "--local_rank=0", "--folder", "log", "--set", "GIVEN=a=b", "below/train.py", "--x", "--set"
+    )
     assert "to stderr" in said
-    assert json.loads(said[said.index("["):]) == [
-        ["below/train.py", "--local_rank=0", "--x", "--set"], str(tmp_path / "below"), "__main__", "below/train.py", "a=b"]
+    assert json.loads(said[said.index("[") :]) == [
+        ["below/train.py", "--local_rank=0", "--x", "--set"],
+        str(tmp_path / "below"),
+        "__main__",
+        "below/train.py",
+        "a=b",
+    ]
     assert [note.get("rank", note.get("end")) for note in notes] == [3, 0]
 
 
@@ -54,14 +68,19 @@ def test_the_wrapper_runs_a_module(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "train.py").write_text(PRINTS)
     said, _ = as_rank(tmp_path, "--folder", "log", "--is-module", "package.train", "1")
-    argv, _, name, file, _ = json.loads(said[said.index("["):])
+    argv, _, name, file, _ = json.loads(said[said.index("[") :])
     script = str(tmp_path / "package" / "train.py")
     assert (argv, name, file) == ([script, "1"], "__main__", script)
 
 
-@pytest.mark.parametrize(("body", "code", "last"), [
-    ("raise SystemExit(7)", 7, {"end": 7}), ("open('/dev/full', 'w').write('x' * 10**6)", 1, {"errno": 28, "type": "OSError"}),
-    ("raise ValueError('a\\n b')", 1, {"message": "a b", "type": "ValueError", "errno": None})])
+@pytest.mark.parametrize(
+    ("body", "code", "last"),
+    [
+        ("raise SystemExit(7)", 7, {"end": 7}),
+        ("open('/dev/full', 'w').write('x' * 10**6)", 1, {"errno": 28, "type": "OSError"}),
+        ("raise ValueError('a\\n b')", 1, {"message": "a b", "type": "ValueError", "errno": None}),
+    ],
+)
 def test_the_wrapper_tells_how_the_script_ended(tmp_path: Path, body: str, code: int, last: dict[str, Any]) -> None:
     """Exit code and traceback are the script's own; the error is noted with its number."""
     (tmp_path / "train.py").write_text(body)
@@ -86,10 +105,18 @@ def _children_of(pid: int) -> list[psutil.Process]:
 def test_nothing_survives_the_process_that_asked(tmp_path: Path) -> None:
     """SIGKILL of the parent ends what its command has started, in sessions of their own too."""
     command = [sys.executable, "-m", "ds_advise.advisor.launch.leash"]
-    parent = subprocess.Popen([sys.executable, "-c", (
-        "import os, subprocess, sys, time\n"
-        f"subprocess.Popen({command!r} + [str(os.getpid()), 'sh', '-c', 'setsid sleep 1000 & sleep 1000'])\n"
-        "time.sleep(1000)")], cwd=tmp_path)
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            (
+                "import os, subprocess, sys, time\n"
+                f"subprocess.Popen({command!r} + [str(os.getpid()), 'sh', '-c', 'setsid sleep 1000 & sleep 1000'])\n"
+                "time.sleep(1000)"
+            ),
+        ],
+        cwd=tmp_path,
+    )
     try:
         deadline = time.monotonic() + 30
         while len(_children_of(parent.pid)) < 4 and time.monotonic() < deadline:  # the leash, sh, two sleeps
@@ -105,9 +132,14 @@ def test_nothing_survives_the_process_that_asked(tmp_path: Path) -> None:
 
 def test_the_leash_ends_as_its_command_does(tmp_path: Path) -> None:
     """The exit code, a signal as a shell tells it, and nothing of the command stays."""
+
     def code(*command: str) -> int:
-        return subprocess.run([sys.executable, "-m", "ds_advise.advisor.launch.leash", str(os.getpid()), *command],
-                              cwd=tmp_path, timeout=60, capture_output=True).returncode
+        return subprocess.run(
+            [sys.executable, "-m", "ds_advise.advisor.launch.leash", str(os.getpid()), *command],
+            cwd=tmp_path,
+            timeout=60,
+            capture_output=True,
+        ).returncode
 
     assert [code("sh", "-c", "exit 3"), code("sh", "-c", "kill -9 $$"), code("true")] == [3, 137, 0]
     assert code("sh", "-c", "setsid sleep 4321 & exit 0") == 0
@@ -129,7 +161,8 @@ def _step(number: int, time_s: float, loss: float = 1.0, forward_s: float = 1.0)
 
 
 def test_records_are_read_as_they_grow(tmp_path: Path) -> None:
-    """Steps that all ranks completed, mean losses, tokens of the whole job, the slowest rank's step; a half line waits."""
+    """Steps that all ranks completed, mean losses, tokens of the whole job, the slowest rank's step; a half line
+    waits."""
     records = _notes(tmp_path, [_step(1, 10.0), _step(2, 11.0, 0.5), _step(3, 12.0)], [_step(1, 10.0), _step(2, 12.0)])
     assert (records.step, records.losses, records.step_s) == (2, [(1, 1.0), (2, 0.75)], 2.0)
     assert records.tokens_per_s(8) == pytest.approx(150 * 8 / 2.0)
@@ -159,28 +192,78 @@ TORCHRUN_SAYS = "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 123)\n"
 DEEPSPEED_SAYS = "['python', 'train.py'] exits with return code = -9\n"
 
 
-@pytest.mark.parametrize(("ranks", "launcher", "kills", "wanted"), [
-    pytest.param([[_step(4, 1.0)], [_step(4, 1.0), _error(2.0, "OutOfMemoryError", "CUDA out of memory. Tried")]],
-                 "exitcode  : 1", 0, ("gpu_out_of_memory", 1, 4, "OutOfMemoryError on rank 1"), id="gpu"),
-    pytest.param([[_error(1.0, "RuntimeError", LOST)], [_error(2.0, "OutOfMemoryError", "CUDA out of memory")]], "", 0,
-                 ("gpu_out_of_memory", 1, 0, "OutOfMemoryError on rank 1"), id="peers that fail earlier are not to blame"),
-    pytest.param([[_error(2.0, "RuntimeError", LOST)], []], TORCHRUN_SAYS, 1,
-                 ("host_out_of_memory", 1, 0, "memory.events: oom_kill rose by 1"), id="the kernel's OOM killer"),
-    pytest.param([[_error(2.0, "RuntimeError", LOST)], []], DEEPSPEED_SAYS, 0,
-                 ("lost_rank", 1, 0, "exit signal 9 of rank 1"), id="killed by somebody"),
-    pytest.param([[], [_error(1.0, "MemoryError", "", None, RLIMIT_AS=2**32)]], "", 0,
-                 ("host_out_of_memory", 1, 0, "RLIMIT_AS of the rank was 4.0 GiB"), id="rlimit"),
-    pytest.param([[], [_error(1.0, "RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried")]], "", 0,
-                 ("host_out_of_memory", 1, 0, "RuntimeError on rank 1"), id="torch's allocator on the CPU"),
-    pytest.param([[_error(1.0, "OSError", "[Errno 28] No space left on device: 'out'", 28)], []], "", 0,
-                 ("disk_full", 0, 0, "errno 28 (ENOSPC)"), id="disk"),
-    pytest.param([[_error(1.0, "DistBackendError", "Watchdog caught collective operation timeout: WorkNCCL")], []], "", 0,
-                 ("communication_timeout", 0, 0, "DistBackendError on rank 0"), id="nccl"),
-    pytest.param([[_error(1.0, "ValueError", "no such column")], [_error(2.0, "RuntimeError", LOST)]], "", 0,
-                 ("crash", 0, 0, "ValueError on rank 0"), id="the script's own error"),
-    pytest.param([[{"end": 3}], []], "", 0, ("crash", 0, 0, "exit code 3 of rank 0"), id="exit code")])
-def test_a_failure_is_named_with_its_evidence(tmp_path: Path, ranks: list[list[dict[str, Any]]], launcher: str, kills: int,
-                                              wanted: tuple[str, int, int, str]) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "launcher", "kills", "wanted"),
+    [
+        pytest.param(
+            [[_step(4, 1.0)], [_step(4, 1.0), _error(2.0, "OutOfMemoryError", "CUDA out of memory. Tried")]],
+            "exitcode  : 1",
+            0,
+            ("gpu_out_of_memory", 1, 4, "OutOfMemoryError on rank 1"),
+            id="gpu",
+        ),
+        pytest.param(
+            [[_error(1.0, "RuntimeError", LOST)], [_error(2.0, "OutOfMemoryError", "CUDA out of memory")]],
+            "",
+            0,
+            ("gpu_out_of_memory", 1, 0, "OutOfMemoryError on rank 1"),
+            id="peers that fail earlier are not to blame",
+        ),
+        pytest.param(
+            [[_error(2.0, "RuntimeError", LOST)], []],
+            TORCHRUN_SAYS,
+            1,
+            ("host_out_of_memory", 1, 0, "memory.events: oom_kill rose by 1"),
+            id="the kernel's OOM killer",
+        ),
+        pytest.param(
+            [[_error(2.0, "RuntimeError", LOST)], []],
+            DEEPSPEED_SAYS,
+            0,
+            ("lost_rank", 1, 0, "exit signal 9 of rank 1"),
+            id="killed by somebody",
+        ),
+        pytest.param(
+            [[], [_error(1.0, "MemoryError", "", None, RLIMIT_AS=2**32)]],
+            "",
+            0,
+            ("host_out_of_memory", 1, 0, "RLIMIT_AS of the rank was 4.0 GiB"),
+            id="rlimit",
+        ),
+        pytest.param(
+            [[], [_error(1.0, "RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried")]],
+            "",
+            0,
+            ("host_out_of_memory", 1, 0, "RuntimeError on rank 1"),
+            id="torch's allocator on the CPU",
+        ),
+        pytest.param(
+            [[_error(1.0, "OSError", "[Errno 28] No space left on device: 'out'", 28)], []],
+            "",
+            0,
+            ("disk_full", 0, 0, "errno 28 (ENOSPC)"),
+            id="disk",
+        ),
+        pytest.param(
+            [[_error(1.0, "DistBackendError", "Watchdog caught collective operation timeout: WorkNCCL")], []],
+            "",
+            0,
+            ("communication_timeout", 0, 0, "DistBackendError on rank 0"),
+            id="nccl",
+        ),
+        pytest.param(
+            [[_error(1.0, "ValueError", "no such column")], [_error(2.0, "RuntimeError", LOST)]],
+            "",
+            0,
+            ("crash", 0, 0, "ValueError on rank 0"),
+            id="the script's own error",
+        ),
+        pytest.param([[{"end": 3}], []], "", 0, ("crash", 0, 0, "exit code 3 of rank 0"), id="exit code"),
+    ],
+)
+def test_a_failure_is_named_with_its_evidence(
+    tmp_path: Path, ranks: list[list[dict[str, Any]]], launcher: str, kills: int, wanted: tuple[str, int, int, str]
+) -> None:
     """The true error of the rank that failed first, and what shows it."""
     records = _notes(tmp_path, *ranks)
     (tmp_path / "launcher.log").write_text(launcher)
@@ -191,18 +274,36 @@ def test_a_failure_is_named_with_its_evidence(tmp_path: Path, ranks: list[list[d
 
 def _request(tmp_path: Path, script: str, **changes: Any) -> LaunchRequest:
     (tmp_path / "train.py").write_text(script)
-    return replace(LaunchRequest(
-        script=Script(target=str(tmp_path / "train.py")), config={}, config_path=tmp_path / "ds_config.json", framework="hf",
-        launcher="torchrun", cluster=cpu_cluster(2), folder=tmp_path / "log", device="cpu", passes_config=False), **changes)
+    return replace(
+        LaunchRequest(
+            script=Script(target=str(tmp_path / "train.py")),
+            config={},
+            config_path=tmp_path / "ds_config.json",
+            framework="hf",
+            launcher="torchrun",
+            cluster=cpu_cluster(2),
+            folder=tmp_path / "log",
+            device="cpu",
+            passes_config=False,
+        ),
+        **changes,
+    )
 
 
 def test_a_memory_limit_is_named_as_such(tmp_path: Path) -> None:
-    """A rank whose own limit (rlimit) is reached: host memory, with the limit as evidence, and nobody waits for the other."""
-    outcome = launch(_request(tmp_path, (
-        "import os, resource, time\n"
-        "if os.environ['RANK'] == '0': time.sleep(600)\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))\n"
-        "bytearray(2**31)\n")))
+    """A rank whose own limit (rlimit) is reached: host memory, with the limit as evidence, and nobody waits for the
+    other."""
+    outcome = launch(
+        _request(
+            tmp_path,
+            (
+                "import os, resource, time\n"
+                "if os.environ['RANK'] == '0': time.sleep(600)\n"
+                "resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))\n"
+                "bytearray(2**31)\n"
+            ),
+        )
+    )
     assert outcome.status == "failed"
     assert outcome.failure is not None
     assert (outcome.failure.kind, outcome.failure.rank) == ("host_out_of_memory", 1)
@@ -225,12 +326,23 @@ time.sleep(600)
 
 def _stopped(request: LaunchRequest, signals: int) -> Outcome:
     """Launch it, and send this process SIGTERM so many times once rank 0 has completed step 8."""
-    stopper = subprocess.Popen([sys.executable, "-c", (
-        "import os, sys, time\n"
-        "while not (os.path.exists(sys.argv[1]) and '\"step\": 8' in open(sys.argv[1]).read()): time.sleep(0.1)\n"
-        "for _ in range(int(sys.argv[3])):\n"
-        "    os.kill(int(sys.argv[2]), 15)\n"
-        "    time.sleep(2)\n"), str(request.folder / "rank0.jsonl"), str(os.getpid()), str(signals)])
+    stopper = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            (
+                "import os, sys, time\n"
+                "while not (os.path.exists(sys.argv[1]) and '\"step\": 8' in open(sys.argv[1]).read()): "
+                "time.sleep(0.1)\n"
+                "for _ in range(int(sys.argv[3])):\n"
+                "    os.kill(int(sys.argv[2]), 15)\n"
+                "    time.sleep(2)\n"
+            ),
+            str(request.folder / "rank0.jsonl"),
+            str(os.getpid()),
+            str(signals),
+        ]
+    )
     try:
         return launch(request)
     finally:
@@ -250,9 +362,13 @@ def test_a_second_signal_ends_what_ignores_the_first(tmp_path: Path) -> None:
     assert not psutil.pid_exists(pid)
 
 
-@pytest.mark.parametrize(("loss", "first", "resumes_after", "kind"), [
-    ("nan", 1, 0, "nan_loss"), ("1", 1, 4, "not_resumed"), ("1", 5, 4, None)])
-def test_what_would_be_in_vain_is_ended(tmp_path: Path, loss: str, first: int, resumes_after: int, kind: str | None) -> None:
+@pytest.mark.parametrize(
+    ("loss", "first", "resumes_after", "kind"),
+    [("nan", 1, 0, "nan_loss"), ("1", 1, 4, "not_resumed"), ("1", 5, 4, None)],
+)
+def test_what_would_be_in_vain_is_ended(
+    tmp_path: Path, loss: str, first: int, resumes_after: int, kind: str | None
+) -> None:
     """Losses that are no numbers, and a script that begins anew in place of resuming; a resumed one goes on until it is
     stopped."""
     script = STEPPING.replace("LOSS", repr(loss)).replace("FIRST", str(first))

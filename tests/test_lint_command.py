@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 from ds_advise.advisor.cli import run
 
-GOOD = {"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2, "reduce_bucket_size": 50_000_000}}
-BAD = '''{
+GOOD = {
+    "train_batch_size": 8,
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 2, "reduce_bucket_size": 50_000_000},
+}
+BAD = """{
     "train_batch_size": 8,
     "bf16": {"enabled": true, "loss_scale": 0},
     "zero_optimization": {
@@ -21,7 +25,7 @@ BAD = '''{
         "overlap_com": true
     }
 }
-'''
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +73,8 @@ def test_json_holds_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     answer = json.loads(capsys.readouterr().out)
     severities = [finding["severity"] for finding in answer["findings"]]
     assert (answer["errors"], answer["warnings"], answer["advice"]) == tuple(
-        severities.count(name) for name in ("error", "warning", "advice"))
+        severities.count(name) for name in ("error", "warning", "advice")
+    )
     found = next(finding for finding in answer["findings"] if finding["code"] == "DS010")
     assert (found["path"], found["line"], found["column"]) == ("zero_optimization.overlap_com", 7, 9)
     assert answer["framework"] == "deepspeed" and answer["framework_is_assumed"] and answer["written"] is None
@@ -82,7 +87,8 @@ def test_fix_corrects_what_is_safe_and_keeps_the_old_file(capsys: pytest.Capture
     out = capsys.readouterr().out
     assert Path("bad.json.bak").read_text() == BAD
     assert Path("bad.json").read_text() == BAD.replace(', "loss_scale": 0', "").replace('"2"', "2").replace(
-        '"cpu_offload": true', '"offload_optimizer": {"device": "cpu"}')
+        '"cpu_offload": true', '"offload_optimizer": {"device": "cpu"}'
+    )
     assert '-        "stage": "2",' in out and '+        "stage": 2,' in out
     assert run(["lint", "bad.json", "--fix"]) == 1
     assert not Path("bad.json.bak.1").exists()
@@ -154,15 +160,22 @@ def test_rules_can_be_listed_and_explained(capsys: pytest.CaptureFixture[str]) -
 
 HOSTILE = {
     "train_batch_size": 8,
-    "__class__": "os.system('touch pwned')", "$(touch pwned)": "`touch pwned`",
-    "optimizer": {"type": "__import__('os').system('touch pwned')", "params": {"lr": "__import__('os').system('touch pwned')"}},
+    "__class__": "os.system('touch pwned')",
+    "$(touch pwned)": "`touch pwned`",
+    "optimizer": {
+        "type": "__import__('os').system('touch pwned')",
+        "params": {"lr": "__import__('os').system('touch pwned')"},
+    },
     "scheduler": {"type": "../../etc/passwd", "params": {"file": "/etc/passwd"}},
     "zero_optimization": {
-        "stage": 3, "offload_param": {"device": "nvme", "nvme_path": "../../../../../etc"},
+        "stage": 3,
+        "offload_param": {"device": "nvme", "nvme_path": "../../../../../etc"},
         "offload_optimizer": {"device": "nvme", "nvme_path": "$(touch pwned)"},
-        "leaf_module": {"classes": ["os.system"]}},
+        "leaf_module": {"classes": ["os.system"]},
+    },
     "tensorboard": {"enabled": True, "output_path": "/tmp/../pwned", "job_name": "; touch pwned"},
-    "flops_profiler": {"enabled": True, "output_file": "pwned"}, "comet": {"enabled": True, "api_key": "secret"},
+    "flops_profiler": {"enabled": True, "output_file": "pwned"},
+    "comet": {"enabled": True, "api_key": "secret"},
     "csv_monitor": {"enabled": True, "output_path": "pwned"},
 }
 
@@ -196,10 +209,21 @@ def test_a_models_folder_is_asked_for_its_config_json_only(capsys: pytest.Captur
     """No code, no pickle, and no file that the configuration names instead."""
     model = folder / "model"
     model.mkdir()
-    (model / "config.json").write_text(json.dumps({
-        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
-        "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100, "auto_map": {"AutoConfig": "evil.Evil"},
-        "_name_or_path": "../../../etc/passwd"}))
+    (model / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "llama",
+                "architectures": ["LlamaForCausalLM"],
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "vocab_size": 100,
+                "auto_map": {"AutoConfig": "evil.Evil"},
+                "_name_or_path": "../../../etc/passwd",
+            }
+        )
+    )
     for name in ("evil.py", "__init__.py", "configuration_evil.py", "sitecustomize.py"):
         (model / name).write_text("open('pwned', 'w').write('x')")
     (model / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch pwned'\ntR.")
@@ -210,7 +234,9 @@ def test_a_models_folder_is_asked_for_its_config_json_only(capsys: pytest.Captur
 
 def test_control_characters_are_not_sent_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """A key cannot clear the screen or fake a line."""
-    Path("escape.json").write_text(json.dumps({"train_batch_size": 8, "\x1b[2J\nDS000": 1, "zero_optimization": {"a\x07": 1}}))
+    Path("escape.json").write_text(
+        json.dumps({"train_batch_size": 8, "\x1b[2J\nDS000": 1, "zero_optimization": {"a\x07": 1}})
+    )
     assert run(["lint", "escape.json", "--fix"]) == 1
     out = capsys.readouterr().out
     assert "\x1b" not in out and "\x07" not in out

@@ -1,4 +1,5 @@
-"""The reader that keeps places: JSON as Python's json has it, Hjson as DeepSpeed's hjson has it, and one line for the rest."""
+"""The reader that keeps places: JSON as Python's json has it, Hjson as DeepSpeed's hjson has it, and one line for the
+rest."""
 
 from __future__ import annotations
 
@@ -14,30 +15,59 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 VALUES = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-10**20, 10**20), st.floats(allow_nan=False, allow_infinity=False),
-              st.text(st.characters(exclude_categories=["Cs"]), max_size=8)),
-    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=6).filter(
-        lambda text: not any("\ud800" <= char <= "\udfff" for char in text)), inner, max_size=4)), max_leaves=12)
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(10**20), 10**20),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.dictionaries(
+            st.text(max_size=6).filter(lambda text: not any("\ud800" <= char <= "\udfff" for char in text)),
+            inner,
+            max_size=4,
+        ),
+    ),
+    max_leaves=12,
+)
 
 
-@given(config=st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), VALUES, max_size=5),
-       indent=st.sampled_from([None, 0, 2]), ascii_only=st.booleans())
+@given(
+    config=st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), VALUES, max_size=5),
+    indent=st.sampled_from([None, 0, 2]),
+    ascii_only=st.booleans(),
+)
 def test_json_is_read_as_pythons_json_reads_it(config: dict[str, object], indent: int | None, ascii_only: bool) -> None:
     """Every value, and every key's place: the text there is the key."""
     text = json.dumps(config, indent=indent, ensure_ascii=ascii_only)
     document = read_document(text.encode(), name="x")
     assert document.root.value == config and not document.departures
     for member in document.root.members:
-        assert json.loads(text[member.start:member.end]) == member.key
-        assert json.loads(text[member.node.start:member.node.end]) == member.node.value
+        assert json.loads(text[member.start : member.end]) == member.key
+        assert json.loads(text[member.node.start : member.node.end]) == member.node.value
         line, column = document.place(member.start)
         assert text.split("\n")[line - 1][column - 1] == '"'
 
 
 HJSON = [
-    '{"a": 1, # a remark\n "b": 2}', '{"a": 1 // a remark\n}', '{/* one */ "a": /* two */ 1}', '{a: 1, b: 2}', "{a: 'x'}",
-    '{"a": 1,}', '{"a": [1, 2,],}', '{"a": 1\n "b": 2}', '{"a": [1\n 2]}', '{a: some words\n b: 1}', '{a: 1 2\n}',
-    '{"a": true\n}', '{a: null # none\n}', '\n\n{"a": 5e8}\n# the end', "{'it': 'a \"quoted\" word'}", '{a: 1e-3\n}',
+    '{"a": 1, # a remark\n "b": 2}',
+    '{"a": 1 // a remark\n}',
+    '{/* one */ "a": /* two */ 1}',
+    "{a: 1, b: 2}",
+    "{a: 'x'}",
+    '{"a": 1,}',
+    '{"a": [1, 2,],}',
+    '{"a": 1\n "b": 2}',
+    '{"a": [1\n 2]}',
+    "{a: some words\n b: 1}",
+    "{a: 1 2\n}",
+    '{"a": true\n}',
+    "{a: null # none\n}",
+    '\n\n{"a": 5e8}\n# the end',
+    "{'it': 'a \"quoted\" word'}",
+    "{a: 1e-3\n}",
 ]
 
 
@@ -58,15 +88,36 @@ def _is_json(text: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("raw", "said"), [
-    (b"", "empty"), (b"   \n", "empty"), (b"[]", "begin with {"), (b"null", "begin with {"), (b"{", "closing }"),
-    (b'{"a"', "colon"), (b'{"a":', "value is missing"), (b'{"a": 1', "closing }"), (b'{"a": "', "string"),
-    (b'{"a": [1', "closing ]"), (b'{"a": "\n"}', "line break"), (b'{"a": "\\q"}', "backslash"), (b'{} x', "follows"),
-    (b'{"a": 1 "b": 2}', ""), (b'{,}', "key is missing"), (b'{"a": 1,, "b": 2}', "key is missing"), (b"{/*", "comment"),
-    (b'{"a": ' + b"9" * 5000 + b"}", "5000 digits"), (b'{"a":' + b"[" * 100_000, "nested"),
-    (b"\xff\xfe{\x00}\x00", "UTF-16"), ('{"ü": 1}'.encode("latin-1"), "UTF-8"), (b"\x00", "not text"),
-    (b" " * (MAX_BYTES + 1), "larger"), (b"{" * 1000, "key is missing"), (b'{"a": "\\ud83"}', "backslash"),
-])
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b"", "empty"),
+        (b"   \n", "empty"),
+        (b"[]", "begin with {"),
+        (b"null", "begin with {"),
+        (b"{", "closing }"),
+        (b'{"a"', "colon"),
+        (b'{"a":', "value is missing"),
+        (b'{"a": 1', "closing }"),
+        (b'{"a": "', "string"),
+        (b'{"a": [1', "closing ]"),
+        (b'{"a": "\n"}', "line break"),
+        (b'{"a": "\\q"}', "backslash"),
+        (b"{} x", "follows"),
+        (b'{"a": 1 "b": 2}', ""),
+        (b"{,}", "key is missing"),
+        (b'{"a": 1,, "b": 2}', "key is missing"),
+        (b"{/*", "comment"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "5000 digits"),
+        (b'{"a":' + b"[" * 100_000, "nested"),
+        (b"\xff\xfe{\x00}\x00", "UTF-16"),
+        ('{"ü": 1}'.encode("latin-1"), "UTF-8"),
+        (b"\x00", "not text"),
+        (b" " * (MAX_BYTES + 1), "larger"),
+        (b"{" * 1000, "key is missing"),
+        (b'{"a": "\\ud83"}', "backslash"),
+    ],
+)
 def test_what_is_no_configuration_is_one_line(raw: bytes, said: str) -> None:
     """The file's name, what is wrong and, within text, where."""
     with pytest.raises(ConfigFileError) as error:
@@ -94,26 +145,30 @@ def test_duplicates_are_found_at_every_depth() -> None:
     assert document.root.value["a"] == 3
 
 
-TEXT = '''{
+TEXT = """{
   "a": 1,
   "b": {"x": 1, "y": 2},
   "c": [1, 2]
 }
-'''
+"""
 
 
-@pytest.mark.parametrize(("edits", "expected"), [
-    ([Remove(("a",))], TEXT.replace('"a": 1,\n  ', "")),
-    ([Remove(("c",))], TEXT.replace(',\n  "c": [1, 2]', "")),
-    ([Remove(("b", "y"))], TEXT.replace(', "y": 2', "")),
-    ([Remove(("b", "x")), Remove(("b", "y"))], TEXT.replace('{"x": 1, "y": 2}', "{}")),
-    ([Remove(("a",)), Remove(("b",)), Remove(("c",))], "{\n}\n"),
-    ([Rename(("a",), "d")], TEXT.replace('"a"', '"d"')),
-    ([Rename(("a",), "c")], TEXT),
-    ([Replace(("b", "x"), {"z": True})], TEXT.replace('"x": 1', '"x": {"z": true}')),
-    ([Rename(("b", "x"), "z"), Replace(("b", "z"), 5)], TEXT.replace('"x": 1', '"z": 5')),
-    ([Remove(("q", "r")), Replace(("q",), 1)], TEXT),
-], ids=str)
+@pytest.mark.parametrize(
+    ("edits", "expected"),
+    [
+        ([Remove(("a",))], TEXT.replace('"a": 1,\n  ', "")),
+        ([Remove(("c",))], TEXT.replace(',\n  "c": [1, 2]', "")),
+        ([Remove(("b", "y"))], TEXT.replace(', "y": 2', "")),
+        ([Remove(("b", "x")), Remove(("b", "y"))], TEXT.replace('{"x": 1, "y": 2}', "{}")),
+        ([Remove(("a",)), Remove(("b",)), Remove(("c",))], "{\n}\n"),
+        ([Rename(("a",), "d")], TEXT.replace('"a"', '"d"')),
+        ([Rename(("a",), "c")], TEXT),
+        ([Replace(("b", "x"), {"z": True})], TEXT.replace('"x": 1', '"x": {"z": true}')),
+        ([Rename(("b", "x"), "z"), Replace(("b", "z"), 5)], TEXT.replace('"x": 1', '"z": 5')),
+        ([Remove(("q", "r")), Replace(("q",), 1)], TEXT),
+    ],
+    ids=str,
+)
 def test_edits_change_only_what_they_must(edits: list[Edit], expected: str) -> None:
     """Order, indentation and line breaks of the rest stay."""
     text, _ = apply(read_document(TEXT.encode(), name="x"), edits)
@@ -127,8 +182,11 @@ def test_a_removal_never_takes_a_comment_with_it() -> None:
     assert apply(read_document(text.encode(), name="x"), [Remove(("a",))]) == (text, 0)
 
 
-@given(config=st.dictionaries(st.sampled_from("abcd"), VALUES, min_size=1, max_size=4), data=st.data(),
-       indent=st.sampled_from([None, 2, 4]))
+@given(
+    config=st.dictionaries(st.sampled_from("abcd"), VALUES, min_size=1, max_size=4),
+    data=st.data(),
+    indent=st.sampled_from([None, 2, 4]),
+)
 def test_removing_a_key_leaves_the_others(config: dict[str, object], data: st.DataObject, indent: int | None) -> None:
     """For any object and any key in it."""
     key = data.draw(st.sampled_from(sorted(config)))

@@ -16,8 +16,11 @@ from .lint_cases import facts
 
 
 def _disagreements(found: list[Comparison]) -> list[str]:
-    return [f"{json.dumps(case.config)}: engine {case.refused or 'runs'}; lint {case.errors}" for case in found
-            if not case.agrees]
+    return [
+        f"{json.dumps(case.config)}: engine {case.refused or 'runs'}; lint {case.errors}"
+        for case in found
+        if not case.agrees
+    ]
 
 
 def test_the_same_seed_gives_the_same_configurations() -> None:
@@ -51,8 +54,9 @@ def test_what_deepspeeds_own_reader_refuses_is_called_an_error(monkeypatch: pyte
 
 
 NOT_SEEN = {
-    "DS102", "DS151",  # the dry run fills missing batch sizes and `auto`
-    "DS510",           # its kernels compute nothing, so they take a text for a number
+    "DS102",
+    "DS151",  # the dry run fills missing batch sizes and `auto`
+    "DS510",  # its kernels compute nothing, so they take a text for a number
 }
 
 
@@ -60,9 +64,16 @@ NOT_SEEN = {
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_engine_refuses_what_the_error_rules_show_as_bad(ranks: int) -> None:
     """Each rule's own example, on the GPUs that it speaks of."""
-    rules = [rule for rule in RULES if rule.severity == "error" and rule.code not in NOT_SEEN
-             and not isinstance(rule.bad.config, str) and rule.bad.options.get("framework") != "hf"
-             and "model" not in rule.bad.options and ("4x" in str(rule.bad.options.get("gpus"))) == (ranks == 4)]
+    rules = [
+        rule
+        for rule in RULES
+        if rule.severity == "error"
+        and rule.code not in NOT_SEEN
+        and not isinstance(rule.bad.config, str)
+        and rule.bad.options.get("framework") != "hf"
+        and "model" not in rule.bad.options
+        and ("4x" in str(rule.bad.options.get("gpus"))) == (ranks == 4)
+    ]
     said = outcomes([dict(rule.bad.config) for rule in rules if not isinstance(rule.bad.config, str)], world_size=ranks)
     assert not [rule.code for rule, outcome in zip(rules, said, strict=True) if not outcome]
     assert len(rules) >= {2: 45, 4: 2}[ranks]

@@ -21,11 +21,52 @@ from benchmarks.lint_facts import BUNDLED, installed
 from .lint_cases import facts
 
 POOL: list[Any] = [
-    None, True, False, 0, 1, 2, 3, 4, -1, 0.5, 1.0, 1e9, math.inf, math.nan, "", "2", "2.0", "true", "yes", "none", "cpu",
-    "nvme", "1e3", "0.5", "abc", "TRUE", " 2 ", "1_000", "z1", "torch", [], ["a"], [1], ["z1"], {}, 2**70]
+    None,
+    True,
+    False,
+    0,
+    1,
+    2,
+    3,
+    4,
+    -1,
+    0.5,
+    1.0,
+    1e9,
+    math.inf,
+    math.nan,
+    "",
+    "2",
+    "2.0",
+    "true",
+    "yes",
+    "none",
+    "cpu",
+    "nvme",
+    "1e3",
+    "0.5",
+    "abc",
+    "TRUE",
+    " 2 ",
+    "1_000",
+    "z1",
+    "torch",
+    [],
+    ["a"],
+    [1],
+    ["z1"],
+    {},
+    2**70,
+]
 OWN_RULES = {  # field -> the rule for what its class checks beyond the type
-    "compute_grad_norm": "DS310", "select_strategy": "DS412", "select_interval": "DS412", "update_interval": "DS412",
-    "loss_scale": "DS207", "loss_scale_window": "DS207", "min_loss_scale": "DS207"}
+    "compute_grad_norm": "DS310",
+    "select_strategy": "DS412",
+    "select_interval": "DS412",
+    "update_interval": "DS412",
+    "loss_scale": "DS207",
+    "loss_scale_window": "DS207",
+    "min_loss_scale": "DS207",
+}
 TEXT_OR_LIST = {"classes", "names", "name_suffixes"}
 
 
@@ -95,8 +136,12 @@ class _Watched(dict[str, Any]):
     """A dictionary that writes down which keys are looked up in it."""
 
     def __init__(self, values: dict[str, Any], seen: dict[str, set[str]], path: str = "") -> None:
-        super().__init__({key: _Watched(value, seen, f"{path}.{key}".lstrip(".")) if isinstance(value, dict) else value
-                          for key, value in values.items()})
+        super().__init__(
+            {
+                key: _Watched(value, seen, f"{path}.{key}".lstrip(".")) if isinstance(value, dict) else value
+                for key, value in values.items()
+            }
+        )
         self.seen = seen.setdefault(path, set())
 
     def get(self, key: Any, default: Any = None) -> Any:
@@ -123,15 +168,33 @@ def test_the_keys_are_those_that_deepspeed_looks_up() -> None:
     from deepspeed.runtime.config import DeepSpeedConfig
 
     seen: dict[str, set[str]] = {}
-    DeepSpeedConfig(_Watched({
-        "train_batch_size": 2, "aio": {}, "activation_checkpointing": {}, "optimizer": {"type": "Adam", "params": {}},
-        "scheduler": {"type": "WarmupLR", "params": {}}, "checkpoint": {"parallel_write": {}, "writer": {}}, "data_types": {},
-        "flops_profiler": {}, "autotuning": {}, "torch_autocast": {}, "timers": {"throughput": {}}}, seen))
+    DeepSpeedConfig(
+        _Watched(
+            {
+                "train_batch_size": 2,
+                "aio": {},
+                "activation_checkpointing": {},
+                "optimizer": {"type": "Adam", "params": {}},
+                "scheduler": {"type": "WarmupLR", "params": {}},
+                "checkpoint": {"parallel_write": {}, "writer": {}},
+                "data_types": {},
+                "flops_profiler": {},
+                "autotuning": {},
+                "torch_autocast": {},
+                "timers": {"throughput": {}},
+            },
+            seen,
+        )
+    )
     for path, keys in seen.items():
         block = facts().block(path)
         if block is None or block.strict:
             continue
-        elsewhere = {"allgather_size", "sequence_parallel_size", "data_parallel_size"}  # read by initialize, or for `true`
+        elsewhere = {
+            "allgather_size",
+            "sequence_parallel_size",
+            "data_parallel_size",
+        }  # read by initialize, or for `true`
         assert keys - {name for name in facts().removed if "." not in name} - {"model_info"} <= set(block.keys), path
         assert set(block.keys) - keys <= elsewhere, path
 
@@ -180,8 +243,10 @@ def test_reading_the_sources_imports_neither_deepspeed_nor_torch() -> None:
     import subprocess
     import sys
 
-    code = ("import sys; from ds_advise.validate.lint import load_facts; load_facts();"
-            "print(sorted({'torch', 'deepspeed', 'pydantic', 'numpy'} & set(sys.modules)))")
+    code = (
+        "import sys; from ds_advise.validate.lint import load_facts; load_facts();"
+        "print(sorted({'torch', 'deepspeed', 'pydantic', 'numpy'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
     assert done.stdout.strip() == "[]"
 

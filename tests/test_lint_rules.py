@@ -84,9 +84,11 @@ def test_the_margin_is_the_recommendations() -> None:
 
 def test_findings_stand_where_their_key_stands() -> None:
     """Line and column of the key; of its block, where the key is missing; errors before warnings before advice."""
-    report = judged('{\n  "train_batch_size": 30,\n  "train_micro_batch_size_per_gpu": 4,\n'
-                    '  "gradient_accumulation_steps": 2,\n  "zero_optimization": {"stage": 3,\n'
-                    '    "overlap_com": true}\n}')
+    report = judged(
+        '{\n  "train_batch_size": 30,\n  "train_micro_batch_size_per_gpu": 4,\n'
+        '  "gradient_accumulation_steps": 2,\n  "zero_optimization": {"stage": 3,\n'
+        '    "overlap_com": true}\n}'
+    )
     places = {finding.code: (finding.line, finding.column) for finding in report.findings}
     assert places["DS101"] == (2, 3)
     assert places["DS010"] == (6, 5)
@@ -96,8 +98,14 @@ def test_findings_stand_where_their_key_stands() -> None:
 
 def test_a_typo_is_answered_with_the_key_that_was_meant() -> None:
     """In a checked block, at the top level, in an optimizer's arguments."""
-    report = judged({"train_batch_size": 8, "gradient_cliping": 1, "zero_optimization": {"stage": 2, "reduce_buckt_size": 1},
-                     "optimizer": {"type": "AdamW", "params": {"weight_decya": 0.1}}})
+    report = judged(
+        {
+            "train_batch_size": 8,
+            "gradient_cliping": 1,
+            "zero_optimization": {"stage": 2, "reduce_buckt_size": 1},
+            "optimizer": {"type": "AdamW", "params": {"weight_decya": 0.1}},
+        }
+    )
     said = " ".join(finding.what for finding in report.findings)
     for meant in ("gradient_clipping", "reduce_bucket_size", "weight_decay"):
         assert f"did you mean '{meant}'?" in said
@@ -122,8 +130,9 @@ def test_a_rule_is_silent_for_versions_that_it_does_not_hold_for() -> None:
 
     from ds_advise.validate.lint import lint
 
-    document = read_document(b'{"train_batch_size": 8, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}}',
-                             name="x")
+    document = read_document(
+        b'{"train_batch_size": 8, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}}', name="x"
+    )
     assert "DS604" in codes(lint(document, facts=facts()))
     assert "DS604" not in codes(lint(document, facts=replace(facts(), version="0.18.3")))
 
@@ -136,8 +145,11 @@ def test_a_flood_of_findings_is_cut() -> None:
 
 def test_advice_names_the_predicted_gain() -> None:
     """With a model and GPUs, an offload that is not needed is told with its price."""
-    config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True},
-              "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    }
     report = judged(config, model="Qwen2.5-0.5B", gpus="8xA100-80GB")
     (finding,) = [finding for finding in report.findings if finding.code == "DS903"]
     assert " x as fast" in finding.what
@@ -169,5 +181,11 @@ def test_the_manuals_table_is_current() -> None:
 def test_no_rule_reaches_into_the_advisor() -> None:
     """Judgement stands below rendering."""
     folder = Path(ds_advise.__file__).parent / "validate" / "lint"
-    assert not [path for path in folder.rglob("*.py") if "advisor" in "".join(
-        line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith(("from", "import")))]
+    assert not [
+        path
+        for path in folder.rglob("*.py")
+        if "advisor"
+        in "".join(
+            line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith(("from", "import"))
+        )
+    ]

@@ -24,36 +24,79 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 GPU = Gpu(
-    name="test GPU", vendor="NVIDIA", architecture="Ampere", compute_capability=8.0, memory_bytes=80 << 30, nominal_gb=80,
-    fp16_flops_per_s=1e14, bf16_flops_per_s=1e14, tf32_flops_per_s=None, fp32_flops_per_s=1e13, gemm_bf16_flops_per_s=None,
-    gemm_fp16_flops_per_s=None, memory_bytes_per_s=1e12, pcie_bytes_per_s=2e10, peer_bytes_per_s=None, peer_link="none",
-    source="made up")
+    name="test GPU",
+    vendor="NVIDIA",
+    architecture="Ampere",
+    compute_capability=8.0,
+    memory_bytes=80 << 30,
+    nominal_gb=80,
+    fp16_flops_per_s=1e14,
+    bf16_flops_per_s=1e14,
+    tf32_flops_per_s=None,
+    fp32_flops_per_s=1e13,
+    gemm_bf16_flops_per_s=None,
+    gemm_fp16_flops_per_s=None,
+    memory_bytes_per_s=1e12,
+    pcie_bytes_per_s=2e10,
+    peer_bytes_per_s=None,
+    peer_link="none",
+    source="made up",
+)
 
 
 def llama(*, hidden: int = 512, layers: int = 4, tied: bool = False, vocab: int = 4000) -> ModelShape:
-    return shape_from_config({
-        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": hidden, "intermediate_size": 3 * hidden,
-        "num_hidden_layers": layers, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": vocab,
-        "max_position_embeddings": 8192, "tie_word_embeddings": tied}, name="small")
+    return shape_from_config(
+        {
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            "hidden_size": hidden,
+            "intermediate_size": 3 * hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "vocab_size": vocab,
+            "max_position_embeddings": 8192,
+            "tie_word_embeddings": tied,
+        },
+        name="small",
+    )
 
 
 def cluster(nodes: int = 1, gpus: int = 1) -> Cluster:
     return Cluster(nodes=nodes, gpus_per_node=gpus, gpu=GPU)
 
 
-models = st.builds(llama, hidden=st.sampled_from([256, 512, 1000]), layers=st.integers(1, 6), tied=st.booleans(),
-                   vocab=st.integers(100, 5000))
+models = st.builds(
+    llama,
+    hidden=st.sampled_from([256, 512, 1000]),
+    layers=st.integers(1, 6),
+    tied=st.booleans(),
+    vocab=st.integers(100, 5000),
+)
 workloads = st.builds(
-    Workload, method=st.sampled_from(["full", "lora", "qlora"]), seq_len=st.integers(16, 4096),
-    precision=st.sampled_from(["bf16", "fp16", "fp32"]), optimizer=st.sampled_from(sorted(OPTIMIZERS)))
+    Workload,
+    method=st.sampled_from(["full", "lora", "qlora"]),
+    seq_len=st.integers(16, 4096),
+    precision=st.sampled_from(["bf16", "fp16", "fp32"]),
+    optimizer=st.sampled_from(sorted(OPTIMIZERS)),
+)
 clusters = st.builds(cluster, nodes=st.integers(1, 4), gpus=st.integers(1, 8))
 plans = st.builds(
-    Plan, zero_stage=st.integers(0, 3), micro_batch_size=st.integers(1, 16), gradient_accumulation_steps=st.integers(1, 4),
-    gradient_checkpointing=st.booleans(), overlap_comm=st.booleans(), pin_memory=st.booleans(),
-    offload_optimizer=st.sampled_from(["none", "cpu", "nvme"]), offload_param=st.sampled_from(["none", "cpu", "nvme"]),
-    reduce_bucket_size=st.sampled_from([10_000, 5_000_000, 500_000_000]), sub_group_size=st.sampled_from([10_000, 10**9]),
-    stage3_max_live_parameters=st.sampled_from([0, 10**6, 10**9]), stage3_max_reuse_distance=st.sampled_from([0, 10**6, 10**9]),
-    stage3_prefetch_bucket_size=st.sampled_from([0, 10**5, 5 * 10**7]))
+    Plan,
+    zero_stage=st.integers(0, 3),
+    micro_batch_size=st.integers(1, 16),
+    gradient_accumulation_steps=st.integers(1, 4),
+    gradient_checkpointing=st.booleans(),
+    overlap_comm=st.booleans(),
+    pin_memory=st.booleans(),
+    offload_optimizer=st.sampled_from(["none", "cpu", "nvme"]),
+    offload_param=st.sampled_from(["none", "cpu", "nvme"]),
+    reduce_bucket_size=st.sampled_from([10_000, 5_000_000, 500_000_000]),
+    sub_group_size=st.sampled_from([10_000, 10**9]),
+    stage3_max_live_parameters=st.sampled_from([0, 10**6, 10**9]),
+    stage3_max_reuse_distance=st.sampled_from([0, 10**6, 10**9]),
+    stage3_prefetch_bucket_size=st.sampled_from([0, 10**5, 5 * 10**7]),
+)
 quick = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.filter_too_much])
 
 
@@ -74,14 +117,21 @@ def total(terms: Iterable[MemoryTerm]) -> int:
 
 def every_term(estimate: MemoryEstimate) -> list[MemoryTerm]:
     terms = [term for moment in estimate.moments for term in moment.terms]
-    return [*terms, *estimate.reserved_terms, *estimate.device_terms, *estimate.host_pinned_terms,
-            *estimate.host_pageable_terms, *estimate.nvme_terms]
+    return [
+        *terms,
+        *estimate.reserved_terms,
+        *estimate.device_terms,
+        *estimate.host_pinned_terms,
+        *estimate.host_pageable_terms,
+        *estimate.nvme_terms,
+    ]
 
 
 @quick
 @given(models, workloads, clusters, plans)
 def test_terms_are_whole_bytes_and_add_up_to_the_totals(
-        model: ModelShape, workload: Workload, machines: Cluster, plan: Plan) -> None:
+    model: ModelShape, workload: Workload, machines: Cluster, plan: Plan
+) -> None:
     """Every term is a positive int with formula and source; the GPU's terms add up to what the device shows."""
     estimate = runnable(model, workload, plan, machines)
     for term in every_term(estimate):
@@ -98,10 +148,13 @@ def test_terms_are_whole_bytes_and_add_up_to_the_totals(
 @quick
 @given(models, workloads, clusters, plans, st.integers(1, 8), st.integers(1, 2048))
 def test_memory_never_falls_with_batch_and_sequence(
-        model: ModelShape, workload: Workload, machines: Cluster, plan: Plan, more_batch: int, more_tokens: int) -> None:
+    model: ModelShape, workload: Workload, machines: Cluster, plan: Plan, more_batch: int, more_tokens: int
+) -> None:
     """A larger micro batch or a longer sequence needs at least as much memory on the GPU, and the same on the host."""
     estimate = runnable(model, workload, plan, machines)
-    batch = estimate_memory(model, workload, machines, replace(plan, micro_batch_size=plan.micro_batch_size + more_batch))
+    batch = estimate_memory(
+        model, workload, machines, replace(plan, micro_batch_size=plan.micro_batch_size + more_batch)
+    )
     longer = estimate_memory(model, replace(workload, seq_len=workload.seq_len + more_tokens), machines, plan)
     for larger in (batch, longer):
         assert larger.allocated_bytes_per_gpu >= estimate.allocated_bytes_per_gpu
@@ -111,7 +164,8 @@ def test_memory_never_falls_with_batch_and_sequence(
 @quick
 @given(models, workloads, clusters)
 def test_model_states_shrink_with_stage_and_ranks(model: ModelShape, workload: Workload, machines: Cluster) -> None:
-    """Weights, masters and states: stage 1 needs no more than 0, stage 3 no more than 2, and more ranks no more than fewer.
+    """Weights, masters and states: stage 1 needs no more than 0, stage 3 no more than 2, and more ranks no more than
+    fewer.
 
     Padding apart: an element per tensor at stage 3, 2 N elements at stages 1 and 2.
     """
@@ -153,18 +207,22 @@ def test_offload_moves_states_and_destroys_none(model: ModelShape, method: str, 
     """Masters and states that leave the GPUs of a node arrive in its host memory; shards of weights likewise."""
     workload = Workload(method=method)
     kept = estimate_memory(model, workload, machines, Plan(zero_stage=stage, micro_batch_size=1))
-    moved = estimate_memory(model, workload, machines, Plan(
-        zero_stage=stage, micro_batch_size=1, offload_optimizer="cpu", pin_memory=False))
+    moved = estimate_memory(
+        model, workload, machines, Plan(zero_stage=stage, micro_batch_size=1, offload_optimizer="cpu", pin_memory=False)
+    )
     names = {"master_weights", "optimizer_states"}
     left = total(term for term in kept.moments[-1].terms if term.name in names)
     arrived = total(term for term in moved.host_pageable_terms if term.name in names)
     assert left * machines.gpus_per_node == arrived
     assert not names & {term.name for moment in moved.moments for term in moment.terms}
     if stage == 3:
-        weights = estimate_memory(model, workload, machines, Plan(
-            zero_stage=3, micro_batch_size=1, offload_param="cpu", pin_memory=False))
+        weights = estimate_memory(
+            model, workload, machines, Plan(zero_stage=3, micro_batch_size=1, offload_param="cpu", pin_memory=False)
+        )
         left = total(term for term in kept.moments[-1].terms if term.name == "parameters")
-        arrived = total(term for term in weights.host_pageable_terms if term.name in ("parameters", "frozen_parameters"))
+        arrived = total(
+            term for term in weights.host_pageable_terms if term.name in ("parameters", "frozen_parameters")
+        )
         assert left * machines.gpus_per_node == arrived
 
 
@@ -211,16 +269,31 @@ def test_unknown_optimizer_names_the_known_ones() -> None:
     assert "adamw" in error.value.fix
 
 
-@pytest.mark.parametrize(("workload", "plan", "reason"), [
-    (Workload(optimizer="adamw_8bit"), Plan(zero_stage=2, micro_batch_size=1, offload_optimizer="cpu"), "on the host"),
-    (Workload(optimizer="lamb"), Plan(zero_stage=1, micro_batch_size=1), "whole layers"),
-    (Workload(method="qlora"), Plan(zero_stage=3, micro_batch_size=1), "4-bit"),
-    (Workload(), Plan(zero_stage=2, micro_batch_size=1, offload_optimizer="nvme"), "stage 3"),
-    (Workload(), Plan(zero_stage=2, micro_batch_size=1, offload_param="cpu"), "stage 3"),
-    (Workload(), Plan(zero_stage=0, micro_batch_size=1, offload_optimizer="cpu"), "stage 1"),
-    (Workload(), Plan(zero_stage=3, micro_batch_size=1, offload_param="nvme", param_buffer_size=1000), "buffer_size"),
-    (Workload(), Plan(zero_stage=3, micro_batch_size=1, offload_optimizer="nvme", optimizer_buffer_count=3), "buffer_count"),
-])
+@pytest.mark.parametrize(
+    ("workload", "plan", "reason"),
+    [
+        (
+            Workload(optimizer="adamw_8bit"),
+            Plan(zero_stage=2, micro_batch_size=1, offload_optimizer="cpu"),
+            "on the host",
+        ),
+        (Workload(optimizer="lamb"), Plan(zero_stage=1, micro_batch_size=1), "whole layers"),
+        (Workload(method="qlora"), Plan(zero_stage=3, micro_batch_size=1), "4-bit"),
+        (Workload(), Plan(zero_stage=2, micro_batch_size=1, offload_optimizer="nvme"), "stage 3"),
+        (Workload(), Plan(zero_stage=2, micro_batch_size=1, offload_param="cpu"), "stage 3"),
+        (Workload(), Plan(zero_stage=0, micro_batch_size=1, offload_optimizer="cpu"), "stage 1"),
+        (
+            Workload(),
+            Plan(zero_stage=3, micro_batch_size=1, offload_param="nvme", param_buffer_size=1000),
+            "buffer_size",
+        ),
+        (
+            Workload(),
+            Plan(zero_stage=3, micro_batch_size=1, offload_optimizer="nvme", optimizer_buffer_count=3),
+            "buffer_count",
+        ),
+    ],
+)
 def test_impossible_plans_say_why(workload: Workload, plan: Plan, reason: str) -> None:
     """A plan that DeepSpeed would refuse has a reason; the same workload on plain data parallelism has none."""
     assert reason in (unsupported(llama(), workload, plan, cluster(gpus=2)) or "")
@@ -237,6 +310,7 @@ def test_bf16_needs_a_gpu_that_has_it() -> None:
 
 def test_nccl_takes_more_where_the_links_are_fast() -> None:
     """NVLink opens more channels than PCIe, each with buffers of its own; one GPU alone needs none."""
+
     def nccl(gpu: str, gpus: int) -> int:
         cluster = Cluster(nodes=1, gpus_per_node=gpus, gpu=find_gpu(gpu))
         return sum(part.size_bytes for part in outside_allocator(cluster) if part.name == "nccl_buffers")

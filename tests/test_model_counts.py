@@ -27,8 +27,10 @@ def test_every_entry_says_where_it_comes_from(entry: dict[str, Any]) -> None:
     assert catalogue.find(entry["id"]).source.startswith("catalogue: ")
 
 
-@pytest.mark.parametrize(("architecture", "parameters"), [
-    ("BertModel", 109_482_240), ("BertForMaskedLM", 109_514_298), ("BertForPreTraining", 110_106_428)])
+@pytest.mark.parametrize(
+    ("architecture", "parameters"),
+    [("BertModel", 109_482_240), ("BertForMaskedLM", 109_514_298), ("BertForPreTraining", 110_106_428)],
+)
 def test_bert_base_with_each_published_head(architecture: str, parameters: int) -> None:
     config = next(entry["config"] for entry in ENTRIES if entry["id"] == "google-bert/bert-base-uncased")
     shape = shape_from_config(config | {"architectures": [architecture]}, name="bert")
@@ -99,7 +101,10 @@ def test_dropout_follows_the_config_and_else_the_class() -> None:
 
 def test_finding_a_model_imports_neither_torch_nor_any_hub_library() -> None:
     """The analytic answer must come in a third of a second."""
-    code = ("import sys; from ds_advise.advisor.model_source import load_model; load_model('Qwen2.5-14B');"
-            "load_model('Mixtral-8x7B');"
-            "print(*{'torch', 'transformers', 'huggingface_hub', 'numpy', 'pydantic', 'rich', 'difflib'} & set(sys.modules))")
+    code = (
+        "import sys; from ds_advise.advisor.model_source import load_model; load_model('Qwen2.5-14B');"
+        "load_model('Mixtral-8x7B');"
+        "print(*{'torch', 'transformers', 'huggingface_hub', 'numpy', 'pydantic', 'rich', 'difflib'} & "
+        "set(sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""

@@ -15,14 +15,39 @@ from ds_advise.estimators.nf4 import quantized
 from ds_advise.estimators.trainable import tensor_set
 from ds_advise.estimators.workload import Workload
 
-TEXT = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "vocab_size": 128, "pad_token_id": 0}
-BERT = {"model_type": "bert", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "vocab_size": 128, "max_position_embeddings": 32}
+TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "pad_token_id": 0,
+}
+BERT = {
+    "model_type": "bert",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 128,
+    "max_position_embeddings": 32,
+}
 DEEPSEEK = TEXT | {
-    "model_type": "deepseek_v3", "num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32, "first_k_dense_replace": 1, "q_lora_rank": 24, "kv_lora_rank": 16,
-    "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12, "n_group": 1, "topk_group": 1}
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_group": 1,
+    "topk_group": 1,
+}
 CASES: list[tuple[dict[str, Any], list[str] | None]] = [
     (TEXT | {"model_type": "llama"}, None),
     (TEXT | {"model_type": "llama"}, ["q_proj", "v_proj"]),
@@ -42,12 +67,19 @@ CASES: list[tuple[dict[str, Any], list[str] | None]] = [
     (DEEPSEEK | {"model_type": "deepseek_v2", "q_lora_rank": None}, None),
     (DEEPSEEK, ["q_a_proj", "kv_b_proj"]),
     ({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128, "n_positions": 32}, None),
-    ({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128, "n_positions": 32},
-     ["c_attn", "mlp.c_proj"]),
+    (
+        {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128, "n_positions": 32},
+        ["c_attn", "mlp.c_proj"],
+    ),
     ({"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128}, None),
-    ({"model_type": "t5", "d_model": 64, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": 128, "d_kv": 16}, None),
-    ({"model_type": "t5", "d_model": 64, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": 128, "d_kv": 16},
-     ["q", "v"]),
+    (
+        {"model_type": "t5", "d_model": 64, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": 128, "d_kv": 16},
+        None,
+    ),
+    (
+        {"model_type": "t5", "d_model": 64, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": 128, "d_kv": 16},
+        ["q", "v"],
+    ),
     (BERT | {"architectures": ["BertForMaskedLM"]}, None),
     (BERT | {"architectures": ["BertForMaskedLM"]}, ["query", "value"]),
 ]
@@ -78,11 +110,14 @@ def on_meta(config: dict[str, Any], shape: ModelShape) -> Any:
 
     rest = {name: value for name, value in config.items() if name != "model_type"}
     with torch.device("meta"):
-        return getattr(transformers, shape.architecture)(transformers.AutoConfig.for_model(config["model_type"], **rest))
+        return getattr(transformers, shape.architecture)(
+            transformers.AutoConfig.for_model(config["model_type"], **rest)
+        )
 
 
-@pytest.mark.parametrize(("config", "targets"), CASES, ids=lambda value: str(
-    value["model_type"] if isinstance(value, dict) else value))
+@pytest.mark.parametrize(
+    ("config", "targets"), CASES, ids=lambda value: str(value["model_type"] if isinstance(value, dict) else value)
+)
 def test_adapters_are_those_of_peft(config: dict[str, Any], targets: list[str] | None) -> None:
     """Names, shapes and number of all adapters, for all linear layers and for named ones."""
     import peft
@@ -99,11 +134,13 @@ def test_adapters_are_those_of_peft(config: dict[str, Any], targets: list[str] |
         ours[tensor.name, tensor.shape] += count
     assert ours == inside
     assert lora_parameters(shape, 4, targets) == sum(
-        parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
+        parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad
+    )
 
 
-@pytest.mark.parametrize("config", [config for config, targets in CASES if targets is None],
-                         ids=lambda config: config["model_type"])
+@pytest.mark.parametrize(
+    "config", [config for config, targets in CASES if targets is None], ids=lambda config: config["model_type"]
+)
 def test_four_bits_are_what_transformers_hands_to_bitsandbytes(config: dict[str, Any]) -> None:
     """Linear layers but those that its quantizer keeps; fused experts and their routers are none."""
     from torch import nn
@@ -114,8 +151,11 @@ def test_four_bits_are_what_transformers_hands_to_bitsandbytes(config: dict[str,
     shape = shape_from_config(config, name="model")
     model = on_meta(config, shape)
     kept = HfQuantizer.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
-    theirs = sum(module.weight.numel() for name, module in model.named_modules()
-                 if should_convert_module(name, kept) and (isinstance(module, Conv1D) or type(module) is nn.Linear))
+    theirs = sum(
+        module.weight.numel()
+        for name, module in model.named_modules()
+        if should_convert_module(name, kept) and (isinstance(module, Conv1D) or type(module) is nn.Linear)
+    )
     workload = Workload(method="qlora")
     assert theirs == sum(tensor.numel * count for tensor, count in shape.tensor_counts if quantized(tensor, workload))
 
@@ -123,10 +163,16 @@ def test_four_bits_are_what_transformers_hands_to_bitsandbytes(config: dict[str,
 def test_the_largest_layer_comes_with_its_own_adapters() -> None:
     """Of a dense and of expert layers the largest counts, and only what peft adds to it."""
     shape = shape_from_config(DEEPSEEK, name="model")
-    tensors = tensor_set(shape, Workload(method="lora", lora_rank=4, lora_targets=("gate_proj", "up_proj", "down_proj")))
+    tensors = tensor_set(
+        shape, Workload(method="lora", lora_rank=4, lora_targets=("gate_proj", "up_proj", "down_proj"))
+    )
     experts, hidden, inner = 8, 64, 32
-    assert tensors.trainable_layer == (2 * experts * 4 * hidden, 2 * experts * 4 * 2 * inner,
-                                       experts * 4 * inner, experts * 4 * hidden)
+    assert tensors.trainable_layer == (
+        2 * experts * 4 * hidden,
+        2 * experts * 4 * 2 * inner,
+        experts * 4 * inner,
+        experts * 4 * hidden,
+    )
     assert tensors.layer_tensors[-4:] == tensors.trainable_layer
 
 
@@ -139,8 +185,7 @@ def test_rank_eight_on_all_linear_layers_of_qwen2_5_14b() -> None:
 def test_a_target_that_matches_nothing_is_refused_with_the_names_that_exist() -> None:
     with pytest.raises(WorkloadError, match="no linear layer named 'query_key_value'") as caught:
         lora_parameters(catalogue.find("Qwen2.5-14B"), 8, ["q_proj", "query_key_value"])
-    assert caught.value.why == (
-        "it has: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, lm_head")
+    assert caught.value.why == ("it has: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, lm_head")
 
 
 @pytest.mark.parametrize("target", ["experts.gate_up_proj", "proj", "", "norm", "embed_tokens"])

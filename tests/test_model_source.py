@@ -15,8 +15,14 @@ from ds_advise.estimators.errors import DsAdviseError, ModelConfigError, Unknown
 from huggingface_hub import constants
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
 
-TINY = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "vocab_size": 128}
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 128,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -65,25 +71,32 @@ def test_spaces_around_a_name_do_not_matter() -> None:
 def test_nothing_of_the_folder_is_executed(tmp_path: Path) -> None:
     """Remote code and pickles beside the config.json stay unread."""
     marker = tmp_path / "executed"
-    write(tmp_path / "model" / "config.json", TINY | {"auto_map": {"AutoConfig": "evil.Config"}, "trust_remote_code": True})
+    write(
+        tmp_path / "model" / "config.json",
+        TINY | {"auto_map": {"AutoConfig": "evil.Config"}, "trust_remote_code": True},
+    )
     (tmp_path / "model" / "evil.py").write_text(f"open({str(marker)!r}, 'w')\nclass Config: ...\n")
     (tmp_path / "model" / "pytorch_model.bin").write_bytes(f"cos\nsystem\n(S'touch {marker}'\ntR.".encode())
     assert load_model(str(tmp_path / "model")).parameters > 0
     assert not marker.exists()
 
 
-@pytest.mark.parametrize(("content", "message"), [
-    (b"", "not JSON"),
-    (b"{", r"not JSON: .*line 1, column 2"),
-    (b"\xff\xfe{}", "not UTF-8 text"),
-    (b"[]", "holds no JSON object"),
-    (b"null", "holds no JSON object"),
-    (b"[" * 200_000, "not JSON"),
-    (b'{"model_type": "llama", "hidden_size": ' + b"9" * 5000 + b"}", "not JSON that can be read"),
-    (b'{"model_type": "llama", "hidden_size": NaN}', "hidden_size must be a whole number, not nan"),
-    (b"{}", "model_type is missing"),
-    (b" " * 10_000_001, "larger than 10,000,000 bytes"),
-], ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not JSON"),
+        (b"{", r"not JSON: .*line 1, column 2"),
+        (b"\xff\xfe{}", "not UTF-8 text"),
+        (b"[]", "holds no JSON object"),
+        (b"null", "holds no JSON object"),
+        (b"[" * 200_000, "not JSON"),
+        (b'{"model_type": "llama", "hidden_size": ' + b"9" * 5000 + b"}", "not JSON that can be read"),
+        (b'{"model_type": "llama", "hidden_size": NaN}', "hidden_size must be a whole number, not nan"),
+        (b"{}", "model_type is missing"),
+        (b" " * 10_000_001, "larger than 10,000,000 bytes"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
 def test_a_broken_file_is_one_clear_error(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ModelConfigError, match=message) as caught:
@@ -98,8 +111,9 @@ def test_a_byte_order_mark_and_a_repeated_field_do_no_harm(tmp_path: Path) -> No
     assert load_model(str(tmp_path)).vocab_size == 256
 
 
-@pytest.mark.parametrize("name", ["./nothing", "/nowhere/at/all", "~/no such folder", "../x", "some/folder/deep",
-                                  "missing.json", "."])
+@pytest.mark.parametrize(
+    "name", ["./nothing", "/nowhere/at/all", "~/no such folder", "../x", "some/folder/deep", "missing.json", "."]
+)
 def test_a_path_that_does_not_exist_is_not_looked_up_elsewhere(name: str) -> None:
     with pytest.raises(UnknownModelError, match=r"no such file or folder|no config\.json in this folder"):
         load_model(name)
@@ -132,17 +146,19 @@ def test_offline_forbids_the_network_but_not_the_cache(no_network: Path) -> None
     assert shape.vocab_size == 128 and shape.name == "someone/tiny"
 
 
-
-
-@pytest.mark.parametrize(("error", "what", "fix"), [
-    (GatedRepoError, "accepted its terms", "HF_TOKEN"),
-    (RepositoryNotFoundError, "not on the hub", "catalogue name"),
-    (EntryNotFoundError, "no config.json", "catalogue name"),
-    (ConnectionError, r"cannot be reached \(ConnectionError\)", "--offline"),
-    (TimeoutError, r"cannot be reached \(TimeoutError\)", "--offline"),
-])
+@pytest.mark.parametrize(
+    ("error", "what", "fix"),
+    [
+        (GatedRepoError, "accepted its terms", "HF_TOKEN"),
+        (RepositoryNotFoundError, "not on the hub", "catalogue name"),
+        (EntryNotFoundError, "no config.json", "catalogue name"),
+        (ConnectionError, r"cannot be reached \(ConnectionError\)", "--offline"),
+        (TimeoutError, r"cannot be reached \(TimeoutError\)", "--offline"),
+    ],
+)
 def test_what_the_hub_refuses_is_said_with_the_way_out(
-        monkeypatch: pytest.MonkeyPatch, error: type[Exception], what: str, fix: str) -> None:
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception], what: str, fix: str
+) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise error.__new__(error)
 

@@ -1,4 +1,5 @@
-"""The arithmetic against transformers itself: every family's class is built on the meta device, and every tensor compared."""
+"""The arithmetic against transformers itself: every family's class is built on the meta device, and every tensor
+compared."""
 
 from __future__ import annotations
 
@@ -13,26 +14,77 @@ from ds_advise.estimators.model_shape import ModelShape, Tensor
 
 # Families without a class in transformers: their remote code is never run, so only their counts are tested.
 REMOTE_CODE = {"baichuan", "chatglm", "internlm2", "minicpm"}
-DEPTH_FIELDS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers",
-                "decoder_layers")
+DEPTH_FIELDS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "num_decoder_layers",
+    "encoder_layers",
+    "decoder_layers",
+)
 
-TEXT = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "vocab_size": 128}
-BERT = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128,
-        "max_position_embeddings": 32}
+TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+}
+BERT = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 128,
+    "max_position_embeddings": 32,
+}
 GPT = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128, "n_positions": 32}
 FALCON = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128}
-OPT = {"hidden_size": 64, "ffn_dim": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128,
-       "max_position_embeddings": 32}
+OPT = {
+    "hidden_size": 64,
+    "ffn_dim": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 128,
+    "max_position_embeddings": 32,
+}
 T5 = {"d_model": 64, "d_ff": 96, "num_layers": 3, "num_heads": 4, "vocab_size": 128}
-DEEPSEEK = TEXT | {"num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-                   "first_k_dense_replace": 1, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16,
-                   "qk_rope_head_dim": 8, "v_head_dim": 12, "n_group": 1, "topk_group": 1}
+DEEPSEEK = TEXT | {
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_group": 1,
+    "topk_group": 1,
+}
 DEBERTA = BERT | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
-SIGLIP = {"model_type": "siglip_vision_model", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-          "num_attention_heads": 4, "image_size": 32, "patch_size": 8, "vision_use_head": False}
-PIXTRAL = {"model_type": "pixtral", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-           "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+SIGLIP = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 8,
+    "vision_use_head": False,
+}
+PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 8,
+}
 
 # What the catalogue's models do not show: switches, other heads, and families beyond it.
 VARIANTS: list[dict[str, Any]] = [
@@ -46,7 +98,8 @@ VARIANTS: list[dict[str, Any]] = [
     TEXT | {"model_type": "ministral3", "head_dim": 24},
     TEXT | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
     TEXT | {"model_type": "qwen3", "attention_bias": True, "use_sliding_window": True, "max_window_layers": 3},
-    TEXT | {"model_type": "qwen3", "architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "a", "1": "b"}},
+    TEXT
+    | {"model_type": "qwen3", "architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "a", "1": "b"}},
     TEXT | {"model_type": "phi3", "sliding_window": 16, "pad_token_id": 0},
     TEXT | {"model_type": "olmo", "attention_bias": True},
     TEXT | {"model_type": "olmo2", "attention_bias": True},
@@ -69,10 +122,24 @@ VARIANTS: list[dict[str, Any]] = [
     TEXT | {"model_type": "internlm3", "attention_bias": True, "mlp_bias": True},
     TEXT | {"model_type": "mixtral", "num_local_experts": 4, "tie_word_embeddings": True},
     TEXT | {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2, "attention_bias": True},
-    TEXT | {"model_type": "qwen2_moe", "num_experts": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3],
-            "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "use_sliding_window": True},
-    TEXT | {"model_type": "qwen3_moe", "num_experts": 8, "mlp_only_layers": [0, 2], "moe_intermediate_size": 32,
-            "attention_bias": True},
+    TEXT
+    | {
+        "model_type": "qwen2_moe",
+        "num_experts": 4,
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [3],
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48,
+        "use_sliding_window": True,
+    },
+    TEXT
+    | {
+        "model_type": "qwen3_moe",
+        "num_experts": 8,
+        "mlp_only_layers": [0, 2],
+        "moe_intermediate_size": 32,
+        "attention_bias": True,
+    },
     TEXT | {"model_type": "gpt_oss", "num_local_experts": 4, "attention_bias": False},
     DEEPSEEK | {"model_type": "deepseek_v2", "attention_bias": True, "mlp_bias": True},
     DEEPSEEK | {"model_type": "deepseek_v2", "q_lora_rank": None, "first_k_dense_replace": 0},
@@ -83,8 +150,15 @@ VARIANTS: list[dict[str, Any]] = [
     GPT | {"model_type": "gpt2", "architectures": ["GPT2ForSequenceClassification"]},
     GPT | {"model_type": "gpt_bigcode", "multi_query": False},
     GPT | {"model_type": "gptj", "rotary_dim": 8, "tie_word_embeddings": True},
-    {"model_type": "gpt_neo", "hidden_size": 64, "num_layers": 3, "num_heads": 4, "vocab_size": 128,
-     "max_position_embeddings": 32, "attention_types": [[["global"], 1], [["local"], 2]]},
+    {
+        "model_type": "gpt_neo",
+        "hidden_size": 64,
+        "num_layers": 3,
+        "num_heads": 4,
+        "vocab_size": 128,
+        "max_position_embeddings": 32,
+        "attention_types": [[["global"], 1], [["local"], 2]],
+    },
     BERT | {"model_type": "gpt_neox", "use_parallel_residual": False, "attention_bias": False},
     {"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128},
     FALCON | {"model_type": "falcon", "multi_query": False, "parallel_attn": False, "bias": True, "alibi": True},
@@ -94,34 +168,113 @@ VARIANTS: list[dict[str, Any]] = [
     {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 128, "expansion_ratio": 3},
     OPT | {"model_type": "opt", "do_layer_norm_before": False, "word_embed_proj_dim": 48, "pad_token_id": 0},
     OPT | {"model_type": "opt", "enable_bias": False, "layer_norm_elementwise_affine": False, "pad_token_id": 0},
-    OPT | {"model_type": "opt", "architectures": ["OPTForSequenceClassification"], "word_embed_proj_dim": 48,
-           "pad_token_id": 0},
-    *(BERT | {"model_type": "bert", "architectures": [f"Bert{head}"]} for head in (
-        "Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification", "ForTokenClassification",
-        "ForQuestionAnswering")),
-    *(BERT | {"model_type": "xlm-roberta", "architectures": [f"XLMRoberta{head}"], "pad_token_id": 1} for head in (
-        "Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")),
-    *(DEBERTA | {"model_type": "deberta-v2", "architectures": [f"DebertaV2{head}"], "position_buckets": 8,
-                 "norm_rel_ebd": "layer_norm"} for head in (
-        "Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")),
-    DEBERTA | {"model_type": "deberta-v2", "share_att_key": True, "type_vocab_size": 2, "conv_kernel_size": 3,
-               "max_relative_positions": 12, "pos_att_type": "c2p|p2c"},
+    OPT
+    | {
+        "model_type": "opt",
+        "architectures": ["OPTForSequenceClassification"],
+        "word_embed_proj_dim": 48,
+        "pad_token_id": 0,
+    },
+    *(
+        BERT | {"model_type": "bert", "architectures": [f"Bert{head}"]}
+        for head in (
+            "Model",
+            "ForMaskedLM",
+            "ForPreTraining",
+            "ForSequenceClassification",
+            "ForTokenClassification",
+            "ForQuestionAnswering",
+        )
+    ),
+    *(
+        BERT | {"model_type": "xlm-roberta", "architectures": [f"XLMRoberta{head}"], "pad_token_id": 1}
+        for head in (
+            "Model",
+            "ForMaskedLM",
+            "ForSequenceClassification",
+            "ForTokenClassification",
+            "ForQuestionAnswering",
+        )
+    ),
+    *(
+        DEBERTA
+        | {
+            "model_type": "deberta-v2",
+            "architectures": [f"DebertaV2{head}"],
+            "position_buckets": 8,
+            "norm_rel_ebd": "layer_norm",
+        }
+        for head in (
+            "Model",
+            "ForMaskedLM",
+            "ForSequenceClassification",
+            "ForTokenClassification",
+            "ForQuestionAnswering",
+        )
+    ),
+    DEBERTA
+    | {
+        "model_type": "deberta-v2",
+        "share_att_key": True,
+        "type_vocab_size": 2,
+        "conv_kernel_size": 3,
+        "max_relative_positions": 12,
+        "pos_att_type": "c2p|p2c",
+    },
     DEBERTA | {"model_type": "deberta", "pos_att_type": "c2p", "architectures": ["DebertaForSequenceClassification"]},
     DEBERTA | {"model_type": "deberta", "relative_attention": False, "position_biased_input": True},
-    {"model_type": "vit", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-     "image_size": [32, 16], "patch_size": [8, 4], "qkv_bias": False, "num_labels": 7},
-    {"model_type": "vit", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-     "image_size": 32, "patch_size": 8, "architectures": ["ViTModel"]},
+    {
+        "model_type": "vit",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": [32, 16],
+        "patch_size": [8, 4],
+        "qkv_bias": False,
+        "num_labels": 7,
+    },
+    {
+        "model_type": "vit",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": 32,
+        "patch_size": 8,
+        "architectures": ["ViTModel"],
+    },
     T5 | {"model_type": "t5", "num_decoder_layers": 2, "d_kv": 12},
     T5 | {"model_type": "t5", "architectures": ["T5Model"], "num_layers": 1},
     T5 | {"model_type": "mt5"},
-    {"model_type": "whisper", "d_model": 64, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4,
-     "decoder_attention_heads": 2, "encoder_ffn_dim": 96, "decoder_ffn_dim": 80, "num_mel_bins": 20, "vocab_size": 128,
-     "max_source_positions": 30, "max_target_positions": 20, "pad_token_id": 0},
-    {"model_type": "gemma3", "text_config": {"num_hidden_layers": 2, "model_type": "gemma3_text"},
-     "vision_config": SIGLIP, "mm_tokens_per_image": 4},
-    {"model_type": "mistral3", "text_config": TEXT | {"model_type": "mistral"}, "vision_config": PIXTRAL,
-     "multimodal_projector_bias": True, "tie_word_embeddings": False},
+    {
+        "model_type": "whisper",
+        "d_model": 64,
+        "encoder_layers": 2,
+        "decoder_layers": 3,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 96,
+        "decoder_ffn_dim": 80,
+        "num_mel_bins": 20,
+        "vocab_size": 128,
+        "max_source_positions": 30,
+        "max_target_positions": 20,
+        "pad_token_id": 0,
+    },
+    {
+        "model_type": "gemma3",
+        "text_config": {"num_hidden_layers": 2, "model_type": "gemma3_text"},
+        "vision_config": SIGLIP,
+        "mm_tokens_per_image": 4,
+    },
+    {
+        "model_type": "mistral3",
+        "text_config": TEXT | {"model_type": "mistral"},
+        "vision_config": PIXTRAL,
+        "multimodal_projector_bias": True,
+        "tie_word_embeddings": False,
+    },
     {"model_type": "mistral3", "text_config": TEXT | {"model_type": "ministral3"}, "vision_config": PIXTRAL},
 ]
 
@@ -173,10 +326,13 @@ def compare(config: Mapping[str, Any]) -> tuple[ModelShape, Any]:
     theirs = dict(model.named_parameters(remove_duplicate=False))
     shapes = {name: tuple(parameter.shape) for name, parameter in theirs.items()}
     assert {name: tensor.shape for name, tensor in ours} == {
-        name: shape for name, shape in shapes.items() if name in dict(ours)}
+        name: shape for name, shape in shapes.items() if name in dict(ours)
+    }
     assert {id(theirs[name]) for name, _ in ours} == {id(parameter) for parameter in theirs.values()}
     assert len(ours) == len(list(model.parameters()))
-    linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, (torch.nn.Linear, Conv1D))}
+    linear = {
+        f"{name}.weight" for name, module in model.named_modules() if isinstance(module, (torch.nn.Linear, Conv1D))
+    }
     names = {name for name, tensor in ours if tensor.linear}
     assert names == linear & {name for name, _ in ours}
     if shape.vocab_size and not shape.tied:
@@ -201,7 +357,8 @@ def test_a_catalogue_model_of_each_family_has_transformers_tensors(config: dict[
 
 @pytest.mark.parametrize("config", VARIANTS, ids=describe)
 def test_switches_and_heads_have_transformers_tensors(config: dict[str, Any]) -> None:
-    """Biases, norms, windows, sparse layers, nulls and classification heads change the tensors as they do in transformers."""
+    """Biases, norms, windows, sparse layers, nulls and classification heads change the tensors as they do in
+    transformers."""
     shape, model = compare(config)
     layer_types = getattr(model.config, "layer_types", None)
     if layer_types is not None and "sliding_window" in model.config.to_dict() and model.config.sliding_window:

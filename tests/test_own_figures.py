@@ -50,19 +50,43 @@ def _figure(kind: Kind, rate: float, how: str = "", unit: Unit = "B/s") -> Figur
 
 
 GPU_FIGURES = (
-    _figure("matrix_product", 70e12, "bf16", "flop/s"), _figure("matrix_product", 60e12, "bf16", "flop/s"),
-    _figure("matrix_product", 72e12, "fp16", "flop/s"), _figure("matrix_product", 20e12, "fp32", "flop/s"),
-    _figure("elementwise_sum", 800e9, "fp32"), _figure("memory_copy", 790e9, "fp32"),
-    _figure("host_to_device", 25e9, "pinned"), _figure("device_to_host", 20e9, "pinned"),
-    _figure("host_to_device", 5e9, "pageable"), _figure("all_reduce", 9e9, "nccl"), _figure("all_gather", 11e9, "nccl"),
-    _figure("all_reduce", 30e-6, "nccl", "s"), _figure("host_memory", 30e9),
-    _figure("cpu_adam", 1.5e9, "fp32", "parameters/s"), _figure("nvme_read", 3e9, "aio"), _figure("nvme_write", 1e9, "aio"))
+    _figure("matrix_product", 70e12, "bf16", "flop/s"),
+    _figure("matrix_product", 60e12, "bf16", "flop/s"),
+    _figure("matrix_product", 72e12, "fp16", "flop/s"),
+    _figure("matrix_product", 20e12, "fp32", "flop/s"),
+    _figure("elementwise_sum", 800e9, "fp32"),
+    _figure("memory_copy", 790e9, "fp32"),
+    _figure("host_to_device", 25e9, "pinned"),
+    _figure("device_to_host", 20e9, "pinned"),
+    _figure("host_to_device", 5e9, "pageable"),
+    _figure("all_reduce", 9e9, "nccl"),
+    _figure("all_gather", 11e9, "nccl"),
+    _figure("all_reduce", 30e-6, "nccl", "s"),
+    _figure("host_memory", 30e9),
+    _figure("cpu_adam", 1.5e9, "fp32", "parameters/s"),
+    _figure("nvme_read", 3e9, "aio"),
+    _figure("nvme_write", 1e9, "aio"),
+)
 
 
-def _keep(*figures: Figure, device: Literal["cuda", "cpu"] = "cuda", ranks: int = 2, days: float = 3,
-          version: int = BENCH_VERSION, nvme_mount: str = "/") -> None:
-    result = BenchResult(version=version, device=device, ranks=ranks, figures=figures, skipped=(),
-                         nvme_mount=nvme_mount, versions={}, seconds=1.0)
+def _keep(
+    *figures: Figure,
+    device: Literal["cuda", "cpu"] = "cuda",
+    ranks: int = 2,
+    days: float = 3,
+    version: int = BENCH_VERSION,
+    nvme_mount: str = "/",
+) -> None:
+    result = BenchResult(
+        version=version,
+        device=device,
+        ranks=ranks,
+        figures=figures,
+        skipped=(),
+        nvme_mount=nvme_mount,
+        versions={},
+        seconds=1.0,
+    )
     made_at = (datetime.now(UTC) - timedelta(days=days)).isoformat()
     Store().add(Record(kind="bench", machine=this_machine(), made_at=made_at, result=result.to_json()))
 
@@ -75,7 +99,8 @@ def test_the_estimators_reach_what_was_measured(monkeypatch: pytest.MonkeyPatch)
     _keep(*GPU_FIGURES)
     cluster = parse_cluster("auto")
     assert product_rate(cluster.gpu, "bf16") / product_rate(before.gpu, "bf16") == pytest.approx(
-        70e12 / before.gpu.gemm_bf16_flops_per_s)
+        70e12 / before.gpu.gemm_bf16_flops_per_s
+    )
     assert product_rate(cluster.gpu, "fp16") / product_rate(cluster.gpu, "bf16") == pytest.approx(72 / 70)
     assert memory_rate(cluster.gpu) == pytest.approx(800e9 / STREAM_SHARE * MEMORY_SHARE)
     assert host_link_s(cluster, 20e9, pinned=True) == pytest.approx(1.0)
@@ -101,8 +126,10 @@ def test_the_answer_says_what_was_measured_and_when(
     _keep(*GPU_FIGURES)
     run([*QUESTION, "--gpus", "auto"])
     after = " ".join(capsys.readouterr().out.split())
-    assert ("Measured here 3 days ago (bench): matrix products, device memory, PCIe, collectives, host memory, CPU Adam, "
-            "NVMe.") in after
+    assert (
+        "Measured here 3 days ago (bench): matrix products, device memory, PCIe, collectives, host memory, CPU Adam, "
+        "NVMe."
+    ) in after
     assumed = after.partition("Assumed: ")[2]
     assert "host memory bandwidth" not in assumed
     assert "NVMe" not in assumed
@@ -127,8 +154,11 @@ def test_only_what_was_measured_is_replaced(monkeypatch: pytest.MonkeyPatch) -> 
     _keep(*GPU_FIGURES[:2])
     cluster = parse_cluster("auto")
     assert cluster.gpu.gemm_bf16_flops_per_s == 70e12
-    expected = replace(before, measured=cluster.measured, gpu=replace(
-        before.gpu, gemm_bf16_flops_per_s=70e12, gemm_fp16_flops_per_s=None))
+    expected = replace(
+        before,
+        measured=cluster.measured,
+        gpu=replace(before.gpu, gemm_bf16_flops_per_s=70e12, gemm_fp16_flops_per_s=None),
+    )
     assert cluster == expected
     assert cluster.measured == "here 3 days ago (bench): matrix products"
 
@@ -191,12 +221,15 @@ def test_without_results_no_database_is_loaded(gpus: str, tmp_path: Path) -> Non
         "nvmlDeviceGetCount = lambda: 1\n"
         "nvmlDeviceGetHandleByIndex = lambda index: index\n"
         "nvmlDeviceGetName = lambda handle: 'NVIDIA L4'\n"
-        "nvmlDeviceGetMemoryInfo = lambda handle: types.SimpleNamespace(total=24 * 2**30)\n")
-    program = ("import sys\n"
-               f"sys.path.insert(0, {str(tmp_path)!r})\n"
-               "from ds_advise.advisor.cli import run\n"
-               f"code = run({[*QUESTION, '--gpus', gpus]!r})\n"
-               "sys.exit('loaded' if 'sqlite3' in sys.modules else code == 2)\n")
+        "nvmlDeviceGetMemoryInfo = lambda handle: types.SimpleNamespace(total=24 * 2**30)\n"
+    )
+    program = (
+        "import sys\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from ds_advise.advisor.cli import run\n"
+        f"code = run({[*QUESTION, '--gpus', gpus]!r})\n"
+        "sys.exit('loaded' if 'sqlite3' in sys.modules else code == 2)\n"
+    )
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 0, done.stderr
@@ -216,10 +249,16 @@ def test_the_cpu_is_a_cluster_of_ranks() -> None:
 
 
 def _cpu() -> Cluster:
-    _keep(_figure("matrix_product", 100e9, "fp32", "flop/s"), _figure("matrix_product", 150e9, "bf16", "flop/s"),
-          _figure("elementwise_sum", 10e9, "fp32"), _figure("all_gather", 2e9, "gloo"),
-          _figure("all_reduce", 4e-4, "gloo", "s"), _figure("all_gather", 6e-4, "gloo", "s"),
-          _figure("cpu_adam", 5e8, "fp32", "parameters/s"), device="cpu")
+    _keep(
+        _figure("matrix_product", 100e9, "fp32", "flop/s"),
+        _figure("matrix_product", 150e9, "bf16", "flop/s"),
+        _figure("elementwise_sum", 10e9, "fp32"),
+        _figure("all_gather", 2e9, "gloo"),
+        _figure("all_reduce", 4e-4, "gloo", "s"),
+        _figure("all_gather", 6e-4, "gloo", "s"),
+        _figure("cpu_adam", 5e8, "fp32", "parameters/s"),
+        device="cpu",
+    )
     return cpu_cluster(4)
 
 

@@ -18,16 +18,33 @@ NOT_PACKAGED = ("tests", "benchmarks", "docs")
 
 def _tracked_files() -> set[str]:
     listing = subprocess.run(["git", "ls-files"], cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
-    return {path for path in listing.splitlines()
-            if path.split("/")[0] not in NOT_PACKAGED and (path.endswith((".py", ".json", ".jsonl", ".csv", "py.typed")))}
+    return {
+        path
+        for path in listing.splitlines()
+        if path.split("/")[0] not in NOT_PACKAGED and (path.endswith((".py", ".json", ".jsonl", ".csv", "py.typed")))
+    }
 
 
 def test_the_wheel_holds_every_tracked_module_and_data_file(tmp_path: Path) -> None:
     """No subpackage is forgotten in pyproject.toml's list, and nothing untracked gets in."""
     # A copy: setuptools packs what an earlier build has left in `build` as well.
     copy = shutil.copytree(CHECKOUT, tmp_path / "checkout", ignore=shutil.ignore_patterns("build", ".*", "__pycache__"))
-    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--disable-pip-version-check",
-                    "-w", str(tmp_path), str(copy)], check=True, capture_output=True)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "-q",
+            "--no-deps",
+            "--disable-pip-version-check",
+            "-w",
+            str(tmp_path),
+            str(copy),
+        ],
+        check=True,
+        capture_output=True,
+    )
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         packaged = {name.removeprefix("ds_advise/") for name in archive.namelist() if name.startswith("ds_advise/")}

@@ -37,10 +37,25 @@ def allocated(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     # Another local size keeps DeepSpeed from compiling its shared-memory collectives.
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(world_size),
-                   "LOCAL_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    ranks = [subprocess.Popen([sys.executable, str(SCRIPT)], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(world_size)]
+    environment = {
+        **os.environ,
+        "DS_ACCELERATOR": "cpu",
+        "OMP_NUM_THREADS": "1",
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT)],
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(world_size)
+    ]
     try:
         answers = []
         for rank in ranks:
@@ -57,14 +72,16 @@ def allocated(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_flat_partitions_are_what_stages_1_and_2_allocate(allocated: list[dict[str, Any]], stage: int) -> None:
-    """The padded flat group, each rank's fp32 partition and the tensors it touches equal the engine's, to the element."""
+    """The padded flat group, each rank's fp32 partition and the tensors it touches equal the engine's, to the
+    element."""
     world_size = len(allocated)
     loads = rank_loads(NUMELS, world_size)
     for rank, sizes in enumerate(allocated):
         assert sizes[f"stage {stage}"] == {
             "flat": flat_group_numel(sum(NUMELS), world_size),
             "partition": flat_partition_numel(sum(NUMELS), world_size),
-            "touched": loads[rank].touched}
+            "touched": loads[rank].touched,
+        }
 
 
 @pytest.mark.parametrize("sub_group_size", [10**9, 30])
@@ -73,7 +90,10 @@ def test_shards_are_what_stage_3_allocates(allocated: list[dict[str, Any]], sub_
     shards = [shard_numel(numel, len(allocated)) for numel in NUMELS]
     for sizes in allocated:
         assert sizes[f"stage 3, sub-groups of {sub_group_size}"] == {
-            "shards": shards, "sub_groups": list(sub_group_numels(tuple(shards), sub_group_size)), "gradients": sum(shards)}
+            "shards": shards,
+            "sub_groups": list(sub_group_numels(tuple(shards), sub_group_size)),
+            "gradients": sum(shards),
+        }
 
 
 numels = st.lists(st.integers(1, 10**6), min_size=1, max_size=20)
@@ -82,7 +102,8 @@ worlds = st.integers(1, 300)
 
 @given(numels, worlds)
 def test_partitions_lose_nothing_and_pad_less_than_one_alignment(numels: list[int], world_size: int) -> None:
-    """N flat partitions hold every element and fewer than 2N more; shards hold every element and fewer than N more a tensor."""
+    """N flat partitions hold every element and fewer than 2N more; shards hold every element and fewer than N more a
+    tensor."""
     total = sum(numels)
     assert total <= world_size * flat_partition_numel(total, world_size) < total + 2 * world_size
     assert all(numel <= world_size * shard_numel(numel, world_size) < numel + world_size for numel in numels)
@@ -90,7 +111,8 @@ def test_partitions_lose_nothing_and_pad_less_than_one_alignment(numels: list[in
 
 @given(numels, worlds)
 def test_pieces_of_the_ranks_make_up_the_model(numels: list[int], world_size: int) -> None:
-    """Every tensor is touched by some rank, and no rank owns a piece larger than its partition or its largest tensor."""
+    """Every tensor is touched by some rank, and no rank owns a piece larger than its partition or its largest
+    tensor."""
     loads = rank_loads(numels, world_size)
     assert len(loads) == world_size
     assert sum(load.touched for load in loads) >= sum(numels)

@@ -27,13 +27,25 @@ from ds_advise.estimators.workload import Workload
 from ds_advise.probes.real_run import ProbeResult, extension_lock, probe
 from ds_advise.probes.real_run.result import from_json
 
-MODEL = {"model_type": "qwen2", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 64,
-         "tie_word_embeddings": False}
+MODEL = {
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
 WIDE = {"hidden_size": 256, "intermediate_size": 512}
 WORKLOAD = Workload(seq_len=32, framework="hf")
-PLAIN = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": {"stage": 1},
-         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
+PLAIN = {
+    "train_micro_batch_size_per_gpu": 1,
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 1},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+}
 
 pytestmark = pytest.mark.timeout(1200)  # the first real run compiles DeepSpeed's extensions
 
@@ -46,11 +58,20 @@ def run(rung: Rung, *, ranks: int = 2, nvme_path: str = "", **settings: Any) -> 
     """A probe of a rung's preset with two micro batches of two samples."""
     machine = cluster(ranks, nvme_path)
     shape = shape_from_config(MODEL, name="small")
-    plan = plan_for(rung, shape, WORKLOAD, machine, micro_batch_size=2, gradient_accumulation_steps=2,
-                    gradient_checkpointing=True)
+    plan = plan_for(
+        rung, shape, WORKLOAD, machine, micro_batch_size=2, gradient_accumulation_steps=2, gradient_checkpointing=True
+    )
     config = ds_config(plan, shape, WORKLOAD, machine, flavor="hf")
-    return probe(config, MODEL, cluster=machine, workload=WORKLOAD, device="cpu", micro_batch_size=2,
-                 gradient_accumulation_steps=2, **settings)
+    return probe(
+        config,
+        MODEL,
+        cluster=machine,
+        workload=WORKLOAD,
+        device="cpu",
+        micro_batch_size=2,
+        gradient_accumulation_steps=2,
+        **settings,
+    )
 
 
 def module(tmp_path: Path, body: str) -> str:
@@ -76,15 +97,19 @@ build = Model
 
 
 def run_module(tmp_path: Path, body: str, **settings: Any) -> ProbeResult:
-    return probe(PLAIN, module(tmp_path, body), cluster=cluster(), workload=WORKLOAD, device="cpu", input_shape=(8,),
-                 **settings)
+    return probe(
+        PLAIN, module(tmp_path, body), cluster=cluster(), workload=WORKLOAD, device="cpu", input_shape=(8,), **settings
+    )
 
 
 def ranks_alive() -> list[psutil.Process]:
     """Rank processes of this test, whose folder they are started with."""
     here = os.environ["TMPDIR"]
-    return [process for process in psutil.process_iter(["cmdline"])
-            if any(part.startswith(here) for part in process.info["cmdline"] or ())]
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any(part.startswith(here) for part in process.info["cmdline"] or ())
+    ]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -130,7 +155,9 @@ def test_two_ranks_train_and_report() -> None:
 @pytest.mark.parametrize("rung, ranks", [("ddp", 2), ("zero3", 4), ("zero3-offload", 2), ("zero3-nvme", 2)])
 def test_every_kind_of_plan_runs(rung: Rung, ranks: int, tmp_path: Path, extensions: Callable[..., None]) -> None:
     """Stages, offloads and NVMe; the swappers' files are counted and gone afterwards."""
-    extensions(*["CPUAdamBuilder"] * (rung in ("zero3-offload", "zero3-nvme")), *["AsyncIOBuilder"] * (rung == "zero3-nvme"))
+    extensions(
+        *["CPUAdamBuilder"] * (rung in ("zero3-offload", "zero3-nvme")), *["AsyncIOBuilder"] * (rung == "zero3-nvme")
+    )
     disk = tmp_path / "nvme"
     disk.mkdir()
     result = run(rung, ranks=ranks, nvme_path=str(disk))
@@ -175,7 +202,9 @@ def test_a_lost_rank_is_named_and_ends_the_job(number: int, kind: str, tmp_path:
 @pytest.mark.slow
 def test_the_rank_that_failed_first_is_blamed(tmp_path: Path) -> None:
     """Rank 1 raises; rank 0 then fails because its peer is gone, which is not what happened."""
-    result = run_module(tmp_path, "assert not (os.environ['RANK'] == '1' and self.calls == 2), 'the reactor is leaking'")
+    result = run_module(
+        tmp_path, "assert not (os.environ['RANK'] == '1' and self.calls == 2), 'the reactor is leaking'"
+    )
     assert result.failure is not None and result.failure.kind == "crash"
     assert result.failure.rank == 1 and result.failure.phase == "step 2"
     assert result.failure.message == "the reactor is leaking" and "own.py" in result.failure.details
@@ -211,8 +240,9 @@ def test_a_checkpoint_that_is_gone_before_it_is_read_is_named(tmp_path: Path) ->
         if phase == "import":
             shutil.rmtree(folder)
 
-    failure = probe(PLAIN, MODEL, cluster=cluster(1), workload=WORKLOAD, device="cpu", checkpoint=str(folder),
-                    on_progress=remove).failure
+    failure = probe(
+        PLAIN, MODEL, cluster=cluster(1), workload=WORKLOAD, device="cpu", checkpoint=str(folder), on_progress=remove
+    ).failure
     assert failure is not None and failure.kind == "crash" and failure.phase == "load"
     assert str(folder) in failure.message + failure.details
 
@@ -230,11 +260,21 @@ def test_a_checkpoint_that_is_gone_after_it_was_read_does_no_harm(tmp_path: Path
         if phase.startswith("step") and folder.exists():
             shutil.rmtree(folder)
 
-    result = probe(PLAIN, MODEL, cluster=cluster(), workload=WORKLOAD, device="cpu", checkpoint=str(folder), steps=20,
-                   on_progress=remove)
+    result = probe(
+        PLAIN,
+        MODEL,
+        cluster=cluster(),
+        workload=WORKLOAD,
+        device="cpu",
+        checkpoint=str(folder),
+        steps=20,
+        on_progress=remove,
+    )
     assert not folder.exists() and result.failure is None
-    assert all(len(report.losses) == 20 and report.losses[0] == pytest.approx(math.log(512), rel=0.1)
-               for report in result.ranks)
+    assert all(
+        len(report.losses) == 20 and report.losses[0] == pytest.approx(math.log(512), rel=0.1)
+        for report in result.ranks
+    )
 
 
 @pytest.mark.slow
@@ -262,6 +302,7 @@ def test_the_whole_is_bounded(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_interrupt_ends_the_ranks(tmp_path: Path) -> None:
     """Ctrl-C reaches the caller; the fixture sees that nothing is left."""
+
     def interrupt(phase: str) -> None:
         if phase == "step 1":
             raise KeyboardInterrupt
@@ -273,8 +314,10 @@ def test_an_interrupt_ends_the_ranks(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ranks_die_with_the_process_that_watches_them(tmp_path: Path) -> None:
     """Even where it is killed and can do nothing about it."""
-    script = (f"import sys; sys.path[:0] = {[str(Path(__file__).parent)]!r}\n"
-              f"import test_probe, pathlib; test_probe.run_module(pathlib.Path({str(tmp_path)!r}), 'time.sleep(3600)')")
+    script = (
+        f"import sys; sys.path[:0] = {[str(Path(__file__).parent)]!r}\n"
+        f"import test_probe, pathlib; test_probe.run_module(pathlib.Path({str(tmp_path)!r}), 'time.sleep(3600)')"
+    )
     watcher = subprocess.Popen([sys.executable, "-c", script])
     try:
         deadline = time.monotonic() + 120
@@ -292,7 +335,9 @@ def test_ranks_die_with_the_process_that_watches_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_a_lock_whose_owner_was_killed_is_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
+def test_a_lock_whose_owner_was_killed_is_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
     """A rank that is ended while it compiles an extension must not make every later job wait for ever."""
     if named:
         monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))

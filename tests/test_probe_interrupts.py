@@ -1,4 +1,5 @@
-"""Ctrl-C at any moment of a probe: it ends at once, and nothing is left. The ranks are stand-ins that load no library."""
+"""Ctrl-C at any moment of a probe: it ends at once, and nothing is left. The ranks are stand-ins that load no
+library."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ run.probe(config, {}, cluster=Cluster(nodes=1, gpus_per_node=2, gpu=gpu_of_memor
 
 
 def test_an_interrupt_at_any_of_ten_moments_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From before the first rank starts to the middle of a step: no process, no file, no swap folder, within ten seconds."""
+    """From before the first rank starts to the middle of a step: no process, no file, no swap folder, within ten
+    seconds."""
     temporary, disk = tmp_path / "temporary", tmp_path / "disk"
     temporary.mkdir()
     disk.mkdir()
@@ -49,8 +51,9 @@ def test_an_interrupt_at_any_of_ten_moments_leaves_nothing(tmp_path: Path, monke
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
     dice, had_ranks = random.Random(5), 0
     for moment in (dice.uniform(0.0, 1.2) for _ in range(10)):
-        process = subprocess.Popen([sys.executable, "-c", PROBE, str(disk)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                   text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROBE, str(disk)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         time.sleep(moment)
         had_ranks += bool(processes_of(temporary))
@@ -65,5 +68,8 @@ def test_an_interrupt_at_any_of_ten_moments_leaves_nothing(tmp_path: Path, monke
 
 def processes_of(folder: Path) -> list[Any]:
     """Processes with a file of the folder among their arguments: ranks, and what they started."""
-    return [process for process in psutil.process_iter(["cmdline"])
-            if any(str(folder) in part for part in process.info["cmdline"] or ())]
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(folder) in part for part in process.info["cmdline"] or ())
+    ]

@@ -37,8 +37,16 @@ FLAVORS: tuple[Framework, ...] = ("hf", "deepspeed")
 RANKS, STEPS = 2, 5
 TRAINING_LIMIT_S, BUILD_LIMIT_S = 240, 1200
 
-SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 64, "tie_word_embeddings": False}
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
 # Wide enough that half of a matrix exceeds the 1 MiB below which DeepSpeed leaves a tensor in RAM.
 WIDE = SMALL | {"hidden_size": 1024, "intermediate_size": 1024, "num_hidden_layers": 4, "vocab_size": 1024}
 
@@ -75,17 +83,34 @@ Prepare = Callable[..., Run]
 def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
     """Write a rung's files in a folder of their own; changes to its plan are keywords."""
 
-    def prepare(rung: Rung, flavor: Framework, *, model: dict[str, Any] = SMALL, workload: Workload | None = None,
-                micro_batch_size: int = 2, gradient_accumulation_steps: int = 2, **changes: int) -> Run:
+    def prepare(
+        rung: Rung,
+        flavor: Framework,
+        *,
+        model: dict[str, Any] = SMALL,
+        workload: Workload | None = None,
+        micro_batch_size: int = 2,
+        gradient_accumulation_steps: int = 2,
+        **changes: int,
+    ) -> Run:
         workload = workload or Workload()
         folder = tmp_path / f"run{sum(1 for _ in tmp_path.iterdir())}"
         for name in ("", "nvme", "reports"):
             (folder / name).mkdir()
         shape = shape_from_config({"model_type": "qwen2", **model}, name="small")
         cluster = Cluster(nodes=1, gpus_per_node=RANKS, gpu=gpu_of_memory(24), nvme_path=str(folder / "nvme"))
-        plan = replace(plan_for(
-            rung, shape, workload, cluster, micro_batch_size=micro_batch_size,
-            gradient_accumulation_steps=gradient_accumulation_steps, gradient_checkpointing=True), **changes)
+        plan = replace(
+            plan_for(
+                rung,
+                shape,
+                workload,
+                cluster,
+                micro_batch_size=micro_batch_size,
+                gradient_accumulation_steps=gradient_accumulation_steps,
+                gradient_checkpointing=True,
+            ),
+            **changes,
+        )
         config = ds_config(plan, shape, workload, cluster, flavor=flavor)
         learning_rate = 1e-2 if workload.method == "lora" else 1e-3
         if flavor == "deepspeed":
@@ -98,12 +123,17 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
             "optimizer_steps": STEPS,
             "global_batch_size": RANKS * micro_batch_size * gradient_accumulation_steps,
             "reports": str(folder / "reports"),
-            "training_arguments": training_arguments(plan, workload) | {
-                "output_dir": str(folder / "output"), "learning_rate": learning_rate},
+            "training_arguments": training_arguments(plan, workload)
+            | {"output_dir": str(folder / "output"), "learning_rate": learning_rate},
         }
         (folder / "job.json").write_text(json.dumps(job))
-        run = Run(folder=folder, flavor=flavor, plan=plan, cluster=cluster,
-                  environment=_environment() | {"TRAINING_JOB": str(folder / "job.json")})
+        run = Run(
+            folder=folder,
+            flavor=flavor,
+            plan=plan,
+            cluster=cluster,
+            environment=_environment() | {"TRAINING_JOB": str(folder / "job.json")},
+        )
         write_config(config, run.config, force=False)
         extensions(*_builders(plan))
         return run
@@ -113,8 +143,11 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
 
 def _rungs(*in_every_run: tuple[Rung, Framework]) -> list[Any]:
     """Every rung in both flavours; all but the named ones are slow."""
-    return [pytest.param(rung, flavor, marks=() if (rung, flavor) in in_every_run else pytest.mark.slow)
-            for rung in RUNGS for flavor in FLAVORS]
+    return [
+        pytest.param(rung, flavor, marks=() if (rung, flavor) in in_every_run else pytest.mark.slow)
+        for rung in RUNGS
+        for flavor in FLAVORS
+    ]
 
 
 @pytest.mark.parametrize(("rung", "flavor"), _rungs(("zero3-offload", "hf"), ("zero2-offload", "deepspeed")))
@@ -140,8 +173,7 @@ def test_lora_trains(prepare: Prepare, rung: Rung, flavor: Framework) -> None:
 def test_the_hf_flavour_trains_on_accelerate_without_the_trainer(prepare: Prepare) -> None:
     """accelerate fills every `auto` from the script and from the configuration file that we write for it."""
     run = prepare("zero2-offload", "hf")
-    (run.folder / "accelerate.yaml").write_text(
-        accelerate_config(run.plan, run.cluster, config_path=str(run.config)))
+    (run.folder / "accelerate.yaml").write_text(accelerate_config(run.plan, run.cluster, config_path=str(run.config)))
     command = f"accelerate launch --main_process_port {_free_port()} --config_file accelerate.yaml"
     _run_processes(run, [(f"exec {command} {SCRIPTS / 'train_with_accelerate.py'}", {})])
     assert_trained(run)
@@ -152,8 +184,15 @@ def test_the_hf_flavour_trains_on_accelerate_without_the_trainer(prepare: Prepar
 def test_accumulation_sums_the_micro_batches(prepare: Prepare, rung: Rung) -> None:
     """Two micro batches of two samples train like one of four: the losses agree in fp32 to rounding."""
     accumulated, at_once = (
-        prepare(rung, "deepspeed", workload=Workload(precision="fp32"), micro_batch_size=micro,
-                gradient_accumulation_steps=accumulation) for micro, accumulation in ((2, 2), (4, 1)))
+        prepare(
+            rung,
+            "deepspeed",
+            workload=Workload(precision="fp32"),
+            micro_batch_size=micro,
+            gradient_accumulation_steps=accumulation,
+        )
+        for micro, accumulation in ((2, 2), (4, 1))
+    )
     train(accumulated)
     train(at_once)
     assert accumulated.losses() == pytest.approx(at_once.losses(), rel=1e-4)
@@ -163,10 +202,22 @@ def train(run: Run) -> None:
     """Start the ranks as a launcher does, and wait for them."""
     config = str(run.config)
     arguments = ["--deepspeed", config] if run.flavor == "hf" else ["--deepspeed", "--deepspeed_config", config]
-    place = {"WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1",
-             "MASTER_PORT": str(_free_port())}
-    _run_processes(run, [([sys.executable, str(SCRIPT[run.flavor]), *arguments],
-                          place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(RANKS)])
+    place = {
+        "WORLD_SIZE": str(RANKS),
+        "LOCAL_WORLD_SIZE": str(RANKS),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+    }
+    _run_processes(
+        run,
+        [
+            (
+                [sys.executable, str(SCRIPT[run.flavor]), *arguments],
+                place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+            for rank in range(RANKS)
+        ],
+    )
 
 
 def assert_trained(run: Run) -> None:
@@ -189,29 +240,43 @@ def assert_trained(run: Run) -> None:
     if plan.zero_stage:
         wanted["reduce_bucket_size"] = plan.reduce_bucket_size
     if plan.zero_stage == 3:
-        wanted |= {"sub_group_size": plan.sub_group_size, "stage3_prefetch_bucket_size": plan.stage3_prefetch_bucket_size}
+        wanted |= {
+            "sub_group_size": plan.sub_group_size,
+            "stage3_prefetch_bucket_size": plan.stage3_prefetch_bucket_size,
+        }
     assert len(run.reports()) == RANKS
     for report in run.reports():
         assert {name: report[name] for name in wanted} == wanted
 
 
 def _run_processes(run: Run, commands: Sequence[tuple[str | list[str], dict[str, str]]]) -> None:
-    """Run commands side by side, each in a session of its own. All must end well, in time, and leave nothing running."""
+    """Run commands side by side, each in a session of its own. All must end well, in time, and leave nothing
+    running."""
     logs = [run.folder / f"log{number}" for number in range(len(commands))]
     processes = []
     try:
         for (command, environment), log in zip(commands, logs, strict=True):
             with log.open("w") as output:
-                processes.append(subprocess.Popen(
-                    command, shell=isinstance(command, str), cwd=run.folder, env=run.environment | environment,
-                    stdout=output, stderr=subprocess.STDOUT, start_new_session=True))
+                processes.append(
+                    subprocess.Popen(
+                        command,
+                        shell=isinstance(command, str),
+                        cwd=run.folder,
+                        env=run.environment | environment,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )
+                )
         deadline = time.monotonic() + TRAINING_LIMIT_S
         while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
             if any(process.poll() for process in processes):
                 break  # the others would wait for the one that failed
             time.sleep(0.1)
         codes = [process.poll() for process in processes]
-        left_behind = [process.pid for process in processes if process.poll() is not None and _group_exists(process.pid)]
+        left_behind = [
+            process.pid for process in processes if process.poll() is not None and _group_exists(process.pid)
+        ]
     finally:
         for process in processes:
             if _group_exists(process.pid):

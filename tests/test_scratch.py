@@ -19,7 +19,9 @@ def test_a_folder_lives_as_long_as_its_run(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), scratch("probe", tmp_path) as folder:
         (folder / "below").mkdir()
         (folder / "below/file").touch()
-        assert [path.name for path in tmp_path.iterdir()] == [folder.name] and folder.name.startswith("ds-advise-probe-")
+        assert [path.name for path in tmp_path.iterdir()] == [folder.name] and folder.name.startswith(
+            "ds-advise-probe-"
+        )
         raise RuntimeError
     assert not list(tmp_path.iterdir())
     with pytest.raises(OSError, match="nowhere"), scratch("probe", tmp_path / "nowhere"):
@@ -29,8 +31,10 @@ def test_a_folder_lives_as_long_as_its_run(tmp_path: Path) -> None:
 @contextmanager
 def another_run(where: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """A process that has a folder, which is old enough to be judged."""
-    script = (f"import pathlib, time\nfrom ds_advise.probes.scratch import scratch\n"
-              f"with scratch('bench', {str(where)!r}) as folder:\n    print(folder, flush=True)\n    time.sleep(3600)")
+    script = (
+        f"import pathlib, time\nfrom ds_advise.probes.scratch import scratch\n"
+        f"with scratch('bench', {str(where)!r}) as folder:\n    print(folder, flush=True)\n    time.sleep(3600)"
+    )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

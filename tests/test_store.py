@@ -1,4 +1,5 @@
-"""The store of results: kept, found, forgotten; shared by processes; and never in the way when its file cannot be used."""
+"""The store of results: kept, found, forgotten; shared by processes; and never in the way when its file cannot be
+used."""
 
 from __future__ import annotations
 
@@ -21,15 +22,31 @@ from ds_advise.probes.machine import Machine, cpu_model, machine_from_json, this
 from ds_advise.probes.store import Record, Store, StoreError, model_key, try_store
 from ds_advise.probes.store_path import store_path
 
-MACHINE = Machine(gpus=("L4", "L4"), gpu_memory_bytes=(22 * 2**30,) * 2, driver="570.1", cpu="a CPU", cpu_cores=8,
-                  ram_bytes=64 * 2**30)
+MACHINE = Machine(
+    gpus=("L4", "L4"),
+    gpu_memory_bytes=(22 * 2**30,) * 2,
+    driver="570.1",
+    cpu="a CPU",
+    cpu_cores=8,
+    ram_bytes=64 * 2**30,
+)
 NOBODY = 65534
 
 
 def _probe(**changes: Any) -> Record:
-    return replace(Record(
-        kind="probe", machine=MACHINE, model="abc", model_name="a-model", plan={"zero_optimization": {"stage": 2}},
-        workload={"seq_len": 128}, result={"step_s": 1.5, "losses": [1.0, None]}, versions={"torch": "2.13"}), **changes)
+    return replace(
+        Record(
+            kind="probe",
+            machine=MACHINE,
+            model="abc",
+            model_name="a-model",
+            plan={"zero_optimization": {"stage": 2}},
+            workload={"seq_len": 128},
+            result={"step_s": 1.5, "losses": [1.0, None]},
+            versions={"torch": "2.13"},
+        ),
+        **changes,
+    )
 
 
 def test_a_record_comes_back_whole(own_store: Path) -> None:
@@ -106,8 +123,11 @@ def test_processes_write_at_once(own_store: Path) -> None:
         f"machine = Machine(**{MACHINE.to_json()!r})\n"
         "sys.stdin.readline()\n"
         "for step in range(25):\n"
-        "    Store().add(Record(kind='probe', machine=machine, result={'writer': sys.argv[1], 'step': step}))\n")
-    writers = [subprocess.Popen([sys.executable, "-c", program, str(number)], stdin=subprocess.PIPE) for number in range(4)]
+        "    Store().add(Record(kind='probe', machine=machine, result={'writer': sys.argv[1], 'step': step}))\n"
+    )
+    writers = [
+        subprocess.Popen([sys.executable, "-c", program, str(number)], stdin=subprocess.PIPE) for number in range(4)
+    ]
     for writer in writers:
         assert writer.stdin is not None
         writer.stdin.write(b"go\n")
@@ -123,7 +143,10 @@ def test_processes_write_at_once(own_store: Path) -> None:
 def _all_operations_fail(store: Store, *, but: str = "") -> list[StoreError]:
     errors = []
     operations: dict[str, Callable[[], object]] = {
-        "add": lambda: store.add(_probe()), "find": store.find, "forget": lambda: store.forget("all")}
+        "add": lambda: store.add(_probe()),
+        "find": store.find,
+        "forget": lambda: store.forget("all"),
+    }
     for name, operation in operations.items():
         if name != but:
             with pytest.raises(StoreError) as error:
@@ -134,7 +157,9 @@ def _all_operations_fail(store: Store, *, but: str = "") -> list[StoreError]:
     return errors
 
 
-@pytest.mark.parametrize("content", [b"this is no database" * 100, b"SQLite format 3\0" + b"\xff" * 5000], ids=["text", "torn"])
+@pytest.mark.parametrize(
+    "content", [b"this is no database" * 100, b"SQLite format 3\0" + b"\xff" * 5000], ids=["text", "torn"]
+)
 def test_a_damaged_file_is_named_and_left_alone(own_store: Path, content: bytes) -> None:
     """The error says which file to remove; nothing of it is changed."""
     own_store.parent.mkdir()
@@ -203,11 +228,13 @@ def test_a_file_that_another_process_holds(own_store: Path) -> None:
     """Locked for longer than the patience of two seconds: told, and no record is lost."""
     store = Store()
     store.add(_probe())
-    program = ("import sqlite3, sys\n"
-               f"connection = sqlite3.connect({str(own_store)!r}, isolation_level=None)\n"
-               "connection.execute('BEGIN EXCLUSIVE')\n"
-               "print('held', flush=True)\n"
-               "sys.stdin.readline()\n")
+    program = (
+        "import sqlite3, sys\n"
+        f"connection = sqlite3.connect({str(own_store)!r}, isolation_level=None)\n"
+        "connection.execute('BEGIN EXCLUSIVE')\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.readline()\n"
+    )
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
@@ -259,17 +286,21 @@ def test_a_read_only_file_can_still_be_asked(unprivileged: Path) -> None:
 
 def test_a_full_disk(own_store: Path) -> None:
     """Where the file cannot grow, the record is refused and those before it stay."""
-    program = ("import resource\n"
-               "from ds_advise.probes.machine import Machine\n"
-               "from ds_advise.probes.store import Record, Store, StoreError\n"
-               f"record = Record(kind='probe', machine=Machine(**{MACHINE.to_json()!r}), result={{'text': 'x' * 200_000}})\n"
-               "Store().add(record)\n"
-               "resource.setrlimit(resource.RLIMIT_FSIZE, (250_000, 250_000))\n"
-               "try:\n"
-               "    Store().add(record)\n"
-               "except StoreError as error:\n"
-               "    print(error.what)\n")
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60).stdout
+    program = (
+        "import resource\n"
+        "from ds_advise.probes.machine import Machine\n"
+        "from ds_advise.probes.store import Record, Store, StoreError\n"
+        f"record = Record(kind='probe', machine=Machine(**{MACHINE.to_json()!r}), result={{'text': 'x' * 200_000}})\n"
+        "Store().add(record)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (250_000, 250_000))\n"
+        "try:\n"
+        "    Store().add(record)\n"
+        "except StoreError as error:\n"
+        "    print(error.what)\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
     assert "cannot be written" in said
     assert len(Store(own_store).find()) == 1
 
@@ -294,8 +325,13 @@ def test_the_machine_is_told_by_its_parts_and_not_by_its_name() -> None:
     node = os.uname().nodename
     assert len(node) < 3 or node not in json.dumps(machine.to_json())
     assert replace(MACHINE, driver="580.2", ram_bytes=MACHINE.ram_bytes - 5 * 2**20).key == MACHINE.key
-    changed = [replace(MACHINE, gpus=("L4", "T4")), replace(MACHINE, cpu="another"), replace(MACHINE, cpu_cores=4),
-               replace(MACHINE, ram_bytes=32 * 2**30), replace(MACHINE, gpu_memory_bytes=(16 * 2**30,) * 2)]
+    changed = [
+        replace(MACHINE, gpus=("L4", "T4")),
+        replace(MACHINE, cpu="another"),
+        replace(MACHINE, cpu_cores=4),
+        replace(MACHINE, ram_bytes=32 * 2**30),
+        replace(MACHINE, gpu_memory_bytes=(16 * 2**30,) * 2),
+    ]
     assert len({machine.key for machine in (*changed, MACHINE)}) == 6
 
 

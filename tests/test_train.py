@@ -1,7 +1,8 @@
-"""`ds-advise train`, really executed: two ranks on the CPU over gloo, a small model with random weights, data of every shape.
+"""`ds-advise train`, really executed: two ranks on the CPU over gloo, a small model with random weights, data of every
+shape.
 
-Every case trains from the command line to the saved model, which must load and generate. Each takes some seconds of imports
-in every rank, so all but one are slow.
+Every case trains from the command line to the saved model, which must load and generate. Each takes some seconds of
+imports in every rank, so all but one are slow.
 """
 
 from __future__ import annotations
@@ -23,14 +24,26 @@ from ds_advise.advisor.trainer.job import read_result
 
 pytestmark = pytest.mark.timeout(1500)  # the first test compiles DeepSpeed's extensions
 
-MODEL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "vocab_size": 304, "max_position_embeddings": 256, "tie_word_embeddings": False}
+MODEL = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 304,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
 STEPS = 12
 
-CHAT = [{"messages": [{"role": "user", "content": f"{a}+{b}"}, {"role": "assistant", "content": str(a + b)}]}
-        for a in range(4) for b in range(4)]
-INSTRUCTIONS = [{"instruction": f"{number}=", "input": "", "output": f"the answer is 1 + {number - 1}"}
-                for number in range(1, 17)]
+CHAT = [
+    {"messages": [{"role": "user", "content": f"{a}+{b}"}, {"role": "assistant", "content": str(a + b)}]}
+    for a in range(4)
+    for b in range(4)
+]
+INSTRUCTIONS = [
+    {"instruction": f"{number}=", "input": "", "output": f"the answer is 1 + {number - 1}"} for number in range(1, 17)
+]
 LABELLED = [{"text": f"the sum of {number}", "label": {"number": [number]}} for number in range(16)]
 COMPLETIONS = [{"prompt": f"question {number}:", "completion": f" the answer {number}"} for number in range(32)]
 TEXTS = [{"text": f"the answer to the question {number} is the sum of the numbers"} for number in range(16)]
@@ -51,8 +64,8 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Pat
 
 @pytest.fixture(autouse=True)
 def ranks_on_the_cpu(extensions: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ready to train on every rung, without the network. The search leaves offload out on the CPU, because nothing is gained;
-    here it runs for what it does to loading, saving and resuming."""
+    """Ready to train on every rung, without the network. The search leaves offload out on the CPU, because nothing is
+    gained; here it runs for what it does to loading, saving and resuming."""
     extensions("ShareMemCommBuilder", "FusedAdamBuilder", "CPUAdamBuilder")
     monkeypatch.setattr("ds_advise.advisor.search.unsupported", lambda *_: None)
     for name, value in (("HF_HUB_OFFLINE", "1"), ("OMP_NUM_THREADS", "1")):
@@ -63,8 +76,25 @@ def ranks_on_the_cpu(extensions: Callable[..., None], monkeypatch: pytest.Monkey
 
 
 def train(model: Path, data: Path, output: Path, *options: str) -> int:
-    return run(["train", "--model", str(model), "--data", str(data), "--output-dir", str(output), "--device", "cpu", "--ranks",
-                "2", "--max-steps", str(STEPS), "--no-check", *options])
+    return run(
+        [
+            "train",
+            "--model",
+            str(model),
+            "--data",
+            str(data),
+            "--output-dir",
+            str(output),
+            "--device",
+            "cpu",
+            "--ranks",
+            "2",
+            "--max-steps",
+            str(STEPS),
+            "--no-check",
+            *options,
+        ]
+    )
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -105,8 +135,9 @@ def generated(folder: Path, *, tokenizer_in: Path | None = None) -> Any:
 
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_in or folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
-    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "2+2"}], add_generation_prompt=True,
-                                           return_tensors="pt", return_dict=True)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "2+2"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
     with torch.no_grad():
         answer = model.generate(**prompt, max_new_tokens=4, do_sample=False)
     assert answer.shape[1] > prompt["input_ids"].shape[1]
@@ -120,11 +151,23 @@ def weights(folder: Path, name: str = "model.safetensors") -> dict[str, Any]:
 
 
 def test_chats_train_to_a_saved_model(tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command says what it read, trains with the optimizer in host RAM, saves weights that differ, and says how to load
-    them. What belongs to an interrupted training is refused afterwards."""
+    """The command says what it read, trains with the optimizer in host RAM, saves weights that differ, and says how to
+    load them. What belongs to an interrupted training is refused afterwards."""
     output = tmp_path / "out"
-    assert train(model_folder, write(tmp_path / "chats.jsonl", CHAT), output, "--rung", "zero2-offload", "--learning-rate",
-                 "3e-3", "--save-steps", "5") == 0
+    assert (
+        train(
+            model_folder,
+            write(tmp_path / "chats.jsonl", CHAT),
+            output,
+            "--rung",
+            "zero2-offload",
+            "--learning-rate",
+            "3e-3",
+            "--save-steps",
+            "5",
+        )
+        == 0
+    )
     assert_learned(output)
     said = " ".join(capsys.readouterr().out.split())
     assert "chats.jsonl: 16 rows of chat messages; sequence 95th percentile" in said
@@ -133,7 +176,9 @@ def test_chats_train_to_a_saved_model(tmp_path: Path, model_folder: Path, capsys
     model = generated(output)
     assert model.config.use_cache
     before, after = weights(model_folder), weights(output)
-    assert {name: tensor.shape for name, tensor in before.items()} == {name: tensor.shape for name, tensor in after.items()}
+    assert {name: tensor.shape for name, tensor in before.items()} == {
+        name: tensor.shape for name, tensor in after.items()
+    }
     assert not before["lm_head.weight"].equal(after["lm_head.weight"])
     assert [path.name for path in checkpoints(output)] == ["checkpoint-10", "checkpoint-12"]
     assert newest_whole(output) == output / "checkpoint-12"
@@ -149,8 +194,23 @@ def test_instructions_train_adapters_and_merge_them(tmp_path: Path, model_folder
     from transformers import AutoModelForCausalLM
 
     output = tmp_path / "out"
-    assert train(model_folder, write(tmp_path / "data.json", INSTRUCTIONS), output, "--rung", "zero2", "--method", "lora",
-                 "--lora-rank", "32", "--learning-rate", "3e-2", "--merge") == 0
+    assert (
+        train(
+            model_folder,
+            write(tmp_path / "data.json", INSTRUCTIONS),
+            output,
+            "--rung",
+            "zero2",
+            "--method",
+            "lora",
+            "--lora-rank",
+            "32",
+            "--learning-rate",
+            "3e-2",
+            "--merge",
+        )
+        == 0
+    )
     assert_learned(output, to=0.95)  # a random head is frozen, so adapters have little to learn with
     merged = generated(output / "merged").float()
     base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
@@ -164,11 +224,25 @@ def test_instructions_train_adapters_and_merge_them(tmp_path: Path, model_folder
 
 @pytest.mark.slow
 def test_labelled_text_trains_under_zero3_offload(tmp_path: Path, model_folder: Path) -> None:
-    """The seeds' first format, one object a line in a .json file; the sharded weights are whole when saved; an evaluation loss
-    is told at every checkpoint and falls."""
+    """The seeds' first format, one object a line in a .json file; the sharded weights are whole when saved; an
+    evaluation loss is told at every checkpoint and falls."""
     output = tmp_path / "out"
-    assert train(model_folder, write(tmp_path / "train.json", LABELLED), output, "--rung", "zero3-offload", "--learning-rate",
-                 "3e-3", "--eval-split", "0.25", "--save-steps", "6") == 0
+    assert (
+        train(
+            model_folder,
+            write(tmp_path / "train.json", LABELLED),
+            output,
+            "--rung",
+            "zero3-offload",
+            "--learning-rate",
+            "3e-3",
+            "--eval-split",
+            "0.25",
+            "--save-steps",
+            "6",
+        )
+        == 0
+    )
     assert_learned(output)
     generated(output)
     assert all(tensor.shape == weights(model_folder)[name].shape for name, tensor in weights(output).items())
@@ -182,8 +256,25 @@ def test_labelled_text_trains_under_zero3_offload(tmp_path: Path, model_folder: 
 def test_completions_train_adapters_under_zero3_offload(tmp_path: Path, model_folder: Path) -> None:
     """From a CSV file, packed; only the adapter is saved, without the base that ZeRO-3 gathers."""
     output = tmp_path / "out"
-    assert train(model_folder, write(tmp_path / "data.csv", COMPLETIONS), output, "--rung", "zero3-offload", "--method", "lora",
-                 "--lora-rank", "32", "--learning-rate", "3e-2", "--packing", "--seq-len", "64") == 0
+    assert (
+        train(
+            model_folder,
+            write(tmp_path / "data.csv", COMPLETIONS),
+            output,
+            "--rung",
+            "zero3-offload",
+            "--method",
+            "lora",
+            "--lora-rank",
+            "32",
+            "--learning-rate",
+            "3e-2",
+            "--packing",
+            "--seq-len",
+            "64",
+        )
+        == 0
+    )
     assert_learned(output, to=0.95)
     generated(output, tokenizer_in=output)  # transformers loads the base that the adapter names
     assert all("lora_" in name for name in weights(output, "adapter_model.safetensors"))
@@ -194,18 +285,31 @@ def test_completions_train_adapters_under_zero3_offload(tmp_path: Path, model_fo
 def test_plain_text_trains_under_zero3(tmp_path: Path, model_folder: Path) -> None:
     """From a Parquet file, cut into pieces; the loss is drawn for TensorBoard."""
     output = tmp_path / "out"
-    assert train(model_folder, write(tmp_path / "data.parquet", TEXTS), output, "--rung", "zero3", "--learning-rate", "3e-3",
-                 "--seq-len", "32") == 0
+    assert (
+        train(
+            model_folder,
+            write(tmp_path / "data.parquet", TEXTS),
+            output,
+            "--rung",
+            "zero3",
+            "--learning-rate",
+            "3e-3",
+            "--seq-len",
+            "32",
+        )
+        == 0
+    )
     assert_learned(output)
     generated(output)
     assert list(output.rglob("events.out.tfevents*"))
 
 
 @pytest.mark.slow
-def test_a_killed_training_goes_on_as_if_nothing_had_happened(tmp_path: Path, model_folder: Path,
-                                                              capsys: pytest.CaptureFixture[str]) -> None:
-    """A rank is killed between checkpoints, and one checkpoint is broken: --resume repeats the steps since the last whole one,
-    with the same data in the same order, so that the losses are those of an undisturbed run."""
+def test_a_killed_training_goes_on_as_if_nothing_had_happened(
+    tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rank is killed between checkpoints, and one checkpoint is broken: --resume repeats the steps since the last
+    whole one, with the same data in the same order, so that the losses are those of an undisturbed run."""
     data = write(tmp_path / "chats.jsonl", CHAT)
     options = ("--rung", "zero2", "--learning-rate", "3e-3", "--save-steps", "4", "--global-batch", "4")
     assert train(model_folder, data, tmp_path / "undisturbed", *options) == 0
@@ -232,8 +336,9 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(tmp_path: Path, mo
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_the_disk_cannot_hold_costs_no_earlier_one(tmp_path: Path, model_folder: Path,
-                                                                    capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_that_the_disk_cannot_hold_costs_no_earlier_one(
+    tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Writing fails in the middle of the second checkpoint: the first is still there and whole, and is gone on from."""
     import psutil
 

@@ -26,9 +26,18 @@ from ds_advise.estimators.families import shape_from_config
 from ds_advise.estimators.hardware import gpu_of_memory
 from ds_advise.estimators.workload import Workload
 
-CONFIG = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
-          "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 304,
-          "max_position_embeddings": 256, "tie_word_embeddings": False}
+CONFIG = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 304,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
 ROW = {"messages": [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}]}
 
 
@@ -58,8 +67,23 @@ def ask(model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     """(exit code, stdout, stderr) of a training of the model on the data, the lines joined."""
 
     def ask(*options: str) -> tuple[int, str, str]:
-        code = run(["train", "--model", str(model), "--data", str(data), "--output-dir", str(tmp_path / "out"),
-                    "--device", "cpu", "--ranks", "2", "--no-check", *options])
+        code = run(
+            [
+                "train",
+                "--model",
+                str(model),
+                "--data",
+                str(data),
+                "--output-dir",
+                str(tmp_path / "out"),
+                "--device",
+                "cpu",
+                "--ranks",
+                "2",
+                "--no-check",
+                *options,
+            ]
+        )
         printed = capsys.readouterr()
         return code, " ".join(printed.out.split()), printed.err
 
@@ -96,7 +120,8 @@ def test_lora_has_a_rate_of_its_own(ask: Ask) -> None:
 def test_options_of_adapters_without_any(ask: Ask) -> None:
     """They are said to have no effect."""
     assert ask("--dry", "--merge", "--lora-alpha", "4")[2].splitlines() == [
-        f"ds-advise: {option} has no effect with --method full" for option in ("--lora-alpha", "--merge")]
+        f"ds-advise: {option} has no effect with --method full" for option in ("--lora-alpha", "--merge")
+    ]
 
 
 def test_a_folder_with_something_in_it_is_left_alone(ask: Ask, tmp_path: Path) -> None:
@@ -124,8 +149,25 @@ def test_a_refused_training_is_no_obstacle_to_the_next(ask: Ask, data: Path) -> 
 def test_paths_are_kept_whole(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that --resume works from another folder."""
     monkeypatch.chdir(tmp_path)
-    assert run(["train", "--model", "model", "--data", "chats.jsonl", "--output-dir", "out", "--device", "cpu",
-                "--memory", "10MB", "--no-check"]) == 1
+    assert (
+        run(
+            [
+                "train",
+                "--model",
+                "model",
+                "--data",
+                "chats.jsonl",
+                "--output-dir",
+                "out",
+                "--device",
+                "cpu",
+                "--memory",
+                "10MB",
+                "--no-check",
+            ]
+        )
+        == 1
+    )
     asked = json.loads((tmp_path / "out/training/asked.json").read_text())
     assert (asked["model"], asked["data"]) == (str(model), str(data))
 
@@ -153,16 +195,19 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
         Output(tmp_path / "out").claim(force=False)
 
 
-@pytest.mark.parametrize(("options", "said"), [
-    (["--eval-split", "1.5"], "--eval-split is 1.5"),
-    (["--epochs", "0"], "--epochs is 0"),
-    (["--learning-rate", "-1"], "--learning-rate is -1"),
-    (["--eval-split", "0.1", "--eval-data", "x.jsonl"], "both say what is evaluated"),
-    (["--method", "qlora"], "--method qlora needs a GPU"),
-    (["--report-to", "swanlab"], "--report-to swanlab needs swanlab"),
-    (["--format", "text-label"], "chats.jsonl, line 1: text is missing"),
-    (["--gpus", "2x24GB"], "--gpus says nothing about --device cpu"),
-])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--eval-split", "1.5"], "--eval-split is 1.5"),
+        (["--epochs", "0"], "--epochs is 0"),
+        (["--learning-rate", "-1"], "--learning-rate is -1"),
+        (["--eval-split", "0.1", "--eval-data", "x.jsonl"], "both say what is evaluated"),
+        (["--method", "qlora"], "--method qlora needs a GPU"),
+        (["--report-to", "swanlab"], "--report-to swanlab needs swanlab"),
+        (["--format", "text-label"], "chats.jsonl, line 1: text is missing"),
+        (["--gpus", "2x24GB"], "--gpus says nothing about --device cpu"),
+    ],
+)
 def test_what_cannot_be_trained_is_said_at_once(ask: Ask, options: list[str], said: str) -> None:
     """One line, exit code 2."""
     code, _, error = ask(*options)
@@ -194,9 +239,20 @@ def test_resume_needs_a_training(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_models_that_are_no_causal_language_models(ask: Ask, model: Path) -> None:
     """The built-in trainer predicts next tokens; others need a script."""
-    (model / "config.json").write_text(json.dumps({
-        "model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 64, "intermediate_size": 128,
-        "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 304, "max_position_embeddings": 64}))
+    (model / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "bert",
+                "architectures": ["BertForMaskedLM"],
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "vocab_size": 304,
+                "max_position_embeddings": 64,
+            }
+        )
+    )
     code, _, error = ask()
     assert code == 2
     assert "is no causal language model" in error
@@ -232,13 +288,27 @@ def test_code_in_the_models_folder_is_not_run(ask: Ask, model: Path, tmp_path: P
 
 
 def _file(**changes: Any) -> DataFile:
-    return DataFile(**{"name": "data.jsonl", "folder": Path(), "shape": "chat", "divisible": False, "rows": 100,
-                       "tokens": 50_000, "trained_tokens": 5_000, "longest": 813, "typical": 700, "untrained_turns": 0,
-                       "has_own_template": True} | changes)
+    return DataFile(
+        **{
+            "name": "data.jsonl",
+            "folder": Path(),
+            "shape": "chat",
+            "divisible": False,
+            "rows": 100,
+            "tokens": 50_000,
+            "trained_tokens": 5_000,
+            "longest": 813,
+            "typical": 700,
+            "untrained_turns": 0,
+            "has_own_template": True,
+        }
+        | changes
+    )
 
 
 def test_the_sequence_length_follows_the_data() -> None:
-    """The longest row in eights, as far as the model goes; plain text is cut at 2048, packed samples are filled up to it."""
+    """The longest row in eights, as far as the model goes; plain text is cut at 2048, packed samples are filled up to
+    it."""
     shape = shape_from_config(CONFIG | {"max_position_embeddings": 4096}, name="small")
 
     def length(data: DataFile, evaluation: DataFile | None = None, *, packing: bool = False) -> int:
@@ -252,10 +322,20 @@ def test_the_sequence_length_follows_the_data() -> None:
     assert length(_file(tokens=1000), packing=True) == 1000
 
 
-@pytest.mark.parametrize(("samples", "ranks", "micro_batch", "wanted"), [
-    (10_000, 8, None, 32), (10_000, 3, None, 33), (10_000, 64, None, 64), (100, 2, None, 10), (5, 2, None, 2),
-    (10_000, 2, 5, 40)])
-def test_the_global_batch_divides_over_the_ranks(samples: int, ranks: int, micro_batch: int | None, wanted: int) -> None:
+@pytest.mark.parametrize(
+    ("samples", "ranks", "micro_batch", "wanted"),
+    [
+        (10_000, 8, None, 32),
+        (10_000, 3, None, 33),
+        (10_000, 64, None, 64),
+        (100, 2, None, 10),
+        (5, 2, None, 2),
+        (10_000, 2, 5, 40),
+    ],
+)
+def test_the_global_batch_divides_over_the_ranks(
+    samples: int, ranks: int, micro_batch: int | None, wanted: int
+) -> None:
     """32 samples, fewer where an epoch would have less than ten steps, rounded up."""
     assert choices.global_batch(samples, ranks=ranks, micro_batch=micro_batch) == wanted
 
@@ -280,9 +360,11 @@ def test_the_newest_checkpoint_counts_only_when_it_is_whole(tmp_path: Path) -> N
     assert (tmp_path / "checkpoint-best").exists()
 
 
-def test_fallback_goes_on_with_less_memory(ask: Ask, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the last whole checkpoint, with the same global batch and samples, under a plan that needs less and can read it;
-    without --fallback it ends there."""
+def test_fallback_goes_on_with_less_memory(
+    ask: Ask, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the last whole checkpoint, with the same global batch and samples, under a plan that needs less and can read
+    it; without --fallback it ends there."""
     launched: list[tuple[LaunchRequest, Job]] = []
 
     def launch(request: LaunchRequest, **_: Any) -> Outcome:
@@ -292,8 +374,14 @@ def test_fallback_goes_on_with_less_memory(ask: Ask, model: Path, tmp_path: Path
         checkpoint.mkdir(exist_ok=True)
         (checkpoint / WHOLE).touch()
         (tmp_path / "out" / "checkpoint-4").mkdir()
-        return Outcome(status="failed", last_step=3, peaks=Peaks(), seconds=1.0, folder=request.folder, failure=Failure(
-            kind="gpu_out_of_memory", rank=1, step=3, message="out of memory"))
+        return Outcome(
+            status="failed",
+            last_step=3,
+            peaks=Peaks(),
+            seconds=1.0,
+            folder=request.folder,
+            failure=Failure(kind="gpu_out_of_memory", rank=1, step=3, message="out of memory"),
+        )
 
     monkeypatch.setattr("ds_advise.advisor.trainer.train.launch", launch)
     monkeypatch.setattr("ds_advise.advisor.search.unsupported", lambda *_: None)
@@ -318,8 +406,10 @@ def test_fallback_goes_on_with_less_memory(ask: Ask, model: Path, tmp_path: Path
     assert second.folder != first.folder
     assert resumed.checkpoint == str(tmp_path / "out" / "checkpoint-3")
     assert (resumed.samples, resumed.arguments["max_steps"]) == (job.samples, 5)
-    batch = [each.arguments["per_device_train_batch_size"] * each.arguments["gradient_accumulation_steps"] * 2
-             for each in (job, resumed)]
+    batch = [
+        each.arguments["per_device_train_batch_size"] * each.arguments["gradient_accumulation_steps"] * 2
+        for each in (job, resumed)
+    ]
     assert batch == [8, 8]
     assert json.loads((tmp_path / "out" / "ds_config.json").read_text()) == launched[-1][0].config
 
@@ -344,9 +434,11 @@ def test_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_libraries_that_options_need(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first that is missing is named with the option that wants it."""
     monkeypatch.setattr("ds_advise.advisor.trainer.check.find_spec", lambda _: None)
-    for workload, said in ((Workload(method="lora"), "--method lora needs peft"),
-                           (Workload(attention="flash"), "--attention flash needs flash-attn"),
-                           (Workload(loss="fused"), "--loss fused needs liger-kernel")):
+    for workload, said in (
+        (Workload(method="lora"), "--method lora needs peft"),
+        (Workload(attention="flash"), "--attention flash needs flash-attn"),
+        (Workload(loss="fused"), "--loss fused needs liger-kernel"),
+    ):
         error = missing_package(workload, report_to="auto", device="cuda")
         assert error is not None
         assert error.what == said
@@ -355,9 +447,20 @@ def test_libraries_that_options_need(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_jobs_and_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     """With tuples where JSON has lists."""
-    job = Job(model="/m", tokenizer="/t", workload=Workload(method="lora", lora_targets=("q_proj",)), lora_alpha=16,
-              device="cpu", ranks=2, tokens="/d", samples="/s", evaluation_tokens=None, evaluation_samples=None, packing=False,
-              arguments={"output_dir": "/o"})
+    job = Job(
+        model="/m",
+        tokenizer="/t",
+        workload=Workload(method="lora", lora_targets=("q_proj",)),
+        lora_alpha=16,
+        device="cpu",
+        ranks=2,
+        tokens="/d",
+        samples="/s",
+        evaluation_tokens=None,
+        evaluation_samples=None,
+        packing=False,
+        arguments={"output_dir": "/o"},
+    )
     write_job(job, tmp_path / "job.json")
     assert read_job(tmp_path / "job.json") == job
     result = Result(finished=True, step=3, losses=((1, 2.0),), evaluations=(), whole=True)
@@ -380,4 +483,3 @@ def test_a_rung_can_be_chosen(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None
     assert "ZeRO-3." in ask("--dry", "--rung", "zero3")[1]
     monkeypatch.setattr("ds_advise.advisor.search.unsupported", lambda *_: "no reason")
     assert "zero3 cannot run here: no reason" in ask("--dry", "--rung", "zero3")[2]
-

@@ -1,4 +1,5 @@
-"""From data files to samples: every shape in every kind of file, errors that name the line, loss on the answers only."""
+"""From data files to samples: every shape in every kind of file, errors that name the line, loss on the answers
+only."""
 
 from __future__ import annotations
 
@@ -23,9 +24,15 @@ from ds_advise.advisor.trainer.data.tokens import Tokens, TokenWriter, open_toke
 from hypothesis import given
 from hypothesis import strategies as st
 
-CHAT = {"messages": [{"role": "system", "content": "Add."}, {"role": "user", "content": "2+2"},
-                     {"role": "assistant", "content": "4"}, {"role": "user", "content": "3+4"},
-                     {"role": "assistant", "content": "7"}]}
+CHAT = {
+    "messages": [
+        {"role": "system", "content": "Add."},
+        {"role": "user", "content": "2+2"},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "3+4"},
+        {"role": "assistant", "content": "7"},
+    ]
+}
 SHAREGPT = {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello you"}]}
 INSTRUCTION = {"instruction": "5=", "input": "", "output": "1 + 4"}
 COMPLETION = {"prompt": "The capital of France is", "completion": " Paris"}
@@ -52,8 +59,10 @@ def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
         with path.open("w", newline="", encoding="utf-8") as stream:
             writer = csv.DictWriter(stream, rows[0])
             writer.writeheader()
-            writer.writerows({name: value if isinstance(value, str) else json.dumps(value) for name, value in row.items()}
-                             for row in rows)
+            writer.writerows(
+                {name: value if isinstance(value, str) else json.dumps(value) for name, value in row.items()}
+                for row in rows
+            )
     elif path.suffix == ".json":
         path.write_text(json.dumps(list(rows), ensure_ascii=False, indent=2), encoding="utf-8")
     else:
@@ -70,7 +79,9 @@ def shown(tokenizer: Any, sequence: Tokenized) -> list[tuple[str, bool]]:
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
 @pytest.mark.parametrize("shape", ROWS)
-def test_every_shape_is_recognised_in_every_kind_of_file(tmp_path: Path, tokenizer: Any, shape: str, suffix: str) -> None:
+def test_every_shape_is_recognised_in_every_kind_of_file(
+    tmp_path: Path, tokenizer: Any, shape: str, suffix: str
+) -> None:
     """The same rows give the same tokens, whatever the file."""
     data = prepare(write(tmp_path / f"data{suffix}", [ROWS[shape]] * 3), tokenizer, tmp_path / "tokens")
     wanted = prepare(write(tmp_path / "same.jsonl", [ROWS[shape]] * 3), tokenizer, tmp_path / "same")
@@ -97,25 +108,28 @@ def test_json_files_of_the_other_kinds(tmp_path: Path) -> None:
 GOOD = json.dumps(INSTRUCTION)
 
 
-@pytest.mark.parametrize(("name", "content", "said"), [
-    ("a.jsonl", f"{GOOD}\n\n{{broken", "a.jsonl, line 3: not JSON"),
-    ("a.jsonl", f"{GOOD}\n[1]", "a.jsonl, line 2: a list where an object is needed"),
-    ("a.jsonl", f'{GOOD}\n{{"instruction": "x"}}', "a.jsonl, line 2: output is missing"),
-    ("a.jsonl", f'{GOOD}\n{{"instruction": 3, "output": "x"}}', "a.jsonl, line 2: instruction is no text"),
-    ("a.jsonl", '{"colour": "red"}', "a.jsonl, line 1: fields colour are no known shape"),
-    ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}]}', "line 1: no message is the assistant's"),
-    ("a.jsonl", '{"messages": [{"role": "wizard", "content": "x"}]}', "line 1: message 1 has the role 'wizard'"),
-    ("a.jsonl", '{"messages": [{"role": "user", "content": null}]}', "line 1: message 1 has no text"),
-    ("a.json", f"[{GOOD},\n{GOOD},\n", "a.json, line 3: not JSON"),
-    ("a.json", f"[{GOOD}, 3]", "a.json, element 2: a int where"),
-    ("a.json", '{"a": 1,\n"b": 2}', "a.json: holds neither"),
-    ("a.csv", "instruction,output\nx,y\nx\n", "a.csv, line 3: 1 fields, but the header names 2"),
-    ("a.csv", "instruction,output\nx,y,z\n", "a.csv, line 2: 3 fields, but the header names 2"),
-    ("a.csv", 'instruction,output\nx,"y" z\n', "a.csv, line 2: "),
-    ("a.jsonl", "", "no rows"),
-    ("a.txt", "x", "unknown kind of data file"),
-    ("a.parquet", "x", "a.parquet: not Parquet"),
-])
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", f"{GOOD}\n\n{{broken", "a.jsonl, line 3: not JSON"),
+        ("a.jsonl", f"{GOOD}\n[1]", "a.jsonl, line 2: a list where an object is needed"),
+        ("a.jsonl", f'{GOOD}\n{{"instruction": "x"}}', "a.jsonl, line 2: output is missing"),
+        ("a.jsonl", f'{GOOD}\n{{"instruction": 3, "output": "x"}}', "a.jsonl, line 2: instruction is no text"),
+        ("a.jsonl", '{"colour": "red"}', "a.jsonl, line 1: fields colour are no known shape"),
+        ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}]}', "line 1: no message is the assistant's"),
+        ("a.jsonl", '{"messages": [{"role": "wizard", "content": "x"}]}', "line 1: message 1 has the role 'wizard'"),
+        ("a.jsonl", '{"messages": [{"role": "user", "content": null}]}', "line 1: message 1 has no text"),
+        ("a.json", f"[{GOOD},\n{GOOD},\n", "a.json, line 3: not JSON"),
+        ("a.json", f"[{GOOD}, 3]", "a.json, element 2: a int where"),
+        ("a.json", '{"a": 1,\n"b": 2}', "a.json: holds neither"),
+        ("a.csv", "instruction,output\nx,y\nx\n", "a.csv, line 3: 1 fields, but the header names 2"),
+        ("a.csv", "instruction,output\nx,y,z\n", "a.csv, line 2: 3 fields, but the header names 2"),
+        ("a.csv", 'instruction,output\nx,"y" z\n', "a.csv, line 2: "),
+        ("a.jsonl", "", "no rows"),
+        ("a.txt", "x", "unknown kind of data file"),
+        ("a.parquet", "x", "a.parquet: not Parquet"),
+    ],
+)
 def test_a_broken_row_is_named(tmp_path: Path, tokenizer: Any, name: str, content: str, said: str) -> None:
     """The error says which file, which line, and what is wrong with it."""
     (tmp_path / name).write_text(content)
@@ -139,11 +153,17 @@ def test_not_utf8(tmp_path: Path, tokenizer: Any) -> None:
         prepare(tmp_path / "a.jsonl", tokenizer, tmp_path / "tokens")
 
 
-@pytest.mark.parametrize(("row", "trained"), [
-    (CHAT, ["4<|im_end|>", "7<|im_end|>"]), (SHAREGPT, ["hello you<|im_end|>"]), (INSTRUCTION, ["1 + 4<|im_end|>"]),
-    (COMPLETION, [" Paris<|im_end|>"]), (TEXT, ["Once upon a time.<|im_end|>"]),
-    (NER, ['{"name": {"叶老桂": [[4, 6]]}}<|im_end|>']),
-])
+@pytest.mark.parametrize(
+    ("row", "trained"),
+    [
+        (CHAT, ["4<|im_end|>", "7<|im_end|>"]),
+        (SHAREGPT, ["hello you<|im_end|>"]),
+        (INSTRUCTION, ["1 + 4<|im_end|>"]),
+        (COMPLETION, [" Paris<|im_end|>"]),
+        (TEXT, ["Once upon a time.<|im_end|>"]),
+        (NER, ['{"name": {"叶老桂": [[4, 6]]}}<|im_end|>']),
+    ],
+)
 def test_the_loss_counts_the_answers_and_their_ends(tokenizer: Any, row: dict[str, Any], trained: list[str]) -> None:
     """Every answer with the token that ends it, and nothing of the questions."""
     [sequence] = _tokenized(tokenizer, [row])
@@ -154,12 +174,13 @@ def test_what_is_trained_follows_what_inference_gives(tokenizer: Any) -> None:
     """The tokens before the answer are the prompt as `apply_chat_template` makes it for generation."""
     [sequence] = _tokenized(tokenizer, [INSTRUCTION])
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": "5="}], add_generation_prompt=True)["input_ids"]
-    assert sequence.ids[:len(prompt)] == prompt
+    assert sequence.ids[: len(prompt)] == prompt
     assert sequence.is_trained == [False] * len(prompt) + [True] * (len(sequence.ids) - len(prompt))
 
 
 def test_a_merge_across_the_boundary_is_not_made(tokenizer: Any) -> None:
-    """`th` + `e` would be one token in the whole text; the prompt alone ends with `th`, so the answer is the token `e`."""
+    """`th` + `e` would be one token in the whole text; the prompt alone ends with `th`, so the answer is the token
+    `e`."""
     [joint] = tokenizer(["the"], add_special_tokens=False)["input_ids"]
     assert len(joint) == 1, "this tokenizer merges them"
     [sequence] = tokenize(tokenizer, [[Part("th", False), Part("e", True)]])
@@ -171,10 +192,13 @@ def test_sentencepiece_puts_no_space_before_an_answer() -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = {word: number for number, word in enumerate(["<unk>", "</s>", "\u2581ask", ":", "yes", "\u2581yes", "\u2581"])}
+    words = {
+        word: number for number, word in enumerate(["<unk>", "</s>", "\u2581ask", ":", "yes", "\u2581yes", "\u2581"])
+    }
     inner = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Metaspace(prepend_scheme="always", split=True), pre_tokenizers.Split(":", "isolated")])
+    inner.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(prepend_scheme="always", split=True), pre_tokenizers.Split(":", "isolated")]
+    )
     inner.decoder = decoders.Metaspace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>", unk_token="<unk>")
     parts = [Part("ask:", False), Part("yes", True)]
@@ -188,8 +212,11 @@ def test_a_tokenizer_without_a_template_gets_the_documented_one(tokenizer: Any) 
     plain = _copy(tokenizer, chat_template=None)
     [sequence] = _tokenized(plain, [CHAT])
     assert shown(plain, sequence) == [
-        ("### System:\nAdd.\n\n### User:\n2+2\n\n### Assistant:\n", False), ("4<|im_end|>", True),
-        ("\n\n### User:\n3+4\n\n### Assistant:\n", False), ("7<|im_end|>", True)]
+        ("### System:\nAdd.\n\n### User:\n2+2\n\n### Assistant:\n", False),
+        ("4<|im_end|>", True),
+        ("\n\n### User:\n3+4\n\n### Assistant:\n", False),
+        ("7<|im_end|>", True),
+    ]
     assert plain.chat_template, "saved with the tokenizer"
 
 
@@ -210,19 +237,22 @@ THOUGHTS = """\
 
 
 def test_earlier_answers_that_the_template_changes_are_not_trained(tokenizer: Any) -> None:
-    """Qwen3's way: an empty thought before the last answer only. The last is trained with it, the earlier is counted as not."""
+    """Qwen3's way: an empty thought before the last answer only. The last is trained with it, the earlier is counted as
+    not."""
     thinking = _copy(tokenizer, chat_template=THOUGHTS)
     renderer = Renderer(thinking)
     [sample] = [SHAPES["chat"].sample(row) for row in _rows([CHAT])]
     parts = renderer.parts(sample, "row 1")
     assert [part.text for part in parts if part.is_trained] == ["<think>\n\n</think>\n\n7<|im_end|>"]
-    assert "".join(part.text for part in parts) == thinking.apply_chat_template(
-        CHAT["messages"], tokenize=False).rstrip()
+    assert (
+        "".join(part.text for part in parts) == thinking.apply_chat_template(CHAT["messages"], tokenize=False).rstrip()
+    )
     assert renderer.untrained_turns == 1
 
 
 def test_an_answer_that_the_template_opens_otherwise(tokenizer: Any) -> None:
-    """DeepSeek-R1's way: the prompt ends with `<think>`, which the finished turn does not have; the answer is still found."""
+    """DeepSeek-R1's way: the prompt ends with `<think>`, which the finished turn does not have; the answer is still
+    found."""
     finished, waiting = "assistant\n' }}{% endif", "assistant\n<think>' }}{% endif"
     assert finished in tokenizer.chat_template
     opening = _copy(tokenizer, chat_template=tokenizer.chat_template.replace(finished, waiting))
@@ -252,7 +282,8 @@ def test_the_beginning_of_text_is_put_before_plain_text_if_the_tokenizer_does(to
     beginning = _copy(tokenizer, bos_token="<|endoftext|>")
     assert Renderer(beginning).parts(Plain(parts=(Part("x", True),)), "") == [Part("x<|im_end|>", True)]
     beginning.backend_tokenizer.post_processor = TemplateProcessing(
-        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", beginning.bos_token_id)])
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", beginning.bos_token_id)]
+    )
     assert Renderer(beginning).parts(Plain(parts=(Part("x", True),)), "")[0] == Part("<|endoftext|>", False)
 
 
@@ -266,10 +297,17 @@ def test_the_shape_can_be_said(tmp_path: Path, tokenizer: Any) -> None:
 
 
 def test_tool_calls_reach_the_template(tokenizer: Any) -> None:
-    """Fields of a message besides its text are the template's to read; null ones, as Parquet has them, are not there."""
-    calls = _copy(tokenizer, chat_template="{% for m in messages %}{{ m.role }}:{{ m.content }}{{ m.tool_calls }};{% endfor %}")
-    row = {"messages": [{"role": "user", "content": "x", "tool_calls": None},
-                        {"role": "assistant", "content": None, "tool_calls": ["add"]}]}
+    """Fields of a message besides its text are the template's to read; null ones, as Parquet has them, are not
+    there."""
+    calls = _copy(
+        tokenizer, chat_template="{% for m in messages %}{{ m.role }}:{{ m.content }}{{ m.tool_calls }};{% endfor %}"
+    )
+    row = {
+        "messages": [
+            {"role": "user", "content": "x", "tool_calls": None},
+            {"role": "assistant", "content": None, "tool_calls": ["add"]},
+        ]
+    }
     [sequence] = _tokenized(calls, [row])
     assert calls.decode(sequence.ids) == "user:x;assistant:['add'];<|im_end|>"
 
@@ -323,8 +361,12 @@ def test_batches_are_padded_and_masked(tmp_path: Path, tokenizer: Any) -> None:
     assert {name: len(values) for name, values in batch.items()} == {"input_ids": 2, "labels": 2, "attention_mask": 2}
     assert batch["input_ids"].shape[1] % 8 == 0
     first, mask = batch["input_ids"][0], batch["attention_mask"][0].bool()
-    assert tokenizer.decode(first[mask]) == tokenizer.apply_chat_template(SHORT_CHAT["messages"], tokenize=False).rstrip()
-    assert tokenizer.decode([number for number in batch["labels"][0].tolist() if number != IGNORED]) == "1 + 4<|im_end|>"
+    assert (
+        tokenizer.decode(first[mask]) == tokenizer.apply_chat_template(SHORT_CHAT["messages"], tokenize=False).rstrip()
+    )
+    assert (
+        tokenizer.decode([number for number in batch["labels"][0].tolist() if number != IGNORED]) == "1 + 4<|im_end|>"
+    )
     assert (batch["labels"][~batch["attention_mask"].bool()] == IGNORED).all()
 
 
@@ -340,16 +382,24 @@ def test_packed_samples_do_not_see_each_other(tmp_path: Path, tokenizer: Any) ->
     batch = Collator(pad_id=0, seq_len=200, packing=True)([dataset[0]])
     assert batch["input_ids"].shape[1] > samples.tokens
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(Qwen2Config(
-        hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
-        vocab_size=300, use_cache=False)).eval()
+    model = AutoModelForCausalLM.from_config(
+        Qwen2Config(
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            vocab_size=300,
+            use_cache=False,
+        )
+    ).eval()
     with torch.no_grad():
         packed = model(**batch).logits[0]
         begin = 0
         for piece in index.pieces(0):
             ids = torch.from_numpy(data.opened().ids[piece].astype(np.int64))[None]
             alone = model(input_ids=ids).logits[0]
-            torch.testing.assert_close(packed[begin:begin + len(alone)], alone, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(packed[begin : begin + len(alone)], alone, atol=1e-5, rtol=1e-4)
             assert batch["labels"][0, begin] == IGNORED
             begin += len(alone)
 
@@ -362,13 +412,15 @@ def test_rows_are_taken_in_batches_without_losing_any(tmp_path: Path, tokenizer:
     assert (data.rows, done) == (2001, [1000, 2000, 2001])
     tokens = data.opened()
     for number in (0, 999, 1000, 2000):
-        assert tokenizer.decode(tokens.ids[tokens.starts[number]:tokens.starts[number + 1]]) == f"{number}.<|im_end|>"
+        assert tokenizer.decode(tokens.ids[tokens.starts[number] : tokens.starts[number + 1]]) == f"{number}.<|im_end|>"
 
 
 def test_an_evaluation_file_of_its_own(tmp_path: Path, tokenizer: Any) -> None:
     """Then no row of the training file is held out."""
-    train, evaluation = (prepare(write(tmp_path / f"{name}.jsonl", [INSTRUCTION] * count), tokenizer, tmp_path / name)
-                         for name, count in (("train", 5), ("evaluation", 2)))
+    train, evaluation = (
+        prepare(write(tmp_path / f"{name}.jsonl", [INSTRUCTION] * count), tokenizer, tmp_path / name)
+        for name, count in (("train", 5), ("evaluation", 2))
+    )
     samples = cut(train, tmp_path, seq_len=64, packing=False, evaluation_share=0.5, seed=0, evaluation=evaluation)
     assert (samples.train_samples, samples.evaluation_samples) == (5, 2)
 

@@ -11,14 +11,25 @@ import pytest
 from ds_advise.advisor.ds_config_file import read_ds_config
 from ds_advise.estimators.errors import ConfigFileError
 
-SMALL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "intermediate_size": 688,
-         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000,
-         "max_position_embeddings": 512, "tie_word_embeddings": False}
+SMALL = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
 ON = ("--gpus", "2x24GB", "--seq-len", "128")
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "ds_advise", *arguments], cwd=cwd, capture_output=True, text=True, timeout=240)
+    return subprocess.run(
+        [sys.executable, "-m", "ds_advise", *arguments], cwd=cwd, capture_output=True, text=True, timeout=240
+    )
 
 
 @pytest.fixture
@@ -36,7 +47,8 @@ def test_a_verified_answer_carries_its_dry_run(folder: Path) -> None:
     assert verified["rung"] == answer["recommended"]["rung"] and verified["fits"]
     assert verified["parameters"] == answer["model"]["parameters"]
     assert verified["peak"]["allocated_bytes_per_gpu"] == pytest.approx(
-        answer["recommended"]["allocated_bytes_per_gpu"], rel=0.08)
+        answer["recommended"]["allocated_bytes_per_gpu"], rel=0.08
+    )
 
 
 def test_the_dry_run_command_reports_phases_peak_and_versions(folder: Path) -> None:
@@ -53,8 +65,9 @@ def test_the_dry_run_command_reports_phases_peak_and_versions(folder: Path) -> N
 
 
 def test_a_configuration_that_deepspeed_rejects_is_told_in_its_words(folder: Path) -> None:
-    (folder / "bad.json").write_text(json.dumps({
-        "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2, "no_such_key": 1}}))
+    (folder / "bad.json").write_text(
+        json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2, "no_such_key": 1}})
+    )
     done = run("dry-run", "bad.json", "--model", "config.json", "--gpus", "2x24GB", cwd=folder)
     assert done.returncode == 2 and "no_such_key" in done.stderr and len(done.stderr.splitlines()) == 1
 
@@ -62,13 +75,16 @@ def test_a_configuration_that_deepspeed_rejects_is_told_in_its_words(folder: Pat
 def test_a_model_that_needs_code_of_its_own_is_refused_with_a_way_out(folder: Path) -> None:
     """transformers has no class for it, and code that comes with a model is not run."""
     (folder / "remote").mkdir()
-    (folder / "remote" / "config.json").write_text(json.dumps({
-        "model_type": "chatglm", "hidden_size": 64, "auto_map": {"AutoModel": "modeling_chatglm.ChatGLM"}}))
+    (folder / "remote" / "config.json").write_text(
+        json.dumps({"model_type": "chatglm", "hidden_size": 64, "auto_map": {"AutoModel": "modeling_chatglm.ChatGLM"}})
+    )
     (folder / "remote" / "modeling_chatglm.py").write_text("raise SystemExit('executed')\n")
     (folder / "plain.json").write_text(json.dumps({"train_batch_size": 2, "zero_optimization": {"stage": 1}}))
     done = run("dry-run", "plain.json", "--model", "./remote", "--gpus", "2x24GB", cwd=folder)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert "no model type 'chatglm'" in done.stderr and "is not run" in done.stderr and "FILE.py:FUNCTION" in done.stderr
+    assert (
+        "no model type 'chatglm'" in done.stderr and "is not run" in done.stderr and "FILE.py:FUNCTION" in done.stderr
+    )
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "\x00", "[" * 100_000, "1" * 5000])

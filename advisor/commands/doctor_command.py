@@ -11,15 +11,17 @@ import click
 
 @click.command(short_help="Tell what will go wrong with DeepSpeed on this machine.")
 @click.option("--nvme", metavar="PATH", help="A folder to swap to: its drive, file system, room and O_DIRECT.")
-@click.option("--hostfile", metavar="FILE", help="The deepspeed launcher's: names, ssh without a password, port, clocks.")
+@click.option(
+    "--hostfile", metavar="FILE", help="The deepspeed launcher's: names, ssh without a password, port, clocks."
+)
 @click.option("--report", is_flag=True, help="Print a block for a bug report, without names, addresses and secrets.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def doctor(nvme: str | None, hostfile: str | None, report: bool, as_json: bool, debug: bool) -> int:
     """Check versions, compilers, GPUs and their links, memory and its limits, cores, storage, variables, other nodes.
 
-    Each line says what was seen and, where something is wrong, why it matters and what mends it. Nothing is changed. It needs
-    neither torch nor a GPU nor any rights.
+    Each line says what was seen and, where something is wrong, why it matters and what mends it. Nothing is changed. It
+    needs neither torch nor a GPU nor any rights.
 
     \b
     ds-advise doctor

@@ -1,4 +1,5 @@
-"""`ds-advise dry-run DS_CONFIG --model NAME --gpus SPEC`: the real engine on a simulated GPU, and where every byte goes."""
+"""`ds-advise dry-run DS_CONFIG --model NAME --gpus SPEC`: the real engine on a simulated GPU, and where every byte
+goes."""
 
 from __future__ import annotations
 
@@ -14,21 +15,42 @@ from .options import COUNT, run_options
 
 @click.command("dry-run", short_help="Run a configuration through the real DeepSpeed engine on a simulated GPU.")
 @run_options
-@click.option("--gpus", default="auto", metavar="SPEC", show_default=True, help="As for the advice: 2x32GB, 4x8xH100, ...")
+@click.option(
+    "--gpus", default="auto", metavar="SPEC", show_default=True, help="As for the advice: 2x32GB, 4x8xH100, ..."
+)
 @click.option("--ram", metavar="SIZE", help="Host RAM per node, such as 256GB; unset: not checked.")
 @click.option("--rank", type=click.IntRange(min=0), help="Which rank to be (default: the fullest).")
 @click.option("--iterations", type=COUNT, default=4, show_default=True, help="Optimizer steps.")
-@click.option("--expandable-segments/--no-expandable-segments", default=True, show_default=True,
-              help="The PYTORCH_CUDA_ALLOC_CONF setting that the advice prints.")
-@click.option("--fast", is_flag=True,
-              help="Let three shallow models answer for the deep one where memory is linear in depth; else say why not.")
+@click.option(
+    "--expandable-segments/--no-expandable-segments",
+    default=True,
+    show_default=True,
+    help="The PYTORCH_CUDA_ALLOC_CONF setting that the advice prints.",
+)
+@click.option(
+    "--fast",
+    is_flag=True,
+    help="Let three shallow models answer for the deep one where memory is linear in depth; else say why not.",
+)
 @click.option("--timeline", metavar="FILE.json", help="Write memory over time, for Perfetto or chrome://tracing.")
 @click.option("--force", is_flag=True, help="Overwrite the --timeline file.")
 @click.option("--explain", is_flag=True, help="List the largest modules and tensors at the peak.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def dry_run(run: dict[str, Any], gpus: str, ram: str | None, rank: int | None, iterations: int, expandable_segments: bool,
-            fast: bool, timeline: str | None, force: bool, explain: bool, as_json: bool, debug: bool) -> int:
+def dry_run(
+    run: dict[str, Any],
+    gpus: str,
+    ram: str | None,
+    rank: int | None,
+    iterations: int,
+    expandable_segments: bool,
+    fast: bool,
+    timeline: str | None,
+    force: bool,
+    explain: bool,
+    as_json: bool,
+    debug: bool,
+) -> int:
     """Run DS_CONFIG through the installed DeepSpeed's real engine, as one rank of the GPUs, on a simulated GPU.
 
     No GPU, no weights, no download: every tensor is fake, the code is real. Tells the bytes on GPU, host and NVMe by
@@ -48,8 +70,9 @@ def dry_run(run: dict[str, Any], gpus: str, ram: str | None, rank: int | None, i
         raise click.UsageError("--fast extrapolates: it has no --timeline and nothing to --explain; leave it out")
     if timeline is not None:
         check_trace_file(Path(timeline), force=force)
-    answer = ask_dry_run(**run, gpus=gpus, ram=ram, rank=rank, iterations=iterations,
-                         expandable_segments=expandable_segments, fast=fast)
+    answer = ask_dry_run(
+        **run, gpus=gpus, ram=ram, rank=rank, iterations=iterations, expandable_segments=expandable_segments, fast=fast
+    )
     if timeline is not None:
         write_trace(answer.result, Path(timeline))
     if as_json:

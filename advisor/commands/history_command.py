@@ -14,7 +14,9 @@ from .options import COUNT
 @click.command(short_help="List, export or forget what was measured.")
 @click.argument("ids", nargs=-1, metavar="[ID ...]")
 @click.option("--forget", is_flag=True, help="Remove the records with these numbers, or `all`.")
-@click.option("--limit", type=COUNT, default=20, metavar="N", show_default=True, help="Lines of the list; --json has all.")
+@click.option(
+    "--limit", type=COUNT, default=20, metavar="N", show_default=True, help="Lines of the list; --json has all."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print every record whole, as one JSON object.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def history(ids: Sequence[str], forget: bool, limit: int, as_json: bool, debug: bool) -> int:
@@ -26,7 +28,8 @@ def history(ids: Sequence[str], forget: bool, limit: int, as_json: bool, debug: 
     ds-advise history --forget 3 5
     ds-advise history --forget all
 
-    Nothing that identifies the machine beyond its hardware is in a record. Exit code: 0, or 2 for a store that cannot be read.
+    Nothing that identifies the machine beyond its hardware is in a record. Exit code: 0, or 2 for a store that cannot
+    be read.
     """
     del debug  # read from the arguments by the program's error handler
     from ...probes.store import Store

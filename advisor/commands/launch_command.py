@@ -18,35 +18,73 @@ from .options import COUNT, run_options
 @partial(run_options, model_required=False)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT [ARGUMENTS]")
 @click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
-@click.option("--launcher", type=click.Choice(["deepspeed", "torchrun", "accelerate"]),
-              help="What starts the ranks; unset: what the script needs.")
+@click.option(
+    "--launcher",
+    type=click.Choice(["deepspeed", "torchrun", "accelerate"]),
+    help="What starts the ranks; unset: what the script needs.",
+)
 @click.option("--gpus", default="auto", metavar="SPEC", show_default=True, help="GPUs of this machine, such as 2x24GB.")
-@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True,
-              help="cpu: DeepSpeed's CPU accelerator, for small models.")
+@click.option(
+    "--device",
+    type=click.Choice(["cuda", "cpu"]),
+    default="cuda",
+    show_default=True,
+    help="cpu: DeepSpeed's CPU accelerator, for small models.",
+)
 @click.option("--ranks", type=COUNT, help="Ranks with --device cpu.  [default: 2]")
-@click.option("--hostfile", type=click.Path(path_type=Path), metavar="FILE",
-              help="Several nodes by ssh, with the deepspeed launcher.")
+@click.option(
+    "--hostfile",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Several nodes by ssh, with the deepspeed launcher.",
+)
 @click.option("--slurm", is_flag=True, help="The nodes of this Slurm allocation, with srun and torchrun.")
-@click.option("--master", metavar="ADDRESS[:PORT]",
-              help="Several nodes, on each of which this is run: the first one's address.")
+@click.option(
+    "--master", metavar="ADDRESS[:PORT]", help="Several nodes, on each of which this is run: the first one's address."
+)
 @click.option("--nodes", type=COUNT, help="How many, with --master.")
 @click.option("--node-rank", type=click.IntRange(min=0), default=0, show_default=True, help="Which of them this is.")
-@click.option("--pass-config/--no-pass-config", default=True, show_default=True,
-              help="Hand DS_CONFIG to the script, unless its arguments name one.")
+@click.option(
+    "--pass-config/--no-pass-config",
+    default=True,
+    show_default=True,
+    help="Hand DS_CONFIG to the script, unless its arguments name one.",
+)
 @click.option("--dry", is_flag=True, help="Print what would run on each node, and start nothing.")
-@click.option("--check", type=click.Choice(["auto", "dry-run", "probe"]), default="auto", show_default=True,
-              help="How to see first that it fits; auto: a probe where the whole job runs here, else a dry run.")
+@click.option(
+    "--check",
+    type=click.Choice(["auto", "dry-run", "probe"]),
+    default="auto",
+    show_default=True,
+    help="How to see first that it fits; auto: a probe where the whole job runs here, else a dry run.",
+)
 @click.option("--no-check", is_flag=True, help="Start it at once.")
-@click.option("--fallback", is_flag=True, help="Out of memory: go on with the next plan that fits, from the last checkpoint.")
-@click.option("--log-dir", type=click.Path(path_type=Path), metavar="FOLDER",
-              help="Where the ranks' output goes.  [default: ds-advise-launch/TIME]")
+@click.option(
+    "--fallback", is_flag=True, help="Out of memory: go on with the next plan that fits, from the last checkpoint."
+)
+@click.option(
+    "--log-dir",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Where the ranks' output goes.  [default: ds-advise-launch/TIME]",
+)
 @click.option("--verbose", is_flag=True, help="Show rank 0's output.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def launch(run: dict[str, Any], words: tuple[str, ...], dry: bool, check: Any, no_check: bool, fallback: bool, verbose: bool,
-           as_json: bool, debug: bool, **place: Any) -> int:
-    """Start the training that DS_CONFIG is for with a script of yours: on the Hugging Face Trainer, on accelerate, or on
-    deepspeed.initialize. First it must be seen to fit. Ctrl-C saves and stops, twice ends at once.
+def launch(
+    run: dict[str, Any],
+    words: tuple[str, ...],
+    dry: bool,
+    check: Any,
+    no_check: bool,
+    fallback: bool,
+    verbose: bool,
+    as_json: bool,
+    debug: bool,
+    **place: Any,
+) -> int:
+    """Start the training that DS_CONFIG is for with a script of yours: on the Hugging Face Trainer, on accelerate, or
+    on deepspeed.initialize. First it must be seen to fit. Ctrl-C saves and stops, twice ends at once.
 
     \b
     ds-advise launch ds_config.json -- train.py --model_name_or_path Qwen/Qwen2.5-7B --output_dir out
@@ -87,8 +125,9 @@ def launch(run: dict[str, Any], words: tuple[str, ...], dry: bool, check: Any, n
     if variables:
         say("sets " + " ".join(f"{name}={value}" for name, value in variables.items()))
     console = Console(stderr=True, highlight=False)
-    session = run_session(question, check=None if no_check else check, fallback=fallback, verbose=verbose, console=console,
-                          say=say)
+    session = run_session(
+        question, check=None if no_check else check, fallback=fallback, verbose=verbose, console=console, say=say
+    )
     if as_json:
         print(json.dumps(json_form(session), indent=1))
     else:

@@ -14,14 +14,22 @@ from .options import COUNT
 
 @click.command(name="lint", short_help="Check a ds_config: what is refused, ignored, or slower than need be.")
 @click.argument("config_file", metavar="DS_CONFIG", required=False)
-@click.option("--model", metavar="MODEL", help="A model in any form that `ds-advise MODEL` takes; for memory and speed.")
+@click.option(
+    "--model", metavar="MODEL", help="A model in any form that `ds-advise MODEL` takes; for memory and speed."
+)
 @click.option("--gpus", metavar="SPEC", help="2x32GB, 8xA100-80GB, 4x8xH100, RTX4090, or auto (this machine).")
 @click.option("--ram", metavar="SIZE", help="Host RAM per node, such as 256GB; unset: detected with --gpus auto.")
 @click.option("--seq-len", type=COUNT, help="Tokens per sample; unset: 2048, or the model's positions if fewer.")
-@click.option("--framework", type=click.Choice(["hf", "deepspeed"]),
-              help='Who reads the file: the Trainer or accelerate, or deepspeed.initialize; unset: hf if it holds an "auto".')
-@click.option("--fix", is_flag=True, help="Correct what can be corrected without changing the training; the old file stays as "
-                                          "DS_CONFIG.bak.")
+@click.option(
+    "--framework",
+    type=click.Choice(["hf", "deepspeed"]),
+    help='Who reads the file: the Trainer or accelerate, or deepspeed.initialize; unset: hf if it holds an "auto".',
+)
+@click.option(
+    "--fix",
+    is_flag=True,
+    help="Correct what can be corrected without changing the training; the old file stays as DS_CONFIG.bak.",
+)
 @click.option("--list", "listed", is_flag=True, help="List the rules.")
 @click.option("--explain", "explained", metavar="CODE", help="Explain one rule, such as DS101.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -61,8 +69,19 @@ def _show_rules(code: str | None) -> int:
     return 0
 
 
-def _check(path: Path, *, fix: bool, as_json: bool, debug: bool, framework: Any, model: str | None, gpus: str | None,
-           ram: str | None, seq_len: int | None, offline: bool) -> int:
+def _check(
+    path: Path,
+    *,
+    fix: bool,
+    as_json: bool,
+    debug: bool,
+    framework: Any,
+    model: str | None,
+    gpus: str | None,
+    ram: str | None,
+    seq_len: int | None,
+    offline: bool,
+) -> int:
     del debug  # read from the arguments by the program's error handler
     from ...validate.lint import apply, load_facts, read_document
     from ...validate.lint import lint as check
@@ -72,8 +91,9 @@ def _check(path: Path, *, fix: bool, as_json: bool, debug: bool, framework: Any,
 
     raw = read_file(path, MAX_BYTES)
     document = read_document(raw, name=str(path))
-    settings = lint_settings(document.root.value, framework=framework, model=model, gpus=gpus, ram=ram, seq_len=seq_len,
-                             offline=offline)
+    settings = lint_settings(
+        document.root.value, framework=framework, model=model, gpus=gpus, ram=ram, seq_len=seq_len, offline=offline
+    )
     facts = load_facts()
     report = check(document, facts=facts, **settings)
     old, copy = document.text, None
@@ -86,8 +106,12 @@ def _check(path: Path, *, fix: bool, as_json: bool, debug: bool, framework: Any,
     if as_json:
         from ..lint_report import report_json
 
-        print(json.dumps(report_json(str(path), report, written=str(path) if copy else None, copy=str(copy) if copy else None),
-                         indent=1))
+        print(
+            json.dumps(
+                report_json(str(path), report, written=str(path) if copy else None, copy=str(copy) if copy else None),
+                indent=1,
+            )
+        )
         return int(report.count("error") > 0)
     from rich.console import Console
 

@@ -27,36 +27,66 @@ _OF_THIS_CALL = ("output_dir", "resume", "force", "fallback", "dry", "verbose", 
 @click.option("--format", "shape", type=click.Choice(_SHAPES), help="What a row is; unset: recognised.")
 @click.option("--system", metavar="TEXT", help="A system message for chats that bring none.")
 @click.option("--packing", is_flag=True, help="Fill each sample with several rows, which do not see each other.")
-@click.option("--eval-split", "evaluation_share", type=float, default=0.0, metavar="SHARE",
-              help="Share of the rows that is evaluated and not trained, such as 0.05.")
+@click.option(
+    "--eval-split",
+    "evaluation_share",
+    type=float,
+    default=0.0,
+    metavar="SHARE",
+    help="Share of the rows that is evaluated and not trained, such as 0.05.",
+)
 @click.option("--eval-data", "evaluation_data", metavar="FILE", help="Rows to evaluate on, in place of --eval-split.")
 @click.option("--epochs", type=float, metavar="N", help="Times that all samples are trained on.  [default: 3]")
 @click.option("--max-steps", type=COUNT, help="Optimizer steps, in place of --epochs.")
 @click.option("--learning-rate", type=float, metavar="RATE", help="Its peak; unset: 2e-5, with LoRA 2e-4.")
 @click.option("--lora-alpha", type=COUNT, help="Scale of the adapters; unset: twice --lora-rank.")
-@click.option("--seed", type=click.IntRange(min=0, max=2**31), default=42, show_default=True, metavar="N",
-              help="Of the data's order, the split, dropout and new weights.")
-@click.option("--save-steps", type=COUNT, help="Steps between checkpoints and evaluations; unset: a tenth, at most 500.")
-@click.option("--report-to", type=click.Choice(["auto", "tensorboard", "swanlab", "wandb", "none"]), default="auto",
-              show_default=True, help="Where the loss is drawn; auto: TensorBoard where it is installed.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0, max=2**31),
+    default=42,
+    show_default=True,
+    metavar="N",
+    help="Of the data's order, the split, dropout and new weights.",
+)
+@click.option(
+    "--save-steps", type=COUNT, help="Steps between checkpoints and evaluations; unset: a tenth, at most 500."
+)
+@click.option(
+    "--report-to",
+    type=click.Choice(["auto", "tensorboard", "swanlab", "wandb", "none"]),
+    default="auto",
+    show_default=True,
+    help="Where the loss is drawn; auto: TensorBoard where it is installed.",
+)
 @click.option("--merge", is_flag=True, help="With LoRA: also save the model with the adapters in its weights.")
 @click.option("--rung", type=click.Choice(RUNGS), help="The rung to train on; unset: the fastest that fits.")
-@click.option("--output-dir", default="output", show_default=True, metavar="DIR", help="Where model and checkpoints go.")
+@click.option(
+    "--output-dir", default="output", show_default=True, metavar="DIR", help="Where model and checkpoints go."
+)
 @click.option("--resume", is_flag=True, help="Go on with the training in --output-dir; the rest is as it was.")
 @click.option("--force", is_flag=True, help="Use an --output-dir that is not empty; its checkpoints are removed.")
 @click.option("--no-probe", is_flag=True, help="Check by a dry run on a simulated GPU, not by real steps.")
 @click.option("--no-check", is_flag=True, help="Start without a probe or dry run, and without looking at the disk.")
-@click.option("--fallback", is_flag=True,
-              help="Where memory runs out, go on with the next plan that fits, from the last checkpoint.")
+@click.option(
+    "--fallback",
+    is_flag=True,
+    help="Where memory runs out, go on with the next plan that fits, from the last checkpoint.",
+)
 @click.option("--dry", is_flag=True, help="Show data, plan and command, and start nothing.")
-@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True,
-              help="cpu: the ranks are processes on this machine's CPU, in place of GPUs.")
+@click.option(
+    "--device",
+    type=click.Choice(["cuda", "cpu"]),
+    default="cuda",
+    show_default=True,
+    help="cpu: the ranks are processes on this machine's CPU, in place of GPUs.",
+)
 @click.option("--ranks", type=COUNT, help="Ranks with --device cpu.  [default: 2]")
 @click.option("--memory", metavar="SIZE", help="What each rank may plan with, with --device cpu, such as 2GB.")
 @click.option("--verbose", is_flag=True, help="Show the first rank's output while it trains.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def train(output_dir: str, resume: bool, force: bool, fallback: bool, dry: bool, verbose: bool, debug: bool,
-          **options: Any) -> int:
+def train(
+    output_dir: str, resume: bool, force: bool, fallback: bool, dry: bool, verbose: bool, debug: bool, **options: Any
+) -> int:
     """Train a model on a data file: recommend a configuration, prove that it fits, train, save.
 
     \b
@@ -86,8 +116,15 @@ def train(output_dir: str, resume: bool, force: bool, fallback: bool, dry: bool,
     return _new(output, options, force=force, fallback=fallback, verbose=verbose)
 
 
-def _new(output: Any, options: dict[str, Any], *, verbose: bool, fallback: bool = False, force: bool = False,
-         shown_as: Any = None) -> int:
+def _new(
+    output: Any,
+    options: dict[str, Any],
+    *,
+    verbose: bool,
+    fallback: bool = False,
+    force: bool = False,
+    shown_as: Any = None,
+) -> int:
     """A training from its beginning. shown_as: only show it, as if its output went there."""
     from rich.console import Console
 
@@ -126,7 +163,9 @@ def _resumed(output: Any, options: dict[str, Any], *, fallback: bool, verbose: b
     source = click.get_current_context().get_parameter_source
     given = {name: value for name, value in options.items() if source(name) is ParameterSource.COMMANDLINE}
     for name, before in differing(asked, given):
-        raise click.UsageError(f"--{name.replace('_', '-')} was {before} in the training that is to go on; leave it out")
+        raise click.UsageError(
+            f"--{name.replace('_', '-')} was {before} in the training that is to go on; leave it out"
+        )
     settings, shape, question, _ = _asked(asked)
     trained = resume(settings, shape, question["gpus"], output, fallback=fallback, verbose=verbose, say=_say)
     render_trained(trained, Console(file=sys.stdout, highlight=False))
@@ -145,17 +184,39 @@ def _asked(options: dict[str, Any]) -> tuple[Settings, ModelShape, dict[str, Any
         from ..cpu_question import cpu_question
 
         question["gpus"], limit = cpu_question(
-            options["gpus"], device=options["device"], ranks=options["ranks"], memory=options["memory"])
+            options["gpus"], device=options["device"], ranks=options["ranks"], memory=options["memory"]
+        )
     else:
         question["gpus"] = parse_cluster(
-            options["gpus"], ram=options["ram"], nvme=options["nvme"], interconnect=options["interconnect"])
-    own = {name: options[name] for name in (
-        "model", "device", "evaluation_share", "shape", "system", "packing", "lora_alpha", "epochs", "max_steps",
-        "learning_rate", "seed", "save_steps", "report_to", "merge", "rung", "offline")}
+            options["gpus"], ram=options["ram"], nvme=options["nvme"], interconnect=options["interconnect"]
+        )
+    own = {
+        name: options[name]
+        for name in (
+            "model",
+            "device",
+            "evaluation_share",
+            "shape",
+            "system",
+            "packing",
+            "lora_alpha",
+            "epochs",
+            "max_steps",
+            "learning_rate",
+            "seed",
+            "save_steps",
+            "report_to",
+            "merge",
+            "rung",
+            "offline",
+        )
+    }
     settings = Settings(
-        **own, data=Path(options["data"]),
+        **own,
+        data=Path(options["data"]),
         evaluation_data=Path(options["evaluation_data"]) if options["evaluation_data"] else None,
-        proof="none" if options["no_check"] else "dry-run" if options["no_probe"] else "probe")
+        proof="none" if options["no_check"] else "dry-run" if options["no_probe"] else "probe",
+    )
     return settings, load_model(settings.model, offline=settings.offline), question, limit
 
 

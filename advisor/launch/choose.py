@@ -18,16 +18,16 @@ _ACCELERATE = re.compile(r"\bAccelerator\s*\(")
 
 
 def framework_of(config: Mapping[str, Any], source: str) -> Framework:
-    """"hf" where the configuration has an `auto`, which plain DeepSpeed does not fill, or the script uses the Trainer or
-    accelerate; else "deepspeed"."""
+    """ "hf" where the configuration has an `auto`, which plain DeepSpeed does not fill, or the script uses the Trainer
+    or accelerate; else "deepspeed"."""
     if _has_auto(config) or _TRAINER.search(source) or _ACCELERATE.search(source):
         return "hf"
     return "deepspeed"
 
 
 def launcher_of(framework: Framework, source: str) -> tuple[Launcher, str]:
-    """(the launcher, why): accelerate where the script leaves the configuration to it, deepspeed where a plain script may read
-    `--local_rank`, which no other launcher passes, torchrun otherwise."""
+    """(the launcher, why): accelerate where the script leaves the configuration to it, deepspeed where a plain script
+    may read `--local_rank`, which no other launcher passes, torchrun otherwise."""
     if _ACCELERATE.search(source) and not _TRAINER.search(source):
         return "accelerate", "the script uses Accelerator, which takes the configuration from its launcher"
     if framework == "deepspeed":
@@ -46,8 +46,11 @@ def source_of(script: Script) -> str:
     else:
         path = Path(script.target)
         if not path.is_file():
-            raise ConfigFileError(f"there is no script {script.target}", why="every rank would end at once",
-                                  fix="write -- before the script: ds-advise launch ds_config.json -- train.py ...")
+            raise ConfigFileError(
+                f"there is no script {script.target}",
+                why="every rank would end at once",
+                fix="write -- before the script: ds-advise launch ds_config.json -- train.py ...",
+            )
     try:
         return "" if path is None else path.read_text(encoding="utf-8", errors="replace")
     except OSError:

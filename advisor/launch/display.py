@@ -51,11 +51,15 @@ class Status:
     def memory(self) -> str:
         if self.device_bytes is None or self.device_peak_bytes is None:
             return f"host GiB: {_memory(self.host_bytes, self.host_peak_bytes, self.host_predicted_bytes)}"
-        return (f"GPU GiB: {_memory(self.device_bytes, self.device_peak_bytes, self.device_predicted_bytes)}; "
-                f"host: {_memory(self.host_bytes, self.host_peak_bytes, self.host_predicted_bytes, words=('', '', ''))}")
+        return (
+            f"GPU GiB: {_memory(self.device_bytes, self.device_peak_bytes, self.device_predicted_bytes)}; "
+            f"host: {_memory(self.host_bytes, self.host_peak_bytes, self.host_predicted_bytes, words=('', '', ''))}"
+        )
 
 
-def _memory(now: int, peak: int, predicted: int | None, words: tuple[str, str, str] = (" now", " peak", " predicted")) -> str:
+def _memory(
+    now: int, peak: int, predicted: int | None, words: tuple[str, str, str] = (" now", " peak", " predicted")
+) -> str:
     figures = [(now, words[0]), (peak, words[1])] + ([] if predicted is None else [(predicted, words[2])])
     return ", ".join(f"{gib(size)}{word}" for size, word in figures)
 

@@ -32,22 +32,34 @@ class Continuation:
         request = self.question.request
         module = ["--module"] if request.script.is_module else []
         device = ["--device", "cpu", "--ranks", str(request.cluster.gpus_per_node)] if request.device == "cpu" else []
-        return shlex.join(["ds-advise", "launch", str(request.config_path), *device, *module, "--", request.script.target,
-                           *request.script.arguments])
+        return shlex.join(
+            [
+                "ds-advise",
+                "launch",
+                str(request.config_path),
+                *device,
+                *module,
+                "--",
+                request.script.target,
+                *request.script.arguments,
+            ]
+        )
 
 
 def continuation(question: LaunchQuestion, outcome: Outcome, folder: Path) -> Continuation:
     """What would go on after this outcome; its configuration is written into `folder`.
 
-    A DeepSpeed checkpoint that the next plan cannot read is never passed over in silence: only plans that can read it are
-    taken, and where there is none that is the answer.
+    A DeepSpeed checkpoint that the next plan cannot read is never passed over in silence: only plans that can read it
+    are taken, and where there is none that is the answer.
 
     Raises ConfigFileError where the configuration cannot be written.
     """
     failure, asked, request = outcome.failure, question.asked, question.request
     assert failure is not None, "a training that failed"
     if asked is None or request.prediction is None or asked.shape is None:
-        return Continuation(what="the model is not known, so neither is a plan that takes less: pass --model", question=None)
+        return Continuation(
+            what="the model is not known, so neither is a plan that takes less: pass --model", question=None
+        )
     if request.framework != "hf" or not question.arguments.are_training_arguments:
         return _by_hand(asked, failure, question)
     checkpoint = outcome.checkpoint
@@ -57,9 +69,13 @@ def continuation(question: LaunchQuestion, outcome: Outcome, folder: Path) -> Co
         unread = next_plan(asked, request.prediction, failure.kind, reads_checkpoint_of=None)
         what = "no other plan with this global batch is predicted to take enough less"
         if unread is not None:
-            what = (f"{plan_title(unread.estimate.plan)} would fit, but DeepSpeed cannot load {checkpoint} under it (another "
-                    "ZeRO stage partitions the states otherwise): convert it with deepspeed.checkpoint.ds_to_universal and set "
-                    "checkpoint.load_universal, or begin anew from the weights in it")
+            what = (
+                f"{plan_title(unread.estimate.plan)} would fit, but DeepSpeed cannot load {checkpoint} under it "
+                "(another "
+                "ZeRO stage partitions the states otherwise): convert it with deepspeed.checkpoint.ds_to_universal "
+                "and set "
+                "checkpoint.load_universal, or begin anew from the weights in it"
+            )
         return Continuation(what=what, question=None)
     plan = candidate.estimate.plan
     config = ds_config(plan, asked.shape, asked.workload, asked.cluster, flavor="hf")
@@ -67,12 +83,17 @@ def continuation(question: LaunchQuestion, outcome: Outcome, folder: Path) -> Co
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigFileError(f"{folder} cannot be made ({error.strerror})", why="the next plan's configuration goes there",
-                              fix="free some space, or make the folder writable") from None
+        raise ConfigFileError(
+            f"{folder} cannot be made ({error.strerror})",
+            why="the next plan's configuration goes there",
+            fix="free some space, or make the folder writable",
+        ) from None
     write_config(config, path, force=True)
-    values = {"per_device_train_batch_size": str(plan.micro_batch_size),
-              "gradient_accumulation_steps": str(plan.gradient_accumulation_steps),
-              "gradient_checkpointing": str(plan.gradient_checkpointing)}
+    values = {
+        "per_device_train_batch_size": str(plan.micro_batch_size),
+        "gradient_accumulation_steps": str(plan.gradient_accumulation_steps),
+        "gradient_checkpointing": str(plan.gradient_checkpointing),
+    }
     if checkpoint is not None:
         values["resume_from_checkpoint"] = str(checkpoint)
     words = question.arguments.with_values(values)
@@ -80,14 +101,28 @@ def continuation(question: LaunchQuestion, outcome: Outcome, folder: Path) -> Co
     return Continuation(
         what=f"{plan_title(plan)}, micro batch {plan.micro_batch_size} x {plan.gradient_accumulation_steps}, {how}",
         question=replace(
-            question, arguments=ScriptArguments(words), said=(),
-            asked=replace(asked, config=config, micro_batch_size=plan.micro_batch_size,
-                          gradient_accumulation_steps=plan.gradient_accumulation_steps,
-                          gradient_checkpointing=plan.gradient_checkpointing),
+            question,
+            arguments=ScriptArguments(words),
+            said=(),
+            asked=replace(
+                asked,
+                config=config,
+                micro_batch_size=plan.micro_batch_size,
+                gradient_accumulation_steps=plan.gradient_accumulation_steps,
+                gradient_checkpointing=plan.gradient_checkpointing,
+            ),
             request=replace(
-                request, script=Script(target=request.script.target, arguments=words, is_module=request.script.is_module),
-                config=config, config_path=path, folder=folder, prediction=candidate.estimate,
-                gradient_checkpointing=plan.gradient_checkpointing, resumes_after=_step(checkpoint))))
+                request,
+                script=Script(target=request.script.target, arguments=words, is_module=request.script.is_module),
+                config=config,
+                config_path=path,
+                folder=folder,
+                prediction=candidate.estimate,
+                gradient_checkpointing=plan.gradient_checkpointing,
+                resumes_after=_step(checkpoint),
+            ),
+        ),
+    )
 
 
 def _by_hand(asked: RunQuestion, failure: Failure, question: LaunchQuestion) -> Continuation:
@@ -97,10 +132,16 @@ def _by_hand(asked: RunQuestion, failure: Failure, question: LaunchQuestion) -> 
     if candidate is None:
         return Continuation(what="no other plan with this global batch is predicted to take enough less", question=None)
     plan = candidate.estimate.plan
-    return Continuation(question=None, what=(
-        f"{plan_title(plan)} with micro batch {plan.micro_batch_size} x {plan.gradient_accumulation_steps} and checkpointing "
-        f"{'on' if plan.gradient_checkpointing else 'off'} is predicted to fit; how this script takes them and resumes cannot "
-        "be known, so it is not started"))
+    return Continuation(
+        question=None,
+        what=(
+            f"{plan_title(plan)} with micro batch {plan.micro_batch_size} x {plan.gradient_accumulation_steps} and "
+            "checkpointing "
+            f"{'on' if plan.gradient_checkpointing else 'off'} is predicted to fit; how this script takes them and "
+            "resumes cannot "
+            "be known, so it is not started"
+        ),
+    )
 
 
 def _step(checkpoint: Path | None) -> int:

@@ -1,4 +1,5 @@
-"""This node's memory while a training runs: its processes, what is left, the swap, the OOM killer's counters, the GPUs."""
+"""This node's memory while a training runs: its processes, what is left, the swap, the OOM killer's counters, the
+GPUs."""
 
 from __future__ import annotations
 
@@ -38,8 +39,9 @@ class Node:
         self._pynvml, self._handles = _gpu_handles()
 
     def look(self) -> Sample:
-        return Sample(host_bytes=self._held(), free_bytes=self._free(), swapped_out_bytes=_swapped_out_bytes(),
-                      gpus=self._gpus())
+        return Sample(
+            host_bytes=self._held(), free_bytes=self._free(), swapped_out_bytes=_swapped_out_bytes(), gpus=self._gpus()
+        )
 
     def _held(self) -> int:
         total = 0
@@ -69,8 +71,8 @@ class Node:
 
 
 def oom_kills(root: Path = Path("/")) -> dict[str, int]:
-    """How often the kernel has killed a process for want of memory, by the counter that says so: of this cgroup and those above
-    it (cgroup v2 memory.events, v1 memory.oom_control), and of the machine (/proc/vmstat)."""
+    """How often the kernel has killed a process for want of memory, by the counter that says so: of this cgroup and
+    those above it (cgroup v2 memory.events, v1 memory.oom_control), and of the machine (/proc/vmstat)."""
     files = [*limit_files(root, "memory.events", "memory/memory.oom_control"), root / "proc/vmstat"]
     found = {}
     for file in files:

@@ -1,8 +1,9 @@
-"""Runs a command and lets none of its processes outlive it, nor the process that asked: `python -m ...leash PARENT COMMAND`.
+"""Runs a command and lets none of its processes outlive it, nor the process that asked: `python -m ...leash PARENT
+COMMAND`.
 
-torchrun gives every rank a session of its own and the deepspeed launcher puts a process between, so a process group does not
-hold them all. This one adopts whatever loses its parent (PR_SET_CHILD_SUBREAPER), so at the end everything that is left is
-among its descendants; and Linux tells it when the parent dies, however it dies (PR_SET_PDEATHSIG).
+torchrun gives every rank a session of its own and the deepspeed launcher puts a process between, so a process group
+does not hold them all. This one adopts whatever loses its parent (PR_SET_CHILD_SUBREAPER), so at the end everything
+that is left is among its descendants; and Linux tells it when the parent dies, however it dies (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a rank can be seen to do: DeepSpeed's engine steps, the Trainer begins and saves.
 
-Nothing is imported for it. When the script itself imports DeepSpeed's engine or the Trainer, three methods of the engine are
-wrapped, a callback is put among the Trainer's defaults, and the lock under which extensions are compiled is made one that a
-killed rank does not leave behind. A script that uses neither is not seen, and runs all the same.
+Nothing is imported for it. When the script itself imports DeepSpeed's engine or the Trainer, three methods of the
+engine are wrapped, a callback is put among the Trainer's defaults, and the lock under which extensions are compiled is
+made one that a killed rank does not leave behind. A script that uses neither is not seen, and runs all the same.
 """
 
 from __future__ import annotations
@@ -27,14 +27,22 @@ _MEMORY_EVERY_S = 1.0
 
 def install(notes: Notes, folder: Path) -> None:
     """Observe this process from now on."""
+
     def trainer(module: ModuleType) -> None:
         from .trainer_callback import add_callback
 
         add_callback(module, notes, folder)
 
-    sys.meta_path.insert(0, _AfterImport({
-        "deepspeed.runtime.engine": lambda module: observe(module, notes), "transformers.trainer": trainer,
-        "torch.utils.file_baton": _lasting_lock}))
+    sys.meta_path.insert(
+        0,
+        _AfterImport(
+            {
+                "deepspeed.runtime.engine": lambda module: observe(module, notes),
+                "transformers.trainer": trainer,
+                "torch.utils.file_baton": _lasting_lock,
+            }
+        ),
+    )
 
 
 def _lasting_lock(_: ModuleType) -> None:
@@ -175,8 +183,12 @@ class _Seen:
         if now - self._memory_at < _MEMORY_EVERY_S:
             return {}
         self._memory_at = now
-        return {"allocated_bytes": torch.cuda.memory_allocated(), "allocated_peak_bytes": torch.cuda.max_memory_allocated(),
-                "reserved_bytes": torch.cuda.memory_reserved(), "reserved_peak_bytes": torch.cuda.max_memory_reserved()}
+        return {
+            "allocated_bytes": torch.cuda.memory_allocated(),
+            "allocated_peak_bytes": torch.cuda.max_memory_allocated(),
+            "reserved_bytes": torch.cuda.memory_reserved(),
+            "reserved_peak_bytes": torch.cuda.max_memory_reserved(),
+        }
 
 
 def _now(engine: Any) -> Any:

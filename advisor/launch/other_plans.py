@@ -14,8 +14,8 @@ from ..run_question import RunQuestion
 from .request import FailureKind
 
 _LESS = 0.95
-"""A plan that needs at least 5 % less than one that ran out of memory: a closer one would run out as well, as far as the closed
-form can tell."""
+"""A plan that needs at least 5 % less than one that ran out of memory: a closer one would run out as well, as far as
+the closed form can tell."""
 
 
 def global_batch_size(asked: RunQuestion) -> int:
@@ -24,7 +24,8 @@ def global_batch_size(asked: RunQuestion) -> int:
 
 
 def plans_that_fit(asked: RunQuestion) -> list[Candidate]:
-    """Plans with the same global batch that are predicted to fit, the fastest first; none for a model of unknown shape."""
+    """Plans with the same global batch that are predicted to fit, the fastest first; none for a model of unknown
+    shape."""
     if asked.shape is None:
         return []
     workload = replace(asked.workload, global_batch_size=global_batch_size(asked))
@@ -32,14 +33,20 @@ def plans_that_fit(asked: RunQuestion) -> list[Candidate]:
         candidates = answer(Question(model=asked.shape, workload=workload, cluster=asked.cluster)).candidates
     except DsAdviseError:
         return []
-    return sorted((candidate for candidate in candidates if candidate.fit.fits), key=lambda candidate: -candidate.tokens_per_s)
+    return sorted(
+        (candidate for candidate in candidates if candidate.fit.fits), key=lambda candidate: -candidate.tokens_per_s
+    )
 
 
-def next_plan(asked: RunQuestion, failed: Estimate, kind: FailureKind, *, reads_checkpoint_of: Plan | None) -> Candidate | None:
-    """The fastest plan that needs less of what ran out; None where there is none, or where it was not memory that ran out.
+def next_plan(
+    asked: RunQuestion, failed: Estimate, kind: FailureKind, *, reads_checkpoint_of: Plan | None
+) -> Candidate | None:
+    """The fastest plan that needs less of what ran out; None where there is none, or where it was not memory that ran
+    out.
 
     reads_checkpoint_of: only plans that can read a checkpoint of this one.
     """
+
     def need(estimate: Estimate) -> int:
         memory = estimate.memory
         # Live tensors: the context and the libraries take the same under every plan.
@@ -47,16 +54,22 @@ def next_plan(asked: RunQuestion, failed: Estimate, kind: FailureKind, *, reads_
 
     if kind not in ("gpu_out_of_memory", "host_out_of_memory"):
         return None
-    return next((candidate for candidate in plans_that_fit(asked)
-                 if need(candidate.estimate) <= _LESS * need(failed)
-                 and (reads_checkpoint_of is None or reads(candidate.estimate.plan, reads_checkpoint_of))), None)
+    return next(
+        (
+            candidate
+            for candidate in plans_that_fit(asked)
+            if need(candidate.estimate) <= _LESS * need(failed)
+            and (reads_checkpoint_of is None or reads(candidate.estimate.plan, reads_checkpoint_of))
+        ),
+        None,
+    )
 
 
 def reads(plan: Plan, written_by: Plan) -> bool:
     """Whether DeepSpeed loads a checkpoint, optimizer states included, under another plan with as many ranks.
 
-    Stages 1 and 2 share a class and a layout, wherever the optimizer is (0.19.8 runtime/zero/stage_1_and_2.py `state_dict`);
-    stage 3 partitions each parameter and stage 0 none, and neither reads the others' states.
+    Stages 1 and 2 share a class and a layout, wherever the optimizer is (0.19.8 runtime/zero/stage_1_and_2.py
+    `state_dict`); stage 3 partitions each parameter and stage 0 none, and neither reads the others' states.
     """
     family = {0: 0, 1: 1, 2: 1, 3: 3}
     return family[plan.zero_stage] == family[written_by.zero_stage]

@@ -39,12 +39,27 @@ class LaunchQuestion:
     said: tuple[str, ...]
 
 
-def launch_question(config_file: Path, words: tuple[str, ...], run: dict[str, Any], *, given: Collection[str], is_module: bool,
-                    launcher: Launcher | None, gpus: str, device: Any, ranks: int | None, nodes: int | None, node_rank: int,
-                    master: str | None, hostfile: Path | None, slurm: bool, pass_config: bool,
-                    log_dir: Path | None) -> LaunchQuestion:
-    """words: the script and its arguments. run: settings of `run_question`; `given`: those that the user gave, which count more
-    than what the script's arguments say.
+def launch_question(
+    config_file: Path,
+    words: tuple[str, ...],
+    run: dict[str, Any],
+    *,
+    given: Collection[str],
+    is_module: bool,
+    launcher: Launcher | None,
+    gpus: str,
+    device: Any,
+    ranks: int | None,
+    nodes: int | None,
+    node_rank: int,
+    master: str | None,
+    hostfile: Path | None,
+    slurm: bool,
+    pass_config: bool,
+    log_dir: Path | None,
+) -> LaunchQuestion:
+    """words: the script and its arguments. run: settings of `run_question`; `given`: those that the user gave, which
+    count more than what the script's arguments say.
 
     Raises DsAdviseError for what cannot be launched.
     """
@@ -58,7 +73,10 @@ def launch_question(config_file: Path, words: tuple[str, ...], run: dict[str, An
     if launcher is None:
         launcher, why = launcher_of(framework, source)
         if rendezvous is not None and launcher == "deepspeed":
-            launcher, why = "torchrun", "the nodes are started one by one; a script that reads --local_rank must use LOCAL_RANK"
+            launcher, why = (
+                "torchrun",
+                "the nodes are started one by one; a script that reads --local_rank must use LOCAL_RANK",
+            )
         said.append(f"launcher {launcher}: {why}")
     asked = None
     model = run["model"] or arguments.model
@@ -68,27 +86,48 @@ def launch_question(config_file: Path, words: tuple[str, ...], run: dict[str, An
         said += assumed
     folder = (log_dir or Path("ds-advise-launch", time.strftime("%Y-%m-%dT%H-%M-%S"))).absolute()
     request = LaunchRequest(
-        script=script, config=config, config_path=config_file, framework=framework, launcher=launcher, cluster=cluster,
-        folder=folder if master is None else folder / f"node{node_rank}", device=device,  # nodes may share a file system
-        rendezvous=rendezvous, passes_config=pass_config and not arguments.passes_a_config,
-        total_steps=arguments.number("max_steps"))
+        script=script,
+        config=config,
+        config_path=config_file,
+        framework=framework,
+        launcher=launcher,
+        cluster=cluster,
+        folder=folder if master is None else folder / f"node{node_rank}",
+        device=device,  # nodes may share a file system
+        rendezvous=rendezvous,
+        passes_config=pass_config and not arguments.passes_a_config,
+        total_steps=arguments.number("max_steps"),
+    )
     if asked is not None:
-        request = replace(request, prediction=prediction_of(asked), model=asked.shape, model_name=str(model),
-                          workload=asked.workload, gradient_checkpointing=asked.gradient_checkpointing)
+        request = replace(
+            request,
+            prediction=prediction_of(asked),
+            model=asked.shape,
+            model_name=str(model),
+            workload=asked.workload,
+            gradient_checkpointing=asked.gradient_checkpointing,
+        )
     return LaunchQuestion(request=request, asked=asked, arguments=arguments, said=tuple(said))
 
 
-def _settings(run: dict[str, Any], given: Collection[str], arguments: ScriptArguments,
-              framework: str) -> tuple[dict[str, Any], list[str]]:
+def _settings(
+    run: dict[str, Any], given: Collection[str], arguments: ScriptArguments, framework: str
+) -> tuple[dict[str, Any], list[str]]:
     """The settings of `run_question`, from the user, else the script's arguments, else TrainingArguments' defaults."""
     is_trainer = framework == "hf"
     known = {
-        "seq_len": arguments.seq_len, "micro_batch": arguments.number("per_device_train_batch_size"),
+        "seq_len": arguments.seq_len,
+        "micro_batch": arguments.number("per_device_train_batch_size"),
         "accumulation": arguments.number("gradient_accumulation_steps"),
         "gradient_checkpointing": arguments.flag("gradient_checkpointing"),
-        "precision": next((name for name in ("bf16", "fp16") if arguments.flag(name)), None)}
-    defaults = {"micro_batch": _TRAINER_MICRO_BATCH, "accumulation": 1, "gradient_checkpointing": False} if is_trainer else {}
-    settings = {name: value for name, value in run.items() if name not in ("model", "config_file")} | {"framework": framework}
+        "precision": next((name for name in ("bf16", "fp16") if arguments.flag(name)), None),
+    }
+    defaults = (
+        {"micro_batch": _TRAINER_MICRO_BATCH, "accumulation": 1, "gradient_checkpointing": False} if is_trainer else {}
+    )
+    settings = {name: value for name, value in run.items() if name not in ("model", "config_file")} | {
+        "framework": framework
+    }
     assumed = []
     for name in known | defaults:
         if name in given:
@@ -96,22 +135,37 @@ def _settings(run: dict[str, Any], given: Collection[str], arguments: ScriptArgu
         value = known.get(name)
         if value is None and name in defaults:
             value = defaults[name]
-            assumed.append(f"{name.replace('_', ' ')} {value}" if name != "gradient_checkpointing" else "no checkpointing")
+            assumed.append(
+                f"{name.replace('_', ' ')} {value}" if name != "gradient_checkpointing" else "no checkpointing"
+            )
         if value is not None:
             settings[name] = value
     if not assumed:
         return settings, []
-    return settings, [f"checked with {', '.join(assumed)}, the Trainer's defaults: where the script says otherwise, pass "
-                      "--micro-batch, --accumulation, --gradient-checkpointing on"]
+    return settings, [
+        f"checked with {', '.join(assumed)}, the Trainer's defaults: where the script says otherwise, pass "
+        "--micro-batch, --accumulation, --gradient-checkpointing on"
+    ]
 
 
-def _place(gpus: str, device: str, ranks: int | None, nodes: int | None, node_rank: int, master: str | None,
-           hostfile: Path | None, slurm: bool) -> tuple[Cluster, Rendezvous | None]:
+def _place(
+    gpus: str,
+    device: str,
+    ranks: int | None,
+    nodes: int | None,
+    node_rank: int,
+    master: str | None,
+    hostfile: Path | None,
+    slurm: bool,
+) -> tuple[Cluster, Rendezvous | None]:
     """(the ranks, how several nodes meet)."""
     on_cpu = device == "cpu" or ranks is not None
     if sum((master is not None, hostfile is not None, slurm)) > 1:
-        raise ClusterError("--master, --hostfile and --slurm are three ways to the nodes", why="they contradict each other",
-                           fix="pass one of them")
+        raise ClusterError(
+            "--master, --hostfile and --slurm are three ways to the nodes",
+            why="they contradict each other",
+            fix="pass one of them",
+        )
     cluster = cpu_question(gpus, device=device, ranks=ranks, memory=None)[0] if on_cpu else parse_cluster(gpus)
     rendezvous: Rendezvous | None = None
     if hostfile is not None:
@@ -125,9 +179,15 @@ def _place(gpus: str, device: str, ranks: int | None, nodes: int | None, node_ra
         rendezvous = static_rendezvous(master, node_rank)
         cluster = replace(cluster, nodes=nodes or cluster.nodes)
         if node_rank >= cluster.nodes:
-            raise WorkloadError(f"there is no node {node_rank} among {cluster.nodes}", why="nodes count from 0",
-                                fix="pass --nodes N, and --node-rank from 0 to N - 1")
+            raise WorkloadError(
+                f"there is no node {node_rank} among {cluster.nodes}",
+                why="nodes count from 0",
+                fix="pass --nodes N, and --node-rank from 0 to N - 1",
+            )
     elif (nodes or cluster.nodes) > 1:
-        raise ClusterError(f"{nodes or cluster.nodes} nodes, and no word of how they meet", why="this starts the ranks of one",
-                           fix="pass --hostfile FILE, --slurm, or on every node --master ADDRESS --node-rank R")
+        raise ClusterError(
+            f"{nodes or cluster.nodes} nodes, and no word of how they meet",
+            why="this starts the ranks of one",
+            fix="pass --hostfile FILE, --slurm, or on every node --master ADDRESS --node-rank R",
+        )
     return join_nodes(cluster), rendezvous if cluster.nodes > 1 else None

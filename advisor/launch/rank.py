@@ -1,8 +1,8 @@
 """One rank: `python -m ...rank --folder FOLDER [--set NAME=VALUE]... [--is-module] TARGET ARGUMENTS`.
 
-Runs the user's script as `__main__`, as the launcher would have run it: the same sys.argv, sys.path[0], working folder and
-exit code. What is added: its output goes to `rank<R>.log` in FOLDER, and `observe` tells its steps in `rank<R>.jsonl`.
-Nothing that fails here may make the script fail.
+Runs the user's script as `__main__`, as the launcher would have run it: the same sys.argv, sys.path[0], working folder
+and exit code. What is added: its output goes to `rank<R>.log` in FOLDER, and `observe` tells its steps in
+`rank<R>.jsonl`. Nothing that fails here may make the script fail.
 """
 
 from __future__ import annotations
@@ -103,8 +103,13 @@ def _limits() -> dict[str, int]:
 def _said(error: BaseException) -> dict[str, Any]:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     number = error.errno if isinstance(error, OSError) else None
-    return {"type": type(error).__name__, "message": " ".join(lines)[:2000], "errno": number, "limits": _limits(),
-            "details": "".join(traceback.format_exception(error))[-8000:]}
+    return {
+        "type": type(error).__name__,
+        "message": " ".join(lines)[:2000],
+        "errno": number,
+        "limits": _limits(),
+        "details": "".join(traceback.format_exception(error))[-8000:],
+    }
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ _RECENT = 20
 """Steps over which the speed is told."""
 
 _SLOWER = 1.25
-"""A rank whose forward pass takes so many times the others' median is slow: jitter stays below, a throttled or shared GPU does
-not."""
+"""A rank whose forward pass takes so many times the others' median is slow: jitter stays below, a throttled or shared
+GPU does not."""
 
 
 @dataclass
@@ -155,8 +155,11 @@ class Records:
 
     def recent_step_s(self) -> float | None:
         """Seconds of a step lately."""
-        spans = [(rank.recent[-1][0] - rank.recent[0][0]) / (len(rank.recent) - 1)
-                 for rank in self._ranks.values() if len(rank.recent) > 1]
+        spans = [
+            (rank.recent[-1][0] - rank.recent[0][0]) / (len(rank.recent) - 1)
+            for rank in self._ranks.values()
+            if len(rank.recent) > 1
+        ]
         return max(spans, default=None)
 
     def highest(self, name: str) -> int | None:
@@ -168,8 +171,11 @@ class Records:
         return next((value for rank in self.ranks if (value := getattr(rank, name)) is not None), None)
 
     def slow_rank(self) -> tuple[int, float] | None:
-        """(rank, times the others' forward pass) of one that holds the others up; None while there is none to be seen."""
-        passes = {rank.number: median(rank.forward_s) for rank in self._ranks.values() if len(rank.forward_s) == _RECENT}
+        """(rank, times the others' forward pass) of one that holds the others up; None while there is none to be
+        seen."""
+        passes = {
+            rank.number: median(rank.forward_s) for rank in self._ranks.values() if len(rank.forward_s) == _RECENT
+        }
         if len(passes) < 2:
             return None
         number = max(passes, key=lambda rank: passes[rank])

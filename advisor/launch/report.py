@@ -20,10 +20,15 @@ from .run import environment_of, launch_line, predicted_host_bytes
 from .session import Session
 
 KINDS: dict[FailureKind, str] = {
-    "gpu_out_of_memory": "The GPU's memory ran out", "host_out_of_memory": "The host's memory ran out",
-    "communication_timeout": "The ranks waited for each other in vain", "disk_full": "The disk is full",
-    "nan_loss": "The loss is not a number", "lost_rank": "A rank was lost", "not_resumed": "It did not resume",
-    "crash": "The script failed"}
+    "gpu_out_of_memory": "The GPU's memory ran out",
+    "host_out_of_memory": "The host's memory ran out",
+    "communication_timeout": "The ranks waited for each other in vain",
+    "disk_full": "The disk is full",
+    "nan_loss": "The loss is not a number",
+    "lost_rank": "A rank was lost",
+    "not_resumed": "It did not resume",
+    "crash": "The script failed",
+}
 
 _TAIL_LINES = 12
 T = TypeVar("T")
@@ -48,8 +53,12 @@ def render_session(session: Session, console: Console) -> None:
     sentence(console, f"Output of the ranks: {outcome.folder}/rank*.log")
     if session.next is not None:
         blank(console)
-        sentence(console, f"To go on: {session.next.what}." if session.next.question is None else
-                 f"--fallback would go on with {session.next.what}:")
+        sentence(
+            console,
+            f"To go on: {session.next.what}."
+            if session.next.question is None
+            else f"--fallback would go on with {session.next.what}:",
+        )
         if session.next.question is not None:
             copyable(console, [session.next.command])
 
@@ -87,6 +96,7 @@ def render_figures(request: LaunchRequest, outcome: Outcome, console: Console) -
 
 def _figures(request: LaunchRequest, outcome: Outcome) -> list[tuple[str, str | None, str | None]]:
     """(name, measured, predicted), None for what is not known."""
+
     def said(value: T | None, unit: Callable[[T], str]) -> str | None:
         return None if value is None else unit(value)
 
@@ -95,39 +105,76 @@ def _figures(request: LaunchRequest, outcome: Outcome) -> list[tuple[str, str | 
     return [
         ("tokens/s", said(outcome.tokens_per_s, rate), None if time is None else rate(time.tokens_per_s)),
         ("step", said(outcome.step_s, seconds), None if time is None else seconds(time.step_s)),
-        ("GPU GiB, device", said(peaks.device_bytes, gib), None if memory is None else gib(memory.device_bytes_per_gpu)),
-        ("GPU GiB, reserved", said(peaks.reserved_bytes, gib), None if memory is None else gib(memory.reserved_bytes_per_gpu)),
-        ("GPU GiB, allocated", said(peaks.allocated_bytes, gib),
-         None if memory is None else gib(memory.allocated_bytes_per_gpu)),
-        ("host GiB", gib(peaks.host_bytes), said(predicted_host_bytes(request), gib))]
+        (
+            "GPU GiB, device",
+            said(peaks.device_bytes, gib),
+            None if memory is None else gib(memory.device_bytes_per_gpu),
+        ),
+        (
+            "GPU GiB, reserved",
+            said(peaks.reserved_bytes, gib),
+            None if memory is None else gib(memory.reserved_bytes_per_gpu),
+        ),
+        (
+            "GPU GiB, allocated",
+            said(peaks.allocated_bytes, gib),
+            None if memory is None else gib(memory.allocated_bytes_per_gpu),
+        ),
+        ("host GiB", gib(peaks.host_bytes), said(predicted_host_bytes(request), gib)),
+    ]
 
 
 def dry_lines(request: LaunchRequest) -> list[tuple[str, str]]:
-    """(where, the line that runs there) for every node, exactly as `launch` starts it, but for the port on one node, which is
-    a free one then."""
+    """(where, the line that runs there) for every node, exactly as `launch` starts it, but for the port on one node,
+    which is a free one then."""
     variables = "".join(f"{name}={shlex.quote(value)} " for name, value in environment_of(request).items())
     meeting = request.rendezvous
     if meeting is None or meeting.kind != "static":
         where = {"hostfile": "on this node, which reaches the others by ssh", "slurm": "in the allocation"}
-        return [("on this node" if meeting is None else where[meeting.kind], variables + shell_line(launch_line(request)))]
-    return [(f"on node {node}", variables + shell_line(launch_line(
-        replace(request, rendezvous=replace(meeting, node_rank=str(node)), folder=request.folder.with_name(f"node{node}")))))
-        for node in range(request.cluster.nodes)]
+        return [
+            ("on this node" if meeting is None else where[meeting.kind], variables + shell_line(launch_line(request)))
+        ]
+    return [
+        (
+            f"on node {node}",
+            variables
+            + shell_line(
+                launch_line(
+                    replace(
+                        request,
+                        rendezvous=replace(meeting, node_rank=str(node)),
+                        folder=request.folder.with_name(f"node{node}"),
+                    )
+                )
+            ),
+        )
+        for node in range(request.cluster.nodes)
+    ]
 
 
 def json_form(session: Session) -> dict[str, Any]:
     """One object: why it was not started, or every attempt."""
-    return {"started": not session.objections,
-            "objections": [{"what": each.what, "fix": each.fix} for each in session.objections],
-            "attempts": [_attempt(request, outcome) for request, outcome in session.attempts],
-            "next": None if session.next is None else {
-                "what": session.next.what,
-                "command": session.next.command if session.next.question is not None else None}}
+    return {
+        "started": not session.objections,
+        "objections": [{"what": each.what, "fix": each.fix} for each in session.objections],
+        "attempts": [_attempt(request, outcome) for request, outcome in session.attempts],
+        "next": None
+        if session.next is None
+        else {
+            "what": session.next.what,
+            "command": session.next.command if session.next.question is not None else None,
+        },
+    }
 
 
 def _attempt(request: LaunchRequest, outcome: Outcome) -> dict[str, Any]:
-    form: dict[str, Any] = without_nan({**asdict(outcome), "folder": str(outcome.folder), "checkpoint":
-                                        None if outcome.checkpoint is None else str(outcome.checkpoint)})
+    form: dict[str, Any] = without_nan(
+        {
+            **asdict(outcome),
+            "folder": str(outcome.folder),
+            "checkpoint": None if outcome.checkpoint is None else str(outcome.checkpoint),
+        }
+    )
     return {"launcher": request.launcher, "config": str(request.config_path), **form}
 
 

@@ -15,8 +15,16 @@ from ...estimators.workload import Framework, Workload
 from ...probes.real_run.job import Device
 
 Status = Literal["finished", "stopped", "failed"]
-FailureKind = Literal["gpu_out_of_memory", "host_out_of_memory", "communication_timeout", "disk_full", "nan_loss", "lost_rank",
-                      "not_resumed", "crash"]
+FailureKind = Literal[
+    "gpu_out_of_memory",
+    "host_out_of_memory",
+    "communication_timeout",
+    "disk_full",
+    "nan_loss",
+    "lost_rank",
+    "not_resumed",
+    "crash",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +54,8 @@ class LaunchRequest:
     prediction:  shown beside what is measured, and kept with it; None where nothing was predicted.
     model:       None for one that is not known; then nothing goes into the store. model_name: for people.
     total_steps: optimizer steps in all, None where only the Trainer knows, which tells.
-    resumes_after: the step of the checkpoint that the script is told to resume from, 0 for none; a first step that is not
-                 beyond it ends the training at once.
+    resumes_after: the step of the checkpoint that the script is told to resume from, 0 for none; a first step that is
+                 not beyond it ends the training at once.
     """
 
     script: Script
@@ -75,7 +83,8 @@ class Failure:
     """Why a training ended, as the rank that failed first tells it.
 
     rank:     None where no single rank is to blame. step: the last one that it completed.
-    message:  one line, the error's own words. evidence: what says that it is this kind: a counter, a signal, an exception.
+    message:  one line, the error's own words. evidence: what says that it is this kind: a counter, a signal, an
+        exception.
     """
 
     kind: FailureKind

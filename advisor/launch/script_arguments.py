@@ -1,5 +1,5 @@
-"""What the arguments of the user's script say of the training, by the names that TrainingArguments and the field's scripts give
-them."""
+"""What the arguments of the user's script say of the training, by the names that TrainingArguments and the field's
+scripts give them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,15 @@ from pathlib import Path
 _MODEL = ("model_name_or_path", "model_name", "model_path", "base_model", "pretrained_model_name_or_path", "model")
 _SEQ_LEN = ("max_seq_length", "max_seq_len", "max_length", "model_max_length", "block_size", "cutoff_len", "seq_len")
 _CONFIG = ("deepspeed", "deepspeed_config", "ds_config")
-_TRAINING_ARGUMENTS = ("output_dir", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs",
-                       "logging_steps", "save_steps", "learning_rate")
+_TRAINING_ARGUMENTS = (
+    "output_dir",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "num_train_epochs",
+    "logging_steps",
+    "save_steps",
+    "learning_rate",
+)
 """Of these any two are in the command line of nearly every script that parses TrainingArguments."""
 
 _FALSE = ("false", "0", "no", "off")

@@ -1,4 +1,5 @@
-"""A launch from the question to the end: check, start, keep what was measured, and go on with less where that is wanted."""
+"""A launch from the question to the end: check, start, keep what was measured, and go on with less where that is
+wanted."""
 
 from __future__ import annotations
 
@@ -19,25 +20,33 @@ from .run import launch
 Check = Literal["auto", "dry-run", "probe"]
 
 _ATTEMPTS = 4
-"""Plans that are tried one after the other: each takes at least 5 % less, and the ladder has no more steps than these."""
+"""Plans that are tried one after the other: each takes at least 5 % less, and the ladder has no more steps than
+these."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """objections: why nothing was started. attempts: what was run, in order. next: how to go on after the last of them, None
-    where that did not fail."""
+    """objections: why nothing was started. attempts: what was run, in order. next: how to go on after the last of them,
+    None where that did not fail."""
 
     objections: tuple[Objection, ...] = ()
     attempts: tuple[tuple[LaunchRequest, Outcome], ...] = ()
     next: Continuation | None = None
 
 
-def run_session(question: LaunchQuestion, *, check: Check | None, fallback: bool, verbose: bool, console: Console,
-                say: Callable[[str], None]) -> Session:
+def run_session(
+    question: LaunchQuestion,
+    *,
+    check: Check | None,
+    fallback: bool,
+    verbose: bool,
+    console: Console,
+    say: Callable[[str], None],
+) -> Session:
     """Launch what is asked.
 
-    check:    how to see beforehand that it fits, None: not at all. "auto": a probe where the ranks of the whole job can run
-              here, else a dry run.
+    check:    how to see beforehand that it fits, None: not at all. "auto": a probe where the ranks of the whole job can
+              run here, else a dry run.
 
     Raises WorkloadError where a check is wanted and the model is not known; what `launch` and the check raise.
     """
@@ -65,12 +74,21 @@ def run_session(question: LaunchQuestion, *, check: Check | None, fallback: bool
 def _check(question: LaunchQuestion, check: Check, say: Callable[[str], None]) -> list[Objection]:
     asked, request = question.asked, question.request
     if asked is None:
-        raise WorkloadError("the model is not known, so whether it fits cannot be checked",
-                            why="the script's arguments name none",
-                            fix="pass --model NAME, or --no-check to start it all the same")
+        raise WorkloadError(
+            "the model is not known, so whether it fits cannot be checked",
+            why="the script's arguments name none",
+            fix="pass --model NAME, or --no-check to start it all the same",
+        )
     runs_here = request.cluster.is_this_machine and request.cluster.nodes == 1
     how: How = "probe" if check == "probe" or (check == "auto" and runs_here) else "dry-run"
     kept = question.arguments.number("save_total_limit")
-    return objections(asked, request.prediction, how=how, device=request.device, output_dir=question.arguments.output_dir,
-                      # The Trainer saves a new checkpoint before it removes the oldest.
-                      checkpoints=1 if kept is None else kept + 1, on_progress=say)
+    return objections(
+        asked,
+        request.prediction,
+        how=how,
+        device=request.device,
+        output_dir=question.arguments.output_dir,
+        # The Trainer saves a new checkpoint before it removes the oldest.
+        checkpoints=1 if kept is None else kept + 1,
+        on_progress=say,
+    )

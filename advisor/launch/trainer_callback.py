@@ -14,8 +14,8 @@ STOP_FILE = "stop"
 _ASKED, _STOP_AT = "ds_advise/stop_asked", "ds_advise/stop_at"
 
 _STEPS_AHEAD = 3
-"""Rank 0 names the step to stop after. A rank that has completed step k + 1 has used the weights of step k, which took all
-ranks' gradients; so when it completes step s + 3, rank 0 has completed step s, where it named that step."""
+"""Rank 0 names the step to stop after. A rank that has completed step k + 1 has used the weights of step k, which took
+all ranks' gradients; so when it completes step s + 3, rank 0 has completed step s, where it named that step."""
 
 
 def add_callback(module: Any, notes: Notes, folder: Path) -> None:
@@ -25,7 +25,9 @@ def add_callback(module: Any, notes: Notes, folder: Path) -> None:
     class Launched(TrainerCallback):  # its methods take what the Trainer gives them
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
             self.stop = _Stop(folder)
-            notes.write({"trainer": {"total_steps": state.max_steps, "output_dir": str(Path(args.output_dir).resolve())}})
+            notes.write(
+                {"trainer": {"total_steps": state.max_steps, "output_dir": str(Path(args.output_dir).resolve())}}
+            )
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
             stop_at = self.stop.after(state.global_step)
@@ -44,8 +46,8 @@ def add_callback(module: Any, notes: Notes, folder: Path) -> None:
 
 
 class _Stop:
-    """Agrees with the other ranks on the step to stop after, through the store in which they met: a look is one request to it,
-    needs no collective, and works across nodes."""
+    """Agrees with the other ranks on the step to stop after, through the store in which they met: a look is one request
+    to it, needs no collective, and works across nodes."""
 
     def __init__(self, folder: Path) -> None:
         self._file, self._asked, self.told = folder / STOP_FILE, False, False

@@ -32,18 +32,26 @@ class Attempt:
     def with_less_memory(self, question: Question, outcome: Outcome, output: Output) -> Attempt | None:
         """The fastest plan that needs less of what ran out, with the same global batch, from the last whole checkpoint.
 
-        None where it was not memory that failed, or where no such plan fits. Once there is a checkpoint, only plans that can
-        read it count: nothing that was trained is dropped in silence.
+        None where it was not memory that failed, or where no such plan fits. Once there is a checkpoint, only plans
+        that can read it count: nothing that was trained is dropped in silence.
         """
         if outcome.failure is None:
             return None
         checkpoint, plan = newest_whole(output.path), self.estimate.plan
         asked = RunQuestion(
-            config=dict(self.config), description="", shape=question.model, cluster=question.cluster,
-            workload=question.workload, micro_batch_size=plan.micro_batch_size,
+            config=dict(self.config),
+            description="",
+            shape=question.model,
+            cluster=question.cluster,
+            workload=question.workload,
+            micro_batch_size=plan.micro_batch_size,
             gradient_accumulation_steps=plan.gradient_accumulation_steps,
-            gradient_checkpointing=plan.gradient_checkpointing, input_shape=None)
-        candidate = next_plan(asked, self.estimate, outcome.failure.kind, reads_checkpoint_of=plan if checkpoint else None)
+            gradient_checkpointing=plan.gradient_checkpointing,
+            input_shape=None,
+        )
+        candidate = next_plan(
+            asked, self.estimate, outcome.failure.kind, reads_checkpoint_of=plan if checkpoint else None
+        )
         if candidate is None:
             return None
         new = candidate.estimate.plan
@@ -53,6 +61,13 @@ class Attempt:
         if "per_device_eval_batch_size" in self.job.arguments:
             arguments["per_device_eval_batch_size"] = new.micro_batch_size
         gathers = config["zero_optimization"].get("stage3_gather_16bit_weights_on_model_save", True)
-        return Attempt(config=config, estimate=candidate.estimate, job=replace(
-            self.job, arguments={**self.job.arguments, **arguments}, gathers=gathers,
-            checkpoint=str(checkpoint) if checkpoint else None))
+        return Attempt(
+            config=config,
+            estimate=candidate.estimate,
+            job=replace(
+                self.job,
+                arguments={**self.job.arguments, **arguments},
+                gathers=gathers,
+                checkpoint=str(checkpoint) if checkpoint else None,
+            ),
+        )

@@ -39,15 +39,17 @@ class TokenDataset(Dataset[Sample]):
             ids.append(numbers)
             labels.append(labelled)
             positions.append(np.arange(len(numbers)))
-        return {name: torch.from_numpy(np.concatenate(parts)) for name, parts in (
-            ("input_ids", ids), ("labels", labels), ("position_ids", positions))}
+        return {
+            name: torch.from_numpy(np.concatenate(parts))
+            for name, parts in (("input_ids", ids), ("labels", labels), ("position_ids", positions))
+        }
 
 
 class Collator:
     """Pads on the right to the longest sample of a batch, rounded up to `PADDED_TO` within `seq_len`.
 
-    packing: the batch has `position_ids` and no attention mask; transformers then keeps attention within each piece, padding
-             being pieces of its own. Otherwise it has the mask, and the model counts positions itself.
+    packing: the batch has `position_ids` and no attention mask; transformers then keeps attention within each piece,
+             padding being pieces of its own. Otherwise it has the mask, and the model counts positions itself.
     """
 
     def __init__(self, *, pad_id: int, seq_len: int, packing: bool) -> None:
@@ -56,16 +58,20 @@ class Collator:
     def __call__(self, samples: Sequence[Sample]) -> Sample:
         longest = max(len(sample["input_ids"]) for sample in samples)
         length = min(-(-longest // PADDED_TO) * PADDED_TO, self._seq_len)
-        batch = {"input_ids": _padded(samples, "input_ids", length, self._pad_id),
-                 "labels": _padded(samples, "labels", length, IGNORED)}
+        batch = {
+            "input_ids": _padded(samples, "input_ids", length, self._pad_id),
+            "labels": _padded(samples, "labels", length, IGNORED),
+        }
         if self._packing:
             batch["position_ids"] = _padded(samples, "position_ids", length, 0)
         else:
-            batch["attention_mask"] = torch.stack([
-                (torch.arange(length) < len(sample["input_ids"])).long() for sample in samples])
+            batch["attention_mask"] = torch.stack(
+                [(torch.arange(length) < len(sample["input_ids"])).long() for sample in samples]
+            )
         return batch
 
 
 def _padded(samples: Sequence[Sample], name: str, length: int, value: int) -> torch.Tensor:
-    return torch.stack([torch.nn.functional.pad(sample[name], (0, length - len(sample[name])), value=value)
-                        for sample in samples])
+    return torch.stack(
+        [torch.nn.functional.pad(sample[name], (0, length - len(sample[name])), value=value) for sample in samples]
+    )

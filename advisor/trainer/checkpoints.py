@@ -6,13 +6,17 @@ import shutil
 from pathlib import Path
 
 WHOLE = "ds_advise_whole"
-"""Written into a checkpoint when every rank has written its part, so that one that was cut off (a full disk, a killed rank) is
-never resumed from. The Trainer itself takes the newest folder, whatever is in it."""
+"""Written into a checkpoint when every rank has written its part, so that one that was cut off (a full disk, a killed
+rank) is never resumed from. The Trainer itself takes the newest folder, whatever is in it."""
 
 
 def checkpoints(output: Path) -> list[Path]:
     """All of them, by rising step."""
-    found = [path for path in output.glob("checkpoint-*") if path.is_dir() and path.name.removeprefix("checkpoint-").isdigit()]
+    found = [
+        path
+        for path in output.glob("checkpoint-*")
+        if path.is_dir() and path.name.removeprefix("checkpoint-").isdigit()
+    ]
     return sorted(found, key=step_of)
 
 

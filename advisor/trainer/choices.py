@@ -10,7 +10,8 @@ from ..advise import DEFAULT_SEQ_LEN
 from .data.prepare import DataFile
 
 LEARNING_RATES: dict[Method, float] = {"full": 2e-5, "lora": 2e-4, "qlora": 2e-4}
-"""Peak rates for AdamW. full: Stanford Alpaca's for LLaMA 7B. LoRA: QLoRA's for 7B and 13B (arXiv:2305.14314, appendix B)."""
+"""Peak rates for AdamW. full: Stanford Alpaca's for LLaMA 7B. LoRA: QLoRA's for 7B and 13B (arXiv:2305.14314, appendix
+B)."""
 
 WARMUP = 0.03
 """Share of the steps in which the learning rate rises, before it falls as a cosine; Alpaca's."""
@@ -34,8 +35,8 @@ _CHECKPOINTS, _MOST_STEPS_BETWEEN = 10, 500
 def sequence_length(data: DataFile, evaluation: DataFile | None, model: ModelShape, *, packing: bool) -> int:
     """The longest sequence of the data, so that none is cut, within the positions that the model has.
 
-    2048 where samples are not given by the data: plain text that is longer, because it goes on in the next sample, and packed
-    samples that are shorter, as far as there are tokens to fill one.
+    2048 where samples are not given by the data: plain text that is longer, because it goes on in the next sample, and
+    packed samples that are shorter, as far as there are tokens to fill one.
     """
     longest = max(data.longest, evaluation.longest if evaluation is not None else 0)
     wanted = min(longest, DEFAULT_SEQ_LEN) if data.divisible else longest

@@ -20,7 +20,8 @@ class Job:
 
     model:       folder with the weights. tokenizer: with its chat template; saved beside whatever is saved.
     workload:    what is trained, as the plan was made for it. lora_alpha: no effect with method "full".
-    tokens, samples: the folder of the tokens, and the index into them; evaluation_tokens, evaluation_samples: None for none.
+    tokens, samples: the folder of the tokens, and the index into them; evaluation_tokens, evaluation_samples: None for
+        none.
     packing:     as the samples were cut.
     arguments:   keyword arguments of TrainingArguments.
     checkpoint:  where to go on, None: from the beginning.
@@ -59,16 +60,24 @@ def write_job(job: Job, path: Path) -> None:
 
 def read_job(path: Path) -> Job:
     """The job in a file. Raises ConfigFileError where there is none."""
-    values = read_json_object(path, error=ConfigFileError, what="a training's job",
-                              fix="start the training without --resume")
+    values = read_json_object(
+        path, error=ConfigFileError, what="a training's job", fix="start the training without --resume"
+    )
     try:
         workload = values["workload"]
         targets = workload["lora_targets"]
-        return Job(**{**values, "workload": Workload(**{
-            **workload, "lora_targets": tuple(targets) if targets is not None else None})})
+        return Job(
+            **{
+                **values,
+                "workload": Workload(**{**workload, "lora_targets": tuple(targets) if targets is not None else None}),
+            }
+        )
     except (TypeError, KeyError) as problem:
-        raise ConfigFileError(f"{path}: not a training's job", why="another version of ds-advise may have written it",
-                              fix="start the training without --resume") from problem
+        raise ConfigFileError(
+            f"{path}: not a training's job",
+            why="another version of ds-advise may have written it",
+            fix="start the training without --resume",
+        ) from problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,5 +105,10 @@ def read_result(path: Path) -> Result | None:
     if not path.exists():
         return None
     values = json.loads(path.read_text(encoding="utf-8"))
-    return Result(**{**values, "losses": tuple(map(tuple, values["losses"])),
-                     "evaluations": tuple(map(tuple, values["evaluations"]))})
+    return Result(
+        **{
+            **values,
+            "losses": tuple(map(tuple, values["losses"])),
+            "evaluations": tuple(map(tuple, values["evaluations"])),
+        }
+    )

@@ -11,8 +11,8 @@ from typing import Any
 def merge(base: Path, adapter: Path, destination: Path, *, dtype: str) -> None:
     """Save the base model with the adapters' products added to its weights, and the adapter's tokenizer beside it.
 
-    On the CPU, in this process, once the ranks have gone: it takes the base model's weights in RAM. A base that was trained on
-    in 4 bits is merged in `dtype`, so that nothing is quantized twice.
+    On the CPU, in this process, once the ranks have gone: it takes the base model's weights in RAM. A base that was
+    trained on in 4 bits is merged in `dtype`, so that nothing is quantized twice.
     """
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed, which peft imports, would look for a GPU and say so
     peft: Any = import_module("peft")
@@ -21,6 +21,7 @@ def merge(base: Path, adapter: Path, destination: Path, *, dtype: str) -> None:
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        str(base), dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True)
+        str(base), dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True
+    )
     peft.PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(str(destination))
     transformers.AutoTokenizer.from_pretrained(str(adapter), trust_remote_code=False).save_pretrained(str(destination))

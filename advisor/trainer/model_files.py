@@ -22,9 +22,11 @@ def load_tokenizer(name: str, shape: ModelShape, *, offline: bool) -> Any:
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except Exception as problem:  # of many kinds: missing and broken files, code that would have to be trusted
         lines = str(problem).strip().splitlines() or [type(problem).__name__]
-        raise ModelConfigError(f"{name}: no tokenizer that can be read ({lines[0][:150]})",
-                               why="text must become tokens, and code from the model's folder is not executed",
-                               fix="put tokenizer.json and tokenizer_config.json beside config.json") from problem
+        raise ModelConfigError(
+            f"{name}: no tokenizer that can be read ({lines[0][:150]})",
+            why="text must become tokens, and code from the model's folder is not executed",
+            fix="put tokenizer.json and tokenizer_config.json beside config.json",
+        ) from problem
 
 
 def weights_folder(name: str, shape: ModelShape, *, offline: bool) -> Path:
@@ -32,8 +34,10 @@ def weights_folder(name: str, shape: ModelShape, *, offline: bool) -> Path:
     folder = _folder(name, shape, (*_DESCRIPTIONS, _WEIGHTS), offline=offline)
     if not any(folder.glob(_WEIGHTS)):
         raise ModelConfigError(
-            f"{name}: no safetensors in {folder}", why="training starts from weights, and pickled ones can run code when read",
-            fix="give the folder that holds model.safetensors, or convert: model.save_pretrained(folder)")
+            f"{name}: no safetensors in {folder}",
+            why="training starts from weights, and pickled ones can run code when read",
+            fix="give the folder that holds model.safetensors, or convert: model.save_pretrained(folder)",
+        )
     return folder
 
 
@@ -52,4 +56,5 @@ def _folder(name: str, shape: ModelShape, patterns: tuple[str, ...], *, offline:
         raise UnknownModelError(
             f"{shape.name}: cannot be fetched from the hub ({type(problem).__name__})",
             why="training needs its tokenizer and weights",
-            fix="give a folder that holds them" if not offline else "leave --offline out, or give a folder") from problem
+            fix="give a folder that holds them" if not offline else "leave --offline out, or give a folder",
+        ) from problem

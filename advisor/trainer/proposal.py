@@ -1,4 +1,5 @@
-"""From data and a question to a training that is ready to be checked: samples, recommendation, steps, the ranks' job."""
+"""From data and a question to a training that is ready to be checked: samples, recommendation, steps, the ranks'
+job."""
 
 from __future__ import annotations
 
@@ -45,11 +46,13 @@ class Proposal:
         return self.steps * self.answer.recommended.estimate.time.step_s * self.samples.fill
 
 
-def propose(settings: Settings, shape: ModelShape, question: Mapping[str, Any], output: Output,
-            say: Callable[[str], None]) -> Proposal:
+def propose(
+    settings: Settings, shape: ModelShape, question: Mapping[str, Any], output: Output, say: Callable[[str], None]
+) -> Proposal:
     """Prepare the data in `output.records`, and ask for the fastest plan that trains on them.
 
-    question: keyword arguments of `advise` besides the model; `seq_len` and `global_batch` of None follow from the data.
+    question: keyword arguments of `advise` besides the model; `seq_len` and `global_batch` of None follow from the
+        data.
 
     Raises DsAdviseError for data, a model or options that cannot be trained with.
     """
@@ -57,8 +60,14 @@ def propose(settings: Settings, shape: ModelShape, question: Mapping[str, Any], 
     tokenizer = load_tokenizer(settings.model, shape, offline=settings.offline)
 
     def prepared(path: Path, name: str) -> DataFile:
-        return prepare(path, tokenizer, output.records / name, shape=settings.shape, system=settings.system,
-                       on_rows=lambda rows: say(f"{path.name}: {rows:,} rows ...") if rows % 100_000 == 0 else None)
+        return prepare(
+            path,
+            tokenizer,
+            output.records / name,
+            shape=settings.shape,
+            system=settings.system,
+            on_rows=lambda rows: say(f"{path.name}: {rows:,} rows ...") if rows % 100_000 == 0 else None,
+        )
 
     data = prepared(settings.data, "tokens")
     evaluation = prepared(settings.evaluation_data, "evaluation_tokens") if settings.evaluation_data else None
@@ -66,29 +75,50 @@ def propose(settings: Settings, shape: ModelShape, question: Mapping[str, Any], 
     _check_vocabulary(data, shape)
     wanted = question["seq_len"]
     seq_len = wanted or choices.sequence_length(data, evaluation, shape, packing=settings.packing)
-    samples = cut(data, output.records, seq_len=seq_len, packing=settings.packing, seed=settings.seed,
-                  evaluation_share=settings.evaluation_share, evaluation=evaluation)
+    samples = cut(
+        data,
+        output.records,
+        seq_len=seq_len,
+        packing=settings.packing,
+        seed=settings.seed,
+        evaluation_share=settings.evaluation_share,
+        evaluation=evaluation,
+    )
     answer = _answer(settings, shape, {**question, "seq_len": seq_len}, samples)
     if settings.rung is not None:
         answer = _on_rung(answer, settings.rung)
     batch = _global_batch(answer)
     workload = answer.question.workload
     return Proposal(
-        settings=settings, output=output, data=data, evaluation=evaluation, samples=samples, answer=answer,
-        steps=choices.total_steps(samples.train_samples, batch, max_steps=settings.max_steps,
-                                  epochs=settings.epochs if settings.epochs is not None else choices.EPOCHS),
-        learning_rate=settings.learning_rate or choices.LEARNING_RATES[workload.method])
+        settings=settings,
+        output=output,
+        data=data,
+        evaluation=evaluation,
+        samples=samples,
+        answer=answer,
+        steps=choices.total_steps(
+            samples.train_samples,
+            batch,
+            max_steps=settings.max_steps,
+            epochs=settings.epochs if settings.epochs is not None else choices.EPOCHS,
+        ),
+        learning_rate=settings.learning_rate or choices.LEARNING_RATES[workload.method],
+    )
 
 
 def _answer(settings: Settings, shape: ModelShape, question: dict[str, Any], samples: Samples) -> Recommendation:
     cluster = question["gpus"]
     if question["global_batch"] is None:
         question["global_batch"] = choices.global_batch(
-            samples.train_samples, ranks=cluster.world_size, micro_batch=question["micro_batch"])
+            samples.train_samples, ranks=cluster.world_size, micro_batch=question["micro_batch"]
+        )
     answer = advise(shape, **question, deepspeed_estimate=False)
     if cluster.nodes > 1:
-        raise ClusterError("train runs on one machine", why="it starts the ranks here",
-                           fix="on several, use ds-advise launch with a script of yours")
+        raise ClusterError(
+            "train runs on one machine",
+            why="it starts the ranks here",
+            fix="on several, use ds-advise launch with a script of yours",
+        )
     missing = missing_package(answer.question.workload, report_to=settings.report_to, device=settings.device)
     if missing is not None:
         raise missing
@@ -111,10 +141,19 @@ def _global_batch(answer: Recommendation) -> int:
 
 def _check_model(shape: ModelShape) -> None:
     """It predicts the next token of one text."""
-    if shape.fixed_len is not None or not shape.vocab_size or shape.num_labels or any(
-            block.stack == "encoder" or not block.attention.causal or block.cross_attention for block in shape.blocks):
-        raise ModelConfigError(f"{shape.name} ({shape.architecture}) is no causal language model",
-                               why="the built-in trainer knows only these", fix="use ds-advise launch with a script of yours")
+    if (
+        shape.fixed_len is not None
+        or not shape.vocab_size
+        or shape.num_labels
+        or any(
+            block.stack == "encoder" or not block.attention.causal or block.cross_attention for block in shape.blocks
+        )
+    ):
+        raise ModelConfigError(
+            f"{shape.name} ({shape.architecture}) is no causal language model",
+            why="the built-in trainer knows only these",
+            fix="use ds-advise launch with a script of yours",
+        )
 
 
 def _check_vocabulary(data: DataFile, shape: ModelShape) -> None:
@@ -122,7 +161,9 @@ def _check_vocabulary(data: DataFile, shape: ModelShape) -> None:
     if highest >= shape.vocab_size:
         raise ModelConfigError(
             f"the tokenizer makes token {highest}, but the model has {shape.vocab_size} embeddings",
-            why="they do not belong together", fix="put the model's own tokenizer beside its config.json")
+            why="they do not belong together",
+            fix="put the model's own tokenizer beside its config.json",
+        )
 
 
 def job_of(proposal: Proposal, weights: Path) -> Job:
@@ -133,13 +174,20 @@ def job_of(proposal: Proposal, weights: Path) -> Job:
     config = config_of(proposal)
     held_out = proposal.evaluation or proposal.data
     return Job(
-        model=str(weights), tokenizer=str(output.records / "tokenizer"), workload=workload,
-        lora_alpha=settings.lora_alpha or 2 * workload.lora_rank, device=settings.device,
-        ranks=proposal.answer.question.cluster.world_size, tokens=str(proposal.data.folder), samples=str(samples.train),
+        model=str(weights),
+        tokenizer=str(output.records / "tokenizer"),
+        workload=workload,
+        lora_alpha=settings.lora_alpha or 2 * workload.lora_rank,
+        device=settings.device,
+        ranks=proposal.answer.question.cluster.world_size,
+        tokens=str(proposal.data.folder),
+        samples=str(samples.train),
         evaluation_tokens=str(held_out.folder) if samples.evaluation else None,
         evaluation_samples=str(samples.evaluation) if samples.evaluation else None,
-        packing=samples.packing, arguments=_arguments(proposal, workload),
-        gathers=config["zero_optimization"].get("stage3_gather_16bit_weights_on_model_save", True))
+        packing=samples.packing,
+        arguments=_arguments(proposal, workload),
+        gathers=config["zero_optimization"].get("stage3_gather_16bit_weights_on_model_save", True),
+    )
 
 
 def config_of(proposal: Proposal) -> dict[str, Any]:
@@ -159,12 +207,27 @@ def _arguments(proposal: Proposal, workload: Workload) -> dict[str, Any]:
         report = "tensorboard" if find_spec("tensorboard") is not None else "none"
     evaluation: dict[str, Any] = {}
     if proposal.samples.evaluation is not None:
-        evaluation = {"eval_strategy": "steps", "eval_steps": every, "prediction_loss_only": True,
-                      "per_device_eval_batch_size": plan.micro_batch_size}
+        evaluation = {
+            "eval_strategy": "steps",
+            "eval_steps": every,
+            "prediction_loss_only": True,
+            "per_device_eval_batch_size": plan.micro_batch_size,
+        }
     return {
         **training_arguments(plan, workload, config_path=str(proposal.output.ds_config)),
-        "output_dir": str(proposal.output.path), "max_steps": proposal.steps, "learning_rate": proposal.learning_rate,
-        "lr_scheduler_type": "cosine", "warmup_steps": math.ceil(choices.WARMUP * proposal.steps), "seed": settings.seed,
-        "logging_steps": 1, "logging_nan_inf_filter": False, "save_strategy": "steps", "save_steps": every,
-        "save_total_limit": KEPT_CHECKPOINTS, "report_to": report, "remove_unused_columns": False, "disable_tqdm": True,
-        **evaluation}
+        "output_dir": str(proposal.output.path),
+        "max_steps": proposal.steps,
+        "learning_rate": proposal.learning_rate,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": math.ceil(choices.WARMUP * proposal.steps),
+        "seed": settings.seed,
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "save_strategy": "steps",
+        "save_steps": every,
+        "save_total_limit": KEPT_CHECKPOINTS,
+        "report_to": report,
+        "remove_unused_columns": False,
+        "disable_tqdm": True,
+        **evaluation,
+    }

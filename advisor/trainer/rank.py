@@ -1,7 +1,7 @@
 """What every rank runs: `python -m ds_advise.advisor.trainer.rank JOB.json`, started by a launcher.
 
-The Hugging Face Trainer with the job's configuration, data and checkpoints. Rank 0 leaves the model, and `RESULT` beside the
-job when it is saved. Nothing from the model's folder is executed: safetensors only, and no remote code.
+The Hugging Face Trainer with the job's configuration, data and checkpoints. Rank 0 leaves the model, and `RESULT`
+beside the job when it is saved. Nothing from the model's folder is executed: safetensors only, and no remote code.
 """
 
 from __future__ import annotations
@@ -39,8 +39,14 @@ def main() -> None:
     model = _model(job, arguments)
     uses_cache = getattr(model.config, "use_cache", None)
     trainer = transformers.Trainer(
-        model=model, args=arguments, train_dataset=train, eval_dataset=evaluation, data_collator=collator,
-        processing_class=tokenizer, callbacks=[_whole_callback(transformers)])
+        model=model,
+        args=arguments,
+        train_dataset=train,
+        eval_dataset=evaluation,
+        data_collator=collator,
+        processing_class=tokenizer,
+        callbacks=[_whole_callback(transformers)],
+    )
     trainer.train(resume_from_checkpoint=job.checkpoint)
     finished = trainer.state.global_step >= trainer.state.max_steps
     if finished:
@@ -68,8 +74,11 @@ def _data(job: Job, tokenizer: Any) -> tuple[Any, Any, Any]:
     evaluation = None
     if job.evaluation_tokens is not None and job.evaluation_samples is not None:
         evaluation = TokenDataset(Path(job.evaluation_tokens), Path(job.evaluation_samples))
-    return (TokenDataset(Path(job.tokens), Path(job.samples)), evaluation,
-            Collator(pad_id=pad_id, seq_len=job.workload.seq_len, packing=job.packing))
+    return (
+        TokenDataset(Path(job.tokens), Path(job.samples)),
+        evaluation,
+        Collator(pad_id=pad_id, seq_len=job.workload.seq_len, packing=job.packing),
+    )
 
 
 def _model(job: Job, arguments: Any) -> Any:
@@ -79,21 +88,42 @@ def _model(job: Job, arguments: Any) -> Any:
     workload, dtype = job.workload, getattr(torch, job.dtype)
     more: dict[str, Any] = {}
     if workload.method == "qlora":
-        more = {"device_map": {"": arguments.local_process_index}, "quantization_config": transformers.BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype)}
+        more = {
+            "device_map": {"": arguments.local_process_index},
+            "quantization_config": transformers.BitsAndBytesConfig(
+                load_in_4bit=True,
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_use_double_quant=True,
+                bnb_4bit_compute_dtype=dtype,
+            ),
+        }
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        job.model, dtype=dtype, attn_implementation=_ATTENTION[workload.attention], trust_remote_code=False,
-        use_safetensors=True, **more)
+        job.model,
+        dtype=dtype,
+        attn_implementation=_ATTENTION[workload.attention],
+        trust_remote_code=False,
+        use_safetensors=True,
+        **more,
+    )
     if workload.method == "full":
         return model
     peft: Any = import_module("peft")
     if workload.method == "qlora":
         model = peft.prepare_model_for_kbit_training(
-            model, use_gradient_checkpointing=arguments.gradient_checkpointing,
-            gradient_checkpointing_kwargs=arguments.gradient_checkpointing_kwargs)
-    return peft.get_peft_model(model, peft.LoraConfig(
-        r=workload.lora_rank, lora_alpha=job.lora_alpha, lora_dropout=workload.lora_dropout, task_type="CAUSAL_LM",
-        target_modules=list(workload.lora_targets) if workload.lora_targets else "all-linear"))
+            model,
+            use_gradient_checkpointing=arguments.gradient_checkpointing,
+            gradient_checkpointing_kwargs=arguments.gradient_checkpointing_kwargs,
+        )
+    return peft.get_peft_model(
+        model,
+        peft.LoraConfig(
+            r=workload.lora_rank,
+            lora_alpha=job.lora_alpha,
+            lora_dropout=workload.lora_dropout,
+            task_type="CAUSAL_LM",
+            target_modules=list(workload.lora_targets) if workload.lora_targets else "all-linear",
+        ),
+    )
 
 
 def _whole_callback(transformers: Any) -> Any:
@@ -118,7 +148,9 @@ def _result(state: Any, *, finished: bool, whole: bool) -> Result:
     def told(name: str) -> tuple[tuple[int, float], ...]:
         return tuple((entry["step"], float(entry[name])) for entry in state.log_history if name in entry)
 
-    return Result(finished=finished, step=state.global_step, losses=told("loss"), evaluations=told("eval_loss"), whole=whole)
+    return Result(
+        finished=finished, step=state.global_step, losses=told("loss"), evaluations=told("eval_loss"), whole=whole
+    )
 
 
 if __name__ == "__main__":

@@ -33,15 +33,21 @@ def render_proposal(proposed: Proposal, console: Console) -> None:
 def _data(proposed: Proposal) -> list[str]:
     data, samples = proposed.data, proposed.samples
     cuts, lines = samples.cuts, []
-    lines.append(f"{data.name}: {data.rows:,} rows of {SHAPES[data.shape].title}; sequence 95th percentile "
-                 f"{data.typical:,} tokens, longest {data.longest:,}.")
+    lines.append(
+        f"{data.name}: {data.rows:,} rows of {SHAPES[data.shape].title}; sequence 95th percentile "
+        f"{data.typical:,} tokens, longest {data.longest:,}."
+    )
     template = "the tokenizer's own chat template" if data.has_own_template else "the default chat template"
     plain = data.shape in ("text", "prompt-completion")
-    lines.append(f"The loss counts {percent(data.trained_tokens / data.tokens)} of the tokens"
-                 + (", all of the text." if data.divisible else ", the answers." if plain else f", the answers in {template}."))
+    lines.append(
+        f"The loss counts {percent(data.trained_tokens / data.tokens)} of the tokens"
+        + (", all of the text." if data.divisible else ", the answers." if plain else f", the answers in {template}.")
+    )
     if data.untrained_turns:
-        lines.append(f"The template changes {data.untrained_turns:,} earlier answers once the conversation goes on; these are "
-                     "not trained.")
+        lines.append(
+            f"The template changes {data.untrained_turns:,} earlier answers once the conversation goes on; these are "
+            "not trained."
+        )
     length = f"Sequence length {samples.seq_len:,}"
     if data.divisible:
         lines.append(f"{length}; longer text goes on in the next sample.")
@@ -51,8 +57,10 @@ def _data(proposed: Proposal) -> list[str]:
     else:
         lines.append(f"{length}; no row is cut.")
     filled = f", {percent(samples.fill)} full" if samples.packing else ""
-    lines.append(f"{samples.train_samples:,} {'packed ' * samples.packing}samples are trained{filled}"
-                 + (f", {samples.evaluation_samples:,} evaluated." if samples.evaluation else "."))
+    lines.append(
+        f"{samples.train_samples:,} {'packed ' * samples.packing}samples are trained{filled}"
+        + (f", {samples.evaluation_samples:,} evaluated." if samples.evaluation else ".")
+    )
     return lines
 
 
@@ -69,8 +77,12 @@ def _plan(proposed: Proposal) -> list[str | Text]:
     every = proposed.settings.save_steps
     epochs = proposed.steps * (question.workload.global_batch_size or 1) / proposed.samples.train_samples
     return [
-        Text(f"{_capital(method_title(question.workload))} on {cluster_title(cluster)}: {plan_title(plan)}.", style="bold"),
-        f"Micro batch {plan.micro_batch_size}" + (f" x {accumulation} accumulation steps" if accumulation > 1 else "")
+        Text(
+            f"{_capital(method_title(question.workload))} on {cluster_title(cluster)}: {plan_title(plan)}.",
+            style="bold",
+        ),
+        f"Micro batch {plan.micro_batch_size}"
+        + (f" x {accumulation} accumulation steps" if accumulation > 1 else "")
         + f", global batch {question.workload.global_batch_size}; gradient checkpointing "
         f"{'on' if plan.gradient_checkpointing else 'off'}; {question.workload.precision}.",
         f"{gib(chosen.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device}, "
@@ -97,7 +109,9 @@ def render_start(proposed: Proposal, output: Output, console: Console) -> None:
     recommended, question = proposed.answer.recommended, proposed.answer.question
     assert recommended is not None
     config = config_of(proposed)
-    request = request_of(output, question, recommended.estimate, config, device=proposed.settings.device, steps=proposed.steps)
+    request = request_of(
+        output, question, recommended.estimate, config, device=proposed.settings.device, steps=proposed.steps
+    )
     sentence(console, f"{output.ds_config} would be:")
     copyable(console, to_json(config).splitlines())
     sentence(console, "It would be started with:")
@@ -155,13 +169,19 @@ def _where(trained: Trained, console: Console) -> None:
     assert result is not None
     if not result.whole:
         last = newest_whole(output.path)
-        sentence(console, "The host has no room for all weights at once, so they lie as ZeRO's shards in "
-                          f"{last or output.path}. On a machine with the room:")
+        sentence(
+            console,
+            "The host has no room for all weights at once, so they lie as ZeRO's shards in "
+            f"{last or output.path}. On a machine with the room:",
+        )
         copyable(console, [f"python {last}/zero_to_fp32.py {last} {output.path} --safe_serialization"])
         return
     kind = "The model" if trained.job.workload.method == "full" else "The adapter"
-    sentence(console, f"{kind} and its tokenizer are in {output.path}" + (
-        f", merged with the model in {output.merged}." if trained.merged else "."))
+    sentence(
+        console,
+        f"{kind} and its tokenizer are in {output.path}"
+        + (f", merged with the model in {output.merged}." if trained.merged else "."),
+    )
     copyable(console, _loading(output.path, Path(trained.job.model), trained))
 
 
@@ -169,7 +189,10 @@ def _loading(path: Path, base: Path, trained: Trained) -> list[str]:
     if trained.job.workload.method == "full" or trained.merged:
         folder = trained.output.merged if trained.merged else path
         return [f'AutoModelForCausalLM.from_pretrained("{folder}")']
-    return [f'model = AutoModelForCausalLM.from_pretrained("{base}")', f'model = PeftModel.from_pretrained(model, "{path}")']
+    return [
+        f'model = AutoModelForCausalLM.from_pretrained("{base}")',
+        f'model = PeftModel.from_pretrained(model, "{path}")',
+    ]
 
 
 def _capital(text: str) -> str:

@@ -14,7 +14,8 @@ from .check import Proof
 class Settings:
     """One training's own options; None and "auto": chosen, see `choices`.
 
-    model:       as it was named. data, evaluation_data: files; evaluation_share: of `data`, where there is no file for it.
+    model:       as it was named. data, evaluation_data: files; evaluation_share: of `data`, where there is no file for
+        it.
     shape:       a key of `data.shapes.SHAPES`.
     system:      a message put before chats without one.
     packing:     several sequences fill one sample.
@@ -48,12 +49,20 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not 0 <= self.evaluation_share < 1:
-            raise WorkloadError(f"--eval-split is {self.evaluation_share:g}", why="it is a share of the rows, below 1",
-                                fix="pass one such as --eval-split 0.05")
+            raise WorkloadError(
+                f"--eval-split is {self.evaluation_share:g}",
+                why="it is a share of the rows, below 1",
+                fix="pass one such as --eval-split 0.05",
+            )
         if self.evaluation_share and self.evaluation_data:
             raise WorkloadError("--eval-split and --eval-data both say what is evaluated", fix="leave one out")
         if self.epochs is not None and not 0 < self.epochs <= 10_000:
-            raise WorkloadError(f"--epochs is {self.epochs:g}", why="it must be above 0", fix="pass one such as --epochs 3")
+            raise WorkloadError(
+                f"--epochs is {self.epochs:g}", why="it must be above 0", fix="pass one such as --epochs 3"
+            )
         if self.learning_rate is not None and not 0 < self.learning_rate < 100:
-            raise WorkloadError(f"--learning-rate is {self.learning_rate:g}", why="it must be above 0",
-                                fix="pass one such as --learning-rate 2e-5")
+            raise WorkloadError(
+                f"--learning-rate is {self.learning_rate:g}",
+                why="it must be above 0",
+                fix="pass one such as --learning-rate 2e-5",
+            )

@@ -1,4 +1,5 @@
-"""From a proposal to a saved model: proof, launch, less memory where it ran out, merging; and how a training goes on."""
+"""From a proposal to a saved model: proof, launch, less memory where it ran out, merging; and how a training goes
+on."""
 
 from __future__ import annotations
 
@@ -65,8 +66,17 @@ def proven(proposed: Proposal, *, memory_limit_bytes: int | None, say: Say) -> P
     if proposed.answer.recommended is None or settings.proof == "none":
         return proposed
     check_disk(proposed.answer.question, proposed.output.path)
-    return replace(proposed, answer=prove(proposed.answer, settings.proof, device=settings.device, offline=settings.offline,
-                                          memory_limit_bytes=memory_limit_bytes, say=say))
+    return replace(
+        proposed,
+        answer=prove(
+            proposed.answer,
+            settings.proof,
+            device=settings.device,
+            offline=settings.offline,
+            memory_limit_bytes=memory_limit_bytes,
+            say=say,
+        ),
+    )
 
 
 def start(proposed: Proposal, *, fallback: bool, verbose: bool, say: Say) -> Trained:
@@ -84,25 +94,35 @@ def start(proposed: Proposal, *, fallback: bool, verbose: bool, say: Say) -> Tra
     return _run(attempt, question, output, fallback=fallback, verbose=verbose, merging=settings.merge, say=say)
 
 
-def resume(settings: Settings, shape: ModelShape, cluster: Cluster, output: Output, *, fallback: bool, verbose: bool,
-           say: Say) -> Trained:
+def resume(
+    settings: Settings, shape: ModelShape, cluster: Cluster, output: Output, *, fallback: bool, verbose: bool, say: Say
+) -> Trained:
     """Go on with the training in the output folder from its last whole checkpoint, with its configuration and its data.
 
-    Raises ConfigFileError where there is no checkpoint to go on from, or the training has ended; ClusterError where there are
-    other ranks than it had, because ZeRO's checkpoints are one file a rank.
+    Raises ConfigFileError where there is no checkpoint to go on from, or the training has ended; ClusterError where
+    there are other ranks than it had, because ZeRO's checkpoints are one file a rank.
     """
     job, config = read_job(output.job), read_ds_config(output.ds_config)
     if cluster.world_size != job.ranks:
-        raise ClusterError(f"the training had {job.ranks} ranks, and here are {cluster.world_size}",
-                           why="each rank of a ZeRO checkpoint reads its own file", fix=f"give it {job.ranks} again")
+        raise ClusterError(
+            f"the training had {job.ranks} ranks, and here are {cluster.world_size}",
+            why="each rank of a ZeRO checkpoint reads its own file",
+            fix=f"give it {job.ranks} again",
+        )
     earlier = read_result(output.result)
     if earlier is not None and earlier.finished:
-        raise ConfigFileError(f"the training in {output.path} has ended after {earlier.step} steps",
-                              why="there is nothing to resume", fix="start another one in another --output-dir")
+        raise ConfigFileError(
+            f"the training in {output.path} has ended after {earlier.step} steps",
+            why="there is nothing to resume",
+            fix="start another one in another --output-dir",
+        )
     checkpoint = newest_whole(output.path)
     if checkpoint is None:
-        raise ConfigFileError(f"{output.path} has no whole checkpoint", why="the training ended before the first one",
-                              fix="start it again with --force in place of --resume")
+        raise ConfigFileError(
+            f"{output.path} has no whole checkpoint",
+            why="the training ended before the first one",
+            fix="start it again with --force in place of --resume",
+        )
     for broken in remove_broken(output.path):
         say(f"{broken.name} was cut off while it was written; removed")
     say(f"going on from {checkpoint.name}")
@@ -112,19 +132,32 @@ def resume(settings: Settings, shape: ModelShape, cluster: Cluster, output: Outp
     return _run(attempt, question, output, fallback=fallback, verbose=verbose, merging=settings.merge, say=say)
 
 
-def request_of(output: Output, question: Question, estimate: Estimate, config: Mapping[str, Any], *, device: Device,
-               steps: int) -> LaunchRequest:
+def request_of(
+    output: Output, question: Question, estimate: Estimate, config: Mapping[str, Any], *, device: Device, steps: int
+) -> LaunchRequest:
     """The training as `launch` takes it."""
     return LaunchRequest(
-        script=Script(target=RANK_MODULE, arguments=(str(output.job),), is_module=True), config=config,
-        config_path=output.ds_config, framework="hf", launcher="torchrun", cluster=question.cluster,
-        folder=output.new_launch(), device=device, passes_config=False, prediction=estimate, model=question.model,
-        model_name=question.model.name, workload=question.workload,
-        gradient_checkpointing=estimate.plan.gradient_checkpointing, total_steps=steps)
+        script=Script(target=RANK_MODULE, arguments=(str(output.job),), is_module=True),
+        config=config,
+        config_path=output.ds_config,
+        framework="hf",
+        launcher="torchrun",
+        cluster=question.cluster,
+        folder=output.new_launch(),
+        device=device,
+        passes_config=False,
+        prediction=estimate,
+        model=question.model,
+        model_name=question.model.name,
+        workload=question.workload,
+        gradient_checkpointing=estimate.plan.gradient_checkpointing,
+        total_steps=steps,
+    )
 
 
-def _run(attempt: Attempt, question: Question, output: Output, *, fallback: bool, verbose: bool, merging: bool,
-         say: Say) -> Trained:
+def _run(
+    attempt: Attempt, question: Question, output: Output, *, fallback: bool, verbose: bool, merging: bool, say: Say
+) -> Trained:
     """Train, with less memory where that ran out and `fallback` is wanted; then merge."""
     tried = 0
     while True:
@@ -133,9 +166,13 @@ def _run(attempt: Attempt, question: Question, output: Output, *, fallback: bool
         go_on = attempt.with_less_memory(question, outcome, output) if fallback and tried < ATTEMPTS else None
         if go_on is None:
             break
-        from_where = Path(go_on.job.checkpoint).name if go_on.job.checkpoint else "the beginning, for want of a checkpoint"
-        say(f"memory ran out; going on with {plan_title(go_on.estimate.plan)}, micro batch "
-            f"{go_on.estimate.plan.micro_batch_size}, from {from_where}")
+        from_where = (
+            Path(go_on.job.checkpoint).name if go_on.job.checkpoint else "the beginning, for want of a checkpoint"
+        )
+        say(
+            f"memory ran out; going on with {plan_title(go_on.estimate.plan)}, micro batch "
+            f"{go_on.estimate.plan.micro_batch_size}, from {from_where}"
+        )
         remove_broken(output.path)
         attempt = go_on
     job, result = attempt.job, read_result(output.result)
@@ -151,8 +188,9 @@ def _launched(attempt: Attempt, question: Question, output: Output, *, verbose: 
     write_config(attempt.config, output.ds_config, force=True)
     write_job(job, output.job)
     output.result.unlink(missing_ok=True)
-    request = request_of(output, question, attempt.estimate, attempt.config, device=job.device,
-                         steps=job.arguments["max_steps"])
+    request = request_of(
+        output, question, attempt.estimate, attempt.config, device=job.device, steps=job.arguments["max_steps"]
+    )
     request = replace(request, resumes_after=step_of(Path(job.checkpoint)) if job.checkpoint else 0)
     outcome = launch(request, verbose=verbose)
     keep_training(request, outcome)
@@ -163,7 +201,11 @@ def _estimate(job: Job, config: Mapping[str, Any], question: Question) -> Estima
     """What was predicted for the plan that a job runs under."""
     shape, workload, cluster = question.model, question.workload, question.cluster
     plan = plan_from_ds_config(
-        config, shape, cluster, micro_batch_size=job.arguments["per_device_train_batch_size"],
+        config,
+        shape,
+        cluster,
+        micro_batch_size=job.arguments["per_device_train_batch_size"],
         gradient_accumulation_steps=job.arguments["gradient_accumulation_steps"],
-        gradient_checkpointing=job.arguments["gradient_checkpointing"])
+        gradient_checkpointing=job.arguments["gradient_checkpointing"],
+    )
     return estimate_plan(shape, workload, cluster, plan)

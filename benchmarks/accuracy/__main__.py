@@ -1,8 +1,8 @@
 """Every measured run known to the project against the prediction.
 
-    python -m benchmarks.accuracy             # the summary and one line per run
-    python -m benchmarks.accuracy --json      # the same as data
-    python -m benchmarks.accuracy --write     # bring docs/accuracy.md up to date
+python -m benchmarks.accuracy             # the summary and one line per run
+python -m benchmarks.accuracy --json      # the same as data
+python -m benchmarks.accuracy --write     # bring docs/accuracy.md up to date
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """What PyTorch's caching allocator held in published runs, none of which used expandable segments.
 
-The product's launch commands set `expandable_segments:True`, and `estimators.device_overhead` counts on it. Without it a
-segment serves only requests that fit into what is free of it, so blocks of one phase (a layer's gradients) cannot be made
-of those of another (the logits). How much is lost depends on the sizes and on how much room there is: FIXED_SEGMENTS is the
-median over the runs that nearly filled their GPU and whose sources print both peak allocated and nvidia-smi.
+The product's launch commands set `expandable_segments:True`, and `estimators.device_overhead` counts on it. Without it
+a segment serves only requests that fit into what is free of it, so blocks of one phase (a layer's gradients) cannot be
+made of those of another (the logits). How much is lost depends on the sizes and on how much room there is:
+FIXED_SEGMENTS is the median over the runs that nearly filled their GPU and whose sources print both peak allocated and
+nvidia-smi.
 """
 
 from __future__ import annotations
@@ -18,5 +19,11 @@ FIXED_SEGMENTS = 0.26
 
 def overhead(transient_bytes: int) -> tuple[MemoryTerm, ...]:
     """Reserved beyond allocated: one half-used segment, and a share of the bytes that come and go."""
-    return term("allocator_overhead", SEGMENT_BYTES + FIXED_SEGMENTS * transient_bytes, "20 MiB + share x transient",
-                "benchmarks/accuracy/allocator.py", share=FIXED_SEGMENTS, transient=transient_bytes)
+    return term(
+        "allocator_overhead",
+        SEGMENT_BYTES + FIXED_SEGMENTS * transient_bytes,
+        "20 MiB + share x transient",
+        "benchmarks/accuracy/allocator.py",
+        share=FIXED_SEGMENTS,
+        transient=transient_bytes,
+    )

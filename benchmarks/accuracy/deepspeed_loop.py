@@ -1,8 +1,8 @@
 """A DeepSpeed estimate as the software of a published run would have had it.
 
 Three things depend on the software and not on the plan: how the framework computes the loss (`logits` of the row), the
-allocator's settings, and whether ZeRO-1 and -2 flatten the weights on the GPU. No published run is recent enough to do so,
-hence the moment of initialization is left out.
+allocator's settings, and whether ZeRO-1 and -2 flatten the weights on the GPU. No published run is recent enough to do
+so, hence the moment of initialization is left out.
 
 Source: transformers 4.45 and 4.46 loss functions; deepspeed 0.14.2 runtime/zero/stage_1_and_2.py (move_to_cpu before
 flattening).

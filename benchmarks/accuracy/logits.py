@@ -11,7 +11,8 @@ Bytes per logit, w for the 16-bit logits themselves:
 | half     | w + w + w | a loss that is never upcast: logits, their slice, log-softmax |
 | chunked  | w + 4 + 8 / 8 | torchtune, litgpt: fp32 copies of one chunk at a time |
 
-`softmax`: "recomputed" where a Triton kernel overwrites the logits with their gradient (no log-softmax is kept), "16-bit"
+`softmax`: "recomputed" where a Triton kernel overwrites the logits with their gradient (no log-softmax is kept),
+    "16-bit"
 where it is taken in the logits' type.
 
 Source: transformers 4.45, 4.46 and 4.48 modeling_llama.py and loss/loss_utils.py; torchtune 0.6
@@ -41,8 +42,14 @@ def loss_terms(run: Run) -> tuple[MemoryTerm, ...]:
     """Logits, copies and the last hidden state, which the forward pass still holds when it computes the loss."""
     width, hidden, vocabulary = run.workload.weight_bytes, run.model.hidden_size, run.model.vocab_size
     softmax = {"": 4, "16-bit": width, "recomputed": 0}[run.softmax]
-    per_logit = {"sliced": width + 8 + softmax, "inline": 8 + softmax, "held": 12 + softmax,
-                 "chunked": width + softmax + 8 / CHUNKS, "half": 2 * width + min(softmax, width)}[run.logits]
+    per_logit = {
+        "sliced": width + 8 + softmax,
+        "inline": 8 + softmax,
+        "held": 12 + softmax,
+        "chunked": width + softmax + 8 / CHUNKS,
+        "half": 2 * width + min(softmax, width),
+    }[run.logits]
     tokens = run.plan.micro_batch_size * run.workload.seq_len
     return term("last_hidden_state", width * tokens * hidden, "w B S H", _SOURCE, w=width, H=hidden) + term(
-        "logits_and_loss", per_logit * tokens * vocabulary, "c B S V", _SOURCE, c=per_logit, V=vocabulary)
+        "logits_and_loss", per_logit * tokens * vocabulary, "c B S V", _SOURCE, c=per_logit, V=vocabulary
+    )

@@ -1,8 +1,8 @@
 """Memory: the printed quantity of every run against the estimators', DeepSpeed's own estimators and the rule of four.
 
 A run counts as *exact* when its figure is what the estimate is about, the peak of allocated memory. Reserved memory and
-nvidia-smi hold blocks besides that PyTorch keeps cached and would return when asked; such runs are *cached*, and reported
-apart. Runs that cannot be met for a reason that was found are *set aside*: listed with it, and not counted.
+nvidia-smi hold blocks besides that PyTorch keeps cached and would return when asked; such runs are *cached*, and
+reported apart. Runs that cannot be met for a reason that was found are *set aside*: listed with it, and not counted.
 """
 
 from __future__ import annotations
@@ -73,13 +73,20 @@ def predict(run: Run) -> MemoryEstimate:
 
 def _result(run: Run) -> Result:
     memory = predict(run)
-    predicted = {"allocated": memory.allocated_bytes_per_gpu, "reserved": memory.reserved_bytes_per_gpu,
-                 "device": memory.device_bytes_per_gpu}[run.quantity]
+    predicted = {
+        "allocated": memory.allocated_bytes_per_gpu,
+        "reserved": memory.reserved_bytes_per_gpu,
+        "device": memory.device_bytes_per_gpu,
+    }[run.quantity]
     sharded = run.loop == "fsdp" or run.plan.zero_stage == 3
     return Result(
-        run=run, kind=_kind(run), predicted_bytes=predicted, fits=judge(memory, run.cluster).fits,
+        run=run,
+        kind=_kind(run),
+        predicted_bytes=predicted,
+        fits=judge(memory, run.cluster).fits,
         deepspeed_bytes=rivals.deepspeed_bytes(run.model, run.cluster, run.plan, stage3=sharded),
-        rule_bytes=rivals.rule_bytes(run.model, run.workload, run.cluster, sharded=sharded))
+        rule_bytes=rivals.rule_bytes(run.model, run.workload, run.cluster, sharded=sharded),
+    )
 
 
 def _kind(run: Run) -> Kind:
@@ -109,17 +116,22 @@ def subsets(kind: Kind = "exact") -> dict[str, list[Result]]:
 
 def underprediction() -> list[float]:
     """How far the measurement lies above the prediction, for the exact runs of transformers' model code."""
-    return [result.run.measured_bytes / result.predicted_bytes - 1 for result in results()
-            if result.kind == "exact" and result.run.measured_bytes and not result.run.own_model_code]
+    return [
+        result.run.measured_bytes / result.predicted_bytes - 1
+        for result in results()
+        if result.kind == "exact" and result.run.measured_bytes and not result.run.own_model_code
+    ]
 
 
 def margin() -> float:
-    """`advisor.fit.MARGIN` of the analytic evidence: `MARGIN_SHARE` of `underprediction`, in whole percent, rounded up."""
+    """`advisor.fit.MARGIN` of the analytic evidence: `MARGIN_SHARE` of `underprediction`, in whole percent, rounded
+    up."""
     return ceil(100 * percentile(underprediction(), MARGIN_SHARE)) / 100
 
 
 def fitted_slack(without: str = "") -> float:
-    """`allocator.FIXED_SEGMENTS`: the median over the runs that nearly filled their GPU, but for the source `without`."""
+    """`allocator.FIXED_SEGMENTS`: the median over the runs that nearly filled their GPU, but for the source
+    `without`."""
     return median(share for source, share in _wasted() if source != without)
 
 
@@ -140,8 +152,20 @@ def section() -> Section:
     exact = subsets()
     return Section(
         title="Memory",
-        summary=(_summary(exact), _fit_table(), _rivals(exact), _cached(), _sources(), _misses(), _asides(), _excluded()),
-        details=_details(), notes=_notes(), data=_data(exact))
+        summary=(
+            _summary(exact),
+            _fit_table(),
+            _rivals(exact),
+            _cached(),
+            _sources(),
+            _misses(),
+            _asides(),
+            _excluded(),
+        ),
+        details=_details(),
+        notes=_notes(),
+        data=_data(exact),
+    )
 
 
 def _errors(found: Iterable[Result]) -> list[float]:
@@ -153,36 +177,65 @@ def _summary(exact: dict[str, list[Result]]) -> Table:
         errors = _errors(found)
         sizes = [abs(error) for error in errors]
         met = mean(sizes) <= MEAN_TARGET and percentile(sizes, 0.9) <= P90_TARGET
-        return (name, str(len(found)), str(len({result.run.source for result in found})), f"{mean(sizes):.1%}",
-                percent(median(errors)), f"{percentile(sizes, 0.9):.1%}", percent(max(errors, key=abs)),
-                "yes" if met else "**no**")
+        return (
+            name,
+            str(len(found)),
+            str(len({result.run.source for result in found})),
+            f"{mean(sizes):.1%}",
+            percent(median(errors)),
+            f"{percentile(sizes, 0.9):.1%}",
+            percent(max(errors, key=abs)),
+            "yes" if met else "**no**",
+        )
 
     return Table(
-        title=f"Error of the peak of allocated memory (targets: mean {MEAN_TARGET:.0%}, 90th percentile {P90_TARGET:.0%})",
+        title=f"Error of the peak of allocated memory (targets: mean {MEAN_TARGET:.0%}, 90th percentile "
+        f"{P90_TARGET:.0%})",
         header=("subset", " n", " sources", " mean", " median, signed", " p90", " worst, signed", "met"),
-        rows=_with_all(exact, row))
+        rows=_with_all(exact, row),
+    )
 
 
-def _with_all(found: dict[str, list[Result]],
-              row: Callable[[str, list[Result]], tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+def _with_all(
+    found: dict[str, list[Result]], row: Callable[[str, list[Result]], tuple[str, ...]]
+) -> tuple[tuple[str, ...], ...]:
     """One line per subset, and one over all of them."""
-    return (*(row(name, members) for name, members in found.items()),
-            row("**all**", [result for members in found.values() for result in members]))
+    return (
+        *(row(name, members) for name, members in found.items()),
+        row("**all**", [result for members in found.values() for result in members]),
+    )
 
 
 def _fit_table() -> Table:
     def row(name: str, found: list[Result], fits: Callable[[Result], bool]) -> tuple[str, ...]:
-        ran, failed = [result for result in found if result.run.fitted], [result for result in found if not result.run.fitted]
-        return (name, str(len(ran)), str(sum(not fits(result) for result in ran)), str(len(failed)),
-                str(sum(fits(result) for result in failed)))
+        ran, failed = (
+            [result for result in found if result.run.fitted],
+            [result for result in found if not result.run.fitted],
+        )
+        return (
+            name,
+            str(len(ran)),
+            str(sum(not fits(result) for result in ran)),
+            str(len(failed)),
+            str(sum(fits(result) for result in failed)),
+        )
 
     found = list(results())
     return Table(
         title=f"Does it fit? (margin {MARGIN['analytic']:.0%} of the prediction, decided on device memory)",
-        header=("who says it", " ran", " of these said not to fit", " ran out of memory", " of these said to fit (false fits)"),
-        rows=(row("ds-advise", found, lambda result: result.fits),
-              row("DeepSpeed's estimators", found, lambda result: result.deepspeed_bytes <= _offered(result)),
-              row("4 x weights", found, lambda result: result.rule_bytes <= _offered(result))))
+        header=(
+            "who says it",
+            " ran",
+            " of these said not to fit",
+            " ran out of memory",
+            " of these said to fit (false fits)",
+        ),
+        rows=(
+            row("ds-advise", found, lambda result: result.fits),
+            row("DeepSpeed's estimators", found, lambda result: result.deepspeed_bytes <= _offered(result)),
+            row("4 x weights", found, lambda result: result.rule_bytes <= _offered(result)),
+        ),
+    )
 
 
 def _offered(result: Result) -> int:
@@ -198,20 +251,37 @@ def _rivals(exact: dict[str, list[Result]]) -> Table:
             cells += [f"{mean(map(abs, errors)):.0%}", f"{low:.0%}"]
         return tuple(cells)
 
-    return Table(title="The same runs, beside DeepSpeed's estimators and the rule of four times the weights",
-                 header=("subset", " n", " ours, mean", " DeepSpeed's, mean", " more than 10 % low", " 4 x weights, mean",
-                         " more than 10 % low"), rows=_with_all(exact, row))
+    return Table(
+        title="The same runs, beside DeepSpeed's estimators and the rule of four times the weights",
+        header=(
+            "subset",
+            " n",
+            " ours, mean",
+            " DeepSpeed's, mean",
+            " more than 10 % low",
+            " 4 x weights, mean",
+            " more than 10 % low",
+        ),
+        rows=_with_all(exact, row),
+    )
 
 
 def _cached() -> Table:
     def row(name: str, found: list[Result]) -> tuple[str, ...]:
         errors = _errors(found)
-        return (name, str(len(found)), f"{mean(map(abs, errors)):.1%}", percent(median(errors)),
-                percent(max(errors, key=abs)))
+        return (
+            name,
+            str(len(found)),
+            f"{mean(map(abs, errors)):.1%}",
+            percent(median(errors)),
+            percent(max(errors, key=abs)),
+        )
 
-    return Table(title="Reserved memory and nvidia-smi, with the cache that nobody asked back",
-                 header=("subset", " n", " mean", " median, signed", " worst, signed"),
-                 rows=_with_all(subsets("cached"), row))
+    return Table(
+        title="Reserved memory and nvidia-smi, with the cache that nobody asked back",
+        header=("subset", " n", " mean", " median, signed", " worst, signed"),
+        rows=_with_all(subsets("cached"), row),
+    )
 
 
 def _sources() -> Table:
@@ -219,8 +289,10 @@ def _sources() -> Table:
     for found in subsets().values():
         for result in found:
             by_source.setdefault(result.run.source, []).append(result)
-    rows = tuple((name, str(len(found)), f"{mean(map(abs, _errors(found))):.1%}", percent(max(_errors(found), key=abs)))
-                 for name, found in by_source.items())
+    rows = tuple(
+        (name, str(len(found)), f"{mean(map(abs, _errors(found))):.1%}", percent(max(_errors(found), key=abs)))
+        for name, found in by_source.items()
+    )
     return Table(title="By source", header=("source", " n", " mean", " worst, signed"), rows=rows)
 
 
@@ -235,54 +307,90 @@ _HEADER = ("row", "run", "subset", "quantity", " measured GiB", " predicted GiB"
 
 
 def _misses() -> Table:
-    rows = tuple((*_line(result), result.run.notes) for result in results()
-                 if result.kind == "exact" and (result.false_fit or abs(result.error or 0) > P90_TARGET))
-    return Table(title=f"Exact runs that are off by more than {P90_TARGET:.0%}, and false fits", header=(*_HEADER, "notes"),
-                 rows=rows)
+    rows = tuple(
+        (*_line(result), result.run.notes)
+        for result in results()
+        if result.kind == "exact" and (result.false_fit or abs(result.error or 0) > P90_TARGET)
+    )
+    return Table(
+        title=f"Exact runs that are off by more than {P90_TARGET:.0%}, and false fits",
+        header=(*_HEADER, "notes"),
+        rows=rows,
+    )
 
 
 def _asides() -> Table:
     rows = tuple((*_line(result), result.run.not_met_because) for result in results() if result.kind == "set aside")
-    return Table(title="Runs set aside for a reason that was found: listed, not counted", header=(*_HEADER, "reason"),
-                 rows=rows)
+    return Table(
+        title="Runs set aside for a reason that was found: listed, not counted", header=(*_HEADER, "reason"), rows=rows
+    )
 
 
 def _excluded() -> Table:
-    return Table(title="Published figures that are not predicted", header=("source", "what", " n", "why"),
-                 rows=tuple((row["source"], row["rows"], row["count"], row["reason"]) for row in excluded()))
+    return Table(
+        title="Published figures that are not predicted",
+        header=("source", "what", " n", "why"),
+        rows=tuple((row["source"], row["rows"], row["count"], row["reason"]) for row in excluded()),
+    )
 
 
 def _details() -> Table:
-    return Table(title="Every run", header=(*_HEADER, "kind"),
-                 rows=tuple((*_line(result), result.kind) for result in results()))
+    return Table(
+        title="Every run", header=(*_HEADER, "kind"), rows=tuple((*_line(result), result.kind) for result in results())
+    )
 
 
 def _notes() -> tuple[str, ...]:
     short, wasted = underprediction(), _wasted()
     left_out = ", ".join(f"{fitted_slack(source):.0%}" for source in sorted({source for source, _ in wasted}))
     return (
-        "The first table counts peaks of allocated memory. \"4 x weights\" is weights, gradients and Adam's two states in the "
-        "weights' own type, over the ranks where parameters are sharded. DeepSpeed's estimators leave out activations and "
+        'The first table counts peaks of allocated memory. "4 x weights" is weights, gradients and Adam\'s two states '
+        "in the "
+        "weights' own type, over the ranks where parameters are sharded. DeepSpeed's estimators leave out activations "
+        "and "
         "logits and count every weight as trained: too high for adapters, too low for full training.",
         "Where a source leaves a setting open (a loop that keeps the model's output, a key-value cache that stays on, "
-        "DeepSpeed-Chat's buckets), it was resolved by what the figures must contain. The `notes` of such rows say so; no byte "
+        "DeepSpeed-Chat's buckets), it was resolved by what the figures must contain. The `notes` of such rows say "
+        "so; no byte "
         "of a prediction is fitted to them.",
         f"**The margin.** Of {len(short)} exact runs on transformers' model code, {MARGIN_SHARE:.1%} measured at most "
-        f"{percentile(short, MARGIN_SHARE):.1%} more than predicted. `advisor.fit.MARGIN` is that in whole percent, rounded "
+        f"{percentile(short, MARGIN_SHARE):.1%} more than predicted. `advisor.fit.MARGIN` is that in whole percent, "
+        "rounded "
         f"up: {margin():.0%}.",
         "**Without expandable segments** the allocator wastes a share of what comes and goes. "
-        f"{allocator.FIXED_SEGMENTS:.0%} is the median of {len(wasted)} nearly full GPUs, and the only constant fitted here; "
-        f"with one source left out at a time it is {left_out}. It decides whether the runs of this table fit and predicts "
-        "their reserved memory and nvidia-smi; the product's plans set `expandable_segments:True` and do not use it.")
+        f"{allocator.FIXED_SEGMENTS:.0%} is the median of {len(wasted)} nearly full GPUs, and the only constant "
+        "fitted here; "
+        f"with one source left out at a time it is {left_out}. It decides whether the runs of this table fit and "
+        "predicts "
+        "their reserved memory and nvidia-smi; the product's plans set `expandable_segments:True` and do not use it.",
+    )
 
 
 def _data(exact: dict[str, list[Result]]) -> dict[str, object]:
     return {
-        "subsets": {name: {"n": len(found), "mean": mean(map(abs, _errors(found))), "median": median(_errors(found)),
-                           "p90": percentile([abs(error) for error in _errors(found)], 0.9),
-                           "worst": max(_errors(found), key=abs)} for name, found in exact.items()},
-        "margin": margin(), "false_fits": [result.run.row for result in results() if result.false_fit],
+        "subsets": {
+            name: {
+                "n": len(found),
+                "mean": mean(map(abs, _errors(found))),
+                "median": median(_errors(found)),
+                "p90": percentile([abs(error) for error in _errors(found)], 0.9),
+                "worst": max(_errors(found), key=abs),
+            }
+            for name, found in exact.items()
+        },
+        "margin": margin(),
+        "false_fits": [result.run.row for result in results() if result.false_fit],
         "false_misses": [result.run.row for result in results() if result.false_miss],
-        "runs": [{"row": result.run.row, "run": result.run.label, "subset": result.run.subset, "kind": result.kind,
-                  "quantity": result.run.quantity, "measured_bytes": result.run.measured_bytes,
-                  "predicted_bytes": result.predicted_bytes} for result in results()]}
+        "runs": [
+            {
+                "row": result.run.row,
+                "run": result.run.label,
+                "subset": result.run.subset,
+                "kind": result.kind,
+                "quantity": result.run.quantity,
+                "measured_bytes": result.run.measured_bytes,
+                "predicted_bytes": result.predicted_bytes,
+            }
+            for result in results()
+        ],
+    }

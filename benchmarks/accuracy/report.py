@@ -42,14 +42,20 @@ class Section:
 
     def markdown(self, *, details: bool = False) -> str:
         tables = (*self.summary, self.details) if details else self.summary
-        return "\n".join([f"## {self.title}\n", *(table.markdown() for table in tables), *(f"{note}\n" for note in self.notes)])
+        return "\n".join(
+            [f"## {self.title}\n", *(table.markdown() for table in tables), *(f"{note}\n" for note in self.notes)]
+        )
 
 
 def document(sections: Sequence[Section]) -> str:
     """docs/accuracy.md."""
-    head = ("# Accuracy\n\nPredictions against measured runs that others published. Written by `python -m benchmarks.accuracy "
-            "--write`; a test\nfails when it is stale. The rows, their sources and how each was read are in `benchmarks/data/`."
-            " Nothing here\nneeds a GPU or torch.\n")
+    head = (
+        "# Accuracy\n\nPredictions against measured runs that others published. Written by `python -m "
+        "benchmarks.accuracy "
+        "--write`; a test\nfails when it is stale. The rows, their sources and how each was read are in "
+        "`benchmarks/data/`."
+        " Nothing here\nneeds a GPU or torch.\n"
+    )
     return "\n".join([head, *(section.markdown() for section in sections)])
 
 

@@ -82,8 +82,10 @@ class Run:
     def label(self) -> str:
         """`8 x A100-SXM-80GB, Llama-2-7b-hf, LoRA, B 2, S 4096`."""
         model = self.model.name.rpartition("/")[2]
-        return (f"{self.cluster.world_size} x {self.cluster.gpu.name}, {model}, {self.workload.method}, "
-                f"B {self.plan.micro_batch_size}, S {self.workload.seq_len}")
+        return (
+            f"{self.cluster.world_size} x {self.cluster.gpu.name}, {model}, {self.workload.method}, "
+            f"B {self.plan.micro_batch_size}, S {self.workload.seq_len}"
+        )
 
 
 @cache
@@ -103,21 +105,41 @@ def excluded() -> tuple[dict[str, str], ...]:
 def _run(number: int, row: dict[str, str]) -> Run:
     model = _model(row["model"])
     workload = Workload(
-        method=cast(Method, row["method"]), lora_rank=int(row["lora_rank"] or 8),
-        lora_targets=tuple(row["lora_targets"].split()) or None, lora_dropout=float(row["lora_dropout"] or 0),
-        adapters_fp32=row["adapters"] == "fp32", seq_len=int(row["seq_len"]), precision=cast(Precision, row["precision"]),
-        optimizer=row["optimizer"], attention=cast(AttentionKernel, row["attention"]),
-        loss="fused" if row["logits"] == "fused" else "standard")
+        method=cast(Method, row["method"]),
+        lora_rank=int(row["lora_rank"] or 8),
+        lora_targets=tuple(row["lora_targets"].split()) or None,
+        lora_dropout=float(row["lora_dropout"] or 0),
+        adapters_fp32=row["adapters"] == "fp32",
+        seq_len=int(row["seq_len"]),
+        precision=cast(Precision, row["precision"]),
+        optimizer=row["optimizer"],
+        attention=cast(AttentionKernel, row["attention"]),
+        loss="fused" if row["logits"] == "fused" else "standard",
+    )
     return Run(
-        row=number, source=row["source"], model=model, cluster=parse_cluster(row["gpus"]), workload=workload,
-        plan=_plan(row, model.hidden_size), loop=cast(Loop, row["loop"]), logits=cast(Logits, row["logits"]),
-        softmax=cast(Softmax, row["softmax"]), upcast_inputs=row["layer_inputs"] == "fp32",
-        frozen_inputs_kept=row["frozen_inputs"] == "kept", kv_cache_kept=row["kv_cache"] == "kept",
+        row=number,
+        source=row["source"],
+        model=model,
+        cluster=parse_cluster(row["gpus"]),
+        workload=workload,
+        plan=_plan(row, model.hidden_size),
+        loop=cast(Loop, row["loop"]),
+        logits=cast(Logits, row["logits"]),
+        softmax=cast(Softmax, row["softmax"]),
+        upcast_inputs=row["layer_inputs"] == "fp32",
+        frozen_inputs_kept=row["frozen_inputs"] == "kept",
+        kv_cache_kept=row["kv_cache"] == "kept",
         experts_apart=row["experts"] == "apart",
-        autocast=row["autocast"] == "yes", optimizer_step=cast(OptimizerStep, row["optimizer_step"]),
-        own_model_code=row["model_code"] == "own", quantity=cast(Quantity, row["quantity"]),
-        measured_bytes=_bytes(row["measured"], row["unit"]), device_bytes=_bytes(row["device_mib"], "MiB"),
-        fitted=row["fitted"] == "yes", not_met_because=row["not_met_because"], notes=row["notes"])
+        autocast=row["autocast"] == "yes",
+        optimizer_step=cast(OptimizerStep, row["optimizer_step"]),
+        own_model_code=row["model_code"] == "own",
+        quantity=cast(Quantity, row["quantity"]),
+        measured_bytes=_bytes(row["measured"], row["unit"]),
+        device_bytes=_bytes(row["device_mib"], "MiB"),
+        fitted=row["fitted"] == "yes",
+        not_met_because=row["not_met_because"],
+        notes=row["notes"],
+    )
 
 
 def _bytes(figure: str, unit: str) -> int | None:
@@ -128,13 +150,19 @@ def _plan(row: dict[str, str], hidden: int) -> Plan:
     """The row's plan; `buckets` is a key of `_sizes`, or a number of elements for `reduce_bucket_size`."""
     sizes = _sizes(row["buckets"], hidden)
     return Plan(
-        zero_stage=cast(Literal[0, 1, 2, 3], int(row["zero_stage"] or 0)), micro_batch_size=int(row["micro_batch"]),
-        gradient_accumulation_steps=int(row["grad_accum"] or 1), gradient_checkpointing=row["checkpointing"] == "yes",
+        zero_stage=cast(Literal[0, 1, 2, 3], int(row["zero_stage"] or 0)),
+        micro_batch_size=int(row["micro_batch"]),
+        gradient_accumulation_steps=int(row["grad_accum"] or 1),
+        gradient_checkpointing=row["checkpointing"] == "yes",
         offload_optimizer=cast(Offload, row["offload_optimizer"] or "none"),
-        offload_param=cast(Offload, row["offload_param"] or "none"), overlap_comm=row["overlap_comm"] != "no",
-        reduce_bucket_size=sizes["reduce"], sub_group_size=int(float(row["sub_group"] or 1e9)),
-        stage3_prefetch_bucket_size=sizes["prefetch"], stage3_param_persistence_threshold=sizes["persistent"],
-        stage3_max_live_parameters=sizes["live"])
+        offload_param=cast(Offload, row["offload_param"] or "none"),
+        overlap_comm=row["overlap_comm"] != "no",
+        reduce_bucket_size=sizes["reduce"],
+        sub_group_size=int(float(row["sub_group"] or 1e9)),
+        stage3_prefetch_bucket_size=sizes["prefetch"],
+        stage3_param_persistence_threshold=sizes["persistent"],
+        stage3_max_live_parameters=sizes["live"],
+    )
 
 
 def _sizes(buckets: str, hidden: int) -> dict[str, int]:
@@ -149,8 +177,9 @@ def _sizes(buckets: str, hidden: int) -> dict[str, int]:
 
 @cache
 def _architectures() -> dict[str, dict[str, object]]:
-    return cast(dict[str, dict[str, object]],
-                json.loads((DATA / "published_models.json").read_text(encoding="utf-8"))["models"])
+    return cast(
+        dict[str, dict[str, object]], json.loads((DATA / "published_models.json").read_text(encoding="utf-8"))["models"]
+    )
 
 
 @cache

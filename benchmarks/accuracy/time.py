@@ -1,7 +1,7 @@
 """Time: published throughput against `estimate_time`, run by run and group by group.
 
-The error of a run is predicted over measured step time, less one. A group varies one thing on the same hardware; in it the
-order counts (Kendall's tau), and what choosing the run that is predicted fastest costs (regret).
+The error of a run is predicted over measured step time, less one. A group varies one thing on the same hardware; in it
+the order counts (Kendall's tau), and what choosing the run that is predicted fastest costs (regret).
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ ASSUMED_TOLERANCE = 0.25
 """Of a run whose author leaves settings or hardware open."""
 
 TIE = 0.03
-"""Runs whose measured speeds differ by less are not ranked: what the sources publish as repetitions differs by that much."""
+"""Runs whose measured speeds differ by less are not ranked: what the sources publish as repetitions differs by that
+much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,8 @@ class TimedRun:
     """One published run.
 
     measured_s: seconds of one optimizer step, from whatever the source prints.
-    tolerance:  what the source leaves open, as a share: repetitions and clocks, lengths that are means, settings assumed.
+    tolerance:  what the source leaves open, as a share: repetitions and clocks, lengths that are means, settings
+        assumed.
     counted:    False where the run used other kernels than the estimators model; shown, but in no statistic.
     """
 
@@ -78,8 +80,14 @@ class TimedRun:
         """Seconds of one optimizer step by the operations that a dry run recorded."""
         plan = self.plan
         return recorded_time(
-            operations, self.cluster, zero_stage=plan.zero_stage, micro_batches=plan.gradient_accumulation_steps,
-            tokens_per_step=self.tokens, overlap_comm=plan.overlap_comm, pin_memory=plan.pin_memory).step_s
+            operations,
+            self.cluster,
+            zero_stage=plan.zero_stage,
+            micro_batches=plan.gradient_accumulation_steps,
+            tokens_per_step=self.tokens,
+            overlap_comm=plan.overlap_comm,
+            pin_memory=plan.pin_memory,
+        ).step_s
 
     @property
     def samples(self) -> int:
@@ -91,8 +99,12 @@ class TimedRun:
         workload, plan = self.workload, self.plan
         sharding = "FSDP" if self.software.sharding == "fsdp" else f"stage {plan.zero_stage}"
         words = [
-            f"{self.model.name.rpartition('/')[2]} {workload.method}", f"{self.cluster.world_size} x {self.cluster.gpu.name}",
-            sharding, f"S {workload.seq_len}", f"B {plan.micro_batch_size} x {plan.gradient_accumulation_steps}"]
+            f"{self.model.name.rpartition('/')[2]} {workload.method}",
+            f"{self.cluster.world_size} x {self.cluster.gpu.name}",
+            sharding,
+            f"S {workload.seq_len}",
+            f"B {plan.micro_batch_size} x {plan.gradient_accumulation_steps}",
+        ]
         words += ["offload"] if plan.offload_optimizer != "none" else []
         words += ["checkpointing"] if plan.gradient_checkpointing else []
         words += ["fused kernels"] if self.software.fused_kernels else []
@@ -121,10 +133,19 @@ def _seed_run(row: dict[str, str]) -> TimedRun:
     plan = seed_ranking.plan_of(row, model.hidden_size)
     steps = int(row["engine_steps"])
     return TimedRun(
-        source=f"seed {row['group'][:3]}", name=row["row"], group=row["group"] if row["ranked"] == "yes" else "", model=model,
-        cluster=seed_ranking.cluster_of(row), workload=seed_ranking.workload_of(row), plan=plan, software=Software(),
-        measured_s=float(row["step_s"]) / steps, tolerance=ASSUMED_TOLERANCE, counted=row["ranked"] == "yes",
-        note=row["assumed"] or row["notes"])
+        source=f"seed {row['group'][:3]}",
+        name=row["row"],
+        group=row["group"] if row["ranked"] == "yes" else "",
+        model=model,
+        cluster=seed_ranking.cluster_of(row),
+        workload=seed_ranking.workload_of(row),
+        plan=plan,
+        software=Software(),
+        measured_s=float(row["step_s"]) / steps,
+        tolerance=ASSUMED_TOLERANCE,
+        counted=row["ranked"] == "yes",
+        note=row["assumed"] or row["notes"],
+    )
 
 
 @cache
@@ -138,32 +159,64 @@ def _run(row: dict[str, str]) -> TimedRun:
     kernel = FLASH_TRITON if row["attention"] == "flash1" else (1.0, 1.0)
     fsdp = row["engine"] == "fsdp"
     workload = Workload(
-        method=cast(Method, row["method"]), lora_rank=int(row["lora_rank"] or 8),
-        lora_targets=tuple(row["lora_targets"].split()) or None, lora_dropout=float(row["lora_dropout"] or 0),
-        adapters_fp32=row["adapters_fp32"] == "yes", seq_len=int(row["seq_len"]),
-        precision=cast(Precision, row["precision"]), optimizer=row["optimizer"],
+        method=cast(Method, row["method"]),
+        lora_rank=int(row["lora_rank"] or 8),
+        lora_targets=tuple(row["lora_targets"].split()) or None,
+        lora_dropout=float(row["lora_dropout"] or 0),
+        adapters_fp32=row["adapters_fp32"] == "yes",
+        seq_len=int(row["seq_len"]),
+        precision=cast(Precision, row["precision"]),
+        optimizer=row["optimizer"],
         attention=cast(AttentionKernel, "flash" if row["attention"] == "flash1" else row["attention"]),
-        loss=cast(LossKernel, row["loss"]))
+        loss=cast(LossKernel, row["loss"]),
+    )
     layer = max(block.parameters_per_layer for block in model.blocks)
     plan = Plan(
-        zero_stage=cast(Literal[0, 1, 2, 3], int(row["zero_stage"])), micro_batch_size=int(row["micro_batch"]),
-        gradient_accumulation_steps=int(row["grad_accum"]), gradient_checkpointing=row["checkpointing"] == "on",
-        offload_optimizer=cast(Offload, row["offload_optimizer"]), offload_param=cast(Offload, row["offload_param"]))
+        zero_stage=cast(Literal[0, 1, 2, 3], int(row["zero_stage"])),
+        micro_batch_size=int(row["micro_batch"]),
+        gradient_accumulation_steps=int(row["grad_accum"]),
+        gradient_checkpointing=row["checkpointing"] == "on",
+        offload_optimizer=cast(Offload, row["offload_optimizer"]),
+        offload_param=cast(Offload, row["offload_param"]),
+    )
     if fsdp:  # It gathers and reduces layer by layer and keeps nothing.
-        plan = replace(plan, reduce_bucket_size=layer, stage3_prefetch_bucket_size=layer,
-                       stage3_param_persistence_threshold=0, stage3_max_live_parameters=0)
+        plan = replace(
+            plan,
+            reduce_bucket_size=layer,
+            stage3_prefetch_bucket_size=layer,
+            stage3_param_persistence_threshold=0,
+            stage3_max_live_parameters=0,
+        )
     cluster = parse_cluster(row["gpus"], interconnect=row["interconnect"] or None)
     samples = plan.micro_batch_size * plan.gradient_accumulation_steps * cluster.world_size
     tokens, value = samples * workload.seq_len, float(row["value"])
     measured = {
-        "tokens/s/GPU": tokens / value / cluster.world_size, "tokens/s": tokens / value, "samples/s": samples / value,
-        "ms/step": value / 1e3, "s/1024 samples": value * samples / 1024}[row["unit"]]
+        "tokens/s/GPU": tokens / value / cluster.world_size,
+        "tokens/s": tokens / value,
+        "samples/s": samples / value,
+        "ms/step": value / 1e3,
+        "s/1024 samples": value * samples / 1024,
+    }[row["unit"]]
     return TimedRun(
-        source=row["source"], name=row["row"], group=row["group"], model=model, cluster=cluster, workload=workload, plan=plan,
+        source=row["source"],
+        name=row["row"],
+        group=row["group"],
+        model=model,
+        cluster=cluster,
+        workload=workload,
+        plan=plan,
         software=Software(
-            sharding="fsdp" if fsdp else "zero", fused_kernels=row["fused_kernels"] == "yes",
-            attention_forward=kernel[0], attention_backward=kernel[1], reentrant=row["reentrant"] == "yes"),
-        measured_s=measured, tolerance=float(row["tolerance"]), counted=row["counted"] == "yes", note=row["reason"])
+            sharding="fsdp" if fsdp else "zero",
+            fused_kernels=row["fused_kernels"] == "yes",
+            attention_forward=kernel[0],
+            attention_backward=kernel[1],
+            reentrant=row["reentrant"] == "yes",
+        ),
+        measured_s=measured,
+        tolerance=float(row["tolerance"]),
+        counted=row["counted"] == "yes",
+        note=row["reason"],
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,32 +267,68 @@ def section() -> Section:
         title="Time",
         summary=(
             Table(title="Step time: |predicted / measured - 1|", header=_HEADER, rows=tuple(_subsets(counted))),
-            Table(title="Each source under constants fitted on the others", header=_HEADER[:4], rows=tuple(_left_out())),
-            Table(title="Both depths: the closed form, and the operations that a dry run of the same plan recorded",
-                  header=("source", "run", " measured s", " closed form", " recorded", " recorded / closed form"),
-                  rows=tuple(_both_depths(runs))),
-            Table(title=f"Groups that miss tau {TAU_TARGET} or a regret of {REGRET_TARGET:.0%}",
-                  header=("group", " runs", " tau", " regret"),
-                  rows=tuple((group.name, str(len(group.runs)), f"{group.tau:+.2f}", f"{group.regret:.1%}")
-                             for group in missed)),
-            Table(title=f"Runs more than {P90_TARGET:.0%} off", header=("source", "run", " error", "what is known of it"),
-                  rows=tuple((run.source, run.label, percent(run.error), run.note) for run in far)),
-            Table(title="Other kernels than the estimators model: predicted, in no statistic",
-                  header=("source", " runs", " median", "why"), rows=tuple(_set_aside(runs))),
-            Table(title="Published throughput that is not predicted", header=("source", " rows", "why"),
-                  rows=tuple(_unused()))),
+            Table(
+                title="Each source under constants fitted on the others", header=_HEADER[:4], rows=tuple(_left_out())
+            ),
+            Table(
+                title="Both depths: the closed form, and the operations that a dry run of the same plan recorded",
+                header=("source", "run", " measured s", " closed form", " recorded", " recorded / closed form"),
+                rows=tuple(_both_depths(runs)),
+            ),
+            Table(
+                title=f"Groups that miss tau {TAU_TARGET} or a regret of {REGRET_TARGET:.0%}",
+                header=("group", " runs", " tau", " regret"),
+                rows=tuple(
+                    (group.name, str(len(group.runs)), f"{group.tau:+.2f}", f"{group.regret:.1%}") for group in missed
+                ),
+            ),
+            Table(
+                title=f"Runs more than {P90_TARGET:.0%} off",
+                header=("source", "run", " error", "what is known of it"),
+                rows=tuple((run.source, run.label, percent(run.error), run.note) for run in far),
+            ),
+            Table(
+                title="Other kernels than the estimators model: predicted, in no statistic",
+                header=("source", " runs", " median", "why"),
+                rows=tuple(_set_aside(runs)),
+            ),
+            Table(
+                title="Published throughput that is not predicted",
+                header=("source", " rows", "why"),
+                rows=tuple(_unused()),
+            ),
+        ),
         details=Table(
-            title="Every run", header=("source", "row", "run", " measured s", " predicted s", " error"),
-            rows=tuple((run.source, run.name, run.label, f"{run.measured_s:.3f}", f"{run.step_s:.3f}", percent(run.error))
-                       for run in runs)),
+            title="Every run",
+            header=("source", "row", "run", " measured s", " predicted s", " error"),
+            rows=tuple(
+                (run.source, run.name, run.label, f"{run.measured_s:.3f}", f"{run.step_s:.3f}", percent(run.error))
+                for run in runs
+            ),
+        ),
         notes=(
-            f"Targets: median at most {MEDIAN_TARGET:.0%}, 90th percentile at most {P90_TARGET:.0%}; in every group tau at "
-            f"least {TAU_TARGET} and a regret of at most {REGRET_TARGET:.0%}. {len(ranked) - len(missed)} of {len(ranked)} "
+            f"Targets: median at most {MEDIAN_TARGET:.0%}, 90th percentile at most {P90_TARGET:.0%}; in every group "
+            "tau at "
+            f"least {TAU_TARGET} and a regret of at most {REGRET_TARGET:.0%}. {len(ranked) - len(missed)} of "
+            f"{len(ranked)} "
             f"groups meet theirs, {sum(group.regret <= REGRET_TARGET for group in ranked)} the regret. Pairs that were "
-            f"measured within {TIE:.0%} are not ranked.",),
-        data={"runs": [{"source": run.source, "row": run.name, "run": run.label, "measured_s": run.measured_s,
-                        "predicted_s": run.step_s, "counted": run.counted} for run in runs],
-              "groups": [{"group": group.name, "tau": group.tau, "regret": group.regret} for group in ranked]})
+            f"measured within {TIE:.0%} are not ranked.",
+        ),
+        data={
+            "runs": [
+                {
+                    "source": run.source,
+                    "row": run.name,
+                    "run": run.label,
+                    "measured_s": run.measured_s,
+                    "predicted_s": run.step_s,
+                    "counted": run.counted,
+                }
+                for run in runs
+            ],
+            "groups": [{"group": group.name, "tau": group.tau, "regret": group.regret} for group in ranked],
+        },
+    )
 
 
 _HEADER = ("runs", " n", " median", " 90 %", " bias", " worst", " within tolerance")
@@ -266,8 +355,15 @@ _SHARDINGS: dict[str, Callable[[TimedRun], bool]] = {
 def _row(name: str, runs: Sequence[TimedRun]) -> tuple[str, ...]:
     errors = [run.error for run in runs]
     sizes = sorted(map(abs, errors))
-    return (name, str(len(runs)), f"{median(sizes):.1%}", f"{percentile_90(sizes):.1%}", percent(median(errors)),
-            percent(max(errors, key=abs)), f"{sum(abs(run.error) <= run.tolerance for run in runs) / len(runs):.0%}")
+    return (
+        name,
+        str(len(runs)),
+        f"{median(sizes):.1%}",
+        f"{percentile_90(sizes):.1%}",
+        percent(median(errors)),
+        percent(max(errors, key=abs)),
+        f"{sum(abs(run.error) <= run.tolerance for run in runs) / len(runs):.0%}",
+    )
 
 
 def percentile_90(values: Iterable[float]) -> float:
@@ -289,8 +385,14 @@ def _both_depths(runs: Sequence[TimedRun]) -> Iterable[tuple[str, ...]]:
         run = known[key]
         recorded_s = run.recorded_s(operations)
         sizes.append((abs(run.error), abs(recorded_s / run.measured_s - 1)))
-        yield (run.source, run.label, f"{run.measured_s:.3f}", percent(run.error), percent(recorded_s / run.measured_s - 1),
-               percent(recorded_s / run.step_s - 1))
+        yield (
+            run.source,
+            run.label,
+            f"{run.measured_s:.3f}",
+            percent(run.error),
+            percent(recorded_s / run.measured_s - 1),
+            percent(recorded_s / run.step_s - 1),
+        )
     closed, recorded = ([pair[index] for pair in sizes] for index in (0, 1))
     yield "median of sizes", "", "", f"{median(closed):.1%}", f"{median(recorded):.1%}", ""
 
@@ -300,11 +402,19 @@ def recorded_operations() -> dict[tuple[str, str], list[RecordedOperation]]:
     found: dict[tuple[str, str], list[RecordedOperation]] = {}
     with RECORDED.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            found.setdefault((row["source"], row["row"]), []).append(RecordedOperation(
-                phase=row["phase"], kind=cast(Kind, row["kind"]), name=row["name"], count=int(row["count"]),
-                precision=row["precision"], size_bytes=int(row["size_bytes"]),
-                product=tuple(map(int, row["product"].split("x"))) if row["product"] else (), flops=int(row["flops"]),
-                keys=int(row["keys"])))
+            found.setdefault((row["source"], row["row"]), []).append(
+                RecordedOperation(
+                    phase=row["phase"],
+                    kind=cast(Kind, row["kind"]),
+                    name=row["name"],
+                    count=int(row["count"]),
+                    precision=row["precision"],
+                    size_bytes=int(row["size_bytes"]),
+                    product=tuple(map(int, row["product"].split("x"))) if row["product"] else (),
+                    flops=int(row["flops"]),
+                    keys=int(row["keys"]),
+                )
+            )
     return found
 
 

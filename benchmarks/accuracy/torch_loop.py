@@ -3,15 +3,16 @@
 Published runs of this kind are the most exact there are, and they test the terms that every plan shares: activations,
 logits and loss, adapters, quantized weights, allocator, context. What differs from DeepSpeed is written down here:
 
-- Weights, gradients and optimizer states share one type: no fp32 masters. With t bytes per trainable element, the states
-  of Adam take 2 t, and its "foreach" step t more (the roots of the second moments).
+- Weights, gradients and optimizer states share one type: no fp32 masters. With t bytes per trainable element, the
+  states of Adam take 2 t, and its "foreach" step t more (the roots of the second moments).
 - FSDP shards layer by layer: parameters, gradients and states are 1/N; what is outside the layers is gathered from the
   first forward operation to the end of the backward pass; of the layers one is gathered, and the next while it is
   prefetched in the backward pass, which for frozen weights starts only after the first layer back-propagated.
 - FSDP's hooks on frozen parameters hold the input of every layer that was back-propagated, and its gradient, to the end
-  of the backward pass where checkpointing is reentrant. The largest moment is then the first layer's backward pass, with
-  2 L - 1 tensors of B S H instead of L.
-- transformers before 4.48 slices the logits for the shift: another fp32 copy; until 4.45 the 16-bit logits go before it.
+  of the backward pass where checkpointing is reentrant. The largest moment is then the first layer's backward pass,
+  with 2 L - 1 tensors of B S H instead of L.
+- transformers before 4.48 slices the logits for the shift: another fp32 copy; until 4.45 the 16-bit logits go before
+it.
 - GPTBigCode's code of that time kept the key-value cache while it trained.
 - autocast keeps 16-bit copies of fp32 weights from the forward to the backward pass.
 
@@ -37,6 +38,7 @@ from .rows import Run
 
 _SOURCE = "benchmarks/accuracy/torch_loop.py"
 
+
 def estimate(run: Run) -> MemoryEstimate:
     """What one GPU holds; host memory is not estimated."""
     tensors, plan, workload = tensor_set(run.model, run.workload), run.plan, run.workload
@@ -54,12 +56,18 @@ def estimate(run: Run) -> MemoryEstimate:
     states = _state_bytes(run, trained) * numel / shards
     workspace = library_workspace(run.cluster.gpu)
     offloaded = plan.offload_param != "none"
-    resident = workspace if offloaded else workspace + part(
-        "parameters", (trained * numel + frozen) / shards, "(t Pt + frozen) / N")
+    resident = (
+        workspace
+        if offloaded
+        else workspace + part("parameters", (trained * numel + frozen) / shards, "(t Pt + frozen) / N")
+    )
     if plan.offload_optimizer == "none" and not offloaded:
         resident += part("optimizer_states", states, "o Pt / N")
-    casts = (part("autocast_copies", 2 * numel, "2 Pt")
-             if run.autocast and workload.method == "full" and run.loop == "torch" else ())
+    casts = (
+        part("autocast_copies", 2 * numel, "2 Pt")
+        if run.autocast and workload.method == "full" and run.loop == "torch"
+        else ()
+    )
     gradient = 0 if run.optimizer_step == "in-backward" else trained * numel / shards * (not offloaded)
     earlier = part("gradients", gradient, "t Pt / N") if plan.gradient_accumulation_steps > 1 else ()
     whole = part("gradients", gradient, "t Pt / N")
@@ -70,42 +78,88 @@ def estimate(run: Run) -> MemoryEstimate:
     root = part("gathered_parameters", outside, "w outside")
     in_layer = part("gathered_parameters", outside + fetched * layer, "w (outside + layers)")
     head = part("gradients", trained * tensors.head * tensors.trains_head, "t head")
-    unsharded = part("gradients", trained * (sum(tensors.trainable_layer) + tensors.head) * tensors.trains_head,
-                     "t (layer + head)") if shards > 1 else ()
+    unsharded = (
+        part(
+            "gradients",
+            trained * (sum(tensors.trainable_layer) + tensors.head) * tensors.trains_head,
+            "t (layer + head)",
+        )
+        if shards > 1
+        else ()
+    )
 
-    made = activation_memory(run.model, workload, plan.micro_batch_size, plan.gradient_checkpointing,
-                             compute_capability=run.cluster.gpu.compute_capability,
-                             zero_stage=3 if run.frozen_inputs_kept else 0)
+    made = activation_memory(
+        run.model,
+        workload,
+        plan.micro_batch_size,
+        plan.gradient_checkpointing,
+        compute_capability=run.cluster.gpu.compute_capability,
+        zero_stage=3 if run.frozen_inputs_kept else 0,
+    )
     saved = made.saved_terms + part("upcast_inputs", _upcast_bytes(run), "2 L B S H")
     cache = part("key_value_cache", _cache_bytes(run), "L B S (A + 2 K) D")
     moments = [
-        Moment(name="loss", terms=resident + casts + earlier + root + saved + cache + _loss_terms(run, made.loss_terms)),
+        Moment(
+            name="loss", terms=resident + casts + earlier + root + saved + cache + _loss_terms(run, made.loss_terms)
+        ),
         Moment(name="layer_backward", terms=resident + casts + (earlier or head) + in_layer + saved + made.block_terms),
-        Moment(name="first_layer_backward", terms=resident + casts + (whole if shards == 1 else earlier + unsharded) + in_layer
-               + made.block_terms + part("retained_inputs", _retained_bytes(run), "(2 L - 1) B S H w")),
-        Moment(name="step", terms=resident + whole + part("step_temporaries", _step_bytes(run, trained) * numel / shards,
-                                                          "s Pt / N") * (not offloaded))]
+        Moment(
+            name="first_layer_backward",
+            terms=resident
+            + casts
+            + (whole if shards == 1 else earlier + unsharded)
+            + in_layer
+            + made.block_terms
+            + part("retained_inputs", _retained_bytes(run), "(2 L - 1) B S H w"),
+        ),
+        Moment(
+            name="step",
+            terms=resident
+            + whole
+            + part("step_temporaries", _step_bytes(run, trained) * numel / shards, "s Pt / N") * (not offloaded),
+        ),
+    ]
     peak = max(moment.allocated_bytes for moment in moments)
     transient = peak - sum(entry.size_bytes for entry in resident)
     return MemoryEstimate(
-        moments=tuple(moments), reserved_terms=allocator.overhead(transient), device_terms=outside_allocator(run.cluster),
-        host_pinned_terms=(), host_pageable_terms=(), host_loading_bytes_per_node=0, nvme_terms=())
+        moments=tuple(moments),
+        reserved_terms=allocator.overhead(transient),
+        device_terms=outside_allocator(run.cluster),
+        host_pinned_terms=(),
+        host_pageable_terms=(),
+        host_loading_bytes_per_node=0,
+        nvme_terms=(),
+    )
 
 
 def _frozen_bytes(run: Run, tensors: TensorSet) -> int:
     """Before transformers 5 every expert was a module of linear layers, which bitsandbytes quantized."""
     if not run.experts_apart or run.workload.method != "qlora":
         return tensors.frozen_bytes
-    return sum((nf4_bytes(tensor.numel) if tensor.role == "expert" or quantized(tensor, run.workload)
-                else tensor.numel * run.workload.weight_bytes) * count for tensor, count in run.model.tensor_counts)
+    return sum(
+        (
+            nf4_bytes(tensor.numel)
+            if tensor.role == "expert" or quantized(tensor, run.workload)
+            else tensor.numel * run.workload.weight_bytes
+        )
+        * count
+        for tensor, count in run.model.tensor_counts
+    )
 
 
 def _layer_bytes(run: Run, tensors: TensorSet) -> int:
     """The largest layer as it is gathered: quantized weights travel quantized."""
     if run.workload.method != "qlora":
         return tensors.layer_numel * run.workload.weight_bytes
-    return max(sum(nf4_bytes(tensor.numel) if quantized(tensor, run.workload) or (run.experts_apart and tensor.role == "expert")
-                   else tensor.numel * run.workload.weight_bytes for tensor in block.tensors) for block in run.model.blocks)
+    return max(
+        sum(
+            nf4_bytes(tensor.numel)
+            if quantized(tensor, run.workload) or (run.experts_apart and tensor.role == "expert")
+            else tensor.numel * run.workload.weight_bytes
+            for tensor in block.tensors
+        )
+        for block in run.model.blocks
+    )
 
 
 def _state_bytes(run: Run, trained: int) -> float:
@@ -125,18 +179,27 @@ def _tokens(run: Run) -> int:
 
 
 def _upcast_bytes(run: Run) -> int:
-    """What passes from layer to layer is fp32 where the norms give fp32: after peft's prepare_model_for_kbit_training, and
-    with LayerNorm under autocast."""
+    """What passes from layer to layer is fp32 where the norms give fp32: after peft's prepare_model_for_kbit_training,
+    and with LayerNorm under autocast."""
     return 2 * run.model.num_layers * _tokens(run) * run.model.hidden_size if run.upcast_inputs else 0
 
 
 def _cache_bytes(run: Run) -> int:
-    """Keys and values are views of the fused projection of queries, keys and values, so that the cache keeps all of it."""
+    """Keys and values are views of the fused projection of queries, keys and values, so that the cache keeps all of
+    it."""
     if not run.kv_cache_kept:
         return 0
     width = 4 if run.upcast_inputs else run.workload.weight_bytes
-    return sum(block.count * _tokens(run) * (block.attention.heads + 2 * block.attention.kv_heads) * block.attention.head_dim
-               for block in run.model.blocks) * width
+    return (
+        sum(
+            block.count
+            * _tokens(run)
+            * (block.attention.heads + 2 * block.attention.kv_heads)
+            * block.attention.head_dim
+            for block in run.model.blocks
+        )
+        * width
+    )
 
 
 def _retained_bytes(run: Run) -> int:

@@ -70,8 +70,9 @@ LLAMA = LayerCode()
 GPT = LayerCode(norm="layer")
 
 CODES: Mapping[str, LayerCode] = {
-    "bert": LayerCode(norm="layer", layout="post", softmax_fp32=False, embedding_norm=True, embedding_dropout=True,
-                        summed_input=True),
+    "bert": LayerCode(
+        norm="layer", layout="post", softmax_fp32=False, embedding_norm=True, embedding_dropout=True, summed_input=True
+    ),
     "bloom": LayerCode(norm="layer", embedding_norm=True, heads="copies", kernels=NEITHER, holds_scores=True),
     "cohere": LayerCode(norm="layer_fp32", qk_norm="layer_fp32", rotary="fp32"),
     "cohere2": LayerCode(norm="layer_fp32", rotary="fp32"),
@@ -88,7 +89,9 @@ CODES: Mapping[str, LayerCode] = {
     "gpt_bigcode": LayerCode(norm="layer", summed_input=True, embedding_dropout=True),
     "gpt_neo": LayerCode(norm="layer", kernels=FLASH_ONLY, softmax_fp32=False, scores_fp32=True, summed_input=True),
     "gpt_neox": LayerCode(norm="layer", joined=True),
-    "gpt_oss": LayerCode(norm="rms_fp32", kernels=FLASH_ONLY, softmax_fp32=False, clamped_gate=True, softmax_of_top_k=True),
+    "gpt_oss": LayerCode(
+        norm="rms_fp32", kernels=FLASH_ONLY, softmax_fp32=False, clamped_gate=True, softmax_of_top_k=True
+    ),
     "gptj": LayerCode(norm="layer", kernels=FLASH_ONLY, softmax_fp32=False, scores_fp32=True),
     "granite": LayerCode(residual_scaled=True, summed_input=True),
     "granitemoe": LayerCode(residual_scaled=True, summed_input=True, softmax_of_top_k=True),
@@ -100,16 +103,18 @@ CODES: Mapping[str, LayerCode] = {
     "opt": LayerCode(norm="layer", scaled_query=True, summed_input=True),
     "phi": LayerCode(norm="layer", qk_norm="layer", joined=True),
     "phi3": LayerCode(joined=True),
-    "roberta": LayerCode(norm="layer", layout="post", softmax_fp32=False, embedding_norm=True, embedding_dropout=True,
-                        summed_input=True),
+    "roberta": LayerCode(
+        norm="layer", layout="post", softmax_fp32=False, embedding_norm=True, embedding_dropout=True, summed_input=True
+    ),
     "stablelm": LayerCode(norm="layer", qk_norm="layer", joined=True),
     "starcoder2": GPT,
     "t5": LayerCode(norm="rms_t5", kernels=SDPA_ONLY, softmax_fp32=False, relative=True, embedding_dropout=True),
     "mt5": LayerCode(norm="rms_t5", kernels=SDPA_ONLY, softmax_fp32=False, relative=True, embedding_dropout=True),
     "vit": LayerCode(norm="layer", summed_input=True),
     "whisper": LayerCode(norm="layer", scaled_query=True, heads="copies", softmax_fp32=False, embedding_dropout=True),
-    "xlm-roberta": LayerCode(norm="layer", layout="post", softmax_fp32=False, embedding_norm=True, embedding_dropout=True,
-                        summed_input=True),
+    "xlm-roberta": LayerCode(
+        norm="layer", layout="post", softmax_fp32=False, embedding_norm=True, embedding_dropout=True, summed_input=True
+    ),
 }
 
 

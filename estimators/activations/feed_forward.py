@@ -33,7 +33,8 @@ def activate(ops: Ops, function: str, value: Value) -> Value:
 
 
 def dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value, *, dropout: bool = False) -> Value:
-    """down(act(gate(x)) * up(x)) or down(act(up(x))); `names` are the linear layers in that order, gate and up maybe fused."""
+    """down(act(gate(x)) * up(x)) or down(act(up(x))); `names` are the linear layers in that order, gate and up maybe
+    fused."""
     *inputs, down = names
     if shape.gated:
         if len(inputs) == 2:
@@ -68,11 +69,17 @@ def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, code: La
     if not code.routing_fp32:
         scores = ops.cast(scores, ops.itemsize)
     rows = value.rows * copies
-    order, token, back = (tape.tensor(rows, 1, INDEX, label, needs_grad=False)
-                          for label in ("order by expert", "token of each copy", "inverse order"))
+    order, token, back = (
+        tape.tensor(rows, 1, INDEX, label, needs_grad=False)
+        for label in ("order by expert", "token of each copy", "inverse order")
+    )
     weights = tape.gather("sorted routing weights", _as_rows(scores), order, rows=rows)
-    fused = _grouped(ops, "gate_up_proj", tape.gather("sorted tokens", value, token, rows=rows),
-                     shape.hidden * (2 if shape.gated else 1))
+    fused = _grouped(
+        ops,
+        "gate_up_proj",
+        tape.gather("sorted tokens", value, token, rows=rows),
+        shape.hidden * (2 if shape.gated else 1),
+    )
     inner = _clamped_gate(ops, fused, shape.hidden) if code.clamped_gate else _gate(ops, shape, fused)
     output = _grouped(ops, "down_proj", inner, value.width)
     weighted = ops.multiply(output, weights, "weighted output", itemsize=weights.itemsize)
@@ -97,8 +104,10 @@ def _top_k(ops: Ops, scores: Value, copies: int) -> Value:
 
 def _grouped(ops: Ops, label: str, value: Value, width: int) -> Value:
     """`torch._grouped_mm`: the input is saved when the expert weights train, as adapted ones do."""
-    folded = next((ops.folded(name) for name, tensor in ops.weights.items()
-                   if tensor.role == "expert" and name.endswith(label)), None)
+    folded = next(
+        (ops.folded(name) for name, tensor in ops.weights.items() if tensor.role == "expert" and name.endswith(label)),
+        None,
+    )
     if folded is not None:
         return ops.tape.apply(label, (value, folded), width=width, saves=(value, folded))
     return ops.tape.apply(label, (value,), width=width, saves=(value,) if ops.trains else (), trains=ops.trains)
@@ -115,8 +124,10 @@ def _clamped_gate(ops: Ops, fused: Value, hidden: int) -> Value:
     bias = ops.tape.apply("expert biases", (fused,))
     gate, up = (ops.tape.apply("gate_up_proj", (fused,), width=hidden, view=True) for _ in range(2))
     # The derivative of clamp masks the gradient with one byte per element.
-    gate, up = (ops.tape.apply(f"clamped {label}", (part,), saves=(part,), workspace=part.rows * part.width)
-                for label, part in (("gate", gate), ("up", up)))
+    gate, up = (
+        ops.tape.apply(f"clamped {label}", (part,), saves=(part,), workspace=part.rows * part.width)
+        for label, part in (("gate", gate), ("up", up))
+    )
     glu = ops.multiply(gate, ops.saves_output("sigmoid", ops.scale(gate)), "glu")
     gated = ops.multiply(ops.scale(up), glu, "gated")
     ops.tape.hold(bias, up)

@@ -15,8 +15,15 @@ LARGEST_FUSED_HEAD = 256
 """Widest head of flash attention, in torch's kernel and in the flash-attn package."""
 
 
-def attention_kernel(workload: Workload, attention: Attention, *, offered: frozenset[str], masked: bool, grouped: bool,
-                     compute_capability: float | None) -> Kernel:
+def attention_kernel(
+    workload: Workload,
+    attention: Attention,
+    *,
+    offered: frozenset[str],
+    masked: bool,
+    grouped: bool,
+    compute_capability: float | None,
+) -> Kernel:
     """The kernel behind `workload.attention`.
 
     offered: what the transformers class supports; what it does not support falls back to eager, as transformers does
@@ -51,9 +58,21 @@ def attention_kernel(workload: Workload, attention: Attention, *, offered: froze
     return "math"
 
 
-def attend(ops: Ops, kernel: Kernel, attention: Attention, query: Value, key: Value, value: Value, *,
-           mask: Value | None = None, bias: Value | None = None, dropout: bool = False, softmax_fp32: bool = True,
-           scores_fp32: bool = False, holds_scores: bool = False) -> Value:
+def attend(
+    ops: Ops,
+    kernel: Kernel,
+    attention: Attention,
+    query: Value,
+    key: Value,
+    value: Value,
+    *,
+    mask: Value | None = None,
+    bias: Value | None = None,
+    dropout: bool = False,
+    softmax_fp32: bool = True,
+    scores_fp32: bool = False,
+    holds_scores: bool = False,
+) -> Value:
     """Attention of `query` (S x A heads) to `key` and `value` (K heads each, repeated where the kernel cannot group).
 
     softmax_fp32: eager code that takes the softmax in fp32 and casts it back. scores_fp32: queries and keys are cast
@@ -102,8 +121,16 @@ def _causal_bias(ops: Ops, bias: Value, rows: int, keys: int) -> Value:
     return ops.tape.apply("position bias", (bias,), saves=(allowed,))
 
 
-def _fused(ops: Ops, attention: Attention, inputs: tuple[Value, ...], rows: int, out_width: int, *, lse_rows: int,
-           bias: Value | None = None) -> Value:
+def _fused(
+    ops: Ops,
+    attention: Attention,
+    inputs: tuple[Value, ...],
+    rows: int,
+    out_width: int,
+    *,
+    lse_rows: int,
+    bias: Value | None = None,
+) -> Value:
     """Flash and memory-efficient attention: queries, keys, values, the output and one fp32 log-sum-exp per query are
     kept.
 
@@ -111,16 +138,25 @@ def _fused(ops: Ops, attention: Attention, inputs: tuple[Value, ...], rows: int,
     """
     padding = -attention.head_dim % 8
     if padding and bias is None:
-        inputs = tuple(ops.new("padded heads", (part,), width=part.width // attention.head_dim * (attention.head_dim + padding))
-                       for part in inputs)
+        inputs = tuple(
+            ops.new("padded heads", (part,), width=part.width // attention.head_dim * (attention.head_dim + padding))
+            for part in inputs
+        )
     query, key, value = inputs
     lse = ops.tape.tensor(lse_rows, attention.heads, 4, "log-sum-exp")
     workspace = backward_workspace(query, key, lse, out_width)
     if bias is not None and bias.needs_grad:
         workspace += attention.heads * rows * key.rows * ops.itemsize
     saves = (query, key, value, lse) if bias is None else (query, key, value, lse, bias)
-    return ops.tape.apply("attention output", inputs if bias is None else (*inputs, bias), rows=rows, width=out_width,
-                          saves=saves, saves_output=True, workspace=workspace)
+    return ops.tape.apply(
+        "attention output",
+        inputs if bias is None else (*inputs, bias),
+        rows=rows,
+        width=out_width,
+        saves=saves,
+        saves_output=True,
+        workspace=workspace,
+    )
 
 
 def backward_workspace(query: Value, key: Value, lse: Value, out_width: int) -> int:
@@ -134,8 +170,18 @@ def backward_workspace(query: Value, key: Value, lse: Value, out_width: int) -> 
     return query.rows * query.width * 4 + lse.size + expanded
 
 
-def _math(ops: Ops, heads: int, query: Value, key: Value, value: Value, mask: Value | None, keys: int, out_width: int, *,
-          dropout: bool) -> Value:
+def _math(
+    ops: Ops,
+    heads: int,
+    query: Value,
+    key: Value,
+    value: Value,
+    mask: Value | None,
+    keys: int,
+    out_width: int,
+    *,
+    dropout: bool,
+) -> Value:
     """torch's composite path: everything in fp32, the scores and their softmax in full."""
     itemsize = query.itemsize
     query, key, value = (ops.cast(part, 4) for part in (query, key, value))

@@ -93,14 +93,18 @@ class Layer:
             query, key = self._normed_heads("q", query), self._normed_heads("k", key)
         if attention.rotary:
             query, key = self._rotate(query), self._rotate(key)
-        attended = self.ops.linear(output, self._attend(attention, self.kernel, query, key, states, self.mask, self.bias))
+        attended = self.ops.linear(
+            output, self._attend(attention, self.kernel, query, key, states, self.mask, self.bias)
+        )
         self.ops.tape.hold(value)
         return attended
 
     def _normed_heads(self, label: str, value: Value) -> Value:
         """The norm of queries or keys: over each head, or over all heads where the weight is as wide as they are."""
-        wide = any(tensor.shape == (value.width,) and f"{label}_" in tensor.name and tensor.role == "norm"
-                   for tensor in self.block.tensors)
+        wide = any(
+            tensor.shape == (value.width,) and f"{label}_" in tensor.name and tensor.role == "norm"
+            for tensor in self.block.tensors
+        )
         heads = 1 if wide else value.width // self.block.attention.head_dim
         return norm(self.ops, self.code.qk_norm, value, label, heads=heads)
 
@@ -109,32 +113,60 @@ class Layer:
         assert attention is not None and self.memory is not None
         *inputs, output = self._attention_names(cross=True)
         query, key, states = self._project(attention, inputs, value, self.memory)
-        return self.ops.linear(output, self._attend(attention, self.cross_kernel, query, key, states, None, self.cross_bias))
+        return self.ops.linear(
+            output, self._attend(attention, self.cross_kernel, query, key, states, None, self.cross_bias)
+        )
 
-    def _project(self, attention: Attention, names: Sequence[str], value: Value, memory: Value) -> tuple[Value, Value, Value]:
+    def _project(
+        self, attention: Attention, names: Sequence[str], value: Value, memory: Value
+    ) -> tuple[Value, Value, Value]:
         """Queries, keys and values: three linear layers, or views of a fused one."""
         ops = self.ops
         if len(names) == 1:
-            widths = (attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim,
-                      attention.kv_heads * attention.v_head_dim)
+            widths = (
+                attention.heads * attention.head_dim,
+                attention.kv_heads * attention.head_dim,
+                attention.kv_heads * attention.v_head_dim,
+            )
             query, key, states = ops.tape.split(ops.linear(names[0], value, "qkv"), widths)
         else:
             query = ops.linear(names[0], value, "q")
             key, states = ops.linear(names[1], memory, "k"), ops.linear(names[2], memory, "v")
         return (ops.scale(query) if self.code.scaled_query else query), key, states
 
-    def _attend(self, attention: Attention, kernel: Kernel, query: Value, key: Value, states: Value,
-                mask: Value | None, bias: Value | None) -> Value:
+    def _attend(
+        self,
+        attention: Attention,
+        kernel: Kernel,
+        query: Value,
+        key: Value,
+        states: Value,
+        mask: Value | None,
+        bias: Value | None,
+    ) -> Value:
         ops = self.ops
         if self.code.heads == "copies":
             # Falcon repeats the heads of keys and values in these copies, unless there is one.
             heads = attention.heads if attention.kv_heads > 1 else 1
-            query, key, states = (ops.new("q", (query,)), ops.new("k", (key,), width=heads * attention.head_dim),
-                                  ops.new("v", (states,), width=heads * attention.v_head_dim))
-        output = attend(ops, kernel, attention, query, key, states, mask=mask, bias=bias,
-                        dropout=bool(self.block.attention_dropout),
-                        softmax_fp32=self.code.softmax_fp32, scores_fp32=self.code.scores_fp32,
-                        holds_scores=self.code.holds_scores)
+            query, key, states = (
+                ops.new("q", (query,)),
+                ops.new("k", (key,), width=heads * attention.head_dim),
+                ops.new("v", (states,), width=heads * attention.v_head_dim),
+            )
+        output = attend(
+            ops,
+            kernel,
+            attention,
+            query,
+            key,
+            states,
+            mask=mask,
+            bias=bias,
+            dropout=bool(self.block.attention_dropout),
+            softmax_fp32=self.code.softmax_fp32,
+            scores_fp32=self.code.scores_fp32,
+            holds_scores=self.code.holds_scores,
+        )
         head_major = self.code.heads == "copies" or self.code.joined
         return ops.new("attention output", (output,)) if head_major and kernel == "flash" else output
 
@@ -160,14 +192,18 @@ class Layer:
         key_width = heads * (attention.head_dim - attention.rope_head_dim)
         key, states = ops.tape.split(expanded, (key_width, heads * attention.v_head_dim))
         query, key = ops.new("q", (query,)), ops.new("k", (key,), width=heads * attention.head_dim)
-        return ops.linear(find["o_proj"], self._attend(attention, self.kernel, query, key, states, self.mask, self.bias))
+        return ops.linear(
+            find["o_proj"], self._attend(attention, self.kernel, query, key, states, self.mask, self.bias)
+        )
 
     def _feed_forward(self, value: Value) -> Value:
         ops, shape, code = self.ops, self.block.feed_forward, self.code
         names = self._names("feed_forward")
         if not shape.experts:
             return dense(ops, shape, names, value, dropout=code.relative and bool(self.block.hidden_dropout))
-        router = next(name for name, tensor in ops.weights.items() if tensor.role == "router" and len(tensor.shape) == 2)
+        router = next(
+            name for name, tensor in ops.weights.items() if tensor.role == "router" and len(tensor.shape) == 2
+        )
         gate = next((name for name in ops.weights if name.endswith("shared_expert_gate")), None)
         if gate is not None:
             shared = dense(ops, shape, names, value)

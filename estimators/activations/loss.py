@@ -14,9 +14,26 @@ UPCAST_HEADS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")
 
 NATIVE_MASKED = ("BertForMaskedLM", "RobertaForMaskedLM", "DebertaForMaskedLM", "DebertaV2ForMaskedLM")
 
-FUSED_LOSS_MODEL_TYPES = frozenset({
-    "deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "llama", "mistral", "mixtral",
-    "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3"})
+FUSED_LOSS_MODEL_TYPES = frozenset(
+    {
+        "deepseek_v2",
+        "deepseek_v3",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "gemma3_text",
+        "gpt_oss",
+        "llama",
+        "mistral",
+        "mixtral",
+        "olmo2",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "smollm3",
+    }
+)
 """`model_type`s whose loss Liger fuses unless told otherwise (liger-kernel 0.8.5 transformers/monkey_patch.py)."""
 
 
@@ -45,28 +62,52 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
     c = 4 if upcast else w
 
     def term(name: str, width: int, formula: str) -> MemoryTerm:
-        return MemoryTerm(name=name, size_bytes=width * tokens * v, formula=formula, inputs=(*inputs, ("c", c)),
-                          source=LOSS_SOURCE)
+        return MemoryTerm(
+            name=name, size_bytes=width * tokens * v, formula=formula, inputs=(*inputs, ("c", c)), source=LOSS_SOURCE
+        )
 
-    backward = [term("log-softmax", c, "c B S V"), term("gradient of log-softmax", c, "c B S V"),
-                term("gradient of logits", c, "c B S V")]
+    backward = [
+        term("log-softmax", c, "c B S V"),
+        term("gradient of log-softmax", c, "c B S V"),
+        term("gradient of logits", c, "c B S V"),
+    ]
     if model.logit_softcap:
         backward.append(term("soft cap of logits", w, "w B S V"))
     return tuple(backward)
 
 
-def _fused(model: ModelShape, workload: Workload, tokens: int, inputs: tuple[tuple[str, float], ...]) -> tuple[MemoryTerm, ...]:
+def _fused(
+    model: ModelShape, workload: Workload, tokens: int, inputs: tuple[tuple[str, float], ...]
+) -> tuple[MemoryTerm, ...]:
     v, h, w = model.vocab_size, model.hidden_size, workload.weight_bytes
     chunk = min(tokens, _next_power_of_2(-(-tokens // -(-v // h))))
     inputs = (*inputs, ("H", h), ("c", chunk))
     terms = [
-        MemoryTerm(name="logits of one chunk", size_bytes=chunk * v * w, inputs=inputs, source=LIGER_SOURCE,
-                   formula="c V w, c = next_power_of_2(ceil(B S / ceil(V / H)))"),
-        MemoryTerm(name="gradient of hidden states", size_bytes=tokens * h * w, formula="B S H w", inputs=inputs,
-                   source=LIGER_SOURCE)]
+        MemoryTerm(
+            name="logits of one chunk",
+            size_bytes=chunk * v * w,
+            inputs=inputs,
+            source=LIGER_SOURCE,
+            formula="c V w, c = next_power_of_2(ceil(B S / ceil(V / H)))",
+        ),
+        MemoryTerm(
+            name="gradient of hidden states",
+            size_bytes=tokens * h * w,
+            formula="B S H w",
+            inputs=inputs,
+            source=LIGER_SOURCE,
+        ),
+    ]
     if workload.method == "full":
-        terms.append(MemoryTerm(name="gradient of the head's weight", size_bytes=v * h * w, formula="V H w", inputs=inputs,
-                                source=LIGER_SOURCE))
+        terms.append(
+            MemoryTerm(
+                name="gradient of the head's weight",
+                size_bytes=v * h * w,
+                formula="V H w",
+                inputs=inputs,
+                source=LIGER_SOURCE,
+            )
+        )
     return tuple(terms)
 
 

@@ -59,8 +59,15 @@ class ActivationMemory:
         return self.saved_bytes + max(self.loss_bytes, self.block_bytes)
 
 
-def activation_memory(model: ModelShape, workload: Workload, micro_batch_size: int, gradient_checkpointing: bool, *,
-                      compute_capability: float | None, zero_stage: int = 0) -> ActivationMemory:
+def activation_memory(
+    model: ModelShape,
+    workload: Workload,
+    micro_batch_size: int,
+    gradient_checkpointing: bool,
+    *,
+    compute_capability: float | None,
+    zero_stage: int = 0,
+) -> ActivationMemory:
     """Bytes of activations of one micro batch, as transformers' code and torch's autograd keep them.
 
     Each layer's forward pass is written down operation by operation (`layer.py`, `feed_forward.py`, `kernels.py`) and
@@ -77,10 +84,12 @@ def activation_memory(model: ModelShape, workload: Workload, micro_batch_size: i
     head = (layout.head.term(micro_batch_size),)
     return ActivationMemory(
         saved_terms=tuple(term for part in layout.saved if (term := part.term(micro_batch_size)).size_bytes),
-        loss_terms=head + loss_terms(model, workload, micro_batch_size), forward_terms=layout.forward_terms(micro_batch_size),
+        loss_terms=head + loss_terms(model, workload, micro_batch_size),
+        forward_terms=layout.forward_terms(micro_batch_size),
         head_terms=head,
         block_terms=layout.block_terms(micro_batch_size),
-        saved_per_layer_bytes=layout.per_layer.at(micro_batch_size))
+        saved_per_layer_bytes=layout.per_layer.at(micro_batch_size),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +108,24 @@ class Layout:
 
     def forward_terms(self, micro_batch_size: int) -> tuple[MemoryTerm, ...]:
         moment = max(self.forward, key=lambda moment: moment.at(micro_batch_size))
-        return _linear_term("forward pass of a layer", moment, micro_batch_size, "largest moment of one layer's forward pass")
+        return _linear_term(
+            "forward pass of a layer", moment, micro_batch_size, "largest moment of one layer's forward pass"
+        )
 
     def block_terms(self, micro_batch_size: int) -> tuple[MemoryTerm, ...]:
         """The largest moment, split in what is recomputed and what the backward pass adds."""
-        again, moment = max(((again, moment) for again, moments in self.working for moment in moments),
-                            key=lambda pair: pair[1].at(micro_batch_size))
-        return (_linear_term("recomputed layer", again, micro_batch_size, "what one layer saves without checkpointing")
-                + _linear_term("gradients of activations", moment.minus(again), micro_batch_size,
-                               "largest moment of the backward pass of one layer, of the final norm"))
+        again, moment = max(
+            ((again, moment) for again, moments in self.working for moment in moments),
+            key=lambda pair: pair[1].at(micro_batch_size),
+        )
+        return _linear_term(
+            "recomputed layer", again, micro_batch_size, "what one layer saves without checkpointing"
+        ) + _linear_term(
+            "gradients of activations",
+            moment.minus(again),
+            micro_batch_size,
+            "largest moment of the backward pass of one layer, of the final norm",
+        )
 
 
 def _linear_term(name: str, size: Size, micro_batch_size: int, meaning: str) -> tuple[MemoryTerm, ...]:
@@ -115,16 +133,21 @@ def _linear_term(name: str, size: Size, micro_batch_size: int, meaning: str) -> 
     if size.at(micro_batch_size) <= 0:
         return ()
     inputs = (("B", micro_batch_size), ("x", size.per_sample), ("y", size.fixed))
-    return (MemoryTerm(name=name, size_bytes=size.at(micro_batch_size), formula=f"B x + y: {meaning}", inputs=inputs,
-                       source=SOURCE),)
+    return (
+        MemoryTerm(
+            name=name, size_bytes=size.at(micro_batch_size), formula=f"B x + y: {meaning}", inputs=inputs, source=SOURCE
+        ),
+    )
 
 
 @lru_cache(maxsize=256)
-def layout_of(model: ModelShape, workload: Workload, checkpointing: bool, compute_capability: float | None,
-              zero3: bool) -> Layout:
+def layout_of(
+    model: ModelShape, workload: Workload, checkpointing: bool, compute_capability: float | None, zero3: bool
+) -> Layout:
     """Record the model once."""
-    recorder = Recorder(model=model, workload=workload, checkpointing=checkpointing,
-                        compute_capability=compute_capability, zero3=zero3)
+    recorder = Recorder(
+        model=model, workload=workload, checkpointing=checkpointing, compute_capability=compute_capability, zero3=zero3
+    )
     last = end(recorder)
     blocks = recorder.blocks()
     records = [recorder.layer(block, first=first) for block, first in blocks]
@@ -136,8 +159,10 @@ def layout_of(model: ModelShape, workload: Workload, checkpointing: bool, comput
         layer, gone = total(record.saved), _saved_behind(recorder, blocks[index:], kept[index:])
         if checkpointing:
             # The recomputed forward pass runs while the gradient of the layer's output is waiting.
-            moments = [*(moment.plus(record.input_size) for moment in record.forward),
-                       *(moment.plus(layer) for moment in record.backward)]
+            moments = [
+                *(moment.plus(record.input_size) for moment in record.forward),
+                *(moment.plus(layer) for moment in record.backward),
+            ]
             forward.extend(record.unsaved)
             parts.append(input_part(recorder, block))
         else:
@@ -145,8 +170,13 @@ def layout_of(model: ModelShape, workload: Workload, checkpointing: bool, comput
             moments = [*(moment.minus(layer) for moment in record.forward), *record.backward]
             parts.extend(saved_parts(block.stack, record.saved, count=block.count, rows=recorder.rows(block)))
         working.append((layer if checkpointing else ZERO, frontier(moment.minus(gone) for moment in moments)))
-    return Layout(saved=(*parts, *shared_parts(recorder)), head=last.part, per_layer=max(kept), forward=frontier(forward),
-                  working=tuple(working))
+    return Layout(
+        saved=(*parts, *shared_parts(recorder)),
+        head=last.part,
+        per_layer=max(kept),
+        forward=frontier(forward),
+        working=tuple(working),
+    )
 
 
 def _saved_behind(recorder: Recorder, blocks: Sequence[tuple[Block, bool]], kept: Sequence[Size]) -> Size:

@@ -31,8 +31,9 @@ def norm(ops: Ops, code: NormCode, value: Value, label: str = "normed", *, heads
     squares = ops.power("squares", wide)
     scale = _per_row(ops, squares, "reciprocal RMS", heads)
     if code == "rms_t5":
-        normed = ops.tape.apply("normed in fp32", (value, scale), itemsize=4, saves=_factors(value, scale),
-                                workspace=2 * wide.size)
+        normed = ops.tape.apply(
+            "normed in fp32", (value, scale), itemsize=4, saves=_factors(value, scale), workspace=2 * wide.size
+        )
         return _weighted(ops, ops.cast(normed, ops.itemsize), label)
     normed = ops.multiply(wide, scale, "normed in fp32")
     if code == "rms":

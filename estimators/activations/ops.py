@@ -91,15 +91,17 @@ class Ops:
         if not self.adapters.folds(tensor):
             return None
         width = tensor.shape[-1]
-        frozen = self.tape.tensor(tensor.numel // width, width, self.itemsize, name, needs_grad=False, fixed=True, outer=True)
+        frozen = self.tape.tensor(
+            tensor.numel // width, width, self.itemsize, name, needs_grad=False, fixed=True, outer=True
+        )
         return self.tape.apply(f"adapted {name.rpartition('.')[2]}", (frozen,), trains=True)
 
     def linear(self, name: str, value: Value, label: str = "") -> Value:
         """`nn.Linear` or a router, with peft's adapter where there is one: W x + scaling * B(A(x)).
 
         The input is saved when the weight trains. With LoRA the base weight does not; lora_A trains and saves the
-        input, lora_B saves lora_A's output (r wide), and the scaled product and the sum are tensors of their own. Dropout
-        keeps a mask and hands lora_A a copy of the input, one for each adapted layer.
+        input, lora_B saves lora_A's output (r wide), and the scaled product and the sum are tensors of their own.
+        Dropout keeps a mask and hands lora_A a copy of the input, one for each adapted layer.
         Source: peft 0.21 `tuners/lora/layer.py` (Linear.forward). The adapter's weights have the model's type under
         DeepSpeed, which casts the whole module; peft's own fp32 ones take the input as an fp32 copy. QLoRA dequantizes
         the weight for each product (bitsandbytes `MatMul4Bit`), in the backward pass again.
@@ -114,8 +116,13 @@ class Ops:
             operands = value, self.cast(folded, value.itemsize)
             return self.tape.apply(label, operands, width=width, saves=operands)
         dequantized = weight.numel * self.itemsize if quantized(weight, self.workload) else 0
-        base = self.tape.apply(label, (value,), width=width, saves=(value,) if self.keeps_frozen_inputs else (),
-                               fixed_workspace=dequantized)
+        base = self.tape.apply(
+            label,
+            (value,),
+            width=width,
+            saves=(value,) if self.keeps_frozen_inputs else (),
+            fixed_workspace=dequantized,
+        )
         rank = self.adapters.rank_of(weight)
         if not rank:
             return base

@@ -1,4 +1,5 @@
-"""What is saved outside the layers: embeddings, tables, masks, an encoder's output, the final norm and the head's input."""
+"""What is saved outside the layers: embeddings, tables, masks, an encoder's output, the final norm and the head's
+input."""
 
 from __future__ import annotations
 
@@ -49,8 +50,14 @@ def _tables(recorder: Recorder) -> list[Part]:
     rotary = next((block.attention for block in recorder.model.blocks if block.attention.rotary), None)
     if rotary is None:
         return []
-    rows, item, width = recorder.workload.seq_len, recorder.workload.weight_bytes, rotary.rope_head_dim or rotary.head_dim
-    return [Part("rotary tables", Size(0, 2 * rows * width * item), "2 S D w", (("S", rows), ("D", width), ("w", item)))]
+    rows, item, width = (
+        recorder.workload.seq_len,
+        recorder.workload.weight_bytes,
+        rotary.rope_head_dim or rotary.head_dim,
+    )
+    return [
+        Part("rotary tables", Size(0, 2 * rows * width * item), "2 S D w", (("S", rows), ("D", width), ("w", item)))
+    ]
 
 
 def _masks(recorder: Recorder) -> list[Part]:
@@ -70,15 +77,26 @@ def _masks(recorder: Recorder) -> list[Part]:
         if masked and recorder.checkpointing:
             mask = recorder.mask(recorder.ops((), "mask"), recorder.code(block), kernel, rows)
             size = Size(0, mask.size) if mask.storage.fixed else Size(mask.size, 0)
-            parts.append(Part("attention mask", size, "S S" if mask.storage.fixed else "B S S b",
-                              (*inputs, ("b", mask.itemsize))))
+            parts.append(
+                Part(
+                    "attention mask", size, "S S" if mask.storage.fixed else "B S S b", (*inputs, ("b", mask.itemsize))
+                )
+            )
         if recorder.code(block).relative:
             if block.stack == "encoder" or recorder.checkpointing:
-                parts.append(Part(f"{block.stack} position bias", Size(0, heads * rows * rows * item), "A S S w", inputs))
+                parts.append(
+                    Part(f"{block.stack} position bias", Size(0, heads * rows * rows * item), "A S S w", inputs)
+                )
             if recorder.checkpointing and block.cross_attention is not None:
                 keys = recorder.encoder_rows
-                parts.append(Part("cross-attention position bias", Size(0, heads * rows * keys * item), "A S Se w",
-                                  (*inputs, ("Se", keys))))
+                parts.append(
+                    Part(
+                        "cross-attention position bias",
+                        Size(0, heads * rows * keys * item),
+                        "A S Se w",
+                        (*inputs, ("Se", keys)),
+                    )
+                )
             if recorder.trains and not recorder.checkpointing:
                 parts.append(Part(f"{block.stack} position buckets", Size(0, 8 * rows * rows), "8 S S", inputs))
     return parts

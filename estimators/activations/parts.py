@@ -21,15 +21,22 @@ class Part:
     inputs: tuple[tuple[str, float], ...]
 
     def term(self, micro_batch_size: int) -> MemoryTerm:
-        return MemoryTerm(name=self.name, size_bytes=self.size.at(micro_batch_size), formula=self.formula,
-                          inputs=(("B", micro_batch_size), *self.inputs), source=SOURCE)
+        return MemoryTerm(
+            name=self.name,
+            size_bytes=self.size.at(micro_batch_size),
+            formula=self.formula,
+            inputs=(("B", micro_batch_size), *self.inputs),
+            source=SOURCE,
+        )
 
 
 def saved_part(name: str, storages: Sequence[Storage], *, count: int, rows: int) -> Part:
     """`count` times what one tape saves, every tensor with its bytes per token (per batch where B does not matter)."""
     tokens = " + ".join(f"{storage.size / rows:g} {storage.label}" for storage in storages if not storage.fixed)
     fixed = " + ".join(f"{storage.size} {storage.label}" for storage in storages if storage.fixed)
-    formula = " + ".join(text for text in (f"L B S ({tokens})" if tokens else "", f"L ({fixed})" if fixed else "") if text)
+    formula = " + ".join(
+        text for text in (f"L B S ({tokens})" if tokens else "", f"L ({fixed})" if fixed else "") if text
+    )
     return Part(name, total(storages).times(count), formula, (("L", count), ("S", rows)))
 
 

@@ -30,8 +30,13 @@ class Recording:
 
     @classmethod
     def of(cls, tape: Tape, value: Value, output: Value) -> Recording:
-        return cls(tape.saved(), Size(value.size, 0), frontier(tape.forward_moments()),
-                   frontier(tape.forward_moments(saves=False)), frontier(tape.backward_moments(output)))
+        return cls(
+            tape.saved(),
+            Size(value.size, 0),
+            frontier(tape.forward_moments()),
+            frontier(tape.forward_moments(saves=False)),
+            frontier(tape.backward_moments(output)),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +86,14 @@ class Recorder:
 
     def ops(self, tensors: Iterable[Tensor], part: str) -> Ops:
         weights = {tensor.name.removesuffix(".weight"): tensor for tensor in tensors if len(tensor.shape) >= 2}
-        return Ops(tape=Tape(part), workload=self.workload, itemsize=self.workload.weight_bytes, weights=weights,
-                   adapters=adapters(self.model, self.workload), keeps_frozen_inputs=self.zero3)
+        return Ops(
+            tape=Tape(part),
+            workload=self.workload,
+            itemsize=self.workload.weight_bytes,
+            weights=weights,
+            adapters=adapters(self.model, self.workload),
+            keeps_frozen_inputs=self.zero3,
+        )
 
     def layer(self, block: Block, *, first: bool) -> Recording:
         """Run one layer on a tape. Checkpointing keeps its input anyway, so it is not among what is recomputed."""
@@ -105,20 +116,36 @@ class Recorder:
 
     @staticmethod
     def mask(ops: Ops, code: LayerCode, kernel: Kernel, rows: int) -> Value:
-        """Shared by all layers: of booleans for sdpa, one for all samples; of the scores' type for eager, one per sample."""
+        """Shared by all layers: of booleans for sdpa, one for all samples; of the scores' type for eager, one per
+        sample."""
         eager = kernel == "eager"
-        return ops.tape.tensor(rows, rows, ops.itemsize if eager and not code.boolean_mask else 1, "mask",
-                               needs_grad=False, fixed=not eager, outer=True)
+        return ops.tape.tensor(
+            rows,
+            rows,
+            ops.itemsize if eager and not code.boolean_mask else 1,
+            "mask",
+            needs_grad=False,
+            fixed=not eager,
+            outer=True,
+        )
 
     def kernel(self, attention: Attention, code: LayerCode, rows: int) -> tuple[Kernel, bool]:
         """The kernel, and whether a mask of S x S reaches it."""
         windowed = attention.window is not None and rows >= attention.window
         masked = (windowed or code.masked) and not attention.cross
-        repeated = windowed or (code.heads == "copies" and attention.kv_heads > 1) or (
-            max(attention.head_dim, attention.v_head_dim) > LARGEST_FUSED_HEAD)
+        repeated = (
+            windowed
+            or (code.heads == "copies" and attention.kv_heads > 1)
+            or (max(attention.head_dim, attention.v_head_dim) > LARGEST_FUSED_HEAD)
+        )
         kernel = attention_kernel(
-            self.workload, attention, offered=code.kernels, masked=masked or code.relative,
-            grouped=attention.kv_heads < attention.heads and not repeated, compute_capability=self.compute_capability)
+            self.workload,
+            attention,
+            offered=code.kernels,
+            masked=masked or code.relative,
+            grouped=attention.kv_heads < attention.heads and not repeated,
+            compute_capability=self.compute_capability,
+        )
         if kernel == "eager":
             return kernel, attention.causal
         return kernel, masked and kernel != "flash"
@@ -126,5 +153,6 @@ class Recorder:
 
 def _bias(ops: Ops, attention: Attention, rows: int, keys: int, *, needs_grad: bool) -> Value:
     """T5's relative positions: a number per head, query and key, for all samples and layers."""
-    return ops.tape.tensor(rows, attention.heads * keys, ops.itemsize, "position bias", needs_grad=needs_grad,
-                           fixed=True, outer=True)
+    return ops.tape.tensor(
+        rows, attention.heads * keys, ops.itemsize, "position bias", needs_grad=needs_grad, fixed=True, outer=True
+    )

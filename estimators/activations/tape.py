@@ -46,7 +46,8 @@ index into fresh zeros. Under a TorchDispatchMode, as in a dry run, it never doe
 
 
 class Storage:
-    """Memory that one or more tensors view. `outer`: it belongs to the surroundings of the tape, which account for it."""
+    """Memory that one or more tensors view. `outer`: it belongs to the surroundings of the tape, which account for
+    it."""
 
     __slots__ = ("fixed", "label", "outer", "part", "size")
 
@@ -94,15 +95,37 @@ class Tape:
     part: str = ""
     nodes: list[_Node] = field(default_factory=list)
 
-    def tensor(self, rows: int, width: int, itemsize: int, label: str, *, needs_grad: bool = True, fixed: bool = False,
-               outer: bool = False) -> Value:
+    def tensor(
+        self,
+        rows: int,
+        width: int,
+        itemsize: int,
+        label: str,
+        *,
+        needs_grad: bool = True,
+        fixed: bool = False,
+        outer: bool = False,
+    ) -> Value:
         """A tensor that no recorded operation made."""
         storage = Storage(rows * width * itemsize, label, self.part, fixed=fixed, outer=outer)
         return Value(rows, width, itemsize, storage, needs_grad)
 
-    def apply(self, label: str, inputs: Sequence[Value], *, rows: int | None = None, width: int | None = None,
-              itemsize: int | None = None, saves: Iterable[Value] = (), saves_output: bool = False, passes: bool = False,
-              view: bool = False, trains: bool = False, workspace: int = 0, fixed_workspace: int = 0) -> Value:
+    def apply(
+        self,
+        label: str,
+        inputs: Sequence[Value],
+        *,
+        rows: int | None = None,
+        width: int | None = None,
+        itemsize: int | None = None,
+        saves: Iterable[Value] = (),
+        saves_output: bool = False,
+        passes: bool = False,
+        view: bool = False,
+        trains: bool = False,
+        workspace: int = 0,
+        fixed_workspace: int = 0,
+    ) -> Value:
         """One operation with one output, shaped like the first input unless told otherwise.
 
         saves:     inputs that the derivative reads. passes: its gradient is the output's, as in add and view.
@@ -112,15 +135,21 @@ class Tape:
         first = inputs[0]
         rows, width = rows or first.rows, width or first.width
         itemsize = itemsize or first.itemsize
-        storage = first.storage if view else Storage(rows * width * itemsize, label, self.part,
-                                                     fixed=all(value.storage.fixed for value in inputs))
+        storage = (
+            first.storage
+            if view
+            else Storage(rows * width * itemsize, label, self.part, fixed=all(value.storage.fixed for value in inputs))
+        )
         needs_grad = trains or any(value.needs_grad for value in inputs)
         output = Value(rows, width, itemsize, storage, needs_grad)
         kept = tuple({id(value.storage): value.storage for value in saves}.values())
         if saves_output:
             kept += (storage,)
-        self.nodes.append(_Node(tuple(inputs), (output,), kept if needs_grad else (), passes or view,
-                                Size(workspace, fixed_workspace)))
+        self.nodes.append(
+            _Node(
+                tuple(inputs), (output,), kept if needs_grad else (), passes or view, Size(workspace, fixed_workspace)
+            )
+        )
         return output
 
     def hold(self, *values: Value) -> None:
@@ -143,8 +172,8 @@ class Tape:
         return tuple(kept.values())
 
     def forward_moments(self, *, saves: bool = True) -> list[Size]:
-        """Live bytes after each operation of the forward pass: what is saved so far, if anything is, and what is still to be
-        read."""
+        """Live bytes after each operation of the forward pass: what is saved so far, if anything is, and what is still
+        to be read."""
         last = {id(value.storage): step for step, node in enumerate(self.nodes) for value in node.inputs}
         kept = {id(storage) for storage in self.saved()} if saves else set()
         born: set[int] = set()
@@ -157,8 +186,12 @@ class Tape:
                     live[storage.fixed] += storage.size
             moments.append(Size(live[0], live[1]))
             for storage in {id(value.storage): value.storage for value in (*node.inputs, *node.outputs)}.values():
-                if id(storage) in born and id(storage) not in kept and last.get(id(storage), step) <= step \
-                        and step < len(self.nodes) - 1:
+                if (
+                    id(storage) in born
+                    and id(storage) not in kept
+                    and last.get(id(storage), step) <= step
+                    and step < len(self.nodes) - 1
+                ):
                     born.discard(id(storage))
                     live[storage.fixed] -= storage.size
         return moments

@@ -105,16 +105,26 @@ def shape_from_config(config: Mapping[str, object], *, name: str, source: str = 
     head = body.heads[suffix]
     base = "" if head.bare or not body.base else f"{body.base}."
     shape = ModelShape(
-        name=name, model_type=model_type, architecture=family.stem + suffix, hidden_size=body.hidden_size,
-        vocab_size=body.vocab_size if head.logits else 0, num_labels=head.labels,
+        name=name,
+        model_type=model_type,
+        architecture=family.stem + suffix,
+        hidden_size=body.hidden_size,
+        vocab_size=body.vocab_size if head.logits else 0,
+        num_labels=head.labels,
         blocks=tuple(replace(block, prefix=base + block.prefix) for block in body.blocks),
         outside=tuple(replace(tensor, name=base + tensor.name) for tensor in body.outside + head.base_tensors)
         + head.tensors,
-        tied=head.tied, max_positions=body.max_positions, encoder_len_fixed=body.encoder_len_fixed,
-        logit_softcap=body.logit_softcap, source=source)
+        tied=head.tied,
+        max_positions=body.max_positions,
+        encoder_len_fixed=body.encoder_len_fixed,
+        logit_softcap=body.logit_softcap,
+        source=source,
+    )
     if shape.parameters > MAX_PARAMETERS:
-        raise c.error(f"hidden_size, num_hidden_layers and the others give {shape.parameters:.1e} parameters",
-                      why="no model is that large")
+        raise c.error(
+            f"hidden_size, num_hidden_layers and the others give {shape.parameters:.1e} parameters",
+            why="no model is that large",
+        )
     return shape
 
 
@@ -126,24 +136,33 @@ def _class_suffix(c: Fields, stem: str, body: Body) -> str:
     wanted = named[0]
     endings = [ending for ending in body.heads if isinstance(wanted, str) and wanted.endswith(ending)]
     if not endings:
-        raise c.error("architectures names a class that is not supported",
-                      why=f"known for this model_type: {', '.join(stem + ending for ending in body.heads)}")
+        raise c.error(
+            "architectures names a class that is not supported",
+            why=f"known for this model_type: {', '.join(stem + ending for ending in body.heads)}",
+        )
     return max(endings, key=len)
 
 
 def _unsupported(c: Fields, model_type: str) -> ModelConfigError:
     if not model_type:
-        return ModelConfigError(f"{c.where}: model_type is missing", why="it says which tensors the model has",
-                                fix='add the one that fits, such as "model_type": "llama"')
+        return ModelConfigError(
+            f"{c.where}: model_type is missing",
+            why="it says which tensors the model has",
+            fix='add the one that fits, such as "model_type": "llama"',
+        )
     inner = c.section("text_config")
     text = inner.text("model_type", default="") if inner else ""
     if text in FAMILIES:
-        return ModelConfigError(f"{c.where}: model_type {model_type!r} is not supported",
-                                why=f"of its parts only the language model ({text}) is",
-                                fix="pass a config.json that holds its text_config alone")
+        return ModelConfigError(
+            f"{c.where}: model_type {model_type!r} is not supported",
+            why=f"of its parts only the language model ({text}) is",
+            fix="pass a config.json that holds its text_config alone",
+        )
     from difflib import get_close_matches
 
     near = get_close_matches(model_type, FAMILIES, n=3, cutoff=0.0)
-    return ModelConfigError(f"{c.where}: model_type {model_type!r} is not supported",
-                            why="the parameter tensors of this family are not known here",
-                            fix=f"nearest of the {len(FAMILIES)} supported: {', '.join(near)}")
+    return ModelConfigError(
+        f"{c.where}: model_type {model_type!r} is not supported",
+        why="the parameter tensors of this family are not known here",
+        fix=f"nearest of the {len(FAMILIES)} supported: {', '.join(near)}",
+    )

@@ -63,10 +63,20 @@ def norms(names: Sequence[str], width: int, kind: NormKind, *, bias: bool = True
     return tuple(tensor for name in names for tensor in norm(name, width, bias=bias and kind == "layer"))
 
 
-def decoder_heads(hidden: int, vocab: int, *, tied: bool, labels: int, name: str = "lm_head",
-                  bias: bool = False, suffix: str = "ForCausalLM") -> dict[str, Head]:
+def decoder_heads(
+    hidden: int,
+    vocab: int,
+    *,
+    tied: bool,
+    labels: int,
+    name: str = "lm_head",
+    bias: bool = False,
+    suffix: str = "ForCausalLM",
+) -> dict[str, Head]:
     """The classes that transformers has for nearly every decoder."""
     output = linear(name, hidden, vocab, "head", bias=bias)
-    return {suffix: Head(tensors=output[1:] if tied else output, logits=True, tied=tied),
-            "ForSequenceClassification": Head(tensors=linear("score", hidden, labels, "head"), labels=labels),
-            "Model": Head(bare=True)}
+    return {
+        suffix: Head(tensors=output[1:] if tied else output, logits=True, tied=tied),
+        "ForSequenceClassification": Head(tensors=linear("score", hidden, labels, "head"), labels=labels),
+        "Model": Head(bare=True),
+    }

@@ -33,6 +33,7 @@ class Dims:
 
         Without a default there are as many key/value heads as heads, and `head_dim` is hidden size / heads.
         """
+
         def size(name: str, **limit: int) -> int:
             return c.size(name, default=defaults.get(name), **limit)
 
@@ -41,11 +42,20 @@ class Dims:
         kv_default = heads if c.given("num_key_value_heads") else defaults.get("num_key_value_heads", heads)
         kv_heads = c.size("num_key_value_heads", default=kv_default)
         c.divide("num_attention_heads", heads, "num_key_value_heads", kv_heads)
-        head_dim = c.size_or_none("head_dim") or defaults.get("head_dim") or c.divide(
-            "hidden_size", hidden, "num_attention_heads", heads)
-        return cls(hidden=hidden, feed_forward=size("intermediate_size"), heads=heads, kv_heads=kv_heads,
-                   head_dim=head_dim, layers=size("num_hidden_layers", limit=MAX_LAYERS),
-                   vocab=size("vocab_size", limit=MAX_VOCABULARY))
+        head_dim = (
+            c.size_or_none("head_dim")
+            or defaults.get("head_dim")
+            or c.divide("hidden_size", hidden, "num_attention_heads", heads)
+        )
+        return cls(
+            hidden=hidden,
+            feed_forward=size("intermediate_size"),
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            layers=size("num_hidden_layers", limit=MAX_LAYERS),
+            vocab=size("vocab_size", limit=MAX_VOCABULARY),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +104,18 @@ class Style:
     logit_softcap: bool = False
 
 
-def build(c: Fields, dims: Dims, style: Style, *, attention: AttentionPart | None = None,
-          sparse: FeedForwardPart | None = None, is_sparse: Sequence[bool] = (),
-          window: Sequence[int | None] = (), outside: Tensors = (), embed_width: int | None = None) -> Body:
+def build(
+    c: Fields,
+    dims: Dims,
+    style: Style,
+    *,
+    attention: AttentionPart | None = None,
+    sparse: FeedForwardPart | None = None,
+    is_sparse: Sequence[bool] = (),
+    window: Sequence[int | None] = (),
+    outside: Tensors = (),
+    embed_width: int | None = None,
+) -> Body:
     """Embedding, `dims.layers` layers, a final norm, a head.
 
     attention: in place of the grouped-query attention that dims and style describe;
@@ -109,11 +128,18 @@ def build(c: Fields, dims: Dims, style: Style, *, attention: AttentionPart | Non
 
     def layer(expert: bool, reach: int | None) -> Block:
         feed_forward, tensors = sparse if sparse and expert else dense(c, dims, style)
-        return Block(prefix=style.layers, count=1, tensors=attention_tensors + tensors + norm_tensors,
-                     attention=replace(attend, window=reach), feed_forward=feed_forward, norm=style.norm_kind,
-                     norm_count=len(style.norms), parallel=style.parallel,
-                     hidden_dropout=dropout(c, style.hidden_dropout),
-                     attention_dropout=dropout(c, style.attention_dropout))
+        return Block(
+            prefix=style.layers,
+            count=1,
+            tensors=attention_tensors + tensors + norm_tensors,
+            attention=replace(attend, window=reach),
+            feed_forward=feed_forward,
+            norm=style.norm_kind,
+            norm_count=len(style.norms),
+            parallel=style.parallel,
+            hidden_dropout=dropout(c, style.hidden_dropout),
+            attention_dropout=dropout(c, style.attention_dropout),
+        )
 
     kinds = list(zip(is_sparse or (sparse is not None,) * dims.layers, window or (None,) * dims.layers, strict=True))
     layers = {kind: layer(*kind) for kind in set(kinds)}
@@ -122,12 +148,19 @@ def build(c: Fields, dims: Dims, style: Style, *, attention: AttentionPart | Non
     if style.norm_weight and style.final_norm:
         outside += norms((style.final_norm,), dims.hidden, style.norm_kind, bias=style.norm_bias)
     return Body(
-        base=style.base, hidden_size=dims.hidden, vocab_size=dims.vocab, blocks=stack([layers[kind] for kind in kinds]),
-        outside=outside, logit_softcap=style.logit_softcap,
-        heads=decoder_heads(width, dims.vocab, tied=tied, labels=c.labels(), name=style.head, bias=style.head_bias,
-                            suffix=style.suffix),
-        max_positions=c.size_or_none("max_position_embeddings", "n_positions", "max_seq_len", "seq_length",
-                                     limit=MAX_POSITIONS))
+        base=style.base,
+        hidden_size=dims.hidden,
+        vocab_size=dims.vocab,
+        blocks=stack([layers[kind] for kind in kinds]),
+        outside=outside,
+        logit_softcap=style.logit_softcap,
+        heads=decoder_heads(
+            width, dims.vocab, tied=tied, labels=c.labels(), name=style.head, bias=style.head_bias, suffix=style.suffix
+        ),
+        max_positions=c.size_or_none(
+            "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", limit=MAX_POSITIONS
+        ),
+    )
 
 
 def dropout(c: Fields, field: tuple[str, float]) -> float:
@@ -136,10 +169,24 @@ def dropout(c: Fields, field: tuple[str, float]) -> float:
 
 
 def grouped_query(dims: Dims, style: Style) -> AttentionPart:
-    attention = Attention(heads=dims.heads, kv_heads=dims.kv_heads, head_dim=dims.head_dim, v_head_dim=dims.head_dim,
-                          rotary=style.rotary, qk_norm=bool(style.qk_norm), softcap=style.softcap)
-    tensors = attention_linears(attention, dims.hidden, style.qkv, style.out, bias=style.qkv_bias,
-                                output_bias=style.out_bias, transposed=style.transposed)
+    attention = Attention(
+        heads=dims.heads,
+        kv_heads=dims.kv_heads,
+        head_dim=dims.head_dim,
+        v_head_dim=dims.head_dim,
+        rotary=style.rotary,
+        qk_norm=bool(style.qk_norm),
+        softcap=style.softcap,
+    )
+    tensors = attention_linears(
+        attention,
+        dims.hidden,
+        style.qkv,
+        style.out,
+        bias=style.qkv_bias,
+        output_bias=style.out_bias,
+        transposed=style.transposed,
+    )
     if style.qk_norm:
         queries, keys = (dims.heads, dims.kv_heads) if style.qk_norm == "all" else (1, 1)
         tensors += norm("self_attn.q_norm", queries * dims.head_dim) + norm("self_attn.k_norm", keys * dims.head_dim)
@@ -147,11 +194,16 @@ def grouped_query(dims: Dims, style: Style) -> AttentionPart:
 
 
 def dense(c: Fields, dims: Dims, style: Style) -> FeedForwardPart:
-    feed_forward = FeedForward(hidden=dims.feed_forward, gated=style.gated,
-                               activation=c.text("hidden_act", "hidden_activation", "activation_function", "activation",
-                                                 default=style.activation))
-    return feed_forward, feed_forward_linears(feed_forward, dims.hidden, style.gate_up, style.down, bias=style.mlp_bias,
-                                              transposed=style.transposed)
+    feed_forward = FeedForward(
+        hidden=dims.feed_forward,
+        gated=style.gated,
+        activation=c.text(
+            "hidden_act", "hidden_activation", "activation_function", "activation", default=style.activation
+        ),
+    )
+    return feed_forward, feed_forward_linears(
+        feed_forward, dims.hidden, style.gate_up, style.down, bias=style.mlp_bias, transposed=style.transposed
+    )
 
 
 def window_size(c: Fields, *, default: int | None = None) -> int | None:

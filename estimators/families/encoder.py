@@ -32,20 +32,32 @@ class Sizes:
             hidden=hidden,
             layers=c.size("num_hidden_layers", default=defaults.get("num_hidden_layers"), limit=MAX_LAYERS),
             attention=Attention(heads=heads, kv_heads=heads, head_dim=dim, v_head_dim=dim, causal=False, rotary=False),
-            feed_forward=FeedForward(hidden=c.size("intermediate_size", default=defaults.get("intermediate_size")),
-                                     gated=False, activation=c.text("hidden_act", default=activation)),
+            feed_forward=FeedForward(
+                hidden=c.size("intermediate_size", default=defaults.get("intermediate_size")),
+                gated=False,
+                activation=c.text("hidden_act", default=activation),
+            ),
             hidden_dropout=c.probability("hidden_dropout_prob", default=dropout),
-            attention_dropout=c.probability("attention_probs_dropout_prob", default=dropout))
+            attention_dropout=c.probability("attention_probs_dropout_prob", default=dropout),
+        )
 
 
 def bert_block(sizes: Sizes, attention: Tensors) -> Block:
     """One post-norm layer of BERT's make around the given attention tensors."""
     return Block(
-        prefix="encoder.layer", count=sizes.layers, stack="encoder", norm="layer", attention=sizes.attention,
-        feed_forward=sizes.feed_forward, hidden_dropout=sizes.hidden_dropout, attention_dropout=sizes.attention_dropout,
-        tensors=attention + norms(("attention.output.LayerNorm",), sizes.hidden, "layer")
+        prefix="encoder.layer",
+        count=sizes.layers,
+        stack="encoder",
+        norm="layer",
+        attention=sizes.attention,
+        feed_forward=sizes.feed_forward,
+        hidden_dropout=sizes.hidden_dropout,
+        attention_dropout=sizes.attention_dropout,
+        tensors=attention
+        + norms(("attention.output.LayerNorm",), sizes.hidden, "layer")
         + feed_forward_linears(sizes.feed_forward, sizes.hidden, ("intermediate.dense",), "output.dense", bias=True)
-        + norms(("output.LayerNorm",), sizes.hidden, "layer"))
+        + norms(("output.LayerNorm",), sizes.hidden, "layer"),
+    )
 
 
 def bert_embeddings(c: Fields, hidden: int, vocab: int, *, types: int, learned_positions: bool = True) -> Tensors:
@@ -61,17 +73,25 @@ def bert_embeddings(c: Fields, hidden: int, vocab: int, *, types: int, learned_p
 
 def masked_head(name: str, hidden: int, vocab: int, *, dense: str, norm: str, tied: bool) -> Head:
     """A dense layer, a norm, and the output embedding (tied with the input's) with a bias of its own."""
-    tensors = (parameter(f"{name}.bias", vocab, role="head")
-               + linear(f"{name}.{dense}", hidden, hidden, "other", bias=True)
-               + norms((f"{name}.{norm}",), hidden, "layer"))
+    tensors = (
+        parameter(f"{name}.bias", vocab, role="head")
+        + linear(f"{name}.{dense}", hidden, hidden, "other", bias=True)
+        + norms((f"{name}.{norm}",), hidden, "layer")
+    )
     if not tied:
         tensors += linear(f"{name}.decoder", hidden, vocab, "head")
     return Head(tensors=tensors, logits=True, tied=tied)
 
 
 def bert_masked_head(c: Fields, hidden: int, vocab: int) -> Head:
-    return masked_head("cls.predictions", hidden, vocab, dense="transform.dense", norm="transform.LayerNorm",
-                       tied=c.flag("tie_word_embeddings", default=True))
+    return masked_head(
+        "cls.predictions",
+        hidden,
+        vocab,
+        dense="transform.dense",
+        norm="transform.LayerNorm",
+        tied=c.flag("tie_word_embeddings", default=True),
+    )
 
 
 def bert(c: Fields) -> Body:
@@ -80,22 +100,31 @@ def bert(c: Fields) -> Body:
     pooler = linear("pooler.dense", sizes.hidden, sizes.hidden, "other", bias=True)
     masked, classifier = bert_masked_head(c, sizes.hidden, vocab), classify("classifier", sizes.hidden, labels)
     return Body(
-        base="bert", hidden_size=sizes.hidden, vocab_size=vocab, max_positions=c.size("max_position_embeddings"),
+        base="bert",
+        hidden_size=sizes.hidden,
+        vocab_size=vocab,
+        max_positions=c.size("max_position_embeddings"),
         blocks=(bert_block(sizes, bert_attention(sizes)),),
         outside=bert_embeddings(c, sizes.hidden, vocab, types=c.size("type_vocab_size", default=2)),
         heads={
             "Model": Head(bare=True, base_tensors=pooler),
             "ForMaskedLM": masked,
-            "ForPreTraining": replace(masked, base_tensors=pooler, tensors=masked.tensors + linear(
-                "cls.seq_relationship", sizes.hidden, 2, "head", bias=True)),
+            "ForPreTraining": replace(
+                masked,
+                base_tensors=pooler,
+                tensors=masked.tensors + linear("cls.seq_relationship", sizes.hidden, 2, "head", bias=True),
+            ),
             "ForSequenceClassification": replace(classifier, base_tensors=pooler),
             "ForTokenClassification": classifier,
-            "ForQuestionAnswering": classify("qa_outputs", sizes.hidden, labels)})
+            "ForQuestionAnswering": classify("qa_outputs", sizes.hidden, labels),
+        },
+    )
 
 
 def bert_attention(sizes: Sizes) -> Tensors:
-    return attention_linears(sizes.attention, sizes.hidden, BERT_QKV, "attention.output.dense", bias=True,
-                             output_bias=True)
+    return attention_linears(
+        sizes.attention, sizes.hidden, BERT_QKV, "attention.output.dense", bias=True, output_bias=True
+    )
 
 
 def classify(name: str, hidden: int, labels: int) -> Head:
@@ -106,13 +135,26 @@ def roberta(c: Fields) -> Body:
     """RoBERTa and XLM-RoBERTa: BERT with heads of its own."""
     body = bert(c)
     hidden, labels = body.hidden_size, c.labels()
-    masked = masked_head("lm_head", hidden, body.vocab_size, dense="dense", norm="layer_norm",
-                         tied=c.flag("tie_word_embeddings", default=True))
-    sequence = Head(tensors=linear("classifier.dense", hidden, hidden, "head", bias=True)
-                    + linear("classifier.out_proj", hidden, labels, "head", bias=True), labels=labels)
+    masked = masked_head(
+        "lm_head",
+        hidden,
+        body.vocab_size,
+        dense="dense",
+        norm="layer_norm",
+        tied=c.flag("tie_word_embeddings", default=True),
+    )
+    sequence = Head(
+        tensors=linear("classifier.dense", hidden, hidden, "head", bias=True)
+        + linear("classifier.out_proj", hidden, labels, "head", bias=True),
+        labels=labels,
+    )
     kept = ("Model", "ForTokenClassification", "ForQuestionAnswering")
-    return replace(body, base="roberta", heads={name: body.heads[name] for name in kept} | {
-        "ForMaskedLM": masked, "ForSequenceClassification": sequence})
+    return replace(
+        body,
+        base="roberta",
+        heads={name: body.heads[name] for name in kept}
+        | {"ForMaskedLM": masked, "ForSequenceClassification": sequence},
+    )
 
 
 def deberta(c: Fields) -> Body:
@@ -122,10 +164,11 @@ def deberta(c: Fields) -> Body:
     hidden, at = sizes.hidden, "attention.self"
     relative = c.flag("relative_attention", default=False)
     kinds = c.words("pos_att_type") if relative else []
-    attention = (parameter(f"{at}.q_bias", hidden, role="attention")
-                 + parameter(f"{at}.v_bias", hidden, role="attention")
-                 + attention_linears(sizes.attention, hidden, (f"{at}.in_proj",), "attention.output.dense",
-                                     output_bias=True))
+    attention = (
+        parameter(f"{at}.q_bias", hidden, role="attention")
+        + parameter(f"{at}.v_bias", hidden, role="attention")
+        + attention_linears(sizes.attention, hidden, (f"{at}.in_proj",), "attention.output.dense", output_bias=True)
+    )
     if "c2p" in kinds:
         attention += linear(f"{at}.pos_proj", hidden, hidden, "attention")
     if "p2c" in kinds:
@@ -140,8 +183,14 @@ def deberta_v2(c: Fields) -> Body:
     """DeBERTa v2 and v3: separate projections, which relative positions may share, and buckets of positions."""
     sizes = Sizes.read(c, dropout=0.1)
     hidden, at = sizes.hidden, "attention.self"
-    attention = attention_linears(sizes.attention, hidden, (f"{at}.query_proj", f"{at}.key_proj", f"{at}.value_proj"),
-                                  "attention.output.dense", bias=True, output_bias=True)
+    attention = attention_linears(
+        sizes.attention,
+        hidden,
+        (f"{at}.query_proj", f"{at}.key_proj", f"{at}.value_proj"),
+        "attention.output.dense",
+        bias=True,
+        output_bias=True,
+    )
     extra: Tensors = ()
     if c.flag("relative_attention", default=False):
         kinds = [] if c.flag("share_att_key", default=False) else c.words("pos_att_type")
@@ -155,9 +204,11 @@ def deberta_v2(c: Fields) -> Body:
     kernel = c.positive("conv_kernel_size")
     if kernel:
         width = c.divide("hidden_size", hidden, "conv_groups", c.size("conv_groups", default=1))
-        extra += (parameter("encoder.conv.conv.weight", hidden, width, kernel, role="other")
-                  + parameter("encoder.conv.conv.bias", hidden, role="other")
-                  + norms(("encoder.conv.LayerNorm",), hidden, "layer"))
+        extra += (
+            parameter("encoder.conv.conv.weight", hidden, width, kernel, role="other")
+            + parameter("encoder.conv.conv.bias", hidden, role="other")
+            + norms(("encoder.conv.LayerNorm",), hidden, "layer")
+        )
     return deberta_body(c, sizes, attention, extra)
 
 
@@ -174,16 +225,29 @@ def deberta_body(c: Fields, sizes: Sizes, attention: Tensors, outside: Tensors) 
     heads = {
         "Model": Head(bare=True),
         "ForSequenceClassification": replace(
-            classifier, tensors=linear("pooler.dense", hidden, hidden, "other", bias=True) + classifier.tensors),
+            classifier, tensors=linear("pooler.dense", hidden, hidden, "other", bias=True) + classifier.tensors
+        ),
         "ForTokenClassification": classifier,
-        "ForQuestionAnswering": classify("qa_outputs", hidden, labels)}
+        "ForQuestionAnswering": classify("qa_outputs", hidden, labels),
+    }
     if c.flag("legacy", default=True):
         heads["ForMaskedLM"] = bert_masked_head(c, hidden, vocab)
     return Body(
-        base="deberta", hidden_size=hidden, vocab_size=vocab, blocks=(bert_block(sizes, attention),), heads=heads,
+        base="deberta",
+        hidden_size=hidden,
+        vocab_size=vocab,
+        blocks=(bert_block(sizes, attention),),
+        heads=heads,
         max_positions=c.size_or_none("max_position_embeddings", limit=MAX_POSITIONS),
-        outside=bert_embeddings(c, hidden, vocab, types=c.count("type_vocab_size", default=0),
-                                learned_positions=c.flag("position_biased_input", default=True)) + outside)
+        outside=bert_embeddings(
+            c,
+            hidden,
+            vocab,
+            types=c.count("type_vocab_size", default=0),
+            learned_positions=c.flag("position_biased_input", default=True),
+        )
+        + outside,
+    )
 
 
 def vit(c: Fields) -> Body:
@@ -193,21 +257,35 @@ def vit(c: Fields) -> Body:
     bias = c.flag("qkv_bias", default=True)
     names = ("attention.q_proj", "attention.k_proj", "attention.v_proj")
     block = Block(
-        prefix="layers", count=sizes.layers, stack="encoder", norm="layer", attention=sizes.attention,
-        feed_forward=sizes.feed_forward, hidden_dropout=sizes.hidden_dropout, attention_dropout=sizes.attention_dropout,
+        prefix="layers",
+        count=sizes.layers,
+        stack="encoder",
+        norm="layer",
+        attention=sizes.attention,
+        feed_forward=sizes.feed_forward,
+        hidden_dropout=sizes.hidden_dropout,
+        attention_dropout=sizes.attention_dropout,
         tensors=attention_linears(sizes.attention, hidden, names, "attention.o_proj", bias=bias, output_bias=True)
         + feed_forward_linears(sizes.feed_forward, hidden, ("mlp.fc1",), "mlp.fc2", bias=True)
-        + norms(("layernorm_before", "layernorm_after"), hidden, "layer"))
+        + norms(("layernorm_before", "layernorm_after"), hidden, "layer"),
+    )
     pooler = linear("pooler.dense", hidden, c.size("pooler_output_size", default=hidden), "other", bias=True)
     return Body(
-        base="vit", hidden_size=hidden, vocab_size=0, blocks=(block,), encoder_len_fixed=patches + 1,
+        base="vit",
+        hidden_size=hidden,
+        vocab_size=0,
+        blocks=(block,),
+        encoder_len_fixed=patches + 1,
         outside=parameter("embeddings.cls_token", 1, 1, hidden, role="embedding")
         + parameter("embeddings.position_embeddings", 1, patches + 1, hidden, role="position")
         + parameter("embeddings.patch_embeddings.projection.weight", hidden, *kernel, role="embedding")
         + parameter("embeddings.patch_embeddings.projection.bias", hidden, role="embedding")
         + norms(("layernorm",), hidden, "layer"),
-        heads={"ForImageClassification": classify("classifier", hidden, labels),
-               "Model": Head(bare=True, base_tensors=pooler)})
+        heads={
+            "ForImageClassification": classify("classifier", hidden, labels),
+            "Model": Head(bare=True, base_tensors=pooler),
+        },
+    )
 
 
 def patch_grid(c: Fields, *, image: int, patch: int) -> tuple[int, tuple[int, int, int]]:

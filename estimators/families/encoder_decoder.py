@@ -36,13 +36,15 @@ def _t5(c: Fields, *, feed_forward: str) -> Body:
     buckets = c.size("relative_attention_num_buckets", default=32)
 
     def attend(at: str, name: str) -> Tensors:
-        return (attention_linears(attention, hidden, (f"{at}.{name}.q", f"{at}.{name}.k", f"{at}.{name}.v"),
-                                  f"{at}.{name}.o") + norms((f"{at}.layer_norm",), hidden, "rms"))
+        return attention_linears(
+            attention, hidden, (f"{at}.{name}.q", f"{at}.{name}.k", f"{at}.{name}.v"), f"{at}.{name}.o"
+        ) + norms((f"{at}.layer_norm",), hidden, "rms")
 
     def feed(at: str) -> Tensors:
         inputs = (f"{at}.DenseReluDense.wi_0", f"{at}.DenseReluDense.wi_1") if gated else (f"{at}.DenseReluDense.wi",)
-        return (feed_forward_linears(ffn, hidden, inputs, f"{at}.DenseReluDense.wo")
-                + norms((f"{at}.layer_norm",), hidden, "rms"))
+        return feed_forward_linears(ffn, hidden, inputs, f"{at}.DenseReluDense.wo") + norms(
+            (f"{at}.layer_norm",), hidden, "rms"
+        )
 
     def blocks(layer: Block) -> tuple[Block, ...]:
         """The first layer holds the position bias for all."""
@@ -50,20 +52,38 @@ def _t5(c: Fields, *, feed_forward: str) -> Body:
         first = replace(layer, count=1, tensors=bias + layer.tensors)
         return (first, replace(layer, count=layer.count - 1)) if layer.count > 1 else (first,)
 
-    encoder = Block(prefix="encoder.block", count=layers, stack="encoder", attention=attention, feed_forward=ffn,
-                    hidden_dropout=dropout, attention_dropout=dropout,
-                    tensors=attend("layer.0", "SelfAttention") + feed("layer.1"))
-    decoder = Block(prefix="decoder.block", count=c.size("num_decoder_layers", default=layers, limit=MAX_LAYERS),
-                    attention=replace(attention, causal=True), cross_attention=replace(attention, cross=True),
-                    feed_forward=ffn, norm_count=3, hidden_dropout=dropout, attention_dropout=dropout,
-                    tensors=attend("layer.0", "SelfAttention") + attend("layer.1", "EncDecAttention") + feed("layer.2"))
+    encoder = Block(
+        prefix="encoder.block",
+        count=layers,
+        stack="encoder",
+        attention=attention,
+        feed_forward=ffn,
+        hidden_dropout=dropout,
+        attention_dropout=dropout,
+        tensors=attend("layer.0", "SelfAttention") + feed("layer.1"),
+    )
+    decoder = Block(
+        prefix="decoder.block",
+        count=c.size("num_decoder_layers", default=layers, limit=MAX_LAYERS),
+        attention=replace(attention, causal=True),
+        cross_attention=replace(attention, cross=True),
+        feed_forward=ffn,
+        norm_count=3,
+        hidden_dropout=dropout,
+        attention_dropout=dropout,
+        tensors=attend("layer.0", "SelfAttention") + attend("layer.1", "EncDecAttention") + feed("layer.2"),
+    )
     tied = c.flag("tie_word_embeddings", default=True)
     head = Head(tensors=() if tied else linear("lm_head", hidden, vocab, "head"), logits=True, tied=tied)
     return Body(
-        base="", hidden_size=hidden, vocab_size=vocab, blocks=blocks(encoder) + blocks(decoder),
+        base="",
+        hidden_size=hidden,
+        vocab_size=vocab,
+        blocks=blocks(encoder) + blocks(decoder),
         outside=embedding("shared", vocab, hidden)
         + norms(("encoder.final_layer_norm", "decoder.final_layer_norm"), hidden, "rms"),
-        heads={"ForConditionalGeneration": head, "WithLMHeadModel": head, "Model": Head(bare=True)})
+        heads={"ForConditionalGeneration": head, "WithLMHeadModel": head, "Model": Head(bare=True)},
+    )
 
 
 def whisper(c: Fields) -> Body:
@@ -79,45 +99,81 @@ def whisper(c: Fields) -> Body:
     def stack(name: str) -> tuple[int, Attention, FeedForward]:
         heads = c.size(f"{name}_attention_heads", limit=MAX_HEADS)
         dim = c.divide("d_model", hidden, f"{name}_attention_heads", heads)
-        return (c.size(f"{name}_layers", limit=MAX_LAYERS),
-                Attention(heads=heads, kv_heads=heads, head_dim=dim, v_head_dim=dim, causal=False, rotary=False),
-                FeedForward(hidden=c.size(f"{name}_ffn_dim"), gated=False,
-                            activation=c.text("activation_function", default="gelu")))
+        return (
+            c.size(f"{name}_layers", limit=MAX_LAYERS),
+            Attention(heads=heads, kv_heads=heads, head_dim=dim, v_head_dim=dim, causal=False, rotary=False),
+            FeedForward(
+                hidden=c.size(f"{name}_ffn_dim"), gated=False, activation=c.text("activation_function", default="gelu")
+            ),
+        )
 
     dropout = c.probability("dropout", default=0.0)
     attention_dropout = c.probability("attention_dropout", default=0.0)
 
     def attend(dims: Attention, name: str) -> Tensors:
-        tensors = attention_linears(dims, hidden, (f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj"),
-                                    f"{name}.out_proj", bias=True, output_bias=True)
+        tensors = attention_linears(
+            dims,
+            hidden,
+            (f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj"),
+            f"{name}.out_proj",
+            bias=True,
+            output_bias=True,
+        )
         # Keys have no bias: softmax would not see it.
         return tuple(tensor for tensor in tensors if not tensor.name.endswith("k_proj.bias")) + norms(
-            (f"{name}_layer_norm",), hidden, "layer")
+            (f"{name}_layer_norm",), hidden, "layer"
+        )
 
     def feed(dims: FeedForward) -> Tensors:
-        return (feed_forward_linears(dims, hidden, ("fc1",), "fc2", bias=True)
-                + norms(("final_layer_norm",), hidden, "layer"))
+        return feed_forward_linears(dims, hidden, ("fc1",), "fc2", bias=True) + norms(
+            ("final_layer_norm",), hidden, "layer"
+        )
 
     layers, attention, ffn = stack("encoder")
-    encoder = Block(prefix="encoder.layers", count=layers, stack="encoder", norm="layer", attention=attention,
-                    feed_forward=ffn, hidden_dropout=dropout, attention_dropout=attention_dropout,
-                    tensors=attend(attention, "self_attn") + feed(ffn))
+    encoder = Block(
+        prefix="encoder.layers",
+        count=layers,
+        stack="encoder",
+        norm="layer",
+        attention=attention,
+        feed_forward=ffn,
+        hidden_dropout=dropout,
+        attention_dropout=attention_dropout,
+        tensors=attend(attention, "self_attn") + feed(ffn),
+    )
     layers, attention, ffn = stack("decoder")
-    decoder = Block(prefix="decoder.layers", count=layers, norm="layer", norm_count=3, feed_forward=ffn,
-                    hidden_dropout=dropout, attention_dropout=attention_dropout,
-                    attention=replace(attention, causal=True), cross_attention=replace(attention, cross=True),
-                    tensors=attend(attention, "self_attn") + attend(attention, "encoder_attn") + feed(ffn))
-    outside = (parameter("encoder.conv1.weight", hidden, mels, 3, role="embedding")
-               + parameter("encoder.conv1.bias", hidden, role="embedding")
-               + parameter("encoder.conv2.weight", hidden, hidden, 3, role="embedding")
-               + parameter("encoder.conv2.bias", hidden, role="embedding")
-               + embedding("encoder.embed_positions", frames, hidden, "position")
-               + norms(("encoder.layer_norm",), hidden, "layer")
-               + embedding("decoder.embed_tokens", vocab, hidden)
-               + embedding("decoder.embed_positions", length, hidden, "position")
-               + norms(("decoder.layer_norm",), hidden, "layer"))
+    decoder = Block(
+        prefix="decoder.layers",
+        count=layers,
+        norm="layer",
+        norm_count=3,
+        feed_forward=ffn,
+        hidden_dropout=dropout,
+        attention_dropout=attention_dropout,
+        attention=replace(attention, causal=True),
+        cross_attention=replace(attention, cross=True),
+        tensors=attend(attention, "self_attn") + attend(attention, "encoder_attn") + feed(ffn),
+    )
+    outside = (
+        parameter("encoder.conv1.weight", hidden, mels, 3, role="embedding")
+        + parameter("encoder.conv1.bias", hidden, role="embedding")
+        + parameter("encoder.conv2.weight", hidden, hidden, 3, role="embedding")
+        + parameter("encoder.conv2.bias", hidden, role="embedding")
+        + embedding("encoder.embed_positions", frames, hidden, "position")
+        + norms(("encoder.layer_norm",), hidden, "layer")
+        + embedding("decoder.embed_tokens", vocab, hidden)
+        + embedding("decoder.embed_positions", length, hidden, "position")
+        + norms(("decoder.layer_norm",), hidden, "layer")
+    )
     tied = c.flag("tie_word_embeddings", default=True)
     head = Head(tensors=() if tied else linear("proj_out", hidden, vocab, "head"), logits=True, tied=tied)
-    return Body(base="model", hidden_size=hidden, vocab_size=vocab, blocks=(encoder, decoder), outside=outside,
-                max_positions=length, encoder_len_fixed=frames,
-                heads={"ForConditionalGeneration": head, "Model": Head(bare=True)})
+    return Body(
+        base="model",
+        hidden_size=hidden,
+        vocab_size=vocab,
+        blocks=(encoder, decoder),
+        outside=outside,
+        max_positions=length,
+        encoder_len_fixed=frames,
+        heads={"ForConditionalGeneration": head, "Model": Head(bare=True)},
+    )

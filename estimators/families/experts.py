@@ -16,72 +16,127 @@ from .parts import Tensors, feed_forward_linears, linear, norm, parameter
 GATE_UP = ("gate_proj", "up_proj")
 
 
-def mixture(c: Fields, hidden: int, experts: FeedForward, *, at: str = "mlp", router: str = "gate",
-            shared: str = "shared_experts", shared_bias: bool = False) -> FeedForwardPart:
+def mixture(
+    c: Fields,
+    hidden: int,
+    experts: FeedForward,
+    *,
+    at: str = "mlp",
+    router: str = "gate",
+    shared: str = "shared_experts",
+    shared_bias: bool = False,
+) -> FeedForwardPart:
     """A router, E fused experts and, where `shared_hidden` says so, a dense one that every token passes."""
     if experts.experts_per_token > experts.experts:
         raise c.error(f"num_experts_per_tok {experts.experts_per_token} is more than the {experts.experts} experts")
     count, width = experts.experts, experts.hidden
-    tensors = (parameter(f"{at}.{router}.weight", count, hidden, role="router")
-               + parameter(f"{at}.experts.gate_up_proj", count, 2 * width, hidden, role="expert")
-               + parameter(f"{at}.experts.down_proj", count, hidden, width, role="expert"))
+    tensors = (
+        parameter(f"{at}.{router}.weight", count, hidden, role="router")
+        + parameter(f"{at}.experts.gate_up_proj", count, 2 * width, hidden, role="expert")
+        + parameter(f"{at}.experts.down_proj", count, hidden, width, role="expert")
+    )
     if experts.shared_hidden:
         everyone = FeedForward(hidden=experts.shared_hidden, gated=True, activation=experts.activation)
-        tensors += feed_forward_linears(everyone, hidden, tuple(f"{at}.{shared}.{name}" for name in GATE_UP),
-                                        f"{at}.{shared}.down_proj", bias=shared_bias)
+        tensors += feed_forward_linears(
+            everyone,
+            hidden,
+            tuple(f"{at}.{shared}.{name}" for name in GATE_UP),
+            f"{at}.{shared}.down_proj",
+            bias=shared_bias,
+        )
     return experts, tensors
 
 
 def routed(c: Fields, *, width: int, count: int, chosen: int, shared_hidden: int = 0) -> FeedForward:
-    return FeedForward(hidden=width, gated=True, activation=c.text("hidden_act", default="silu"), experts=count,
-                       experts_per_token=chosen, shared_hidden=shared_hidden)
+    return FeedForward(
+        hidden=width,
+        gated=True,
+        activation=c.text("hidden_act", default="silu"),
+        experts=count,
+        experts_per_token=chosen,
+        shared_hidden=shared_hidden,
+    )
 
 
 def mixtral(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=8)
-    experts = routed(c, width=dims.feed_forward, count=c.size("num_local_experts", "num_experts", default=8),
-                     chosen=c.size("num_experts_per_tok", default=2))
+    experts = routed(
+        c,
+        width=dims.feed_forward,
+        count=c.size("num_local_experts", "num_experts", default=8),
+        chosen=c.size("num_experts_per_tok", default=2),
+    )
     return build(c, dims, Style(), sparse=mixture(c, dims.hidden, experts), window=(window_size(c),) * dims.layers)
 
 
 def granitemoe(c: Fields) -> Body:
     dims = Dims.read(c)
-    experts = routed(c, width=dims.feed_forward, count=c.size("num_local_experts", default=8),
-                     chosen=c.size("num_experts_per_tok", default=2))
+    experts = routed(
+        c,
+        width=dims.feed_forward,
+        count=c.size("num_local_experts", default=8),
+        chosen=c.size("num_experts_per_tok", default=2),
+    )
     sparse = mixture(c, dims.hidden, experts, at="block_sparse_moe", router="router")
     return build(c, dims, biased(c), sparse=sparse)
 
 
 def olmoe(c: Fields) -> Body:
     dims = Dims.read(c)
-    experts = routed(c, width=dims.feed_forward, count=c.size("num_experts", "num_local_experts", default=64),
-                     chosen=c.size("num_experts_per_tok", default=8))
+    experts = routed(
+        c,
+        width=dims.feed_forward,
+        count=c.size("num_experts", "num_local_experts", default=64),
+        chosen=c.size("num_experts_per_tok", default=8),
+    )
     return build(c, dims, biased(c, Style(qk_norm="all")), sparse=mixture(c, dims.hidden, experts))
 
 
 def qwen2_moe(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=16)
-    experts = routed(c, width=c.size("moe_intermediate_size", default=1408), count=c.size("num_experts", default=60),
-                     chosen=c.size("num_experts_per_tok", default=4),
-                     shared_hidden=c.size("shared_expert_intermediate_size", default=5632))
+    experts = routed(
+        c,
+        width=c.size("moe_intermediate_size", default=1408),
+        count=c.size("num_experts", default=60),
+        chosen=c.size("num_experts_per_tok", default=4),
+        shared_hidden=c.size("shared_expert_intermediate_size", default=5632),
+    )
     feed_forward, tensors = mixture(c, dims.hidden, experts, shared="shared_expert")
     tensors += linear("mlp.shared_expert_gate", dims.hidden, 1, "router")
     slides = c.flag("use_sliding_window", default=False)
     last = c.count("max_window_layers", default=28, limit=MAX_LAYERS)
-    return build(c, dims, Style(qkv_bias=c.flag("qkv_bias", default=True)), sparse=(feed_forward, tensors),
-                 is_sparse=qwen_sparse(c, dims),
-                 window=windows(c, dims.layers, window_size(c, default=4096) if slides else None,
-                                lambda layer: layer % 2 == 0 and layer < last))
+    return build(
+        c,
+        dims,
+        Style(qkv_bias=c.flag("qkv_bias", default=True)),
+        sparse=(feed_forward, tensors),
+        is_sparse=qwen_sparse(c, dims),
+        window=windows(
+            c,
+            dims.layers,
+            window_size(c, default=4096) if slides else None,
+            lambda layer: layer % 2 == 0 and layer < last,
+        ),
+    )
 
 
 def qwen3_moe(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=4)
-    experts = routed(c, width=c.size("moe_intermediate_size", default=768),
-                     count=c.size("num_experts", "num_local_experts", default=128),
-                     chosen=c.size("num_experts_per_tok", default=8))
+    experts = routed(
+        c,
+        width=c.size("moe_intermediate_size", default=768),
+        count=c.size("num_experts", "num_local_experts", default=128),
+        chosen=c.size("num_experts_per_tok", default=8),
+    )
     window = window_size(c, default=4096) if c.flag("use_sliding_window", default=False) else None
-    return build(c, dims, biased(c, Style(qk_norm="head")), sparse=mixture(c, dims.hidden, experts),
-                 is_sparse=qwen_sparse(c, dims), window=(window,) * dims.layers)
+    return build(
+        c,
+        dims,
+        biased(c, Style(qk_norm="head")),
+        sparse=mixture(c, dims.hidden, experts),
+        is_sparse=qwen_sparse(c, dims),
+        window=(window,) * dims.layers,
+    )
 
 
 def qwen_sparse(c: Fields, dims: Dims) -> list[bool]:
@@ -95,18 +150,24 @@ def gpt_oss(c: Fields) -> Body:
     style = biased(c, default=True)
     attention, projections = grouped_query(dims, style)
     sinks = parameter("self_attn.sinks", dims.heads, role="attention")
-    experts = routed(c, width=dims.feed_forward, count=c.size("num_local_experts", "num_experts", default=128),
-                     chosen=c.size("num_experts_per_tok", default=4))
+    experts = routed(
+        c,
+        width=dims.feed_forward,
+        count=c.size("num_local_experts", "num_experts", default=128),
+        chosen=c.size("num_experts_per_tok", default=4),
+    )
     if experts.experts_per_token > experts.experts:
         raise c.error(f"num_experts_per_tok {experts.experts_per_token} is more than the {experts.experts} experts")
     # Its experts are stored transposed, as (experts, in, out), and have biases.
     count, hidden, width = experts.experts, dims.hidden, experts.hidden
-    weights = (parameter("mlp.router.weight", count, hidden, role="router")
-               + parameter("mlp.router.bias", count, role="router")
-               + parameter("mlp.experts.gate_up_proj", count, hidden, 2 * width, role="expert")
-               + parameter("mlp.experts.gate_up_proj_bias", count, 2 * width, role="expert")
-               + parameter("mlp.experts.down_proj", count, width, hidden, role="expert")
-               + parameter("mlp.experts.down_proj_bias", count, hidden, role="expert"))
+    weights = (
+        parameter("mlp.router.weight", count, hidden, role="router")
+        + parameter("mlp.router.bias", count, role="router")
+        + parameter("mlp.experts.gate_up_proj", count, hidden, 2 * width, role="expert")
+        + parameter("mlp.experts.gate_up_proj_bias", count, 2 * width, role="expert")
+        + parameter("mlp.experts.down_proj", count, width, hidden, role="expert")
+        + parameter("mlp.experts.down_proj_bias", count, hidden, role="expert")
+    )
     window = windows(c, dims.layers, window_size(c, default=128), lambda layer: layer % 2 == 0)
     return build(c, dims, style, attention=(attention, projections + sinks), sparse=(experts, weights), window=window)
 
@@ -120,20 +181,31 @@ def latent_attention(c: Fields, dims: Dims, *, bias: bool) -> AttentionPart:
     rope, value = c.size("qk_rope_head_dim", default=64), c.size("v_head_dim", default=128)
     plain, rank = c.size("qk_nope_head_dim", default=128), c.size("kv_lora_rank", default=512)
     query_rank = (c.size_or_none("q_lora_rank") or 0) if c.given("q_lora_rank") else 1536
-    attention = Attention(heads=dims.heads, kv_heads=dims.heads, head_dim=plain + rope, v_head_dim=value,
-                          q_lora_rank=query_rank, kv_lora_rank=rank, rope_head_dim=rope)
+    attention = Attention(
+        heads=dims.heads,
+        kv_heads=dims.heads,
+        head_dim=plain + rope,
+        v_head_dim=value,
+        q_lora_rank=query_rank,
+        kv_lora_rank=rank,
+        rope_head_dim=rope,
+    )
     at, queries = "self_attn", dims.heads * (plain + rope)
     tensors: Tensors
     if query_rank:
-        tensors = (linear(f"{at}.q_a_proj", dims.hidden, query_rank, "attention", bias=bias)
-                   + norm(f"{at}.q_a_layernorm", query_rank)
-                   + linear(f"{at}.q_b_proj", query_rank, queries, "attention"))
+        tensors = (
+            linear(f"{at}.q_a_proj", dims.hidden, query_rank, "attention", bias=bias)
+            + norm(f"{at}.q_a_layernorm", query_rank)
+            + linear(f"{at}.q_b_proj", query_rank, queries, "attention")
+        )
     else:
         tensors = linear(f"{at}.q_proj", dims.hidden, queries, "attention")
-    tensors += (linear(f"{at}.kv_a_proj_with_mqa", dims.hidden, rank + rope, "attention", bias=bias)
-                + norm(f"{at}.kv_a_layernorm", rank)
-                + linear(f"{at}.kv_b_proj", rank, dims.heads * (plain + value), "attention")
-                + linear(f"{at}.o_proj", dims.heads * value, dims.hidden, "attention", bias=bias))
+    tensors += (
+        linear(f"{at}.kv_a_proj_with_mqa", dims.hidden, rank + rope, "attention", bias=bias)
+        + norm(f"{at}.kv_a_layernorm", rank)
+        + linear(f"{at}.kv_b_proj", rank, dims.heads * (plain + value), "attention")
+        + linear(f"{at}.o_proj", dims.heads * value, dims.hidden, "attention", bias=bias)
+    )
     return attention, tensors
 
 
@@ -152,11 +224,19 @@ def deepseek(c: Fields, *, mlp_bias: bool, width: int, count: int, shared: int, 
     """
     dims = Dims.read(c)
     width = c.size("moe_intermediate_size", default=width)
-    experts = routed(c, width=width, chosen=c.size("num_experts_per_tok"),
-                     count=c.size("n_routed_experts", "num_experts", "num_local_experts", default=count),
-                     shared_hidden=width * c.size("n_shared_experts", default=shared))
+    experts = routed(
+        c,
+        width=width,
+        chosen=c.size("num_experts_per_tok"),
+        count=c.size("n_routed_experts", "num_experts", "num_local_experts", default=count),
+        shared_hidden=width * c.size("n_shared_experts", default=shared),
+    )
     first = c.count("first_k_dense_replace", default=first, limit=MAX_LAYERS)
-    return build(c, dims, Style(mlp_bias=mlp_bias),
-                 attention=latent_attention(c, dims, bias=c.flag("attention_bias", default=False)),
-                 sparse=mixture(c, dims.hidden, experts, shared_bias=mlp_bias),
-                 is_sparse=[layer >= first for layer in range(dims.layers)])
+    return build(
+        c,
+        dims,
+        Style(mlp_bias=mlp_bias),
+        attention=latent_attention(c, dims, bias=c.flag("attention_bias", default=False)),
+        sparse=mixture(c, dims.hidden, experts, shared_bias=mlp_bias),
+        is_sparse=[layer >= first for layer in range(dims.layers)],
+    )

@@ -58,8 +58,11 @@ class Fields:
 
     def count(self, name: str, *, default: int, limit: int = MAX_WIDTH) -> int:
         """A whole number of at least 0."""
-        return 0 if self._values.get(name) == 0 and _is_int(self._values[name]) else self.size(
-            name, default=default, limit=limit)
+        return (
+            0
+            if self._values.get(name) == 0 and _is_int(self._values[name])
+            else self.size(name, default=default, limit=limit)
+        )
 
     def positive(self, name: str, *, limit: int = MAX_WIDTH) -> int | None:
         """A whole number that counts as absent where it is zero or negative, as in DeBERTa's `position_buckets`."""

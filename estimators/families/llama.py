@@ -87,20 +87,43 @@ SANDWICH = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_laye
 
 def gemma2(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=4, head_dim=256)
-    style = biased(c, Style(activation=GELU, norms=SANDWICH, tied=True,
-                            softcap=c.is_set("attn_logit_softcapping", default=True),
-                            logit_softcap=c.is_set("final_logit_softcapping", default=True)))
+    style = biased(
+        c,
+        Style(
+            activation=GELU,
+            norms=SANDWICH,
+            tied=True,
+            softcap=c.is_set("attn_logit_softcapping", default=True),
+            logit_softcap=c.is_set("final_logit_softcapping", default=True),
+        ),
+    )
     window = windows(c, dims.layers, window_size(c, default=4096), lambda layer: layer % 2 == 0)
     return build(c, dims, style, window=window)
 
 
 def gemma3_text(c: Fields) -> Body:
     # The text part of a multimodal config.json states only what differs from the class's defaults.
-    dims = Dims.read(c, hidden_size=2304, intermediate_size=9216, num_hidden_layers=26, num_attention_heads=8,
-                     num_key_value_heads=4, head_dim=256, vocab_size=262_208)
-    style = biased(c, Style(activation=GELU, norms=SANDWICH, tied=True, qk_norm="head",
-                            softcap=c.is_set("attn_logit_softcapping", default=False),
-                            logit_softcap=c.is_set("final_logit_softcapping", default=False)))
+    dims = Dims.read(
+        c,
+        hidden_size=2304,
+        intermediate_size=9216,
+        num_hidden_layers=26,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=256,
+        vocab_size=262_208,
+    )
+    style = biased(
+        c,
+        Style(
+            activation=GELU,
+            norms=SANDWICH,
+            tied=True,
+            qk_norm="head",
+            softcap=c.is_set("attn_logit_softcapping", default=False),
+            logit_softcap=c.is_set("final_logit_softcapping", default=False),
+        ),
+    )
     every = c.size("sliding_window_pattern", default=6)
     window = windows(c, dims.layers, window_size(c, default=4096), lambda layer: (layer + 1) % every != 0)
     body = build(c, dims, style, window=window)
@@ -112,26 +135,41 @@ def smollm3(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=4)
     window = window_size(c) if c.flag("use_sliding_window", default=False) else None
     every = c.size("no_rope_layer_interval", default=4)
-    return build(c, dims, biased(c, Style(tied=True), mlp=True),
-                 window=windows(c, dims.layers, window, lambda layer: (layer + 1) % every == 0))
+    return build(
+        c,
+        dims,
+        biased(c, Style(tied=True), mlp=True),
+        window=windows(c, dims.layers, window, lambda layer: (layer + 1) % every == 0),
+    )
 
 
 def seed_oss(c: Fields) -> Body:
-    style = Style(qkv_bias=c.flag("attention_bias", default=True), out_bias=c.flag("attention_out_bias", default=False),
-                  mlp_bias=c.flag("mlp_bias", default=False))
+    style = Style(
+        qkv_bias=c.flag("attention_bias", default=True),
+        out_bias=c.flag("attention_out_bias", default=False),
+        mlp_bias=c.flag("mlp_bias", default=False),
+    )
     return build(c, Dims.read(c, num_key_value_heads=8, head_dim=128), style)
 
 
 def glm(c: Fields) -> Body:
-    return build(c, Dims.read(c, num_key_value_heads=2, head_dim=128),
-                 Style(qkv_bias=c.flag("attention_bias", default=True), gate_up=("mlp.gate_up_proj",)))
+    return build(
+        c,
+        Dims.read(c, num_key_value_heads=2, head_dim=128),
+        Style(qkv_bias=c.flag("attention_bias", default=True), gate_up=("mlp.gate_up_proj",)),
+    )
 
 
 def glm4(c: Fields) -> Body:
-    return build(c, Dims.read(c, num_key_value_heads=2, head_dim=128),
-                 Style(qkv_bias=c.flag("attention_bias", default=True), gate_up=("mlp.gate_up_proj",),
-                       norms=("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm",
-                              "post_mlp_layernorm")))
+    return build(
+        c,
+        Dims.read(c, num_key_value_heads=2, head_dim=128),
+        Style(
+            qkv_bias=c.flag("attention_bias", default=True),
+            gate_up=("mlp.gate_up_proj",),
+            norms=("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
+        ),
+    )
 
 
 COHERE = Style(norms=("input_layernorm",), norm_kind="layer", norm_bias=False, parallel=True, tied=True)
@@ -142,9 +180,14 @@ def cohere(c: Fields) -> Body:
     attention: AttentionPart | None = None
     if c.flag("use_qk_norm", default=False):
         plain, tensors = grouped_query(dims, style)
-        attention = replace(plain, qk_norm=True), (
-            tensors + parameter("self_attn.q_norm.weight", dims.heads, dims.head_dim, role="norm")
-            + parameter("self_attn.k_norm.weight", dims.kv_heads, dims.head_dim, role="norm"))
+        attention = (
+            replace(plain, qk_norm=True),
+            (
+                tensors
+                + parameter("self_attn.q_norm.weight", dims.heads, dims.head_dim, role="norm")
+                + parameter("self_attn.k_norm.weight", dims.kv_heads, dims.head_dim, role="norm")
+            ),
+        )
     return build(c, dims, style, attention=attention)
 
 
@@ -157,16 +200,30 @@ def cohere2(c: Fields) -> Body:
 
 def starcoder2(c: Fields) -> Body:
     dims, bias = Dims.read(c, num_key_value_heads=2), c.flag("use_bias", default=True)
-    style = Style(qkv_bias=bias, out_bias=bias, mlp_bias=bias, gated=False, gate_up=("mlp.c_fc",), down="mlp.c_proj",
-                  activation=GELU, norm_kind="layer", tied=True, hidden_dropout=("residual_dropout", 0.0))
+    style = Style(
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=bias,
+        gated=False,
+        gate_up=("mlp.c_fc",),
+        down="mlp.c_proj",
+        activation=GELU,
+        norm_kind="layer",
+        tied=True,
+        hidden_dropout=("residual_dropout", 0.0),
+    )
     return build(c, dims, style, window=(window_size(c),) * dims.layers)
 
 
 def stablelm(c: Fields) -> Body:
     dims, parallel = Dims.read(c, num_key_value_heads=32), c.flag("use_parallel_residual", default=False)
-    style = Style(qkv_bias=c.flag("use_qkv_bias", default=False), norm_kind="layer", parallel=parallel,
-                  hidden_dropout=("hidden_dropout", 0.0),
-                  norms=("input_layernorm",) if parallel else ("input_layernorm", "post_attention_layernorm"))
+    style = Style(
+        qkv_bias=c.flag("use_qkv_bias", default=False),
+        norm_kind="layer",
+        parallel=parallel,
+        hidden_dropout=("hidden_dropout", 0.0),
+        norms=("input_layernorm",) if parallel else ("input_layernorm", "post_attention_layernorm"),
+    )
     attention, tensors = grouped_query(dims, style)
     if c.flag("qk_layernorm", default=False):
         tensors += _norm_per_head("self_attn.q_layernorm", dims.heads, dims.head_dim)
@@ -181,10 +238,22 @@ def _norm_per_head(name: str, heads: int, width: int) -> Tensors:
 
 def phi(c: Fields) -> Body:
     dims = Dims.read(c)
-    style = Style(qkv_bias=True, out="self_attn.dense", out_bias=True, gated=False, gate_up=("mlp.fc1",),
-                  down="mlp.fc2", mlp_bias=True, activation="gelu_new", norms=("input_layernorm",), norm_kind="layer",
-                  final_norm="final_layernorm", parallel=True, head_bias=True,
-                  hidden_dropout=("resid_pdrop", 0.0))
+    style = Style(
+        qkv_bias=True,
+        out="self_attn.dense",
+        out_bias=True,
+        gated=False,
+        gate_up=("mlp.fc1",),
+        down="mlp.fc2",
+        mlp_bias=True,
+        activation="gelu_new",
+        norms=("input_layernorm",),
+        norm_kind="layer",
+        final_norm="final_layernorm",
+        parallel=True,
+        head_bias=True,
+        hidden_dropout=("resid_pdrop", 0.0),
+    )
     attention, tensors = grouped_query(dims, style)
     if c.flag("qk_layernorm", default=False):
         tensors += norm("self_attn.q_layernorm", dims.head_dim, bias=True)
@@ -210,10 +279,21 @@ def minicpm(c: Fields) -> Body:
 def internlm2(c: Fields) -> Body:
     """InternLM2's remote code: one fused projection, and names of its own."""
     bias = c.flag("bias", default=True)
-    return build(c, Dims.read(c), Style(
-        qkv=("attention.wqkv",), out="attention.wo", qkv_bias=bias, out_bias=bias,
-        gate_up=("feed_forward.w1", "feed_forward.w3"), down="feed_forward.w2", norms=("attention_norm", "ffn_norm"),
-        embed="tok_embeddings", head="output"))
+    return build(
+        c,
+        Dims.read(c),
+        Style(
+            qkv=("attention.wqkv",),
+            out="attention.wo",
+            qkv_bias=bias,
+            out_bias=bias,
+            gate_up=("feed_forward.w1", "feed_forward.w3"),
+            down="feed_forward.w2",
+            norms=("attention_norm", "ffn_norm"),
+            embed="tok_embeddings",
+            head="output",
+        ),
+    )
 
 
 def baichuan(c: Fields) -> Body:

@@ -7,8 +7,9 @@ from ..model_shape import Attention, FeedForward, Role, Tensor
 Tensors = tuple[Tensor, ...]
 
 
-def linear(name: str, wide_in: int, wide_out: int, role: Role, *, bias: bool = False,
-           transposed: bool = False) -> Tensors:
+def linear(
+    name: str, wide_in: int, wide_out: int, role: Role, *, bias: bool = False, transposed: bool = False
+) -> Tensors:
     """`nn.Linear`: weight (out, in), bias (out,). GPT-2's `Conv1D` is the same with the weight transposed."""
     shape = (wide_in, wide_out) if transposed else (wide_out, wide_in)
     weight = Tensor(name=f"{name}.weight", shape=shape, role=role, linear=True, transposed=transposed)
@@ -30,21 +31,39 @@ def parameter(name: str, *shape: int, role: Role) -> Tensors:
     return (Tensor(name=name, shape=shape, role=role),)
 
 
-def attention_linears(dims: Attention, hidden: int, inputs: tuple[str, ...], output: str, *, bias: bool = False,
-                      output_bias: bool = False, transposed: bool = False) -> Tensors:
+def attention_linears(
+    dims: Attention,
+    hidden: int,
+    inputs: tuple[str, ...],
+    output: str,
+    *,
+    bias: bool = False,
+    output_bias: bool = False,
+    transposed: bool = False,
+) -> Tensors:
     """The projections of one attention: query, key, value (one name for all three: fused), and the output."""
     widths = [dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim, dims.kv_heads * dims.v_head_dim]
     if len(inputs) == 1:
         widths = [sum(widths)]
-    projections = [linear(name, hidden, width, "attention", bias=bias, transposed=transposed)
-                   for name, width in zip(inputs, widths, strict=True)]
-    projections.append(linear(output, dims.heads * dims.v_head_dim, hidden, "attention", bias=output_bias,
-                              transposed=transposed))
+    projections = [
+        linear(name, hidden, width, "attention", bias=bias, transposed=transposed)
+        for name, width in zip(inputs, widths, strict=True)
+    ]
+    projections.append(
+        linear(output, dims.heads * dims.v_head_dim, hidden, "attention", bias=output_bias, transposed=transposed)
+    )
     return sum(projections, ())
 
 
-def feed_forward_linears(dims: FeedForward, hidden: int, inputs: tuple[str, ...], output: str, *, bias: bool = False,
-                         transposed: bool = False) -> Tensors:
+def feed_forward_linears(
+    dims: FeedForward,
+    hidden: int,
+    inputs: tuple[str, ...],
+    output: str,
+    *,
+    bias: bool = False,
+    transposed: bool = False,
+) -> Tensors:
     """The projections of one dense feed-forward: gate and up (one name: fused) or a plain one, and the output."""
     width = dims.hidden * 2 if dims.gated and len(inputs) == 1 else dims.hidden
     projections = [linear(name, hidden, width, "feed_forward", bias=bias, transposed=transposed) for name in inputs]

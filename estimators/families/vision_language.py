@@ -18,25 +18,46 @@ def gemma3(c: Fields) -> Body:
     """SigLIP patches, a pooling projector, and Gemma 3's decoder. The vision stack sees one image a sample."""
     body = gemma3_text(part(c, "text_config", "gemma3_text"))
     vision = part(c, "vision_config", "siglip_vision_model")
-    sizes = Sizes.read(vision, hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12,
-                       activation="gelu_pytorch_tanh")
+    sizes = Sizes.read(
+        vision,
+        hidden_size=768,
+        intermediate_size=3072,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        activation="gelu_pytorch_tanh",
+    )
     if vision.flag("vision_use_head", default=True):
         raise vision.error("vision_use_head must be false", why="Gemma 3's published models have no pooling head")
     hidden, at = sizes.hidden, "vision_tower."
     patches, kernel = patch_grid(vision, image=224, patch=16)
     block = Block(
-        prefix=f"{at}encoder.layers", count=sizes.layers, stack="encoder", norm="layer", hidden_size=hidden,
-        attention=sizes.attention, feed_forward=sizes.feed_forward,
-        tensors=attention_linears(sizes.attention, hidden, tuple(f"self_attn.{name}" for name in QKV),
-                                  "self_attn.out_proj", bias=True, output_bias=True)
+        prefix=f"{at}encoder.layers",
+        count=sizes.layers,
+        stack="encoder",
+        norm="layer",
+        hidden_size=hidden,
+        attention=sizes.attention,
+        feed_forward=sizes.feed_forward,
+        tensors=attention_linears(
+            sizes.attention,
+            hidden,
+            tuple(f"self_attn.{name}" for name in QKV),
+            "self_attn.out_proj",
+            bias=True,
+            output_bias=True,
+        )
         + feed_forward_linears(sizes.feed_forward, hidden, ("mlp.fc1",), "mlp.fc2", bias=True)
-        + norms(("layer_norm1", "layer_norm2"), hidden, "layer"))
-    projector = (parameter("multi_modal_projector.mm_input_projection_weight", hidden, body.hidden_size, role="other")
-                 + norm("multi_modal_projector.mm_soft_emb_norm", hidden))
-    tower = (parameter(f"{at}embeddings.patch_embedding.weight", hidden, *kernel, role="embedding")
-             + parameter(f"{at}embeddings.patch_embedding.bias", hidden, role="embedding")
-             + embedding(f"{at}embeddings.position_embedding", patches, hidden, "position")
-             + norms((f"{at}post_layernorm",), hidden, "layer"))
+        + norms(("layer_norm1", "layer_norm2"), hidden, "layer"),
+    )
+    projector = parameter(
+        "multi_modal_projector.mm_input_projection_weight", hidden, body.hidden_size, role="other"
+    ) + norm("multi_modal_projector.mm_soft_emb_norm", hidden)
+    tower = (
+        parameter(f"{at}embeddings.patch_embedding.weight", hidden, *kernel, role="embedding")
+        + parameter(f"{at}embeddings.patch_embedding.bias", hidden, role="embedding")
+        + embedding(f"{at}embeddings.position_embedding", patches, hidden, "position")
+        + norms((f"{at}post_layernorm",), hidden, "layer")
+    )
     return combine(c, body, block, tower + projector, patches=patches)
 
 
@@ -50,22 +71,32 @@ def mistral3(c: Fields) -> Body:
     patches, kernel = patch_grid(vision, image=1540, patch=14)
     feed_forward = replace(sizes.feed_forward, gated=True)
     block = Block(
-        prefix=f"{at}transformer.layers", count=sizes.layers, stack="encoder", hidden_size=hidden,
-        attention=replace(sizes.attention, rotary=True), feed_forward=feed_forward,
-        tensors=attention_linears(sizes.attention, hidden, tuple(f"attention.{name}" for name in QKV),
-                                  "attention.o_proj")
-        + feed_forward_linears(feed_forward, hidden, ("feed_forward.gate_proj", "feed_forward.up_proj"),
-                               "feed_forward.down_proj")
-        + norms(("attention_norm", "ffn_norm"), hidden, "rms"))
+        prefix=f"{at}transformer.layers",
+        count=sizes.layers,
+        stack="encoder",
+        hidden_size=hidden,
+        attention=replace(sizes.attention, rotary=True),
+        feed_forward=feed_forward,
+        tensors=attention_linears(
+            sizes.attention, hidden, tuple(f"attention.{name}" for name in QKV), "attention.o_proj"
+        )
+        + feed_forward_linears(
+            feed_forward, hidden, ("feed_forward.gate_proj", "feed_forward.up_proj"), "feed_forward.down_proj"
+        )
+        + norms(("attention_norm", "ffn_norm"), hidden, "rms"),
+    )
     if (layer := c.number("vision_feature_layer", default=-1)) != -1:
         raise c.error(f"vision_feature_layer {layer} is not supported")
     merge, bias = c.size("spatial_merge_size", default=2), c.flag("multimodal_projector_bias", default=False)
     project = "multi_modal_projector."
-    outside = (parameter(f"{at}patch_conv.weight", hidden, *kernel, role="embedding") + norm(f"{at}ln_pre", hidden)
-               + norm(f"{project}norm", hidden)
-               + linear(f"{project}patch_merger.merging_layer", hidden * merge**2, hidden, "other")
-               + linear(f"{project}linear_1", hidden, body.hidden_size, "other", bias=bias)
-               + linear(f"{project}linear_2", body.hidden_size, body.hidden_size, "other", bias=bias))
+    outside = (
+        parameter(f"{at}patch_conv.weight", hidden, *kernel, role="embedding")
+        + norm(f"{at}ln_pre", hidden)
+        + norm(f"{project}norm", hidden)
+        + linear(f"{project}patch_merger.merging_layer", hidden * merge**2, hidden, "other")
+        + linear(f"{project}linear_1", hidden, body.hidden_size, "other", bias=bias)
+        + linear(f"{project}linear_2", body.hidden_size, body.hidden_size, "other", bias=bias)
+    )
     return combine(c, body, block, outside, patches=patches)
 
 
@@ -82,7 +113,17 @@ def combine(c: Fields, text: Body, vision: Block, outside: Tensors, *, patches: 
     """The vision tower and the projector beside the language model, under one base model."""
     language = tuple(replace(block, prefix=f"language_model.{block.prefix}") for block in text.blocks)
     inner = tuple(replace(tensor, name=f"language_model.{tensor.name}") for tensor in text.outside)
-    heads = decoder_heads(text.hidden_size, text.vocab_size, tied=c.flag("tie_word_embeddings", default=True),
-                          labels=c.labels(), suffix="ForConditionalGeneration")
-    return replace(text, blocks=(vision, *language), outside=outside + inner, encoder_len_fixed=patches,
-                   heads={name: heads[name] for name in ("ForConditionalGeneration", "Model")})
+    heads = decoder_heads(
+        text.hidden_size,
+        text.vocab_size,
+        tied=c.flag("tie_word_embeddings", default=True),
+        labels=c.labels(),
+        suffix="ForConditionalGeneration",
+    )
+    return replace(
+        text,
+        blocks=(vision, *language),
+        outside=outside + inner,
+        encoder_len_fixed=patches,
+        heads={name: heads[name] for name in ("ForConditionalGeneration", "Model")},
+    )

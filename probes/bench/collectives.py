@@ -23,7 +23,10 @@ def measure(task: Task, device: str, watch: Stopwatch) -> list[Figure]:
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     figures: list[Figure] = []
     kinds: tuple[tuple[Kind, float], ...] = (
-        ("all_reduce", 2 * (ranks - 1) / ranks), ("all_gather", (ranks - 1) / ranks), ("reduce_scatter", (ranks - 1) / ranks))
+        ("all_reduce", 2 * (ranks - 1) / ranks),
+        ("all_gather", (ranks - 1) / ranks),
+        ("reduce_scatter", (ranks - 1) / ranks),
+    )
     for kind, carried in kinds:
         deadline = time.perf_counter() + task.budget_s / len(kinds)
         each_s = task.budget_s / len(kinds) / (len(SIZES) + 1)

@@ -13,8 +13,10 @@ from .timing import Stopwatch
 
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
 
-_DTYPES = {"cuda": {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32},
-           "cpu": {"bf16": torch.bfloat16, "fp32": torch.float32}}
+_DTYPES = {
+    "cuda": {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32},
+    "cpu": {"bf16": torch.bfloat16, "fp32": torch.float32},
+}
 
 _GPU_BUFFER_BYTES = 256 * 2**20
 """Far larger than any cache."""
@@ -22,8 +24,11 @@ _GPU_BUFFER_BYTES = 256 * 2**20
 
 def measure(task: Task, device: str, watch: Stopwatch) -> list[Figure]:
     """Matrix products take four fifths of the time."""
-    dtypes = {name: dtype for name, dtype in _DTYPES[task.device].items()
-              if not (name == "bf16" and device != "cpu" and torch.cuda.get_device_capability() < (8, 0))}
+    dtypes = {
+        name: dtype
+        for name, dtype in _DTYPES[task.device].items()
+        if not (name == "bf16" and device != "cpu" and torch.cuda.get_device_capability() < (8, 0))
+    }
     figures = []
     for name, dtype in dtypes.items():
         figures += _products(name, dtype, device, watch, 0.8 * task.budget_s / len(dtypes))
@@ -54,9 +59,16 @@ def memory(size_bytes: int, device: str, watch: Stopwatch, budget_s: float) -> l
     """Sum of two tensors into a third, and a copy, of `size_bytes` each in fp32."""
     left, right, out = (torch.ones(size_bytes // 4, device=device) for _ in range(3))
     size = left.nbytes
-    return [figure("elementwise_sum", "fp32", size, 3 * size,
-                   watch.samples(lambda: torch.add(left, right, out=out), budget_s / 2)),
-            figure("memory_copy", "fp32", size, 2 * size, watch.samples(lambda: out.copy_(left), budget_s / 2))]
+    return [
+        figure(
+            "elementwise_sum",
+            "fp32",
+            size,
+            3 * size,
+            watch.samples(lambda: torch.add(left, right, out=out), budget_s / 2),
+        ),
+        figure("memory_copy", "fp32", size, 2 * size, watch.samples(lambda: out.copy_(left), budget_s / 2)),
+    ]
 
 
 def _launch(device: str, watch: Stopwatch, budget_s: float) -> Figure:

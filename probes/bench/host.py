@@ -34,8 +34,10 @@ def host_link(task: Task, device: str, watch: Stopwatch) -> list[Figure]:
         def down(here: torch.Tensor = here) -> None:
             here.copy_(there, non_blocking=True)
 
-        figures += [figure("host_to_device", how, size, size, watch.samples(up, each_s)),
-                    figure("device_to_host", how, size, size, watch.samples(down, each_s))]
+        figures += [
+            figure("host_to_device", how, size, size, watch.samples(up, each_s)),
+            figure("device_to_host", how, size, size, watch.samples(down, each_s)),
+        ]
     return figures
 
 
@@ -46,7 +48,8 @@ def host_memory(task: Task, _device: str, watch: Stopwatch) -> list[Figure]:
 
 
 def cpu_adam(task: Task, _device: str, watch: Stopwatch) -> list[Figure]:
-    """Steps of DeepSpeed's extension over one large fp32 parameter. Raises what its compiler says where it cannot be built."""
+    """Steps of DeepSpeed's extension over one large fp32 parameter. Raises what its compiler says where it cannot be
+    built."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     count = task.buffer_bytes // 4
@@ -57,15 +60,27 @@ def cpu_adam(task: Task, _device: str, watch: Stopwatch) -> list[Figure]:
 
 
 def nvme(task: Task, device: str, watch: Stopwatch) -> list[Figure]:
-    """One file, as large as the drive writes in a share of the time, written and read around the page cache. From memory that
-    is page-locked where training on this device uses such."""
+    """One file, as large as the drive writes in a share of the time, written and read around the page cache. From
+    memory that is page-locked where training on this device uses such."""
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
-    handle = AsyncIOBuilder().load().aio_handle(
-        AIO["block_size"], AIO["queue_depth"], AIO["single_submit"], AIO["overlap_events"], AIO["intra_op_parallelism"])
+    handle = (
+        AsyncIOBuilder()
+        .load()
+        .aio_handle(
+            AIO["block_size"],
+            AIO["queue_depth"],
+            AIO["single_submit"],
+            AIO["overlap_events"],
+            AIO["intra_op_parallelism"],
+        )
+    )
     path = str(Path(task.nvme_folder) / "bench.swp")
-    most = min(_LARGEST_FILE_BLOCKS, 2 * task.buffer_bytes // _BLOCK_BYTES,
-               shutil.disk_usage(task.nvme_folder).free // 10 // _BLOCK_BYTES)
+    most = min(
+        _LARGEST_FILE_BLOCKS,
+        2 * task.buffer_bytes // _BLOCK_BYTES,
+        shutil.disk_usage(task.nvme_folder).free // 10 // _BLOCK_BYTES,
+    )
     blocks, buffer = 0, torch.empty(0)
 
     def write() -> None:
@@ -85,8 +100,10 @@ def nvme(task: Task, device: str, watch: Stopwatch) -> list[Figure]:
         seconds = time.perf_counter() - started
         wanted = min(most, int(blocks * task.budget_s / (2 * (LEAST + 3)) / seconds))
     size = buffer.nbytes
-    return [figure("nvme_write", "aio", size, size, watch.samples(write, task.budget_s / 2)),
-            figure("nvme_read", "aio", size, size, watch.samples(read, task.budget_s / 2))]
+    return [
+        figure("nvme_write", "aio", size, size, watch.samples(write, task.budget_s / 2)),
+        figure("nvme_read", "aio", size, size, watch.samples(read, task.budget_s / 2)),
+    ]
 
 
 def _completed(requests: int) -> None:

@@ -11,8 +11,20 @@ BENCH_VERSION = 2
 """Rises when a figure is measured in another way, so that new figures are not compared with old ones."""
 
 Kind = Literal[
-    "matrix_product", "elementwise_sum", "memory_copy", "launch", "host_to_device", "device_to_host", "host_memory",
-    "cpu_adam", "nvme_read", "nvme_write", "all_reduce", "all_gather", "reduce_scatter"]
+    "matrix_product",
+    "elementwise_sum",
+    "memory_copy",
+    "launch",
+    "host_to_device",
+    "device_to_host",
+    "host_memory",
+    "cpu_adam",
+    "nvme_read",
+    "nvme_write",
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+]
 
 COLLECTIVES: tuple[Kind, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 
@@ -32,8 +44,9 @@ class Figure:
         host_memory           "": a sum as above, by all cores of the host together
         cpu_adam              "fp32": DeepSpeedCPUAdam, all cores; parameters updated at once
         nvme_read, nvme_write "aio": DeepSpeed's handle as the configurations set it; bytes of the file
-        all_reduce, all_gather, reduce_scatter   "nccl" or "gloo"; bytes of the whole tensor; bus bandwidth, that is bytes that
-                              the slowest link carries, as NVIDIA's nccl-tests count it; the smallest size in seconds
+        all_reduce, all_gather, reduce_scatter   "nccl" or "gloo"; bytes of the whole tensor; bus bandwidth, that is
+                              bytes that the slowest link carries, as NVIDIA's nccl-tests count it; the smallest size in
+                              seconds
     median, lowest, highest: over `repeats` measurements, each of several calls where one is short.
     """
 
@@ -59,8 +72,8 @@ class Skipped:
 class BenchResult:
     """A benchmark of this machine.
 
-    device, ranks: "cuda" or "cpu", and how many devices took part in collectives; on the CPU the ranks share the cores, and
-                   the figures of one device are those of one rank while the others do the same.
+    device, ranks: "cuda" or "cpu", and how many devices took part in collectives; on the CPU the ranks share the cores,
+                   and the figures of one device are those of one rank while the others do the same.
     nvme_mount:    where the drive that was measured is mounted, "" when none was.
     seconds:       the whole benchmark.
     """
@@ -75,10 +88,13 @@ class BenchResult:
     seconds: float
 
     def best(self, kind: Kind, how: str | None = None) -> float | None:
-        """The higher median rate of the two largest sizes, at which a rate has levelled off and noise is small; None without
-        any."""
-        rates = [figure for figure in self.figures
-                 if figure.kind == kind and figure.unit != "s" and how in (None, figure.how)]
+        """The higher median rate of the two largest sizes, at which a rate has levelled off and noise is small; None
+        without any."""
+        rates = [
+            figure
+            for figure in self.figures
+            if figure.kind == kind and figure.unit != "s" and how in (None, figure.how)
+        ]
         large = sorted({figure.size for figure in rates})[-2:]
         return max((figure.median for figure in rates if figure.size in large), default=None)
 
@@ -105,19 +121,39 @@ class BenchResult:
 
 def bench_from_json(values: Mapping[str, Any]) -> BenchResult:
     """The result that `to_json` wrote."""
-    return BenchResult(**{**values, "figures": tuple(Figure(**figure) for figure in values["figures"]),
-                          "skipped": tuple(Skipped(**skipped) for skipped in values["skipped"])})
+    return BenchResult(
+        **{
+            **values,
+            "figures": tuple(Figure(**figure) for figure in values["figures"]),
+            "skipped": tuple(Skipped(**skipped) for skipped in values["skipped"]),
+        }
+    )
 
 
 def figure(kind: Kind, how: str, size: int, work: float, samples: Sequence[float], unit: Unit = "B/s") -> Figure:
-    """The figure of calls that took `samples` seconds each; work: flops, bytes or parameters of one call, ignored for "s"."""
+    """The figure of calls that took `samples` seconds each; work: flops, bytes or parameters of one call, ignored for
+    "s"."""
     values = sorted(samples if unit == "s" else (work / seconds for seconds in samples))
-    return Figure(kind=kind, how=how, size=size, unit=unit, median=median(values), lowest=values[0], highest=values[-1],
-                  repeats=len(values))
+    return Figure(
+        kind=kind,
+        how=how,
+        size=size,
+        unit=unit,
+        median=median(values),
+        lowest=values[0],
+        highest=values[-1],
+        repeats=len(values),
+    )
 
 
 def of_all_ranks(figures: Sequence[Sequence[Figure]]) -> tuple[Figure, ...]:
     """One figure for what every rank measured: the median rank's, with the spread over all of them."""
-    return tuple(replace(
-        same[0], median=median(one.median for one in same), lowest=min(one.lowest for one in same),
-        highest=max(one.highest for one in same)) for same in zip(*figures, strict=True))
+    return tuple(
+        replace(
+            same[0],
+            median=median(one.median for one in same),
+            lowest=min(one.lowest for one in same),
+            highest=max(one.highest for one in same),
+        )
+        for same in zip(*figures, strict=True)
+    )

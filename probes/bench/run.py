@@ -23,7 +23,8 @@ _LEAST_BUDGET_S = 1.0
 """Measuring of a group, however late it is."""
 
 _USUAL_START_S, _LONGEST_START_S = 5.0, 15.0
-"""Starting the processes of a group, of which each imports torch, before any was seen; and what takes longer is compiling."""
+"""Starting the processes of a group, of which each imports torch, before any was seen; and what takes longer is
+compiling."""
 
 _START_S = 60.0
 """Given to each group beside its measurements: importing torch from a slow disk."""
@@ -32,27 +33,45 @@ _BUILD_S = 300.0
 """The same where DeepSpeed may have to compile an extension first, which it does once."""
 
 _SHARES: dict[Group, float] = {
-    "device": 0.4, "host_link": 0.08, "host_memory": 0.05, "collectives": 0.2, "cpu_adam": 0.07, "nvme": 0.2}
+    "device": 0.4,
+    "host_link": 0.08,
+    "host_memory": 0.05,
+    "collectives": 0.2,
+    "cpu_adam": 0.07,
+    "nvme": 0.2,
+}
 """Of the time for measuring, in the order in which it is done: what may have to be compiled comes last."""
 
 TITLES: dict[Group, str] = {
-    "device": "matrix products and memory of the device", "host_link": "copies between host and device",
-    "host_memory": "host memory", "cpu_adam": "DeepSpeedCPUAdam", "collectives": "collectives", "nvme": "NVMe"}
+    "device": "matrix products and memory of the device",
+    "host_link": "copies between host and device",
+    "host_memory": "host memory",
+    "cpu_adam": "DeepSpeedCPUAdam",
+    "collectives": "collectives",
+    "nvme": "NVMe",
+}
 
 _LARGEST_BUFFER_BYTES = 256 * 2**20
 _BUFFERS = 16
 """Part of the memory that one buffer may take: a group holds up to four, on every rank."""
 
 
-def bench(*, device: Literal["cuda", "cpu"], ranks: int, nvme: str | None = None, total_s: float = TOTAL_S,
-          on_progress: Callable[[str], None] = lambda _title: None) -> BenchResult:
+def bench(
+    *,
+    device: Literal["cuda", "cpu"],
+    ranks: int,
+    nvme: str | None = None,
+    total_s: float = TOTAL_S,
+    on_progress: Callable[[str], None] = lambda _title: None,
+) -> BenchResult:
     """This machine's speeds, in about `total_s` unless DeepSpeed has to compile an extension first.
 
-    device, ranks: whose products, memory and collectives; on the CPU `ranks` processes share the cores and measure together.
+    device, ranks: whose products, memory and collectives; on the CPU `ranks` processes share the cores and measure
+        together.
     nvme:    a folder on the drive to measure; a file of up to 1 GiB is written there and removed. None: not measured.
 
-    What cannot be measured (an extension that does not compile, a file system without direct access, one device alone) is in
-    `skipped`, with the reason. Raises ClusterError for a folder that cannot be written to.
+    What cannot be measured (an extension that does not compile, a file system without direct access, one device alone)
+    is in `skipped`, with the reason. Raises ClusterError for a folder that cannot be written to.
     """
     started, cores = time.monotonic(), cpu_cores()
     schedule = _Schedule(total_s)
@@ -65,20 +84,33 @@ def bench(*, device: Literal["cuda", "cpu"], ranks: int, nvme: str | None = None
         for position, group in enumerate(todo):
             on_progress(TITLES[group])
             several = group == "collectives" or (group == "device" and device == "cpu")
-            task = Task(group=group, device=device, ranks=ranks if several else 1,
-                        threads=threads_of_a_rank(ranks) if several else cores, budget_s=schedule.budget_s(todo[position:]),
-                        buffer_bytes=buffer_bytes, nvme_folder=nvme_folder)
+            task = Task(
+                group=group,
+                device=device,
+                ranks=ranks if several else 1,
+                threads=threads_of_a_rank(ranks) if several else cores,
+                budget_s=schedule.budget_s(todo[position:]),
+                buffer_bytes=buffer_bytes,
+                nvme_folder=nvme_folder,
+            )
             found, reasons[group] = schedule.timed(task)
             figures += found
         skipped = [Skipped(what=TITLES[group], reason=reason) for group, reason in reasons.items() if reason]
     return BenchResult(
-        version=BENCH_VERSION, device=device, ranks=ranks, figures=tuple(figures), skipped=tuple(skipped),
+        version=BENCH_VERSION,
+        device=device,
+        ranks=ranks,
+        figures=tuple(figures),
+        skipped=tuple(skipped),
         nvme_mount=mount_point(nvme) if nvme is not None else "",
-        versions={name: version(name) for name in ("torch", "deepspeed")}, seconds=time.monotonic() - started)
+        versions={name: version(name) for name in ("torch", "deepspeed")},
+        seconds=time.monotonic() - started,
+    )
 
 
 class _Schedule:
-    """Divides the time that is left among the groups that are left; starting one is expected to take as long as the last."""
+    """Divides the time that is left among the groups that are left; starting one is expected to take as long as the
+    last."""
 
     def __init__(self, total_s: float) -> None:
         self._deadline, self._start_s = time.monotonic() + total_s, _USUAL_START_S
@@ -114,8 +146,13 @@ def _run(task: Task) -> tuple[Sequence[Figure], str | None]:
     with scratch("bench") as folder:
         task.write(folder / "task.json")
         reports, failure = processes.watch(
-            range(task.ranks), folder, worker=f"{__package__}.worker", stall_s=limit_s, timeout_s=limit_s,
-            on_progress=lambda _phase: None)
+            range(task.ranks),
+            folder,
+            worker=f"{__package__}.worker",
+            stall_s=limit_s,
+            timeout_s=limit_s,
+            on_progress=lambda _phase: None,
+        )
     if failure is not None:
         return (), failure.message
     return of_all_ranks([[Figure(**figure) for figure in report["report"]] for report in reports]), None
@@ -126,8 +163,11 @@ def _nvme_folder(folder: str, stack: ExitStack) -> str:
     try:
         return str(stack.enter_context(scratch("bench", Path(folder).expanduser().resolve())))
     except OSError as error:
-        raise ClusterError(f"--nvme {folder[:200]} cannot be written to", why=error.strerror or str(error),
-                           fix="name a folder on the drive that you may write to") from None
+        raise ClusterError(
+            f"--nvme {folder[:200]} cannot be written to",
+            why=error.strerror or str(error),
+            fix="name a folder on the drive that you may write to",
+        ) from None
 
 
 def _free_bytes() -> int:

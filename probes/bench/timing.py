@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 SAMPLE_S = 0.004
-"""Shorter calls are repeated until a measurement takes this long: a thousand times the clock's and the settling's error."""
+"""Shorter calls are repeated until a measurement takes this long: a thousand times the clock's and the settling's
+error."""
 
 LEAST, MOST = 3, 20
 """Measurements of a figure: enough for a spread, and no more than tell something."""

@@ -35,8 +35,16 @@ def main() -> None:
         diary.note({"report": [asdict(figure) for figure in figures]})
     except BaseException as error:
         cause = f" ({one_line(error.__cause__)})" if error.__cause__ is not None else ""
-        diary.note({"error": {"kind": "crash", "phase": diary.phase, "message": one_line(error) + cause,
-                              "details": traceback.format_exc()[-8000:]}})
+        diary.note(
+            {
+                "error": {
+                    "kind": "crash",
+                    "phase": diary.phase,
+                    "message": one_line(error) + cause,
+                    "details": traceback.format_exc()[-8000:],
+                }
+            }
+        )
         os._exit(1)
     os._exit(0)  # exit handlers of process groups wait for each other
 
@@ -60,8 +68,11 @@ def _run(task: Task, folder: Path, rank: int, diary: Diary) -> list[Figure]:
     diary.enter("join")
     # Other programs on the machine then change nothing; several threads wait for each other, and ranks for their peers.
     alone = task.device == "cpu" and task.group == "device" and task.threads == 1
-    watch = Stopwatch(settle=_settle(task), agree=_agreement(task, folder, rank, device),
-                      clock=time.process_time if alone else time.perf_counter)
+    watch = Stopwatch(
+        settle=_settle(task),
+        agree=_agreement(task, folder, rank, device),
+        clock=time.process_time if alone else time.perf_counter,
+    )
     diary.enter(task.group)
     return _measure(task.group)(task, device, watch)
 
@@ -80,13 +91,18 @@ def _agreement(task: Task, folder: Path, rank: int, device: str) -> Callable[[in
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("nccl" if task.device == "cuda" else "gloo", init_method=f"file://{folder / 'rendezvous'}",
-                            rank=rank, world_size=task.ranks)
+    dist.init_process_group(
+        "nccl" if task.device == "cuda" else "gloo",
+        init_method=f"file://{folder / 'rendezvous'}",
+        rank=rank,
+        world_size=task.ranks,
+    )
 
     def agree(number: int) -> int:
         shared = torch.tensor([number], dtype=torch.int64, device=device)
         dist.broadcast(shared, 0)
         return int(shared.item())
+
     return agree
 
 
@@ -94,8 +110,13 @@ def _measure(group: Group) -> Measure:
     from . import collectives, device, host
 
     groups: dict[Group, Measure] = {
-        "device": device.measure, "host_link": host.host_link, "host_memory": host.host_memory, "cpu_adam": host.cpu_adam,
-        "nvme": host.nvme, "collectives": collectives.measure}
+        "device": device.measure,
+        "host_link": host.host_link,
+        "host_memory": host.host_memory,
+        "cpu_adam": host.cpu_adam,
+        "nvme": host.nvme,
+        "collectives": collectives.measure,
+    }
     return groups[group]
 
 

@@ -13,8 +13,8 @@ class CountingHandle:
     """Stands in for `aio_handle` (deepspeed/ops/op_builder/async_io.py): every transfer succeeds at once.
 
     Like the real handle it answers `wait()` with the number of transfers since the last one, and hands out page-locked
-    host tensors. Those come from `posix_memalign` in the real handle, so torch's rounding of pinned blocks does not apply
-    to them.
+    host tensors. Those come from `posix_memalign` in the real handle, so torch's rounding of pinned blocks does not
+    apply to them.
     """
 
     def __init__(self, ledger: Ledger, *arguments: Any, **options: Any) -> None:

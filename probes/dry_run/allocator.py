@@ -3,20 +3,20 @@
 Rules (torch 2.13, c10/cuda/CUDACachingAllocator.cpp):
 - A request is rounded up to 512 bytes. Up to 1 MiB it is small, and small and large requests never share a segment; nor
   do requests of two streams.
-- The smallest free block that holds it is taken, at the lowest address among equals; a rest of at least 512 bytes (small)
-  or more than 1 MiB (large) is split off.
-- Without such a block a segment is asked from the driver: 2 MiB for a small request, 20 MiB for one below 10 MiB, else the
-  request rounded up to 2 MiB.
-- A freed block joins its free neighbours in the segment and stays reserved, until the cache is emptied or a request fails:
-  then every wholly free segment goes back to the driver.
-- With `expandable_segments:True` each stream has one segment for small and one for large requests, which grows at its end in
-  steps of 2 and 20 MiB, a free end included; nothing is lost between segments. When a request fails, the pages of that size
-  that no live block touches go back to the driver, wherever they are.
+- The smallest free block that holds it is taken, at the lowest address among equals; a rest of at least 512 bytes
+  (small) or more than 1 MiB (large) is split off.
+- Without such a block a segment is asked from the driver: 2 MiB for a small request, 20 MiB for one below 10 MiB, else
+  the request rounded up to 2 MiB.
+- A freed block joins its free neighbours in the segment and stays reserved, until the cache is emptied or a request
+  fails: then every wholly free segment goes back to the driver.
+- With `expandable_segments:True` each stream has one segment for small and one for large requests, which grows at its
+  end in steps of 2 and 20 MiB, a free end included; nothing is lost between segments. When a request fails, the pages
+  of that size that no live block touches go back to the driver, wherever they are.
 
-Not covered: private pools of CUDA graphs, the allocator's other options, and `record_stream`: a block that another stream
-used is reusable only after that stream got there. How far streams are behind the host is a matter of speed; allocated bytes
-go down at once, and before a request fails the allocator waits for them (`release_cached_blocks`), so only what is reserved
-while there is room can be higher.
+Not covered: private pools of CUDA graphs, the allocator's other options, and `record_stream`: a block that another
+stream used is reusable only after that stream got there. How far streams are behind the host is a matter of speed;
+allocated bytes go down at once, and before a request fails the allocator waits for them (`release_cached_blocks`), so
+only what is reserved while there is room can be higher.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class CachingAllocator:
 
     touched_bytes: of expandable segments, the pages that live blocks lie on: what remains of them when memory is short.
 
-    capacity_bytes: what the driver can give; a request beyond it first empties the cache. None: no limit. A request that
+    capacity_bytes: what the driver can give; a request beyond it first empties the cache. None: no limit. A request
+        that
     fails even then is granted all the same, since the question is how much would be needed.
     """
 
@@ -232,8 +233,14 @@ class CachingAllocator:
         return -(-(size - have) // step) * step
 
 
-def reserved_peaks(events: Iterable[Event], marks: Iterable[int], *, expandable_segments: bool = False,
-                   capacity_bytes: int | None = None, touched: bool = False) -> list[int]:
+def reserved_peaks(
+    events: Iterable[Event],
+    marks: Iterable[int],
+    *,
+    expandable_segments: bool = False,
+    capacity_bytes: int | None = None,
+    touched: bool = False,
+) -> list[int]:
     """Highest reserved bytes in each stretch of the events that ends before one of the rising `marks`, and in the rest.
 
     touched: the pages that live blocks lie on instead, of expandable segments.

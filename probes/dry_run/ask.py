@@ -40,7 +40,8 @@ def ask(requests: Sequence[Request], timeout_s: float) -> list[DryRunResult]:
 
 
 def ask_each(requests: Sequence[Request], timeout_s: float) -> list[DryRunResult | DryRunError]:
-    """What became of each request; they run side by side, in forks of one process that imports torch and DeepSpeed once.
+    """What became of each request; they run side by side, in forks of one process that imports torch and DeepSpeed
+    once.
 
     Raises DryRunError where that process does not end in time. No process outlives the call.
     """
@@ -56,7 +57,9 @@ def ask_each(requests: Sequence[Request], timeout_s: float) -> list[DryRunResult
 def _outcome(folder: Path, index: int, status: int, printed: str) -> DryRunResult | DryRunError:
     answer = folder / f"answer-{index}.json"
     if not answer.exists():
-        return _died(int(_text(folder / f"status-{index}") or status), _text(folder / f"phase-{index}") or "start", printed)
+        return _died(
+            int(_text(folder / f"status-{index}") or status), _text(folder / f"phase-{index}") or "start", printed
+        )
     values = json.loads(answer.read_text())
     return _error(values) if "error" in values else from_json(values["result"])
 
@@ -64,16 +67,22 @@ def _outcome(folder: Path, index: int, status: int, printed: str) -> DryRunResul
 def _run_worker(requests: Sequence[Request], folder: Path, output: Any, timeout_s: float) -> int:
     """Run `worker.py` to its end; its exit status, negative for a signal, as subprocess has it."""
     worker = subprocess.Popen(
-        [sys.executable, "-m", f"{__package__}.worker", str(folder)], stdin=subprocess.PIPE, stdout=output, stderr=output,
-        text=True, cwd=folder, start_new_session=True,  # so that its forks can be ended with it
-        env={**os.environ, "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false",
-             "PYTHONUTF8": "1"})  # some libraries read their own files in the locale's encoding
+        [sys.executable, "-m", f"{__package__}.worker", str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+        text=True,
+        cwd=folder,
+        start_new_session=True,  # so that its forks can be ended with it
+        env={**os.environ, "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false", "PYTHONUTF8": "1"},
+    )  # some libraries read their own files in the locale's encoding
     try:
         worker.communicate(json.dumps([asdict(request) for request in requests]), timeout=timeout_s)
         return worker.returncode
     except subprocess.TimeoutExpired:
-        raise DryRunError(f"the dry run did not end within {timeout_s:.0f} s",
-                          phase=_text(folder / "phase-0") or "start") from None
+        raise DryRunError(
+            f"the dry run did not end within {timeout_s:.0f} s", phase=_text(folder / "phase-0") or "start"
+        ) from None
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(worker.pid, signal.SIGKILL)
@@ -89,13 +98,19 @@ def _died(status: int, phase: str, printed: str) -> DryRunError:
     if status < 0:
         name = signal.Signals(-status).name
         if name == "SIGKILL":
-            return DryRunError(f"the dry run was killed (SIGKILL, during {phase})", phase=phase, details=printed,
-                               why="the system does that to a process when this machine's memory runs out",
-                               fix="free memory, or ask for fewer --iterations")
+            return DryRunError(
+                f"the dry run was killed (SIGKILL, during {phase})",
+                phase=phase,
+                details=printed,
+                why="the system does that to a process when this machine's memory runs out",
+                fix="free memory, or ask for fewer --iterations",
+            )
         what = f"the dry run crashed ({name}, during {phase})"
     else:
         what = f"the dry run ended without an answer (exit code {status}, during {phase})"
-    return DryRunError(what, phase=phase, details=printed, why=_last_line(printed), fix="report it with what --debug shows")
+    return DryRunError(
+        what, phase=phase, details=printed, why=_last_line(printed), fix="report it with what --debug shows"
+    )
 
 
 def _last_line(printed: str) -> str:

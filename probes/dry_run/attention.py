@@ -1,8 +1,8 @@
 """The attention kernel that the real GPU's dispatcher would choose, and what it allocates.
 
-On a device without fused kernels `scaled_dot_product_attention` falls back to plain mathematics and keeps the S x S scores,
-which no training run on a recent GPU does. Here the choice is made as CUDA makes it, and the chosen operator, which has
-shapes for fake tensors, is called.
+On a device without fused kernels `scaled_dot_product_attention` falls back to plain mathematics and keeps the S x S
+scores, which no training run on a recent GPU does. Here the choice is made as CUDA makes it, and the chosen operator,
+which has shapes for fake tensors, is called.
 
 Source: pytorch aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (order flash, efficient, math and the conditions of
 each) and transformers/attention.cpp (padding of heads and masks). cuDNN's kernel, which newer builds prefer on compute
@@ -24,9 +24,18 @@ _composite = _functional.scaled_dot_product_attention
 _plain_softmax = _functional.softmax
 
 
-def kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, *, causal: bool,
-           enable_gqa: bool, compute_capability: int, dropout: float = 0.0) -> str:
-    """"flash", "efficient" or "math": what CUDA would run for these inputs on a GPU of this compute capability."""
+def kernel(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    causal: bool,
+    enable_gqa: bool,
+    compute_capability: int,
+    dropout: float = 0.0,
+) -> str:
+    """ "flash", "efficient" or "math": what CUDA would run for these inputs on a GPU of this compute capability."""
     head, value_head = query.shape[-1], value.shape[-1]
     needs_grad = query.requires_grad or key.requires_grad or value.requires_grad
     same_heads = query.shape[-3] == key.shape[-3] == value.shape[-3]
@@ -35,16 +44,28 @@ def kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: to
     if query.dim() != 4 or not query.dtype == key.dtype == value.dtype:
         return "math"
     large_head = needs_grad and compute_capability in (86, 89, 120) and (head > 224 or (head > 192 and dropout > 0))
-    if (half and compute_capability >= 80 and mask is None and head == key.shape[-1] == value_head <= 256
-            and (same_heads or enable_gqa) and (square or not causal) and not large_head):
+    if (
+        half
+        and compute_capability >= 80
+        and mask is None
+        and head == key.shape[-1] == value_head <= 256
+        and (same_heads or enable_gqa)
+        and (square or not causal)
+        and not large_head
+    ):
         return "flash"
     alignment = 8 if half and compute_capability >= 70 else 4 if compute_capability >= 80 else 1
     known_dtype = half or query.dtype is torch.float32
     if query.dtype is torch.bfloat16 and compute_capability < 80:
         known_dtype = False
     # A mask that requires a gradient is no obstacle (torch test_mem_efficient_attention_attn_mask_vs_math_ref_grads).
-    if (known_dtype and compute_capability >= 50 and same_heads
-            and head % alignment == 0 and value_head % alignment == 0):
+    if (
+        known_dtype
+        and compute_capability >= 50
+        and same_heads
+        and head % alignment == 0
+        and value_head % alignment == 0
+    ):
         return "efficient"
     return "math"
 
@@ -52,19 +73,42 @@ def kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: to
 def install(compute_capability: int) -> None:
     """Route `torch.nn.functional.scaled_dot_product_attention` for the rest of this process."""
 
-    def routed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
-               dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-               enable_gqa: bool = False) -> Any:
+    def routed(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
         chosen = "math"
         if query.device.type == DEVICE_TYPE:
-            chosen = kernel(query, key, value, attn_mask, causal=is_causal, enable_gqa=enable_gqa,
-                            compute_capability=compute_capability, dropout=dropout_p)
+            chosen = kernel(
+                query,
+                key,
+                value,
+                attn_mask,
+                causal=is_causal,
+                enable_gqa=enable_gqa,
+                compute_capability=compute_capability,
+                dropout=dropout_p,
+            )
         if chosen == "flash":
             return _flash(query, key, value, dropout_p, is_causal, scale)
         if chosen == "efficient":
             return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
-        return _composite(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
-                          enable_gqa=enable_gqa)
+        return _composite(
+            query,
+            key,
+            value,
+            attn_mask=attn_mask,
+            dropout_p=dropout_p,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+        )
 
     _functional.scaled_dot_product_attention = routed
     _functional.softmax = _softmax
@@ -75,27 +119,38 @@ FLASH = "ds_advise_flash"
 
 
 def register_with_transformers() -> None:
-    """Offer `FLASH` to transformers' models: no mask, any soft cap, and the tensors that flash-attn's function keeps."""
+    """Offer `FLASH` to transformers' models: no mask, any soft cap, and the tensors that flash-attn's function
+    keeps."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    def forward(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _mask: Any,
-                dropout: float = 0.0, scaling: float | None = None, **_: Any) -> tuple[torch.Tensor, None]:
+    def forward(
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        _mask: Any,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
         causal = bool(getattr(module, "is_causal", True)) and query.shape[2] == key.shape[2]
         return _flash(query, key, value, dropout, causal, scaling).transpose(1, 2), None
 
     ALL_ATTENTION_FUNCTIONS.register(FLASH, forward)
 
 
-def _softmax(input: torch.Tensor, dim: int | None = None, _stacklevel: int = 3,
-             dtype: torch.dtype | None = None) -> Any:
+def _softmax(
+    input: torch.Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> Any:
     """softmax of float16 to float32 in one kernel, which torch does on CUDA only (aten/src/ATen/native/SoftMax.cpp)."""
     if input.dtype is torch.float16 and dtype is torch.float32 and dim is not None and input.device.type == DEVICE_TYPE:
         return aten._softmax(input, dim, True)
     return _plain_softmax(input, dim, _stacklevel, dtype)
 
 
-def _flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, causal: bool,
-           scale: float | None) -> Any:
+def _flash(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, causal: bool, scale: float | None
+) -> Any:
     head = query.shape[-1]
     scale = scale if scale is not None else 1.0 / math.sqrt(head)
     missing = -head % 8
@@ -105,18 +160,26 @@ def _flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout:
     return output[..., :head] if missing else output
 
 
-def _efficient(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout: float,
-               causal: bool, scale: float | None) -> Any:
+def _efficient(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+) -> Any:
     if mask is not None:
         if mask.dtype is torch.bool:
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), -math.inf)
         missing = -mask.shape[-1] % 16
         if missing:  # the kernel loads the mask in aligned vectors
-            mask = torch.nn.functional.pad(mask, (0, missing))[..., :mask.shape[-1]]
+            mask = torch.nn.functional.pad(mask, (0, missing))[..., : mask.shape[-1]]
         mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     needs_grad = any(tensor.requires_grad for tensor in (query, key, value))
     return aten._scaled_dot_product_efficient_attention(
-        query, key, value, mask, needs_grad, dropout, causal, scale=scale)[0]
+        query, key, value, mask, needs_grad, dropout, causal, scale=scale
+    )[0]
 
 
 _FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_backward.default

@@ -25,7 +25,8 @@ class UnfilledAutoError(ValueError):
 def filled(request: Request, hidden_size: int | None) -> dict[str, Any]:
     """The configuration with every `auto` replaced and the batch sizes set.
 
-    Raises UnfilledAutoError for an `auto` that needs a hidden size when the model has none, and for one that nothing fills.
+    Raises UnfilledAutoError for an `auto` that needs a hidden size when the model has none, and for one that nothing
+    fills.
     """
     config = copy.deepcopy(request.config)
     _set_batch(config, request)
@@ -51,15 +52,19 @@ def filled(request: Request, hidden_size: int | None) -> dict[str, Any]:
     _fill(config, "", values)
     enabled = any((config.get(key) or {}).get("enabled") for key in ("bf16", "fp16"))
     if not enabled and request.precision != "fp32" and request.precision not in config:
-        config[request.precision] = {"enabled": True}  # as accelerate adds the block (DeepSpeedPlugin.set_mixed_precision)
+        config[request.precision] = {
+            "enabled": True
+        }  # as accelerate adds the block (DeepSpeedPlugin.set_mixed_precision)
     return config
 
 
 def _set_batch(config: dict[str, Any], request: Request) -> None:
     """Replace `auto` and absent batch sizes by what was asked for; DeepSpeed derives what then is missing."""
     total = config.get("train_batch_size")
-    for key, asked in (("train_micro_batch_size_per_gpu", request.micro_batch_size),
-                       ("gradient_accumulation_steps", request.gradient_accumulation_steps)):
+    for key, asked in (
+        ("train_micro_batch_size_per_gpu", request.micro_batch_size),
+        ("gradient_accumulation_steps", request.gradient_accumulation_steps),
+    ):
         if config.get(key, "auto") == "auto":
             config.pop(key, None)
             if asked is not None or not isinstance(total, int):

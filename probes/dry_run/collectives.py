@@ -1,7 +1,7 @@
 """One rank of many, alone: torch's fake process group in place of NCCL.
 
-Collectives return at once and leave their output tensors as they were, so partition sizes, buckets and lifetimes are those
-of the whole job. What compares values between ranks would compare junk and is switched off.
+Collectives return at once and leave their output tensors as they were, so partition sizes, buckets and lifetimes are
+those of the whole job. What compares values between ranks would compare junk and is switched off.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ def join(rank: int, world_size: int, ranks_per_node: int) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(world_size),
+        RANK=str(rank),
+        WORLD_SIZE=str(world_size),
         LOCAL_RANK="0",  # the number of the GPU, of which this process sees one
         # DeepSpeed's shared-memory collectives for CPUs start when LOCAL_SIZE equals WORLD_SIZE, and wait for peers.
         LOCAL_SIZE=str(ranks_per_node if ranks_per_node != world_size else world_size + 1),
-        LOCAL_WORLD_SIZE=str(ranks_per_node), MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
+        LOCAL_WORLD_SIZE=str(ranks_per_node),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="29500",
+    )
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
 
 

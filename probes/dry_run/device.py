@@ -1,8 +1,8 @@
 """The simulated GPU: a torch device that has no memory and no kernels, for fake tensors to stand on.
 
-torch lets Python register one device of its own (the PrivateUse1 key). Tensors on it are `FakeTensor`s: they have shapes,
-dtypes, strides and storages with a size, but no bytes. Real model and engine code runs on them unchanged, host and GPU
-stay told apart by `tensor.device`, and autograd, hooks and lifetimes are torch's own.
+torch lets Python register one device of its own (the PrivateUse1 key). Tensors on it are `FakeTensor`s: they have
+shapes, dtypes, strides and storages with a size, but no bytes. Real model and engine code runs on them unchanged, host
+and GPU stay told apart by `tensor.device`, and autograd, hooks and lifetimes are torch's own.
 
 What torch refuses for fake tensors is completed here: moving a parameter to another device in place.
 """
@@ -30,6 +30,7 @@ def register() -> None:
     """
     try:
         from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+
         create: Any = torch._C._acc.create_empty_tensor
     except (ImportError, AttributeError):
         raise RuntimeError(f"torch {torch.__version__} offers no Python-defined device; torch 2.13 does") from None
@@ -68,7 +69,9 @@ def register() -> None:
     global _library
     library_class: Any = torch.library.Library
     _library = library_class("aten", "IMPL")
-    # torch decomposes these for a device without a kernel of its own. A GPU has one, so there must appear to be one here.
+
+    # torch decomposes these for a device without a kernel of its own. A GPU has one, so there must appear to be one
+    # here.
     def kernel(*_: Any, **__: Any) -> Any:
         raise NotImplementedError("only fake tensors live on the simulated device")
 

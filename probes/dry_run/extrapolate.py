@@ -1,18 +1,21 @@
 """Depth extrapolation: three shallow dry runs answer for a deep model.
 
-The layers of a decoder are alike, so every figure of a phase is a + b L in the number of layers L, once what has a fixed size
-is filled: the reduce bucket; at ZeRO-3 the gathered parameters that may stay (`stage3_max_live_parameters`); at ZeRO-1 and 2
-a rank's piece of the parameters, which lies within the embedding or holds it twice over. Two terms are not linear and are
-counted: what ZeRO-3's optimizer needs to step sub-group by sub-group follows one of them; and at ZeRO-1 and 2 a rank keeps the
+The layers of a decoder are alike, so every figure of a phase is a + b L in the number of layers L, once what has a
+fixed size is filled: the reduce bucket; at ZeRO-3 the gathered parameters that may stay (`stage3_max_live_parameters`);
+at ZeRO-1 and 2 a rank's piece of the parameters, which lies within the embedding or holds it twice over. Two terms are
+not linear and are
+counted: what ZeRO-3's optimizer needs to step sub-group by sub-group follows one of them; and at ZeRO-1 and 2 a rank
+    keeps the
 gradients of all tensors that its piece touches, in part or whole.
 
-Two depths give the line, and the third must lie on it: where the lines through the outer two and through the last two differ
-by more than `TOLERANCE` at the full depth, or where the reasons above do not hold, `NotLinearError` says why, and the full
-depth is run. A phase that is off the line but far from the peak is no reason for that; the result names it (`approximate`).
+Two depths give the line, and the third must lie on it: where the lines through the outer two and through the last two
+differ by more than `TOLERANCE` at the full depth, or where the reasons above do not hold, `NotLinearError` says why,
+and the full depth is run. A phase that is off the line but far from the peak is no reason for that; the result names it
+(`approximate`).
 
-Not extrapolated: NVMe's swap buffers, and page-locked host memory, whose blocks are rounded up to powers of two; modules and
-tensors at the peak; the timeline; the operations. Reserved memory is not linear either: the widest gap to the allocated bytes
-is kept.
+Not extrapolated: NVMe's swap buffers, and page-locked host memory, whose blocks are rounded up to powers of two;
+modules and tensors at the peak; the timeline; the operations. Reserved memory is not linear either: the widest gap to
+the allocated bytes is kept.
 """
 
 from __future__ import annotations
@@ -96,15 +99,22 @@ def ladder(request: Request) -> Ladder:
     if sum(depths) > 1.6 * full:  # two processors share them
         raise NotLinearError(f"{' + '.join(map(str, depths))} layers, which would answer for {full}, take as long")
     models = [_at_depth(request.model, key, depth, full) for depth in (*depths, full)]
-    return Ladder(full=full, zero_stage=int(zero.get("stage", 0)), depths=depths,
-                  sub_groups=tuple(_sub_groups(model, request) for model in models),
-                  touched_bytes=tuple(_touched_bytes(model, request) for model in models),
-                  requests=tuple(replace(request, model=model) for model in models[:-1]))
+    return Ladder(
+        full=full,
+        zero_stage=int(zero.get("stage", 0)),
+        depths=depths,
+        sub_groups=tuple(_sub_groups(model, request) for model in models),
+        touched_bytes=tuple(_touched_bytes(model, request) for model in models),
+        requests=tuple(replace(request, model=model) for model in models[:-1]),
+    )
 
 
 def _at_depth(model: dict[str, Any], key: str, depth: int, full: int) -> dict[str, Any]:
     """The configuration with fewer layers: lists with an entry for each layer are cut too."""
-    cut = {name: value[:depth] if isinstance(value, list) and len(value) == full else value for name, value in model.items()}
+    cut = {
+        name: value[:depth] if isinstance(value, list) and len(value) == full else value
+        for name, value in model.items()
+    }
     return {**cut, key: depth}
 
 
@@ -160,7 +170,9 @@ def _partition_elements(zero: dict[str, Any], shape: ModelShape, request: Reques
     At stages 1 and 2 a piece within the embedding is one case, one that holds it and much more another; in between, the
     moments that are highest change places. Raises NotLinearError where the full model lies in between.
     """
-    if zero.get("stage") not in (1, 2) or request.method != "full":  # adapters are small, and none is outside the layers
+    if (
+        zero.get("stage") not in (1, 2) or request.method != "full"
+    ):  # adapters are small, and none is outside the layers
         return 0
     if request.rank:
         raise NotLinearError("only rank 0 has its piece at the same place at every depth")
@@ -195,15 +207,18 @@ def _touched_bytes(model: dict[str, Any], request: Request) -> int:
 
 
 def extrapolated(steps: Ladder, results: Sequence[DryRunResult]) -> DryRunResult:
-    """The full depth's result from those of the ladder's depths. Raises NotLinearError where they do not lie on a line."""
+    """The full depth's result from those of the ladder's depths. Raises NotLinearError where they do not lie on a
+    line."""
     if any(phase.host_pinned_peak_bytes for result in results for phase in result.phases):
         raise NotLinearError("page-locked host memory is rounded up to powers of two")
     line = _Line(steps)
     names = [field.name for field in fields(PhaseMemory) if field.name not in ("iteration", "phase")]
     if len({tuple((phase.iteration, phase.phase) for phase in result.phases) for result in results}) != 1:
         raise NotLinearError("the shallow runs have other phases")
-    largest = {name: line.at_full([max(getattr(phase, name) for phase in result.phases) for result in results], math.inf)
-               for name in names}
+    largest = {
+        name: line.at_full([max(getattr(phase, name) for phase in result.phases) for result in results], math.inf)
+        for name in names
+    }
     phases, off_line = [], {}
     for same in zip(*(result.phases for result in results), strict=True):
         stepped = {name: _step_peak(steps, same, name) for name in ("gpu", "total")} if same[0].phase == "step" else {}
@@ -220,8 +235,9 @@ def extrapolated(steps: Ladder, results: Sequence[DryRunResult]) -> DryRunResult
         phases.append(replace(same[0], **values))
     for (_, phase, name), most_bytes in off_line.items():
         if most_bytes > FAR_FROM_PEAK * max(getattr(phase, name) for phase in phases):
-            raise NotLinearError(f"the runs with {', '.join(map(str, steps.depths))} layers do not lie on a line "
-                                 f"({name} of {phase})")
+            raise NotLinearError(
+                f"the runs with {', '.join(map(str, steps.depths))} layers do not lie on a line ({name} of {phase})"
+            )
     whole = _whole(line, results, tuple(phases))
     rough = [phase for _, phase, _ in off_line]
     if steps.zero_stage == 3:
@@ -232,8 +248,8 @@ def extrapolated(steps: Ladder, results: Sequence[DryRunResult]) -> DryRunResult
 
 
 def _step_peak(steps: Ladder, same: Sequence[PhaseMemory], pool: str) -> int | None:
-    """How far a step's peak is above what it leaves, from the sub-group that decides it; None where one is all there is, so
-    that the peak is on a line."""
+    """How far a step's peak is above what it leaves, from the sub-group that decides it; None where one is all there
+    is, so that the peak is on a line."""
     if len(steps.sub_groups[-1]) < 2:
         return None
     above: list[int] = [getattr(phase, f"{pool}_peak_bytes") - getattr(phase, f"{pool}_live_bytes") for phase in same]
@@ -246,9 +262,10 @@ def _step_peak(steps: Ladder, same: Sequence[PhaseMemory], pool: str) -> int | N
 
 
 def _decisive_first(numels: tuple[int, ...]) -> int:
-    """The same for the first step, in which every sub-group leaves two float32 states behind, twice what its float32 gradient
+    """The same for the first step, in which every sub-group leaves two float32 states behind, twice what its float32
+    gradient
     takes: the sub-group that, less twice those after it, is the largest."""
-    return max(numel - 2 * sum(numels[index + 1:]) for index, numel in enumerate(numels))
+    return max(numel - 2 * sum(numels[index + 1 :]) for index, numel in enumerate(numels))
 
 
 def _whole(line: _Line, results: Sequence[DryRunResult], phases: tuple[PhaseMemory, ...]) -> DryRunResult:
@@ -262,32 +279,52 @@ def _whole(line: _Line, results: Sequence[DryRunResult], phases: tuple[PhaseMemo
         return allocated + max(figure(result.peak) - result.peak.allocated_bytes_per_gpu for result in results)
 
     def reserved(figure: Callable[[Peak], Reserved]) -> Reserved:
-        return Reserved(reserved_bytes_per_gpu=held(lambda peak: figure(peak).reserved_bytes_per_gpu),
-                        required_bytes_per_gpu=held(lambda peak: figure(peak).required_bytes_per_gpu))
+        return Reserved(
+            reserved_bytes_per_gpu=held(lambda peak: figure(peak).reserved_bytes_per_gpu),
+            required_bytes_per_gpu=held(lambda peak: figure(peak).required_bytes_per_gpu),
+        )
 
-    by_phase = {name: _parts(line, results, name, max(phase.gpu_peak_bytes for phase in training if phase.phase == name))
-                for name in last.peak_by_phase}
+    by_phase = {
+        name: _parts(line, results, name, max(phase.gpu_peak_bytes for phase in training if phase.phase == name))
+        for name in last.peak_by_phase
+    }
     peak = Peak(
-        iteration=highest.iteration, phase=highest.phase, allocated_bytes_per_gpu=allocated,
+        iteration=highest.iteration,
+        phase=highest.phase,
+        allocated_bytes_per_gpu=allocated,
         reserved_bytes_per_gpu=held(lambda peak: peak.reserved_bytes_per_gpu),
         required_bytes_per_gpu=held(lambda peak: peak.required_bytes_per_gpu),
         with_expandable_segments=reserved(lambda peak: peak.with_expandable_segments),
-        without_expandable_segments=reserved(lambda peak: peak.without_expandable_segments), device_bytes_per_gpu=None,
-        host_bytes_per_node=min(last.gpus_per_node, last.world_size) * max(phase.host_held_peak_bytes for phase in phases),
-        by_category=by_phase[highest.phase], by_module={}, largest=())
+        without_expandable_segments=reserved(lambda peak: peak.without_expandable_segments),
+        device_bytes_per_gpu=None,
+        host_bytes_per_node=min(last.gpus_per_node, last.world_size)
+        * max(phase.host_held_peak_bytes for phase in phases),
+        by_category=by_phase[highest.phase],
+        by_module={},
+        largest=(),
+    )
     return replace(
-        last, phases=phases, peak=peak, peak_by_phase=by_phase, timeline=(), operations=(), extrapolated_from=line.depths,
+        last,
+        phases=phases,
+        peak=peak,
+        peak_by_phase=by_phase,
+        timeline=(),
+        operations=(),
+        extrapolated_from=line.depths,
         peak_loading_gpu_bytes=max(phase.gpu_peak_bytes for phase in phases if not phase.iteration),
         parameters=line.at_full([result.parameters for result in results], 0),
         trainable_parameters=line.at_full([result.trainable_parameters for result in results], 0),
-        seconds=max(result.seconds for result in results))
+        seconds=max(result.seconds for result in results),
+    )
 
 
 def _parts(line: _Line, results: Sequence[DryRunResult], phase: str, whole_bytes: int) -> dict[str, int]:
-    """The peak of a phase by category. What the parts' lines do not explain is gradients in the step, which follow the largest
-    sub-group, and else belongs to the largest part."""
+    """The peak of a phase by category. What the parts' lines do not explain is gradients in the step, which follow the
+    largest sub-group, and else belongs to the largest part."""
     names = {name for result in results for name in result.peak_by_phase[phase]}
-    parts = {name: line.at_full([result.peak_by_phase[phase].get(name, 0) for result in results], math.inf) for name in names}
+    parts = {
+        name: line.at_full([result.peak_by_phase[phase].get(name, 0) for result in results], math.inf) for name in names
+    }
     rest = "gradients" if phase == "step" and "gradients" in parts else max(parts, key=lambda name: parts[name])
     parts[rest] += whole_bytes - sum(parts.values())
     return dict(sorted(parts.items(), key=lambda part: -part[1]))
@@ -300,18 +337,22 @@ class _Line:
         self._full, self.depths, self._touched_bytes = steps.full, steps.depths, steps.touched_bytes
 
     def at_full(self, values: Sequence[int], tolerance_bytes: float) -> int:
-        """The figure at the full depth. Raises NotLinearError where the lines differ there by more than the tolerance."""
+        """The figure at the full depth. Raises NotLinearError where the lines differ there by more than the
+        tolerance."""
         if self.spread(values) > tolerance_bytes + NEGLIGIBLE_BYTES:
             raise NotLinearError(f"the runs with {', '.join(map(str, self.depths))} layers do not lie on a line")
         return max(0, round(self._through(values, 0)))
 
     def figure(self, values: Sequence[int], allowed_bytes: float) -> tuple[int, float]:
-        """(the figure at the full depth, how much it may be off): on a line by itself, or with the gradients that the piece
-        touches set apart; off by their difference where both are."""
+        """(the figure at the full depth, how much it may be off): on a line by itself, or with the gradients that the
+        piece touches set apart; off by their difference where both are."""
         *shallow, full = self._touched_bytes
         apart = [value - touched for value, touched in zip(values, shallow, strict=True)]
-        found = [round(self._through(figures, 0)) + rest for figures, rest in ((values, 0), (apart, full))
-                 if self.spread(figures) <= allowed_bytes]
+        found = [
+            round(self._through(figures, 0)) + rest
+            for figures, rest in ((values, 0), (apart, full))
+            if self.spread(figures) <= allowed_bytes
+        ]
         if not found:
             return self.at_full(values, math.inf), self.spread(values)
         return max(0, *found), max(found) - min(found)

@@ -12,16 +12,19 @@ from ...estimators.trainable import tensor_set
 from ...estimators.workload import Workload
 
 
-def fullest_rank(config: Mapping[str, Any], model: Mapping[str, Any] | None, workload: Workload, world_size: int) -> int:
+def fullest_rank(
+    config: Mapping[str, Any], model: Mapping[str, Any] | None, workload: Workload, world_size: int
+) -> int:
     """The rank whose peak is the highest of all, by what distinguishes ranks before anything runs.
 
-    Stages 1 and 2 lay the trainable tensors end to end and cut equal pieces, so a tensor's gradient stays whole on every
-    rank whose piece touches it: the rank that touches the most elements is the fullest. With the optimizer offloaded,
-    gradients leave at once, by way of a buffer of the largest slice of a tensor inside the piece: there the rank with the
-    largest slice is. Of equals the later one, whose gradients come earlier in the backward pass, beside more activations.
-    Stages 0 and 3 treat all ranks alike, padding apart: rank 0.
+    Stages 1 and 2 lay the trainable tensors end to end and cut equal pieces, so a tensor's gradient stays whole on
+    every rank whose piece touches it: the rank that touches the most elements is the fullest. With the optimizer
+    offloaded, gradients leave at once, by way of a buffer of the largest slice of a tensor inside the piece: there the
+    rank with the largest slice is. Of equals the later one, whose gradients come earlier in the backward pass, beside
+    more activations. Stages 0 and 3 treat all ranks alike, padding apart: rank 0.
 
-    Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (`copy_grads_in_partition`, `temp_grad_buffer_for_gpu_offload`).
+    Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (`copy_grads_in_partition`,
+        `temp_grad_buffer_for_gpu_offload`).
     Not covered: `round_robin_gradients`, which deals the tensors out; a model whose tensors only building it shows (a
     module of the user's own, a family unknown to the estimators): rank 0.
     """

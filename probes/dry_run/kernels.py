@@ -2,8 +2,9 @@
 
 DeepSpeed asks its accelerator for an op builder and that for a loaded extension. The classes around the kernels
 (`FusedAdam`, `DeepSpeedCPUAdam`, the NVMe swappers) stay DeepSpeed's own, so the states they keep, and in which dtype,
-follow the installed version. The real kernels update in place and allocate nothing either (csrc/adam/multi_tensor_adam.cu,
-csrc/adam/cpu_adam_impl.cpp), which is why doing nothing is faithful where torch's foreach Adam would not be.
+follow the installed version. The real kernels update in place and allocate nothing either
+(csrc/adam/multi_tensor_adam.cu, csrc/adam/cpu_adam_impl.cpp), which is why doing nothing is faithful where torch's
+foreach Adam would not be.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def op_builder(class_name: str, ledger: Ledger, operations: Operations | None = 
 
 
 def install(ledger: Ledger, operations: Operations | None = None) -> None:
-    """Exchange the builders that DeepSpeed's modules bound while they were imported, before there was our accelerator."""
+    """Exchange the builders that DeepSpeed's modules bound while they were imported, before there was our
+    accelerator."""
     for module_name, module in list(sys.modules.items()):
         if module_name.startswith("deepspeed.") and ".op_builder." not in module_name:
             for name in [name for name in vars(module) if name.endswith("Builder")]:

@@ -1,8 +1,8 @@
 """Every live storage: its bytes, device, what it is for and which module made it, from birth to death.
 
 A storage is counted once however many views look at it, from the operation that returned it first until torch destroys
-it. The ledger keeps every storage it ever saw as a `Block` with the times of birth and death on one event clock; the peak is
-taken apart afterwards from those that were alive at its moment.
+it. The ledger keeps every storage it ever saw as a `Block` with the times of birth and death on one event clock; the
+peak is taken apart afterwards from those that were alive at its moment.
 """
 
 from __future__ import annotations
@@ -28,11 +28,33 @@ def gpu_bytes(size_bytes: int) -> int:
 class Block:
     """One storage's life. `owned` once a sweep or a hook has found who holds it; before, `category` is a guess."""
 
-    __slots__ = ("born", "category", "device", "died", "dtype", "module", "owned", "phase", "pinned", "shape",
-                 "size_bytes", "stream")
+    __slots__ = (
+        "born",
+        "category",
+        "device",
+        "died",
+        "dtype",
+        "module",
+        "owned",
+        "phase",
+        "pinned",
+        "shape",
+        "size_bytes",
+        "stream",
+    )
 
-    def __init__(self, size_bytes: int, device: str, born: int, phase: int, stream: int, pinned: bool,
-                 tensor: torch.Tensor, category: str, module: str) -> None:
+    def __init__(
+        self,
+        size_bytes: int,
+        device: str,
+        born: int,
+        phase: int,
+        stream: int,
+        pinned: bool,
+        tensor: torch.Tensor,
+        category: str,
+        module: str,
+    ) -> None:
         self.size_bytes, self.device, self.born, self.phase = size_bytes, device, born, phase
         self.stream, self.pinned, self.category, self.module = stream, pinned, category, module
         self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
@@ -62,7 +84,8 @@ class Pool:
 class PinnedBlocks:
     """What torch's page-locked allocator holds: requests rounded up to a power of two, freed blocks kept for reuse.
 
-    Source: aten/src/ATen/core/CachingHostAllocator.h: a free block serves only requests of its own power of two, and the
+    Source: aten/src/ATen/core/CachingHostAllocator.h: a free block serves only requests of its own power of two, and
+        the
     operating system never gets it back.
     """
 
@@ -119,7 +142,9 @@ class Ledger:
         device = "gpu" if kind == self._gpu_type else "host"
         self.events += 1
         category, module = self._classify(tensor)
-        block = Block(size_bytes, device, self.events, self.phase, self.stream, self._birth_pinned, tensor, category, module)
+        block = Block(
+            size_bytes, device, self.events, self.phase, self.stream, self._birth_pinned, tensor, category, module
+        )
         self.blocks.append(block)
         self._live[key] = (block, weakref.ref(storage, lambda _: self._release(key)), self._birth_locked)
         self._change(block, size_bytes, self._birth_locked)

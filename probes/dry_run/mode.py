@@ -1,4 +1,5 @@
-"""The dispatch mode that watches every operation: new storages go to the ledger, values nobody computed read as zero."""
+"""The dispatch mode that watches every operation: new storages go to the ledger, values nobody computed read as
+zero."""
 
 from __future__ import annotations
 
@@ -58,8 +59,10 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self._ledger.births_pinned():
                 return self._recorded(operation(*args, **{**kwargs, "pin_memory": False}))
         if operation in FUSED_BACKWARDS:
-            kept = [self._recorded(torch.empty(shape, dtype=dtype, device=args[0].device))
-                    for shape, dtype in scratch(operation, args)]
+            kept = [
+                self._recorded(torch.empty(shape, dtype=dtype, device=args[0].device))
+                for shape, dtype in scratch(operation, args)
+            ]
             result = self._recorded(operation(*args, **kwargs))
             del kept
             return result

@@ -28,8 +28,9 @@ class UnusableModelError(ValueError):
 class Subject:
     """A model, how to make a batch of so many samples for it, and how to get the loss of an output."""
 
-    def __init__(self, model: torch.nn.Module, make_batch: Callable[[int], Any], loss: Callable[[Any, Any], Any],
-                 vocab_size: int) -> None:
+    def __init__(
+        self, model: torch.nn.Module, make_batch: Callable[[int], Any], loss: Callable[[Any, Any], Any], vocab_size: int
+    ) -> None:
         self.model, self.make_batch, self.loss, self.vocab_size = model, make_batch, loss, vocab_size
 
 
@@ -49,18 +50,25 @@ def transformers_config(request: Request) -> Any:
     Raises UnusableModelError for a model type that the installed transformers has no class for.
     """
     from transformers import CONFIG_MAPPING
+
     values = {key: value for key, value in (request.model or {}).items() if key not in ("dtype", "torch_dtype")}
     kind = values.pop("model_type", "")
     if kind not in CONFIG_MAPPING:
         import transformers
-        raise UnusableModelError(f"transformers {transformers.__version__} has no model type {kind!r}, and code that comes "
-                                 "with a model is not run", fix=_BUILD_IT)
+
+        raise UnusableModelError(
+            f"transformers {transformers.__version__} has no model type {kind!r}, and code that comes "
+            "with a model is not run",
+            fix=_BUILD_IT,
+        )
     config = CONFIG_MAPPING[kind].from_dict(values)
     config.use_cache = False
     return config
 
 
-def from_config(request: Request, config: Any, dtype: torch.dtype, device: str, *, checkpoint: str | None = None) -> Subject:
+def from_config(
+    request: Request, config: Any, dtype: torch.dtype, device: str, *, checkpoint: str | None = None
+) -> Subject:
     """A transformers model in training mode, adapted by LoRA and checkpointed as asked, and its batches on `device`.
 
     checkpoint: a folder whose safetensors the weights are loaded from; None leaves them as memory comes.
@@ -71,8 +79,15 @@ def from_config(request: Request, config: Any, dtype: torch.dtype, device: str, 
     # Without a name transformers takes torch's attention where the model supports it, as it does for the user.
     named = {"eager": {"attn_implementation": "eager"}, "flash": {"attn_implementation": FLASH}, "sdpa": {}}
     if checkpoint is not None:
-        model = chosen.from_pretrained(checkpoint, config=config, dtype=dtype, use_safetensors=True,
-                                            trust_remote_code=False, local_files_only=True, **named[request.attention])
+        model = chosen.from_pretrained(
+            checkpoint,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            **named[request.attention],
+        )
     else:
         with _no_init_weights():
             model = chosen._from_config(config, dtype=dtype, **named[request.attention])
@@ -98,11 +113,16 @@ def from_config(request: Request, config: Any, dtype: torch.dtype, device: str, 
         labels = tokens(batch) if per_sample else tokens(batch, seq_len)
         if name == "pixel_values":
             side = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
-            return {name: torch.zeros((batch, config.num_channels, side, side), dtype=dtype, device=device),
-                    "labels": labels}
+            return {
+                name: torch.zeros((batch, config.num_channels, side, side), dtype=dtype, device=device),
+                "labels": labels,
+            }
         if name == "input_features":
             frames = 2 * config.max_source_positions  # Whisper's convolutions halve the frames
-            return {name: torch.zeros((batch, config.num_mel_bins, frames), dtype=dtype, device=device), "labels": labels}
+            return {
+                name: torch.zeros((batch, config.num_mel_bins, frames), dtype=dtype, device=device),
+                "labels": labels,
+            }
         return {name: tokens(batch, seq_len), "labels": labels}
 
     return Subject(model, make_batch, lambda output, _batch: output.loss, vocab_size)
@@ -112,17 +132,23 @@ def model_class(config: Any) -> Any:
     """The class that trains the model of a transformers configuration: its architecture's, or the first that suits."""
     import transformers
     from transformers.models.auto import modeling_auto
+
     for name in getattr(config, "architectures", None) or ():
         found = getattr(transformers, name, None)
         if found is not None and ("For" in name or "LMHead" in name):
             return found
-    for mapping in (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING, modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
-                    modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING, modeling_auto.MODEL_FOR_MASKED_LM_MAPPING,
-                    modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING):
+    for mapping in (
+        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING,
+        modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+        modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
+        modeling_auto.MODEL_FOR_MASKED_LM_MAPPING,
+        modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+    ):
         if type(config) in mapping:
             return mapping[type(config)]
-    raise UnusableModelError(f"transformers {transformers.__version__} has no trainable class for {config.model_type!r}",
-                             fix=_BUILD_IT)
+    raise UnusableModelError(
+        f"transformers {transformers.__version__} has no trainable class for {config.model_type!r}", fix=_BUILD_IT
+    )
 
 
 def _no_init_weights() -> Any:
@@ -137,10 +163,19 @@ def _with_adapters(model: Any, request: Request) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
-        raise UnusableModelError("LoRA needs peft, which is not installed", fix='pip install "ds-advise[lora]"') from None
+        raise UnusableModelError(
+            "LoRA needs peft, which is not installed", fix='pip install "ds-advise[lora]"'
+        ) from None
     targets: Any = list(request.lora_targets) if request.lora_targets else "all-linear"
-    return get_peft_model(model, LoraConfig(r=request.lora_rank, lora_alpha=2 * request.lora_rank, target_modules=targets,
-                                            lora_dropout=request.lora_dropout))
+    return get_peft_model(
+        model,
+        LoraConfig(
+            r=request.lora_rank,
+            lora_alpha=2 * request.lora_rank,
+            target_modules=targets,
+            lora_dropout=request.lora_dropout,
+        ),
+    )
 
 
 def _is_reentrant(model: torch.nn.Module) -> bool:
@@ -154,8 +189,8 @@ def _is_reentrant(model: torch.nn.Module) -> bool:
 def from_file(request: Request, dtype: torch.dtype, device: str) -> Subject:
     """The module that the user's function returns, with the user's batches and loss where the file has them.
 
-    The file may define `make_batch(micro_batch_size, seq_len)`, whose tensors go to `forward` (a dict by name, a tuple in
-    order), and `loss_fn(output, batch)`. Without them: `request.input_shape`, and the mean of the output.
+    The file may define `make_batch(micro_batch_size, seq_len)`, whose tensors go to `forward` (a dict by name, a tuple
+    in order), and `loss_fn(output, batch)`. Without them: `request.input_shape`, and the mean of the output.
 
     Raises UnusableModelError where the function is missing or returns no module; whatever the user's code raises.
     """
@@ -170,8 +205,9 @@ def from_file(request: Request, dtype: torch.dtype, device: str) -> Subject:
         raise UnusableModelError(f"{path} has no function {function!r}", fix="name one that returns a torch.nn.Module")
     model = factory()
     if not isinstance(model, torch.nn.Module):
-        raise UnusableModelError(f"{function} of {path} returned a {type(model).__name__}",
-                                 fix="let it return a torch.nn.Module")
+        raise UnusableModelError(
+            f"{function} of {path} returned a {type(model).__name__}", fix="let it return a torch.nn.Module"
+        )
     if request.method == "lora":
         model = _with_adapters(model, request)
     given_batch, given_loss = getattr(module, "make_batch", None), getattr(module, "loss_fn", None)
@@ -187,8 +223,10 @@ def from_file(request: Request, dtype: torch.dtype, device: str) -> Subject:
         if given_batch is not None:
             return on_device(given_batch(batch, request.seq_len))
         if request.input_shape is None:
-            raise UnusableModelError(f"{path} defines no make_batch, so the shape of one sample is needed",
-                                     fix="pass --input-shape, such as 3,32,32, or define make_batch(micro_batch_size, seq_len)")
+            raise UnusableModelError(
+                f"{path} defines no make_batch, so the shape of one sample is needed",
+                fix="pass --input-shape, such as 3,32,32, or define make_batch(micro_batch_size, seq_len)",
+            )
         return (torch.zeros((batch, *request.input_shape), dtype=dtype, device=device),)
 
     def loss(output: Any, batch: Any) -> Any:

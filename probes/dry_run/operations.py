@@ -1,8 +1,8 @@
 """What one training step executes: the last iteration's operations by name and shapes, for their time.
 
-FLOPs of attention come from torch's own formulas (`torch.utils.flop_counter`), which see shapes only; a causal mask halves
-them. Views move nothing and launch nothing and are left out. What a compiled extension of DeepSpeed's would do is noted by
-its caller (`kernels`).
+FLOPs of attention come from torch's own formulas (`torch.utils.flop_counter`), which see shapes only; a causal mask
+halves them. Views move nothing and launch nothing and are left out. What a compiled extension of DeepSpeed's would do
+is noted by its caller (`kernels`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,46 @@ from ...estimators.recorded_time import Kind, RecordedOperation
 
 _aten: Any = torch.ops.aten
 _FETCHES = ("aten::embedding", "aten::index_select", "aten::gather", "aten::index", "aten::nll_loss_forward")
-_FILLS = ("aten::nll_loss_backward", "aten::zeros", "aten::zeros_like", "aten::zero_", "aten::fill_", "aten::full",
-          "aten::full_like", "aten::ones", "aten::ones_like")
+_FILLS = (
+    "aten::nll_loss_backward",
+    "aten::zeros",
+    "aten::zeros_like",
+    "aten::zero_",
+    "aten::fill_",
+    "aten::full",
+    "aten::full_like",
+    "aten::ones",
+    "aten::ones_like",
+)
 """Read as much as they write, whatever the size of what they look into; and nothing at all."""
-_NO_KERNEL = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided",
-              "aten::set_", "aten::resize_", "aten::_local_scalar_dense", "aten::is_pinned", "aten::lift_fresh",
-              "aten::record_stream", "aten::_unsafe_view", "aten::alias", "aten::detach_")
-_COLLECTIVES_OUT = {"_allgather_base_": 0, "_reduce_scatter_base_": 1, "allgather_into_tensor_coalesced_": 0,
-                    "reduce_scatter_tensor_coalesced_": 1, "allreduce_": 0, "allreduce_coalesced_": 0, "broadcast_": 0,
-                    "reduce_": 0, "allgather_": 0, "alltoall_base_": 0}
+_NO_KERNEL = (
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+    "aten::set_",
+    "aten::resize_",
+    "aten::_local_scalar_dense",
+    "aten::is_pinned",
+    "aten::lift_fresh",
+    "aten::record_stream",
+    "aten::_unsafe_view",
+    "aten::alias",
+    "aten::detach_",
+)
+_COLLECTIVES_OUT = {
+    "_allgather_base_": 0,
+    "_reduce_scatter_base_": 1,
+    "allgather_into_tensor_coalesced_": 0,
+    "reduce_scatter_tensor_coalesced_": 1,
+    "allreduce_": 0,
+    "allreduce_coalesced_": 0,
+    "broadcast_": 0,
+    "reduce_": 0,
+    "allgather_": 0,
+    "alltoall_base_": 0,
+}
 """Of each collective, the argument that holds the whole, not the rank's part."""
 
 
@@ -52,14 +83,19 @@ class Operations:
         tensors: list[torch.Tensor] = []
         _collect(args, tensors)
         _collect(kwargs.values(), tensors)
-        key = (self._phase, operation, *((*tensor.shape, tensor.dtype, tensor.device.type) for tensor in tensors),
-               *(value for value in args if isinstance(value, bool)))
+        key = (
+            self._phase,
+            operation,
+            *((*tensor.shape, tensor.dtype, tensor.device.type) for tensor in tensors),
+            *(value for value in args if isinstance(value, bool)),
+        )
         if key not in self._kinds:
             self._kinds[key] = _described(self._phase, operation, args, kwargs, result, tensors)
         self._counts[key] = self._counts.get(key, 0) + 1
 
     def note_kernel(self, name: str, args: Any) -> None:
-        """A call of a compiled extension's Adam: it reads gradient, master and two states, and writes all but the gradient."""
+        """A call of a compiled extension's Adam: it reads gradient, master and two states, and writes all but the
+        gradient."""
         tensors: list[torch.Tensor] = []
         _collect(args, tensors)
         if not self._phase or not tensors:
@@ -67,8 +103,17 @@ class Operations:
         size = sum(_size(tensor) for tensor in tensors)
         key = (self._phase, name, size)
         kind: Kind = "host" if tensors[-1].device.type == "cpu" else "memory"
-        self._kinds.setdefault(key, RecordedOperation(
-            phase=self._phase, kind=kind, name=name, count=1, precision=_dtype(tensors[-1]), size_bytes=size * 7 // 4))
+        self._kinds.setdefault(
+            key,
+            RecordedOperation(
+                phase=self._phase,
+                kind=kind,
+                name=name,
+                count=1,
+                precision=_dtype(tensors[-1]),
+                size_bytes=size * 7 // 4,
+            ),
+        )
         self._counts[key] = self._counts.get(key, 0) + 1
 
     def recorded(self) -> tuple[RecordedOperation, ...]:
@@ -87,15 +132,23 @@ class Operations:
             self._counts[key] = self._counts.get(key, 0) + 1
 
 
-def _described(phase: str, operation: Any, args: Any, kwargs: Any, result: Any,
-               tensors: list[torch.Tensor]) -> RecordedOperation | None:
+def _described(
+    phase: str, operation: Any, args: Any, kwargs: Any, result: Any, tensors: list[torch.Tensor]
+) -> RecordedOperation | None:
     schema_name, namespace = operation._schema.name, operation.namespace
     results: list[torch.Tensor] = []
     _collect((result,), results)
 
     def recorded(kind: Kind, size: int, **more: Any) -> RecordedOperation:
-        return RecordedOperation(phase=phase, kind=kind, name=schema_name, count=1, size_bytes=size,
-                                 precision=_dtype(results[0] if results else tensors[0]), **more)
+        return RecordedOperation(
+            phase=phase,
+            kind=kind,
+            name=schema_name,
+            count=1,
+            size_bytes=size,
+            precision=_dtype(results[0] if results else tensors[0]),
+            **more,
+        )
 
     if namespace == "c10d":
         name = schema_name.partition("::")[2]
@@ -115,8 +168,11 @@ def _described(phase: str, operation: Any, args: Any, kwargs: Any, result: Any,
         return recorded("to host" if out.device.type == "cpu" else "to device", _size(out))
     if operation._overloadpacket in (_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm):
         left, right = [tensor for tensor in tensors if tensor.dim() == (3 if "bmm" in schema_name else 2)][-2:]
-        return recorded("product", read + written, product=(
-            left.shape[0] if left.dim() == 3 else 1, left.shape[-2], left.shape[-1], right.shape[-1]))
+        return recorded(
+            "product",
+            read + written,
+            product=(left.shape[0] if left.dim() == 3 else 1, left.shape[-2], left.shape[-1], right.shape[-1]),
+        )
     if operation._overloadpacket in flop_registry:
         flops = int(flop_registry[operation._overloadpacket](*args, **kwargs, out_val=result))
         if "attention" not in schema_name:  # a convolution: as the product of its output with its window
@@ -130,7 +186,10 @@ def _described(phase: str, operation: Any, args: Any, kwargs: Any, result: Any,
 
 
 def _as_product(flops: int, result: torch.Tensor) -> tuple[int, int, int, int]:
-    rows, columns = max(1, result.numel() // max(1, result.shape[1])), max(1, result.shape[1] if result.dim() > 1 else 1)
+    rows, columns = (
+        max(1, result.numel() // max(1, result.shape[1])),
+        max(1, result.shape[1] if result.dim() > 1 else 1),
+    )
     return 1, rows, max(1, flops // (2 * rows * columns)), columns
 
 

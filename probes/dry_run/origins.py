@@ -1,8 +1,8 @@
 """What a storage is for: guessed at birth from the code that asked for it, settled by a sweep over its owners.
 
-Categories (`CATEGORIES`) are the report's. Birth alone cannot tell a weight's gradient from an activation's, so after each
-phase a sweep over the module, the engine and the optimizers names the storages that they hold; a name given by a sweep or
-by a gradient hook stands. What dies between two sweeps keeps the name of its birth.
+Categories (`CATEGORIES`) are the report's. Birth alone cannot tell a weight's gradient from an activation's, so after
+each phase a sweep over the module, the engine and the optimizers names the storages that they hold; a name given by a
+sweep or by a gradient hook stands. What dies between two sweeps keeps the name of its birth.
 """
 
 from __future__ import annotations
@@ -14,10 +14,20 @@ from typing import Any
 
 import torch
 
-CATEGORIES = ("parameters", "gradients", "master weights", "optimizer states", "buckets", "gathered parameters",
-              "activations", "logits", "temporaries")
+CATEGORIES = (
+    "parameters",
+    "gradients",
+    "master weights",
+    "optimizer states",
+    "buckets",
+    "gathered parameters",
+    "activations",
+    "logits",
+    "temporaries",
+)
 
-_BIRTHPLACES = (  # part of the file name, part of the function name, category; the first match in the nearest frame wins
+# part of the file name, part of the function name, category; the first match in the nearest frame wins
+_BIRTHPLACES = (
     ("runtime/zero/partition_parameters.py", "gather", "gathered parameters"),
     ("runtime/zero/partition_parameters.py", "wait", "gathered parameters"),
     ("runtime/zero/partition_parameters.py", "reduce", "buckets"),
@@ -69,8 +79,8 @@ class Origins:
     """Names the storages of one training run.
 
     vocab_size: V; a tensor of the forward or backward pass whose last dimension is V is logits (0: the model has none).
-    weight_shapes, tokens: in the backward pass a matrix with a weight's shape is that weight's gradient, unless its rows
-                could be the micro batch's tokens.
+    weight_shapes, tokens: in the backward pass a matrix with a weight's shape is that weight's gradient, unless its
+                rows could be the micro batch's tokens.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,10 @@
 """Fake tensors at the speed that a whole training run needs.
 
-torch remembers what an operation returned for arguments of the same shapes, and makes the next result from that. Its key
-and its fake tensors serve a compiler (symbolic shapes, sparse layouts, memoized values), and a dry run of a large model
-would spend most of its time in them. This mode puts a lookup in front: the few properties that tell the tensors of eager
-training apart, and torch's own entry behind them. What is not such a tensor, and what torch does not keep, goes torch's way.
+torch remembers what an operation returned for arguments of the same shapes, and makes the next result from that. Its
+key and its fake tensors serve a compiler (symbolic shapes, sparse layouts, memoized values), and a dry run of a large
+model would spend most of its time in them. This mode puts a lookup in front: the few properties that tell the tensors
+of eager training apart, and torch's own entry behind them. What is not such a tensor, and what torch does not keep,
+goes torch's way.
 """
 
 from __future__ import annotations
@@ -59,11 +60,23 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """Append what an operation's result depends on; False where a value is of no plain kind."""
         for value in values:
             if isinstance(value, FakeTensor):
-                if (value.fake_mode is not self or value.constant is not None or value.layout is not torch.strided
-                        or value.dtype.is_complex or value.is_neg()):
+                if (
+                    value.fake_mode is not self
+                    or value.constant is not None
+                    or value.layout is not torch.strided
+                    or value.dtype.is_complex
+                    or value.is_neg()
+                ):
                     return False
-                parts += (value.dtype, value.shape, value.stride(), value.storage_offset(), value.fake_device,
-                          value.requires_grad, value.untyped_storage().nbytes())
+                parts += (
+                    value.dtype,
+                    value.shape,
+                    value.stride(),
+                    value.storage_offset(),
+                    value.fake_device,
+                    value.requires_grad,
+                    value.untyped_storage().nbytes(),
+                )
             elif isinstance(value, _PLAIN):
                 parts += (type(value), value)  # 1 and 1.0 are equal, and give other dtypes
             elif isinstance(value, list | tuple):
@@ -86,7 +99,8 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return self._output(entry.output_infos[0], args)
 
     def _output(self, info: Any, args: Any) -> Any:
-        """One output: an argument changed in place, a constant, or a new tensor, on an argument's storage if it is a view."""
+        """One output: an argument changed in place, a constant, or a new tensor, on an argument's storage if it is a
+        view."""
         if info.inplace_idx is not None:
             return args[info.inplace_idx]
         metadata = info.metadata
@@ -96,11 +110,17 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             torch._C._set_meta_in_tls_dispatch_include(True)
             self.in_kernel_invocation = True
             try:
-                tensor = torch.empty_strided(metadata.shape, metadata.stride, dtype=metadata.dtype, device="meta",
-                                             requires_grad=metadata.requires_grad)
+                tensor = torch.empty_strided(
+                    metadata.shape,
+                    metadata.stride,
+                    dtype=metadata.dtype,
+                    device="meta",
+                    requires_grad=metadata.requires_grad,
+                )
                 if info.view_idx is not None:
-                    tensor.set_(args[info.view_idx].untyped_storage(), metadata.storage_offset, metadata.shape,
-                                metadata.stride)
+                    tensor.set_(
+                        args[info.view_idx].untyped_storage(), metadata.storage_offset, metadata.shape, metadata.stride
+                    )
             finally:
                 self.in_kernel_invocation = False
         return self._fake(tensor, metadata.device)
@@ -112,8 +132,9 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             first = FakeTensor(self, meta, device)
             self._attributes[device] = dict(vars(first))
             return first
-        fake = torch.Tensor._make_subclass(FakeTensor, meta, meta.requires_grad, dispatch_device=True,
-                                           device_for_backend_keys=device)
+        fake = torch.Tensor._make_subclass(
+            FakeTensor, meta, meta.requires_grad, dispatch_device=True, device_for_backend_keys=device
+        )
         torch._C._set_throw_on_mutable_data_ptr(fake)
         vars(fake).update(attributes)
         return fake

@@ -14,7 +14,8 @@ class Request:
     model:      a transformers `config.json` as a dict, or None when `factory` is given.
     factory:    "FILE.py:FUNCTION"; the function returns the module.
     input_shape: shape of one sample for a factory without `make_batch`.
-    method, lora_rank, lora_targets, lora_dropout, seq_len, precision, optimizer, attention, framework: as in `Workload`.
+    method, lora_rank, lora_targets, lora_dropout, seq_len, precision, optimizer, attention, framework: as in
+        `Workload`.
     micro_batch_size, gradient_accumulation_steps: fill `auto`, or an absent value; None leaves them to DeepSpeed.
     compute_capability: of the GPU whose kernels are chosen, major * 10 + minor.
     gpu_memory_bytes:   what the simulated GPU claims to have; nothing fails when it is exceeded.

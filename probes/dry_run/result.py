@@ -19,7 +19,8 @@ class PhaseMemory:
     host_*:        pinned and pageable together, exact.
     host_held_peak_bytes: as the host gives them: pinned blocks rounded to powers of two and never returned.
     total_*:       GPU and host together.
-    With gradient accumulation the micro batches of an iteration are taken together: last live, highest peak, summed NVMe.
+    With gradient accumulation the micro batches of an iteration are taken together: last live, highest peak, summed
+    NVMe.
     """
 
     iteration: int
@@ -82,15 +83,17 @@ class Peak:
 
     allocated_bytes_per_gpu: the tensors, as `torch.cuda.max_memory_allocated()` counts them.
     reserved_bytes_per_gpu:  the highest that the caching allocator holds during training (not only at this moment).
-    required_bytes_per_gpu:  the same when memory is so short that it returns every unused segment first: what must be there.
-    with_, without_expandable_segments: both figures under either setting of the allocator; the two above are for the one asked.
+    required_bytes_per_gpu:  the same when memory is so short that it returns every unused segment first: what must be
+        there.
+    with_, without_expandable_segments: both figures under either setting of the allocator; the two above are for the
+        one asked.
     device_bytes_per_gpu:    reserved and what no allocator sees (CUDA context, NCCL); None without a cluster.
     host_bytes_per_node:     the highest over all phases, loading included, times the ranks of a node.
     by_category, by_module:  parts of the allocated bytes; each adds up to them.
     largest:                 the largest storages alive then.
 
-    With a cluster, `allocated`, `reserved` and `required` include cuBLAS's workspaces ("library workspace" in `by_category`).
-    An extrapolated peak has no `by_module` and no `largest`.
+    With a cluster, `allocated`, `reserved` and `required` include cuBLAS's workspaces ("library workspace" in
+    `by_category`). An extrapolated peak has no `by_module` and no `largest`.
     """
 
     iteration: int
@@ -157,9 +160,16 @@ def from_json(values: dict[str, Any]) -> DryRunResult:
     for setting in ("with_expandable_segments", "without_expandable_segments"):
         peak[setting] = Reserved(**peak[setting])
     names = {field.name for field in fields(DryRunResult)}
-    return DryRunResult(**{
-        **{key: value for key, value in values.items() if key in names},
-        "phases": tuple(PhaseMemory(**phase) for phase in values["phases"]), "peak": Peak(**peak),
-        "timeline": tuple(TimelinePoint(**point) for point in values["timeline"]),
-        "operations": tuple(RecordedOperation(**{**item, "product": tuple(item["product"])}) for item in values["operations"]),
-        "extrapolated_from": tuple(values["extrapolated_from"]), "approximate": tuple(values["approximate"])})
+    return DryRunResult(
+        **{
+            **{key: value for key, value in values.items() if key in names},
+            "phases": tuple(PhaseMemory(**phase) for phase in values["phases"]),
+            "peak": Peak(**peak),
+            "timeline": tuple(TimelinePoint(**point) for point in values["timeline"]),
+            "operations": tuple(
+                RecordedOperation(**{**item, "product": tuple(item["product"])}) for item in values["operations"]
+            ),
+            "extrapolated_from": tuple(values["extrapolated_from"]),
+            "approximate": tuple(values["approximate"]),
+        }
+    )

@@ -1,4 +1,5 @@
-"""Load, initialize and train for a few iterations, with a ledger that watches; on the simulated GPU or on a real device."""
+"""Load, initialize and train for a few iterations, with a ledger that watches; on the simulated GPU or on a real
+device."""
 
 from __future__ import annotations
 
@@ -30,9 +31,12 @@ class RecordedPhase:
 
 
 class Recorder:
-    """Divides the run into phases. `current` names the one that runs, for the report of an error; `on_phase` gets it too."""
+    """Divides the run into phases. `current` names the one that runs, for the report of an error; `on_phase` gets it
+    too."""
 
-    def __init__(self, ledger: Ledger, origin: origins.Origins, on_phase: Callable[[str], object] = lambda _name: None) -> None:
+    def __init__(
+        self, ledger: Ledger, origin: origins.Origins, on_phase: Callable[[str], object] = lambda _name: None
+    ) -> None:
         self.ledger, self.origin, self.on_phase = ledger, origin, on_phase
         self.current = "start"
         self.phases: list[PhaseMemory] = []
@@ -50,14 +54,23 @@ class Recorder:
         yield
         recorded.gpu_peak_bytes, recorded.gpu_peak_event = ledger.gpu.peak_bytes, ledger.gpu.peak_event
         recorded.total_peak_event = ledger.total.peak_event
-        self.phases.append(PhaseMemory(
-            iteration=iteration, phase=name,
-            gpu_live_bytes=ledger.gpu.live_bytes, gpu_peak_bytes=ledger.gpu.peak_bytes,
-            host_live_bytes=ledger.host.live_bytes, host_peak_bytes=ledger.host.peak_bytes,
-            host_pinned_live_bytes=ledger.pinned.live_bytes, host_pinned_peak_bytes=ledger.pinned.peak_bytes,
-            host_held_peak_bytes=ledger.host_held.peak_bytes,
-            total_live_bytes=ledger.total.live_bytes, total_peak_bytes=ledger.total.peak_bytes,
-            nvme_read_bytes=ledger.nvme_read_bytes, nvme_written_bytes=ledger.nvme_written_bytes))
+        self.phases.append(
+            PhaseMemory(
+                iteration=iteration,
+                phase=name,
+                gpu_live_bytes=ledger.gpu.live_bytes,
+                gpu_peak_bytes=ledger.gpu.peak_bytes,
+                host_live_bytes=ledger.host.live_bytes,
+                host_peak_bytes=ledger.host.peak_bytes,
+                host_pinned_live_bytes=ledger.pinned.live_bytes,
+                host_pinned_peak_bytes=ledger.pinned.peak_bytes,
+                host_held_peak_bytes=ledger.host_held.peak_bytes,
+                total_live_bytes=ledger.total.live_bytes,
+                total_peak_bytes=ledger.total.peak_bytes,
+                nvme_read_bytes=ledger.nvme_read_bytes,
+                nvme_written_bytes=ledger.nvme_written_bytes,
+            )
+        )
 
     def sweep(self, module: torch.nn.Module, optimizer: Any) -> None:
         """Give every storage that the module or an optimizer holds its owner's name."""
@@ -88,7 +101,8 @@ def run(request: Request, recorder: Recorder, device: str) -> tuple[dict[str, An
     model = subject.model
     recorder.origin.vocab_size = subject.vocab_size
     recorder.origin.weight_shapes = frozenset(
-        tuple(getattr(parameter, "ds_shape", parameter.shape)) for parameter in model.parameters())
+        tuple(getattr(parameter, "ds_shape", parameter.shape)) for parameter in model.parameters()
+    )
     parameters, trainable = _count(model)
     with recorder.phase(0, "initialize"):
         chosen = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -153,8 +167,9 @@ def announce_zero3(request: Request, config: dict[str, Any]) -> Any:
 
 def _count(model: torch.nn.Module) -> tuple[int, int]:
     """(parameters, trainable parameters), tied ones once, partitioned ones in full."""
-    sizes = [(getattr(parameter, "ds_numel", parameter.numel()), parameter.requires_grad)
-             for parameter in model.parameters()]
+    sizes = [
+        (getattr(parameter, "ds_numel", parameter.numel()), parameter.requires_grad) for parameter in model.parameters()
+    ]
     return sum(size for size, _ in sizes), sum(size for size, trainable in sizes if trainable)
 
 
@@ -169,6 +184,7 @@ def client_optimizer(request: Request, config: dict[str, Any], parameters: list[
     offload = ((config.get("zero_optimization") or {}).get("offload_optimizer") or {}).get("device", "none")
     if offload != "none":
         from deepspeed.ops.adam import DeepSpeedCPUAdam
+
         return DeepSpeedCPUAdam(parameters, lr=1e-5)
     config["zero_allow_untested_optimizer"] = True
     return torch.optim.AdamW(parameters, lr=1e-5, fused=True)

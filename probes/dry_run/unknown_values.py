@@ -38,11 +38,11 @@ def _address(tensor: torch.Tensor) -> int:
 def neutralize_transformers() -> None:
     """Let transformers take its training path, not its tracing path, and see a batch of unpacked samples.
 
-    It treats a fake tensor as a sign of tracing and then builds masks that a training run does not, and it reads position
-    ids to find out whether several samples were packed into one.
+    It treats a fake tensor as a sign of tracing and then builds masks that a training run does not, and it reads
+    position ids to find out whether several samples were packed into one.
 
-    A model built under ZeRO-3 gets random weights, module by module, each gathered for it; one loaded from a checkpoint gets
-    the checkpoint's in the same manner. Only the largest module is gathered here: it alone decides the peak.
+    A model built under ZeRO-3 gets random weights, module by module, each gathered for it; one loaded from a checkpoint
+    gets the checkpoint's in the same manner. Only the largest module is gathered here: it alone decides the peak.
     """
     import_utils: Any = importlib.import_module("transformers.utils.import_utils")
     if hasattr(import_utils, "is_fake_tensor"):

@@ -64,10 +64,16 @@ def _answer(folder: Path, index: int, request: Request) -> None:
 
 def _import_all(request: Request) -> None:
     """Import what a run of the request will import, and change nothing yet."""
-    for name in ("deepspeed.runtime.engine", "transformers.integrations.deepspeed", "transformers.modeling_utils",
-                 "torch.testing._internal.distributed.fake_pg", *(["peft"] if request.method == "lora" else [])):
+    for name in (
+        "deepspeed.runtime.engine",
+        "transformers.integrations.deepspeed",
+        "transformers.modeling_utils",
+        "torch.testing._internal.distributed.fake_pg",
+        *(["peft"] if request.method == "lora" else []),
+    ):
         importlib.import_module(name)
     from . import attention, kernels, mode, models, quick_fake, training, unknown_values  # noqa: F401
+
     if request.model is not None:
         models.model_class(models.transformers_config(request))
 
@@ -82,6 +88,7 @@ def answer_to(request: Request, on_phase: Callable[[str], object] = lambda _name
     try:
         started = time.monotonic()
         from .operations import Operations
+
         operations = Operations(request.iterations)
 
         def begun(phase: str) -> None:
@@ -91,17 +98,26 @@ def answer_to(request: Request, on_phase: Callable[[str], object] = lambda _name
         recorder = _recorder(request, begun)
         return {"result": _run(request, recorder, operations, started).to_json()}
     except Exception as error:
-        return {"error": str(error), "kind": type(error).__name__, "phase": recorder.current if recorder else "start",
-                "where": _users_line(error), "package": _package(error), "fix": getattr(error, "fix", ""),
-                "traceback": traceback.format_exc()}
+        return {
+            "error": str(error),
+            "kind": type(error).__name__,
+            "phase": recorder.current if recorder else "start",
+            "where": _users_line(error),
+            "package": _package(error),
+            "fix": getattr(error, "fix", ""),
+            "traceback": traceback.format_exc(),
+        }
 
 
 def _users_line(error: Exception) -> str:
     """FILE:LINE of the innermost code that is neither ours nor an installed package's, "" if there is none."""
     here = str(Path(__file__).parent)
     libraries = ("site-packages", "dist-packages", str(Path(os.__file__).parent))
-    lines = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)
-             if not any(part in frame.filename for part in libraries) and not frame.filename.startswith((here, "<"))]
+    lines = [
+        f"{frame.filename}:{frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not any(part in frame.filename for part in libraries) and not frame.filename.startswith((here, "<"))
+    ]
     return lines[-1] if lines else ""
 
 
@@ -117,6 +133,7 @@ def _recorder(request: Request, on_phase: Callable[[str], object]) -> Any:
     from .ledger import Ledger
     from .origins import Origins
     from .training import Recorder
+
     register()
     origin = Origins()
     return Recorder(Ledger(DEVICE_TYPE, origin.classify), origin, on_phase)
@@ -137,18 +154,23 @@ def _run(request: Request, recorder: Any, operations: Any, started: float) -> Dr
     from deepspeed.accelerator import set_accelerator
 
     from .accelerator import SimulatedAccelerator
-    set_accelerator(SimulatedAccelerator(ledger, device_count=request.gpus_per_node,
-                                         memory_bytes=request.gpu_memory_bytes))
+
+    set_accelerator(
+        SimulatedAccelerator(ledger, device_count=request.gpus_per_node, memory_bytes=request.gpu_memory_bytes)
+    )
     import deepspeed
+
     kernels.install(ledger, operations)
     deepspeed.init_distributed(dist_backend="fake")
     import transformers
+
     attention.install(request.compute_capability)
     attention.register_with_transformers()
     unknown_values.neutralize(ledger)
     unknown_values.neutralize_transformers()
     collectives.silence_comparisons()
-    # Backward passes of the simulated device would run in a thread of their own, which dispatch modes do not follow into.
+    # Backward passes of the simulated device would run in a thread of their own, which dispatch modes do not follow
+    # into.
     torch.autograd.set_multithreading_enabled(False)
     safe = replace(request, config=harmless(request.config, str(Path.cwd())))
     gc.freeze()  # what is imported is no garbage, and looking for it in there takes long
@@ -158,14 +180,26 @@ def _run(request: Request, recorder: Any, operations: Any, started: float) -> Dr
     gc.disable()  # what dies from here on belongs to no phase
     phases = tuple(recorder.phases)
     return DryRunResult(
-        phases=phases, peak=analysis.peak(recorder, request), peak_by_phase=analysis.peak_by_phase(recorder),
-        timeline=analysis.timeline(recorder), operations=operations.recorded(),
+        phases=phases,
+        peak=analysis.peak(recorder, request),
+        peak_by_phase=analysis.peak_by_phase(recorder),
+        timeline=analysis.timeline(recorder),
+        operations=operations.recorded(),
         peak_loading_gpu_bytes=max(phase.gpu_peak_bytes for phase in phases if phase.iteration == 0),
         nvme_bytes_per_rank=sum(ledger.nvme_files.values()),
-        parameters=parameters, trainable_parameters=trainable, world_size=request.world_size, rank=request.rank,
-        gpus_per_node=request.gpus_per_node, config=config, seconds=time.monotonic() - started,
-        versions={"torch": torch.__version__, "deepspeed": deepspeed.__version__,
-                  "transformers": transformers.__version__})
+        parameters=parameters,
+        trainable_parameters=trainable,
+        world_size=request.world_size,
+        rank=request.rank,
+        gpus_per_node=request.gpus_per_node,
+        config=config,
+        seconds=time.monotonic() - started,
+        versions={
+            "torch": torch.__version__,
+            "deepspeed": deepspeed.__version__,
+            "transformers": transformers.__version__,
+        },
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """When something happened on the device: the host's clock for the CPU, events in the stream for CUDA.
 
-Events do not make the host wait between the phases of a step, which would slow down a training that is bound by launches.
+Events do not make the host wait between the phases of a step, which would slow down a training that is bound by
+launches.
 """
 
 from __future__ import annotations

@@ -6,8 +6,21 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-_COLLECTIVES = ("all_reduce", "reduce", "broadcast", "barrier", "all_gather", "all_gather_into_tensor", "all_gather_object",
-                "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "scatter", "gather")
+_COLLECTIVES = (
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "barrier",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "scatter",
+    "gather",
+)
 
 
 class CollectiveTime:
@@ -36,4 +49,5 @@ class CollectiveTime:
                 self._depth -= 1
                 if not self._depth:
                     self.seconds += time.perf_counter() - started
+
         return timed

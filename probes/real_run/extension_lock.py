@@ -1,8 +1,9 @@
 """The lock on a compiled extension's folder, made to survive the process that holds it.
 
-torch builds an extension under a lock that is a file (torch/utils/file_baton.py). A process that is killed while it compiles
-leaves the file behind, and whoever needs the extension afterwards waits for ever. Here the file holds the owner's number, and a
-lock whose owner is gone is taken away. A file without a number is some other program's, and is waited for.
+torch builds an extension under a lock that is a file (torch/utils/file_baton.py). A process that is killed while it
+compiles leaves the file behind, and whoever needs the extension afterwards waits for ever. Here the file holds the
+owner's number, and a lock whose owner is gone is taken away. A file without a number is some other program's, and is
+waited for.
 
 Whoever ends processes that may hold one calls `abandon_all` afterwards: a plain training does not look at the number.
 """

@@ -18,7 +18,8 @@ class Job:
 
     request:    configuration, model, workload; `request.rank` is the rank that runs alone when `solo`.
     device:     "cuda", or DeepSpeed's CPU accelerator over gloo.
-    solo:       one process is one rank of `request.world_size`; the others do not exist, and what they would send is junk.
+    solo:       one process is one rank of `request.world_size`; the others do not exist, and what they would send is
+        junk.
     checkpoint: folder of a local checkpoint in safetensors; None: random weights.
     memory_limit_bytes: what each rank may allocate beyond its libraries, on the CPU; None: all there is.
     nvme_folder: where the swappers write; "" when nothing is offloaded to NVMe.

@@ -22,8 +22,8 @@ def peak_resident_bytes() -> int:
 
 
 def restart_peak() -> None:
-    """Let the peak begin anew (Linux: 5 to clear_refs), without what was freed and the C library keeps (glibc); where that is
-    not allowed it stays what it was."""
+    """Let the peak begin anew (Linux: 5 to clear_refs), without what was freed and the C library keeps (glibc); where
+    that is not allowed it stays what it was."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     with contextlib.suppress(OSError):
@@ -57,8 +57,8 @@ def folder_bytes(folder: str) -> int:
 
 
 def device_bytes(index: int) -> int | None:
-    """What the driver says this process holds on a GPU; where it cannot tell processes apart (containers), all that is used
-    on the GPU; None without a driver."""
+    """What the driver says this process holds on a GPU; where it cannot tell processes apart (containers), all that is
+    used on the GPU; None without a driver."""
     try:
         import pynvml
 

@@ -1,7 +1,8 @@
 """The ranks as processes: started together, watched, ended together.
 
 Every rank has a session of its own, so that ending it ends whatever it started (compilers, workers). Nothing outlives
-`watch`: on success, on failure, on an exception and on Ctrl-C all sessions are killed and waited for; and a rank whose watcher
+`watch`: on success, on failure, on an exception and on Ctrl-C all sessions are killed and waited for; and a rank whose
+    watcher
 is killed dies with it.
 """
 
@@ -42,8 +43,14 @@ class _Rank:
         self.diary = Reader(folder / f"rank{number}.jsonl")
         with self.output.open("wb") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", worker, str(folder), str(number), str(os.getpid())], stdout=stream,
-                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=folder, start_new_session=True, env=dict(environment))
+                [sys.executable, "-m", worker, str(folder), str(number), str(os.getpid())],
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                cwd=folder,
+                start_new_session=True,
+                env=dict(environment),
+            )
         self.heard = time.monotonic()
 
     def listen(self) -> bool:
@@ -55,7 +62,9 @@ class _Rank:
     def is_compiling(self) -> bool:
         """Whether it builds one of DeepSpeed's extensions, which takes minutes and is no hang."""
         with contextlib.suppress(psutil.Error):
-            return any(child.name() in _COMPILERS for child in psutil.Process(self.process.pid).children(recursive=True))
+            return any(
+                child.name() in _COMPILERS for child in psutil.Process(self.process.pid).children(recursive=True)
+            )
         return False
 
     @property
@@ -91,15 +100,22 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def watch(numbers: Sequence[int], folder: Path, *, worker: str, stall_s: float, timeout_s: float,
-          on_progress: OnProgress) -> tuple[list[dict[str, Any]], Failure | None]:
+def watch(
+    numbers: Sequence[int], folder: Path, *, worker: str, stall_s: float, timeout_s: float, on_progress: OnProgress
+) -> tuple[list[dict[str, Any]], Failure | None]:
     """Start the ranks and wait for them; answers the last line of every diary, or the failure that came first.
 
-    worker:    the module that is run as `python -m worker FOLDER RANK PARENT`; it ends its diary with `report` or `error`.
+    worker:    the module that is run as `python -m worker FOLDER RANK PARENT`; it ends its diary with `report` or
+        `error`.
     stall_s:   a phase of one rank that takes longer is a hang. timeout_s: bounds the whole.
     """
     deadline = time.monotonic() + timeout_s
-    environment = {**os.environ, "PATH": search_path(), "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
+    environment = {
+        **os.environ,
+        "PATH": search_path(),
+        "TRANSFORMERS_VERBOSITY": "error",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     ranks: list[_Rank] = []
     try:
         for number in numbers:
@@ -141,35 +157,55 @@ def _failure(ranks: list[_Rank], stall_s: float, deadline: float) -> Failure | N
     now = time.monotonic()
     for rank in ranks:
         if rank.is_stopped():
-            return Failure(kind="stopped", rank=rank.number, phase=rank.diary.phase,
-                           message=f"rank {rank.number} was suspended (SIGSTOP)")
+            return Failure(
+                kind="stopped",
+                rank=rank.number,
+                phase=rank.diary.phase,
+                message=f"rank {rank.number} was suspended (SIGSTOP)",
+            )
     if now > deadline:
         late = min(ranks, key=lambda rank: _order(rank.diary.phase))
-        return Failure(kind="timeout", rank=late.number, phase=late.diary.phase,
-                       message=f"not done in time; rank {late.number} was at {late.diary.phase}")
+        return Failure(
+            kind="timeout",
+            rank=late.number,
+            phase=late.diary.phase,
+            message=f"not done in time; rank {late.number} was at {late.diary.phase}",
+        )
     silent = [rank for rank in ranks if now - rank.heard > stall_s and not rank.done]
     if silent and any(rank.is_compiling() for rank in ranks):
         for rank in ranks:  # those that do not compile wait for the one that does
             rank.heard = now
     elif silent:
         last = min(silent, key=lambda rank: (_order(rank.diary.phase), rank.heard))
-        return Failure(kind="hang", rank=last.number, phase=last.diary.phase, details=last.printed(),
-                       message=f"rank {last.number} made no progress for {stall_s:.0f} s")
+        return Failure(
+            kind="hang",
+            rank=last.number,
+            phase=last.diary.phase,
+            details=last.printed(),
+            message=f"rank {last.number} made no progress for {stall_s:.0f} s",
+        )
     return None
 
 
 def _first(ranks: list[_Rank]) -> Failure:
-    """The failure with the earliest time. A rank that was killed says nothing, and the others then fail for want of it."""
+    """The failure with the earliest time. A rank that was killed says nothing, and the others then fail for want of
+    it."""
     patience = time.monotonic() + _OTHERS_S
     while time.monotonic() < patience and not all(
-            rank.process.poll() is not None or "error" in rank.diary.last for rank in ranks):
+        rank.process.poll() is not None or "error" in rank.diary.last for rank in ranks
+    ):
         for rank in ranks:
             rank.listen()
         time.sleep(_POLL_S)
     for rank in ranks:
         rank.listen()
-    silent = [rank for rank in ranks if rank.process.poll() is not None and rank.process.returncode != 0
-              and not {"error", "report"} & rank.diary.last.keys()]
+    silent = [
+        rank
+        for rank in ranks
+        if rank.process.poll() is not None
+        and rank.process.returncode != 0
+        and not {"error", "report"} & rank.diary.last.keys()
+    ]
     if silent:
         return _died(silent[0])
     told = [rank for rank in ranks if "error" in rank.diary.last]
@@ -184,8 +220,18 @@ def _died(rank: _Rank) -> Failure:
     if code < 0:
         name = signal.Signals(-code).name
         by_whom = ", as the kernel does when memory runs out" if -code == signal.SIGKILL else ""
-        return Failure(kind="killed", rank=rank.number, phase=rank.diary.phase, details=rank.printed(),
-                       message=f"rank {rank.number} was killed by {name}{by_whom}")
+        return Failure(
+            kind="killed",
+            rank=rank.number,
+            phase=rank.diary.phase,
+            details=rank.printed(),
+            message=f"rank {rank.number} was killed by {name}{by_whom}",
+        )
     lost = "" if rank.output.exists() else f"; the probe's folder {rank.output.parent} was removed meanwhile"
-    return Failure(kind="crash", rank=rank.number, phase=rank.diary.phase, details=rank.printed(),
-                   message=f"rank {rank.number} ended with exit code {code}{lost}")
+    return Failure(
+        kind="crash",
+        rank=rank.number,
+        phase=rank.diary.phase,
+        details=rank.printed(),
+        message=f"rank {rank.number} ended with exit code {code}{lost}",
+    )

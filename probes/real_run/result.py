@@ -15,8 +15,8 @@ class StepTime:
     """Seconds of one optimizer step, all its micro batches together.
 
     forward_s, backward_s, optimizer_s: the engine's three calls; they and little else make up `total_s`.
-    waiting_s: of these, how long the rank was blocked in collectives (transfer and waiting for slower ranks); None where the
-               device waits and not the process (CUDA). optimizer_waiting_s: the part of it in the optimizer.
+    waiting_s: of these, how long the rank was blocked in collectives (transfer and waiting for slower ranks); None
+               where the device waits and not the process (CUDA). optimizer_waiting_s: the part of it in the optimizer.
     """
 
     total_s: float
@@ -122,12 +122,18 @@ class ProbeResult:
 def from_json(values: dict[str, Any]) -> ProbeResult:
     """The result that `to_json` wrote."""
     failure = values["failure"]
-    return ProbeResult(**{
-        **values, "ranks": tuple(rank_report(report) for report in values["ranks"]),
-        "failure": Failure(**failure) if failure is not None else None})
+    return ProbeResult(
+        **{
+            **values,
+            "ranks": tuple(rank_report(report) for report in values["ranks"]),
+            "failure": Failure(**failure) if failure is not None else None,
+        }
+    )
 
 
 def rank_report(values: dict[str, Any]) -> RankReport:
     """The report that a rank wrote as JSON."""
     steps: Sequence[dict[str, Any]] = values["steps"]
-    return RankReport(**{**values, "steps": tuple(StepTime(**step) for step in steps), "losses": tuple(values["losses"])})
+    return RankReport(
+        **{**values, "steps": tuple(StepTime(**step) for step in steps), "losses": tuple(values["losses"])}
+    )

@@ -31,18 +31,33 @@ STALL_S = 300.0
 """A phase that takes longer is called a hang: compiling DeepSpeed's extensions may take some minutes."""
 
 
-def probe(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | str | Path, *, cluster: Cluster,
-          workload: Workload | None = None, device: Device = "cuda", solo: bool = False, rank: int = 0,
-          checkpoint: str | None = None, micro_batch_size: int | None = None,
-          gradient_accumulation_steps: int | None = None, gradient_checkpointing: bool = True, steps: int = STEPS,
-          input_shape: tuple[int, ...] | None = None, memory_limit_bytes: int | None = None, stall_s: float = STALL_S,
-          timeout_s: float = 1800.0, on_progress: ranks.OnProgress = lambda _phase: None) -> ProbeResult:
+def probe(
+    config: Mapping[str, Any] | str | Path,
+    model: Mapping[str, Any] | str | Path,
+    *,
+    cluster: Cluster,
+    workload: Workload | None = None,
+    device: Device = "cuda",
+    solo: bool = False,
+    rank: int = 0,
+    checkpoint: str | None = None,
+    micro_batch_size: int | None = None,
+    gradient_accumulation_steps: int | None = None,
+    gradient_checkpointing: bool = True,
+    steps: int = STEPS,
+    input_shape: tuple[int, ...] | None = None,
+    memory_limit_bytes: int | None = None,
+    stall_s: float = STALL_S,
+    timeout_s: float = 1800.0,
+    on_progress: ranks.OnProgress = lambda _phase: None,
+) -> ProbeResult:
     """A real DeepSpeed job of `cluster.world_size` ranks on this machine; a failure is a result too.
 
-    config, model, workload, ...: as for `dry_run`; the batch has `workload.seq_len` tokens a sample, none of them padding.
+    config, model, workload, ...: as for `dry_run`; the batch has `workload.seq_len` tokens a sample, none of them
+        padding.
     device: "cuda", or "cpu" for DeepSpeed's CPU accelerator over gloo.
-    solo:   run only `rank` of the cluster's ranks, on one device: its memory is true, its times lack communication, and what
-            it computes is junk.
+    solo:   run only `rank` of the cluster's ranks, on one device: its memory is true, its times lack communication, and
+            what it computes is junk.
     checkpoint: a folder with safetensors; None trains random weights.
     memory_limit_bytes: on the CPU, what each rank may allocate, in place of a GPU's memory.
     stall_s, timeout_s: when a phase of a rank, and the whole, is given up.
@@ -51,38 +66,70 @@ def probe(config: Mapping[str, Any] | str | Path, model: Mapping[str, Any] | str
     """
     started, load = time.monotonic(), os.getloadavg()[0]
     request = request_for(
-        config, model, cluster=cluster, rank=rank, workload=workload or Workload(), micro_batch_size=micro_batch_size,
-        gradient_accumulation_steps=gradient_accumulation_steps, gradient_checkpointing=gradient_checkpointing,
-        iterations=steps, input_shape=input_shape)
+        config,
+        model,
+        cluster=cluster,
+        rank=rank,
+        workload=workload or Workload(),
+        micro_batch_size=micro_batch_size,
+        gradient_accumulation_steps=gradient_accumulation_steps,
+        gradient_checkpointing=gradient_checkpointing,
+        iterations=steps,
+        input_shape=input_shape,
+    )
     with scratch("probe") as folder, _swap_folder(request.config) as nvme_folder:
-        job = Job(request=replace(request, config=harmless(request.config, nvme_folder)), device=device, solo=solo,
-                  checkpoint=checkpoint, memory_limit_bytes=memory_limit_bytes, nvme_folder=nvme_folder)
+        job = Job(
+            request=replace(request, config=harmless(request.config, nvme_folder)),
+            device=device,
+            solo=solo,
+            checkpoint=checkpoint,
+            memory_limit_bytes=memory_limit_bytes,
+            nvme_folder=nvme_folder,
+        )
         job.write(folder / "job.json")
-        reports, failure = ranks.watch(job.ranks, folder, worker=f"{__package__}.worker", stall_s=stall_s,
-                                       timeout_s=timeout_s, on_progress=on_progress)
+        reports, failure = ranks.watch(
+            job.ranks,
+            folder,
+            worker=f"{__package__}.worker",
+            stall_s=stall_s,
+            timeout_s=timeout_s,
+            on_progress=on_progress,
+        )
         if failure is not None and nvme_folder:
             failure = _or_full(failure, nvme_folder)
     first: dict[str, Any] = dict(reports[0]) if reports else {}
     return ProbeResult(
-        world_size=request.world_size, device=device, solo=solo, tokens_per_step=first.get("tokens_per_step", 0),
-        ranks=tuple(rank_report(report["report"]) for report in reports), failure=failure,
-        versions=first.get("versions", {}), config=first.get("config", {}), seconds=time.monotonic() - started,
-        load=load)
+        world_size=request.world_size,
+        device=device,
+        solo=solo,
+        tokens_per_step=first.get("tokens_per_step", 0),
+        ranks=tuple(rank_report(report["report"]) for report in reports),
+        failure=failure,
+        versions=first.get("versions", {}),
+        config=first.get("config", {}),
+        seconds=time.monotonic() - started,
+        load=load,
+    )
 
 
 def _or_full(failure: Failure, folder: str) -> Failure:
-    """The failure, named as what it is where the swap files have filled their drive: DeepSpeed does not notice that it could
-    not write, and later ends itself (SIGABRT) over a file that is too short."""
+    """The failure, named as what it is where the swap files have filled their drive: DeepSpeed does not notice that it
+    could not write, and later ends itself (SIGABRT) over a file that is too short."""
     free = shutil.disk_usage(folder).free
     if free >= _SMALLEST_SWAPPED_BYTES or failure.kind not in ("crash", "killed"):
         return failure
-    return replace(failure, kind="disk_full", details=f"{failure.message}\n{failure.details}",
-                   message=f"the drive of nvme_path is full: {free:,} bytes were free when rank {failure.rank} failed")
+    return replace(
+        failure,
+        kind="disk_full",
+        details=f"{failure.message}\n{failure.details}",
+        message=f"the drive of nvme_path is full: {free:,} bytes were free when rank {failure.rank} failed",
+    )
 
 
 @contextlib.contextmanager
 def _swap_folder(config: Mapping[str, Any]) -> Iterator[str]:
-    """A folder of the probe's own below the `nvme_path` that the configuration names, removed at the end; "" without one."""
+    """A folder of the probe's own below the `nvme_path` that the configuration names, removed at the end; "" without
+    one."""
     zero = config.get("zero_optimization")
     blocks = [zero.get(name) for name in ("offload_optimizer", "offload_param")] if isinstance(zero, Mapping) else []
     paths = [block["nvme_path"] for block in blocks if isinstance(block, Mapping) and block.get("nvme_path")]
@@ -92,6 +139,9 @@ def _swap_folder(config: Mapping[str, Any]) -> Iterator[str]:
             try:
                 folder = str(stack.enter_context(scratch("probe", paths[0])))
             except OSError as error:
-                raise ConfigFileError(f"nvme_path {paths[0]} cannot be written to", why=error.strerror or str(error),
-                                      fix="name a folder on an NVMe drive that exists in the configuration") from None
+                raise ConfigFileError(
+                    f"nvme_path {paths[0]} cannot be written to",
+                    why=error.strerror or str(error),
+                    fix="name a folder on an NVMe drive that exists in the configuration",
+                ) from None
         yield folder

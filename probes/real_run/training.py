@@ -36,16 +36,16 @@ class Run:
 
 @dataclass(slots=True, kw_only=True)
 class Prepared:
-    """What is known before there is a model: transformers' configuration of it (None: the user's own module), and DeepSpeed's
-    with `auto` filled."""
+    """What is known before there is a model: transformers' configuration of it (None: the user's own module), and
+    DeepSpeed's with `auto` filled."""
 
     description: Any
     config: dict[str, Any]
 
 
 def prepare(job: Job, request: Request) -> Prepared:
-    """Load the code that training needs, the model's class and DeepSpeed's extensions: it is no part of a plan's memory, and
-    compilers take more than a rank may be allowed."""
+    """Load the code that training needs, the model's class and DeepSpeed's extensions: it is no part of a plan's
+    memory, and compilers take more than a rank may be allowed."""
     description = models.transformers_config(request) if request.model is not None else None
     if description is not None:
         models.model_class(description)
@@ -70,8 +70,15 @@ def _extensions(config: dict[str, Any], nvme_folder: str) -> list[str]:
     return builders
 
 
-def run(job: Job, request: Request, prepared: Prepared, device: str, diary: Diary, clock: Clock,
-        collectives: CollectiveTime | None) -> Run:
+def run(
+    job: Job,
+    request: Request,
+    prepared: Prepared,
+    device: str,
+    diary: Diary,
+    clock: Clock,
+    collectives: CollectiveTime | None,
+) -> Run:
     """Load, initialize and train `request.iterations` optimizer steps."""
     import deepspeed
 
@@ -87,9 +94,12 @@ def run(job: Job, request: Request, prepared: Prepared, device: str, diary: Diar
     del optimizer
     if job.solo:
         _never_skip_a_step(engine.optimizer)
-    result = Run(config=config, loading_peak_bytes=memory.peak_resident_bytes(),
-                 micro_batch_size=engine.train_micro_batch_size_per_gpu(),
-                 gradient_accumulation_steps=engine.gradient_accumulation_steps())
+    result = Run(
+        config=config,
+        loading_peak_bytes=memory.peak_resident_bytes(),
+        micro_batch_size=engine.train_micro_batch_size_per_gpu(),
+        gradient_accumulation_steps=engine.gradient_accumulation_steps(),
+    )
     memory.restart_peak()
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
@@ -119,8 +129,9 @@ def _subject(job: Job, request: Request, description: Any, dtype: torch.dtype, d
     return subject
 
 
-def _step(engine: Any, subject: models.Subject, run: Run, clock: Clock,
-          collectives: CollectiveTime | None) -> tuple[StepTime, float]:
+def _step(
+    engine: Any, subject: models.Subject, run: Run, clock: Clock, collectives: CollectiveTime | None
+) -> tuple[StepTime, float]:
     """One optimizer step; the three parts add up the micro batches."""
     blocked = [0.0, 0.0]  # in forward and backward passes, in the optimizer
     marks: list[tuple[Any, Any, Any, Any]] = []
@@ -148,9 +159,14 @@ def _step(engine: Any, subject: models.Subject, run: Run, clock: Clock,
     clock.settle()
     parts = [sum(clock.seconds(mark[index], mark[index + 1]) for mark in marks) for index in range(3)]
     assert loss is not None, "there is at least one micro batch"
-    return StepTime(total_s=clock.seconds(begin, end), forward_s=parts[0], backward_s=parts[1], optimizer_s=parts[2],
-                    waiting_s=sum(blocked) if collectives else None,
-                    optimizer_waiting_s=blocked[1] if collectives else None), float(loss)
+    return StepTime(
+        total_s=clock.seconds(begin, end),
+        forward_s=parts[0],
+        backward_s=parts[1],
+        optimizer_s=parts[2],
+        waiting_s=sum(blocked) if collectives else None,
+        optimizer_waiting_s=blocked[1] if collectives else None,
+    ), float(loss)
 
 
 def _with_tokens(batch: Any, vocab_size: int) -> Any:
@@ -163,9 +179,16 @@ def _with_tokens(batch: Any, vocab_size: int) -> Any:
 
 
 def _never_skip_a_step(optimizer: Any) -> None:
-    """Alone, a rank computes with junk; a NaN must not make the engine skip the step that creates the optimizer's states."""
-    for name in ("has_overflow", "has_overflow_serial", "has_overflow_partitioned_grads_serial", "check_overflow",
-                 "_has_inf_or_nan", "_check_overflow"):
+    """Alone, a rank computes with junk; a NaN must not make the engine skip the step that creates the optimizer's
+    states."""
+    for name in (
+        "has_overflow",
+        "has_overflow_serial",
+        "has_overflow_partitioned_grads_serial",
+        "check_overflow",
+        "_has_inf_or_nan",
+        "_check_overflow",
+    ):
         if hasattr(optimizer, name):
             setattr(optimizer, name, lambda *_, **__: False)
     importlib.import_module("deepspeed.runtime.utils").CheckOverflow.check = lambda *_, **__: False

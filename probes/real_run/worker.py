@@ -1,4 +1,5 @@
-"""One rank of a probe: `python -m ...worker FOLDER RANK PARENT`. Its diary tells how far it came, and its report or its error.
+"""One rank of a probe: `python -m ...worker FOLDER RANK PARENT`. Its diary tells how far it came, and its report or its
+error.
 
 FOLDER holds `job.json`; the rank appends to `rank<R>.jsonl`. PARENT is the number of the process that watches.
 """
@@ -35,8 +36,16 @@ def main() -> None:
         report, more = _run(job, rank, folder, diary)
         diary.note({"report": asdict(report), **more})
     except BaseException as error:
-        diary.note({"error": {"kind": "out_of_memory" if _is_out_of_memory(error) else "crash", "phase": diary.phase,
-                              "message": one_line(error), "details": traceback.format_exc()[-8000:]}})
+        diary.note(
+            {
+                "error": {
+                    "kind": "out_of_memory" if _is_out_of_memory(error) else "crash",
+                    "phase": diary.phase,
+                    "message": one_line(error),
+                    "details": traceback.format_exc()[-8000:],
+                }
+            }
+        )
         os._exit(1)
     os._exit(0)  # the other ranks are done too; exit handlers of process groups only wait for each other
 
@@ -52,11 +61,18 @@ def die_with_the_parent(parent: int) -> None:
 def _run(job: Job, rank: int, folder: Path, diary: Diary) -> tuple[RankReport, dict[str, Any]]:
     request = of_rank(job, rank)
     local = 0 if job.solo else rank
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(local), WORLD_SIZE=str(request.world_size),
-                      LOCAL_WORLD_SIZE=str(request.gpus_per_node), MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(local),
+        WORLD_SIZE=str(request.world_size),
+        LOCAL_WORLD_SIZE=str(request.gpus_per_node),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="29500",
+    )
     if job.device == "cpu":
         os.environ.update(DS_ACCELERATOR="cpu", OMP_NUM_THREADS=str(threads_of_a_rank(len(job.ranks))))
-    # DeepSpeed's shared-memory collectives for CPUs start when LOCAL_SIZE equals WORLD_SIZE, and wait for peers by name.
+    # DeepSpeed's shared-memory collectives for CPUs start when LOCAL_SIZE equals WORLD_SIZE, and wait for peers by
+    # name.
     os.environ["LOCAL_SIZE"] = str(request.world_size + 1)
     diary.enter("import")
     import torch
@@ -82,8 +98,12 @@ def _run(job: Job, rank: int, folder: Path, diary: Diary) -> tuple[RankReport, d
         join(rank, request.world_size, request.gpus_per_node)
     else:
         # A file, not a port: nothing else can take it, and no other job can be met there.
-        dist.init_process_group("nccl" if on_cuda else "gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank,
-                                world_size=request.world_size)
+        dist.init_process_group(
+            "nccl" if on_cuda else "gloo",
+            init_method=f"file://{folder / 'rendezvous'}",
+            rank=rank,
+            world_size=request.world_size,
+        )
     import deepspeed
 
     deepspeed.init_distributed()
@@ -106,26 +126,40 @@ def _run(job: Job, rank: int, folder: Path, diary: Diary) -> tuple[RankReport, d
     diary.enter("report")
     pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak") if on_cuda else None
     report = RankReport(
-        rank=rank, allocated_bytes=torch.cuda.max_memory_allocated() if on_cuda else None,
+        rank=rank,
+        allocated_bytes=torch.cuda.max_memory_allocated() if on_cuda else None,
         reserved_bytes=torch.cuda.max_memory_reserved() if on_cuda else None,
         device_bytes=memory.device_bytes(local) if on_cuda else None,
-        host_baseline_bytes=baseline, host_loading_peak_bytes=run.loading_peak_bytes, host_peak_bytes=run.peak_bytes,
-        host_pinned_bytes=int(pinned) if pinned is not None else None, nvme_bytes=memory.folder_bytes(job.nvme_folder),
-        nvme_read_bytes=run.read_bytes, nvme_written_bytes=run.written_bytes, steps=tuple(run.steps),
-        losses=tuple(run.losses))
+        host_baseline_bytes=baseline,
+        host_loading_peak_bytes=run.loading_peak_bytes,
+        host_peak_bytes=run.peak_bytes,
+        host_pinned_bytes=int(pinned) if pinned is not None else None,
+        nvme_bytes=memory.folder_bytes(job.nvme_folder),
+        nvme_read_bytes=run.read_bytes,
+        nvme_written_bytes=run.written_bytes,
+        steps=tuple(run.steps),
+        losses=tuple(run.losses),
+    )
     if not job.solo:
         dist.barrier()  # nobody leaves while another still wants an answer from it
     return report, {
-        "config": run.config, "tokens_per_step": (run.micro_batch_size * run.gradient_accumulation_steps
-                                                  * request.world_size * request.seq_len),
-        "versions": {name: version(name) for name in ("torch", "deepspeed", "transformers")}}
+        "config": run.config,
+        "tokens_per_step": (
+            run.micro_batch_size * run.gradient_accumulation_steps * request.world_size * request.seq_len
+        ),
+        "versions": {name: version(name) for name in ("torch", "deepspeed", "transformers")},
+    }
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
     """CUDA's and Python's own errors have names; torch's allocator for the CPU raises a RuntimeError."""
-    return (isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-            or "can't allocate memory" in str(error) or "Cannot allocate memory" in str(error)
-            or "out of memory" in str(error).lower())
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+        or "Cannot allocate memory" in str(error)
+        or "out of memory" in str(error).lower()
+    )
 
 
 def one_line(error: BaseException) -> str:

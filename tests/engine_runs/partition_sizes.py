@@ -27,23 +27,32 @@ class Odd(torch.nn.Module):
 def engine(stage: int, sub_group_size: int) -> deepspeed.DeepSpeedEngine:
     model = Odd()
     return deepspeed.initialize(
-        model=model, optimizer=torch.optim.AdamW(model.parameters()),
-        config={"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True},
-                "zero_optimization": {"stage": stage, "sub_group_size": sub_group_size}})[0]
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters()),
+        config={
+            "train_micro_batch_size_per_gpu": 1,
+            "bf16": {"enabled": True},
+            "zero_optimization": {"stage": stage, "sub_group_size": sub_group_size},
+        },
+    )[0]
 
 
 def flat_sizes(stage: int) -> dict[str, int]:
     optimizer = engine(stage, SUB_GROUP_SIZES[-1]).optimizer
-    return {"flat": optimizer.bit16_groups_flat[0].numel(),
-            "partition": optimizer.single_partition_of_fp32_groups[0].numel(),
-            "touched": sum(tensor.numel() for tensor in optimizer.params_in_partition[0])}
+    return {
+        "flat": optimizer.bit16_groups_flat[0].numel(),
+        "partition": optimizer.single_partition_of_fp32_groups[0].numel(),
+        "touched": sum(tensor.numel() for tensor in optimizer.params_in_partition[0]),
+    }
 
 
 def shard_sizes(sub_group_size: int) -> dict[str, object]:
     run = engine(3, sub_group_size)
-    return {"shards": [tensor.ds_tensor.numel() for tensor in run.module.parameters()],
-            "sub_groups": [tensor.numel() for tensor in run.optimizer.fp32_partitioned_groups_flat],
-            "gradients": run.optimizer.grad_partitions_flat_buffer.numel()}
+    return {
+        "shards": [tensor.ds_tensor.numel() for tensor in run.module.parameters()],
+        "sub_groups": [tensor.numel() for tensor in run.optimizer.fp32_partitioned_groups_flat],
+        "gradients": run.optimizer.grad_partitions_flat_buffer.numel(),
+    }
 
 
 def main() -> None:

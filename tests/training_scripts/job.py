@@ -31,7 +31,9 @@ def build_model(job: dict[str, Any], in_shards: AbstractContextManager[Any] | No
     if job["lora_rank"]:
         from peft import LoraConfig, get_peft_model
 
-        model = get_peft_model(model, LoraConfig(r=job["lora_rank"], target_modules="all-linear", task_type="CAUSAL_LM"))
+        model = get_peft_model(
+            model, LoraConfig(r=job["lora_rank"], target_modules="all-linear", task_type="CAUSAL_LM")
+        )
     model.register_forward_pre_hook(_count_forward)
     model.forward_passes = 0
     return model
@@ -47,8 +49,8 @@ def samples(job: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
 def finish(job: dict[str, Any], losses: list[float], engine: Any) -> NoReturn:
     """Leave this rank's report where the test looks for it, and end the process.
 
-    The process groups are ended explicitly, and the interpreter is not shut down: gloo's threads now and then abort that
-    (SIGABRT, "terminate called without an active exception") after all work is done.
+    The process groups are ended explicitly, and the interpreter is not shut down: gloo's threads now and then abort
+    that (SIGABRT, "terminate called without an active exception") after all work is done.
     """
     report = {"losses": losses, "forward_passes": engine.module.forward_passes, **engine_facts(engine)}
     Path(job["reports"], f"rank{os.environ['RANK']}.json").write_text(json.dumps(report))
@@ -63,8 +65,11 @@ def finish(job: dict[str, Any], losses: list[float], engine: Any) -> NoReturn:
 def engine_facts(engine: Any) -> dict[str, Any]:
     """What the DeepSpeed engine itself says it does."""
     zero = engine._config.zero_config
-    folders = {block.nvme_path for block in (zero.offload_optimizer, zero.offload_param)
-               if block is not None and block.device == "nvme"}
+    folders = {
+        block.nvme_path
+        for block in (zero.offload_optimizer, zero.offload_param)
+        if block is not None and block.device == "nvme"
+    }
     return {
         "zero_stage": int(engine.zero_optimization_stage()),
         "offload_optimizer": str(getattr(zero.offload_optimizer, "device", "none")),

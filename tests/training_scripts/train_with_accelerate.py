@@ -14,8 +14,10 @@ def main() -> None:
     job = read_job()
     printed = job["training_arguments"]
     accelerator = Accelerator(
-        mixed_precision="bf16", gradient_accumulation_steps=printed["gradient_accumulation_steps"],
-        kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")])  # gloo: no GPU here
+        mixed_precision="bf16",
+        gradient_accumulation_steps=printed["gradient_accumulation_steps"],
+        kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")],
+    )  # gloo: no GPU here
     model = build_model(job)
     optimizer = DummyOptim(model.parameters(), lr=printed["learning_rate"])  # the file's `optimizer` block says which
     data = torch.utils.data.DataLoader(samples(job), batch_size=printed["per_device_train_batch_size"])

@@ -1,7 +1,8 @@
-"""Train a small model with the Hugging Face Trainer as most people's scripts do: TrainingArguments from the command line.
+"""Train a small model with the Hugging Face Trainer as most people's scripts do: TrainingArguments from the command
+line.
 
-$RUN_OUT_AT_STEP: raise CUDA's error for memory that has run out at this step, under the configuration named `ds_config.json` in
-the working folder only.
+$RUN_OUT_AT_STEP: raise CUDA's error for memory that has run out at this step, under the configuration named
+`ds_config.json` in the working folder only.
 """
 
 from __future__ import annotations

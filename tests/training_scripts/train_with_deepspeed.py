@@ -18,8 +18,10 @@ def main() -> None:
     arguments = deepspeed.add_config_arguments(parser).parse_args()
     job, config = read_job(), json.loads(Path(arguments.deepspeed_config).read_text())
     deepspeed.init_distributed("gloo")
-    model = build_model(job, in_shards=deepspeed.zero.Init(
-        config_dict_or_path=config, enabled=config["zero_optimization"]["stage"] == 3))
+    model = build_model(
+        job,
+        in_shards=deepspeed.zero.Init(config_dict_or_path=config, enabled=config["zero_optimization"]["stage"] == 3),
+    )
     if job["gradient_checkpointing"]:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -30,7 +32,7 @@ def main() -> None:
     for _ in range(job["optimizer_steps"]):
         step = []
         for start in range(0, len(mine), micro):
-            batch = {name: torch.stack([sample[name] for sample in mine[start:start + micro]]) for name in mine[0]}
+            batch = {name: torch.stack([sample[name] for sample in mine[start : start + micro]]) for name in mine[0]}
             loss = engine(**batch).loss
             engine.backward(loss)
             engine.step()

@@ -9,7 +9,8 @@ from job import build_model, finish, read_job, samples
 from transformers import Trainer, TrainingArguments
 
 NO_GPU = {"use_cpu": True, "ddp_backend": "gloo"}
-"""All that training without a GPU takes, besides DeepSpeed's process group on gloo before TrainingArguments makes one."""
+"""All that training without a GPU takes, besides DeepSpeed's process group on gloo before TrainingArguments makes
+one."""
 
 
 def main() -> None:
@@ -19,8 +20,13 @@ def main() -> None:
     config_path = parser.parse_args().deepspeed
     job = read_job()
     deepspeed.init_distributed("gloo")
-    length = {"max_steps": job["optimizer_steps"], "logging_steps": 1, "report_to": "none", "save_strategy": "no",
-              "disable_tqdm": True}
+    length = {
+        "max_steps": job["optimizer_steps"],
+        "logging_steps": 1,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
     printed = job["training_arguments"] | {"deepspeed": config_path}  # None under accelerate, which knows the file
     arguments = TrainingArguments(**printed, **NO_GPU, **length)  # before the model, so that ZeRO-3 builds it in shards
     trainer = Trainer(model=build_model(job), args=arguments, train_dataset=samples(job))

@@ -8,14 +8,19 @@ from .facts import Facts
 from .findings import Finding, note, ok, problem, warning
 
 _LITTLE_BYTES = 100 * 10**9
-"""A model of 7 B parameters swaps 18 bytes of each: fp32 weights, two states, gradients and weights in half precision."""
+"""A model of 7 B parameters swaps 18 bytes of each: fp32 weights, two states, gradients and weights in half
+precision."""
 
 
 def usable(facts: Facts) -> Iterator[Finding]:
     """It is a folder that may be written to."""
     if facts.folder is not None and facts.folder.error:
-        yield problem("swap-folder", facts.folder.error, "DeepSpeed writes its swap files there",
-                      "name a folder of yours on the drive: nvme_path in the configuration")
+        yield problem(
+            "swap-folder",
+            facts.folder.error,
+            "DeepSpeed writes its swap files there",
+            "name a folder of yours on the drive: nvme_path in the configuration",
+        )
 
 
 def drive(facts: Facts) -> Iterator[Finding]:
@@ -29,20 +34,40 @@ def drive(facts: Facts) -> Iterator[Finding]:
         case "nvme":
             yield ok("drive", f"an NVMe drive ({kind})")
         case "memory":
-            yield problem("drive", f"{kind}: the folder is in RAM", "what is swapped there takes the memory that it was to "
-                          "save", "name a folder on a drive")
+            yield problem(
+                "drive",
+                f"{kind}: the folder is in RAM",
+                "what is swapped there takes the memory that it was to save",
+                "name a folder on a drive",
+            )
         case "network":
-            yield warning("drive", f"{kind}: a network drive", "every step reads and writes all optimizer states: minutes",
-                          "name a folder on a drive of this machine")
+            yield warning(
+                "drive",
+                f"{kind}: a network drive",
+                "every step reads and writes all optimizer states: minutes",
+                "name a folder on a drive of this machine",
+            )
         case "layered":
-            yield warning("drive", "the container's own layers (overlay)", "swap files fill the drive of the container "
-                          "engine, wherever that is", "mount a folder of the NVMe drive: docker run -v /mnt/nvme:/nvme")
+            yield warning(
+                "drive",
+                "the container's own layers (overlay)",
+                "swap files fill the drive of the container engine, wherever that is",
+                "mount a folder of the NVMe drive: docker run -v /mnt/nvme:/nvme",
+            )
         case "disk":
-            yield warning("drive", f"a rotating disk ({kind})", "0.2 GB/s instead of 3 and more: minutes a step",
-                          "name a folder on an NVMe drive")
+            yield warning(
+                "drive",
+                f"a rotating disk ({kind})",
+                "0.2 GB/s instead of 3 and more: minutes a step",
+                "name a folder on an NVMe drive",
+            )
         case "ssd":
-            yield note("drive", f"an SSD that is not NVMe ({kind})", "SATA carries 0.5 GB/s, a fifth of a slow NVMe drive or "
-                       "less", measure)
+            yield note(
+                "drive",
+                f"an SSD that is not NVMe ({kind})",
+                "SATA carries 0.5 GB/s, a fifth of a slow NVMe drive or less",
+                measure,
+            )
         case "virtual":
             yield note("drive", f"a virtual machine's drive ({kind})", "what is under it cannot be seen", measure)
         case _:
@@ -55,8 +80,12 @@ def direct_io(facts: Facts) -> Iterator[Finding]:
     if folder is None or folder.error:
         return
     if folder.direct_error:
-        yield problem("direct-io", f"files cannot be opened past the page cache: {folder.direct_error}",
-                      "DeepSpeed opens its swap files with O_DIRECT and stops", "name a folder on ext4 or xfs")
+        yield problem(
+            "direct-io",
+            f"files cannot be opened past the page cache: {folder.direct_error}",
+            "DeepSpeed opens its swap files with O_DIRECT and stops",
+            "name a folder on ext4 or xfs",
+        )
     else:
         yield ok("direct-io", "files open past the page cache (O_DIRECT)")
 

@@ -50,21 +50,40 @@ class Checkup:
     def to_json(self) -> dict[str, Any]:
         """JSON types; the facts are left out but for what a finding says of them."""
         return {
-            "schema_version": 1, "worst": self.worst, "counts": {status: self.count(status) for status in STATUSES},
-            "findings": [{"area": area, "check": finding.check, "status": finding.status, "what": finding.what,
-                          "why": finding.why, "fix": finding.fix}
-                         for area, found in self.areas.items() for finding in found]}
+            "schema_version": 1,
+            "worst": self.worst,
+            "counts": {status: self.count(status) for status in STATUSES},
+            "findings": [
+                {
+                    "area": area,
+                    "check": finding.check,
+                    "status": finding.status,
+                    "what": finding.what,
+                    "why": finding.why,
+                    "fix": finding.fix,
+                }
+                for area, found in self.areas.items()
+                for finding in found
+            ],
+        }
 
 
 def examine(*, nvme: str | None = None, hostfile: Path | None = None) -> Checkup:
-    """Look at this machine and say what will go wrong with DeepSpeed on it. Raises ConfigFileError for a hostfile that cannot
-    be read."""
+    """Look at this machine and say what will go wrong with DeepSpeed on it. Raises ConfigFileError for a hostfile that
+    cannot be read."""
     return judge(gather(nvme=nvme, hostfile=hostfile))
 
 
 def judge(facts: Facts) -> Checkup:
     """The findings of facts."""
     areas = {area: tuple(finding for check in checks for finding in check(facts)) for area, checks in AREAS.items()}
-    areas["unread"] = tuple(unknown(part, f"could not be read: {reason}", "its checks are missing above",
-                                    "report it with what ds-advise doctor --report prints") for part, reason in facts.unread)
+    areas["unread"] = tuple(
+        unknown(
+            part,
+            f"could not be read: {reason}",
+            "its checks are missing above",
+            "report it with what ds-advise doctor --report prints",
+        )
+        for part, reason in facts.unread
+    )
     return Checkup(facts=facts, areas={area: found for area, found in areas.items() if found})

@@ -48,7 +48,8 @@ class Toolchain:
     cxx:       the C++ compiler that torch takes and its version ("g++ 12.2.0"), "" for none.
     standard:  the C++ standard that DeepSpeed asks for ("c++20").
     cxx_trial: a program in that standard with OpenMP for this processor. python_trial: one that includes Python.h.
-               aio_trial: one that calls libaio. nvcc_trial: one for nvcc, which refuses C++ compilers that it does not know.
+               aio_trial: one that calls libaio. nvcc_trial: one for nvcc, which refuses C++ compilers that it does not
+                   know.
                None where the compiler is missing.
     cuda_home: the CUDA toolkit's folder as torch finds it, "" for none; nvcc: its version ("12.4"), "" for none.
     ninja:     the command is there.
@@ -79,8 +80,8 @@ class OpsFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pcie:
-    """A GPU's host link as negotiated now; the newest generation that GPU and slot have together, and the lanes of the GPU
-    itself. The generation falls while a GPU is idle."""
+    """A GPU's host link as negotiated now; the newest generation that GPU and slot have together, and the lanes of the
+    GPU itself. The generation falls while a GPU is idle."""
 
     generation: int
     width: int
@@ -122,7 +123,8 @@ class Gpu:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
     """Two GPUs. direct: NVML says that one may write into the other's memory; None where it does not tell.
-    path: "board", "switch", "switches", "host bridge", "node", "sockets", by what lies between them on PCIe; "" unknown."""
+    path: "board", "switch", "switches", "host bridge", "node", "sockets", by what lies between them on PCIe; ""
+        unknown."""
 
     first: int
     second: int
@@ -160,8 +162,8 @@ class Graphics:
 class Memory:
     """Host memory.
 
-    limit_bytes: the container's (cgroup's) limit, None for none; limit_used_bytes: how much of it is in use, without what
-                 the kernel can drop. killed: processes in it that the kernel killed for memory.
+    limit_bytes: the container's (cgroup's) limit, None for none; limit_used_bytes: how much of it is in use, without
+                 what the kernel can drop. killed: processes in it that the kernel killed for memory.
     lockable_bytes: RLIMIT_MEMLOCK, None for no limit, as a privileged process has none.
     shared_bytes, shared_free_bytes: /dev/shm, None where it is missing.
     huge_bytes:  set aside for huge pages. overcommit: vm.overcommit_memory.
@@ -186,8 +188,9 @@ class Processor:
     """The CPU.
 
     vectors:  what DeepSpeed compiles its CPU Adam for: "AVX-512", "AVX2", "SVE", "NEON" or "".
-    online:   CPUs of the machine; usable: those that this process may run on; quota: the container's share in CPUs, None
-              for no limit. nodes: CPUs of each NUMA node. governor: of the clock, "" unknown. numactl: the command is there.
+    online:   CPUs of the machine; usable: those that this process may run on; quota: the container's share in CPUs,
+              None for no limit. nodes: CPUs of each NUMA node. governor: of the clock, "" unknown. numactl: the command
+              is there.
     """
 
     name: str
@@ -219,8 +222,8 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """A folder to swap to. device: "nvme", "ssd", "disk", "virtual" (a virtual machine's drive), "memory", "network", "layered"
-    (a container's own layer), "unknown".
+    """A folder to swap to. device: "nvme", "ssd", "disk", "virtual" (a virtual machine's drive), "memory", "network",
+    "layered" (a container's own layer), "unknown".
 
     error: why it cannot be used at all, "" where it can. direct_error: why a file cannot be opened past the page cache
     (O_DIRECT), "" where it can.

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Status = Literal["ok", "note", "warning", "problem", "unknown"]
-"""ok: nothing to do. note: worth knowing. warning: works, but slower or more fragile than it need be. problem: DeepSpeed
-fails, hangs or is killed because of it. unknown: could not be looked at."""
+"""ok: nothing to do. note: worth knowing. warning: works, but slower or more fragile than it need be. problem:
+DeepSpeed fails, hangs or is killed because of it. unknown: could not be looked at."""
 
 STATUSES: tuple[Status, ...] = ("problem", "warning", "note", "unknown", "ok")
 """The gravest first."""

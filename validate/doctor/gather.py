@@ -1,7 +1,7 @@
 """Facts of this machine, all parts read at the same time and none waited for longer than a few seconds.
 
-A dead network drive or a driver that hangs blocks whoever asks it, and such a call cannot be broken off. So each reader has a
-thread that the program does not wait for at its end.
+A dead network drive or a driver that hangs blocks whoever asks it, and such a call cannot be broken off. So each reader
+has a thread that the program does not wait for at its end.
 """
 
 from __future__ import annotations
@@ -29,15 +29,52 @@ _Part = TypeVar("_Part")
 _LIMIT_S = 4.0
 """For everything; the programs that are asked end themselves before."""
 
-_LOOKED_AT = ("NCCL_", "TORCH_NCCL_", "GLOO_", "UCX_", "CUDA_", "NVIDIA_", "PYTORCH_", "TORCH_", "DS_", "OMP_", "KMP_", "MKL_",
-              "HF_HUB_", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "ACCELERATE_", "MASTER_", "LD_LIBRARY_PATH")
-_BY_NAME = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY",
-            "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "CXX", "CC")
+_LOOKED_AT = (
+    "NCCL_",
+    "TORCH_NCCL_",
+    "GLOO_",
+    "UCX_",
+    "CUDA_",
+    "NVIDIA_",
+    "PYTORCH_",
+    "TORCH_",
+    "DS_",
+    "OMP_",
+    "KMP_",
+    "MKL_",
+    "HF_HUB_",
+    "HF_DATASETS_OFFLINE",
+    "TRANSFORMERS_OFFLINE",
+    "ACCELERATE_",
+    "MASTER_",
+    "LD_LIBRARY_PATH",
+)
+_BY_NAME = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+    "no_proxy",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "NO_PROXY",
+    "CXX",
+    "CC",
+)
 _SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 
 
-def gather(*, nvme: str | None = None, hostfile: Path | None = None, environment: Mapping[str, str] | None = None,
-           run: Runner = run_tool, root: Path = Path("/")) -> Facts:
+def gather(
+    *,
+    nvme: str | None = None,
+    hostfile: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    run: Runner = run_tool,
+    root: Path = Path("/"),
+) -> Facts:
     """Read everything; what fails is named in `unread`. Raises ConfigFileError for a hostfile that cannot be read.
 
     nvme: a folder to swap to. hostfile: of the deepspeed launcher; its machines are then asked by ssh.
@@ -68,8 +105,11 @@ def gather(*, nvme: str | None = None, hostfile: Path | None = None, environment
 
 def looked_at(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that are judged or shown; nothing whose name speaks of a secret."""
-    return {name: value for name, value in sorted(environment.items())
-            if (name.startswith(_LOOKED_AT) or name in _BY_NAME) and not any(word in name for word in _SECRET)}
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if (name.startswith(_LOOKED_AT) or name in _BY_NAME) and not any(word in name for word in _SECRET)
+    }
 
 
 def _start(reader: Callable[[], _Part]) -> Future[_Part]:
@@ -92,5 +132,7 @@ def _result(name: str, reader: Future[_Part], end: float, unread: list[tuple[str
         return reader.result(max(0.0, end - time.monotonic()))
     except Exception as error:
         late = isinstance(error, TimeoutError) and not reader.done()
-        unread.append((name.replace("_", " "), "no answer within the time" if late else f"{type(error).__name__}: {error}"))
+        unread.append(
+            (name.replace("_", " "), "no answer within the time" if late else f"{type(error).__name__}: {error}")
+        )
         return None

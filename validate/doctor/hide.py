@@ -11,12 +11,15 @@ from dataclasses import dataclass
 
 _TOKENS = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{8,}|gh[pousr]_[A-Za-z0-9]{8,}|github_pat_\w{8,}|sk-[\w-]{8,}|AKIA[A-Z0-9]{8,}|xox[a-z]-[\w-]{8,}"
-    r"|eyJ[\w-]{8,}\.[\w.-]+|[A-Fa-f0-9]{32,})\b")
+    r"|eyJ[\w-]{8,}\.[\w.-]+|[A-Fa-f0-9]{32,})\b"
+)
 """Tokens by their shape: Hugging Face, GitHub, OpenAI, AWS, Slack, JSON web tokens, and long hexadecimal keys."""
 
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")
-_ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)"
-                      r"|(?<![\w:])(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{0,4}(?![\w:])")
+_ADDRESS = re.compile(
+    r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)"
+    r"|(?<![\w:])(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{0,4}(?![\w:])"
+)
 _HOMES = re.compile(r"(?<![\w.])/(?:home|Users)/[^/\s:'\"]+")
 _SHORTEST = 3
 """Names of fewer letters, without a digit, are words of any text and cannot be taken out of it."""
@@ -30,7 +33,8 @@ class Hider:
 
     @classmethod
     def of_this_machine(cls, *, nodes: tuple[str, ...] = (), environment: Mapping[str, str] | None = None) -> Hider:
-        """The user, the home folder, this host and the nodes of a hostfile; and what variables with a secret's name hold."""
+        """The user, the home folder, this host and the nodes of a hostfile; and what variables with a secret's name
+        hold."""
         known = os.environ if environment is None else environment
         home = known.get("HOME") or os.path.expanduser("~")  # noqa: PTH111  Path.home() fails for a user without one
         names = {home: "<home>"} if len(home) > 1 else {}
@@ -47,8 +51,11 @@ class Hider:
             if re.search(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|(?:^|_)KEY|KEY$", variable) and len(value) >= 6:
                 names[value] = "<secret>"
         ordinary = {"root", "localhost", ""}  # of these nobody learns anything
-        telling = [(name, mask) for name, mask in names.items()
-                   if name not in ordinary and (len(name) >= _SHORTEST or re.search(r"\w\d", name))]
+        telling = [
+            (name, mask)
+            for name, mask in names.items()
+            if name not in ordinary and (len(name) >= _SHORTEST or re.search(r"\w\d", name))
+        ]
         return cls(names=tuple(sorted(telling, key=lambda pair: -len(pair[0]))))
 
     def hide(self, text: str) -> str:

@@ -1,4 +1,5 @@
-"""A folder to swap to: what drive and file system it is on, its free space, and whether the page cache can be passed by."""
+"""A folder to swap to: what drive and file system it is on, its free space, and whether the page cache can be passed
+by."""
 
 from __future__ import annotations
 
@@ -12,16 +13,37 @@ from .facts import Folder
 from .read_host import Space, space_of
 
 _MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
-_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "beegfs", "gpfs", "glusterfs", "9p", "virtiofs", "fuse.sshfs",
-            "fuse.s3fs", "fuse.gcsfuse", "fuse.juicefs", "fuse.glusterfs"}
+_NETWORK = {
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "ceph",
+    "lustre",
+    "beegfs",
+    "gpfs",
+    "glusterfs",
+    "9p",
+    "virtiofs",
+    "fuse.sshfs",
+    "fuse.s3fs",
+    "fuse.gcsfuse",
+    "fuse.juicefs",
+    "fuse.glusterfs",
+}
 _BLOCK = 4096
 """Bytes to which a request past the page cache is aligned; the logical blocks of drives are 512 or 4096."""
 
 
-def read_folder(path: str, root: Path = Path("/"), *, space: Callable[[Path], Space] = space_of,
-                direct: Callable[[Path], str] | None = None) -> Folder:
-    """What is known of the folder. Its name is looked up in the mounts and drives under `root`; it is written to only by
-    `direct`, which leaves nothing behind."""
+def read_folder(
+    path: str,
+    root: Path = Path("/"),
+    *,
+    space: Callable[[Path], Space] = space_of,
+    direct: Callable[[Path], str] | None = None,
+) -> Folder:
+    """What is known of the folder. Its name is looked up in the mounts and drives under `root`; it is written to only
+    by `direct`, which leaves nothing behind."""
     try:
         folder = Path(path).expanduser().resolve()
         if not folder.is_dir():
@@ -32,8 +54,13 @@ def read_folder(path: str, root: Path = Path("/"), *, space: Callable[[Path], Sp
     filesystem, source, number = mount_of(folder, root)
     barred = "" if os.access(folder, os.W_OK | os.X_OK) else "this user may not write there"
     return Folder(
-        path=path, filesystem=filesystem, device=_device(filesystem, source, number, root), free_bytes=free, error=barred,
-        direct_error="" if barred else (direct or why_not_direct)(folder))
+        path=path,
+        filesystem=filesystem,
+        device=_device(filesystem, source, number, root),
+        free_bytes=free,
+        error=barred,
+        direct_error="" if barred else (direct or why_not_direct)(folder),
+    )
 
 
 def mount_of(folder: Path, root: Path = Path("/")) -> tuple[str, str, str]:
@@ -67,7 +94,8 @@ def _device(filesystem: str, source: str, number: str, root: Path) -> str:
 
 
 def _drives(block: Path) -> list[Path]:
-    """The drives under a block device: itself, the whole of a partition, the members of a RAID or of a mapped device."""
+    """The drives under a block device: itself, the whole of a partition, the members of a RAID or of a mapped
+    device."""
     if not block.exists():
         return []
     block = block.resolve()
@@ -89,8 +117,8 @@ def _kind(drive: Path) -> str:
 
 
 def why_not_direct(folder: Path) -> str:
-    """Why a file in the folder cannot be written past the page cache; "" where it can. The file that is tried has no name
-    (O_TMPFILE), or loses it at once, so that nothing is left even by a killed process."""
+    """Why a file in the folder cannot be written past the page cache; "" where it can. The file that is tried has no
+    name (O_TMPFILE), or loses it at once, so that nothing is left even by a killed process."""
     flags = os.O_RDWR | getattr(os, "O_DIRECT", 0)
     try:
         try:

@@ -1,7 +1,8 @@
 """The GPUs, by NVML (the library behind nvidia-smi). No CUDA context is made, so nothing of a GPU's memory is taken.
 
-Every question to NVML is asked apart: virtual GPUs, MIG, older drivers and missing permissions each leave some unanswered, and
-those are unknown and not errors. The functions are those of NVIDIA's NVML API reference (docs.nvidia.com/deploy/nvml-api).
+Every question to NVML is asked apart: virtual GPUs, MIG, older drivers and missing permissions each leave some
+unanswered, and those are unknown and not errors. The functions are those of NVIDIA's NVML API reference
+(docs.nvidia.com/deploy/nvml-api).
 """
 
 from __future__ import annotations
@@ -32,13 +33,17 @@ _MOST_NVLINKS = 18
 
 
 def read_graphics(root: Path = Path("/"), nvml: Any = None) -> Graphics:
-    """All that NVML, the PCI bus and the kernel tell; `nvml` is a module with pynvml's functions, or None for pynvml."""
+    """All that NVML, the PCI bus and the kernel tell; `nvml` is a module with pynvml's functions, or None for
+    pynvml."""
     vendors = [vendor for device in sorted((root / "sys/bus/pci/devices").glob("*")) if (vendor := _vendor(device))]
     nvidia = vendors.count("NVIDIA")
     machine: dict[str, Any] = {
-        "on_the_bus": nvidia, "module_loaded": (root / "proc/driver/nvidia/version").exists(),
-        "device_files": (root / "dev/nvidiactl").exists() or (root / "dev/dxg").exists(),  # dxg: Windows' subsystem for Linux
-        "other_vendor": "AMD" if not nvidia and "AMD" in vendors else ""}
+        "on_the_bus": nvidia,
+        "module_loaded": (root / "proc/driver/nvidia/version").exists(),
+        "device_files": (root / "dev/nvidiactl").exists()
+        or (root / "dev/dxg").exists(),  # dxg: Windows' subsystem for Linux
+        "other_vendor": "AMD" if not nvidia and "AMD" in vendors else "",
+    }
     if nvml is None:
         try:
             nvml = import_module("pynvml")
@@ -55,8 +60,11 @@ def read_graphics(root: Path = Path("/"), nvml: Any = None) -> Graphics:
             driver=str(_asked(nvml, nvml.nvmlSystemGetDriverVersion) or ""),
             driver_cuda=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
             gpus=tuple(_gpu(nvml, handle, index, root) for index, handle in enumerate(handles)),
-            pairs=tuple(_pair(nvml, handles, first, second)
-                        for second in range(len(handles)) for first in range(second)), **machine)
+            pairs=tuple(
+                _pair(nvml, handles, first, second) for second in range(len(handles)) for first in range(second)
+            ),
+            **machine,
+        )
     except nvml.NVMLError as error:
         return Graphics(error=str(error), **machine)
     finally:
@@ -84,27 +92,39 @@ def _gpu(nvml: Any, handle: Any, index: int, root: Path) -> Gpu:
     memory = ask("nvmlDeviceGetMemoryInfo")
     mig = ask("nvmlDeviceGetMigMode")
     limit, default = ask("nvmlDeviceGetEnforcedPowerLimit"), ask("nvmlDeviceGetPowerManagementDefaultLimit")
-    link = [ask(f"nvmlDeviceGet{what}") for what in (
-        "CurrPcieLinkGeneration", "CurrPcieLinkWidth", "MaxPcieLinkGeneration", "MaxPcieLinkWidth")]
+    link = [
+        ask(f"nvmlDeviceGet{what}")
+        for what in ("CurrPcieLinkGeneration", "CurrPcieLinkWidth", "MaxPcieLinkGeneration", "MaxPcieLinkWidth")
+    ]
     slowed = ask("nvmlDeviceGetCurrentClocksEventReasons")
     slowed = ask("nvmlDeviceGetCurrentClocksThrottleReasons") if slowed is None else slowed
     states = [ask("nvmlDeviceGetNvLinkState", number) for number in range(_MOST_NVLINKS)]
     rows = ask("nvmlDeviceGetRemappedRows")
     device = _pci_device(ask("nvmlDeviceGetPciInfo"), root)
     return Gpu(
-        index=index, name=str(ask("nvmlDeviceGetName") or "GPU"), memory_bytes=int(memory.total) if memory else 0,
-        free_bytes=int(memory.free) if memory else 0, capability=ask("nvmlDeviceGetCudaComputeCapability"),
+        index=index,
+        name=str(ask("nvmlDeviceGetName") or "GPU"),
+        memory_bytes=int(memory.total) if memory else 0,
+        free_bytes=int(memory.free) if memory else 0,
+        capability=ask("nvmlDeviceGetCudaComputeCapability"),
         holders=_holders(ask, root),
         compute_mode=_COMPUTE_MODES.get(ask("nvmlDeviceGetComputeMode"), "default"),  # type: ignore[arg-type]
-        mig=bool(mig and mig[0]), uncorrected_errors=ask("nvmlDeviceGetTotalEccErrors", 1, 0),  # since the driver was loaded
+        mig=bool(mig and mig[0]),
+        uncorrected_errors=ask("nvmlDeviceGetTotalEccErrors", 1, 0),  # since the driver was loaded
         remapping_failed=bool(rows and rows[3]),
-        power_limit_w=limit / 1000 if limit else None, default_power_limit_w=default / 1000 if default else None,
+        power_limit_w=limit / 1000 if limit else None,
+        default_power_limit_w=default / 1000 if default else None,
         temperature_c=ask("nvmlDeviceGetTemperature", 0),
         slowed_by=tuple(dict.fromkeys(name for bit, name in _SLOWED if slowed and slowed & bit)),
-        pcie=None if None in link else Pcie(generation=link[0], width=link[1], most_generation=link[2],
-                                            most_width=max(link[3], _own_width(device))),
-        nvlinks=(states.count(1), states.count(0)), numa_node=_number(device / "numa_node"),
-        near_cpus=cpu_list(_text(device / "local_cpulist")))
+        pcie=None
+        if None in link
+        else Pcie(
+            generation=link[0], width=link[1], most_generation=link[2], most_width=max(link[3], _own_width(device))
+        ),
+        nvlinks=(states.count(1), states.count(0)),
+        numa_node=_number(device / "numa_node"),
+        near_cpus=cpu_list(_text(device / "local_cpulist")),
+    )
 
 
 def _missing(*_: Any) -> None:
@@ -112,8 +132,8 @@ def _missing(*_: Any) -> None:
 
 
 def _holders(ask: Callable[..., Any], root: Path) -> tuple[tuple[str, int], ...]:
-    """(name, bytes) of the processes that compute on a GPU, the largest first. In a container NVML gives the numbers that the
-    processes have outside, whose names cannot be looked up."""
+    """(name, bytes) of the processes that compute on a GPU, the largest first. In a container NVML gives the numbers
+    that the processes have outside, whose names cannot be looked up."""
     found = []
     for process in ask("nvmlDeviceGetComputeRunningProcesses") or ():
         try:
@@ -153,7 +173,13 @@ def _text(file: Path) -> str:
 
 
 def _pair(nvml: Any, handles: list[Any], first: int, second: int) -> Pair:
-    status = _asked(nvml, getattr(nvml, "nvmlDeviceGetP2PStatus", _missing), handles[first], handles[second], _P2P_WRITE)
+    status = _asked(
+        nvml, getattr(nvml, "nvmlDeviceGetP2PStatus", _missing), handles[first], handles[second], _P2P_WRITE
+    )
     path = _asked(nvml, getattr(nvml, "nvmlDeviceGetTopologyCommonAncestor", _missing), handles[first], handles[second])
-    return Pair(first=first, second=second, direct=None if status is None else status == 0,
-                path=_PATHS.get(path, "") if path is not None else "")
+    return Pair(
+        first=first,
+        second=second,
+        direct=None if status is None else status == 0,
+        path=_PATHS.get(path, "") if path is not None else "",
+    )

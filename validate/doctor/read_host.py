@@ -35,17 +35,24 @@ def read_memory(root: Path, space: Callable[[Path], Space] = space_of) -> Memory
     except OSError:
         shared = None, None
     return Memory(
-        total_bytes=kib["MemTotal"], available_bytes=kib.get("MemAvailable", kib.get("MemFree", 0)),
-        swap_bytes=kib.get("SwapTotal", 0), swap_used_bytes=kib.get("SwapTotal", 0) - kib.get("SwapFree", 0),
-        limit_bytes=limit, limit_used_bytes=used, killed=killed,
+        total_bytes=kib["MemTotal"],
+        available_bytes=kib.get("MemAvailable", kib.get("MemFree", 0)),
+        swap_bytes=kib.get("SwapTotal", 0),
+        swap_used_bytes=kib.get("SwapTotal", 0) - kib.get("SwapFree", 0),
+        limit_bytes=limit,
+        limit_used_bytes=used,
+        killed=killed,
         lockable_bytes=None if _may_lock_all(root) else _limit(root, "Max locked memory"),
-        shared_bytes=shared[0], shared_free_bytes=shared[1],
+        shared_bytes=shared[0],
+        shared_free_bytes=shared[1],
         huge_bytes=huge_pages * kib.get("Hugepagesize", 0),
-        overcommit=_number(root / "proc/sys/vm/overcommit_memory") or 0)
+        overcommit=_number(root / "proc/sys/vm/overcommit_memory") or 0,
+    )
 
 
 def _memory_limit(root: Path, total: int) -> tuple[int | None, int | None, int]:
-    """(tightest limit below the machine's RAM, what is used of it, processes killed), over this cgroup and those above."""
+    """(tightest limit below the machine's RAM, what is used of it, processes killed), over this cgroup and those
+    above."""
     limit = used = None
     killed = 0
     for folder in _cgroups(root, "memory"):
@@ -90,7 +97,7 @@ def _limit(root: Path, name: str) -> int | None:
     """A soft limit of this process, None for none."""
     for line in _text(root / "proc/self/limits").splitlines():
         if line.startswith(name):
-            value = line[len(name):].split()[0]
+            value = line[len(name) :].split()[0]
             return int(value) if value.isdigit() else None
     return None
 
@@ -104,11 +111,15 @@ def read_processor(root: Path) -> Processor:
     nodes = sorted((root / "sys/devices/system/node").glob("node[0-9]*"), key=lambda node: int(node.name[4:]))
     online = cpu_list(_text(root / "sys/devices/system/cpu/online")) or usable
     return Processor(
-        name=" ".join(known.get("model name", platform.machine()).split()), online=len(online), usable=usable or online,
-        quota=_quota(root), vectors=_vectors(flags),
+        name=" ".join(known.get("model name", platform.machine()).split()),
+        online=len(online),
+        usable=usable or online,
+        quota=_quota(root),
+        vectors=_vectors(flags),
         nodes=tuple(cpus for cpus in (cpu_list(_text(node / "cpulist")) for node in nodes) if cpus),
         governor=_text(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-        numactl=any((Path(folder) / "numactl").is_file() for folder in os.get_exec_path()))
+        numactl=any((Path(folder) / "numactl").is_file() for folder in os.get_exec_path()),
+    )
 
 
 def _vectors(flags: set[str]) -> str:
@@ -134,11 +145,17 @@ def read_host(root: Path, environment: Mapping[str, str], run: Runner = run_tool
     release = {name: value.strip('"') for name, value in _pairs(root / "etc/os-release", "=")}
     port = rank_port(environment)
     return Host(
-        system=release.get("PRETTY_NAME", platform.system()), kernel=_text(root / "proc/sys/kernel/osrelease"),
-        container=_container(root, environment), open_files=_limit(root, "Max open files"),
-        processes=_limit(root, "Max processes"), rdma=_names(root / "sys/class/infiniband"),
-        interfaces=_names(root / "sys/class/net"), own_name_resolves=_resolves(socket.gethostname(), run),
-        port=port, port_in_use=_in_use(port))
+        system=release.get("PRETTY_NAME", platform.system()),
+        kernel=_text(root / "proc/sys/kernel/osrelease"),
+        container=_container(root, environment),
+        open_files=_limit(root, "Max open files"),
+        processes=_limit(root, "Max processes"),
+        rdma=_names(root / "sys/class/infiniband"),
+        interfaces=_names(root / "sys/class/net"),
+        own_name_resolves=_resolves(socket.gethostname(), run),
+        port=port,
+        port_in_use=_in_use(port),
+    )
 
 
 def rank_port(environment: Mapping[str, str]) -> int:
@@ -153,12 +170,14 @@ def _container(root: Path, environment: Mapping[str, str]) -> str:
     if (root / ".dockerenv").exists():
         return "docker"
     inside = (root / "run/.containerenv").exists() or any(
-        name in _text(root / "proc/1/cgroup") for name in ("docker", "kubepods", "lxc", "containerd"))
+        name in _text(root / "proc/1/cgroup") for name in ("docker", "kubepods", "lxc", "containerd")
+    )
     return "container" if inside else ""
 
 
 def _resolves(name: str, run: Runner) -> bool | None:
-    """Whether a name is found; None where nobody can be asked. (Python's own look-up may take minutes and has no limit.)"""
+    """Whether a name is found; None where nobody can be asked. (Python's own look-up may take minutes and has no
+    limit.)"""
     code = run(["getent", "ahosts", name], "", 2.0).code
     return None if code is None else code == 0
 

@@ -13,8 +13,21 @@ from typing import Any
 
 from .facts import Software
 
-PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "peft", "triton", "flash-attn", "bitsandbytes", "ninja",
-            "setuptools", "numpy", "mpi4py", "nvidia-ml-py")
+PACKAGES = (
+    "torch",
+    "deepspeed",
+    "transformers",
+    "accelerate",
+    "peft",
+    "triton",
+    "flash-attn",
+    "bitsandbytes",
+    "ninja",
+    "setuptools",
+    "numpy",
+    "mpi4py",
+    "nvidia-ml-py",
+)
 
 _PINNED = re.compile(r"^(nvidia-[a-z0-9-]+)\s*==\s*([0-9.]+)")
 
@@ -27,13 +40,16 @@ def read_software() -> Software:
     ahead = _constants(deepspeed, "deepspeed/git_version_info_installed.py")
     torch_cuda = built.get("cuda") or ""
     return Software(
-        python=platform.python_version(), packages={name: found.version for name, found in known.items()},
-        torch_cuda=torch_cuda, torch_hip=built.get("hip") or "",
+        python=platform.python_version(),
+        packages={name: found.version for name, found in known.items()},
+        torch_cuda=torch_cuda,
+        torch_hip=built.get("hip") or "",
         wrong_libraries=tuple(_wrong_libraries(torch)) if torch_cuda else (),
         toolkits_taken_as_equal=_taken_as_equal(deepspeed, torch_cuda),
         cpu_adam_needs_cuda="TorchCPUOpBuilder" in _text(deepspeed, "deepspeed/ops/op_builder/cpu_adam.py"),
         built_ahead=tuple(sorted(name for name, there in ahead.get("installed_ops", {}).items() if there)),
-        built_with_torch=ahead.get("torch_info", {}).get("version", ""))
+        built_with_torch=ahead.get("torch_info", {}).get("version", ""),
+    )
 
 
 def _installed(name: str) -> Distribution | None:
@@ -57,8 +73,10 @@ def _wrong_libraries(torch: Distribution | None) -> Iterator[tuple[str, str, str
 def _for_this_platform(requirement: str) -> bool:
     """Whether the markers that torch uses for its libraries name this operating system and processor."""
     named = dict(re.findall(r"""(platform_system|platform_machine)\s*==\s*["']([^"']+)""", requirement))
-    return all({"platform_system": platform.system(), "platform_machine": platform.machine()}[key] == value
-               for key, value in named.items())
+    return all(
+        {"platform_system": platform.system(), "platform_machine": platform.machine()}[key] == value
+        for key, value in named.items()
+    )
 
 
 def _taken_as_equal(deepspeed: Distribution | None, torch_cuda: str) -> tuple[str, ...]:

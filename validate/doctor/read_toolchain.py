@@ -1,9 +1,9 @@
 """Whether DeepSpeed's ops can be compiled here: small programs are given to the compilers that torch would take.
 
-What is needed, by ops/op_builder/ of DeepSpeed 0.19.8 and torch/utils/cpp_extension.py of torch 2.13: a C++ compiler (`CXX`,
-else `c++`) for `-std=c++20` with torch 2.12 or newer, else `-std=c++17`, with OpenMP and `-march=native`; Python.h; ninja; for
-async_io a program that calls io_submit must link with `-laio` (`has_function`); for CUDA ops nvcc in the folder that
-`_find_cuda_home` finds.
+What is needed, by ops/op_builder/ of DeepSpeed 0.19.8 and torch/utils/cpp_extension.py of torch 2.13: a C++ compiler
+(`CXX`, else `c++`) for `-std=c++20` with torch 2.12 or newer, else `-std=c++17`, with OpenMP and `-march=native`;
+Python.h; ninja; for async_io a program that calls io_submit must link with `-laio` (`has_function`); for CUDA ops nvcc
+in the folder that `_find_cuda_home` finds.
 """
 
 from __future__ import annotations
@@ -30,22 +30,42 @@ _MANAGERS = ("apt-get", "dnf", "yum", "zypper", "pacman", "apk")
 
 
 def read_toolchain(run: Runner, environment: Mapping[str, str], torch_version: str) -> Toolchain:
-    """Compile the four programs at the same time, each for at most three seconds. Raises TimeoutError where a compiler does not
-    even tell its version in them."""
+    """Compile the four programs at the same time, each for at most three seconds. Raises TimeoutError where a compiler
+    does not even tell its version in them."""
     cxx, cc = _command(environment, "CXX", "c++"), _command(environment, "CC", "cc")
     standard = "c++20" if _at_least(torch_version, 2, 12) else "c++17"
     paths = environment.get("PATH", os.defpath)
     cuda_home = find_cuda_home(environment)
     nvcc = str(Path(cuda_home) / "bin/nvcc")
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(6) as pool:
-        cpu = pool.submit(_trial, run, [*cxx, f"-std={standard}", "-march=native", "-fopenmp", "-x", "c++", "-", "-o",
-                                        f"{folder}/cpu"],
-                          "#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n")
-        python = pool.submit(_trial, run, [*cxx, "-x", "c++", "-fsyntax-only", f"-I{sysconfig.get_paths()['include']}", "-"],
-                             "#include <Python.h>\n")
-        aio = pool.submit(_trial, run, [
-            *cc, *_words(environment.get("CFLAGS", "")), "-x", "c", "-", *_words(environment.get("LDFLAGS", "")), "-laio", "-o",
-            f"{folder}/aio"], "void io_submit(void);\nint main(void) { io_submit(); return 0; }\n")
+        cpu = pool.submit(
+            _trial,
+            run,
+            [*cxx, f"-std={standard}", "-march=native", "-fopenmp", "-x", "c++", "-", "-o", f"{folder}/cpu"],
+            "#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n",
+        )
+        python = pool.submit(
+            _trial,
+            run,
+            [*cxx, "-x", "c++", "-fsyntax-only", f"-I{sysconfig.get_paths()['include']}", "-"],
+            "#include <Python.h>\n",
+        )
+        aio = pool.submit(
+            _trial,
+            run,
+            [
+                *cc,
+                *_words(environment.get("CFLAGS", "")),
+                "-x",
+                "c",
+                "-",
+                *_words(environment.get("LDFLAGS", "")),
+                "-laio",
+                "-o",
+                f"{folder}/aio",
+            ],
+            "void io_submit(void);\nint main(void) { io_submit(); return 0; }\n",
+        )
         host_compiler = ["-ccbin", environment["CC"]] if environment.get("CC") else []  # as torch's ninja file has it
         cuda = pool.submit(_trial, run, [nvcc, "-x", "cu", *host_compiler, "-E", "-"], "#include <cuda_runtime.h>\n")
         name = pool.submit(run, [*cxx, "--version"], "", _LIMIT_S)
@@ -55,10 +75,17 @@ def read_toolchain(run: Runner, environment: Mapping[str, str], torch_version: s
         found = re.search(r"release (\d+\.\d+)", release.result().out)
         first = name.result().out.splitlines()[:1] if name.result().code == 0 else []
         return Toolchain(
-            cxx=_compiler(first[0]) if first else "", standard=standard, cxx_trial=cpu.result() if first else None,
-            python_trial=python.result() if first else None, aio_trial=aio.result(),
-            nvcc_trial=cuda.result() if found else None, cuda_home=cuda_home, nvcc=found[1] if found else "",
-            ninja=_on_path("ninja", paths), package_manager=next((name for name in _MANAGERS if _on_path(name, paths)), ""))
+            cxx=_compiler(first[0]) if first else "",
+            standard=standard,
+            cxx_trial=cpu.result() if first else None,
+            python_trial=python.result() if first else None,
+            aio_trial=aio.result(),
+            nvcc_trial=cuda.result() if found else None,
+            cuda_home=cuda_home,
+            nvcc=found[1] if found else "",
+            ninja=_on_path("ninja", paths),
+            package_manager=next((name for name in _MANAGERS if _on_path(name, paths)), ""),
+        )
 
 
 def _command(environment: Mapping[str, str], variable: str, default: str) -> list[str]:
@@ -112,8 +139,12 @@ def read_ops_folder(environment: Mapping[str, str], root: Path = Path("/")) -> O
     for lock in sorted([*folder.glob("*/lock"), *folder.glob("*/*/lock")]):  # <op>/lock, or <python and CUDA>/<op>/lock
         with suppress(OSError):
             locks.append((lock.parent.name, time.time() - lock.stat().st_mtime))
-    return OpsFolder(path=str(folder), filesystem=mount_of(there.resolve(), root)[0],
-                     writable=os.access(there, os.W_OK | os.X_OK), locks=tuple(locks))
+    return OpsFolder(
+        path=str(folder),
+        filesystem=mount_of(there.resolve(), root)[0],
+        writable=os.access(there, os.W_OK | os.X_OK),
+        locks=tuple(locks),
+    )
 
 
 def _on_path(name: str, paths: str) -> bool:

@@ -27,8 +27,16 @@ Runner = Callable[[Sequence[str], str, float], Ran]
 def run_tool(command: Sequence[str], text: str, limit_s: float) -> Ran:
     """Run a command in the C locale, in a process group of its own that is killed whole at the limit."""
     try:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                   text=True, errors="replace", start_new_session=True, env={**os.environ, "LC_ALL": "C"})
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            env={**os.environ, "LC_ALL": "C"},
+        )
     except (OSError, ValueError) as error:
         return Ran(code=None, err=str(error))
     try:

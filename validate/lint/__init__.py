@@ -1,7 +1,7 @@
 """Lint of a ds_config: what DeepSpeed refuses, ignores, or does other than meant, with the place in the file.
 
-    from ds_advise.validate.lint import lint, load_facts, read_document
-    report = lint(read_document(Path("ds_config.json").read_bytes(), name="ds_config.json"), facts=load_facts())
+from ds_advise.validate.lint import lint, load_facts, read_document
+report = lint(read_document(Path("ds_config.json").read_bytes(), name="ds_config.json"), facts=load_facts())
 """
 
 from .document import Document, read_document

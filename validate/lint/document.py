@@ -1,7 +1,8 @@
 """A ds_config as text: every key and value with its place, in JSON and in the Hjson that DeepSpeed reads.
 
-DeepSpeed reads a file with hjson (runtime/config.py, `DeepSpeedConfig`): JSON with comments, unquoted keys and strings, and
-optional commas. The Trainer and accelerate read it with Python's json. So what is more than JSON is accepted here and noted.
+DeepSpeed reads a file with hjson (runtime/config.py, `DeepSpeedConfig`): JSON with comments, unquoted keys and strings,
+and optional commas. The Trainer and accelerate read it with Python's json. So what is more than JSON is accepted here
+and noted.
 """
 
 from __future__ import annotations
@@ -121,13 +122,17 @@ def read_document(raw: bytes, *, name: str) -> Document:
     if len(raw) > MAX_BYTES:
         raise ConfigFileError(f"{name}: larger than {MAX_BYTES:,} bytes, so it is no ds_config", fix=FIX)
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in raw:
-        raise ConfigFileError(f"{name}: not UTF-8 text, but UTF-16 or not text at all",
-                              why="DeepSpeed reads UTF-8", fix="save it as UTF-8")
+        raise ConfigFileError(
+            f"{name}: not UTF-8 text, but UTF-16 or not text at all",
+            why="DeepSpeed reads UTF-8",
+            fix="save it as UTF-8",
+        )
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as problem:
-        raise ConfigFileError(f"{name}: not UTF-8 text (byte {problem.start})", why="DeepSpeed reads UTF-8",
-                              fix="save it as UTF-8") from problem
+        raise ConfigFileError(
+            f"{name}: not UTF-8 text (byte {problem.start})", why="DeepSpeed reads UTF-8", fix="save it as UTF-8"
+        ) from problem
     marked = text.startswith("\ufeff")
     reader = _Reader(text[1:] if marked else text, name)
     root = reader.document()
@@ -180,7 +185,7 @@ class _Reader:
 
     def _value(self, at: int, depth: int) -> Node:
         text = self.text
-        first = text[at:at + 1]
+        first = text[at : at + 1]
         if first == "{":
             return self._object(at, depth + 1)
         if first == "[":
@@ -210,7 +215,7 @@ class _Reader:
     def _value_ends(self, at: int) -> bool:
         """Whether only white space stands between here and a comma, bracket, comment or the end of the line."""
         end = _BLANKS.match(self.text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
-        return self.text[end:end + 1] in ("", ",", "}", "]", "#", "/", "\n", "\r")
+        return self.text[end : end + 1] in ("", ",", "}", "]", "#", "/", "\n", "\r")
 
     def _number(self, match: re.Match[str]) -> int | float:
         digits, fraction, exponent = match.groups()
@@ -237,10 +242,10 @@ class _Reader:
         if end == -1:
             self._fail("the string has no end", at)
         self._note("text without quotes", at, end + 3)
-        return Node(value=self.text[at + 3:end].strip(), start=at, end=end + 3)
+        return Node(value=self.text[at + 3 : end].strip(), start=at, end=end + 3)
 
     def _key(self, at: int) -> tuple[str, int]:
-        if self.text[at:at + 1] in _STRING:
+        if self.text[at : at + 1] in _STRING:
             return self._string(at)
         bare = _BARE_KEY.match(self.text, at)
         if bare is None:
@@ -252,22 +257,23 @@ class _Reader:
         self._check(depth, at)
         members: list[Member] = []
         here = self._skip(at + 1)
-        while self.text[here:here + 1] != "}":
+        while self.text[here : here + 1] != "}":
             key, key_end = self._key(here)
             colon = self._skip(key_end)
-            if self.text[colon:colon + 1] != ":":
+            if self.text[colon : colon + 1] != ":":
                 self._fail("a colon is missing after the key", colon)
             node = self._value(self._skip(colon + 1), depth)
             members.append(Member(key=key, start=here, end=key_end, node=node))
             here = self._separator(node.end, "}")
-        return Node(value={member.key: member.node.value for member in members}, start=at, end=here + 1,
-                    members=tuple(members))
+        return Node(
+            value={member.key: member.node.value for member in members}, start=at, end=here + 1, members=tuple(members)
+        )
 
     def _array(self, at: int, depth: int) -> Node:
         self._check(depth, at)
         items: list[Node] = []
         here = self._skip(at + 1)
-        while self.text[here:here + 1] != "]":
+        while self.text[here : here + 1] != "]":
             items.append(self._value(here, depth))
             here = self._separator(items[-1].end, "]")
         return Node(value=[item.value for item in items], start=at, end=here + 1, items=tuple(items))
@@ -275,10 +281,10 @@ class _Reader:
     def _separator(self, at: int, closing: str) -> int:
         """Past the comma, if there is one, to the next key, value or closing bracket."""
         comma = self._skip(at)
-        found = self.text[comma:comma + 1]
+        found = self.text[comma : comma + 1]
         if found == ",":
             after = self._skip(comma + 1)
-            if self.text[after:after + 1] == closing:
+            if self.text[after : after + 1] == closing:
                 self._note("comma before a closing bracket", comma, comma + 1)
             return after
         if not found:

@@ -56,4 +56,4 @@ def _removal(text: str, owner: Node, member: Member) -> tuple[int, int]:
         return member.start, owner.members[index + 1].start
     start = owner.members[index - 1].node.end if index else owner.start + 1
     comma = text.find(",", member.node.end, owner.end)
-    return start, comma if comma != -1 and not text[member.node.end:comma].strip() else member.node.end
+    return start, comma if comma != -1 and not text[member.node.end : comma].strip() else member.node.end

@@ -28,7 +28,8 @@ class Type:
     """A field's type.
 
     name: bool, int, float, str, path, dict, any; unwritable (an object that no file can hold); list (of the one in
-    `parts`); union (of `parts`); choice (an enumeration of `choices`, whose values are converted); literal (one of `choices`).
+    `parts`); union (of `parts`); choice (an enumeration of `choices`, whose values are converted); literal (one of
+    `choices`).
     """
 
     name: str
@@ -179,15 +180,30 @@ def to_json(facts: Facts) -> dict[str, Any]:
 
 def from_json(form: Mapping[str, Any], *, origin: Literal["installed", "bundled"]) -> Facts:
     """The reverse of `to_json`. Raises KeyError, TypeError or ValueError for another form."""
-    blocks = tuple(Block(path=block["path"], strict=block["strict"], keys=tuple(block["keys"]),
-                         fields=tuple(_field(found) for found in block["fields"])) for block in form["blocks"])
-    return Facts(version=str(form["version"]), blocks=blocks, removed=dict(form["removed"]), origin=origin,
-                 optimizers=tuple(form["optimizers"]), **{name: _signatures(form[name]) for name in _CLASSES})
+    blocks = tuple(
+        Block(
+            path=block["path"],
+            strict=block["strict"],
+            keys=tuple(block["keys"]),
+            fields=tuple(_field(found) for found in block["fields"]),
+        )
+        for block in form["blocks"]
+    )
+    return Facts(
+        version=str(form["version"]),
+        blocks=blocks,
+        removed=dict(form["removed"]),
+        origin=origin,
+        optimizers=tuple(form["optimizers"]),
+        **{name: _signatures(form[name]) for name in _CLASSES},
+    )
 
 
 def _signatures(form: Mapping[str, Any]) -> Signatures:
-    return {name: tuple(Parameter(name=str(found["name"]), required=bool(found["required"])) for found in parameters)
-            for name, parameters in form.items()}
+    return {
+        name: tuple(Parameter(name=str(found["name"]), required=bool(found["required"])) for found in parameters)
+        for name, parameters in form.items()
+    }
 
 
 def _field(form: Mapping[str, Any]) -> Field:
@@ -196,8 +212,12 @@ def _field(form: Mapping[str, Any]) -> Field:
 
 
 def _type(form: Mapping[str, Any]) -> Type:
-    return Type(name=form["name"], optional=form["optional"], choices=tuple(form["choices"]),
-                parts=tuple(_type(part) for part in form["parts"]))
+    return Type(
+        name=form["name"],
+        optional=form["optional"],
+        choices=tuple(form["choices"]),
+        parts=tuple(_type(part) for part in form["parts"]),
+    )
 
 
 def source_folder(package: str) -> Path | None:

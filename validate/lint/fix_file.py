@@ -20,18 +20,21 @@ def read_file(path: Path, most_bytes: int) -> bytes:
         with path.open("rb") as stream:
             return stream.read(most_bytes + 1)
     except OSError as problem:
-        raise ConfigFileError(f"{path}: cannot be read ({os.strerror(problem.errno or 0)})",
-                              fix="give the JSON file that you pass to DeepSpeed") from problem
+        raise ConfigFileError(
+            f"{path}: cannot be read ({os.strerror(problem.errno or 0)})",
+            fix="give the JSON file that you pass to DeepSpeed",
+        ) from problem
     except (ValueError, RuntimeError) as problem:  # a null byte in the name, a loop of links
-        raise ConfigFileError(f"{path}: cannot be read ({problem})",
-                              fix="give the JSON file that you pass to DeepSpeed") from problem
+        raise ConfigFileError(
+            f"{path}: cannot be read ({problem})", fix="give the JSON file that you pass to DeepSpeed"
+        ) from problem
 
 
 def write_corrected(path: Path, old: bytes, text: str) -> Path:
     """Write the text in the place of the file, and the old bytes to FILE.bak (or .bak.1, ...), which is the answer.
 
-    No existing file is overwritten with the copy, and no link is followed for it; where the file itself is a link, what it
-    leads to is corrected and the copy stands beside that.
+    No existing file is overwritten with the copy, and no link is followed for it; where the file itself is a link, what
+    it leads to is corrected and the copy stands beside that.
 
     Raises ConfigFileError where either cannot be written; the file then is as it was.
     """
@@ -40,8 +43,11 @@ def write_corrected(path: Path, old: bytes, text: str) -> Path:
         copy = _copy(target, old)
         replace_file(target, text)
     except OSError as problem:
-        raise ConfigFileError(f"cannot write beside or to {path}: {problem.strerror}", why="the file is as it was",
-                              fix="leave --fix out, or correct a copy in a folder that you may write to") from problem
+        raise ConfigFileError(
+            f"cannot write beside or to {path}: {problem.strerror}",
+            why="the file is as it was",
+            fix="leave --fix out, or correct a copy in a folder that you may write to",
+        ) from problem
     return copy
 
 
@@ -55,5 +61,8 @@ def _copy(target: Path, old: bytes) -> Path:
         with os.fdopen(handle, "wb") as file:
             file.write(old)
         return copy
-    raise ConfigFileError(f"{target}.bak and {_MOST_COPIES - 1} more copies are there", why="none of them is overwritten",
-                          fix="remove the copies that you do not need")
+    raise ConfigFileError(
+        f"{target}.bak and {_MOST_COPIES - 1} more copies are there",
+        why="none of them is overwritten",
+        fix="remove the copies that you do not need",
+    )

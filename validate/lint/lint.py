@@ -23,7 +23,8 @@ _ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "advice": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is wrong. path: names; line, column: from 1, of the key (of its block, where the key is missing)."""
+    """One thing that is wrong. path: names; line, column: from 1, of the key (of its block, where the key is
+    missing)."""
 
     code: str
     severity: Severity
@@ -57,22 +58,41 @@ class Report:
         return tuple(edit for finding in self.findings for edit in finding.edits)
 
 
-def lint(document: Document, *, facts: Facts, framework: Framework | None = None, cluster: Cluster | None = None,
-         model: ModelShape | None = None, workload: Workload | None = None) -> Report:
+def lint(
+    document: Document,
+    *,
+    facts: Facts,
+    framework: Framework | None = None,
+    cluster: Cluster | None = None,
+    model: ModelShape | None = None,
+    workload: Workload | None = None,
+) -> Report:
     """Judge a configuration.
 
-    framework: None for whoever must be meant: the Trainer or accelerate where an `auto` stands that only they fill, else
-               plain DeepSpeed.
+    framework: None for whoever must be meant: the Trainer or accelerate where an `auto` stands that only they fill,
+               else plain DeepSpeed.
     cluster:   batch sizes are checked against its ranks, precision against its GPUs; with a model, memory and speed.
     """
     assumed = framework is None
     chosen: Framework = framework or ("hf" if _holds_auto(document.root.value) else "deepspeed")
-    subject = Subject(document=document, config=_as_read(document.root, chosen), facts=facts, framework=chosen,
-                      cluster=cluster, model=model, workload=workload)
+    subject = Subject(
+        document=document,
+        config=_as_read(document.root, chosen),
+        facts=facts,
+        framework=chosen,
+        cluster=cluster,
+        model=model,
+        workload=workload,
+    )
     found = [_finding(document, rule, hit) for rule in RULES if rule.applies(subject) for hit in _hits(rule, subject)]
     found.sort(key=lambda finding: (_ORDER[finding.severity], finding.line, finding.column, finding.code))
-    return Report(findings=tuple(found[:MOST_FINDINGS]), more=max(0, len(found) - MOST_FINDINGS), facts=facts,
-                  framework=chosen, framework_is_assumed=assumed)
+    return Report(
+        findings=tuple(found[:MOST_FINDINGS]),
+        more=max(0, len(found) - MOST_FINDINGS),
+        facts=facts,
+        framework=chosen,
+        framework_is_assumed=assumed,
+    )
 
 
 def _hits(rule: Rule, subject: Subject) -> Iterator[Hit]:
@@ -85,9 +105,20 @@ def _hits(rule: Rule, subject: Subject) -> Iterator[Hit]:
 
 def _finding(document: Document, rule: Rule, hit: Hit) -> Finding:
     line, column = document.place(_offset(document, hit.path))
-    return Finding(code=rule.code, severity=hit.severity or rule.severity, title=rule.title, path=hit.path, line=line,
-                   column=column, what=hit.what, why=rule.why, fix=hit.fix or rule.fix, versions=rule.versions,
-                   source=rule.source, edits=hit.edits)
+    return Finding(
+        code=rule.code,
+        severity=hit.severity or rule.severity,
+        title=rule.title,
+        path=hit.path,
+        line=line,
+        column=column,
+        what=hit.what,
+        why=rule.why,
+        fix=hit.fix or rule.fix,
+        versions=rule.versions,
+        source=rule.source,
+        edits=hit.edits,
+    )
 
 
 def _offset(document: Document, path: Path) -> int:

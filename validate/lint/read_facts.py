@@ -1,9 +1,9 @@
-"""Facts of a DeepSpeed version from its sources, parsed and not imported: importing DeepSpeed imports torch, which takes
-seconds.
+"""Facts of a DeepSpeed version from its sources, parsed and not imported: importing DeepSpeed imports torch, which
+takes seconds.
 
-Two kinds of code read a configuration. Blocks with a pydantic class (`DeepSpeedConfigModel`) have typed fields and refuse other
-keys. Everything else is looked up by name (`get_scalar_param(param_dict, KEY, DEFAULT)`, `param_dict[KEY]`), and a key that
-nothing looks up is ignored in silence.
+Two kinds of code read a configuration. Blocks with a pydantic class (`DeepSpeedConfigModel`) have typed fields and
+refuse other keys. Everything else is looked up by name (`get_scalar_param(param_dict, KEY, DEFAULT)`,
+`param_dict[KEY]`), and a key that nothing looks up is ignored in silence.
 """
 
 from __future__ import annotations
@@ -34,13 +34,22 @@ CLASSES = {
 """Block -> the file and class that check it."""
 
 _READERS: tuple[tuple[str, dict[str, str]], ...] = (
-    ("runtime/config.py", {"param_dict": "", "self._param_dict": "", "checkpoint_params": "checkpoint",
-                           "data_types_params": "data_types"}),
+    (
+        "runtime/config.py",
+        {
+            "param_dict": "",
+            "self._param_dict": "",
+            "checkpoint_params": "checkpoint",
+            "data_types_params": "data_types",
+        },
+    ),
     ("__init__.py", {"config": ""}),
     ("runtime/zero/config.py", {"param_dict": ""}),
     ("runtime/precision_config.py", {"param_dict": ""}),
-    ("runtime/activation_checkpointing/config.py", {"param_dict": "",
-                                                    "act_chkpt_config_dict": "activation_checkpointing"}),
+    (
+        "runtime/activation_checkpointing/config.py",
+        {"param_dict": "", "act_chkpt_config_dict": "activation_checkpointing"},
+    ),
     ("runtime/swap_tensor/aio_config.py", {"param_dict": ""}),
     ("runtime/model_checkpointing/config.py", {"checkpoint_dict": "checkpoint", "writer_dict": "checkpoint.writer"}),
     ("comm/config.py", {"ds_config": ""}),
@@ -56,15 +65,43 @@ _READERS: tuple[tuple[str, dict[str, str]], ...] = (
 """File -> the names under which its functions hold a part of the configuration."""
 
 _TOP_LEVEL_TUPLE = ("monitor/config.py", "get_monitor_config")
-_OPEN = ("autotuning.model_info", "data_efficiency", "pipeline", "expert_parallel", "datastates_ckpt", "optimizer.params",
-         "scheduler.params", "autotuning.arg_mappings", "elasticity", "nebula", "compression_training")
+_OPEN = (
+    "autotuning.model_info",
+    "data_efficiency",
+    "pipeline",
+    "expert_parallel",
+    "datastates_ckpt",
+    "optimizer.params",
+    "scheduler.params",
+    "autotuning.arg_mappings",
+    "elasticity",
+    "nebula",
+    "compression_training",
+)
 """Blocks whose keys are somebody else's: a class's arguments, or nested further than is read here."""
 
 _GETTERS = ("get_scalar_param", "get_dict_param", "get_list_param", "get_communication_data_type")
-_OPTIMIZERS = ("ops/adam/fused_adam.py", "ops/adam/cpu_adam.py", "ops/lion/fused_lion.py", "ops/lion/cpu_lion.py",
-               "ops/adagrad/cpu_adagrad.py", "ops/lamb/fused_lamb.py")
-_PLAIN = {"bool": "bool", "int": "int", "float": "float", "str": "str", "Path": "path", "list": "list", "List": "list",
-          "tuple": "list", "dict": "dict", "Dict": "dict", "torch.dtype": "unwritable"}
+_OPTIMIZERS = (
+    "ops/adam/fused_adam.py",
+    "ops/adam/cpu_adam.py",
+    "ops/lion/fused_lion.py",
+    "ops/lion/cpu_lion.py",
+    "ops/adagrad/cpu_adagrad.py",
+    "ops/lamb/fused_lamb.py",
+)
+_PLAIN = {
+    "bool": "bool",
+    "int": "int",
+    "float": "float",
+    "str": "str",
+    "Path": "path",
+    "list": "list",
+    "List": "list",
+    "tuple": "list",
+    "dict": "dict",
+    "Dict": "dict",
+    "torch.dtype": "unwritable",
+}
 
 
 def read_facts(folder: Path, version: str, torch_folder: Path | None = None) -> Facts:
@@ -72,8 +109,12 @@ def read_facts(folder: Path, version: str, torch_folder: Path | None = None) -> 
     `torch_folder`. A file that a version lacks contributes nothing."""
     trees = {name: tree for name in _files() if (tree := _parse(folder / name)) is not None}
     constants = _constants(folder, trees)
-    blocks = {path: block for path, (file, name) in CLASSES.items() if file in trees
-              for path, block in _class_blocks(trees, file, name, path, constants)}
+    blocks = {
+        path: block
+        for path, (file, name) in CLASSES.items()
+        if file in trees
+        for path, block in _class_blocks(trees, file, name, path, constants)
+    }
     looked_up: dict[str, set[str]] = {"": {path for path in blocks if "." not in path}}
     for file, names in _READERS:
         if file in trees:
@@ -91,16 +132,29 @@ def read_facts(folder: Path, version: str, torch_folder: Path | None = None) -> 
             blocks[path] = Block(path=path, strict=False, keys=tuple(sorted(keys)))
     torch_optimizers, torch_schedulers = _torch_classes(torch_folder)
     classes = {name: found for file in _OPTIMIZERS for name, found in _signatures(_parse(folder / file)).items()}
-    return Facts(version=version, blocks=tuple(blocks.values()), removed=removed,
-                 optimizers=tuple(constants.get("DEEPSPEED_OPTIMIZERS", ())), optimizer_classes=classes,
-                 schedulers=_signatures(trees.get("runtime/lr_schedules.py")),
-                 torch_optimizers=torch_optimizers, torch_schedulers=torch_schedulers)
+    return Facts(
+        version=version,
+        blocks=tuple(blocks.values()),
+        removed=removed,
+        optimizers=tuple(constants.get("DEEPSPEED_OPTIMIZERS", ())),
+        optimizer_classes=classes,
+        schedulers=_signatures(trees.get("runtime/lr_schedules.py")),
+        torch_optimizers=torch_optimizers,
+        torch_schedulers=torch_schedulers,
+    )
 
 
 def _files() -> set[str]:
-    return {file for file, _ in _READERS} | {file for file, _ in CLASSES.values()} | {
-        "runtime/lr_schedules.py", "runtime/zero/offload_config.py", "runtime/zero/leaf_module_config.py",
-        "runtime/zenflow/zenflow_config.py"}
+    return (
+        {file for file, _ in _READERS}
+        | {file for file, _ in CLASSES.values()}
+        | {
+            "runtime/lr_schedules.py",
+            "runtime/zero/offload_config.py",
+            "runtime/zero/leaf_module_config.py",
+            "runtime/zenflow/zenflow_config.py",
+        }
+    )
 
 
 def _parse(file: Path) -> ast.Module | None:
@@ -153,8 +207,9 @@ def _literal(node: ast.expr | None, constants: dict[str, Any]) -> Any:
         return _UNKNOWN
 
 
-def _class_blocks(trees: dict[str, ast.Module], file: str, name: str, path: str,
-                  constants: dict[str, Any]) -> Iterator[tuple[str, Block]]:
+def _class_blocks(
+    trees: dict[str, ast.Module], file: str, name: str, path: str, constants: dict[str, Any]
+) -> Iterator[tuple[str, Block]]:
     """The block of a class, and those of the classes that its fields hold."""
     found = _find_class(trees, file, name)
     if found is None:
@@ -210,22 +265,33 @@ def _field(trees: dict[str, ast.Module], file: str, path: str, node: ast.AnnAssi
     shown = alias if isinstance(alias, str) else name
     extra = _extra(options.get("json_schema_extra"), constants)
     successor = extra.get("new_param", "")
-    bounds = tuple((sign, float(_literal(options[sign], constants))) for sign in ("gt", "ge", "lt", "le") if sign in options)
+    bounds = tuple(
+        (sign, float(_literal(options[sign], constants))) for sign in ("gt", "ge", "lt", "le") if sign in options
+    )
     return Field(
-        name=name, alias=alias if isinstance(alias, str) else "", bounds=bounds,
-        type=Type(name="dict", optional=_is_optional(node.annotation)) if is_block else
-        _type(trees, file, node.annotation, constants),
-        default=value if known and not is_block else None, default_known=known,
-        block=f"{path}.{shown}" if is_block else "", deprecated=bool(extra.get("deprecated")),
+        name=name,
+        alias=alias if isinstance(alias, str) else "",
+        bounds=bounds,
+        type=Type(name="dict", optional=_is_optional(node.annotation))
+        if is_block
+        else _type(trees, file, node.annotation, constants),
+        default=value if known and not is_block else None,
+        default_known=known,
+        block=f"{path}.{shown}" if is_block else "",
+        deprecated=bool(extra.get("deprecated")),
         successor=successor if isinstance(successor, str) else "",
-        moves=bool(successor) and extra.get("set_new_param", True) is not False)
+        moves=bool(successor) and extra.get("set_new_param", True) is not False,
+    )
 
 
 def _extra(node: ast.expr | None, constants: dict[str, Any]) -> dict[str, Any]:
     """The literal entries of `json_schema_extra`; the functions among them stay unread."""
     if not isinstance(node, ast.Dict):
         return {}
-    pairs = ((_literal(key, constants), _literal(value, constants)) for key, value in zip(node.keys, node.values, strict=True))
+    pairs = (
+        (_literal(key, constants), _literal(value, constants))
+        for key, value in zip(node.keys, node.values, strict=True)
+    )
     return {key: value for key, value in pairs if value is not _UNKNOWN}
 
 
@@ -243,7 +309,9 @@ def _type(trees: dict[str, ast.Module], file: str, annotation: ast.expr, constan
             options = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
             return Type(name="literal", choices=tuple(_literal(option, constants) for option in options))
         if outer == "Union" and isinstance(annotation.slice, ast.Tuple):
-            return Type(name="union", parts=tuple(_type(trees, file, part, constants) for part in annotation.slice.elts))
+            return Type(
+                name="union", parts=tuple(_type(trees, file, part, constants) for part in annotation.slice.elts)
+            )
         item = _type(trees, file, annotation.slice, constants) if outer == "List" else None
         return Type(name=_PLAIN.get(outer, "any"), parts=(item,) if item else ())
     name = ast.unparse(annotation)
@@ -253,8 +321,16 @@ def _type(trees: dict[str, ast.Module], file: str, annotation: ast.expr, constan
     if found is not None and any(ast.unparse(base) == "Enum" for base in found.bases):
         values = [_literal(node.value, constants) for node in found.body if isinstance(node, ast.Assign)]
         return Type(name="choice", choices=tuple(dict.fromkeys(value for value in values if value is not _UNKNOWN)))
-    alias = next((node.value for node in trees[file].body if isinstance(node, ast.Assign)
-                  and ast.unparse(node.targets[0]) == name and isinstance(node.value, ast.Subscript)), None)
+    alias = next(
+        (
+            node.value
+            for node in trees[file].body
+            if isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) == name
+            and isinstance(node.value, ast.Subscript)
+        ),
+        None,
+    )
     return _type(trees, file, alias, constants) if alias is not None else Type(name="any")
 
 
@@ -277,11 +353,12 @@ def _lookups(tree: ast.Module, names: dict[str, str], constants: dict[str, Any])
 
 
 def _argument_defaults(tree: ast.Module, constants: dict[str, Any]) -> dict[str, str]:
-    """Text that arguments have by default: `get_communication_data_type(param_dict, comm_type=COMMUNICATION_DATA_TYPE)`."""
+    """Text that arguments have by default: `get_communication_data_type(param_dict,
+    comm_type=COMMUNICATION_DATA_TYPE)`."""
     found = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.args.defaults:
-            for argument, default in zip(node.args.args[-len(node.args.defaults):], node.args.defaults, strict=True):
+            for argument, default in zip(node.args.args[-len(node.args.defaults) :], node.args.defaults, strict=True):
                 value = _literal(default, constants)
                 if isinstance(value, str):
                     found[argument.arg] = value
@@ -294,7 +371,12 @@ def _looked_up(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
         return node.value, node.slice
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args:
         return node.func.value, node.args[0]
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _GETTERS and len(node.args) > 1:
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in _GETTERS
+        and len(node.args) > 1
+    ):
         return node.args[0], node.args[1]
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.In):
         where = node.comparators[0]
@@ -324,10 +406,19 @@ def _is_open(path: str) -> bool:
 def _monitors(trees: dict[str, ast.Module]) -> set[str]:
     """The blocks that `get_monitor_config` takes in a loop over their names."""
     file, function = _TOP_LEVEL_TUPLE
-    found = [node for node in ast.walk(trees[file]) if isinstance(node, ast.FunctionDef) and node.name == function] \
-        if file in trees else []
-    return {item.value for node in found for part in ast.walk(node) if isinstance(part, ast.Tuple)
-            for item in part.elts if isinstance(item, ast.Constant) and isinstance(item.value, str)}
+    found = (
+        [node for node in ast.walk(trees[file]) if isinstance(node, ast.FunctionDef) and node.name == function]
+        if file in trees
+        else []
+    )
+    return {
+        item.value
+        for node in found
+        for part in ast.walk(node)
+        if isinstance(part, ast.Tuple)
+        for item in part.elts
+        if isinstance(item, ast.Constant) and isinstance(item.value, str)
+    }
 
 
 def _removed(trees: dict[str, ast.Module], constants: dict[str, Any]) -> dict[str, str]:
@@ -335,7 +426,11 @@ def _removed(trees: dict[str, ast.Module], constants: dict[str, Any]) -> dict[st
     removed: dict[str, str] = {}
     for prefix, name in (("", "_REMOVED_TOP_LEVEL_CONFIG_KEYS"), ("zero_optimization.", "_REMOVED_ZERO_CONFIG_KEYS")):
         for node in trees["runtime/config.py"].body if "runtime/config.py" in trees else ():
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name and isinstance(node.value, ast.Dict):
+            if (
+                isinstance(node, ast.Assign)
+                and ast.unparse(node.targets[0]) == name
+                and isinstance(node.value, ast.Dict)
+            ):
                 for key, text in zip(node.value.keys, node.value.values, strict=True):
                     removed[prefix + str(_literal(key, constants))] = _text(text, constants)
     return removed
@@ -351,18 +446,19 @@ def _text(node: ast.expr, constants: dict[str, Any]) -> str:
 
 
 def _signatures(tree: ast.Module | None) -> dict[str, tuple[Parameter, ...]]:
-    """Each class of a module with the arguments that a configuration can give it: all but `self` and the first one, which
-    is the optimizer or its parameters."""
+    """Each class of a module with the arguments that a configuration can give it: all but `self` and the first one,
+    which is the optimizer or its parameters."""
     found: dict[str, tuple[Parameter, ...]] = {}
     for node in (node for node in (tree.body if tree is not None else ()) if isinstance(node, ast.ClassDef)):
         for function in node.body:
             if isinstance(function, ast.FunctionDef) and function.name == "__init__":
                 names = [argument.arg for argument in function.args.args]
-                optional = names[len(names) - len(function.args.defaults):] if function.args.defaults else []
+                optional = names[len(names) - len(function.args.defaults) :] if function.args.defaults else []
                 keywords = [argument.arg for argument in function.args.kwonlyargs]
                 found[node.name] = tuple(
                     Parameter(name=name, required=name not in optional and name not in keywords)
-                    for name in names[2:] + keywords)
+                    for name in names[2:] + keywords
+                )
     return found
 
 

@@ -104,15 +104,40 @@ class Rules:
     def __init__(self) -> None:
         self.rules: list[Rule] = []
 
-    def rule(self, code: str, severity: Severity, title: str, *, why: str, source: str, bad: Mapping[str, Any] | str,
-             good: Mapping[str, Any] | str, fix: str = "", since: str = "0.18", until: str = "",
-             options: Mapping[str, Any] | None = None) -> Callable[[Check], Check]:
+    def rule(
+        self,
+        code: str,
+        severity: Severity,
+        title: str,
+        *,
+        why: str,
+        source: str,
+        bad: Mapping[str, Any] | str,
+        good: Mapping[str, Any] | str,
+        fix: str = "",
+        since: str = "0.18",
+        until: str = "",
+        options: Mapping[str, Any] | None = None,
+    ) -> Callable[[Check], Check]:
         """Register a check. `until` is the first version for which it no longer holds."""
+
         def registered(check: Check) -> Check:
             shared = dict(options or {})
-            self.rules.append(Rule(
-                code=code, severity=severity, title=title, why=why, fix=fix, source=source, since=since, until=until,
-                bad=Example(config=bad, options=shared), good=Example(config=good, options=shared), check=check))
+            self.rules.append(
+                Rule(
+                    code=code,
+                    severity=severity,
+                    title=title,
+                    why=why,
+                    fix=fix,
+                    source=source,
+                    since=since,
+                    until=until,
+                    bad=Example(config=bad, options=shared),
+                    good=Example(config=good, options=shared),
+                    check=check,
+                )
+            )
             return check
 
         return registered

@@ -1,7 +1,7 @@
 """A configuration as rules look at it: as DeepSpeed gets it, with what is known of the version, the model and the GPUs.
 
-Every reader here answers with a value of the type that it promises, whatever stands in the file; that a value has another
-type is the business of other rules.
+Every reader here answers with a value of the type that it promises, whatever stands in the file; that a value has
+another type is the business of other rules.
 """
 
 from __future__ import annotations
@@ -69,8 +69,11 @@ class Subject:
     def off(self, path: str) -> bool:
         """Whether false stands there."""
         found = self.get(path)
-        return found is False or (isinstance(found, int | float) and found == 0) or (
-            isinstance(found, str) and found.lower() in ("false", "no", "off", "0", "f", "n"))
+        return (
+            found is False
+            or (isinstance(found, int | float) and found == 0)
+            or (isinstance(found, str) and found.lower() in ("false", "no", "off", "0", "f", "n"))
+        )
 
     def text(self, path: str) -> str:
         found = self.get(path)

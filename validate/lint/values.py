@@ -1,4 +1,5 @@
-"""Whether DeepSpeed's pydantic classes take a value: what is plainly right is decided here, the rest by pydantic itself."""
+"""Whether DeepSpeed's pydantic classes take a value: what is plainly right is decided here, the rest by pydantic
+itself."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def problem(field: Field, value: Any) -> str:
 def is_converted_text(field: Field, value: Any) -> bool:
     """A number or truth value that is written as text; DeepSpeed converts it, others who read the file do not."""
     numeric = field.type.name in ("bool", "int", "float") or (
-        field.type.name == "choice" and all(isinstance(choice, int) for choice in field.type.choices))
+        field.type.name == "choice" and all(isinstance(choice, int) for choice in field.type.choices)
+    )
     return isinstance(value, str) and numeric and not problem(field, value)
 
 
@@ -44,11 +46,21 @@ def shown(value: Any) -> str:
 
 def wanted(kind: Type) -> str:
     """`a whole number`, `one of "none", "cpu", "nvme"`."""
-    names = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "text", "path": "a path",
-             "list": "a list", "dict": "an object", "union": " or ".join(wanted(part) for part in kind.parts)}
+    names = {
+        "bool": "true or false",
+        "int": "a whole number",
+        "float": "a number",
+        "str": "text",
+        "path": "a path",
+        "list": "a list",
+        "dict": "an object",
+        "union": " or ".join(wanted(part) for part in kind.parts),
+    }
     if kind.choices:
         return f"one of {', '.join(shown(choice) for choice in kind.choices)}"
-    return names.get(kind.name, "a value that a file can hold") + (" or null" if kind.optional and kind.name == "dict" else "")
+    return names.get(kind.name, "a value that a file can hold") + (
+        " or null" if kind.optional and kind.name == "dict" else ""
+    )
 
 
 def _plainly_right(kind: Type, value: Any) -> bool:
@@ -88,7 +100,15 @@ def _converted(kind: Type, value: Any) -> Any:
 def _python(kind: Type) -> Any:
     from pathlib import Path
 
-    plain: dict[str, Any] = {"bool": bool, "int": int, "float": float, "str": str, "path": Path, "dict": dict, "any": Any}
+    plain: dict[str, Any] = {
+        "bool": bool,
+        "int": int,
+        "float": float,
+        "str": str,
+        "path": Path,
+        "dict": dict,
+        "any": Any,
+    }
     enumeration: Any = Enum
     found: Any
     if kind.name in plain:

@@ -1,4 +1,5 @@
-"""Which tokens make up a sample of the sequence length: cut, divided, packed, split for evaluation. Only index arithmetic."""
+"""Which tokens make up a sample of the sequence length: cut, divided, packed, split for evaluation. Only index
+arithmetic."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from .tokens import Integers, Tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """Sample j consists of the pieces `firsts[j]` to `firsts[j + 1]`, and piece p of `lengths[p]` tokens from `starts[p]` on.
+    """Sample j consists of the pieces `firsts[j]` to `firsts[j + 1]`, and piece p of `lengths[p]` tokens from
+    `starts[p]` on.
 
     Without packing every sample is one piece.
     """
@@ -30,8 +32,10 @@ class Index:
         return int(self.lengths.sum())
 
     def pieces(self, sample: int) -> list[slice]:
-        return [slice(int(self.starts[piece]), int(self.starts[piece] + self.lengths[piece]))
-                for piece in range(int(self.firsts[sample]), int(self.firsts[sample + 1]))]
+        return [
+            slice(int(self.starts[piece]), int(self.starts[piece] + self.lengths[piece]))
+            for piece in range(int(self.firsts[sample]), int(self.firsts[sample + 1]))
+        ]
 
     def save(self, file: Path) -> None:
         np.savez(file, starts=self.starts, lengths=self.lengths, firsts=self.firsts)
@@ -50,11 +54,13 @@ class Cuts:
     dropped: int = 0
 
 
-def index_of(tokens: Tokens, sequences: Integers, *, seq_len: int, divisible: bool, packing: bool) -> tuple[Index, Cuts]:
+def index_of(
+    tokens: Tokens, sequences: Integers, *, seq_len: int, divisible: bool, packing: bool
+) -> tuple[Index, Cuts]:
     """The samples that these sequences make.
 
-    A sequence that is longer than `seq_len` goes on in further samples where it is `divisible`; otherwise it loses its end.
-    With `packing` a sample holds as many whole pieces as fit, longest first, each where least room is left.
+    A sequence that is longer than `seq_len` goes on in further samples where it is `divisible`; otherwise it loses its
+    end. With `packing` a sample holds as many whole pieces as fit, longest first, each where least room is left.
     """
     starts, ends = tokens.starts[sequences], tokens.starts[sequences + 1]
     truncated = 0
@@ -66,8 +72,14 @@ def index_of(tokens: Tokens, sequences: Integers, *, seq_len: int, divisible: bo
         truncated = int((ends - starts > seq_len).sum())
     lengths = np.minimum(ends - starts, seq_len)
     # The first token of a piece is never predicted, so it does not count.
-    has_trained = np.fromiter((bool(tokens.is_trained[start + 1:start + length].any())
-                               for start, length in zip(starts, lengths, strict=True)), np.bool_, count=len(starts))
+    has_trained = np.fromiter(
+        (
+            bool(tokens.is_trained[start + 1 : start + length].any())
+            for start, length in zip(starts, lengths, strict=True)
+        ),
+        np.bool_,
+        count=len(starts),
+    )
     starts, lengths = starts[has_trained], lengths[has_trained]
     cuts = Cuts(truncated=truncated, dropped=int((~has_trained).sum()))
     if not packing:
@@ -103,8 +115,8 @@ def _packed(lengths: Integers, room: int) -> list[list[int]]:
 
 
 def evaluation_split(sequences: int, share: float, seed: int) -> tuple[Integers, Integers]:
-    """(training, evaluation): each sequence in one of the two, by chance, both in the file's order. At least one is evaluated
-    where `share` is above 0, and at least one trained."""
+    """(training, evaluation): each sequence in one of the two, by chance, both in the file's order. At least one is
+    evaluated where `share` is above 0, and at least one trained."""
     wanted = 0 if share == 0 else min(max(1, round(sequences * share)), sequences - 1)
     chosen = np.random.default_rng(seed).permutation(sequences)[:wanted]
     is_evaluated = np.zeros(sequences, dtype=np.bool_)

@@ -73,8 +73,15 @@ class Samples:
         return self.tokens / (self.train_samples * self.seq_len)
 
 
-def prepare(path: Path, tokenizer: Any, folder: Path, *, shape: str | None = None, system: str | None = None,
-            on_rows: OnRows = lambda _: None) -> DataFile:
+def prepare(
+    path: Path,
+    tokenizer: Any,
+    folder: Path,
+    *,
+    shape: str | None = None,
+    system: str | None = None,
+    on_rows: OnRows = lambda _: None,
+) -> DataFile:
     """Tokenize every row of `path` into `folder`.
 
     shape:  a key of `SHAPES`; None: what the first row has, and then every row must have it.
@@ -103,9 +110,18 @@ def prepare(path: Path, tokenizer: Any, folder: Path, *, shape: str | None = Non
             on_rows(done)
     lengths = open_tokens(folder).lengths
     return DataFile(
-        name=path.name, folder=folder, shape=name, divisible=divisible, rows=done, tokens=int(lengths.sum()),
-        trained_tokens=trained_tokens, longest=int(lengths.max()), typical=int(np.percentile(lengths, 95, method="higher")),
-        untrained_turns=renderer.untrained_turns, has_own_template=renderer.has_own_template)
+        name=path.name,
+        folder=folder,
+        shape=name,
+        divisible=divisible,
+        rows=done,
+        tokens=int(lengths.sum()),
+        trained_tokens=trained_tokens,
+        longest=int(lengths.max()),
+        typical=int(np.percentile(lengths, 95, method="higher")),
+        untrained_turns=renderer.untrained_turns,
+        has_own_template=renderer.has_own_template,
+    )
 
 
 def _batches(first: Row, rest: Iterator[Row]) -> Iterator[list[Row]]:
@@ -115,11 +131,20 @@ def _batches(first: Row, rest: Iterator[Row]) -> Iterator[list[Row]]:
         batch = list(islice(rest, _ROWS_AT_ONCE))
 
 
-def cut(data: DataFile, folder: Path, *, seq_len: int, packing: bool, evaluation_share: float, seed: int,
-        evaluation: DataFile | None = None) -> Samples:
+def cut(
+    data: DataFile,
+    folder: Path,
+    *,
+    seq_len: int,
+    packing: bool,
+    evaluation_share: float,
+    seed: int,
+    evaluation: DataFile | None = None,
+) -> Samples:
     """The samples of `seq_len` that training and evaluation take, their indices in `folder`.
 
-    evaluation_share: of the sequences, chosen by `seed`; evaluated and not trained. evaluation: a file of its own instead.
+    evaluation_share: of the sequences, chosen by `seed`; evaluated and not trained. evaluation: a file of its own
+        instead.
 
     Raises DataError where no sample has a token to train on.
     """
@@ -128,12 +153,20 @@ def cut(data: DataFile, folder: Path, *, seq_len: int, packing: bool, evaluation
     trained, held_out = evaluation_split(data.rows, share, seed)
     index, cuts = index_of(tokens, trained, seq_len=seq_len, divisible=data.divisible, packing=packing)
     if not len(index):
-        raise DataError(f"{data.name}: no sample keeps an answer within {seq_len} tokens",
-                        why="what lies beyond the sequence length is cut", fix="pass a larger --seq-len")
+        raise DataError(
+            f"{data.name}: no sample keeps an answer within {seq_len} tokens",
+            why="what lies beyond the sequence length is cut",
+            fix="pass a larger --seq-len",
+        )
     evaluated: Index | None = None
     if evaluation is not None:
-        evaluated, _ = index_of(evaluation.opened(), np.arange(evaluation.rows), seq_len=seq_len,
-                                divisible=evaluation.divisible, packing=packing)
+        evaluated, _ = index_of(
+            evaluation.opened(),
+            np.arange(evaluation.rows),
+            seq_len=seq_len,
+            divisible=evaluation.divisible,
+            packing=packing,
+        )
     elif len(held_out):
         evaluated, _ = index_of(tokens, held_out, seq_len=seq_len, divisible=data.divisible, packing=packing)
     train_file, evaluation_file = folder / "train.npz", folder / "evaluation.npz"
@@ -141,6 +174,12 @@ def cut(data: DataFile, folder: Path, *, seq_len: int, packing: bool, evaluation
     if evaluated is not None:
         evaluated.save(evaluation_file)
     return Samples(
-        train=train_file, evaluation=evaluation_file if evaluated is not None and len(evaluated) else None,
-        train_samples=len(index), evaluation_samples=0 if evaluated is None else len(evaluated), seq_len=seq_len,
-        packing=packing, tokens=index.tokens, cuts=cuts)
+        train=train_file,
+        evaluation=evaluation_file if evaluated is not None and len(evaluated) else None,
+        train_samples=len(index),
+        evaluation_samples=0 if evaluated is None else len(evaluated),
+        seq_len=seq_len,
+        packing=packing,
+        tokens=index.tokens,
+        cuts=cuts,
+    )

@@ -17,22 +17,27 @@ DEFAULT_CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '### Assistant:\\n' -}}{%- endif -%}
 """
-"""For tokenizers without a template of their own: `### User:`, a line with the text, an empty line, `### Assistant:`, the
-answer and the end-of-text token. It is saved with the trained tokenizer, so that the model is asked as it was trained."""
+"""For tokenizers without a template of their own: `### User:`, a line with the text, an empty line, `### Assistant:`,
+the answer and the end-of-text token. It is saved with the trained tokenizer, so that the model is asked as it was
+trained."""
 
 
 class Renderer:
     """Renders samples with one tokenizer, which gets `DEFAULT_CHAT_TEMPLATE` where it has none.
 
     system: a system message for chats that bring none.
-    untrained_turns: earlier answers that were left out of the loss, because the template renders them differently once the
-                     conversation goes on (as those do that drop a model's thoughts), so that no part of the text is them.
+    untrained_turns: earlier answers that were left out of the loss, because the template renders them differently once
+                     the conversation goes on (as those do that drop a model's thoughts), so that no part of the text is
+                     them.
     """
 
     def __init__(self, tokenizer: Any, *, system: str | None = None) -> None:
         if tokenizer.eos_token is None:
-            raise DataError("the tokenizer has no end-of-text token", why="a model that never sees one does not stop",
-                            fix="set eos_token in its tokenizer_config.json")
+            raise DataError(
+                "the tokenizer has no end-of-text token",
+                why="a model that never sees one does not stop",
+                fix="set eos_token in its tokenizer_config.json",
+            )
         self._tokenizer, self._system = tokenizer, system
         self.has_own_template = bool(tokenizer.chat_template)
         if not self.has_own_template:
@@ -49,7 +54,9 @@ class Renderer:
         """
         if isinstance(sample, Chat):
             return _merged(self._chat(sample, place))
-        return _merged([Part(self._bos, False), *sample.parts, Part(self._tokenizer.eos_token, sample.parts[-1].is_trained)])
+        return _merged(
+            [Part(self._bos, False), *sample.parts, Part(self._tokenizer.eos_token, sample.parts[-1].is_trained)]
+        )
 
     def _chat(self, chat: Chat, place: str) -> Iterator[Part]:
         messages = list(chat.messages)
@@ -57,7 +64,7 @@ class Renderer:
             messages.insert(0, {"role": "system", "content": self._system})
         answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         # What follows the last answer would only be read, and nothing is learned from it.
-        messages = messages[:answers[-1] + 1]
+        messages = messages[: answers[-1] + 1]
         whole = self._render(messages, chat.tools, place)
         done = 0
         for number in answers:
@@ -76,21 +83,25 @@ class Renderer:
         assert not whole[done:].strip(), "the last answer is the end of the text"
 
     def _span(self, messages: list[Message], number: int, whole: str, tools: Any, place: str) -> tuple[int | None, int]:
-        """Where answer `number` begins and ends in the whole text; the beginning is None where it is not in there as such.
+        """Where answer `number` begins and ends in the whole text; the beginning is None where it is not in there as
+        such.
 
-        It begins where the text of a question that waits for this answer ends. A template that opens an answer in a way that
-        it later leaves out (`<think>`) shares a shorter beginning with the whole.
+        It begins where the text of a question that waits for this answer ends. A template that opens an answer in a way
+        that it later leaves out (`<think>`) shares a shorter beginning with the whole.
         """
         is_last = number == len(messages) - 1
-        until = whole if is_last else self._render(messages[:number + 1], tools, place)
+        until = whole if is_last else self._render(messages[: number + 1], tools, place)
         asked = self._render(messages[:number], tools, place, generation=True)
         start = len(commonprefix([asked, until]))  # noqa: RUF071  of characters, as is wanted
         content = messages[number]["content"].strip()
         if whole.startswith(until) and content in until[start:]:
             return start, len(until)
         if is_last:
-            raise DataError(f"{place}: the chat template leaves out the last answer", why="there is nothing to learn from",
-                            fix="mend the row, or the tokenizer's chat_template")
+            raise DataError(
+                f"{place}: the chat template leaves out the last answer",
+                why="there is nothing to learn from",
+                fix="mend the row, or the tokenizer's chat_template",
+            )
         return None, 0
 
     def _render(self, messages: list[Message], tools: Any, place: str, *, generation: bool = False) -> str:
@@ -98,10 +109,14 @@ class Renderer:
             return ""
         try:
             text = self._tokenizer.apply_chat_template(
-                messages, tools=tools, tokenize=False, add_generation_prompt=generation)
+                messages, tools=tools, tokenize=False, add_generation_prompt=generation
+            )
         except Exception as problem:  # templates are programs: they raise whatever they like about what they are given
-            raise DataError(f"{place}: the tokenizer's chat template refuses it ({str(problem)[:150]})",
-                            why="the model was made for other conversations", fix="mend or remove the row") from problem
+            raise DataError(
+                f"{place}: the tokenizer's chat template refuses it ({str(problem)[:150]})",
+                why="the model was made for other conversations",
+                fix="mend or remove the row",
+            ) from problem
         return str(text)
 
 

@@ -28,15 +28,19 @@ class Row(NamedTuple):
 def read_rows(path: Path) -> Iterator[Row]:
     """The rows in their order, read as they are asked for (a `.json` list is read whole).
 
-    The suffix decides. A `.json` file may hold a list of objects, one object with one list in it (`{"data": [...]}`), or one
-    object a line. Parquet is read by the `datasets` library, which is imported for nothing else here.
+    The suffix decides. A `.json` file may hold a list of objects, one object with one list in it (`{"data": [...]}`),
+    or one object a line. Parquet is read by the `datasets` library, which is imported for nothing else here.
 
-    Raises DataError, naming the file and the line (row, element), for what cannot be read, is no object, or no file at all.
+    Raises DataError, naming the file and the line (row, element), for what cannot be read, is no object, or no file at
+    all.
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
-        raise DataError(f"{path}: unknown kind of data file", why=f"the suffix {suffix or '(none)'} says nothing",
-                        fix=f"name it {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, as what it holds")
+        raise DataError(
+            f"{path}: unknown kind of data file",
+            why=f"the suffix {suffix or '(none)'} says nothing",
+            fix=f"name it {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, as what it holds",
+        )
     if suffix in _PARQUET:
         return _parquet(path)
     return _text(path, suffix)
@@ -53,8 +57,11 @@ def _text(path: Path, suffix: str) -> Iterator[Row]:
             else:
                 yield from _json(path, stream)
     except UnicodeDecodeError as problem:
-        raise DataError(f"{path}: not UTF-8 text", why=f"byte {problem.object[problem.start]:#04x} cannot be read",
-                        fix="save it as UTF-8") from problem
+        raise DataError(
+            f"{path}: not UTF-8 text",
+            why=f"byte {problem.object[problem.start]:#04x} cannot be read",
+            fix="save it as UTF-8",
+        ) from problem
     except OSError as problem:
         raise DataError(f"{path}: cannot be read ({os.strerror(problem.errno or 0)})", fix="check --data") from problem
 
@@ -99,8 +106,15 @@ def _json(path: Path, stream: TextIO) -> Iterator[Row]:
 
 def _only_list(document: Any) -> list[Any] | None:
     """The rows of `{"data": [...]}`; a row of chat messages has a list too, which is none of rows."""
-    lists = [value for name, value in document.items() if isinstance(value, list) and name not in (
-        "messages", "conversations")] if isinstance(document, dict) else []
+    lists = (
+        [
+            value
+            for name, value in document.items()
+            if isinstance(value, list) and name not in ("messages", "conversations")
+        ]
+        if isinstance(document, dict)
+        else []
+    )
     return lists[0] if len(lists) == 1 and all(isinstance(value, dict) for value in lists[0]) else None
 
 
@@ -111,7 +125,9 @@ def _csv(path: Path, stream: TextIO, *, delimiter: str) -> Iterator[Row]:
         for fields in reader:
             place = f"{path.name}, line {reader.line_num}"
             if None in fields or None in fields.values():
-                found = sum(value is not None for name, value in fields.items() if name is not None) + len(fields.get(None, []))
+                found = sum(value is not None for name, value in fields.items() if name is not None) + len(
+                    fields.get(None, [])
+                )
                 _refuse(place, f"{found} fields, but the header names {len(reader.fieldnames or ())}")
             yield Row(place, dict(fields))
     except csv.Error as problem:
@@ -122,8 +138,9 @@ def _parquet(path: Path) -> Iterator[Row]:
     try:
         import datasets
     except ImportError as problem:
-        raise DataError(f"{path.name}: Parquet needs the datasets library", why="it is not installed",
-                        fix="pip install datasets") from problem
+        raise DataError(
+            f"{path.name}: Parquet needs the datasets library", why="it is not installed", fix="pip install datasets"
+        ) from problem
     if not path.is_file():
         raise DataError(f"{path}: cannot be read (no such file)", fix="check --data")
     try:
@@ -131,7 +148,11 @@ def _parquet(path: Path) -> Iterator[Row]:
         rows = datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True)
         for number, fields in enumerate(rows, 1):
             yield Row(f"{path.name}, row {number}", dict(fields))
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as problem:  # Arrow's errors are one of the first two
+    except (
+        OSError,
+        ValueError,
+        datasets.exceptions.DatasetsError,
+    ) as problem:  # Arrow's errors are one of the first two
         _refuse(path.name, f"not Parquet that can be read ({_reason(problem)})")
 
 

@@ -42,8 +42,18 @@ Sample = Chat | Plain
 _MESSAGES = ("messages", "conversations", "conversation")
 _QUESTIONS = ("instruction", "question", "query", "prompt")
 _ANSWERS = ("output", "response", "answer")
-_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "model": "assistant",
-          "system": "system", "developer": "developer", "function_call": "assistant", "observation": "tool", "tool": "tool"}
+_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "model": "assistant",
+    "system": "system",
+    "developer": "developer",
+    "function_call": "assistant",
+    "observation": "tool",
+    "tool": "tool",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +61,8 @@ class Shape:
     """One shape of rows.
 
     title:   for people: "1,204 rows of chat messages". fields: what tells it, for people.
-    matches: whether a row of these fields has it. sample: the row as a sample; raises DataError, naming the row's place.
+    matches: whether a row of these fields has it. sample: the row as a sample; raises DataError, naming the row's
+        place.
     """
 
     title: str
@@ -66,8 +77,11 @@ def recognise(row: Row) -> str:
         if shape.matches(row.fields):
             return name
     known = "; ".join(f"{name} ({shape.fields})" for name, shape in SHAPES.items())
-    raise DataError(f"{row.place}: fields {', '.join(map(str, row.fields)) or '(none)'} are no known shape",
-                    why="it is not clear what is trained", fix=f"name the fields as one of: {known}")
+    raise DataError(
+        f"{row.place}: fields {', '.join(map(str, row.fields)) or '(none)'} are no known shape",
+        why="it is not clear what is trained",
+        fix=f"name the fields as one of: {known}",
+    )
 
 
 def _chat(row: Row) -> Chat:
@@ -98,13 +112,18 @@ def _message(row: Row, number: int, message: Any) -> Message:
         _refuse(row, f"message {number} has the role {role!r}")
     content = _content(row, number, message.get("content", message.get("value")), has_calls="tool_calls" in message)
     # Parquet has every field in every message, null where it is missing.
-    further = {name: value for name, value in message.items() if name not in ("role", "content", "from", "value")
-               and value is not None}
+    further = {
+        name: value
+        for name, value in message.items()
+        if name not in ("role", "content", "from", "value") and value is not None
+    }
     return {"role": _ROLES[role], "content": content, **further}
 
 
 def _content(row: Row, number: int, content: Any, *, has_calls: bool) -> str:
-    if isinstance(content, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
+    ):
         return "".join(part["text"] for part in content)
     if content is None and has_calls:
         return ""
@@ -152,11 +171,21 @@ def _has(*alternatives: Sequence[str]) -> Callable[[Mapping[str, Any]], bool]:
 
 SHAPES: dict[str, Shape] = {
     "chat": Shape(title="chat messages", fields="messages or conversations", matches=_has(_MESSAGES), sample=_chat),
-    "prompt-completion": Shape(title="prompt and completion", fields="prompt and completion",
-                               matches=_has(("prompt",), ("completion",)), sample=_completion),
-    "instruction": Shape(title="instruction and output", matches=_has(_QUESTIONS, _ANSWERS), sample=_instruction,
-                         fields="instruction or question, perhaps input, and output, response or answer"),
-    "text-label": Shape(title="text and label", fields="text and label", matches=_has(("text",), ("label",)), sample=_label),
+    "prompt-completion": Shape(
+        title="prompt and completion",
+        fields="prompt and completion",
+        matches=_has(("prompt",), ("completion",)),
+        sample=_completion,
+    ),
+    "instruction": Shape(
+        title="instruction and output",
+        matches=_has(_QUESTIONS, _ANSWERS),
+        sample=_instruction,
+        fields="instruction or question, perhaps input, and output, response or answer",
+    ),
+    "text-label": Shape(
+        title="text and label", fields="text and label", matches=_has(("text",), ("label",)), sample=_label
+    ),
     "text": Shape(title="plain text", fields="text or content", matches=_has(("text", "content")), sample=_text),
 }
 """In the order in which they are tried: those that need more fields first."""
@@ -183,5 +212,8 @@ def _answer(row: Row, name: str) -> str:
 
 
 def _refuse(row: Row, what: str) -> NoReturn:
-    raise DataError(f"{row.place}: {what}", why="every row must be one whole sample",
-                    fix="mend or remove it, or say another shape with --format")
+    raise DataError(
+        f"{row.place}: {what}",
+        why="every row must be one whole sample",
+        fix="mend or remove it, or say another shape with --format",
+    )

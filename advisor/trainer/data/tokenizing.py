@@ -18,9 +18,9 @@ class Tokenized(NamedTuple):
 def tokenize(tokenizer: Any, samples: Sequence[Sequence[Part]]) -> list[Tokenized]:
     """Each sample's parts as one sequence. No special tokens are added: the text has them.
 
-    A tokenizer may split "prompt + answer" otherwise than the prompt alone, which is all that inference gives it. So a part
-    that tokenizes by itself as it does in the whole is taken so; otherwise as what the text up to its end has beyond the
-    text before it; and where even that begins otherwise (characters merged across the boundary), by itself.
+    A tokenizer may split "prompt + answer" otherwise than the prompt alone, which is all that inference gives it. So a
+    part that tokenizes by itself as it does in the whole is taken so; otherwise as what the text up to its end has
+    beyond the text before it; and where even that begins otherwise (characters merged across the boundary), by itself.
     """
     wholes = _encode(tokenizer, ["".join(part.text for part in parts) for parts in samples])
     pieces = iter(_encode(tokenizer, [part.text for parts in samples for part in parts]))
@@ -29,19 +29,23 @@ def tokenize(tokenizer: Any, samples: Sequence[Sequence[Part]]) -> list[Tokenize
         split = [next(pieces) for _ in parts]
         if [number for piece in split for number in piece] != whole:
             split = _in_order(tokenizer, parts, split)
-        tokenized.append(Tokenized(
-            [number for piece in split for number in piece],
-            [part.is_trained for part, piece in zip(parts, split, strict=True) for _ in piece]))
+        tokenized.append(
+            Tokenized(
+                [number for piece in split for number in piece],
+                [part.is_trained for part, piece in zip(parts, split, strict=True) for _ in piece],
+            )
+        )
     return tokenized
 
 
 def _in_order(tokenizer: Any, parts: Sequence[Part], alone: Sequence[list[int]]) -> list[list[int]]:
-    """Part after part. SentencePiece, for one, puts a space before whatever text it is given, so before each part alone."""
+    """Part after part. SentencePiece, for one, puts a space before whatever text it is given, so before each part
+    alone."""
     text, before, split = "", list[int](), list[list[int]]()
     for part, by_itself in zip(parts, alone, strict=True):
         text += part.text
         [until] = _encode(tokenizer, [text])
-        split.append(until[len(before):] if until[:len(before)] == before else by_itself)
+        split.append(until[len(before) :] if until[: len(before)] == before else by_itself)
         before = before + split[-1]
     return split
 

@@ -59,5 +59,8 @@ def open_tokens(folder: Path) -> Tokens:
     starts: Integers = np.load(folder / _STARTS)
     if not starts[-1]:  # an empty file cannot be mapped
         return Tokens(ids=np.empty(0, np.int32), is_trained=np.empty(0, np.bool_), starts=starts)
-    return Tokens(ids=np.memmap(folder / _IDS, dtype=_ID, mode="r"), starts=starts,
-                  is_trained=np.memmap(folder / _TRAINED, dtype=_FLAG, mode="r"))
+    return Tokens(
+        ids=np.memmap(folder / _IDS, dtype=_ID, mode="r"),
+        starts=starts,
+        is_trained=np.memmap(folder / _TRAINED, dtype=_FLAG, mode="r"),
+    )

@@ -22,7 +22,30 @@ from . import (
     zeropp,
 )
 
-RULES: tuple[Rule, ...] = tuple(sorted(
-    (rule for module in (reading, keys, types, batch, trainer, precision, zero, zeropp, offload, aio, optimizer, scheduler,
-                         communication, checkpointing, logging, resources) for rule in module.rules.rules),
-    key=lambda rule: rule.code))
+RULES: tuple[Rule, ...] = tuple(
+    sorted(
+        (
+            rule
+            for module in (
+                reading,
+                keys,
+                types,
+                batch,
+                trainer,
+                precision,
+                zero,
+                zeropp,
+                offload,
+                aio,
+                optimizer,
+                scheduler,
+                communication,
+                checkpointing,
+                logging,
+                resources,
+            )
+            for rule in module.rules.rules
+        ),
+        key=lambda rule: rule.code,
+    )
+)

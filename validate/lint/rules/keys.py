@@ -12,32 +12,56 @@ from ..subject import Subject
 rules = Rules()
 
 _OWN_RULES = {
-    "aio.thread_count", *(f"{block}.{key}" for block in ("bf16", "bfloat16") for key in (
-        "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale", "auto_cast"))}
+    "aio.thread_count",
+    *(
+        f"{block}.{key}"
+        for block in ("bf16", "bfloat16")
+        for key in (
+            "loss_scale",
+            "initial_scale_power",
+            "loss_scale_window",
+            "hysteresis",
+            "min_loss_scale",
+            "auto_cast",
+        )
+    ),
+}
 """Unknown keys that have a rule of their own, which says more."""
 
 _LONGEST_NAME = 60
 
 
 @rules.rule(
-    "DS010", "error", "an unknown key in a block that DeepSpeed checks",
+    "DS010",
+    "error",
+    "an unknown key in a block that DeepSpeed checks",
     why="the block is read by a pydantic class that forbids other keys, so DeepSpeed stops",
-    fix="remove it, or correct its name", source="runtime/config_utils.py DeepSpeedConfigModel (extra=forbid)",
+    fix="remove it, or correct its name",
+    source="runtime/config_utils.py DeepSpeedConfigModel (extra=forbid)",
     bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_com": True}},
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_comm": True}})
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_comm": True}},
+)
 def refused(subject: Subject) -> Iterator[Hit]:
     for path, block, place in _unknown(subject):
         if block.strict and not place:
             dropped = subject.get(".".join(path)) == "auto"  # DeepSpeedConfigModel.__init__ drops these before it looks
-            yield Hit(path=path, severity="warning" if dropped else None,
-                      what=f"{block.path} has no key {path[-1][:_LONGEST_NAME]!r}{_near(path[-1], block)}")
+            yield Hit(
+                path=path,
+                severity="warning" if dropped else None,
+                what=f"{block.path} has no key {path[-1][:_LONGEST_NAME]!r}{_near(path[-1], block)}",
+            )
 
 
 @rules.rule(
-    "DS011", "warning", "an unknown key that DeepSpeed ignores",
+    "DS011",
+    "warning",
+    "an unknown key that DeepSpeed ignores",
     why="nothing looks it up, so it has no effect, and nobody says so",
-    fix="remove it, or correct its name", source="runtime/config.py (get_scalar_param)",
-    bad={"train_batch_size": 8, "gradient_cliping": 1.0}, good={"train_batch_size": 8, "gradient_clipping": 1.0})
+    fix="remove it, or correct its name",
+    source="runtime/config.py (get_scalar_param)",
+    bad={"train_batch_size": 8, "gradient_cliping": 1.0},
+    good={"train_batch_size": 8, "gradient_clipping": 1.0},
+)
 def ignored(subject: Subject) -> Iterator[Hit]:
     for path, block, place in _unknown(subject):
         if not block.strict and not place:
@@ -46,23 +70,36 @@ def ignored(subject: Subject) -> Iterator[Hit]:
 
 
 @rules.rule(
-    "DS012", "warning", "a key in the wrong block",
+    "DS012",
+    "warning",
+    "a key in the wrong block",
     why="DeepSpeed looks it up elsewhere: here it is ignored, or refused where the block is checked",
     source="runtime/config.py, runtime/zero/config.py",
     bad={"train_batch_size": 8, "overlap_comm": True, "zero_optimization": {"stage": 2}},
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_comm": True}})
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_comm": True}},
+)
 def misplaced(subject: Subject) -> Iterator[Hit]:
     for path, block, place in _unknown(subject):
         if place:
-            yield Hit(path=path, what=f"{path[-1]} belongs in {place}", fix=f"move it into {place}",
-                      severity="error" if block.strict and subject.get(".".join(path)) != "auto" else None)
+            yield Hit(
+                path=path,
+                what=f"{path[-1]} belongs in {place}",
+                fix=f"move it into {place}",
+                severity="error" if block.strict and subject.get(".".join(path)) != "auto" else None,
+            )
 
 
 @rules.rule(
-    "DS013", "error", "a feature that was removed from DeepSpeed",
+    "DS013",
+    "error",
+    "a feature that was removed from DeepSpeed",
     why="DeepSpeed stops at the key, so that nobody trains without the feature unawares",
-    fix="remove the block", source="runtime/config.py _reject_removed_config_keys", since="0.19.7",
-    bad={"train_batch_size": 8, "amp": {"enabled": True}}, good={"train_batch_size": 8, "bf16": {"enabled": True}})
+    fix="remove the block",
+    source="runtime/config.py _reject_removed_config_keys",
+    since="0.19.7",
+    bad={"train_batch_size": 8, "amp": {"enabled": True}},
+    good={"train_batch_size": 8, "bf16": {"enabled": True}},
+)
 def removed(subject: Subject) -> Iterator[Hit]:
     for path, words in subject.facts.removed.items():
         if subject.has(path):
@@ -73,30 +110,46 @@ def removed(subject: Subject) -> Iterator[Hit]:
 
 
 @rules.rule(
-    "DS014", "warning", "a deprecated key",
+    "DS014",
+    "warning",
+    "a deprecated key",
     why="DeepSpeed still reads it, says so in its log, and will drop it",
     source="runtime/zero/config.py (json_schema_extra deprecated)",
     bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "cpu_offload": True}},
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}})
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
+)
 def deprecated(subject: Subject) -> Iterator[Hit]:
     for block in subject.facts.blocks:
         for field in block.fields:
             path = f"{block.path}.{field.name}"
-            if not field.deprecated or not subject.has(path) or (field.moves and _successor_stands(subject, block, path)):
+            if (
+                not field.deprecated
+                or not subject.has(path)
+                or (field.moves and _successor_stands(subject, block, path))
+            ):
                 continue
             successor = _shown(block, field.successor)
-            yield hit(path, f"{field.name} is deprecated" + (f"; its successor is {successor}" if successor else ""),
-                      fix=f"write {successor} instead" if successor else "remove it",
-                      edits=_succession(subject, tuple(path.split(".")), successor))
+            yield hit(
+                path,
+                f"{field.name} is deprecated" + (f"; its successor is {successor}" if successor else ""),
+                fix=f"write {successor} instead" if successor else "remove it",
+                edits=_succession(subject, tuple(path.split(".")), successor),
+            )
 
 
 @rules.rule(
-    "DS015", "error", "a deprecated key together with its successor",
+    "DS015",
+    "error",
+    "a deprecated key together with its successor",
     why="DeepSpeed would have to overwrite one with the other, and stops",
-    fix="remove the deprecated key", source="runtime/config_utils.py _process_deprecated_field",
-    bad={"train_batch_size": 8, "zero_optimization": {
-        "stage": 2, "cpu_offload": True, "offload_optimizer": {"device": "cpu"}}},
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}})
+    fix="remove the deprecated key",
+    source="runtime/config_utils.py _process_deprecated_field",
+    bad={
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 2, "cpu_offload": True, "offload_optimizer": {"device": "cpu"}},
+    },
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
+)
 def both_names(subject: Subject) -> Iterator[Hit]:
     for block in subject.facts.blocks:
         for field in block.fields:
@@ -107,24 +160,38 @@ def both_names(subject: Subject) -> Iterator[Hit]:
 
 
 @rules.rule(
-    "DS016", "warning", "the old name of the bf16 block",
+    "DS016",
+    "warning",
+    "the old name of the bf16 block",
     why="DeepSpeed reads bfloat16 only where bf16 is missing; the Trainer and accelerate never read it",
-    fix="name the block bf16", source="runtime/precision_config.py get_bfloat16_config",
-    bad={"train_batch_size": 8, "bfloat16": {"enabled": True}}, good={"train_batch_size": 8, "bf16": {"enabled": True}})
+    fix="name the block bf16",
+    source="runtime/precision_config.py get_bfloat16_config",
+    bad={"train_batch_size": 8, "bfloat16": {"enabled": True}},
+    good={"train_batch_size": 8, "bf16": {"enabled": True}},
+)
 def old_bf16(subject: Subject) -> Iterator[Hit]:
     if subject.has("bfloat16"):
         beside = subject.get("bf16") is not None
-        yield hit("bfloat16", "bfloat16 is ignored beside bf16" if beside else "bfloat16 is bf16's old name",
-                  edits=(Remove(("bfloat16",)),) if beside else (Rename(("bfloat16",), "bf16"),))
+        yield hit(
+            "bfloat16",
+            "bfloat16 is ignored beside bf16" if beside else "bfloat16 is bf16's old name",
+            edits=(Remove(("bfloat16",)),) if beside else (Rename(("bfloat16",), "bf16"),),
+        )
 
 
 @rules.rule(
-    "DS017", "error", "one setting under two names",
+    "DS017",
+    "error",
+    "one setting under two names",
     why="the class knows the key by both names, takes one and refuses the other as unknown",
-    fix="remove one of them", source="runtime/zero/config.py (alias, populate_by_name)",
-    bad={"train_batch_size": 8, "zero_optimization": {
-        "stage": 3, "prefetch_bucket_size": 1000, "stage3_prefetch_bucket_size": 1000}},
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 1000}})
+    fix="remove one of them",
+    source="runtime/zero/config.py (alias, populate_by_name)",
+    bad={
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 3, "prefetch_bucket_size": 1000, "stage3_prefetch_bucket_size": 1000},
+    },
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 1000}},
+)
 def two_names(subject: Subject) -> Iterator[Hit]:
     for block in subject.facts.blocks:
         for field in block.fields:
@@ -180,7 +247,9 @@ def _successor_stands(subject: Subject, block: Block, path: str) -> bool:
     field = block.field(name)
     successor = block.field(field.successor) if field is not None else None
     names = (successor.name, successor.alias) if successor is not None else ()
-    return any(subject.has(f"{block.path}.{key}") and not subject.is_auto(f"{block.path}.{key}") for key in names if key)
+    return any(
+        subject.has(f"{block.path}.{key}") and not subject.is_auto(f"{block.path}.{key}") for key in names if key
+    )
 
 
 def _succession(subject: Subject, path: Path, successor: str) -> tuple[Edit, ...]:

@@ -25,13 +25,27 @@ _BF16: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled"
 
 
 @rules.rule(
-    "DS901", "warning", "it does not fit the GPUs",
+    "DS901",
+    "warning",
+    "it does not fit the GPUs",
     why="the predicted need, with the margin of its error, is more than the GPU has",
-    fix="`ds-advise MODEL --gpus SPEC` finds what fits", source=_SOURCE, options={"model": "Qwen2.5-7B", "gpus": "2x24GB"},
+    fix="`ds-advise MODEL --gpus SPEC` finds what fits",
+    source=_SOURCE,
+    options={"model": "Qwen2.5-7B", "gpus": "2x24GB"},
     bad=_BF16 | {"zero_optimization": {"stage": 2}},
-    good=_BF16 | {"zero_optimization": {"stage": 3, "sub_group_size": 1e8, "reduce_bucket_size": 5e7,
-                                        "stage3_max_live_parameters": 1e8, "stage3_max_reuse_distance": 1e8,
-                                        "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}})
+    good=_BF16
+    | {
+        "zero_optimization": {
+            "stage": 3,
+            "sub_group_size": 1e8,
+            "reduce_bucket_size": 5e7,
+            "stage3_max_live_parameters": 1e8,
+            "stage3_max_reuse_distance": 1e8,
+            "offload_optimizer": {"device": "cpu"},
+            "offload_param": {"device": "cpu"},
+        }
+    },
+)
 def too_large(subject: Subject) -> Iterator[Hit]:
     plan, cluster = _plan(subject), subject.cluster
     if plan is None or cluster is None:
@@ -42,11 +56,16 @@ def too_large(subject: Subject) -> Iterator[Hit]:
 
 
 @rules.rule(
-    "DS902", "warning", "it does not fit the RAM", why="a process that the system kills for want of RAM leaves no message",
-    fix="offload less, or use a machine with more RAM", source=_SOURCE,
+    "DS902",
+    "warning",
+    "it does not fit the RAM",
+    why="a process that the system kills for want of RAM leaves no message",
+    fix="offload less, or use a machine with more RAM",
+    source=_SOURCE,
     options={"model": "Qwen2.5-7B", "gpus": "2x24GB", "ram": "64GB"},
     bad=_BF16 | {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}},
-    good=_BF16 | {"zero_optimization": {"stage": 3}})
+    good=_BF16 | {"zero_optimization": {"stage": 3}},
+)
 def too_much_ram(subject: Subject) -> Iterator[Hit]:
     plan, cluster = _plan(subject), subject.cluster
     ram = cluster.host_memory_bytes_per_node if cluster is not None else None
@@ -58,18 +77,24 @@ def too_much_ram(subject: Subject) -> Iterator[Hit]:
 
 
 @rules.rule(
-    "DS903", "advice", "an offload that is not needed",
-    why="what fits the GPUs runs faster there: the CPU's optimizer and PCIe's copies are waited for", fix="remove it",
-    source=_SOURCE, options={"model": "Qwen2.5-0.5B", "gpus": "8xA100-80GB"},
+    "DS903",
+    "advice",
+    "an offload that is not needed",
+    why="what fits the GPUs runs faster there: the CPU's optimizer and PCIe's copies are waited for",
+    fix="remove it",
+    source=_SOURCE,
+    options={"model": "Qwen2.5-0.5B", "gpus": "8xA100-80GB"},
     bad=_BF16 | {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
-    good=_BF16 | {"zero_optimization": {"stage": 2}})
+    good=_BF16 | {"zero_optimization": {"stage": 2}},
+)
 def unneeded_offload(subject: Subject) -> Iterator[Hit]:
     plan = _plan(subject)
     if plan is None:
         return
     without: dict[str, Plan] = {
         "offload_param": replace(plan, offload_param="none"),
-        "offload_optimizer": replace(plan, offload_optimizer="none", offload_param="none")}
+        "offload_optimizer": replace(plan, offload_optimizer="none", offload_param="none"),
+    }
     for name, other in reversed(without.items()):
         if getattr(plan, name) != "none" and (gain := _gain(subject, plan, other)):
             yield hit(f"zero_optimization.{name}", f"without it the model fits, and is predicted {gain:.1f} x as fast")
@@ -77,12 +102,23 @@ def unneeded_offload(subject: Subject) -> Iterator[Hit]:
 
 
 @rules.rule(
-    "DS904", "advice", "a higher stage than needed",
+    "DS904",
+    "advice",
+    "a higher stage than needed",
     why="stage 3 gathers the weights for every forward and backward pass; where the lower stage fits, it does less",
-    source=_SOURCE, options={"model": "Qwen2.5-0.5B", "gpus": "8xL40S"},
-    bad=_BF16 | {"zero_optimization": {"stage": 3, "stage3_max_live_parameters": 1e7, "stage3_max_reuse_distance": 1e7,
-                                       "reduce_bucket_size": 5e7}},
-    good=_BF16 | {"zero_optimization": {"stage": 2, "reduce_bucket_size": 5e7}})
+    source=_SOURCE,
+    options={"model": "Qwen2.5-0.5B", "gpus": "8xL40S"},
+    bad=_BF16
+    | {
+        "zero_optimization": {
+            "stage": 3,
+            "stage3_max_live_parameters": 1e7,
+            "stage3_max_reuse_distance": 1e7,
+            "reduce_bucket_size": 5e7,
+        }
+    },
+    good=_BF16 | {"zero_optimization": {"stage": 2, "reduce_bucket_size": 5e7}},
+)
 def lower_stage(subject: Subject) -> Iterator[Hit]:
     plan = _plan(subject)
     if plan is None or plan.zero_stage != 3 or plan.offload_param != "none" or plan.offload_optimizer == "nvme":
@@ -93,12 +129,16 @@ def lower_stage(subject: Subject) -> Iterator[Hit]:
 
 
 @rules.rule(
-    "DS905", "advice", "an offloaded optimizer that steps often",
+    "DS905",
+    "advice",
+    "an offloaded optimizer that steps often",
     why="the CPU's optimizer takes its time once a step, however many micro batches the step has",
-    source=_SOURCE, options={"model": "Qwen2.5-7B", "gpus": "4xA100-40GB", "framework": "deepspeed"},
+    source=_SOURCE,
+    options={"model": "Qwen2.5-7B", "gpus": "4xA100-40GB", "framework": "deepspeed"},
     bad=_BF16 | {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}},
-    good=_BF16 | {"gradient_accumulation_steps": 64,
-                  "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}})
+    good=_BF16
+    | {"gradient_accumulation_steps": 64, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}},
+)
 def steps_often(subject: Subject) -> Iterator[Hit]:
     plan = _plan(subject)
     if plan is None or plan.offload_optimizer == "none" or plan.gradient_accumulation_steps >= 16:
@@ -106,9 +146,12 @@ def steps_often(subject: Subject) -> Iterator[Hit]:
     more = replace(plan, gradient_accumulation_steps=4 * plan.gradient_accumulation_steps)
     gain = _gain(subject, plan, more)
     if gain and gain > 1.25:
-        yield hit("gradient_accumulation_steps",
-                  f"{more.gradient_accumulation_steps} accumulation steps are predicted to give {gain:.1f} x the tokens per "
-                  "second", fix="accumulate more, if the training bears the larger batch")
+        yield hit(
+            "gradient_accumulation_steps",
+            f"{more.gradient_accumulation_steps} accumulation steps are predicted to give {gain:.1f} x the tokens per "
+            "second",
+            fix="accumulate more, if the training bears the larger batch",
+        )
 
 
 def _plan(subject: Subject) -> Plan | None:

@@ -17,11 +17,14 @@ _LEAF = "zero_optimization.leaf_module"
 
 
 @rules.rule(
-    "DS020", "error", "a value that DeepSpeed does not take",
+    "DS020",
+    "error",
+    "a value that DeepSpeed does not take",
     why="its pydantic class cannot convert it, or it is out of range, and DeepSpeed stops",
     source="runtime/zero/config.py, runtime/precision_config.py and the other classes of DeepSpeedConfigModel",
     bad={"train_batch_size": 8, "zero_optimization": {"stage": 4}},
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 3}})
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 3}},
+)
 def wrong_value(subject: Subject) -> Iterator[Hit]:
     for block in subject.facts.blocks:
         if not block.strict or not isinstance(subject.get(block.path), dict) or _unread(subject, block.path):
@@ -29,8 +32,12 @@ def wrong_value(subject: Subject) -> Iterator[Hit]:
         for key, value in subject.block(block.path).items():
             field = block.field(key)
             path = f"{block.path}.{key}"
-            if field is None or value == "auto" or (path == _LEAF and value is None) or (
-                    block.path == _LEAF and isinstance(value, str)):
+            if (
+                field is None
+                or value == "auto"
+                or (path == _LEAF and value is None)
+                or (block.path == _LEAF and isinstance(value, str))
+            ):
                 continue
             wrong = problem(field, value)
             if wrong:
@@ -38,10 +45,14 @@ def wrong_value(subject: Subject) -> Iterator[Hit]:
 
 
 @rules.rule(
-    "DS021", "error", "not an object where DeepSpeed expects one",
+    "DS021",
+    "error",
+    "not an object where DeepSpeed expects one",
     why="DeepSpeed takes keys from it, and stops with a TypeError or an AttributeError that does not name it",
     source="runtime/config.py, runtime/precision_config.py",
-    bad={"train_batch_size": 8, "bf16": True}, good={"train_batch_size": 8, "bf16": {"enabled": True}})
+    bad={"train_batch_size": 8, "bf16": True},
+    good={"train_batch_size": 8, "bf16": {"enabled": True}},
+)
 def no_object(subject: Subject) -> Iterator[Hit]:
     for path in _objects(subject.facts):
         if not subject.has(path) or isinstance(subject.get(path), dict):
@@ -49,19 +60,27 @@ def no_object(subject: Subject) -> Iterator[Hit]:
         value = subject.get(path)
         if path == "zero_optimization" and isinstance(value, bool):
             continue
-        if (value is None and path in ("bf16", "aio", "checkpoint.writer", "expert_parallel")) or _unread(subject, path):
+        if (value is None and path in ("bf16", "aio", "checkpoint.writer", "expert_parallel")) or _unread(
+            subject, path
+        ):
             continue
-        switch = f'write {{"enabled": {shown(value)}}}' if isinstance(value, bool) else "write an object, or remove the key"
+        switch = (
+            f'write {{"enabled": {shown(value)}}}' if isinstance(value, bool) else "write an object, or remove the key"
+        )
         yield hit(path, f"{path} is {shown(value)}", fix=switch)
 
 
 @rules.rule(
-    "DS022", "warning", "a number or truth value written as text",
-    why="DeepSpeed's class converts it, but the Trainer and accelerate compare the text with numbers: a stage \"3\" is not "
-        "stage 3 to them",
+    "DS022",
+    "warning",
+    "a number or truth value written as text",
+    why='DeepSpeed\'s class converts it, but the Trainer and accelerate compare the text with numbers: a stage "3" is '
+    "not "
+    "stage 3 to them",
     source="runtime/config_utils.py DeepSpeedConfigModel; accelerate/utils/deepspeed.py set_stage_and_offload",
     bad={"train_batch_size": 8, "zero_optimization": {"stage": "3"}},
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 3}})
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 3}},
+)
 def text(subject: Subject) -> Iterator[Hit]:
     for block in subject.facts.blocks:
         for key, value in subject.block(block.path).items() if block.strict else ():
@@ -70,15 +89,24 @@ def text(subject: Subject) -> Iterator[Hit]:
                 continue
             path = f"{block.path}.{key}"
             plain = _plain(field.type.name, value)
-            yield hit(path, f"{key} is the text {shown(value)}", fix=f"write {shown(plain)}",
-                      edits=(Replace(tuple(path.split(".")), plain),))
+            yield hit(
+                path,
+                f"{key} is the text {shown(value)}",
+                fix=f"write {shown(plain)}",
+                edits=(Replace(tuple(path.split(".")), plain),),
+            )
 
 
 @rules.rule(
-    "DS023", "error", "text where DeepSpeed computes with a number",
+    "DS023",
+    "error",
+    "text where DeepSpeed computes with a number",
     why="this key is not checked when the file is read: the training stops later with a TypeError",
-    fix="write a number or true or false", source="runtime/engine.py, runtime/config.py",
-    bad={"train_batch_size": 8, "gradient_clipping": "1.0"}, good={"train_batch_size": 8, "gradient_clipping": 1.0})
+    fix="write a number or true or false",
+    source="runtime/engine.py, runtime/config.py",
+    bad={"train_batch_size": 8, "gradient_clipping": "1.0"},
+    good={"train_batch_size": 8, "gradient_clipping": 1.0},
+)
 def unchecked(subject: Subject) -> Iterator[Hit]:
     for name in ("wall_clock_breakdown", "flops_profiler.enabled"):  # joined by | when the file is read
         value = subject.get(name)
@@ -101,9 +129,17 @@ def _unread(subject: Subject, path: str) -> bool:
 
 
 def _objects(facts: Facts) -> list[str]:
-    """The blocks whose keys are looked up, whatever stands there; what holds a checked block is checked with its owner."""
-    found = [block.path for block in facts.blocks if block.path and (
-        "." not in block.path or block.path in ("timers.throughput", "checkpoint.writer", "checkpoint.parallel_write"))]
+    """The blocks whose keys are looked up, whatever stands there; what holds a checked block is checked with its
+    owner."""
+    found = [
+        block.path
+        for block in facts.blocks
+        if block.path
+        and (
+            "." not in block.path
+            or block.path in ("timers.throughput", "checkpoint.writer", "checkpoint.parallel_write")
+        )
+    ]
     top = facts.block("")
     others = ("pipeline", "data_efficiency", "expert_parallel")
     return found + [name for name in others if top is not None and name in top.keys]
