@@ -15,7 +15,7 @@ from .estimators.errors import DsAdviseError
 
 if TYPE_CHECKING:
     from .advisor.advise import advise
-    from .advisor.recommendation import Recommendation
+    from .advisor.recommend.recommendation import Recommendation
     from .probes.dry_run import dry_run
 
 __version__ = "0.1.0"

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..estimators.cluster import Cluster, Gpu
 from ..estimators.errors import WorkloadError
-from ..estimators.model_shape import ModelShape
+from ..estimators.hardware.cluster import Cluster, Gpu
+from ..estimators.models.model_shape import ModelShape
 from ..estimators.optimizers import OPTIMIZERS
-from ..estimators.throughput import assumptions
+from ..estimators.time.step_time import assumptions
 from ..estimators.workload import AttentionKernel, Framework, LossKernel, Method, Precision, Workload
 from ..probes.store_path import anything_kept
-from .changes import changes
-from .cluster_spec import parse_cluster
-from .model_source import load_model
-from .question import CheckpointingChoice, Question
-from .reasons import reasons
-from .recommendation import Recommendation, closest
-from .search import climb, fastest_that_fits
+from .question.cluster_spec import parse_cluster
+from .question.model_source import load_model
+from .question.question import CheckpointingChoice, Question
+from .recommend.reasons import reasons
+from .recommend.recommendation import Recommendation, closest
+from .recommend.search import climb, fastest_that_fits
+from .recommend.what_if import changes
 
 DEFAULT_SEQ_LEN = 2048
 
@@ -99,7 +99,7 @@ def answer(question: Question) -> Recommendation:
     )
     if question.cluster.is_this_machine and anything_kept():
         # Imported here: what knows probes is of no use to most questions.
-        from .probed_answer import with_earlier_probes
+        from .prove.after_probes import with_earlier_probes
 
         recommendation = with_earlier_probes(recommendation)
     return recommendation
@@ -108,7 +108,7 @@ def answer(question: Question) -> Recommendation:
 def with_deepspeed_estimate(recommendation: Recommendation) -> Recommendation:
     """The answer with DeepSpeed's own estimate for the recommended plan, or for the one that misses by least."""
     # Imported here: it loads torch and deepspeed, which the analytic path never needs.
-    from .deepspeed_estimate import deepspeed_estimate
+    from .recommend.deepspeed_estimate import deepspeed_estimate
 
     question, shown = recommendation.question, recommendation.recommended or closest(recommendation.ladder)
     if shown is None:

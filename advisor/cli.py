@@ -18,17 +18,17 @@ from .. import __version__
 from ..estimators.errors import DsAdviseError
 
 COMMANDS = {
-    "advise": "advise_command:advise",
-    "explain": "explain_command:explain",
-    "dry-run": "dry_run_command:dry_run",
-    "probe": "probe_command:probe",
-    "launch": "launch_command:launch",
-    "train": "train_command:train",
-    "doctor": "doctor_command:doctor",
-    "lint": "lint_command:lint",
-    "compare": "compare_command:compare",
-    "bench": "bench_command:bench",
-    "history": "history_command:history",
+    "advise": "advise:advise",
+    "explain": "explain:explain",
+    "dry-run": "dry_run:dry_run",
+    "probe": "probe:probe",
+    "launch": "launch:launch",
+    "train": "train:train",
+    "doctor": "doctor:doctor",
+    "lint": "lint:lint",
+    "compare": "compare:compare",
+    "bench": "bench:bench",
+    "history": "history:history",
 }
 """Command name -> module and function, imported when the command is used."""
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ds_advise.estimators.families import shape_from_config
+from ds_advise.estimators.models.families import shape_from_config
 
 Facts = Mapping[str, Any]
 

@@ -54,10 +54,10 @@ def _search() -> Callable[[], object]:
     """The search of a question that no cache has seen: each call asks for another sequence length."""
     from dataclasses import replace
 
-    from ds_advise.advisor.cluster_spec import parse_cluster
-    from ds_advise.advisor.model_source import load_model
-    from ds_advise.advisor.question import Question
-    from ds_advise.advisor.search import climb
+    from ds_advise.advisor.question.cluster_spec import parse_cluster
+    from ds_advise.advisor.question.model_source import load_model
+    from ds_advise.advisor.question.question import Question
+    from ds_advise.advisor.recommend.search import climb
     from ds_advise.estimators.workload import Workload
 
     cluster = parse_cluster("2x32GB", ram=None, nvme=None, interconnect=None)

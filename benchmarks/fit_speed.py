@@ -25,8 +25,17 @@ from statistics import mean, median
 from types import ModuleType
 from typing import Any
 
-from ds_advise.estimators import collective_time, compute_time, host_time, offload_time, roofline, throughput
-from ds_advise.estimators.hardware import find_gpu
+from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.time import (
+    collective_time,
+    compute_time,
+    host_time,
+    offload_time,
+    roofline,
+)
+from ds_advise.estimators.time import (
+    step_time as throughput,
+)
 
 from .accuracy.time import DATA, LEFT_OUT, TimedRun, percentile_90, read_runs
 

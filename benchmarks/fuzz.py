@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ds_advise.advisor.cluster_spec import parse_cluster
-from ds_advise.advisor.launch.nodes import read_hostfile, slurm_rendezvous, static_rendezvous
-from ds_advise.advisor.lint_question import lint_settings
-from ds_advise.advisor.lint_report import report_json
-from ds_advise.advisor.model_source import load_model
-from ds_advise.advisor.probing_question import budget_seconds
-from ds_advise.advisor.run_question import sample_shape
+from ds_advise.advisor.launch.question.nodes import read_hostfile, slurm_rendezvous, static_rendezvous
+from ds_advise.advisor.prove.settle import budget_seconds
+from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.advisor.question.lint_question import lint_settings
+from ds_advise.advisor.question.model_source import load_model
+from ds_advise.advisor.question.run import sample_shape
+from ds_advise.advisor.reports.lint import report_json
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.validate.lint import Facts, apply, lint, load_facts, read_document
 

@@ -89,8 +89,8 @@ def _noting_s(micro_batches: int = 4000, accumulation: int = 4) -> float:
     """Seconds per micro batch, on the CPU."""
     import torch
 
-    from ds_advise.advisor.launch.notes import Notes
-    from ds_advise.advisor.launch.observe import observe
+    from ds_advise.advisor.launch.ranks.event_log import Notes
+    from ds_advise.advisor.launch.ranks.observe import observe
 
     class Engine:
         def __init__(self) -> None:

@@ -15,12 +15,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal, cast
 
-from ds_advise.advisor.cluster_spec import parse_cluster
-from ds_advise.estimators.catalogue import find
-from ds_advise.estimators.cluster import Cluster
-from ds_advise.estimators.memory import estimate_memory
+from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.memory.plan_memory import estimate_memory
+from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Offload, Plan
-from ds_advise.estimators.throughput import estimate_time
+from ds_advise.estimators.time.step_time import estimate_time
 from ds_advise.estimators.workload import AttentionKernel, Method, Precision, Workload
 
 DATA = Path(__file__).parent / "data" / "seed_runs.csv"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..estimators.cluster import Cluster
 from ..estimators.errors import ClusterError
-from ..estimators.model_shape import ModelShape
+from ..estimators.hardware.cluster import Cluster
+from ..estimators.models.model_shape import ModelShape
 from ..estimators.plan import Offload, Plan
 from ..estimators.workload import Framework, Workload
 from .optimizer_block import optimizer_block

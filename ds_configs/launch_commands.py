@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..estimators.cluster import Cluster
+from ..estimators.hardware.cluster import Cluster
 from ..estimators.workload import Framework
 
 Launcher = Literal["deepspeed", "torchrun", "accelerate"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from ..estimators.cluster import Cluster
-from ..estimators.model_shape import ModelShape
+from ..estimators.hardware.cluster import Cluster
+from ..estimators.memory.trainable import tensor_set
+from ..estimators.models.model_shape import ModelShape
 from ..estimators.plan import Offload, Plan, Rung
-from ..estimators.trainable import tensor_set
 from ..estimators.workload import Workload
 
 _PLACES: dict[Rung, tuple[Literal[0, 1, 2, 3], Offload, Offload]] = {

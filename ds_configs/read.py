@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..estimators.cluster import Cluster
 from ..estimators.errors import ConfigFileError
-from ..estimators.model_shape import ModelShape
+from ..estimators.hardware.cluster import Cluster
+from ..estimators.models.model_shape import ModelShape
 from ..estimators.plan import Offload, Plan
 
 _HIGHEST = 2**63 - 1

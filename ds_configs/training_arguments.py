@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..estimators.cluster import Cluster
+from ..estimators.hardware.cluster import Cluster
 from ..estimators.plan import Plan
 from ..estimators.workload import Workload
 from .launch_commands import PORT

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .cluster import Cluster
 from .estimate import Estimate
-from .memory import estimate_memory
-from .model_shape import ModelShape
+from .hardware.cluster import Cluster
+from .memory.plan_memory import estimate_memory
+from .models.model_shape import ModelShape
 from .plan import Plan
-from .throughput import estimate_time
+from .time.step_time import estimate_time
 from .workload import Workload
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ..estimators.errors import DsAdviseError
-from ..estimators.model_shape import ModelShape
+from ..estimators.models.model_shape import ModelShape
 from .machine import Machine, machine_from_json
 from .store_path import store_path
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..estimators.cluster import Gpu
 from ..estimators.errors import ClusterError
-from ..estimators.hardware import UNMEASURED_MEMORY_SHARE, find_gpu, gpu_of_memory
+from ..estimators.hardware.cluster import Gpu
+from ..estimators.hardware.gpus import UNMEASURED_MEMORY_SHARE, find_gpu, gpu_of_memory
 
 _SAME_CARD = 0.1
 """Relative difference in memory up to which the data file's row of that name is this card (modified: twice)."""

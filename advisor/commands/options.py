@@ -216,7 +216,7 @@ _RUN_NAMES = (
 
 def run_options(command: Callable[..., int], *, model_required: bool = True) -> Callable[..., int]:
     """Gives a command the argument and options that say what is run, and hands it their values as `run`: arguments of
-    `advisor.run_question.run_question` besides the cluster. model_required: without it `run["model"]` may be None."""
+    `advisor.question.run.run_question` besides the cluster. model_required: without it `run["model"]` may be None."""
 
     @functools.wraps(command)
     def asked(**settings: Any) -> int:

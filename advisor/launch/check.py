@@ -12,18 +12,18 @@ from ...ds_configs.read import plan_from_ds_config
 from ...estimators.errors import ClusterError, ConfigFileError
 from ...estimators.estimate import Estimate
 from ...estimators.estimate_plan import estimate_plan
+from ...estimators.memory.checkpoint_size import checkpoint_bytes
 from ...probes.dry_run import dry_run
 from ...probes.real_run import probe
 from ...probes.real_run.job import Device
 from ...probes.store_path import anything_kept
-from ..calibration import as_measured
-from ..checkpoint_size import checkpoint_bytes
-from ..dry_run_answer import dry_run_answer
-from ..fit import MARGIN
-from ..kept_probes import KeptProbes, keep_probe
-from ..run_question import RunQuestion
-from ..units import gib, percent
-from ..words import plan_title
+from ..prove.calibration import as_measured
+from ..prove.dry_run_answer import dry_run_answer
+from ..prove.past_probes import KeptProbes, keep_probe
+from ..question.run import RunQuestion
+from ..recommend.fit import MARGIN
+from ..terminal.units import gib, percent
+from ..terminal.words import plan_title
 from .other_plans import global_batch_size, plans_that_fit
 
 How = Literal["dry-run", "probe"]

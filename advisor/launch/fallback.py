@@ -10,12 +10,12 @@ from pathlib import Path
 from ...ds_configs.emit import ds_config
 from ...ds_configs.write import write_config
 from ...estimators.errors import ConfigFileError
-from ..run_question import RunQuestion
-from ..words import plan_title
+from ..question.run import RunQuestion
+from ..terminal.words import plan_title
 from .other_plans import next_plan
-from .question import LaunchQuestion
+from .question.question import LaunchQuestion
+from .question.script_arguments import ScriptArguments
 from .request import Failure, Outcome, Script
-from .script_arguments import ScriptArguments
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ from ...estimators.errors import DsAdviseError
 from ...estimators.estimate import Estimate
 from ...estimators.plan import Plan
 from ..advise import answer
-from ..question import Question
-from ..recommendation import Candidate
-from ..run_question import RunQuestion
+from ..question.question import Question
+from ..question.run import RunQuestion
+from ..recommend.recommendation import Candidate
 from .request import FailureKind
 
 _LESS = 0.95

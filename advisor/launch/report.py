@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.text import Text
 
 from ...ds_configs.launch_commands import shell_line
-from ..history_report import without_nan
-from ..lines import blank, copyable, row, sentence
-from ..units import gib, rate, seconds
+from ..reports.history import without_nan
+from ..terminal.lines import blank, copyable, row, sentence
+from ..terminal.units import gib, rate, seconds
 from .request import FailureKind, LaunchRequest, Outcome
 from .run import environment_of, launch_line, predicted_host_bytes
 from .session import Session

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...ds_configs.launch_commands import Launcher, Rendezvous
-from ...estimators.cluster import Cluster
 from ...estimators.estimate import Estimate
-from ...estimators.model_shape import ModelShape
+from ...estimators.hardware.cluster import Cluster
+from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import Framework, Workload
 from ...probes.real_run.job import Device
 

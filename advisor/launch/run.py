@@ -20,14 +20,14 @@ from ...ds_configs.launch_commands import LAUNCHER_MODULES, config_arguments, la
 from ...estimators.errors import ConfigFileError
 from ...probes.real_run import extension_lock
 from ...probes.search_path import search_path
-from ..units import gib, times
-from .display import Display, Status
+from ..terminal.units import gib, times
 from .environment import costly_switches, plan_environment
-from .failures import failure_of
-from .host import Node, Sample, oom_kills
-from .records import Records
+from .ranks.trainer_callback import STOP_FILE
 from .request import Failure, LaunchRequest, Outcome, Peaks
-from .trainer_callback import STOP_FILE
+from .watch.display import Display, Status
+from .watch.failures import failure_of
+from .watch.host import Node, Sample, oom_kills
+from .watch.records import Records
 
 _POLL_S, _SAMPLE_S = 0.1, 1.0
 
@@ -74,7 +74,7 @@ def launch_line(request: LaunchRequest, *, port: int | None = None) -> list[str]
     )
     variables = [word for name, value in environment_of(request).items() for word in ("--set", f"{name}={value}")]
     target = [
-        f"{__package__}.rank",
+        f"{__package__}.ranks.rank",
         "--folder",
         str(request.folder),
         *(variables if by_ssh else []),
@@ -154,7 +154,7 @@ class _Training:
     def _start(self) -> subprocess.Popen[bytes]:
         request = self._request
         words = launch_line(request, port=None if request.rendezvous else free_port())
-        leash = [sys.executable, "-m", f"{__package__}.leash", str(os.getpid()), *words]
+        leash = [sys.executable, "-m", f"{__package__}.ranks.supervisor", str(os.getpid()), *words]
         environment = {**os.environ, "PATH": search_path(), **environment_of(request)}
         with (request.folder / "launcher.log").open("wb") as log:
             return subprocess.Popen(

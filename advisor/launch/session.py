@@ -12,8 +12,8 @@ from rich.console import Console
 from ...estimators.errors import WorkloadError
 from .check import How, Objection, objections, prediction_of
 from .fallback import Continuation, continuation
-from .kept import keep_training
-from .question import LaunchQuestion
+from .keep import keep_training
+from .question.question import LaunchQuestion
 from .request import LaunchRequest, Outcome
 from .run import launch
 

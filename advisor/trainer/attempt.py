@@ -11,8 +11,8 @@ from ...ds_configs.training_arguments import training_arguments
 from ...estimators.estimate import Estimate
 from ..launch.other_plans import next_plan
 from ..launch.request import Outcome
-from ..question import Question
-from ..run_question import RunQuestion
+from ..question.question import Question
+from ..question.run import RunQuestion
 from .checkpoints import newest_whole
 from .job import Job
 from .output import Output

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Literal
 
 from ...estimators.errors import ConfigFileError, WorkloadError
+from ...estimators.memory.checkpoint_size import checkpoint_bytes
 from ...estimators.workload import Workload
 from ...probes.real_run.job import Device
-from ..checkpoint_size import checkpoint_bytes
-from ..model_source import load_config
-from ..probing import runner
-from ..question import Question
-from ..recommendation import Candidate, Recommendation
-from ..units import gib
-from ..verify import verify
-from ..words import plan_title
+from ..prove.probe_series import runner
+from ..prove.verify import verify
+from ..question.model_source import load_config
+from ..question.question import Question
+from ..recommend.recommendation import Candidate, Recommendation
+from ..terminal.units import gib
+from ..terminal.words import plan_title
 
 Proof = Literal["probe", "dry-run", "none"]
 

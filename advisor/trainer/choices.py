@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ...estimators.model_shape import ModelShape
+from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import Method
 from ..advise import DEFAULT_SEQ_LEN
 from .data.prepare import DataFile

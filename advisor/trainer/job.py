@@ -11,7 +11,7 @@ from ...ds_configs.write import write_config
 from ...estimators.errors import ConfigFileError
 from ...estimators.workload import Workload
 from ...probes.real_run.job import Device
-from ..json_file import read_json_object
+from ..question.json_file import read_json_object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

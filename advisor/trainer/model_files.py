@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...estimators.errors import ModelConfigError, UnknownModelError
-from ...estimators.model_shape import ModelShape
+from ...estimators.models.model_shape import ModelShape
 
 _WEIGHTS = "*.safetensors"
 _DESCRIPTIONS = ("*.json", "*.jinja", "*.model", "*.txt")

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...ds_configs.write import write_config
 from ...estimators.errors import ConfigFileError
-from ..json_file import read_json_object
+from ..question.json_file import read_json_object
 from .checkpoints import checkpoints
 from .rank import RESULT
 

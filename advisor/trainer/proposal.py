@@ -13,10 +13,10 @@ from typing import Any
 from ...ds_configs.emit import ds_config
 from ...ds_configs.training_arguments import training_arguments
 from ...estimators.errors import ClusterError, ModelConfigError, WorkloadError
-from ...estimators.model_shape import ModelShape
+from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import Workload
 from ..advise import advise
-from ..recommendation import Recommendation
+from ..recommend.recommendation import Recommendation
 from . import choices
 from .check import KEPT_CHECKPOINTS, missing_package
 from .data.prepare import DataFile, Samples, cut, prepare

@@ -9,10 +9,10 @@ from rich.text import Text
 
 from ...ds_configs.write import to_json
 from ..launch.report import KINDS, dry_lines, render_figures
-from ..lines import blank, copyable, sentence
-from ..recommendation import closest
-from ..units import gib, percent, rate, seconds
-from ..words import cluster_title, device_word, method_title, plan_title
+from ..recommend.recommendation import closest
+from ..terminal.lines import blank, copyable, sentence
+from ..terminal.units import gib, percent, rate, seconds
+from ..terminal.words import cluster_title, device_word, method_title, plan_title
 from .checkpoints import newest_whole
 from .data.shapes import SHAPES
 from .output import Output

@@ -10,18 +10,18 @@ from typing import Any
 
 from ...ds_configs.read import plan_from_ds_config
 from ...ds_configs.write import write_config
-from ...estimators.cluster import Cluster
 from ...estimators.errors import ClusterError, ConfigFileError
 from ...estimators.estimate import Estimate
 from ...estimators.estimate_plan import estimate_plan
-from ...estimators.model_shape import ModelShape
+from ...estimators.hardware.cluster import Cluster
+from ...estimators.models.model_shape import ModelShape
 from ...probes.real_run.job import Device
-from ..ds_config_file import read_ds_config
-from ..launch.kept import keep_training
+from ..launch.keep import keep_training
 from ..launch.request import LaunchRequest, Outcome, Script
 from ..launch.run import launch
-from ..question import Question
-from ..words import plan_title
+from ..question.ds_config_file import read_ds_config
+from ..question.question import Question
+from ..terminal.words import plan_title
 from .attempt import ATTEMPTS, Attempt
 from .check import Say, check_disk, prove
 from .checkpoints import newest_whole, remove_broken, step_of

@@ -1,17 +1,17 @@
 """What PyTorch's caching allocator held in published runs, none of which used expandable segments.
 
-The product's launch commands set `expandable_segments:True`, and `estimators.device_overhead` counts on it. Without it
-a segment serves only requests that fit into what is free of it, so blocks of one phase (a layer's gradients) cannot be
-made of those of another (the logits). How much is lost depends on the sizes and on how much room there is:
+The product's launch commands set `expandable_segments:True`, and `estimators.memory.device_overhead` counts on it.
+Without it a segment serves only requests that fit into what is free of it, so blocks of one phase (a layer's gradients)
+cannot be made of those of another (the logits). How much is lost depends on the sizes and on how much room there is:
 FIXED_SEGMENTS is the median over the runs that nearly filled their GPU and whose sources print both peak allocated and
 nvidia-smi.
 """
 
 from __future__ import annotations
 
-from ds_advise.estimators.device_overhead import SEGMENT_BYTES
 from ds_advise.estimators.estimate import MemoryTerm
-from ds_advise.estimators.terms import term
+from ds_advise.estimators.memory.device_overhead import SEGMENT_BYTES
+from ds_advise.estimators.memory.terms import term
 
 FIXED_SEGMENTS = 0.26
 """Share of what comes and goes during a step that fixed segments waste; `memory.fitted_slack` recomputes it."""

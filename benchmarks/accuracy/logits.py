@@ -4,8 +4,8 @@ Bytes per logit, w for the 16-bit logits themselves:
 
 | `logits` | bytes | what it is |
 |---|---|---|
-| standard | as `estimators.activations.loss` | transformers from 4.48 on: labels are padded, logits are not sliced |
-| sliced   | w + 4 + 4 + 4 | 4.46, 4.47: logits, fp32 copy, its slice, log-softmax |
+| standard | as `estimators.memory.activations.loss` | transformers from 4.48 on: labels are padded, logits are not
+sliced | | sliced   | w + 4 + 4 + 4 | 4.46, 4.47: logits, fp32 copy, its slice, log-softmax |
 | inline   | 4 + 4 + 4 | until 4.45: the fp32 copy replaces the logits |
 | held     | 4 + 4 + 4 + 4 | until 4.45, in a loop that keeps the model's output through the backward pass |
 | half     | w + w + w | a loss that is never upcast: logits, their slice, log-softmax |
@@ -22,7 +22,7 @@ modules/loss/cross_entropy_loss.py; litgpt utils.py `chunked_cross_entropy`.
 from __future__ import annotations
 
 from ds_advise.estimators.estimate import MemoryTerm
-from ds_advise.estimators.terms import term
+from ds_advise.estimators.memory.terms import term
 
 from .rows import Run
 

@@ -14,9 +14,9 @@ from math import ceil
 from statistics import mean, median
 from typing import Literal
 
-from ds_advise.advisor.fit import MARGIN, judge
+from ds_advise.advisor.recommend.fit import MARGIN, judge
 from ds_advise.estimators.estimate import MemoryEstimate
-from ds_advise.estimators.memory import estimate_memory
+from ds_advise.estimators.memory.plan_memory import estimate_memory
 
 from . import allocator, deepspeed_loop, rivals, torch_loop
 from .deepspeed_loop import RESIDENT
@@ -124,8 +124,8 @@ def underprediction() -> list[float]:
 
 
 def margin() -> float:
-    """`advisor.fit.MARGIN` of the analytic evidence: `MARGIN_SHARE` of `underprediction`, in whole percent, rounded
-    up."""
+    """`advisor.recommend.fit.MARGIN` of the analytic evidence: `MARGIN_SHARE` of `underprediction`, in whole percent,
+    rounded up."""
     return ceil(100 * percentile(underprediction(), MARGIN_SHARE)) / 100
 
 
@@ -354,7 +354,8 @@ def _notes() -> tuple[str, ...]:
         "so; no byte "
         "of a prediction is fitted to them.",
         f"**The margin.** Of {len(short)} exact runs on transformers' model code, {MARGIN_SHARE:.1%} measured at most "
-        f"{percentile(short, MARGIN_SHARE):.1%} more than predicted. `advisor.fit.MARGIN` is that in whole percent, "
+        f"{percentile(short, MARGIN_SHARE):.1%} more than predicted. `advisor.recommend.fit.MARGIN` is that in whole "
+        "percent, "
         "rounded "
         f"up: {margin():.0%}.",
         "**Without expandable segments** the allocator wastes a share of what comes and goes. "

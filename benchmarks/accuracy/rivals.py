@@ -12,9 +12,9 @@ Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py `estimate_zero2_model_sta
 
 from __future__ import annotations
 
-from ds_advise.advisor.deepspeed_estimate import largest_module_parameters
-from ds_advise.estimators.cluster import Cluster
-from ds_advise.estimators.model_shape import ModelShape
+from ds_advise.advisor.recommend.deepspeed_estimate import largest_module_parameters
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
 

@@ -9,11 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, cast
 
-from ds_advise.advisor.cluster_spec import parse_cluster
-from ds_advise.estimators.catalogue import find
-from ds_advise.estimators.cluster import Cluster
-from ds_advise.estimators.families import shape_from_config
-from ds_advise.estimators.model_shape import ModelShape
+from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.models.catalogue import find
+from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.plan import Offload, Plan
 from ds_advise.estimators.workload import AttentionKernel, Method, Precision, Workload
 

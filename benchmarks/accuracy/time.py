@@ -15,15 +15,15 @@ from pathlib import Path
 from statistics import median
 from typing import Literal, cast
 
-from ds_advise.advisor.cluster_spec import parse_cluster
-from ds_advise.estimators.catalogue import find
-from ds_advise.estimators.cluster import Cluster
-from ds_advise.estimators.families import shape_from_config
-from ds_advise.estimators.model_shape import ModelShape
+from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.models.catalogue import find
+from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.plan import Offload, Plan
-from ds_advise.estimators.recorded_time import Kind, RecordedOperation, recorded_time
 from ds_advise.estimators.software import Software
-from ds_advise.estimators.throughput import estimate_time
+from ds_advise.estimators.time.recorded_time import Kind, RecordedOperation, recorded_time
+from ds_advise.estimators.time.step_time import estimate_time
 from ds_advise.estimators.workload import AttentionKernel, LossKernel, Method, Precision, Workload
 
 from .. import seed_ranking
@@ -34,7 +34,7 @@ LEFT_OUT = DATA / "speed_left_out.csv"
 """What `benchmarks.fit_speed --write` found: each source's error under a fit on the others."""
 
 RECORDED = DATA / "recorded_operations.csv"
-"""What `benchmarks.record_operations` wrote: the operations of some of the runs."""
+"""What `benchmarks.dry_run.record_operations` wrote: the operations of some of the runs."""
 
 MEDIAN_TARGET, P90_TARGET, TAU_TARGET, REGRET_TARGET = 0.12, 0.30, 0.9, 0.05
 FLASH_TRITON = (0.75, 0.45)

@@ -24,13 +24,13 @@ torch aten/src/ATen/autocast_mode.cpp.
 
 from __future__ import annotations
 
-from ds_advise.estimators.activations import activation_memory
-from ds_advise.estimators.device_overhead import library_workspace, outside_allocator
 from ds_advise.estimators.estimate import MemoryEstimate, MemoryTerm, Moment
-from ds_advise.estimators.nf4 import nf4_bytes, quantized
+from ds_advise.estimators.memory.activations import activation_memory
+from ds_advise.estimators.memory.device_overhead import library_workspace, outside_allocator
+from ds_advise.estimators.memory.terms import term
+from ds_advise.estimators.memory.trainable import TensorSet, tensor_set
+from ds_advise.estimators.models.nf4 import nf4_bytes, quantized
 from ds_advise.estimators.optimizers import optimizer
-from ds_advise.estimators.terms import term
-from ds_advise.estimators.trainable import TensorSet, tensor_set
 
 from . import allocator
 from .logits import loss_terms

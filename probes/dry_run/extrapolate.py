@@ -26,16 +26,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ...estimators.families import shape_from_config
-from ...estimators.model_shape import ModelShape
-from ...estimators.partition import rank_loads, shard_numel, sub_group_numels
-from ...estimators.trainable import tensor_set
+from ...estimators.memory.partition import rank_loads, shard_numel, sub_group_numels
+from ...estimators.memory.trainable import tensor_set
+from ...estimators.models.families import shape_from_config
+from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import Workload
 from .request import Request
 from .result import DryRunResult, Peak, PhaseMemory, Reserved
 
 SHOWN = frozenset({"gemma2", "gpt2", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3"})
-"""Model types for which `benchmarks/fast_vs_full.py` has shown it."""
+"""Model types for which `benchmarks/dry_run/fast_vs_full.py` has shown it."""
 
 TOLERANCE = 0.005
 """Of a figure's largest value over all phases: how far apart the two lines may be at the full depth."""

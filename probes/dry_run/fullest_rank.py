@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...estimators.errors import DsAdviseError
-from ...estimators.families import shape_from_config
-from ...estimators.partition import rank_loads
-from ...estimators.trainable import tensor_set
+from ...estimators.memory.partition import rank_loads
+from ...estimators.memory.trainable import tensor_set
+from ...estimators.models.families import shape_from_config
 from ...estimators.workload import Workload
 
 

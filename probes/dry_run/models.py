@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from .attention import FLASH
 from .request import Request
+from .simulated_gpu.attention import FLASH
 
 _BUILD_IT = "give FILE.py:FUNCTION with a function of yours that builds the model"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ...estimators.recorded_time import RecordedOperation
+from ...estimators.time.recorded_time import RecordedOperation
 
 PHASES = ("load", "initialize", "forward", "backward", "step")
 
@@ -121,7 +121,7 @@ class DryRunResult:
     extrapolated_from: depths of the shallow runs that answered for the full one; empty: it was run at full depth.
     approximate: phases whose extrapolated figures are rough; none of them is near the peak.
     not_extrapolated:  why it was run at full depth although extrapolation was asked for, "" where it was not.
-    operations: what the last iteration executed, for its time (`estimators.recorded_time`).
+    operations: what the last iteration executed, for its time (`estimators.time.recorded_time`).
     timeline: memory over the run, a point for each of evenly spaced stretches; none of an extrapolated run.
     """
 

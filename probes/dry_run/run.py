@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...estimators.cluster import Cluster
-from ...estimators.device_overhead import library_workspace, outside_allocator
+from ...estimators.hardware.cluster import Cluster
+from ...estimators.memory.device_overhead import library_workspace, outside_allocator
 from ...estimators.workload import Workload
 from .ask import DryRunError, ask
 from .extrapolate import NotLinearError, extrapolated, ladder

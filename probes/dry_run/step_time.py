@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...estimators.cluster import Cluster
 from ...estimators.estimate import TimeEstimate
-from ...estimators.recorded_time import recorded_time
+from ...estimators.hardware.cluster import Cluster
+from ...estimators.time.recorded_time import recorded_time
 from .result import DryRunResult
 
 

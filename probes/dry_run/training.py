@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from . import auto_values, models, origins
-from .ledger import Ledger
+from . import auto_values, models
+from .recording import allocation_classifier as origins
+from .recording.ledger import Ledger
 from .request import Request
 from .result import PhaseMemory
 

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from ..harmless import harmless
-from . import analysis, collectives
+from .recording import analysis
 from .request import Request
 from .result import DryRunResult
+from .simulated_gpu import collectives
 
 
 def main() -> None:
@@ -72,7 +73,7 @@ def _import_all(request: Request) -> None:
         *(["peft"] if request.method == "lora" else []),
     ):
         importlib.import_module(name)
-    from . import attention, kernels, mode, models, quick_fake, training, unknown_values  # noqa: F401
+    from . import models, training  # noqa: F401
 
     if request.model is not None:
         models.model_class(models.transformers_config(request))
@@ -87,7 +88,7 @@ def answer_to(request: Request, on_phase: Callable[[str], object] = lambda _name
     recorder = None
     try:
         started = time.monotonic()
-        from .operations import Operations
+        from .recording.operations import Operations
 
         operations = Operations(request.iterations)
 
@@ -129,9 +130,9 @@ def _package(error: Exception) -> str:
 
 
 def _recorder(request: Request, on_phase: Callable[[str], object]) -> Any:
-    from .device import DEVICE_TYPE, register
-    from .ledger import Ledger
-    from .origins import Origins
+    from .recording.allocation_classifier import Origins
+    from .recording.ledger import Ledger
+    from .simulated_gpu.device import DEVICE_TYPE, register
     from .training import Recorder
 
     register()
@@ -142,10 +143,11 @@ def _recorder(request: Request, on_phase: Callable[[str], object]) -> Any:
 def _run(request: Request, recorder: Any, operations: Any, started: float) -> DryRunResult:
     import torch
 
-    from . import attention, kernels, training, unknown_values
-    from .device import DEVICE_TYPE
-    from .mode import RecordingMode
-    from .quick_fake import QuickFakeTensorMode
+    from . import training
+    from .recording.mode import RecordingMode
+    from .simulated_gpu import attention, kernels, unknown_values
+    from .simulated_gpu.device import DEVICE_TYPE
+    from .simulated_gpu.quick_fake import QuickFakeTensorMode
 
     ledger = recorder.ledger
     collectives.join(request.rank, request.world_size, min(request.gpus_per_node, request.world_size))
@@ -153,7 +155,7 @@ def _run(request: Request, recorder: Any, operations: Any, started: float) -> Dr
     import deepspeed.accelerator
     from deepspeed.accelerator import set_accelerator
 
-    from .accelerator import SimulatedAccelerator
+    from .simulated_gpu.accelerator import SimulatedAccelerator
 
     set_accelerator(
         SimulatedAccelerator(ledger, device_count=request.gpus_per_node, memory_bytes=request.gpu_memory_bytes)

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...estimators.cluster import Cluster
 from ...estimators.errors import ConfigFileError
+from ...estimators.hardware.cluster import Cluster
 from ...estimators.workload import Workload
 from ..dry_run.run import request_for
 from ..harmless import harmless

@@ -93,7 +93,7 @@ def _run(job: Job, rank: int, folder: Path, diary: Diary) -> tuple[RankReport, d
         collectives.install()
     diary.enter("join")
     if job.solo:
-        from ..dry_run.collectives import join
+        from ..dry_run.simulated_gpu.collectives import join
 
         join(rank, request.world_size, request.gpus_per_node)
     else:
@@ -108,7 +108,7 @@ def _run(job: Job, rank: int, folder: Path, diary: Diary) -> tuple[RankReport, d
 
     deepspeed.init_distributed()
     if job.solo:
-        from ..dry_run.collectives import silence_comparisons
+        from ..dry_run.simulated_gpu.collectives import silence_comparisons
 
         silence_comparisons()
     from . import training

@@ -16,13 +16,13 @@ from shutil import which
 from typing import Any, TypeVar
 
 from .facts import Facts
-from .read_folder import read_folder
-from .read_graphics import read_graphics
-from .read_host import rank_port, read_host, read_memory, read_processor
-from .read_nodes import AT_ONCE, read_hostfile, read_nodes
-from .read_software import read_software
-from .read_toolchain import read_ops_folder, read_toolchain
-from .tools import Runner, run_tool
+from .readers.folder import read_folder
+from .readers.graphics import read_graphics
+from .readers.host import rank_port, read_host, read_memory, read_processor
+from .readers.nodes import AT_ONCE, read_hostfile, read_nodes
+from .readers.software import read_software
+from .readers.toolchain import read_ops_folder, read_toolchain
+from .readers.tools import Runner, run_tool
 
 _Part = TypeVar("_Part")
 

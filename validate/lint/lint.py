@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...estimators.cluster import Cluster
-from ...estimators.model_shape import ModelShape
+from ...estimators.hardware.cluster import Cluster
+from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import Framework, Workload
 from .document import Document, Node
 from .facts import Facts

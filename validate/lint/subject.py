@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import Any
 
 from ...ds_configs.read import plan_from_ds_config
-from ...estimators.cluster import Cluster
 from ...estimators.errors import ConfigFileError
-from ...estimators.model_shape import ModelShape
+from ...estimators.hardware.cluster import Cluster
+from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import Plan
 from ...estimators.workload import Framework, Workload
 from .document import Document

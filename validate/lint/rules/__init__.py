@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 from ..rule import Rule
-from . import (
-    aio,
-    batch,
-    checkpointing,
-    communication,
-    keys,
-    logging,
-    offload,
-    optimizer,
-    precision,
-    reading,
-    resources,
-    scheduler,
-    trainer,
-    types,
-    zero,
-    zeropp,
-)
+from .engine import checkpointing, communication, logging, resources
+from .file import keys, reading, types
+from .training import batch, optimizer, precision, scheduler, trainer
+from .zero import aio, offload, zeropp
+from .zero import stages as zero
 
 RULES: tuple[Rule, ...] = tuple(
     sorted(

@@ -1,0 +1,86 @@
+"""`ds-advise dry-run DS_CONFIG --model NAME --gpus SPEC`: the real engine on a simulated GPU, and where every byte
+goes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .options import COUNT, run_options
+
+
+@click.command("dry-run", short_help="Run a configuration through the real DeepSpeed engine on a simulated GPU.")
+@run_options
+@click.option(
+    "--gpus", default="auto", metavar="SPEC", show_default=True, help="As for the advice: 2x32GB, 4x8xH100, ..."
+)
+@click.option("--ram", metavar="SIZE", help="Host RAM per node, such as 256GB; unset: not checked.")
+@click.option("--rank", type=click.IntRange(min=0), help="Which rank to be (default: the fullest).")
+@click.option("--iterations", type=COUNT, default=4, show_default=True, help="Optimizer steps.")
+@click.option(
+    "--expandable-segments/--no-expandable-segments",
+    default=True,
+    show_default=True,
+    help="The PYTORCH_CUDA_ALLOC_CONF setting that the advice prints.",
+)
+@click.option(
+    "--fast",
+    is_flag=True,
+    help="Let three shallow models answer for the deep one where memory is linear in depth; else say why not.",
+)
+@click.option("--timeline", metavar="FILE.json", help="Write memory over time, for Perfetto or chrome://tracing.")
+@click.option("--force", is_flag=True, help="Overwrite the --timeline file.")
+@click.option("--explain", is_flag=True, help="List the largest modules and tensors at the peak.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def dry_run(
+    run: dict[str, Any],
+    gpus: str,
+    ram: str | None,
+    rank: int | None,
+    iterations: int,
+    expandable_segments: bool,
+    fast: bool,
+    timeline: str | None,
+    force: bool,
+    explain: bool,
+    as_json: bool,
+    debug: bool,
+) -> int:
+    """Run DS_CONFIG through the installed DeepSpeed's real engine, as one rank of the GPUs, on a simulated GPU.
+
+    No GPU, no weights, no download: every tensor is fake, the code is real. Tells the bytes on GPU, host and NVMe by
+    phase, and what the peak consists of.
+
+    \b
+    ds-advise dry-run ds_config.json --model Qwen2.5-14B --gpus 2x32GB
+    ds-advise dry-run ds_config.json --model train.py:build_model --input-shape 3,32,32 --gpus RTX4090
+
+    Exit code: 0 it fits, 1 it does not, 2 the run could not be done.
+    """
+    del debug  # read from the arguments by the program's error handler
+    from ..prove.dry_run_question import ask_dry_run
+    from ..prove.timeline import check_trace_file, write_trace
+
+    if fast and (timeline or explain):
+        raise click.UsageError("--fast extrapolates: it has no --timeline and nothing to --explain; leave it out")
+    if timeline is not None:
+        check_trace_file(Path(timeline), force=force)
+    answer = ask_dry_run(
+        **run, gpus=gpus, ram=ram, rank=rank, iterations=iterations, expandable_segments=expandable_segments, fast=fast
+    )
+    if timeline is not None:
+        write_trace(answer.result, Path(timeline))
+    if as_json:
+        print(json.dumps(answer.to_json(), indent=1))
+    else:
+        from rich.console import Console
+
+        from ..prove.dry_run_report import render_dry_run
+
+        render_dry_run(answer, Console(file=sys.stdout, highlight=False), explain=explain)
+    return 0 if answer.fits else 1

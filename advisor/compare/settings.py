@@ -1,0 +1,213 @@
+"""Every setting of a ds_config as DeepSpeed takes it: its own value, what fills its `auto`, or DeepSpeed's default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from ...estimators.hardware.cluster import Cluster
+from ...estimators.plan import Plan
+from ...estimators.workload import Workload
+from ...validate.lint.facts import Block, Facts
+from .key_meanings import acts_at
+
+Origin = Literal["file", "auto", "default", "unset"]
+"""file: written there. auto: written as `auto`, and the value is what fills it. default: DeepSpeed's. unset:
+neither."""
+
+LOOSE_DEFAULTS: Mapping[str, Any] = {
+    "gradient_clipping": 1.0,
+    "prescale_gradients": False,
+    "gradient_predivide_factor": 1.0,
+    "disable_allgather": False,
+    "dump_state": False,
+    "wall_clock_breakdown": False,
+    "memory_breakdown": False,
+    "zero_allow_untested_optimizer": False,
+    "zero_force_ds_cpu_optimizer": True,
+    "managed_gradient_accumulation": True,
+    "dataloader_drop_last": False,
+    "optimizer.legacy_fusion": False,
+    "torch_autocast.enabled": False,
+    "aio.block_size": 1_048_576,
+    "aio.queue_depth": 8,
+    "aio.intra_op_parallelism": 1,
+    "aio.single_submit": False,
+    "aio.overlap_events": True,
+    "aio.use_gds": False,
+    "activation_checkpointing.partition_activations": False,
+    "activation_checkpointing.contiguous_memory_optimization": False,
+    "activation_checkpointing.cpu_checkpointing": False,
+    "activation_checkpointing.synchronize_checkpoint_boundary": False,
+    "activation_checkpointing.profile": False,
+}
+"""Defaults of keys that no class of DeepSpeed holds (runtime/constants.py, runtime/swap_tensor/constants.py and
+runtime/activation_checkpointing/config.py of 0.19.8; a test compares them with the installed version)."""
+
+_ACTIVATORS = {"device": "none", "enabled": False}
+"""Keys that switch their block, with the value under which the block's other keys do nothing."""
+
+_DEEPEST = 8
+"""DeepSpeed's deepest key has five names; what is nested further is one value."""
+
+_FILLED_BY_HIDDEN_SIZE = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+"""What the Trainer fills by the model's hidden size; any other `auto` in a block with a class is DeepSpeed's
+default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A value and where it comes from. An `auto` that nobody here can fill has the value "auto"."""
+
+    value: Any
+    origin: Origin
+
+    def same_as(self, other: Setting) -> bool:
+        """Equal to DeepSpeed: 5e8 is 500000000, but true is not 1. (What is not a number equals nothing, not even
+        itself.)"""
+        alike = isinstance(self.value, bool) == isinstance(other.value, bool)
+        return alike and bool(self.value == other.value or repr(self.value) == repr(other.value))
+
+
+UNSET = Setting(value=None, origin="unset")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one configuration.
+
+    plan, workload, cluster: what fills `auto` and follows from other keys; None where model or GPUs are not known.
+    """
+
+    config: Mapping[str, Any]
+    facts: Facts
+    plan: Plan | None = None
+    workload: Workload | None = None
+    cluster: Cluster | None = None
+
+    def paths(self) -> set[str]:
+        """Every key that is written, under the name that files use."""
+        return set(self._written)
+
+    def get(self, path: str) -> Setting:
+        """The setting at a path such as `zero_optimization.stage`."""
+        if not self.active(path):
+            return UNSET
+        written = self._written.get(path)
+        if written is not None:
+            if written != "auto":
+                return Setting(value=written, origin="file")
+            filled = self._filled(path)
+            return Setting(value="auto", origin="auto") if filled is None else Setting(value=filled, origin="auto")
+        return self.default(path)
+
+    def active(self, path: str) -> bool:
+        """Whether the block that a key stands in is switched on. The switch itself is always of interest."""
+        owner, _, name = path.rpartition(".")
+        if not owner or name in _ACTIVATORS:
+            return True
+        switch = next((name for name in _ACTIVATORS if self._knows(f"{owner}.{name}")), None)
+        return switch is None or not self.get(f"{owner}.{switch}").same_as(
+            Setting(value=_ACTIVATORS[switch], origin="default")
+        )
+
+    def acts(self, path: str) -> bool:
+        """Whether the key does anything here: at this ZeRO stage, and for `aio` where something is on NVMe."""
+        if path.startswith("aio."):
+            return any(
+                self.get(f"zero_optimization.{block}.device").value == "nvme"
+                for block in ("offload_optimizer", "offload_param")
+            )
+        return acts_at(path, self.stage())
+
+    def stage(self) -> int:
+        """The ZeRO stage."""
+        value = self.get("zero_optimization.stage").value
+        return value if isinstance(value, int) else 0
+
+    def default(self, path: str) -> Setting:
+        """What DeepSpeed takes where the key is not written."""
+        if path == "zero_optimization.overlap_comm":
+            return Setting(value=self.stage() == 3, origin="default")  # None there, and then by the stage
+        derived = self._batch().get(path)
+        if derived is not None:
+            return Setting(value=derived, origin="default")
+        owner, _, name = path.rpartition(".")
+        block = self.facts.block(owner)
+        field = block.field(name) if block is not None and block.strict else None
+        if field is not None and field.default is not None and not field.block:
+            return Setting(value=field.default, origin="default")
+        if path in LOOSE_DEFAULTS:
+            return Setting(value=LOOSE_DEFAULTS[path], origin="default")
+        return UNSET
+
+    def _filled(self, path: str) -> Any:
+        """What stands in for `auto`; None where only the Trainer knows."""
+        owner, _, name = path.rpartition(".")
+        if self.plan is not None:
+            known: dict[str, Any] = {**self._batch(), "gradient_clipping": 1.0}
+            if self.workload is not None:
+                known |= {
+                    f"{precision}.enabled": self.workload.precision == precision for precision in ("bf16", "fp16")
+                }
+            if owner == "zero_optimization" and name in _FILLED_BY_HIDDEN_SIZE:
+                known[path] = getattr(self.plan, name)
+            if path in known:
+                return known[path]
+        if self._knows(path) and owner == "zero_optimization" and name not in _FILLED_BY_HIDDEN_SIZE:
+            return self.default(path).value
+        return None
+
+    def _batch(self) -> dict[str, int]:
+        if self.plan is None or self.cluster is None:
+            return {}
+        micro, accumulation = self.plan.micro_batch_size, self.plan.gradient_accumulation_steps
+        return {
+            "train_micro_batch_size_per_gpu": micro,
+            "gradient_accumulation_steps": accumulation,
+            "train_batch_size": micro * accumulation * self.cluster.world_size,
+        }
+
+    def _knows(self, path: str) -> bool:
+        owner, _, name = path.rpartition(".")
+        block = self.facts.block(owner)
+        return block is not None and block.field(name) is not None
+
+    @cached_property
+    def _written(self) -> dict[str, Any]:
+        return dict(_leaves(self.config, "", self.facts))
+
+
+def _leaves(block: Mapping[str, Any], path: str, facts: Facts) -> Iterator[tuple[str, Any]]:
+    """(path, value) of everything that is no object, each key under its usual name."""
+    known = facts.block(path)
+    for key, value in block.items():
+        here = f"{path}.{_usual_name(key, path, known)}".lstrip(".")
+        replaced = _block_in_place_of(key, known)
+        if replaced and isinstance(value, bool):
+            if value:
+                yield f"{replaced}.device", "cpu"
+        elif here == "zero_optimization" and isinstance(value, bool):
+            yield "zero_optimization.stage", int(value)  # as DeepSpeed reads the oldest form
+        elif isinstance(value, Mapping) and here.count(".") < _DEEPEST:
+            yield from _leaves(value, here, facts)
+        else:
+            yield here, value
+
+
+def _usual_name(key: str, path: str, block: Block | None) -> str:
+    if not path and key == "bfloat16":
+        return "bf16"
+    field = block.field(key) if block is not None else None
+    if block is not None and field is not None and field.moves:
+        field = block.field(field.successor) or field
+    return key if field is None else field.alias or field.name
+
+
+def _block_in_place_of(key: str, block: Block | None) -> str:
+    """The path of the block that has replaced a switch (`cpu_offload`), "" for other keys."""
+    field = block.field(key) if block is not None else None
+    successor = block.field(field.successor) if block is not None and field is not None and field.moves else None
+    return successor.block if successor is not None else ""

@@ -1,0 +1,63 @@
+"""What the script needs: the framework that fills its configuration, and the launcher that it expects."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ....ds_configs.launch_commands import Launcher
+from ....estimators.errors import ConfigFileError
+from ....estimators.workload import Framework
+from ..request import Script
+
+_TRAINER = re.compile(r"\b(TrainingArguments|HfArgumentParser|Seq2SeqTrainer|SFTTrainer|SFTConfig|Trainer)\b")
+_ACCELERATE = re.compile(r"\bAccelerator\s*\(")
+
+
+def framework_of(config: Mapping[str, Any], source: str) -> Framework:
+    """ "hf" where the configuration has an `auto`, which plain DeepSpeed does not fill, or the script uses the Trainer
+    or accelerate; else "deepspeed"."""
+    if _has_auto(config) or _TRAINER.search(source) or _ACCELERATE.search(source):
+        return "hf"
+    return "deepspeed"
+
+
+def launcher_of(framework: Framework, source: str) -> tuple[Launcher, str]:
+    """(the launcher, why): accelerate where the script leaves the configuration to it, deepspeed where a plain script
+    may read `--local_rank`, which no other launcher passes, torchrun otherwise."""
+    if _ACCELERATE.search(source) and not _TRAINER.search(source):
+        return "accelerate", "the script uses Accelerator, which takes the configuration from its launcher"
+    if framework == "deepspeed":
+        return "deepspeed", "a script on deepspeed.initialize may read --local_rank, which only this launcher passes"
+    return "torchrun", "the Trainer needs no more"
+
+
+def source_of(script: Script) -> str:
+    """The text of the script, "" where it cannot be read. Raises ConfigFileError where there is no such script."""
+    if script.is_module:
+        try:
+            spec = importlib.util.find_spec(script.target)
+        except (ImportError, ValueError):
+            spec = None
+        path = Path(spec.origin) if spec is not None and spec.origin else None
+    else:
+        path = Path(script.target)
+        if not path.is_file():
+            raise ConfigFileError(
+                f"there is no script {script.target}",
+                why="every rank would end at once",
+                fix="write -- before the script: ds-advise launch ds_config.json -- train.py ...",
+            )
+    try:
+        return "" if path is None else path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _has_auto(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_auto, value.values()))
+    return bool(value == "auto")

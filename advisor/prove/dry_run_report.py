@@ -1,0 +1,160 @@
+"""A dry run for people: the verdict, memory by phase, what the peak consists of, the largest tensors."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from ..recommend.fit import MARGIN
+from ..terminal.bar import bar
+from ..terminal.lines import NARROWEST, blank, can_encode, row, sentence
+from ..terminal.units import gib, percent, seconds
+from ..terminal.words import cluster_title, component_title
+from .dry_run_answer import DryRunAnswer
+from .timeline import PLAIN_SPARKS, SPARKS, spark, sparkline
+
+
+def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = False) -> None:
+    """Print everything; `explain` adds the modules and tensors that are largest at the peak."""
+    result, peak, offer = answer.result, answer.result.peak, answer.cluster.gpu.memory_bytes
+    verdict = Text("It fits." if answer.fits else "It does not fit.", style="bold green" if answer.fits else "bold red")
+    sentence(console, verdict)
+    sentence(
+        console,
+        f"{gib(answer.required_device_bytes_per_gpu)} of {gib(offer)} GiB per GPU are needed: "
+        f"{gib(peak.allocated_bytes_per_gpu)} allocated, the allocator's fragmentation, the CUDA context and "
+        f"NCCL. With memory to spare PyTorch keeps more cached, and nvidia-smi shows "
+        f"{gib(answer.device_bytes_per_gpu)}.{_other_allocator(answer)}",
+    )
+    have = answer.cluster.host_memory_bytes_per_node
+    sentence(
+        console,
+        f"Host RAM {gib(peak.host_bytes_per_node)} GiB per node"
+        + (f" of {gib(have)}" if have is not None else " (not checked: pass --ram)")
+        + (f"; NVMe {gib(result.nvme_bytes_per_rank)} GiB per GPU" if result.nvme_bytes_per_rank else "")
+        + ".",
+    )
+    if answer.analytic is not None:
+        closed = answer.analytic.allocated_bytes_per_gpu
+        error = closed / peak.allocated_bytes_per_gpu - 1
+        sentence(
+            console,
+            f"The closed form said {gib(closed)} GiB allocated, {percent(abs(error))} "
+            f"{'more' if error >= 0 else 'less'}.",
+        )
+    if answer.time is not None:
+        other = (
+            f"; the closed form says {seconds(answer.analytic_time.step_s)}" if answer.analytic_time is not None else ""
+        )
+        sentence(
+            console, f"A step takes about {seconds(answer.time.step_s)}, by the operations that it executed{other}."
+        )
+    blank(console)
+    sentence(console, f"Rank {result.rank} of {result.world_size} on {cluster_title(answer.cluster)}")
+    _phases(answer, console)
+    _timeline(answer, console)
+    blank(console)
+    sentence(
+        console,
+        f"What the {gib(peak.allocated_bytes_per_gpu)} GiB at the peak are (iteration {peak.iteration}, {peak.phase})",
+    )
+    bar(peak.by_category, console)
+    if explain:
+        _explain(answer, console)
+    blank(console)
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    if result.extrapolated_from:
+        depths = ", ".join(map(str, result.extrapolated_from))
+        sentence(
+            console,
+            f"Extrapolated: models with {depths} layers were run, and their figures lie on a line. "
+            f"Approximate: {', '.join(('reserved memory', *result.approximate))}.",
+            style="yellow",
+        )
+    elif result.not_extrapolated:
+        sentence(console, f"Run at full depth, not extrapolated: {result.not_extrapolated}.", style="yellow")
+    sentence(
+        console,
+        f"Evidence: dry run of the real engine ({versions}) in {seconds(result.seconds)}; "
+        f"{percent(MARGIN['dry-run'])} must stay free.",
+        style="dim",
+    )
+
+
+def _other_allocator(answer: DryRunAnswer) -> str:
+    """What the other setting of `expandable_segments` would need, where that is another figure."""
+    peak, needed = answer.result.peak, answer.required_device_bytes_per_gpu
+    asked = peak.required_bytes_per_gpu
+    plain = asked == peak.with_expandable_segments.required_bytes_per_gpu
+    other = (peak.without_expandable_segments if plain else peak.with_expandable_segments).required_bytes_per_gpu
+    if gib(needed - asked + other) == gib(needed):
+        return ""
+    return f" {'Without' if plain else 'With'} expandable_segments {gib(needed - asked + other)} are needed."
+
+
+def _phases(answer: DryRunAnswer, console: Console) -> None:
+    """One row a phase, with a spark for its GPU peak; an iteration that repeats the one before is only said to."""
+    phases = answer.result.phases
+    top = max(phase.gpu_peak_bytes for phase in phases)
+    sparks = SPARKS if can_encode(console, SPARKS) else PLAIN_SPARKS
+    row(console, Text("  step phase         GPU peak  GPU live  host live    pinned  NVMe r/w (GiB)", style="bold"))
+    previous: list[tuple[str, int, int]] = []
+    for iteration in sorted({phase.iteration for phase in phases}):
+        own = [phase for phase in phases if phase.iteration == iteration]
+        key = [(phase.phase, phase.gpu_peak_bytes, phase.gpu_live_bytes) for phase in own]
+        if key == previous:
+            row(console, Text(f"  {iteration:>4} as {iteration - 1}", style="dim"))
+            continue
+        previous = key
+        for phase in own:
+            nvme = (
+                f"{gib(phase.nvme_read_bytes)}/{gib(phase.nvme_written_bytes)}"
+                if phase.nvme_read_bytes or phase.nvme_written_bytes
+                else "-"
+            )
+            drawn = spark(phase.gpu_peak_bytes, top, sparks)
+            row(
+                console,
+                Text(
+                    f"  {iteration or '':>4} {phase.phase:<10} {drawn} {gib(phase.gpu_peak_bytes):>9} "
+                    f"{gib(phase.gpu_live_bytes):>9} {gib(phase.host_live_bytes):>10} "
+                    f"{gib(phase.host_pinned_live_bytes):>9} {nvme:>8}"
+                ),
+            )
+
+
+def _timeline(answer: DryRunAnswer, console: Console) -> None:
+    """The GPU's memory over the whole run in one line, and what ran when beneath it."""
+    if not answer.result.timeline:
+        return
+    sparks = SPARKS if can_encode(console, SPARKS) else PLAIN_SPARKS
+    columns = max(NARROWEST, console.width) - 4
+    drawn, marks = sparkline(answer.result.timeline, columns, sparks)
+    blank(console)
+    row(console, Text(f"  {drawn}", style="cyan"))
+    row(console, Text(f"  {marks}", style="dim"))
+    sentence(
+        console,
+        "(each iteration by its number; load, initialize, forward, backward, step by their initials)",
+        style="dim",
+        hang=1,
+    )
+
+
+def _explain(answer: DryRunAnswer, console: Console) -> None:
+    peak = answer.result.peak
+    blank(console)
+    sentence(console, "Largest modules at the peak")
+    for module, size_bytes in sorted(peak.by_module.items(), key=lambda pair: -pair[1])[:10]:
+        row(console, Text(f"  {gib(size_bytes):>8} GiB  {module or '(no module)'}"))
+    blank(console)
+    sentence(console, "Largest tensors at the peak")
+    for tensor in peak.largest[:20]:
+        shape = "x".join(map(str, tensor.shape))
+        row(
+            console,
+            Text(
+                f"  {gib(tensor.size_bytes):>8} GiB  {component_title(tensor.category):<20} {tensor.dtype:<9} "
+                f"{shape:<20} {tensor.module} ({tensor.phase})"
+            ),
+        )

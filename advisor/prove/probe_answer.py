@@ -1,0 +1,167 @@
+"""A probe as an answer: what was measured, beside the closed form and the dry run of the same configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...ds_configs.read import plan_from_ds_config
+from ...estimators.estimate import Estimate, MemoryEstimate
+from ...estimators.estimate_plan import estimate_plan
+from ...estimators.hardware.cluster import Cluster
+from ...probes.dry_run import DryRunResult
+from ...probes.real_run import ProbeResult
+from ..question.run import RunQuestion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One quantity of the job: measured on its highest rank, and as predicted. None: not known that way.
+
+    unit: "bytes", "s" or "tokens/s".
+    """
+
+    name: str
+    unit: str
+    measured: float | None
+    analytic: float | None
+    dry_run: float | None = None
+
+    def error(self, predicted: float | None) -> float | None:
+        """Relative error of a prediction, None where either figure is missing."""
+        return predicted / self.measured - 1 if predicted is not None and self.measured else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeAnswer:
+    """What a probe says about a configuration on this machine.
+
+    estimate: the closed form for the same plan, None for a module of the user's own.
+    dry_run:  None where none was made.
+    """
+
+    result: ProbeResult
+    cluster: Cluster
+    estimate: Estimate | None
+    dry_run: DryRunResult | None
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """Memory first, then time; empty after a failure."""
+        if self.result.failure is not None:
+            return ()
+        memory = _on_the_cpu(self) if self.result.device == "cpu" else _on_cuda(self)
+        time = None if self.estimate is None else self.estimate.time
+        return (
+            *memory,
+            Figure(name="step", unit="s", measured=self.result.step_s, analytic=time.step_s if time else None),
+            Figure(
+                name="tokens/s",
+                unit="tokens/s",
+                measured=self.result.tokens_per_s,
+                analytic=time.tokens_per_s if time else None,
+            ),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The result with every figure beside its predictions, and their relative errors."""
+        return {
+            **self.result.to_json(),
+            "figures": [
+                {
+                    "name": figure.name,
+                    "unit": figure.unit,
+                    "measured": figure.measured,
+                    "analytic": figure.analytic,
+                    "analytic_error": figure.error(figure.analytic),
+                    "dry_run": figure.dry_run,
+                    "dry_run_error": figure.error(figure.dry_run),
+                }
+                for figure in self.figures
+            ],
+        }
+
+
+def probe_answer(result: ProbeResult, asked: RunQuestion, dry_run: DryRunResult | None) -> ProbeAnswer:
+    """Put a result beside the closed form for the plan that its configuration (`auto` filled) describes."""
+    estimate = None
+    config = result.config or (dry_run.config if dry_run is not None else None)
+    if asked.shape is not None and config is not None:
+        plan = plan_from_ds_config(
+            config, asked.shape, asked.cluster, gradient_checkpointing=asked.gradient_checkpointing
+        )
+        estimate = estimate_plan(asked.shape, asked.workload, asked.cluster, plan)
+    return ProbeAnswer(result=result, cluster=asked.cluster, estimate=estimate, dry_run=dry_run)
+
+
+def cpu_rank_bytes(memory: MemoryEstimate, ranks_per_node: int) -> int:
+    """Predicted bytes of one rank on the CPU device, where the tensors of the "GPU" and of the host share the RAM."""
+    host = sum(
+        term.size_bytes for term in memory.host_pinned_terms + memory.host_pageable_terms if term.name != "processes"
+    )
+    return memory.device_bytes_per_gpu + host // ranks_per_node
+
+
+def _on_the_cpu(answer: ProbeAnswer) -> tuple[Figure, ...]:
+    dry, estimate = answer.dry_run, answer.estimate
+    return (
+        Figure(
+            name="memory per rank",
+            unit="bytes",
+            measured=answer.result.highest("host_tensor_bytes"),
+            analytic=None if estimate is None else cpu_rank_bytes(estimate.memory, answer.cluster.gpus_per_node),
+            dry_run=None
+            if dry is None
+            else max(phase.total_peak_bytes for phase in dry.phases if phase.iteration)
+            + (
+                0
+                if estimate is None
+                else sum(term.size_bytes for term in estimate.memory.reserved_terms + estimate.memory.device_terms)
+            ),
+        ),
+    )
+
+
+def _on_cuda(answer: ProbeAnswer) -> tuple[Figure, ...]:
+    dry, memory, ranks = answer.dry_run, answer.estimate and answer.estimate.memory, answer.cluster.gpus_per_node
+    result, peak = answer.result, dry and dry.peak
+    host = result.highest("host_tensor_bytes")
+    disk = result.ranks[0].nvme_bytes
+    figures = (
+        Figure(
+            name="allocated per GPU",
+            unit="bytes",
+            measured=result.highest("allocated_bytes"),
+            analytic=memory.allocated_bytes_per_gpu if memory else None,
+            dry_run=peak.allocated_bytes_per_gpu if peak else None,
+        ),
+        Figure(
+            name="reserved per GPU",
+            unit="bytes",
+            measured=result.highest("reserved_bytes"),
+            analytic=memory.reserved_bytes_per_gpu if memory else None,
+            dry_run=peak.reserved_bytes_per_gpu if peak else None,
+        ),
+        Figure(
+            name="device memory",
+            unit="bytes",
+            measured=result.highest("device_bytes"),
+            analytic=memory.device_bytes_per_gpu if memory else None,
+            dry_run=peak.device_bytes_per_gpu if peak else None,
+        ),
+        Figure(
+            name="host RAM per rank",
+            unit="bytes",
+            measured=host,
+            analytic=memory.host_training_bytes_per_node / ranks if memory else None,
+            dry_run=peak.host_bytes_per_node / ranks if peak else None,
+        ),
+        Figure(
+            name="NVMe",
+            unit="bytes",
+            measured=disk or None,
+            analytic=memory.nvme_bytes_per_node if memory else None,
+            dry_run=dry.nvme_bytes_per_rank * ranks if dry else None,
+        ),
+    )
+    return tuple(figure for figure in figures if figure.measured is not None or figure.analytic)

@@ -1,0 +1,16 @@
+"""A ds_config.json that a user names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ...validate.lint.document import MAX_BYTES, read_document
+from ...validate.lint.fix_file import read_file
+
+
+def read_ds_config(path: Path) -> dict[str, Any]:
+    """The configuration, which may have comments, as DeepSpeed reads it. Raises ConfigFileError where it cannot be read
+    or holds no object."""
+    value: dict[str, Any] = read_document(read_file(path, MAX_BYTES), name=str(path)).root.value
+    return value

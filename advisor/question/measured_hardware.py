@@ -1,0 +1,123 @@
+"""This machine's own speeds in place of data sheets and assumptions, once `ds-advise bench` has measured them.
+
+The estimators take a data sheet's figure and reach a share of it. So a measured rate goes in as the data sheet's figure
+of which that share is the measured rate. Rates of matrix products, CPU Adam and NVMe go in as they are, for that is
+what their fields hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...estimators.hardware.cluster import Cluster, Gpu
+from ...estimators.time.collective_time import LINK_SHARE
+from ...estimators.time.offload_time import PINNED_SHARE
+from ...estimators.time.roofline import BEST_OF_PEAK
+from ...probes.store_path import anything_kept
+from ...probes.this_machine import mount_point
+from ..terminal.units import age
+
+if TYPE_CHECKING:
+    from ...probes.bench.result import BenchResult
+    from ...probes.store import Record
+
+STREAM_SHARE = 0.9
+"""Of a GPU's memory bandwidth by the data sheet that a sum of long vectors reaches. The estimators' own share is lower,
+for a model's operations are shorter. Assumed."""
+
+HOST_STREAM_SHARE = 0.6
+"""The same of host memory by all cores: torch's stores read a line before they write it, a fourth transfer for the
+three that are counted, and 0.8 of the data sheet is much. Assumed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnFigures:
+    """The newest benchmark of this machine, and its age."""
+
+    result: BenchResult
+    age_s: float
+
+    def said(self, names: Sequence[str]) -> str:
+        """`here 3 days ago (bench): matrix products, PCIe`."""
+        return f"here {age(self.age_s)} (bench): {', '.join(names)}" if names else ""
+
+
+def own_figures(device: Literal["cuda", "cpu"]) -> OwnFigures | None:
+    """What is known of this machine; None where nothing is. An unusable store says so on stderr and counts as
+    nothing."""
+    if not anything_kept():
+        return None
+    # Imported here: without results an answer needs no database.
+    from ...probes.bench.result import BENCH_VERSION, bench_from_json
+    from ...probes.machine import this_machine
+    from ...probes.store import try_store
+
+    machine = this_machine()
+    nothing: list[Record] = []
+    for record in try_store(lambda store: store.find(kind="bench", machine=machine), nothing):
+        if record.result.get("version") == BENCH_VERSION and record.result.get("device") == device:
+            return OwnFigures(result=bench_from_json(record.result), age_s=record.age_s)
+    return None
+
+
+def with_own_figures(cluster: Cluster) -> Cluster:
+    """The cluster of this machine's GPUs with what was measured on it, and the phrase that says so."""
+    known = own_figures("cuda")
+    if known is None:
+        return cluster
+    gpu, names = _gpu(cluster.gpu, known.result)
+    changes, more = node_figures(cluster, known.result)
+    return replace(cluster, gpu=gpu, measured=known.said([*names, *more]), **changes)
+
+
+def _gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[str]]:
+    bf16, fp16 = (known.best("matrix_product", how=how) for how in ("bf16", "fp16"))
+    fp32 = known.best("matrix_product", how="fp32")
+    memory = known.memory_bytes_per_s
+    up, down = (known.best(kind, how="pinned") for kind in ("host_to_device", "device_to_host"))
+    links = known.links_bytes_per_s
+    changes: dict[str, Any] = {}
+    names = []
+    if bf16 or fp16:
+        changes |= {"gemm_bf16_flops_per_s": bf16, "gemm_fp16_flops_per_s": fp16}
+        names.append("matrix products")
+    if memory:
+        changes["memory_bytes_per_s"] = memory / STREAM_SHARE
+        names.append("device memory")
+    if up and down:
+        changes["pcie_bytes_per_s"] = min(up, down) / PINNED_SHARE
+        names.append("PCIe")
+    if links:
+        changes["peer_bytes_per_s"] = links / LINK_SHARE.get(gpu.peer_link, LINK_SHARE["pcie"])
+        names.append("collectives")
+    if gpu.assumed and fp16 and memory:
+        changes |= {
+            "bf16_flops_per_s": bf16 / BEST_OF_PEAK if bf16 else None,
+            "fp16_flops_per_s": fp16 / BEST_OF_PEAK,
+            "fp32_flops_per_s": fp32 / BEST_OF_PEAK if fp32 else gpu.fp32_flops_per_s,
+            "assumed": False,
+        }
+    return replace(gpu, **changes), names
+
+
+def node_figures(cluster: Cluster, known: BenchResult) -> tuple[dict[str, Any], list[str]]:
+    """Fields of a cluster beside its GPUs, and what they are called; collectives are named with the links."""
+    changes: dict[str, Any] = {
+        "collective_call_s": known.collective_call_s,
+        "all_reduce_bytes_per_s": known.best("all_reduce"),
+    }
+    names = []
+    memory, adam = known.best("host_memory"), known.best("cpu_adam")
+    if memory:
+        changes["dram_bytes_per_s_per_node"] = memory / HOST_STREAM_SHARE
+        names.append("host memory")
+    if adam:
+        changes["cpu_adam_parameters_per_s_per_node"] = adam
+        names.append("CPU Adam")
+    read, write = known.best("nvme_read"), known.best("nvme_write")
+    if read and write and (not cluster.nvme_path or mount_point(cluster.nvme_path) == known.nvme_mount):
+        changes |= {"nvme_read_bytes_per_s_per_node": read, "nvme_write_bytes_per_s_per_node": write}
+        names.append("NVMe")
+    return changes, names

@@ -1,0 +1,131 @@
+"""From what the user calls a model to its `ModelShape`: a local folder, the catalogue, or the Hugging Face hub.
+
+Only a `config.json` is ever read. No weights, no code from a model's folder, no pickle.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...estimators.errors import ModelConfigError, UnknownModelError
+from ...estimators.models import catalogue
+from ...estimators.models.families import shape_from_config
+from ...estimators.models.model_shape import ModelShape
+from .json_file import read_json_object
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def load_model(name_or_path: str, *, offline: bool = False) -> ModelShape:
+    """The model that a name, a folder, a `config.json` or a hub id means.
+
+    Tried in this order: a folder with a `config.json`, or such a file itself; the catalogue; the hub, its local cache
+    first. `offline` forbids the network, not the cache. Parameters are counted from the configuration, not the weights.
+
+    Raises UnknownModelError where nothing has this name or the hub cannot be asked; ModelConfigError for a
+    `config.json` that cannot be read or is not a model's.
+    """
+    found = _resolve(name_or_path, offline=offline)
+    return (
+        found
+        if isinstance(found, ModelShape)
+        else shape_from_config(_read(found.file), name=name_or_path.strip(), source=found.source)
+    )
+
+
+def load_config(name_or_path: str, *, offline: bool = False) -> dict[str, Any]:
+    """The `config.json` behind `load_model(name_or_path)`, for those who build the model itself; the same errors."""
+    found = _resolve(name_or_path, offline=offline)
+    return catalogue.config(found.name) if isinstance(found, ModelShape) else _read(found.file)
+
+
+class _ConfigFile(NamedTuple):
+    file: Path
+    source: str
+
+
+def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
+    """The catalogue's model, or the file to read."""
+    name = name_or_path.strip()
+    try:
+        path = Path(name).expanduser()
+        is_folder = path.is_dir()
+        file = path / "config.json" if is_folder else path
+        if name and file.is_file():
+            return _ConfigFile(file, str(file))
+    except (OSError, RuntimeError, ValueError):  # too long for a path, the home of an unknown user, a null byte
+        is_folder = False
+    if _is_path(name):
+        raise UnknownModelError(
+            f"{name}: {'no config.json in this folder' if is_folder else 'no such file or folder'}",
+            fix="give the folder that holds the model's config.json, a catalogue name, or a hub id",
+        )
+    try:
+        return catalogue.find(name)
+    except UnknownModelError:
+        if not _HUB_ID.fullmatch(name):
+            raise
+    return _ConfigFile(_from_hub(name, offline=offline), f"config.json of {name} on the hub")
+
+
+def _is_path(name: str) -> bool:
+    """It can only be meant as a path, so that a wrong one is no reason to look elsewhere."""
+    return (
+        name.startswith(("/", "./", "../", "~"))
+        or name in (".", "..")
+        or (name.endswith(".json") or name.count("/") > 1)
+    )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    return read_json_object(
+        file, error=ModelConfigError, what="a model's config.json", fix="give a config.json as transformers writes it"
+    )
+
+
+def _from_hub(hub_id: str, *, offline: bool) -> Path:
+    """The path of the model's `config.json` in the hub's cache, downloaded if it may be."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    def unknown(what: str, fix: str) -> UnknownModelError:
+        near = ", ".join(catalogue.nearest(hub_id))
+        return UnknownModelError(f"{hub_id}: {what}", why=f"nearest names: {near}", fix=fix)
+
+    otherwise = "give a catalogue name, or a folder with the model's config.json"
+    try:
+        return Path(hf_hub_download(hub_id, "config.json", local_files_only=True))
+    except HFValidationError:
+        raise unknown("not a name that the hub allows", otherwise) from None
+    except LocalEntryNotFoundError:
+        if offline:
+            raise unknown(
+                "not in the catalogue nor in the hub's cache, and --offline forbids the network",
+                f"leave --offline out, or {otherwise}",
+            ) from None
+    try:
+        # Asked first because it fails at once where `hf_hub_download` retries for half a minute.
+        get_hf_file_metadata(hf_hub_url(hub_id, "config.json"), timeout=10)
+        return Path(hf_hub_download(hub_id, "config.json"))
+    except GatedRepoError:
+        raise unknown(
+            "the hub shows this model only to users who accepted its terms",
+            "accept them on its page and log in with `hf auth login`, or set HF_TOKEN",
+        ) from None
+    except RepositoryNotFoundError:
+        raise unknown("not on the hub, or private without a token that may see it", otherwise) from None
+    except EntryNotFoundError:
+        raise unknown("its repository on the hub has no config.json", otherwise) from None
+    except Exception as error:  # what the HTTP library raises changed with huggingface_hub's versions (requests, httpx)
+        raise unknown(
+            f"not in the catalogue, and the hub cannot be reached ({type(error).__name__})",
+            f"{otherwise}; --offline does not ask the hub",
+        ) from error

@@ -1,0 +1,99 @@
+"""The question: a model, a workload, a cluster, and what the user has already decided about the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ...estimators.errors import WorkloadError
+from ...estimators.hardware.cluster import Cluster
+from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
+from ...estimators.memory.trainable import tensor_set
+from ...estimators.models.model_shape import ModelShape
+from ...estimators.workload import Workload
+
+CheckpointingChoice = Literal["auto", "on", "off"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """Everything that the answer depends on.
+
+    micro_batch_size:       samples per GPU and forward pass when the user fixes them, None leaves them to the search.
+    gradient_checkpointing: "auto" tries both.
+    """
+
+    model: ModelShape
+    workload: Workload
+    cluster: Cluster
+    micro_batch_size: int | None = None
+    gradient_checkpointing: CheckpointingChoice = "auto"
+
+    def __post_init__(self) -> None:
+        ranks, wanted, micro = self.cluster.world_size, self.workload.global_batch_size, self.micro_batch_size
+        if wanted is not None and wanted % ranks:
+            lower = wanted // ranks * ranks
+            raise WorkloadError(
+                f"a global batch of {wanted} does not divide over {ranks} GPUs",
+                why="every GPU takes the same number of samples per optimizer step",
+                fix=f"pass --global-batch {lower + ranks}" + (f" or {lower}" if lower else ""),
+            )
+        if wanted is not None and micro is not None and (wanted // ranks) % micro:
+            raise WorkloadError(
+                f"a global batch of {wanted} over {ranks} GPUs is {wanted // ranks} samples per GPU, "
+                f"which micro batches of {micro} do not divide",
+                why="global batch = micro batch x accumulation steps x GPUs",
+                fix=f"pass a --micro-batch that divides {wanted // ranks}, or another --global-batch",
+            )
+        if self.workload.loss == "fused" and self.model.model_type not in FUSED_LOSS_MODEL_TYPES:
+            raise WorkloadError(
+                f"Liger has no fused loss for {self.model.name}",
+                why=f"it does not patch {self.model.model_type} models",
+                fix="leave --loss out",
+            )
+        longest = self.model.max_positions
+        if longest is not None and self.workload.seq_len > longest and self.model.has_learned_positions:
+            raise WorkloadError(
+                f"{self.model.name} has {longest} learned positions, fewer than a sequence of {self.workload.seq_len}",
+                why="the position embedding has no row for the tokens beyond",
+                fix=f"pass --seq-len {longest} or less",
+            )
+
+    @property
+    def trainable_parameters(self) -> int:
+        """Pt: parameters that the optimizer updates."""
+        return tensor_set(self.model, self.workload).trainable_numel
+
+    def batch_shapes(self) -> tuple[tuple[int, int], ...]:
+        """(micro batch, accumulation steps) pairs to try, by rising micro batch.
+
+        With a global batch they are all its exact factorisations. Without one there is no accumulation, and the micro
+        batch goes up in powers of two to `MAX_TOKENS_PER_STEP`.
+        """
+        wanted, fixed, ranks = self.workload.global_batch_size, self.micro_batch_size, self.cluster.world_size
+        if wanted is not None:
+            per_gpu = wanted // ranks
+            if fixed is not None:
+                return ((fixed, per_gpu // fixed),)
+            return tuple((micro, per_gpu // micro) for micro in _divisors(per_gpu) if micro <= MAX_MICRO_BATCH)
+        if fixed is not None:
+            return ((fixed, 1),)
+        shapes, micro = [(1, 1)], 2
+        while micro <= MAX_MICRO_BATCH and micro * self.workload.seq_len * ranks <= MAX_TOKENS_PER_STEP:
+            shapes.append((micro, 1))
+            micro *= 2
+        return tuple(shapes)
+
+
+MAX_TOKENS_PER_STEP = 4 * 2**20
+"""Tokens per optimizer step above which the search stops raising an unspecified batch: about what the largest published
+pre-training runs use (GPT-3 3.2 M, arXiv:2005.14165 table 2.1; Llama 3 405B starts with 4 M, arXiv:2407.21783 section
+3.4). Beyond that a larger batch costs convergence, which tokens per second do not show."""
+
+MAX_MICRO_BATCH = 1024
+"""Bounds the search; a GPU's efficiency has levelled off long before."""
+
+
+def _divisors(number: int) -> list[int]:
+    small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})

@@ -1,0 +1,90 @@
+"""What to do with the answer: the file, the script's arguments, and the command for each launcher."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from rich.console import Console
+
+from ...ds_configs.launch_commands import ALLOCATOR_SETTING, launch_commands
+from ...ds_configs.training_arguments import training_arguments, training_arguments_snippet
+from ...estimators.hardware.cluster import Cluster
+from ...estimators.workload import Workload
+from ...probes.this_machine import threads_of_a_rank
+from ..terminal.lines import blank, copyable, sentence
+from .recommendation import Recommendation
+
+_ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
+_TORCH_DTYPE = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
+
+
+def render_next_steps(answer: Recommendation, config_path: str, console: Console) -> None:
+    """Print what belongs to the recommended plan; nothing where nothing fits.
+
+    config_path: the file that the commands name, written or not.
+    """
+    if answer.recommended is None:
+        return
+    question, plan = answer.question, answer.recommended.estimate.plan
+    workload = question.workload
+    blank(console)
+    for path in answer.files:
+        sentence(console, f"Wrote {path}.")
+    lines = _model_lines(workload)
+    if workload.framework == "hf":
+        arguments = training_arguments(plan, workload, config_path=config_path)
+        if question.cluster.gpu.is_cpu:
+            arguments |= {"use_cpu": True, "ddp_backend": "gloo"}
+        lines += training_arguments_snippet(arguments).splitlines()
+    else:
+        if plan.gradient_checkpointing:
+            lines.append("model.gradient_checkpointing_enable()")
+        if workload.loss == "fused":
+            lines.append("liger_kernel.transformers._apply_liger_kernel_to_instance(model=model)")
+    if lines:
+        sentence(console, "In the training script:")
+        copyable(console, lines)
+        if workload.framework == "hf" and plan.zero_stage == 3:
+            sentence(console, "Create the TrainingArguments before the model: it is then sharded while it loads.")
+    if question.cluster.gpu.vendor == "NVIDIA":
+        where = ", on every node" if question.cluster.nodes > 1 else ""
+        sentence(console, f"Before the start{where} (fragmentation can take a quarter more without it):")
+        copyable(console, [f"export {ALLOCATOR_SETTING}"])
+    if question.cluster.gpu.is_cpu:
+        threads = threads_of_a_rank(question.cluster.gpus_per_node)
+        sentence(console, "Before the start (or else DeepSpeed looks for a GPU, and every rank takes all cores):")
+        copyable(console, [f"export DS_ACCELERATOR=cpu OMP_NUM_THREADS={threads}"])
+    commands = launch_commands(question.cluster, config_path=config_path, framework=workload.framework)
+    everywhere = " and ".join(launcher for launcher in commands if launcher != "deepspeed")
+    sentence(console, f"Start it with one of{f' ({everywhere} on every node)' if question.cluster.nodes > 1 else ''}:")
+    for command in commands.values():
+        copyable(console, command)
+    sentence(console, "Or have ds-advise see it fit, start it and watch it:")
+    copyable(console, [f"ds-advise launch {shlex.quote(config_path)}{_place(question.cluster)} -- train.py"])
+
+
+def _place(cluster: Cluster) -> str:
+    """Where `ds-advise launch` starts the ranks, if not on the GPUs of this machine."""
+    if cluster.gpu.is_cpu:
+        return f" --device cpu --ranks {cluster.gpus_per_node}"
+    return " --hostfile hostfile" if cluster.nodes > 1 else ""
+
+
+def _model_lines(workload: Workload) -> list[str]:
+    """How the model is loaded and adapted, where that is not transformers' default."""
+    arguments = []
+    if workload.attention != "sdpa":
+        arguments.append(f"    attn_implementation={json.dumps(_ATTENTION[workload.attention])},")
+    if workload.method == "qlora":
+        arguments += [
+            "    quantization_config=BitsAndBytesConfig(",
+            '        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,',
+            f"        bnb_4bit_compute_dtype={_TORCH_DTYPE[workload.precision]}),",
+        ]
+    lines = ["from_pretrained(", "    ...,", *arguments, ")"] if arguments else []
+    if workload.method != "full":
+        targets = list(workload.lora_targets) if workload.lora_targets else "all-linear"
+        dropout = f", lora_dropout={workload.lora_dropout:g}" if workload.lora_dropout else ""
+        lines.append(f"LoraConfig(r={workload.lora_rank}, target_modules={json.dumps(targets)}{dropout})")
+    return lines

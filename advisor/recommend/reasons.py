@@ -1,0 +1,159 @@
+"""Why this plan: what the others lack, what bounds the batch, and where the time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...estimators.estimate import TimeEstimate
+from ...estimators.plan import RUNGS
+from ..question.question import MAX_TOKENS_PER_STEP, Question
+from ..terminal.units import count, gib, percent, times
+from ..terminal.words import component_title, device_word
+from .fit import FAILED, NEEDS_MORE, RAN_OUT, margin
+from .recommendation import Candidate, LadderStep, closest
+from .search import COMFORTABLE, SAME_SPEED, offloads
+
+
+def reasons(
+    question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None, candidates: Sequence[Candidate]
+) -> tuple[str, ...]:
+    """Sentences, most decisive first; for a question without a fitting plan, what stands in the way."""
+    device = device_word(question.cluster)
+    if chosen is None:
+        missed = closest(ladder)
+        return (_obstacle(missed, device),) if missed and missed.fit.limit == "gpu" else ()
+    sentences = [
+        _next_best(ladder, chosen),
+        _simpler_that_fails(ladder, chosen, device),
+        _checkpointing(chosen, candidates, device),
+        _micro_batch(question, chosen, candidates),
+    ]
+    return tuple(sentence for sentence in sentences if sentence)
+
+
+def time_shares(time: TimeEstimate) -> tuple[tuple[str, float], ...]:
+    """(term, share of the step), largest first."""
+    shares = [(name, taken / time.step_s) for name, taken in time.components.items() if taken > 0]
+    return tuple(sorted(shares, key=lambda pair: -pair[1]))
+
+
+def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
+    others = [step.candidate for step in ladder if step.fits and step.candidate and step.candidate is not chosen]
+    if not others:
+        return "No other rung fits."
+    rival = max(others, key=lambda candidate: candidate.tokens_per_s)
+    ratio = rival.tokens_per_s / chosen.tokens_per_s
+    if offloads(rival) and not offloads(chosen) and ratio > 1 + SAME_SPEED:
+        return (
+            f"{rival.rung} might gain {percent(ratio - 1)}, too little to be sure of, and takes "
+            f"{gib(rival.estimate.memory.host_bytes_per_node)} GiB of host RAM."
+        )
+    if ratio >= 1 - SAME_SPEED and RUNGS.index(rival.rung) < RUNGS.index(chosen.rung):
+        return (
+            f"{rival.rung} is as fast, but leaves less than {percent(1 - COMFORTABLE)} of its tightest resource free."
+        )
+    if ratio >= 1 - SAME_SPEED:
+        return f"{rival.rung} is as fast within {percent(SAME_SPEED)}; {chosen.rung} has fewer moving parts."
+    return (
+        f"The next best, {rival.rung}, runs at {percent(ratio)} of its speed; the difference is mostly "
+        f"{component_title(_largest_extra(rival.estimate.time, chosen.estimate.time))}."
+    )
+
+
+def _largest_extra(slow: TimeEstimate, fast: TimeEstimate) -> str:
+    """The term on which `slow` spends most more per token than `fast`."""
+    return max(
+        slow.components,
+        key=lambda name: (
+            slow.components[name] / slow.tokens_per_step - fast.components.get(name, 0.0) / fast.tokens_per_step
+        ),
+    )
+
+
+def _simpler_that_fails(ladder: Sequence[LadderStep], chosen: Candidate, device: str) -> str:
+    """The rung just below the chosen one that does not fit, and its largest component."""
+    below = ladder[: next(index for index, step in enumerate(ladder) if step.candidate is chosen)]
+    failed = [step.candidate for step in below if not step.fits and step.candidate is not None]
+    return _obstacle(failed[-1], device) if failed else ""
+
+
+def _obstacle(candidate: Candidate, device: str) -> str:
+    memory, rung = candidate.estimate.memory, candidate.rung
+    if candidate.fit.reason in (RAN_OUT, FAILED):
+        return f"{rung} {candidate.fit.reason} when it was probed on this machine."
+    if candidate.fit.reason == NEEDS_MORE:
+        return f"{rung} needs more than what ran out of memory on this machine."
+    if candidate.fit.limit == "gpu":
+        name, size_bytes = max(memory.components.items(), key=lambda pair: pair[1])
+        return (
+            f"{rung} needs at least {gib(memory.device_bytes_per_gpu)} GiB per {device}, "
+            f"{gib(size_bytes)} of it for {component_title(name)}."
+        )
+    if candidate.fit.limit == "host":
+        return f"{rung} needs {gib(memory.host_bytes_per_node)} GiB of host RAM per node."
+    return f"{rung} needs {gib(memory.nvme_bytes_per_node)} GiB of NVMe per node."
+
+
+def _checkpointing(chosen: Candidate, candidates: Sequence[Candidate], device: str) -> str:
+    plan = chosen.estimate.plan
+    others = [
+        candidate
+        for candidate in candidates
+        if candidate.rung == chosen.rung
+        and candidate.estimate.plan.gradient_checkpointing != plan.gradient_checkpointing
+    ]
+    if not others:
+        return ""
+    fitting = [candidate for candidate in others if candidate.fit.fits]
+    if not fitting:
+        least = min(others, key=lambda candidate: candidate.device_bytes)
+        if not plan.gradient_checkpointing or least.fit.limit != "gpu":
+            return ""
+        return (
+            f"Without gradient checkpointing it would need {gib(least.device_bytes)} GiB per {device} at micro batch "
+            f"{least.estimate.plan.micro_batch_size}."
+        )
+    rival = max(fitting, key=lambda candidate: candidate.tokens_per_s)
+    ratio = chosen.tokens_per_s / rival.tokens_per_s
+    if ratio <= 1 + SAME_SPEED:
+        return ""
+    if not plan.gradient_checkpointing:
+        return f"Without gradient checkpointing it is {times(ratio)} as fast: nothing is computed twice."
+    gain = f"Gradient checkpointing makes it {times(ratio)} as fast"
+    if plan.micro_batch_size == rival.estimate.plan.micro_batch_size:
+        return f"{gain}."
+    return (
+        f"{gain}: there is room for micro batch {plan.micro_batch_size} instead of "
+        f"{rival.estimate.plan.micro_batch_size}."
+    )
+
+
+def _micro_batch(question: Question, chosen: Candidate, candidates: Sequence[Candidate]) -> str:
+    plan = chosen.estimate.plan
+    if question.micro_batch_size is not None:
+        return ""
+    larger = [
+        candidate
+        for candidate in candidates
+        if candidate.rung == chosen.rung
+        and candidate.estimate.plan.gradient_checkpointing == plan.gradient_checkpointing
+        and candidate.estimate.plan.micro_batch_size > plan.micro_batch_size
+    ]
+    if not larger:
+        next_step_tokens = 2 * chosen.estimate.time.tokens_per_step
+        if question.workload.global_batch_size is not None or next_step_tokens <= MAX_TOKENS_PER_STEP:
+            return ""
+        return (
+            f"A larger micro batch was not tried: it takes more than {count(MAX_TOKENS_PER_STEP)} tokens per step "
+            "(--micro-batch or --global-batch to have it)."
+        )
+    following = min(larger, key=lambda candidate: candidate.estimate.plan.micro_batch_size)
+    size = following.estimate.plan.micro_batch_size
+    if following.fit.limit == "gpu":
+        bare = following.device_bytes <= question.cluster.gpu.memory_bytes
+        tight = f", which does not leave {percent(margin(question.cluster, 'analytic'))} free" if bare else ""
+        need = f"{gib(following.device_bytes)} GiB per {device_word(question.cluster)}"
+        return f"Micro batch {size} would need {need}{tight}."
+    if following.fit.fits:
+        return f"A larger micro batch gains less than {percent(SAME_SPEED)}."
+    return ""

@@ -1,0 +1,333 @@
+"""The answer for people: the verdict first, then the ladder, the memory, the reasons, the next command. 80 columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from ..terminal.bar import bar
+from ..terminal.lines import blank, row, sentence
+from ..terminal.units import age, count, gib, percent, rate, seconds
+from ..terminal.words import cluster_title, component_title, device_word, method_title, moment_title, plan_title
+from .fit import MARGIN, TOO_TIGHT, margin
+from .reasons import time_shares
+from .recommendation import Candidate, Recommendation, closest
+
+if TYPE_CHECKING:
+    from ..prove.probe_series import Climbed, Trial
+    from ..prove.verify import Verification
+
+_COLUMNS = (("rung", -19), ("batch", 5), ("ckpt", 4), ("GPU GiB", 7), ("RAM GiB", 7), ("NVMe", 5), ("tokens/s", 8))
+
+
+def render(answer: Recommendation, console: Console, *, all_candidates: bool = False) -> None:
+    """Print the whole answer but the files and commands that follow from it."""
+    chosen = answer.recommended
+    for line in _verdict(answer):
+        sentence(console, line)
+    blank(console)
+    for line in _subject(answer):
+        sentence(console, line)
+    blank(console)
+    _table(answer, console, all_candidates=all_candidates)
+    shown = chosen or closest(answer.ladder)
+    if shown is not None:
+        blank(console)
+        _memory_bar(shown, device_word(answer.question.cluster), console)
+    blank(console)
+    if chosen is not None:
+        shares = ", ".join(
+            f"{component_title(name)} {percent(share)}"
+            for name, share in time_shares(chosen.estimate.time)
+            if share >= 0.01
+        )
+        sentence(console, f"Where the {seconds(chosen.estimate.time.step_s)} of a step go: {shares}.")
+    for reason in answer.reasons:
+        sentence(console, reason)
+    for run in answer.verifications:
+        blank(console)
+        sentence(console, _verification(run))
+    if answer.climbed is not None:
+        _climbed(answer.climbed, console)
+    elif answer.earlier:
+        blank(console)
+        sentence(console, Text("Earlier probes on this machine", style="bold"))
+        for trial in answer.earlier:
+            _trial(trial, console)
+    _deepspeed(answer, shown, console)
+    _changes(answer, console)
+    blank(console)
+    sentence(console, _evidence(answer), style="dim")
+    if answer.question.cluster.measured:
+        sentence(console, f"Measured {answer.question.cluster.measured}.", style="dim")
+    if answer.assumptions:
+        sentence(console, "Assumed: " + "; ".join(answer.assumptions) + ".", style="dim")
+
+
+def _verdict(answer: Recommendation) -> tuple[str | Text, ...]:
+    chosen, cluster = answer.recommended, answer.question.cluster
+    offer = gib(cluster.gpu.memory_bytes)
+    if chosen is None:
+        return _nothing_fits(answer)
+    plan = chosen.estimate.plan
+    steps, ranks = plan.gradient_accumulation_steps, cluster.world_size
+    device = device_word(cluster)
+    each = f" ({rate(chosen.tokens_per_s / ranks)} per {device})" if ranks > 1 else ""
+    about = "" if chosen.estimate.evidence == "probe" else "About "
+    return (
+        Text(f"{plan_title(plan)} fits.", style="bold green"),
+        f"{about}{rate(chosen.tokens_per_s)} tokens/s{each}; {gib(chosen.device_bytes)} of {offer} GiB per {device}.",
+        f"Micro batch {plan.micro_batch_size}"
+        + (f" x {steps} accumulation steps" if steps > 1 else "")
+        + f", global batch {plan.micro_batch_size * steps * ranks}; "
+        f"gradient checkpointing {'on' if plan.gradient_checkpointing else 'off'}.",
+        _host_need(answer, chosen),
+    )
+
+
+def _nothing_fits(answer: Recommendation) -> tuple[Text, ...]:
+    """The verdict with everything that the closest plan lacks, not only what stopped it first."""
+    failed = (
+        next(
+            (
+                trial.result.failure
+                for trial in answer.climbed.trials
+                if trial.result.failure is not None and trial.result.failure.kind != "out_of_memory"
+            ),
+            None,
+        )
+        if answer.climbed is not None
+        else None
+    )
+    if failed is not None:
+        return (Text.assemble(("No plan ran.", "bold red"), f" The first that failed: {failed.message}"),)
+    text, missed, cluster = Text("Nothing fits.", style="bold red"), closest(answer.ladder), answer.question.cluster
+    if missed is None:
+        return (text,)
+    memory, have = missed.estimate.memory, cluster.host_memory_bytes_per_node
+    needs = f"{gib(missed.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device_word(cluster)}"
+    if missed.fit.reason == TOO_TIGHT:
+        needs += f" ({percent(margin(cluster, 'analytic'))} must stay free)"
+    if have is not None and memory.host_bytes_per_node > have:
+        needs += f" and {gib(memory.host_bytes_per_node)} of {gib(have)} GiB of RAM per node"
+    text.append(f" The closest, {missed.rung}, would take {needs}.", style="not bold default")
+    return (text,)
+
+
+def _host_need(answer: Recommendation, chosen: Candidate) -> str:
+    memory, cluster = chosen.estimate.memory, answer.question.cluster
+    have = cluster.host_memory_bytes_per_node
+    per_node = " per node" if cluster.nodes > 1 else ""
+    disk = f" and {gib(memory.nvme_bytes_per_node)} GiB of NVMe" if memory.nvme_bytes_per_node else ""
+    if have is not None:
+        return f"It needs {gib(memory.host_bytes_per_node)} of {gib(have)} GiB of host RAM{disk}{per_node}."
+    return f"It needs {gib(memory.host_bytes_per_node)} GiB of host RAM{disk}{per_node} (not checked: pass --ram)."
+
+
+def _subject(answer: Recommendation) -> tuple[str, ...]:
+    question = answer.question
+    model, workload = question.model, question.workload
+    trained = question.trainable_parameters
+    size = f"{count(model.parameters)} parameters"
+    if trained != model.parameters:
+        size += f", {count(trained)} trained"
+    loss = ", fused loss" if workload.loss == "fused" else ""
+    return (
+        f"{model.name} · {size} · {method_title(workload)}",
+        f"{workload.precision} · {workload.optimizer} · sequence {workload.seq_len}{loss} · "
+        f"{cluster_title(question.cluster)}",
+    )
+
+
+def _table(answer: Recommendation, console: Console, *, all_candidates: bool) -> None:
+    """The ladder, one row a rung: its best plan; with `all_candidates` every plan that was predicted."""
+    cpu = answer.question.cluster.gpu.is_cpu
+    header = " ".join(f"{title:<{-width}}" if width < 0 else f"{title:>{width}}" for title, width in _COLUMNS)
+    header = header.replace("GPU GiB", "    GiB") if cpu else header
+    row(console, Text("  " + header, style="bold"))
+    said = ""
+    for step in answer.ladder:
+        if step.candidate is None:
+            reason = step.reason if step.reason != said else "the same"
+            sentence(console, Text(f" {step.rung:<19} {reason}", style="dim"), hang=21)
+            said = step.reason
+            continue
+        said = ""
+        for candidate in answer.candidates if all_candidates else (step.candidate,):
+            if candidate.rung == step.rung:
+                _row(candidate, candidate is answer.recommended, console)
+    tight, share = any(step.reason == TOO_TIGHT for step in answer.ladder), margin(answer.question.cluster, "analytic")
+    for line in (
+        "batch: micro batch x accumulation steps; ckpt: gradient checkpointing",
+        "GiB: what a rank needs; RAM and NVMe: all ranks"
+        if cpu
+        else "GPU: device memory that the plan needs; RAM and NVMe: per node",
+        f"{TOO_TIGHT}: not {percent(share)} of {'it' if cpu else 'the GPU'} would stay free" * tight,
+    ):
+        if line:
+            sentence(console, Text(f" {line}", style="dim"))
+
+
+def _row(candidate: Candidate, chosen: bool, console: Console) -> None:
+    cells = [
+        f"{cell:<{-width}}" if width < 0 else f"{cell:>{width}}"
+        for cell, (_, width) in zip(_cells(candidate), _COLUMNS, strict=True)
+    ]
+    style = "bold green" if chosen else "" if candidate.fit.fits else "dim"
+    row(console, Text(f"{'>' if chosen else ' '} {' '.join(cells)}  {candidate.fit.reason}", style=style))
+
+
+def _cells(candidate: Candidate) -> tuple[str, ...]:
+    plan, memory = candidate.estimate.plan, candidate.estimate.memory
+    steps = plan.gradient_accumulation_steps
+    return (
+        plan.rung,
+        f"{plan.micro_batch_size}" + (f"x{steps}" if steps > 1 else ""),
+        "on" if plan.gradient_checkpointing else "off",
+        gib(candidate.device_bytes),
+        gib(memory.host_bytes_per_node),
+        gib(memory.nvme_bytes_per_node) if memory.nvme_bytes_per_node else "-",
+        rate(candidate.tokens_per_s) if candidate.fit.limit != "gpu" else "-",
+    )
+
+
+def _memory_bar(candidate: Candidate, device: str, console: Console) -> None:
+    memory = candidate.estimate.memory
+    predicted = "" if candidate.measured_bytes is None else "predicted "
+    sentence(
+        console,
+        f"Where the {predicted}{gib(memory.device_bytes_per_gpu)} GiB per {device} of {candidate.rung} go "
+        f"(peak: {moment_title(memory.peak.name)})",
+    )
+    bar(memory.components, console)
+
+
+_ENDED = {
+    "settled": "Nothing that was not run could be faster by more than the search resolves.",
+    "budget": "The time was over before everything was settled (--budget).",
+    "interrupted": "Interrupted before everything was settled.",
+}
+
+
+def _climbed(climbed: Climbed, console: Console) -> None:
+    """The probes in their order, each with its outcome and the reason for it."""
+    blank(console)
+    sentence(
+        console,
+        Text(
+            f"Probes on this machine: {climbed.runs} of {climbed.candidates} plans were run (at most {climbed.bound})",
+            style="bold",
+        ),
+    )
+    for trial in climbed.trials:
+        _trial(trial, console)
+    sentence(console, _ENDED[climbed.ended])
+
+
+def _trial(trial: Trial, console: Console) -> None:
+    plan, failure = trial.candidate.estimate.plan, trial.result.failure
+    predicted = f" (predicted {rate(trial.candidate.tokens_per_s)})" if trial.age_s is None else ""
+    outcome = (
+        f"{rate(trial.result.tokens_per_s)} tokens/s{predicted}"
+        if failure is None
+        else f"{failure.kind.replace('_', ' ')}: {failure.message}"
+    )
+    steps = plan.gradient_accumulation_steps
+    batch = f"{plan.micro_batch_size}" + (f"x{steps}" if steps > 1 else "")
+    reason = trial.reason if trial.age_s is None else age(trial.age_s)
+    sentence(
+        console,
+        f"  {plan.rung:<19} {batch:>5} {'on' if plan.gradient_checkpointing else 'off':>4}  {outcome}; {reason}",
+        hang=34,
+    )
+
+
+def _evidence(answer: Recommendation) -> str:
+    if answer.climbed is not None and answer.climbed.best is None and answer.recommended is not None:
+        return "Evidence: analytic; no probe came to its end."
+    if answer.climbed is not None:
+        return (
+            "Evidence: probes of the real engine on this machine for the speed and the verdict; other plans are "
+            "predicted, "
+            "and corrected by the probe of the plan most like them."
+        )
+    if answer.verifications:
+        return f"Evidence: dry run of the real engine; {percent(MARGIN['dry-run'])} of the need must stay free besides."
+    if answer.earlier:
+        return _earlier_evidence(answer)
+    cluster = answer.question.cluster
+    proof = (
+        "Settle it by a few real runs on this machine: add --probe."
+        if cluster.gpu.is_cpu
+        else "Prove it without a GPU, by a dry run of the real DeepSpeed engine: add --verify."
+    )
+    return f"Evidence: analytic; {percent(margin(cluster, 'analytic'))} of the need must stay free besides. {proof}"
+
+
+def _earlier_evidence(answer: Recommendation) -> str:
+    """Of an answer that was not probed now."""
+    chosen = answer.recommended
+    for trial in answer.earlier:
+        if trial.candidate is chosen and trial.age_s is not None:
+            return (
+                f"Evidence: probe, {age(trial.age_s)}, for the speed and the verdict; other plans are predicted, and "
+                "corrected by the probe of the plan most like them (ds-advise history)."
+            )
+    return (
+        "Evidence: analytic, corrected by earlier probes of other plans on this machine (ds-advise history). Settle "
+        "it by "
+        "a few real runs: add --probe."
+    )
+
+
+def _verification(run: Verification) -> str:
+    peak, memory = run.dry_run.result.peak, run.candidate.estimate.memory
+    versions = run.dry_run.result.versions
+    return (
+        f"Dry run of {run.candidate.rung} (DeepSpeed {versions['deepspeed']}, transformers "
+        f"{versions['transformers']}): {'fits' if run.dry_run.fits else 'does not fit'}; "
+        f"{gib(peak.allocated_bytes_per_gpu)} GiB allocated (predicted: {gib(memory.allocated_bytes_per_gpu)}), "
+        f"{gib(run.dry_run.required_device_bytes_per_gpu)} GiB on the device, "
+        f"{gib(peak.host_bytes_per_node)} GiB of host RAM "
+        f"(predicted: {gib(memory.host_bytes_per_node)}){_recorded_time(run)}."
+    )
+
+
+def _recorded_time(run: Verification) -> str:
+    time = run.dry_run.time
+    if time is None:
+        return ""
+    return (
+        f"; a step takes {seconds(time.step_s)} by the operations that it executed "
+        f"(predicted: {seconds(run.candidate.estimate.time.step_s)})"
+    )
+
+
+def _deepspeed(answer: Recommendation, shown: Candidate | None, console: Console) -> None:
+    estimate = answer.deepspeed_estimate
+    if estimate is None or shown is None:
+        return
+    blank(console)
+    sentence(console, estimate.sentence(shown.device_bytes))
+
+
+def _changes(answer: Recommendation, console: Console) -> None:
+    if not answer.changes:
+        if answer.recommended is None:
+            blank(console)
+            sentence(
+                console,
+                "No change that was tried makes it fit: other methods, a shorter sequence"
+                f"{'' if answer.question.cluster.gpu.is_cpu else ', more or larger GPUs'}.",
+            )
+        return
+    blank(console)
+    title = "What would change the answer" if answer.recommended else "What would make it fit"
+    sentence(console, title + " (predicted, not corrected by probes)" * bool(answer.earlier or answer.climbed))
+    width = max(len(change.flags) for change in answer.changes)
+    for change in answer.changes:
+        sentence(
+            console, Text.assemble("  ", (f"{change.flags:<{width}}", "bold"), f"  {change.outcome}"), hang=width + 4
+        )

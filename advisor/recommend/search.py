@@ -1,0 +1,123 @@
+"""The search: every rung, with and without checkpointing, at every batch shape; and the fastest that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...ds_configs.presets import plan_for
+from ...estimators.estimate_plan import estimate_plan
+from ...estimators.hardware.cluster import Cluster
+from ...estimators.memory.plan_memory import unsupported
+from ...estimators.models.model_shape import ModelShape
+from ...estimators.plan import RUNGS, Plan, Rung
+from ...estimators.workload import Workload
+from ..question.question import Question
+from .fit import judge
+from .recommendation import Candidate, LadderStep
+
+SAME_SPEED = 0.03
+"""Two predictions closer than this are called equal, and the simpler plan is taken: the time model does not resolve
+less."""
+
+OFFLOAD_GAIN = 0.10
+"""What an offload must gain over a plan without one: it costs host memory, and its time rests on more assumed figures
+(PCIe shared by the GPUs, host memory bandwidth, cores) whose error is about this large."""
+
+COMFORTABLE = 0.9
+"""Share of what a plan's tightest resource offers up to which a plan is taken for its simplicity alone. Beyond, a plan
+of the same speed that leaves more room is the better advice."""
+
+
+def climb(question: Question) -> tuple[tuple[LadderStep, ...], tuple[Candidate, ...]]:
+    """Predict every candidate; return the ladder (each rung's best) and all candidates."""
+    ladder, everything = [], []
+    for rung in RUNGS:
+        candidates, obstacle = _candidates(rung, question)
+        everything += candidates
+        best = best_of_rung(candidates)
+        if best is None:
+            ladder.append(LadderStep(rung=rung, candidate=None, fits=False, reason=obstacle))
+        else:
+            ladder.append(LadderStep(rung=rung, candidate=best, fits=best.fit.fits, reason=best.fit.reason))
+    return tuple(ladder), tuple(everything)
+
+
+def fastest_that_fits(ladder: Iterable[LadderStep]) -> Candidate | None:
+    """The fastest fitting rung, or a simpler one that is as fast.
+
+    As fast: within `SAME_SPEED`, or within `OFFLOAD_GAIN` when the fastest offloads and the other does not. Of those
+    the lowest on the ladder, which has the fewest parts, that fits comfortably; else the lowest.
+    """
+    fitting = [step.candidate for step in ladder if step.fits and step.candidate is not None]
+    if not fitting:
+        return None
+    fastest = max(fitting, key=lambda candidate: candidate.tokens_per_s)
+    equals = [candidate for candidate in fitting if as_fast(candidate, fastest)]
+    return next((candidate for candidate in equals if candidate.fit.shortfall <= COMFORTABLE), equals[0])
+
+
+def as_fast(candidate: Candidate, fastest: Candidate) -> bool:
+    """Whether the time model can call two plans equally fast."""
+    gained = offloads(fastest) and not offloads(candidate)
+    return candidate.tokens_per_s >= fastest.tokens_per_s * (1 - (OFFLOAD_GAIN if gained else SAME_SPEED))
+
+
+def offloads(candidate: Candidate) -> bool:
+    plan = candidate.estimate.plan
+    return plan.offload_optimizer != "none" or plan.offload_param != "none"
+
+
+def _candidates(rung: Rung, question: Question) -> tuple[list[Candidate], str]:
+    """All candidates of a rung, or the reason why it has none.
+
+    Memory rises with the micro batch, so each series stops at the first that does not fit (kept: it shows by how much).
+    """
+    model, workload, cluster = question.model, question.workload, question.cluster
+    candidates: list[Candidate] = []
+    choices = {"auto": (False, True), "on": (True,), "off": (False,)}[question.gradient_checkpointing]
+    for checkpointing in choices:
+        for micro, accumulation in question.batch_shapes():
+            plan = plan_for(
+                rung,
+                model,
+                workload,
+                cluster,
+                micro_batch_size=micro,
+                gradient_accumulation_steps=accumulation,
+                gradient_checkpointing=checkpointing,
+            )
+            obstacle = unsupported(model, workload, plan, cluster)
+            if obstacle is not None:
+                return [], obstacle
+            candidate = predict(model, workload, cluster, plan)
+            candidates.append(candidate)
+            if candidate.fit.limit == "gpu":
+                break
+    return candidates, ""
+
+
+def predict(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Candidate:
+    """A plan with what it needs and takes, judged."""
+    estimate = estimate_plan(model, workload, cluster, plan)
+    return Candidate(estimate=estimate, fit=judge(estimate.memory, cluster))
+
+
+def best_of_rung(candidates: list[Candidate]) -> Candidate | None:
+    """The fastest that fits, with the smallest micro batch that is as fast.
+
+    Where none fits: the same among those that only the host or NVMe stops, and where the GPU stops all, the one that
+    misses by least (of equals the one with checkpointing, as the recipe has it).
+    """
+    if not candidates:
+        return None
+    possible = [candidate for candidate in candidates if candidate.fit.fits] or [
+        candidate for candidate in candidates if candidate.fit.limit != "gpu"
+    ]
+    if not possible:
+        return min(
+            candidates,
+            key=lambda candidate: (candidate.fit.shortfall, not candidate.estimate.plan.gradient_checkpointing),
+        )
+    enough = max(candidate.tokens_per_s for candidate in possible) * (1 - SAME_SPEED)
+    fast = [candidate for candidate in possible if candidate.tokens_per_s >= enough]
+    return min(fast, key=lambda candidate: (candidate.estimate.plan.micro_batch_size, candidate.device_bytes))

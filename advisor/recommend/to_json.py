@@ -1,0 +1,112 @@
+"""The answer as one JSON object; the shape is part of the public interface (`schema_version`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .recommendation import Candidate, Recommendation
+
+if TYPE_CHECKING:
+    from ..prove.probe_series import Trial
+
+SCHEMA_VERSION = 1
+
+
+def json_form(answer: Recommendation, *, all_candidates: bool = False) -> dict[str, Any]:
+    """The recommendation as JSON types. `candidates` holds every rung's best plan, or every candidate."""
+    question = answer.question
+    model, workload, cluster = question.model, question.workload, question.cluster
+    shown = (
+        answer.candidates
+        if all_candidates
+        else [step.candidate for step in answer.ladder if step.candidate is not None]
+    )
+    estimate = answer.deepspeed_estimate
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": {
+            "name": model.name,
+            "parameters": model.parameters,
+            "trainable_parameters": question.trainable_parameters,
+        },
+        "workload": {
+            "method": workload.method,
+            "seq_len": workload.seq_len,
+            "precision": workload.precision,
+            "optimizer": workload.optimizer,
+            "global_batch_size": workload.global_batch_size,
+        },
+        "cluster": {
+            "nodes": cluster.nodes,
+            "gpus_per_node": cluster.gpus_per_node,
+            "gpu": cluster.gpu.name,
+            "gpu_memory_bytes": cluster.gpu.memory_bytes,
+            "host_memory_bytes_per_node": cluster.host_memory_bytes_per_node,
+            "measured": cluster.measured,
+        },
+        "candidates": [candidate_json(candidate) for candidate in shown],
+        "ladder": [{"rung": step.rung, "fits": step.fits, "reason": step.reason} for step in answer.ladder],
+        "recommended": None if answer.recommended is None else candidate_json(answer.recommended),
+        "reasons": list(answer.reasons),
+        "assumptions": list(answer.assumptions),
+        "changes": [{"flags": change.flags, "outcome": change.outcome} for change in answer.changes],
+        "deepspeed_estimate": None
+        if estimate is None
+        else {"gpu_bytes": estimate.gpu_bytes, "host_bytes": estimate.host_bytes},
+        "verifications": [{"rung": run.candidate.rung, **run.dry_run.to_json()} for run in answer.verifications],
+        "probes": None
+        if answer.climbed is None
+        else {
+            "ended": answer.climbed.ended,
+            "bound": answer.climbed.bound,
+            "candidates": answer.climbed.candidates,
+            "trials": [_trial(trial) for trial in answer.climbed.trials],
+        },
+        "earlier_probes": [_trial(trial) for trial in answer.earlier],
+        "files": list(answer.files),
+    }
+
+
+def _keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Component names as JSON keys: `gradient of logits` -> `gradient_of_logits`."""
+    return {name.lower().replace(" ", "_").replace("-", "_"): value for name, value in values.items()}
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    return {
+        "plan": candidate_json(trial.candidate),
+        "reason": trial.reason,
+        "age_seconds": trial.age_s,
+        "result": trial.result.to_json(),
+    }
+
+
+def candidate_json(candidate: Candidate) -> dict[str, Any]:
+    """A plan with its figures and the verdict on it."""
+    estimate, plan = candidate.estimate, candidate.estimate.plan
+    memory, time = estimate.memory, estimate.time
+    return {
+        "rung": plan.rung,
+        "zero_stage": plan.zero_stage,
+        "offload_optimizer": plan.offload_optimizer,
+        "offload_param": plan.offload_param,
+        "gradient_checkpointing": plan.gradient_checkpointing,
+        "micro_batch_size": plan.micro_batch_size,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+        "allocated_bytes_per_gpu": memory.allocated_bytes_per_gpu,
+        "reserved_bytes_per_gpu": memory.reserved_bytes_per_gpu,
+        "device_bytes_per_gpu": memory.device_bytes_per_gpu,
+        "measured_device_bytes_per_gpu": candidate.measured_bytes,
+        "host_bytes_per_node": memory.host_bytes_per_node,
+        "host_pinned_bytes_per_node": memory.host_pinned_bytes_per_node,
+        "nvme_bytes_per_node": memory.nvme_bytes_per_node,
+        "components": _keys(memory.components),
+        "step_seconds": time.step_s,
+        "time_components": _keys(time.components),
+        "tokens_per_second": time.tokens_per_s,
+        "bottleneck": time.bottleneck,
+        "fits": candidate.fit.fits,
+        "reason": candidate.fit.reason,
+        "evidence": estimate.evidence,
+    }

@@ -1,0 +1,171 @@
+"""What would change the answer: the question asked again with one thing different."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware.gpus import find_gpu
+from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
+from ..question.cluster_spec import join_nodes
+from ..question.question import Question
+from ..terminal.units import rate
+from .recommendation import Candidate, Change, LadderStep
+from .search import climb, fastest_that_fits
+
+WORTH_TELLING = 1.15
+"""A change is shown when it makes the answer at least this much faster; less is within the time model's error."""
+
+MOST_STEPS = 3
+"""Steps of each kind of change that are asked when a plan fits already: three doublings of the GPUs."""
+
+LARGER_GPUS = ("L40S", "A100-80GB", "H200", "B200")
+"""GPUs of rising memory that are widely rented, offered where nothing fits."""
+
+LARGE_NODE_RAM_BYTES = 2 * 10**12
+"""RAM of a node of eight such GPUs (NVIDIA DGX H100 and DGX B200 data sheets: 2 TB)."""
+
+SHORTEST_SEQUENCE = 256
+MOST_GPUS_PER_NODE = 8
+MOST_NODES = 128
+
+
+def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> tuple[Change, ...]:
+    """Flags that would make it fit or make it faster, each with what the answer would then be.
+
+    With a fitting plan, each kind of change is asked in up to `MOST_STEPS` growing steps, of which the first is told
+    and those that lead to another rung. Without one, until something fits, so that the least change of each kind is
+    told; and where no single kind helps, larger GPUs and more of them together.
+    """
+    found = [*_storage(question, ladder, chosen)]
+    kinds = [_methods(question), _losses(question), _gpus(question), _sequences(question)]
+    if chosen is None:
+        kinds.append(_larger_gpus(question))
+    if question.cluster.gpu.is_cpu:  # there is no other machine to buy
+        kinds = [_methods(question), _losses(question), _sequences(question)]
+    for series in kinds:
+        told: set[str] = set() if chosen is None else {chosen.rung}
+        for position, (flags, altered) in enumerate(series):
+            best = fastest_that_fits(climb(altered)[0])
+            if best is None:
+                continue
+            worth = chosen is None or best.tokens_per_s >= WORTH_TELLING * chosen.tokens_per_s
+            if worth and (position == 0 or best.rung not in told):
+                found.append(Change(flags=flags, outcome=_outcome(best, chosen)))
+                told.add(best.rung)
+            if chosen is None or position == MOST_STEPS - 1:
+                break
+    return tuple(found)
+
+
+def _outcome(best: Candidate, chosen: Candidate | None) -> str:
+    text = f"{best.rung}, about {rate(best.tokens_per_s)} tokens/s"
+    if chosen is None:
+        return f"fits: {text}"
+    return f"{text} ({best.tokens_per_s / chosen.tokens_per_s:.1f} x)"
+
+
+def _methods(question: Question) -> Iterator[tuple[str, Question]]:
+    for method in {"full": ("lora", "qlora"), "lora": ("qlora",), "qlora": ("lora",)}[question.workload.method]:
+        yield f"--method {method}", replace(question, workload=replace(question.workload, method=method))  # type: ignore[arg-type]
+
+
+def _losses(question: Question) -> Iterator[tuple[str, Question]]:
+    if question.workload.loss == "standard" and question.model.model_type in FUSED_LOSS_MODEL_TYPES:
+        yield "--loss fused", replace(question, workload=replace(question.workload, loss="fused"))
+
+
+def _sequences(question: Question) -> Iterator[tuple[str, Question]]:
+    if question.model.fixed_len is not None:
+        return
+    length = question.workload.seq_len // 2
+    while length >= SHORTEST_SEQUENCE:
+        yield f"--seq-len {length}", replace(question, workload=replace(question.workload, seq_len=length))
+        length //= 2
+
+
+def _gpus(question: Question) -> Iterator[tuple[str, Question]]:
+    """Twice the GPUs, again and again: within the node first, then by nodes."""
+    cluster = question.cluster
+    nodes, per_node = cluster.nodes, cluster.gpus_per_node
+    while nodes < MOST_NODES:
+        if per_node < MOST_GPUS_PER_NODE:
+            per_node = min(per_node * 2, MOST_GPUS_PER_NODE)
+        else:
+            nodes *= 2
+        larger = join_nodes(replace(cluster, nodes=nodes, gpus_per_node=per_node))
+        if not _divides(question, larger.world_size):
+            return
+        yield f"--gpus {gpus_argument(larger)}", replace(question, cluster=larger)
+
+
+def _larger_gpus(question: Question) -> Iterator[tuple[str, Question]]:
+    """As many GPUs of each larger size, then more and more nodes of the largest."""
+    cluster = question.cluster
+    for name in LARGER_GPUS:
+        gpu = find_gpu(name)
+        if gpu.memory_bytes > cluster.gpu.memory_bytes:
+            larger = replace(cluster, gpu=gpu)
+            yield f"--gpus {gpus_argument(larger)}", replace(question, cluster=larger)
+    large_node = replace(cluster, gpu=find_gpu(LARGER_GPUS[-1]), host_memory_bytes_per_node=LARGE_NODE_RAM_BYTES)
+    for flags, altered in _gpus(replace(question, cluster=large_node)):
+        yield f"{flags} --ram {LARGE_NODE_RAM_BYTES // 10**12}TB", altered
+
+
+def _divides(question: Question, ranks: int) -> bool:
+    """The batch sizes that the user fixed are possible on so many GPUs."""
+    batch = question.workload.global_batch_size
+    return batch is None or (batch % ranks == 0 and (batch // ranks) % (question.micro_batch_size or 1) == 0)
+
+
+def gpus_argument(cluster: Cluster) -> str:
+    """The `--gpus` value that names this cluster."""
+    gpu = cluster.gpu
+    kind = f"{gpu.nominal_gb}GB" if gpu.assumed else gpu.name.replace(" ", "-")
+    counts = f"{cluster.gpus_per_node}x" if cluster.nodes == 1 else f"{cluster.nodes}x{cluster.gpus_per_node}x"
+    return counts + kind
+
+
+def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Change]:
+    """More host RAM or NVMe, and, where RAM is only required, the best plan that needs less of it."""
+    cluster = question.cluster
+    blocked = [step.candidate for step in ladder if step.candidate is not None and not step.fits]
+    for limit, flag in (("host", "--ram"), ("nvme", "--nvme PATH:")):
+        stopped = [candidate for candidate in blocked if candidate.fit.limit == limit]
+        if not stopped:
+            continue
+        fastest = max(stopped, key=lambda candidate: candidate.tokens_per_s)
+        if chosen is not None and fastest.tokens_per_s < WORTH_TELLING * chosen.tokens_per_s:
+            continue
+        told = [fastest]
+        if chosen is None:
+            least = min(stopped, key=lambda candidate: _need(candidate, limit))
+            told = [least] if fastest.tokens_per_s < WORTH_TELLING * least.tokens_per_s else [least, fastest]
+        separator = " " if limit == "host" else ""
+        for best in told:
+            yield Change(
+                flags=f"{flag}{separator}{_round_up_gib(_need(best, limit))}GiB", outcome=_outcome(best, chosen)
+            )
+    if chosen is not None and cluster.host_memory_bytes_per_node is None:
+        need = chosen.estimate.memory.host_bytes_per_node
+        lean = [
+            step.candidate
+            for step in ladder
+            if step.fits
+            and step.candidate is not None
+            and step.candidate.estimate.memory.host_bytes_per_node <= need * 0.7
+        ]
+        if lean:
+            best = max(lean, key=lambda candidate: candidate.tokens_per_s)
+            needed = best.estimate.memory.host_bytes_per_node
+            yield Change(flags=f"--ram {_round_up_gib(needed)}GiB", outcome=f"suffices for {_outcome(best, chosen)}")
+
+
+def _need(candidate: Candidate, limit: str) -> int:
+    memory = candidate.estimate.memory
+    return memory.host_bytes_per_node if limit == "host" else memory.nvme_bytes_per_node
+
+
+def _round_up_gib(size_bytes: int) -> int:
+    return -(-size_bytes // 2**30)

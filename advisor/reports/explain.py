@@ -1,0 +1,94 @@
+"""An explanation for people: each component's result, formula, numbers and source, then the symbols."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from ...estimators.estimate import MemoryTerm
+from ...estimators.legend import not_covered
+from ..terminal.lines import blank, row, sentence
+from ..terminal.units import gib, percent, seconds
+from ..terminal.words import component_title, moment_title, plan_title
+from .explanation import Explanation, Section, Term
+
+_INDENT = 14
+"""Columns before a term's name: its figure and the unit."""
+
+
+def render_explanation(explanation: Explanation, console: Console) -> None:
+    """Print every section; the terms of one are printed largest first."""
+    candidate, evidence = explanation.candidate, explanation.candidate.estimate.evidence
+    plan = candidate.estimate.plan
+    sentence(
+        console,
+        Text(
+            f"{plan_title(plan)}, micro batch {plan.micro_batch_size}, gradient checkpointing "
+            f"{'on' if plan.gradient_checkpointing else 'off'}",
+            style="bold",
+        ),
+    )
+    sentence(
+        console, f"Evidence: {evidence}; {percent(explanation.margin)} of the need must stay free besides.", style="dim"
+    )
+    for section in explanation.sections:
+        blank(console)
+        sentence(console, Text(_title(explanation, section), style="bold"))
+        for term in sorted(section.terms, key=_size, reverse=True):
+            _term(term, console)
+    _moments(explanation, console)
+    blank(console)
+    sentence(console, Text("Symbols", style="bold"))
+    width = max((len(symbol) for symbol in explanation.symbols), default=0)
+    for symbol, meaning in explanation.symbols.items():
+        sentence(console, f"  {symbol:<{width}}  {meaning}", hang=width + 4)
+
+
+def _title(explanation: Explanation, section: Section) -> str:
+    memory = explanation.candidate.estimate.memory
+    return {
+        "gpu_memory": f"{gib(int(section.total))} GiB of each GPU's memory, at the peak "
+        f"({moment_title(memory.peak.name)})",
+        "host_memory": f"{gib(int(section.total))} GiB of host RAM per node while training "
+        f"({gib(memory.host_loading_bytes_per_node)} GiB while the model loads)",
+        "nvme": f"{gib(int(section.total))} GiB of NVMe per node",
+        "time": f"{seconds(section.total)} for one optimizer step",
+    }[section.name]
+
+
+def _size(term: Term) -> float:
+    return term.size_bytes if isinstance(term, MemoryTerm) else term.seconds
+
+
+def _term(term: Term, console: Console) -> None:
+    figure = f"{gib(term.size_bytes)} GiB" if isinstance(term, MemoryTerm) else seconds(term.seconds)
+    row(console, Text(f" {figure:>{_INDENT - 3}}  {component_title(term.name)}"))
+
+    def detail(text: str) -> None:
+        sentence(console, Text(" " * (_INDENT - 1) + text, style="dim"), hang=_INDENT + 1)
+
+    detail(f"= {term.formula}")
+    if term.inputs:
+        detail(
+            ", ".join(
+                f"{symbol} {value:,.6g}" if isinstance(value, float) else f"{symbol} {value:,}"
+                for symbol, value in term.inputs
+            )
+        )
+    if not isinstance(term, MemoryTerm):
+        hidden = f", and {seconds(term.hidden_s)} hidden behind other work" if term.hidden_s else ""
+        detail(f"keeps busy: {term.resource}{hidden}")
+    if term.source:
+        detail(f"source: {term.source}")
+    if without := not_covered(term.name):
+        detail(f"not covered: {without}")
+
+
+def _moments(explanation: Explanation, console: Console) -> None:
+    """What is allocated at the other moments of a step; the largest decides."""
+    if not any(section.name == "gpu_memory" for section in explanation.sections):
+        return
+    blank(console)
+    sentence(console, Text("Allocated at each moment of a step; the largest is the peak", style="bold"))
+    for moment in sorted(explanation.candidate.estimate.memory.moments, key=lambda moment: -moment.allocated_bytes):
+        row(console, Text(f" {gib(moment.allocated_bytes) + ' GiB':>{_INDENT - 3}}  {moment_title(moment.name)}"))

@@ -1,0 +1,138 @@
+"""Every component of a plan's figures: its formula, the numbers put in, the result, the source, what it leaves out.
+
+The records are the estimators' own terms; nothing is computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...estimators.errors import WorkloadError
+from ...estimators.estimate import MemoryTerm, TimeTerm
+from ...estimators.legend import SYMBOLS, not_covered, symbols
+from ...estimators.plan import RUNGS
+from ..recommend.fit import margin
+from ..recommend.recommendation import Candidate, Recommendation, closest
+from ..terminal.words import component_title
+
+Term = MemoryTerm | TimeTerm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Terms of one kind; those of memory add up to `total` bytes, those of time to `total` seconds."""
+
+    name: str
+    terms: tuple[Term, ...]
+    total: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """A candidate's sections, and the symbols that stand in their formulas."""
+
+    candidate: Candidate
+    margin: float
+    sections: tuple[Section, ...]
+
+    @property
+    def symbols(self) -> dict[str, str]:
+        used = {symbol for section in self.sections for term in section.terms for symbol in symbols(term.formula)}
+        return {symbol: meaning for symbol, meaning in SYMBOLS.items() if symbol in used}
+
+    def to_json(self) -> dict[str, Any]:
+        """One object; the terms of a section add up to its total."""
+        plan, memory = self.candidate.estimate.plan, self.candidate.estimate.memory
+        return {
+            "rung": plan.rung,
+            "micro_batch_size": plan.micro_batch_size,
+            "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+            "gradient_checkpointing": plan.gradient_checkpointing,
+            "evidence": self.candidate.estimate.evidence,
+            "margin": self.margin,
+            "peak": memory.peak.name,
+            "allocated_bytes_by_moment": {moment.name: moment.allocated_bytes for moment in memory.moments},
+            "host_loading_bytes_per_node": memory.host_loading_bytes_per_node,
+            "sections": {
+                section.name: {"total": section.total, "terms": [_json(term) for term in section.terms]}
+                for section in self.sections
+            },
+            "symbols": self.symbols,
+        }
+
+
+def _json(term: Term) -> dict[str, Any]:
+    value = (
+        {"size_bytes": term.size_bytes}
+        if isinstance(term, MemoryTerm)
+        else {"seconds": term.seconds, "hidden_seconds": term.hidden_s, "resource": term.resource}
+    )
+    return {
+        "name": term.name,
+        **value,
+        "formula": term.formula,
+        "inputs": dict(term.inputs),
+        "source": term.source,
+        "not_covered": not_covered(term.name),
+    }
+
+
+def explain(answer: Recommendation, *, rung: str | None = None, component: str | None = None) -> Explanation:
+    """The recommended plan, or the best of a rung, taken apart; `component` keeps the terms of that name.
+
+    Raises WorkloadError for a rung that has no plan and for a component that the plan does not have.
+    """
+    candidate = _candidate(answer, rung)
+    memory, time = candidate.estimate.memory, candidate.estimate.time
+    every = (
+        Section(name="gpu_memory", terms=memory.gpu_terms, total=memory.device_bytes_per_gpu),
+        Section(
+            name="host_memory",
+            terms=memory.host_pinned_terms + memory.host_pageable_terms,
+            total=memory.host_training_bytes_per_node,
+        ),
+        Section(name="nvme", terms=memory.nvme_terms, total=memory.nvme_bytes_per_node),
+        Section(name="time", terms=time.terms, total=time.step_s),
+    )
+    sections = tuple(section for section in every if section.terms)
+    return Explanation(
+        candidate=candidate,
+        margin=margin(answer.question.cluster, candidate.estimate.evidence),
+        sections=sections if component is None else _only(sections, component),
+    )
+
+
+def _candidate(answer: Recommendation, rung: str | None) -> Candidate:
+    if rung is None:
+        chosen = answer.recommended or closest(answer.ladder)
+        if chosen is None:
+            raise WorkloadError("no rung can run this at all", why=answer.ladder[0].reason, fix="change the question")
+        return chosen
+    step = next((step for step in answer.ladder if step.rung == rung), None)
+    if step is None:
+        raise WorkloadError(f"unknown rung {rung!r}", fix=f"pass one of {', '.join(RUNGS)}")
+    if step.candidate is None:
+        raise WorkloadError(f"{rung} cannot run here", why=step.reason, fix="pass another --rung")
+    return step.candidate
+
+
+def _only(sections: Sequence[Section], component: str) -> tuple[Section, ...]:
+    def letters(name: str) -> str:
+        return component_title(name).lower().replace("-", " ").replace("_", " ")
+
+    wanted = letters(component)
+    names = dict.fromkeys(letters(term.name) for section in sections for term in section.terms)
+    chosen = {wanted} if wanted in names else {name for name in names if wanted in name}
+    if not chosen:
+        raise WorkloadError(f"the plan has no component {component[:40]!r}", fix=f"pass one of {', '.join(names)}")
+    kept = (
+        Section(
+            name=section.name,
+            total=section.total,
+            terms=tuple(term for term in section.terms if letters(term.name) in chosen),
+        )
+        for section in sections
+    )
+    return tuple(section for section in kept if section.terms)

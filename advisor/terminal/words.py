@@ -1,0 +1,76 @@
+"""Plain words for plans, components and resources, used by every rendering."""
+
+from __future__ import annotations
+
+from ...estimators.hardware.cluster import Cluster
+from ...estimators.plan import Plan
+from ...estimators.workload import Workload
+
+_PLACE = {"cpu": "in host RAM", "nvme": "on NVMe"}
+
+
+def plan_title(plan: Plan) -> str:
+    """`ZeRO-3 with optimizer and parameters in host RAM`."""
+    title = f"ZeRO-{plan.zero_stage}" if plan.zero_stage else "Plain data parallelism (ZeRO-0)"
+    optimizer, param = plan.offload_optimizer, plan.offload_param
+    if optimizer == param == "none":
+        return title
+    if optimizer == param:
+        return f"{title} with optimizer and parameters {_PLACE[optimizer]}"
+    parts = [
+        f"{what} {_PLACE[where]}"
+        for what, where in (("optimizer", optimizer), ("parameters", param))
+        if where != "none"
+    ]
+    return f"{title} with {' and '.join(parts)}"
+
+
+def method_title(workload: Workload) -> str:
+    if workload.method == "full":
+        return "full fine-tuning"
+    targets = ", ".join(workload.lora_targets) if workload.lora_targets else "all linear layers"
+    dropout = f", dropout {workload.lora_dropout:g}" if workload.lora_dropout else ""
+    return f"{'LoRA' if workload.method == 'lora' else 'QLoRA (NF4)'} r={workload.lora_rank} on {targets}{dropout}"
+
+
+def device_word(cluster: Cluster) -> str:
+    """What a rank trains on, after "per" and "the": a GPU, or on the CPU its part of the machine, which is called the
+    rank."""
+    return "rank" if cluster.gpu.is_cpu else "GPU"
+
+
+def cluster_title(cluster: Cluster) -> str:
+    """`2 GPUs of 32 GB (speed of the RTX 4080 SUPER assumed)`, `4 nodes of 8 x H100-SXM5`,
+    `2 ranks on the CPU (AMD EPYC 7742)`."""
+    gpu = cluster.gpu
+    if gpu.is_cpu:
+        return f"{cluster.gpus_per_node} rank{'s' * (cluster.gpus_per_node > 1)} on the {gpu.name}"
+    if gpu.assumed:
+        gpus = f"{cluster.gpus_per_node} GPU{'s' * (cluster.gpus_per_node > 1)} of {gpu.nominal_gb} GB"
+        gpus += f" (speed of the {gpu.name} assumed)"
+    else:
+        gpus = f"{cluster.gpus_per_node} x {gpu.name}"
+    return gpus if cluster.nodes == 1 else f"{cluster.nodes} nodes of {gpus}"
+
+
+_MOMENTS = {
+    "initialize": "DeepSpeed's start",
+    "forward_backward_top": "the loss",
+    "last_layer_forward": "the last layer's forward pass",
+    "head_backward": "the head's backward pass",
+    "head_reduction": "reduction of the head's gradient",
+    "layer_backward": "a layer's backward pass",
+    "gradient_reduction": "gradient reduction",
+    "backward_end": "the end of the backward pass",
+    "step": "the optimizer step",
+}
+
+
+def moment_title(name: str) -> str:
+    """When the GPU's memory peaks: `the loss`, `the optimizer step`."""
+    return _MOMENTS.get(name, name.replace("_", " "))
+
+
+def component_title(name: str) -> str:
+    """`master_weights` -> `master weights`."""
+    return {"cuda_context": "CUDA context", "nccl_buffers": "NCCL"}.get(name, name.replace("_", " "))

@@ -1,0 +1,249 @@
+"""One plan both ways: what the closed form says, what is asked of the dry run, and both brought to the same
+components."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from ds_advise.ds_configs.emit import ds_config
+from ds_advise.ds_configs.presets import plan_for
+from ds_advise.estimators.estimate import MemoryEstimate, MemoryTerm, Moment
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
+from ds_advise.estimators.memory.plan_memory import estimate_memory
+from ds_advise.estimators.memory.trainable import held_before_first, partitions, tensor_set
+from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.models.model_shape import ModelShape
+from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.workload import Workload
+from ds_advise.probes.dry_run.request import Request
+from ds_advise.probes.dry_run.result import DryRunResult
+from ds_advise.probes.dry_run.run import request_for
+
+from .cases import FAMILIES, Case
+
+ITERATIONS, ITERATIONS_ZERO3 = 2, 3
+"""Adam's states appear in the first iteration, and ZeRO-3 prefetches from the third; those that follow are like
+them."""
+
+EQUAL = 0.05
+"""Moments that differ by less of the peak may be the peak in turn."""
+
+COMPONENTS = (
+    "weights",
+    "gathered weights",
+    "gradients and buckets",
+    "master weights",
+    "optimizer states",
+    "logits",
+    "activations",
+)
+
+_OF_TERM = {
+    "parameters": "weights",
+    "gathered_parameters": "gathered weights",
+    "persistent_parameters": "gathered weights",
+    "master_weights": "master weights",
+    "optimizer_states": "optimizer states",
+    "gradients": "gradients and buckets",
+    "reduce_buckets": "gradients and buckets",
+    "offload_staging": "gradients and buckets",
+    "step_temporaries": "gradients and buckets",
+    "logits_and_loss": "logits",
+    "log-softmax": "logits",
+    "gradient of log-softmax": "logits",
+    "gradient of logits": "logits",
+    "soft cap of logits": "logits",
+}
+"""Term of the closed form -> component; every other one is activations."""
+
+_OF_CATEGORY = {
+    "parameters": "weights",
+    "gathered parameters": "gathered weights",
+    "gradients": "gradients and buckets",
+    "buckets": "gradients and buckets",
+    "master weights": "master weights",
+    "optimizer states": "optimizer states",
+    "logits": "logits",
+}
+"""Category of the dry run -> component; "activations" and "temporaries" are the last one together, in the optimizer's
+step temporaries are of gradients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a comparison needs of a dry run's answer; bytes of one rank, in training.
+
+    required_bytes: what the caching allocator must hold at least; host_bytes: as the host gives them.
+    """
+
+    allocated_bytes: int
+    required_bytes: int
+    host_bytes: int
+    nvme_bytes: int
+    by_category: dict[str, int]
+    phase: str
+    versions: dict[str, str]
+
+    @classmethod
+    def of(cls, result: DryRunResult) -> Measured:
+        peak = result.peak
+        return cls(
+            allocated_bytes=peak.allocated_bytes_per_gpu,
+            required_bytes=peak.required_bytes_per_gpu,
+            host_bytes=max(phase.host_held_peak_bytes for phase in result.phases if phase.iteration),
+            nvme_bytes=result.nvme_bytes_per_rank,
+            by_category=dict(peak.by_category),
+            phase=peak.phase,
+            versions=dict(result.versions),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Bytes of one case, both ways: closed form, dry run.
+
+    allocated: live tensors of one GPU at the peak of training.
+    reserved:  what the caching allocator must hold, without library workspaces; the dry run replays its allocations
+               through a model of it, with expandable segments that keep only what live blocks touch.
+    host:      a node's host memory without what every process takes anyway; (0, 0) where nothing is offloaded.
+    nvme:      a node's files; (0, 0) where nothing is swapped.
+    components: allocated bytes by component, at the peaks.
+    moment, phase: where the peak is. Of the closed form's moments within `EQUAL` of its peak the one most like the dry
+               run's; `allocated` is the highest all the same.
+    """
+
+    case: Case
+    allocated: tuple[int, int]
+    reserved: tuple[int, int]
+    host: tuple[int, int]
+    nvme: tuple[int, int]
+    components: dict[str, tuple[int, int]]
+    moment: str
+    phase: str
+
+    def component_error(self, name: str) -> float:
+        """Share of the peak by which the closed form has more (or, negative, less) of a component."""
+        analytic, dry_run = self.components[name]
+        return (analytic - dry_run) / self.allocated[1]
+
+
+def relative_error(pair: tuple[int, int]) -> float:
+    """Of the closed form against the dry run."""
+    return pair[0] / pair[1] - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A case with everything that both sides need."""
+
+    case: Case
+    model: ModelShape
+    workload: Workload
+    cluster: Cluster
+    plan: Plan
+
+    @classmethod
+    def of(cls, case: Case) -> Setting:
+        """The preset of the case's rung on H100 nodes of at most eight GPUs."""
+        model = shape_from_config(FAMILIES[case.model], name=case.model)
+        workload = Workload(method=case.method, seq_len=case.seq_len, precision=case.precision, framework="deepspeed")
+        nodes = max(1, case.world_size // 8)
+        # The dry run puts its swap folders elsewhere, and writes nothing.
+        cluster = Cluster(
+            nodes=nodes, gpus_per_node=case.world_size // nodes, gpu=find_gpu("H100-80GB"), nvme_path="/nvme"
+        )
+        plan = plan_for(
+            case.rung,
+            model,
+            workload,
+            cluster,
+            micro_batch_size=case.micro_batch_size,
+            gradient_accumulation_steps=case.gradient_accumulation_steps,
+            gradient_checkpointing=case.checkpointing,
+        )
+        plan = replace(plan, **cast("dict[str, Any]", dict(case.changes)))
+        return cls(case=case, model=model, workload=workload, cluster=cluster, plan=plan)
+
+    def request(self) -> Request:
+        """The dry run of the configuration that is emitted for the plan, on the rank that the closed form takes for the
+        fullest."""
+        plan, workload, cluster = self.plan, self.workload, self.cluster
+        return request_for(
+            ds_config(plan, self.model, workload, cluster, flavor="deepspeed"),
+            FAMILIES[self.case.model],
+            cluster=cluster,
+            rank=self._fullest_rank(),
+            workload=workload,
+            micro_batch_size=plan.micro_batch_size,
+            gradient_accumulation_steps=plan.gradient_accumulation_steps,
+            gradient_checkpointing=plan.gradient_checkpointing,
+            iterations=ITERATIONS_ZERO3 if plan.zero_stage == 3 else ITERATIONS,
+            expandable_segments=True,
+        )
+
+    def _fullest_rank(self) -> int:
+        if self.plan.zero_stage not in (1, 2):
+            return 0
+        cut = partitions(tensor_set(self.model, self.workload), self.cluster.world_size)
+        held = held_before_first(cut, self.plan.reduce_bucket_size, frees=self.plan.zero_stage == 2, flushed=True)
+        # Offloaded gradients do not stay; the largest piece on its way to the host decides.
+        offloads = self.plan.offload_optimizer != "none"
+        return max(
+            range(len(held)),
+            key=lambda rank: (
+                cut.loads[rank].slice if offloads else held[rank] if self.plan.zero_stage == 1 else 0,
+                cut.loads[rank].touched,
+                cut.loads[rank].slice,
+            ),
+        )
+
+    def estimate(self) -> MemoryEstimate:
+        return estimate_memory(self.model, self.workload, self.cluster, self.plan)
+
+    def compare(self, measured: Measured) -> Comparison:
+        """The closed form beside the dry run's answer to `request`."""
+        estimate, ranks = self.estimate(), self.cluster.gpus_per_node
+        # Loading is another matter: the dry run builds the model on the GPU. And its kernels have no workspaces.
+        moments = [moment for moment in estimate.moments if moment.name != "initialize"]
+        allocated = max(map(_tensor_bytes, moments))
+        both = {
+            moment.name: _components(_tensors(moment), measured)
+            for moment in moments
+            if _tensor_bytes(moment) >= (1 - EQUAL) * allocated
+        }
+        moment = min(both, key=lambda name: sum(abs(analytic - dry_run) for analytic, dry_run in both[name].values()))
+        offloads = self.plan.offload_optimizer != "none" or self.plan.offload_param != "none"
+        host = (estimate.host_training_bytes_per_node - ranks * PROCESS_BYTES, ranks * measured.host_bytes)
+        return Comparison(
+            case=self.case,
+            allocated=(allocated, measured.allocated_bytes),
+            reserved=(allocated + sum(term.size_bytes for term in estimate.reserved_terms), measured.required_bytes),
+            host=host if offloads else (0, 0),
+            nvme=(estimate.nvme_bytes_per_node, ranks * measured.nvme_bytes),
+            components=both[moment],
+            moment=moment,
+            phase=measured.phase,
+        )
+
+
+def _tensors(moment: Moment) -> Iterable[MemoryTerm]:
+    return (term for term in moment.terms if term.name != "library_workspace")
+
+
+def _tensor_bytes(moment: Moment) -> int:
+    return sum(term.size_bytes for term in _tensors(moment))
+
+
+def _components(terms: Iterable[MemoryTerm], measured: Measured) -> dict[str, tuple[int, int]]:
+    analytic, dry_run = Counter[str](), Counter[str]()
+    for term in terms:
+        analytic[_OF_TERM.get(term.name, COMPONENTS[-1])] += term.size_bytes
+    other = "gradients and buckets" if measured.phase == "step" else COMPONENTS[-1]
+    for category, size_bytes in measured.by_category.items():
+        dry_run[_OF_CATEGORY.get(category, other)] += size_bytes
+    return {name: (analytic[name], dry_run[name]) for name in COMPONENTS}

@@ -1,0 +1,13 @@
+"""Everything that a dry run imports, at once or later, for the process that `forked_dry_runs` forks."""
+
+# ruff: noqa: F401 (nothing here uses them; the forks do)
+
+import deepspeed.compile.backend
+import deepspeed.runtime.engine
+import peft.utils.transformers_weight_conversion
+import torch.testing._internal.distributed.fake_pg
+import transformers.integrations
+
+from ds_advise.probes.dry_run import training, worker
+from ds_advise.probes.dry_run.recording import mode
+from ds_advise.probes.dry_run.simulated_gpu import attention, kernels, unknown_values

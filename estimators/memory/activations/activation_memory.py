@@ -1,0 +1,195 @@
+"""Activation memory of one training step: what the forward pass keeps, the loss's peak, one layer's working set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ...estimate import MemoryTerm
+from ...models.model_shape import Block, ModelShape
+from ...workload import Workload
+from .loss import loss_terms
+from .outside import encoder_output_parts, end, input_part, shared_parts
+from .parts import SOURCE, Part, saved_parts
+from .recording import Recorder
+from .saved_tensors import ZERO, Size, frontier, total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationMemory:
+    """Activations of one micro batch on one GPU, in three groups of terms.
+
+    saved_terms: alive from the forward pass to their layer's backward pass; all of them at the moment of the loss. With
+                 gradient checkpointing: the input of every layer.
+    loss_terms:  on top of saved_terms, at the largest moment of the loss (forward or backward); gone before any layer's
+                 backward pass.
+    forward_terms: on top of saved_terms, at the largest moment of the forward pass of one layer.
+    head_terms:  of the loss_terms, what the final norm and the head save; alive until the head's backward pass.
+    block_terms: on top of saved_terms, at the largest moment while a layer is back-propagated: what checkpointing
+                 recomputes of that layer, gradients of activations, workspaces of kernels.
+
+    So the peak of activations is saved + max(loss, block). Gradients of weights are not in here, except the head's
+    under a fused loss, which computes it in the forward pass.
+    saved_per_layer_bytes: the largest layer's share of saved_terms.
+    """
+
+    saved_terms: tuple[MemoryTerm, ...]
+    loss_terms: tuple[MemoryTerm, ...]
+    forward_terms: tuple[MemoryTerm, ...]
+    head_terms: tuple[MemoryTerm, ...]
+    block_terms: tuple[MemoryTerm, ...]
+    saved_per_layer_bytes: int
+
+    @property
+    def saved_bytes(self) -> int:
+        return sum(term.size_bytes for term in self.saved_terms)
+
+    @property
+    def loss_bytes(self) -> int:
+        return sum(term.size_bytes for term in self.loss_terms)
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(term.size_bytes for term in self.block_terms)
+
+    @property
+    def peak_bytes(self) -> int:
+        """saved + the larger of loss and block."""
+        return self.saved_bytes + max(self.loss_bytes, self.block_bytes)
+
+
+def activation_memory(
+    model: ModelShape,
+    workload: Workload,
+    micro_batch_size: int,
+    gradient_checkpointing: bool,
+    *,
+    compute_capability: float | None,
+    zero_stage: int = 0,
+) -> ActivationMemory:
+    """Bytes of activations of one micro batch, as transformers' code and torch's autograd keep them.
+
+    Each layer's forward pass is written down operation by operation (`layer.py`, `feed_forward.py`, `kernels.py`) and
+    recorded on a tape with torch's rules (`tape.py`); its bytes are linear in B, so a model and workload cost one
+    recording and every micro batch size a multiplication.
+
+    Assumes no padding (a mask of ones, or packed sequences), `use_cache=False` as Trainer sets it, non-reentrant
+    checkpointing of every layer. ZeRO-3 changes what frozen linear layers save, hence `zero_stage`.
+
+    Not covered: torch.compile, autocast (DeepSpeed casts the weights instead), tensor and sequence parallelism,
+    DeepSpeed's own `activation_checkpointing` block, kernels from the hub (Liger's other than the loss).
+    """
+    layout = layout_of(model, workload, gradient_checkpointing, compute_capability, zero_stage >= 3)
+    head = (layout.head.term(micro_batch_size),)
+    return ActivationMemory(
+        saved_terms=tuple(term for part in layout.saved if (term := part.term(micro_batch_size)).size_bytes),
+        loss_terms=head + loss_terms(model, workload, micro_batch_size),
+        forward_terms=layout.forward_terms(micro_batch_size),
+        head_terms=head,
+        block_terms=layout.block_terms(micro_batch_size),
+        saved_per_layer_bytes=layout.per_layer.at(micro_batch_size),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Everything about a model and workload that does not depend on the micro batch size.
+
+    forward: for each kind of layer, the moments of its forward pass above all saved terms.
+    working: for each kind of layer, what it recomputes and the moments of its backward pass, above all saved terms.
+    """
+
+    saved: tuple[Part, ...]
+    head: Part
+    per_layer: Size
+    forward: tuple[Size, ...]
+    working: tuple[tuple[Size, tuple[Size, ...]], ...]
+
+    def forward_terms(self, micro_batch_size: int) -> tuple[MemoryTerm, ...]:
+        moment = max(self.forward, key=lambda moment: moment.at(micro_batch_size))
+        return _linear_term(
+            "forward pass of a layer", moment, micro_batch_size, "largest moment of one layer's forward pass"
+        )
+
+    def block_terms(self, micro_batch_size: int) -> tuple[MemoryTerm, ...]:
+        """The largest moment, split in what is recomputed and what the backward pass adds."""
+        again, moment = max(
+            ((again, moment) for again, moments in self.working for moment in moments),
+            key=lambda pair: pair[1].at(micro_batch_size),
+        )
+        return _linear_term(
+            "recomputed layer", again, micro_batch_size, "what one layer saves without checkpointing"
+        ) + _linear_term(
+            "gradients of activations",
+            moment.minus(again),
+            micro_batch_size,
+            "largest moment of the backward pass of one layer, of the final norm",
+        )
+
+
+def _linear_term(name: str, size: Size, micro_batch_size: int, meaning: str) -> tuple[MemoryTerm, ...]:
+    """B x + y bytes, nothing for none."""
+    if size.at(micro_batch_size) <= 0:
+        return ()
+    inputs = (("B", micro_batch_size), ("x", size.per_sample), ("y", size.fixed))
+    return (
+        MemoryTerm(
+            name=name, size_bytes=size.at(micro_batch_size), formula=f"B x + y: {meaning}", inputs=inputs, source=SOURCE
+        ),
+    )
+
+
+@lru_cache(maxsize=256)
+def layout_of(
+    model: ModelShape, workload: Workload, checkpointing: bool, compute_capability: float | None, zero3: bool
+) -> Layout:
+    """Record the model once."""
+    recorder = Recorder(
+        model=model, workload=workload, checkpointing=checkpointing, compute_capability=compute_capability, zero3=zero3
+    )
+    last = end(recorder)
+    blocks = recorder.blocks()
+    records = [recorder.layer(block, first=first) for block, first in blocks]
+    kept = [record.input_size if checkpointing else total(record.saved) for record in records]
+    parts: list[Part] = []
+    forward: list[Size] = []
+    working = [(ZERO, frontier(moment.plus(total(last.recording.saved)) for moment in last.recording.backward))]
+    for index, ((block, _), record) in enumerate(zip(blocks, records, strict=True)):
+        layer, gone = total(record.saved), _saved_behind(recorder, blocks[index:], kept[index:])
+        if checkpointing:
+            # The recomputed forward pass runs while the gradient of the layer's output is waiting.
+            moments = [
+                *(moment.plus(record.input_size) for moment in record.forward),
+                *(moment.plus(layer) for moment in record.backward),
+            ]
+            forward.extend(record.unsaved)
+            parts.append(input_part(recorder, block))
+        else:
+            forward.extend(moment.minus(layer) for moment in record.forward)
+            moments = [*(moment.minus(layer) for moment in record.forward), *record.backward]
+            parts.extend(saved_parts(block.stack, record.saved, count=block.count, rows=recorder.rows(block)))
+        working.append((layer if checkpointing else ZERO, frontier(moment.minus(gone) for moment in moments)))
+    return Layout(
+        saved=(*parts, *shared_parts(recorder)),
+        head=last.part,
+        per_layer=max(kept),
+        forward=frontier(forward),
+        working=tuple(working),
+    )
+
+
+def _saved_behind(recorder: Recorder, blocks: Sequence[tuple[Block, bool]], kept: Sequence[Size]) -> Size:
+    """What is gone when the first of `blocks` is back-propagated: all that the layers after it kept.
+
+    Blocks of equal tensors alternate with each other (windows in every other layer), so none of them is behind another.
+    An encoder's output goes with its decoder.
+    """
+    gone = ZERO
+    for (block, _), size in zip(blocks, kept, strict=True):
+        if block.tensors != blocks[0][0].tensors:
+            gone = gone.plus(size.times(block.count))
+    if blocks[0][0].stack == "encoder":
+        for part in encoder_output_parts(recorder):
+            gone = gone.plus(part.size)
+    return gone

@@ -1,0 +1,134 @@
+"""Feed-forward modules: activation functions, dense and gated layers, mixtures of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...models.model_shape import FeedForward
+from .layer_variants import LayerCode
+from .ops import Ops
+from .saved_tensors import Value
+
+INDEX = 8
+"""Bytes of an index."""
+
+
+def activate(ops: Ops, function: str, value: Value) -> Value:
+    """An activation function of transformers' `ACT2FN`, fused or composed as its code is.
+
+    relu saves its result; silu, gelu and gelu_pytorch_tanh are one kernel that saves the input; gelu_new and
+    gelu_fast are 0.5 x (1 + tanh(c (x + 0.0447 x^3))) in eight operations that keep x, the tanh and both factors of
+    the last product; quick_gelu is x * sigmoid(1.702 x).
+    """
+    if function == "relu":
+        return ops.saves_output("activated", value)
+    if function in ("gelu_new", "gelu_fast", "gelu_accurate"):
+        half = ops.scale(value)
+        inner = ops.add(value, ops.scale(ops.power("x^3", value)))
+        gate = ops.scale(ops.saves_output("tanh", ops.scale(inner)))
+        return ops.multiply(half, gate, "activated")
+    if function == "quick_gelu":
+        return ops.multiply(value, ops.saves_output("sigmoid", ops.scale(value)), "activated")
+    return ops.saves_input("activated", value)
+
+
+def dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value, *, dropout: bool = False) -> Value:
+    """down(act(gate(x)) * up(x)) or down(act(up(x))); `names` are the linear layers in that order, gate and up maybe
+    fused."""
+    *inputs, down = names
+    if shape.gated:
+        if len(inputs) == 2:
+            gate, up = (ops.linear(name, value) for name in inputs)
+        else:
+            fused = ops.linear(inputs[0], value)
+            gate, up = ops.tape.split(fused, (fused.width // 2, fused.width // 2))
+        inner = ops.multiply(activate(ops, shape.activation, gate), up, "gated")
+    else:
+        inner = activate(ops, shape.activation, ops.linear(inputs[0], value))
+    if dropout:
+        inner = ops.dropout(inner)
+    output = ops.linear(down, inner)
+    ops.tape.hold(value)
+    return output
+
+
+def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, code: LayerCode) -> Value:
+    """Routed experts as grouped matrix products over token copies sorted by expert (k copies of every token).
+
+    Kept: the router's fp32 probabilities and top-k, the sort's indices, the sorted copies of x (for the experts'
+    weights), the fused gate and up, their product, the experts' outputs and routing weights.
+    clamped: gpt-oss's gate, (up + 1) * gate * sigmoid(alpha gate) with clamps.
+    Source: transformers 5.23 `integrations/moe.py` (grouped_mm_experts_forward, the default in training).
+    """
+    copies, tape = shape.experts_per_token, ops.tape
+    logits = ops.linear(router, ops.cast(value, 4) if code.router_fp32 else value)
+    if code.softmax_of_top_k:
+        scores = ops.saves_output("routing weights", _top_k(ops, logits, copies))
+    else:
+        scores = _top_k(ops, ops.saves_output("router probabilities", ops.cast(logits, 4)), copies)
+    if not code.routing_fp32:
+        scores = ops.cast(scores, ops.itemsize)
+    rows = value.rows * copies
+    order, token, back = (
+        tape.tensor(rows, 1, INDEX, label, needs_grad=False)
+        for label in ("order by expert", "token of each copy", "inverse order")
+    )
+    weights = tape.gather("sorted routing weights", _as_rows(scores), order, rows=rows)
+    fused = _grouped(
+        ops,
+        "gate_up_proj",
+        tape.gather("sorted tokens", value, token, rows=rows),
+        shape.hidden * (2 if shape.gated else 1),
+    )
+    inner = _clamped_gate(ops, fused, shape.hidden) if code.clamped_gate else _gate(ops, shape, fused)
+    output = _grouped(ops, "down_proj", inner, value.width)
+    weighted = ops.multiply(output, weights, "weighted output", itemsize=weights.itemsize)
+    restored = tape.gather("restored order", weighted, back, rows=rows)
+    return ops.cast(tape.apply("expert output", (restored,), rows=value.rows), ops.itemsize)
+
+
+def shared_gate(ops: Ops, name: str, value: Value, output: Value) -> Value:
+    """Qwen2-MoE: sigmoid of one number per token scales what the shared expert gives."""
+    return ops.multiply(output, ops.saves_output("shared gate", ops.linear(name, value)), "shared output")
+
+
+def _as_rows(value: Value) -> Value:
+    """The same storage as one column."""
+    return Value(value.rows * value.width, 1, value.itemsize, value.storage, value.needs_grad)
+
+
+def _top_k(ops: Ops, scores: Value, copies: int) -> Value:
+    indices = ops.tape.tensor(scores.rows, copies, INDEX, "expert indices", needs_grad=False)
+    return ops.tape.apply("routing weights", (scores,), width=copies, saves=(indices,))
+
+
+def _grouped(ops: Ops, label: str, value: Value, width: int) -> Value:
+    """`torch._grouped_mm`: the input is saved when the expert weights train, as adapted ones do."""
+    folded = next(
+        (ops.folded(name) for name, tensor in ops.weights.items() if tensor.role == "expert" and name.endswith(label)),
+        None,
+    )
+    if folded is not None:
+        return ops.tape.apply(label, (value, folded), width=width, saves=(value, folded))
+    return ops.tape.apply(label, (value,), width=width, saves=(value,) if ops.trains else (), trains=ops.trains)
+
+
+def _gate(ops: Ops, shape: FeedForward, fused: Value) -> Value:
+    if not shape.gated:
+        return activate(ops, shape.activation, fused)
+    gate, up = ops.tape.split(fused, (shape.hidden, shape.hidden))
+    return ops.multiply(activate(ops, shape.activation, gate), up, "gated")
+
+
+def _clamped_gate(ops: Ops, fused: Value, hidden: int) -> Value:
+    bias = ops.tape.apply("expert biases", (fused,))
+    gate, up = (ops.tape.apply("gate_up_proj", (fused,), width=hidden, view=True) for _ in range(2))
+    # The derivative of clamp masks the gradient with one byte per element.
+    gate, up = (
+        ops.tape.apply(f"clamped {label}", (part,), saves=(part,), workspace=part.rows * part.width)
+        for label, part in (("gate", gate), ("up", up))
+    )
+    glu = ops.multiply(gate, ops.saves_output("sigmoid", ops.scale(gate)), "glu")
+    gated = ops.multiply(ops.scale(up), glu, "gated")
+    ops.tape.hold(bias, up)
+    return gated

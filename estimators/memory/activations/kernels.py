@@ -1,0 +1,195 @@
+"""Which attention kernel runs, and what it keeps for the backward pass."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ...models.model_shape import Attention
+from ...workload import Workload
+from .ops import Ops
+from .saved_tensors import Value
+
+Kernel = Literal["flash", "efficient", "math", "eager"]
+
+LARGEST_FUSED_HEAD = 256
+"""Widest head of flash attention, in torch's kernel and in the flash-attn package."""
+
+
+def attention_kernel(
+    workload: Workload,
+    attention: Attention,
+    *,
+    offered: frozenset[str],
+    masked: bool,
+    grouped: bool,
+    compute_capability: float | None,
+) -> Kernel:
+    """The kernel behind `workload.attention`.
+
+    offered: what the transformers class supports; what it does not support falls back to eager, as transformers does
+             when it chooses by itself. masked: a mask is passed. grouped: fewer key than query heads reach the
+             kernel.
+
+    "flash" is the flash-attn package (window and soft cap inside the kernel, fp32 cast to half precision). "sdpa"
+    follows torch's dispatcher: flash for half precision from Ampere on (compute capability 8.0, or unknown), equal
+    head widths up to 256 and no mask; else the memory-efficient kernel, which before torch 2.14 takes no grouped
+    key/value heads, no bf16 before Ampere and only heads that are a multiple of 8 (half precision) or 4 (fp32); else
+    the math path, which holds the S x S scores. cuDNN's kernel, which torch prefers on Hopper and Blackwell, keeps
+    the same tensors as flash.
+
+    Source: torch 2.13 `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp` (can_use_flash_attention,
+    can_use_mem_efficient_attention); transformers 5.23 `integrations/sdpa_attention.py`; GQA in the memory-efficient
+    kernel: pytorch pull request 191085.
+    """
+    if workload.attention == "eager" or workload.attention not in offered:
+        return "eager"
+    if workload.attention == "flash":
+        return "flash"
+    half = workload.precision != "fp32"
+    ampere = compute_capability is None or compute_capability >= 8.0
+    widths = (attention.head_dim, attention.v_head_dim)
+    hopper = compute_capability is not None and 9.0 <= compute_capability < 11.0
+    equal = widths[0] == widths[1] or (hopper and widths == (192, 128))
+    if half and ampere and not masked and equal and max(widths) <= LARGEST_FUSED_HEAD:
+        return "flash"
+    aligned = all(width % (8 if half else 4) == 0 for width in widths)
+    if aligned and not grouped and (ampere or workload.precision != "bf16"):
+        return "efficient"
+    return "math"
+
+
+def attend(
+    ops: Ops,
+    kernel: Kernel,
+    attention: Attention,
+    query: Value,
+    key: Value,
+    value: Value,
+    *,
+    mask: Value | None = None,
+    bias: Value | None = None,
+    dropout: bool = False,
+    softmax_fp32: bool = True,
+    scores_fp32: bool = False,
+    holds_scores: bool = False,
+) -> Value:
+    """Attention of `query` (S x A heads) to `key` and `value` (K heads each, repeated where the kernel cannot group).
+
+    softmax_fp32: eager code that takes the softmax in fp32 and casts it back. scores_fp32: queries and keys are cast
+    first.
+    """
+    heads, rows, keys = attention.heads, query.rows, key.rows
+    out_width = heads * attention.v_head_dim
+    if kernel == "flash":
+        return _fused(ops, attention, (query, key, value), rows, out_width, lse_rows=rows)
+    if key.width < heads * attention.head_dim:
+        key = ops.new("repeated k", (key,), width=heads * attention.head_dim)
+        value = ops.new("repeated v", (value,), width=out_width)
+    if kernel == "efficient":
+        # A mask of booleans becomes one of numbers, for every sample and in every layer.
+        if mask is not None:
+            bias = ops.tape.tensor(rows, keys, ops.itemsize, "mask", needs_grad=False)
+        elif bias is not None and (attention.causal or attention.cross):
+            bias = _causal_bias(ops, bias, rows, keys)
+        return _fused(ops, attention, (query, key, value), rows, out_width, lse_rows=-(-rows // 32) * 32, bias=bias)
+    if kernel == "math":
+        return _math(ops, heads, query, key, value, mask or bias, keys, out_width, dropout=dropout)
+    itemsize = query.itemsize
+    if scores_fp32:
+        query, key = ops.cast(query, 4), ops.cast(key, 4)
+    query, key = ops.new("q", (query,)), ops.new("k", (key,))
+    raw = scores = ops.product("scores", query, key, width=heads * keys)
+    scores = ops.scale(scores)
+    if attention.softcap:
+        scores = ops.scale(ops.saves_output("soft cap", ops.scale(scores)))
+    for addend in (bias, mask):
+        scores = scores if addend is None else ops.add(scores, addend)
+    if softmax_fp32:
+        scores = ops.cast(scores, 4)
+    weights = ops.cast(ops.saves_output("softmax", scores), itemsize)
+    if dropout:
+        weights = ops.dropout(weights)
+    output = ops.product("attention output", weights, ops.new("v", (value,)), width=out_width)
+    if holds_scores:
+        ops.tape.hold(raw)
+    return output
+
+
+def _causal_bias(ops: Ops, bias: Value, rows: int, keys: int) -> Value:
+    """Relative positions where the causal mask allows, in every layer of a decoder (T5's cross-attention too)."""
+    allowed = ops.tape.tensor(rows, keys, 1, "causal mask", needs_grad=False, fixed=True)
+    return ops.tape.apply("position bias", (bias,), saves=(allowed,))
+
+
+def _fused(
+    ops: Ops,
+    attention: Attention,
+    inputs: tuple[Value, ...],
+    rows: int,
+    out_width: int,
+    *,
+    lse_rows: int,
+    bias: Value | None = None,
+) -> Value:
+    """Flash and memory-efficient attention: queries, keys, values, the output and one fp32 log-sum-exp per query are
+    kept.
+
+    Heads that are no multiple of 8 are padded (torch's flash), which copies them.
+    """
+    padding = -attention.head_dim % 8
+    if padding and bias is None:
+        inputs = tuple(
+            ops.new("padded heads", (part,), width=part.width // attention.head_dim * (attention.head_dim + padding))
+            for part in inputs
+        )
+    query, key, value = inputs
+    lse = ops.tape.tensor(lse_rows, attention.heads, 4, "log-sum-exp")
+    workspace = backward_workspace(query, key, lse, out_width)
+    if bias is not None and bias.needs_grad:
+        workspace += attention.heads * rows * key.rows * ops.itemsize
+    saves = (query, key, value, lse) if bias is None else (query, key, value, lse, bias)
+    return ops.tape.apply(
+        "attention output",
+        inputs if bias is None else (*inputs, bias),
+        rows=rows,
+        width=out_width,
+        saves=saves,
+        saves_output=True,
+        workspace=workspace,
+    )
+
+
+def backward_workspace(query: Value, key: Value, lse: Value, out_width: int) -> int:
+    """What the backward kernel allocates for itself: the gradient of the queries is accumulated in fp32, beside one
+    number per row; with grouped heads the gradients of keys and values are first made for every query head.
+
+    Source: FlashAttention 2 `csrc/flash_attn/flash_api.cpp` (mha_bwd: dq_accum, softmax_d, dk_expanded, dv_expanded).
+    The memory-efficient kernel's accumulators are of the same order.
+    """
+    expanded = key.rows * (query.width + out_width) * key.itemsize if key.width < query.width else 0
+    return query.rows * query.width * 4 + lse.size + expanded
+
+
+def _math(
+    ops: Ops,
+    heads: int,
+    query: Value,
+    key: Value,
+    value: Value,
+    mask: Value | None,
+    keys: int,
+    out_width: int,
+    *,
+    dropout: bool,
+) -> Value:
+    """torch's composite path: everything in fp32, the scores and their softmax in full."""
+    itemsize = query.itemsize
+    query, key, value = (ops.cast(part, 4) for part in (query, key, value))
+    query, key = ops.scale(query), ops.scale(key)
+    scores = ops.product("scores", query, key, width=heads * keys)
+    if mask is not None:
+        scores = ops.tape.apply("scores", (scores, mask), view=True)
+    weights = ops.saves_output("softmax", scores)
+    if dropout:
+        weights = ops.dropout(weights)
+    return ops.cast(ops.product("attention output", weights, value, width=out_width), itemsize)

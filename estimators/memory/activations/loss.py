@@ -1,0 +1,115 @@
+"""The language-model head and its loss: logits, their copies and gradients."""
+
+from __future__ import annotations
+
+from ...estimate import MemoryTerm
+from ...models.model_shape import ModelShape
+from ...workload import Workload
+
+LOSS_SOURCE = "transformers 5.23 loss/loss_utils.py; torch 2.13 derivatives of cross_entropy"
+LIGER_SOURCE = "liger-kernel 0.8.5 ops/fused_linear_cross_entropy.py"
+
+UPCAST_HEADS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")
+"""Classes whose loss goes through `loss_function`, which upcasts; the others pass bf16 logits to CrossEntropyLoss."""
+
+NATIVE_MASKED = ("BertForMaskedLM", "RobertaForMaskedLM", "DebertaForMaskedLM", "DebertaV2ForMaskedLM")
+
+FUSED_LOSS_MODEL_TYPES = frozenset(
+    {
+        "deepseek_v2",
+        "deepseek_v3",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "gemma3_text",
+        "gpt_oss",
+        "llama",
+        "mistral",
+        "mixtral",
+        "olmo2",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "smollm3",
+    }
+)
+"""`model_type`s whose loss Liger fuses unless told otherwise (liger-kernel 0.8.5 transformers/monkey_patch.py)."""
+
+
+def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> tuple[MemoryTerm, ...]:
+    """Tensors of B S V elements at the largest moment of the loss, with w bytes per weight.
+
+    Backward, when the gradient of log_softmax is taken: its fp32 result (saved), the incoming gradient and the outgoing
+    one: 3 x 4 B S V. The forward pass has w + 4 + 4 (logits, fp32 copy, log_softmax), one w more with soft-capped
+    logits; the logits themselves are gone in the backward pass, because nothing saves them and Trainer drops the
+    model's output. Where the class does not upcast, w takes the place of 4. In fp32 the upcast is no copy.
+
+    "fused": Liger's fused linear cross-entropy goes through the B S tokens in chunks of
+    c = next_power_of_2(ceil(B S / ceil(V / H))): logits of one chunk c V w, the gradient of the hidden states B S H w
+    and, where the head trains, of its weight V H w, all in the forward pass.
+
+    Not covered: a classifier's few logits; losses that keep more (label smoothing, distillation).
+    """
+    v, w = model.vocab_size, workload.weight_bytes
+    if not v:
+        return ()
+    tokens = micro_batch_size * workload.seq_len
+    inputs = (("B", micro_batch_size), ("S", workload.seq_len), ("V", v), ("w", w))
+    if workload.loss == "fused":
+        return _fused(model, workload, tokens, inputs)
+    upcast = model.architecture.endswith(UPCAST_HEADS) and model.architecture not in NATIVE_MASKED
+    c = 4 if upcast else w
+
+    def term(name: str, width: int, formula: str) -> MemoryTerm:
+        return MemoryTerm(
+            name=name, size_bytes=width * tokens * v, formula=formula, inputs=(*inputs, ("c", c)), source=LOSS_SOURCE
+        )
+
+    backward = [
+        term("log-softmax", c, "c B S V"),
+        term("gradient of log-softmax", c, "c B S V"),
+        term("gradient of logits", c, "c B S V"),
+    ]
+    if model.logit_softcap:
+        backward.append(term("soft cap of logits", w, "w B S V"))
+    return tuple(backward)
+
+
+def _fused(
+    model: ModelShape, workload: Workload, tokens: int, inputs: tuple[tuple[str, float], ...]
+) -> tuple[MemoryTerm, ...]:
+    v, h, w = model.vocab_size, model.hidden_size, workload.weight_bytes
+    chunk = min(tokens, _next_power_of_2(-(-tokens // -(-v // h))))
+    inputs = (*inputs, ("H", h), ("c", chunk))
+    terms = [
+        MemoryTerm(
+            name="logits of one chunk",
+            size_bytes=chunk * v * w,
+            inputs=inputs,
+            source=LIGER_SOURCE,
+            formula="c V w, c = next_power_of_2(ceil(B S / ceil(V / H)))",
+        ),
+        MemoryTerm(
+            name="gradient of hidden states",
+            size_bytes=tokens * h * w,
+            formula="B S H w",
+            inputs=inputs,
+            source=LIGER_SOURCE,
+        ),
+    ]
+    if workload.method == "full":
+        terms.append(
+            MemoryTerm(
+                name="gradient of the head's weight",
+                size_bytes=v * h * w,
+                formula="V H w",
+                inputs=inputs,
+                source=LIGER_SOURCE,
+            )
+        )
+    return tuple(terms)
+
+
+def _next_power_of_2(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()

@@ -1,0 +1,135 @@
+"""The operations that transformer layers are made of, recorded on a tape as torch and peft run them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...models.lora import Adapters
+from ...models.model_shape import Tensor
+from ...models.nf4 import quantized
+from ...workload import Workload
+from .saved_tensors import Tape, Value
+
+
+@dataclass(slots=True, kw_only=True)
+class Ops:
+    """Records operations for one workload.
+
+    itemsize: bytes of an element of weights and activations.
+    weights:  the layer's matrices by module name, fused experts by their own.
+    keeps_frozen_inputs: DeepSpeed's linear layer of ZeRO-3 is in use, which saves its input whether the weight trains
+              or not (deepspeed 0.19 `runtime/zero/linear.py`).
+    """
+
+    tape: Tape
+    workload: Workload
+    itemsize: int
+    weights: Mapping[str, Tensor]
+    adapters: Adapters
+    keeps_frozen_inputs: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """The model's own weights train (and not only adapters)."""
+        return self.workload.method == "full"
+
+    def new(self, label: str, inputs: Sequence[Value], *, rows: int | None = None, width: int | None = None) -> Value:
+        """A copy or a linear map of its inputs that saves nothing (scaling, contiguous, repeat)."""
+        return self.tape.apply(label, inputs, rows=rows, width=width)
+
+    def scale(self, value: Value, label: str = "") -> Value:
+        """Times a constant or a frozen weight: a new tensor, nothing saved."""
+        return self.tape.apply(label or value.storage.label, (value,))
+
+    def add(self, left: Value, right: Value, label: str = "sum") -> Value:
+        return self.tape.apply(label, (left, right), passes=True)
+
+    def multiply(self, left: Value, right: Value, label: str, *, itemsize: int | None = None) -> Value:
+        saves = [other for other, one in ((right, left), (left, right)) if one.needs_grad]
+        # The gradient of a factor of one column is a full product before it is summed.
+        narrow = right.width < left.width and right.needs_grad
+        workspace = left.rows * left.width * (itemsize or left.itemsize) if narrow else 0
+        return self.tape.apply(label, (left, right), saves=saves, workspace=workspace, itemsize=itemsize)
+
+    def cast(self, value: Value, itemsize: int) -> Value:
+        """`.to(dtype)`: the same tensor where the type is the same already."""
+        if value.itemsize == itemsize:
+            return value
+        label = value.storage.label.removesuffix(" in fp32")
+        return self.tape.apply(f"{label} in fp32" if itemsize == 4 else label, (value,), itemsize=itemsize)
+
+    def saves_input(self, label: str, value: Value) -> Value:
+        """silu, gelu: the derivative reads the input."""
+        return self.tape.apply(label, (value,), saves=(value,))
+
+    def power(self, label: str, value: Value) -> Value:
+        """x^n, whose derivative n x^(n-1) takes two tensors more."""
+        return self.tape.apply(label, (value,), saves=(value,), workspace=2 * value.size)
+
+    def saves_output(self, label: str, value: Value) -> Value:
+        """relu, tanh, sigmoid, softmax, rsqrt: the derivative reads the result."""
+        return self.tape.apply(label, (value,), saves_output=True)
+
+    def product(self, label: str, left: Value, right: Value, *, width: int) -> Value:
+        """A matrix product of two activations."""
+        return self.tape.apply(label, (left, right), width=width, itemsize=left.itemsize, saves=(left, right))
+
+    def dropout(self, value: Value) -> Value:
+        """torch's fused dropout keeps a mask of one byte per element."""
+        mask = self.tape.tensor(value.rows, value.width, 1, "dropout mask")
+        return self.tape.apply(value.storage.label, (value,), saves=(mask,))
+
+    def folded(self, name: str) -> Value | None:
+        """W + scaling B A, which peft puts in the place of fused experts and routers; None where they are not adapted.
+
+        A tensor as large as W for each layer, whatever the batch, kept for the backward pass because the product that
+        reads it saves its weight; its gradient is as large again, and of it come those of A and B.
+        Source: peft 0.21 `tuners/lora/layer.py` (ParamWrapper, `_LoraFactorsProxy`).
+        """
+        tensor = self.weights[name]
+        if not self.adapters.folds(tensor):
+            return None
+        width = tensor.shape[-1]
+        frozen = self.tape.tensor(
+            tensor.numel // width, width, self.itemsize, name, needs_grad=False, fixed=True, outer=True
+        )
+        return self.tape.apply(f"adapted {name.rpartition('.')[2]}", (frozen,), trains=True)
+
+    def linear(self, name: str, value: Value, label: str = "") -> Value:
+        """`nn.Linear` or a router, with peft's adapter where there is one: W x + scaling * B(A(x)).
+
+        The input is saved when the weight trains. With LoRA the base weight does not; lora_A trains and saves the
+        input, lora_B saves lora_A's output (r wide), and the scaled product and the sum are tensors of their own.
+        Dropout keeps a mask and hands lora_A a copy of the input, one for each adapted layer.
+        Source: peft 0.21 `tuners/lora/layer.py` (Linear.forward). The adapter's weights have the model's type under
+        DeepSpeed, which casts the whole module; peft's own fp32 ones take the input as an fp32 copy. QLoRA dequantizes
+        the weight for each product (bitsandbytes `MatMul4Bit`), in the backward pass again.
+        """
+        weight = self.weights[name]
+        width = weight.numel // value.width
+        label = label or name.rpartition(".")[2]
+        if self.trains:
+            return self.tape.apply(label, (value,), width=width, saves=(value,), trains=True)
+        folded = self.folded(name)
+        if folded is not None:
+            operands = value, self.cast(folded, value.itemsize)
+            return self.tape.apply(label, operands, width=width, saves=operands)
+        dequantized = weight.numel * self.itemsize if quantized(weight, self.workload) else 0
+        base = self.tape.apply(
+            label,
+            (value,),
+            width=width,
+            saves=(value,) if self.keeps_frozen_inputs else (),
+            fixed_workspace=dequantized,
+        )
+        rank = self.adapters.rank_of(weight)
+        if not rank:
+            return base
+        given = self.cast(value, 4) if self.workload.adapters_fp32 else value
+        taken = self.dropout(given) if self.workload.lora_dropout else given
+        low = self.tape.apply(f"lora_A of {label}", (taken,), width=rank, saves=(taken,), trains=True)
+        update = self.scale(self.tape.apply(f"lora_B of {label}", (low,), width=width, saves=(low,), trains=True))
+        output = self.add(base, self.cast(update, base.itemsize), label)
+        self.tape.hold(value, given)
+        return output

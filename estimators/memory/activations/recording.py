@@ -1,0 +1,158 @@
+"""Recording the layers of a model on tapes, with the kernels and masks that the workload gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ...models.lora import adapters
+from ...models.model_shape import Attention, Block, ModelShape, Tensor
+from ...workload import Workload
+from .kernels import LARGEST_FUSED_HEAD, Kernel, attention_kernel
+from .layer import Layer
+from .layer_variants import LayerCode, layer_code
+from .ops import Ops
+from .saved_tensors import Size, Storage, Tape, Value, frontier
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a run of operations saves, the size of its input, and the moments of its forward and backward pass.
+
+    unsaved: the moments of a forward pass that saves nothing, as checkpointing runs it first.
+    """
+
+    saved: tuple[Storage, ...]
+    input_size: Size
+    forward: tuple[Size, ...]
+    unsaved: tuple[Size, ...]
+    backward: tuple[Size, ...]
+
+    @classmethod
+    def of(cls, tape: Tape, value: Value, output: Value) -> Recording:
+        return cls(
+            tape.saved(),
+            Size(value.size, 0),
+            frontier(tape.forward_moments()),
+            frontier(tape.forward_moments(saves=False)),
+            frontier(tape.backward_moments(output)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorder:
+    """What all recordings of one model and workload share."""
+
+    model: ModelShape
+    workload: Workload
+    checkpointing: bool
+    compute_capability: float | None
+    zero3: bool
+
+    @property
+    def trains(self) -> bool:
+        return self.workload.method == "full"
+
+    def rows(self, block: Block) -> int:
+        """Tokens of the block's stream."""
+        return self.encoder_rows if block.stack == "encoder" else self.workload.seq_len
+
+    @property
+    def encoder_rows(self) -> int:
+        return self.model.encoder_len(self.workload.seq_len)
+
+    def code(self, block: Block) -> LayerCode:
+        return layer_code(self.model.model_type, block)
+
+    def blocks(self) -> list[tuple[Block, bool]]:
+        """The blocks; with adapters the first layer of a stream apart (True), for its input needs no gradient.
+
+        Checkpointing makes the embedding's output require one (`enable_input_require_grads`), and then it is like the
+        others.
+        """
+        if self.trains or self.checkpointing:
+            return [(block, False) for block in self.model.blocks]
+        apart: list[tuple[Block, bool]] = []
+        seen: set[str] = set()
+        for block in self.model.blocks:
+            rest = block.count
+            if block.stack not in seen:
+                seen.add(block.stack)
+                apart.append((replace(block, count=1), True))
+                rest -= 1
+            if rest:
+                apart.append((replace(block, count=rest), False))
+        return apart
+
+    def ops(self, tensors: Iterable[Tensor], part: str) -> Ops:
+        weights = {tensor.name.removesuffix(".weight"): tensor for tensor in tensors if len(tensor.shape) >= 2}
+        return Ops(
+            tape=Tape(part),
+            workload=self.workload,
+            itemsize=self.workload.weight_bytes,
+            weights=weights,
+            adapters=adapters(self.model, self.workload),
+            keeps_frozen_inputs=self.zero3,
+        )
+
+    def layer(self, block: Block, *, first: bool) -> Recording:
+        """Run one layer on a tape. Checkpointing keeps its input anyway, so it is not among what is recomputed."""
+        code, rows, ops = self.code(block), self.rows(block), self.ops(block.tensors, "input")
+        tape, hidden, item = ops.tape, self.model.hidden_size, ops.itemsize
+        value = tape.tensor(rows, hidden, item, "layer input", needs_grad=not first, outer=self.checkpointing)
+        kernel, masked = self.kernel(block.attention, code, rows)
+        layer = Layer(ops=ops, code=code, block=block, kernel=kernel)
+        if masked:
+            layer.mask = self.mask(ops, code, kernel, rows)
+        if code.relative:
+            layer.bias = _bias(ops, block.attention, rows, rows, needs_grad=self.trains)
+        if block.cross_attention is not None:
+            keys = self.encoder_rows
+            layer.memory = tape.tensor(keys, hidden, item, "encoder output", outer=True)
+            layer.cross_kernel, _ = self.kernel(block.cross_attention, code, rows)
+            if code.relative:
+                layer.cross_bias = _bias(ops, block.cross_attention, rows, keys, needs_grad=self.checkpointing)
+        return Recording.of(tape, value, layer.forward(value))
+
+    @staticmethod
+    def mask(ops: Ops, code: LayerCode, kernel: Kernel, rows: int) -> Value:
+        """Shared by all layers: of booleans for sdpa, one for all samples; of the scores' type for eager, one per
+        sample."""
+        eager = kernel == "eager"
+        return ops.tape.tensor(
+            rows,
+            rows,
+            ops.itemsize if eager and not code.boolean_mask else 1,
+            "mask",
+            needs_grad=False,
+            fixed=not eager,
+            outer=True,
+        )
+
+    def kernel(self, attention: Attention, code: LayerCode, rows: int) -> tuple[Kernel, bool]:
+        """The kernel, and whether a mask of S x S reaches it."""
+        windowed = attention.window is not None and rows >= attention.window
+        masked = (windowed or code.masked) and not attention.cross
+        repeated = (
+            windowed
+            or (code.heads == "copies" and attention.kv_heads > 1)
+            or (max(attention.head_dim, attention.v_head_dim) > LARGEST_FUSED_HEAD)
+        )
+        kernel = attention_kernel(
+            self.workload,
+            attention,
+            offered=code.kernels,
+            masked=masked or code.relative,
+            grouped=attention.kv_heads < attention.heads and not repeated,
+            compute_capability=self.compute_capability,
+        )
+        if kernel == "eager":
+            return kernel, attention.causal
+        return kernel, masked and kernel != "flash"
+
+
+def _bias(ops: Ops, attention: Attention, rows: int, keys: int, *, needs_grad: bool) -> Value:
+    """T5's relative positions: a number per head, query and key, for all samples and layers."""
+    return ops.tape.tensor(
+        rows, attention.heads * keys, ops.itemsize, "position bias", needs_grad=needs_grad, fixed=True, outer=True
+    )

@@ -1,0 +1,149 @@
+"""Device memory beside tensors: library workspaces, the allocator's slack, the CUDA context, NCCL's buffers.
+
+These figures come from published observations, not from this model's arithmetic: expect them to be off by some hundred
+MiB until a probe has measured them.
+"""
+
+from __future__ import annotations
+
+from ..estimate import MemoryTerm
+from ..hardware.cluster import Cluster, Gpu
+from ..plan import Plan
+from .terms import term
+
+MIB = 1 << 20
+
+CUBLAS_HANDLES = 2
+"""The main thread runs the forward pass, autograd's thread the backward pass; each has a handle and a workspace of its
+own."""
+
+CONTEXT_BYTES = {"hopper": 600 * MIB, "ampere": 480 * MIB, "older": 400 * MIB}
+"""A bare context with lazily loaded kernels takes 256 MiB (RTX 3090, torch 2.7 + CUDA 12.8: invoke-ai/InvokeAI issue
+9413) to 426 MiB (RTX 6000 Ada, torch 2.10 + CUDA 13.0: unslothai/unsloth-zoo pull 1053); training loads some hundred
+MiB of kernels on top (0.47 to 0.92 GiB in all: stas00/ml-engineering)."""
+
+NCCL_CHANNELS = {"nvlink": 24, "pcie": 4}
+NCCL_CONNECTIONS = 4
+"""Ring and tree: about four peers' receive buffers per channel."""
+NCCL_CONNECTION_BYTES = 10 * MIB
+"""LL, LL128 and Simple buffers of one connection: 10,485,760 bytes (NVIDIA/nccl issue 1685, which reports 1.06 GB of
+context and NCCL before its first all-to-all on 8 H100). NCCL's memory is linear in its channels, of which it opens as
+many as the links need, and stops growing beyond two nodes (NVIDIA/nccl issue 864)."""
+
+SLACK_SHARE = {0: 0.025, 1: 0.025, 2: 0.025, 3: 0.055}
+"""Of the bytes that come and go: what the caching allocator cannot give back while the peak's tensors live, because
+pages are partly used. ZeRO-3 gathers and releases tensors of many sizes on two streams, so its cache fits worse."""
+
+SEGMENT_BYTES = 20 * MIB
+"""Smallest segment for requests over 1 MiB, and a page of an expandable one (torch 2.13 CUDACachingAllocator)."""
+
+CPU_PROCESS_BYTES = {0: 70 * 10**6, 1: 160 * 10**6, 2: 160 * 10**6, 3: 200 * 10**6}
+"""Resident memory of a rank on the CPU beyond its model's tensors and the libraries that were loaded before, by ZeRO
+stage: what deepspeed.initialize and the first step load. Fitted together with the next
+    (benchmarks/probes/cpu_memory.py)."""
+
+CPU_HEAP_SHARE = 0.4
+"""Of the bytes that come and go in the passes of a step: what glibc's heap holds beyond them. It returns blocks of more
+than 32 MiB at once, and of the smaller ones only those at the heap's end; with `MALLOC_MMAP_THRESHOLD_` set, which has
+every block returned, this share is gone and a step takes half as long again."""
+
+_ON_CPU = "benchmarks/probes/cpu_memory.py"
+
+SLACK_PAGES = 4
+"""Pages of `expandable_segments:True`, as the launch commands set it, that are partly used however little comes and
+goes: at both ends of the runs of live blocks.
+
+Both constants are the smallest round ones that the dry run's replay of the allocator exceeds nowhere in
+benchmarks/analytic_vs_dry_run by more than 2 % of the peak (docs/closed-form.md). There the replay loses 40 to 225 MiB,
+which hardly grows with the bytes that come and go: the share is rather too much than too little for a large model."""
+
+
+def _generation(capability: float | None) -> str:
+    if capability is None or capability >= 9.0:
+        return "hopper"
+    return "ampere" if capability >= 8.0 else "older"
+
+
+def library_workspace(gpu: Gpu) -> tuple[MemoryTerm, ...]:
+    """cuBLAS workspaces, which PyTorch takes from its own allocator: they count as allocated.
+
+    32 MiB each on Hopper and later, 8.125 MiB before (`:4096:2:16:8` in CUBLAS_WORKSPACE_CONFIG's notation); none on a
+    CPU.
+    """
+    if gpu.is_cpu:
+        return ()
+    recent = _generation(gpu.compute_capability) == "hopper"
+    size = 32 * MIB if recent else (2 * 4096 + 8 * 16) * 1024
+    return term(
+        "library_workspace",
+        CUBLAS_HANDLES * size,
+        "handles workspace",
+        "torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp getChosenWorkspaceSize",
+        handles=CUBLAS_HANDLES,
+        workspace=size,
+    )
+
+
+def allocator_overhead(plan: Plan, transient_bytes: int) -> tuple[MemoryTerm, ...]:
+    """What PyTorch's caching allocator holds beyond the live tensors at the peak and cannot give back.
+
+    This decides whether a plan fits. With memory to spare the cache grows further: segments of the loss and of the
+    backward pass stay reserved while the step asks for larger ones, and nvidia-smi shows them all, for a small model
+    with a large vocabulary half as much again. Before a request fails, the allocator returns them.
+    """
+    share = SLACK_SHARE[plan.zero_stage]
+    return term(
+        "allocator_overhead",
+        SLACK_PAGES * SEGMENT_BYTES + share * transient_bytes,
+        "pages + share transient",
+        "torch 2.13 c10/cuda/CUDACachingAllocator.cpp: 512-byte blocks, pages of 2 and 20 MiB; the dry run's replay",
+        pages=SLACK_PAGES * SEGMENT_BYTES,
+        share=share,
+        transient=transient_bytes,
+    )
+
+
+def heap_overhead(peak_bytes: int, passes_bytes: int, transient_bytes: int) -> tuple[MemoryTerm, ...]:
+    """The same on a CPU, where glibc's heap is the allocator.
+
+    peak_bytes: of the whole step. passes_bytes: of its forward and backward passes, `transient_bytes` of it for a
+        while. What
+    the passes leave free the optimizer uses, so the overhead counts as far as it exceeds the peak of the whole.
+    """
+    size = max(0, round(passes_bytes + CPU_HEAP_SHARE * transient_bytes) - peak_bytes)
+    return term(
+        "allocator_overhead",
+        size,
+        "passes + share transient - peak",
+        _ON_CPU,
+        passes=passes_bytes,
+        share=CPU_HEAP_SHARE,
+        transient=transient_bytes,
+        peak=peak_bytes,
+    )
+
+
+def outside_allocator(cluster: Cluster, plan: Plan | None = None) -> tuple[MemoryTerm, ...]:
+    """CUDA context and NCCL, which PyTorch's counters do not see and nvidia-smi does. On a CPU, which has neither, what
+    a rank takes besides tensors once its model is there; without a plan that is not known."""
+    if cluster.gpu.is_cpu:
+        return () if plan is None else term("process", CPU_PROCESS_BYTES[plan.zero_stage], "by ZeRO stage", _ON_CPU)
+    context = CONTEXT_BYTES[_generation(cluster.gpu.compute_capability)]
+    terms = term(
+        "cuda_context",
+        context,
+        "by GPU generation",
+        "InvokeAI issue 9413, unsloth-zoo pull 1053, stas00/ml-engineering",
+    )
+    if cluster.world_size == 1:
+        return terms
+    channels = NCCL_CHANNELS["pcie" if cluster.gpu.peer_link == "pcie" else "nvlink"]
+    return terms + term(
+        "nccl_buffers",
+        channels * NCCL_CONNECTIONS * NCCL_CONNECTION_BYTES,
+        "channels connections buffer",
+        "NVIDIA/nccl issues 864, 1685",
+        channels=channels,
+        connections=NCCL_CONNECTIONS,
+        buffer=NCCL_CONNECTION_BYTES,
+    )

@@ -1,0 +1,276 @@
+"""Which tensors train, which stay frozen, and how many bytes the frozen ones take.
+
+Full fine-tuning trains every tensor. LoRA freezes them all and adds two matrices of rank r to each adapted linear
+layer; QLoRA also stores the adapted model's linear weights in four bits. An adapter is as wide as the weights around
+it: peft creates it in fp32, and DeepSpeed's engine casts every parameter to the model's dtype (deepspeed 0.19.8
+runtime/engine.py `_cast_module_mixed_precision`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate
+
+from ..models.lora import Adapters, adapters
+from ..models.model_shape import ModelShape, Tensor
+from ..models.nf4 import nf4_bytes, quantized
+from ..workload import Workload
+from .partition import (
+    BucketFills,
+    RankLoad,
+    bucket_fills,
+    flat_partition_numel,
+    rank_loads,
+    shard_numel,
+    sub_group_numels,
+    sub_groups,
+)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TensorSet:
+    """All tensors of a model under a workload, in `named_parameters()` order.
+
+    Compared by identity, so that it keys caches fast.
+
+    trainable:     elements of every trainable tensor.
+    frozen:        elements of every frozen tensor.
+    muon:          trainable elements that Muon would orthogonalize (matrices besides embeddings and head).
+    frozen_bytes:  bytes of the frozen tensors when each GPU holds them whole.
+    layer_tensors: elements of each tensor of the largest layer, adapters included.
+    trainable_layer: elements of each trainable tensor of that layer.
+    viewed, viewed_layer: elements of the fused experts that the forward pass reads through a transposed view, in all
+                   layers and in the largest one: autograd saves the view, and with it the whole tensor.
+    head, embedding: elements of the output head (the embedding when tied) and of the largest embedding.
+    embeddings:    elements of every embedding, those of positions and segments too.
+    """
+
+    model: ModelShape
+    workload: Workload
+    trainable: tuple[int, ...]
+    frozen: tuple[int, ...]
+    muon: int
+    frozen_bytes: int
+    layer_tensors: tuple[int, ...]
+    trainable_layer: tuple[int, ...]
+    viewed: int
+    viewed_layer: int
+    head: int
+    embedding: int
+    embeddings: tuple[int, ...]
+
+    @cached_property
+    def trainable_numel(self) -> int:
+        """Pt."""
+        return sum(self.trainable)
+
+    @cached_property
+    def numel(self) -> int:
+        """P, adapters included."""
+        return self.trainable_numel + sum(self.frozen)
+
+    @cached_property
+    def largest_trainable(self) -> int:
+        return max(self.trainable)
+
+    @cached_property
+    def layer_numel(self) -> int:
+        """Elements of the largest layer; the time of ZeRO-3's gathers depends on it too."""
+        return sum(self.layer_tensors)
+
+    @property
+    def trains_head(self) -> bool:
+        return self.workload.method == "full"
+
+
+@lru_cache(maxsize=64)
+def tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
+    """Sort a model's tensors into trainable and frozen ones.
+
+    Raises WorkloadError for LoRA targets that name nothing.
+    """
+    first = [tensor for tensor in model.outside if tensor.role in ("embedding", "position")]
+    last = [tensor for tensor in model.outside if tensor.role not in ("embedding", "position")]
+    base = (
+        *(tensor.numel for tensor in first),
+        *(numel for block in model.blocks for numel in [tensor.numel for tensor in block.tensors] * block.count),
+        *(tensor.numel for tensor in last),
+    )
+    chosen = adapters(model, workload)
+    # Counted with its adapters, which may not reach every kind of layer.
+    layer, layer_adapters = max(
+        (
+            (
+                [tensor.numel for tensor in block.tensors],
+                [matrix.numel for tensor in block.tensors for matrix in chosen.matrices(tensor)],
+            )
+            for block in model.blocks
+        ),
+        key=lambda pair: sum(map(sum, pair)),
+        default=([], []),
+    )
+    trainable: tuple[int, ...] = base
+    frozen: tuple[int, ...] = ()
+    if workload.method == "full":
+        muon = sum(tensor.numel * count for tensor, count in model.tensor_counts if _is_hidden_matrix(tensor))
+        layer_adapters = layer
+    else:
+        # In one run per adapter instead of layer by layer: no size depends on their order.
+        trainable = tuple(
+            matrix.numel
+            for tensor, count in model.tensor_counts
+            for matrix in chosen.matrices(tensor)
+            for _ in range(count)
+        )
+        frozen, muon = base, sum(trainable)
+        layer = layer + layer_adapters
+    embedding = max((tensor.numel for tensor in first), default=0)
+    # A tied head may have tensors of its own beside the embedding (a masked language model's transform and bias).
+    head = max([tensor.numel for tensor in last if tensor.role == "head"] + [embedding if model.tied else 0])
+    viewed = [
+        (sum(tensor.numel for tensor in block.tensors if _is_viewed(tensor, model, chosen)), block.count)
+        for block in model.blocks
+    ]
+    return TensorSet(
+        model=model,
+        workload=workload,
+        trainable=trainable,
+        frozen=frozen,
+        muon=muon,
+        layer_tensors=tuple(layer),
+        trainable_layer=tuple(layer_adapters),
+        viewed=sum(numel * count for numel, count in viewed),
+        viewed_layer=max((numel for numel, _ in viewed), default=0),
+        head=head,
+        embedding=embedding,
+        embeddings=tuple(tensor.numel for tensor in first),
+        frozen_bytes=sum(_frozen_bytes(tensor, workload) * count for tensor, count in model.tensor_counts)
+        if frozen
+        else 0,
+    )
+
+
+def _is_viewed(tensor: Tensor, model: ModelShape, chosen: Adapters) -> bool:
+    """Fused experts stored as (expert, out, in): the grouped product reads their transpose (transformers 5.23
+    integrations/moe.py). gpt-oss stores them the other way round; an adapter's sum takes the tensor's place."""
+    return (
+        tensor.role == "expert"
+        and len(tensor.shape) == 3
+        and model.model_type != "gpt_oss"
+        and not chosen.folds(tensor)
+    )
+
+
+def _is_hidden_matrix(tensor: Tensor) -> bool:
+    """What DeepSpeed gives to Muon: tensors of two dimensions and more besides embeddings and head."""
+    return len(tensor.shape) >= 2 and tensor.role not in ("embedding", "position", "head")
+
+
+def _frozen_bytes(tensor: Tensor, workload: Workload) -> int:
+    if quantized(tensor, workload):
+        return nf4_bytes(tensor.numel)
+    return tensor.numel * workload.weight_bytes
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Partitions:
+    """A tensor set cut for N ranks. Compared by identity.
+
+    partition:   elements of one rank's flat partition (stages 1 and 2), padding included.
+    loads:       the load of each rank under stages 1 and 2.
+    last_load:   the load of the last rank that holds parameters: it owns the head, whose gradient comes first.
+    shards:      elements of one rank's shard of every trainable tensor (stage 3).
+    """
+
+    tensors: TensorSet
+    world_size: int
+    partition: int
+    loads: tuple[RankLoad, ...]
+    last_load: RankLoad
+    shards: tuple[int, ...]
+    shard_total: int
+    frozen_shard_total: int
+
+    @cached_property
+    def distinct_loads(self) -> frozenset[RankLoad]:
+        return frozenset(self.loads)
+
+    @cached_property
+    def touched(self) -> int:
+        """Largest sum of whole tensors that one rank's partition touches."""
+        return max(load.touched for load in self.loads)
+
+    @cached_property
+    def slice(self) -> int:
+        """Largest piece of one tensor inside a partition."""
+        return max(load.slice for load in self.loads)
+
+    @cached_property
+    def largest_shard(self) -> int:
+        return max(self.shards)
+
+
+@lru_cache(maxsize=256)
+def partitions(tensors: TensorSet, world_size: int) -> Partitions:
+    """Cut a tensor set for `world_size` ranks."""
+    loads = rank_loads(tensors.trainable, world_size)
+    shards = tuple(shard_numel(numel, world_size) for numel in tensors.trainable)
+    return Partitions(
+        tensors=tensors,
+        world_size=world_size,
+        partition=flat_partition_numel(tensors.trainable_numel, world_size),
+        loads=loads,
+        last_load=next(load for load in reversed(loads) if load.touched),
+        shards=shards,
+        shard_total=sum(shards),
+        frozen_shard_total=sum(shard_numel(numel, world_size) for numel in tensors.frozen),
+    )
+
+
+@lru_cache(maxsize=256)
+def gradient_buckets(tensors: TensorSet, bucket_size: int) -> BucketFills:
+    """`partition.bucket_fills` of the trainable tensors."""
+    return bucket_fills(tensors.trainable, bucket_size)
+
+
+@lru_cache(maxsize=256)
+def held_before_first(cut: Partitions, bucket_size: int, *, frees: bool, flushed: bool = False) -> tuple[int, ...]:
+    """Elements of gradients that each rank holds when the first tensor's gradient comes, or when that one is reduced.
+
+    Those of all tensors that its partition touches, in one buffer that is made for the first of them that is reduced:
+    what follows the model's first tensor waits in the bucket until it is `flushed`. Unless the engine `frees` them
+    (stage 2), also the gradients elsewhere that are larger than the bucket.
+    """
+    numels, partition = cut.tensors.trainable, cut.partition
+    reduced_from = numels[0] + (0 if flushed else gradient_buckets(cut.tensors, bucket_size).pending)
+    large = [
+        (end - numel, end)
+        for end, numel in list(zip(accumulate(numels), numels, strict=True))[1:]
+        if numel > bucket_size
+    ]
+    held = []
+    for rank, load in enumerate(cut.loads):
+        start, end = rank * partition, min((rank + 1) * partition, cut.tensors.trainable_numel)
+        elsewhere = 0 if frees else sum(last - first for first, last in large if last <= start or first >= end)
+        held.append(load.touched * (end > reduced_from) + elsewhere)
+    return tuple(held)
+
+
+@lru_cache(maxsize=256)
+def shards_below(cut: Partitions, numel: int) -> tuple[int, int]:
+    """Elements of the trainable and of the frozen shards that have fewer than `numel` elements."""
+    frozen = (shard_numel(size, cut.world_size) for size in cut.tensors.frozen)
+    return sum(shard for shard in cut.shards if shard < numel), sum(shard for shard in frozen if shard < numel)
+
+
+@lru_cache(maxsize=256)
+def optimizer_groups(cut: Partitions, sub_group_size: int) -> tuple[range, ...]:
+    """`partition.sub_groups` of the trainable tensors' shards."""
+    return sub_groups(cut.shards, sub_group_size)
+
+
+@lru_cache(maxsize=256)
+def optimizer_group_numels(cut: Partitions, sub_group_size: int) -> tuple[int, ...]:
+    """`partition.sub_group_numels` of the trainable tensors' shards."""
+    return sub_group_numels(cut.shards, sub_group_size)

@@ -1,0 +1,102 @@
+"""What stays on each GPU from step to step: weights, master weights, optimizer states.
+
+w is 2 bytes in bf16 and fp16, 4 in fp32; o the optimizer's bytes per master element. Pt' = ceil(Pt / 2N) 2N is the
+padded flat group of stages 1 and 2, Pt'' = sum of ceil(n / N) over the trainable tensors of n elements is one rank's
+shard at stage 3, Pf are frozen parameters.
+
+| stage | weights                | masters | states  |
+|-------|------------------------|---------|---------|
+| 0     | w P                    | 4 Pt    | o Pt    |
+| 1, 2  | w Pt' + w Pf           | 4 Pt'/N | o Pt'/N |
+| 3     | w Pt'' + w Pf''        | 4 Pt''  | o Pt''  |
+
+In fp32, stage 0 has no master weights, but stages 1 to 3 keep a second copy all the same. With the optimizer offloaded,
+masters and states leave the GPU; with the parameters offloaded, the shards do too.
+
+Source: deepspeed 0.19.8 runtime/engine.py `_do_optimizer_sanity_check` (which wrapper),
+        runtime/fp16/fused_optimizer.py and
+unfused_optimizer.py (stage 0), runtime/zero/stage_1_and_2.py and stage3.py `__init__`.
+"""
+
+from __future__ import annotations
+
+from ..estimate import MemoryTerm
+from ..optimizers import Optimizer
+from ..plan import Plan
+from .gathered_parameters import GatheredParameters
+from .partition import flat_group_numel
+from .terms import term
+from .trainable import Partitions, TensorSet
+
+_STAGE_1_2 = "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py DeepSpeedZeroOptimizer.__init__"
+_STAGE_3 = "deepspeed 0.19.8 runtime/zero/stage3.py DeepSpeedZeroOptimizer_Stage3"
+_STAGE_0 = "deepspeed 0.19.8 runtime/fp16/fused_optimizer.py, unfused_optimizer.py __init__"
+
+
+def master_numel(cut: Partitions, stage: int) -> int:
+    """Elements whose master weight and states one rank keeps, wherever they are stored."""
+    if stage == 0:
+        return cut.tensors.trainable_numel
+    return cut.partition if stage < 3 else cut.shard_total
+
+
+def state_bytes(optimizer: Optimizer, tensors: TensorSet, numel: int, *, stage: int, on_cpu: bool) -> int:
+    """Bytes of optimizer state of `numel` elements of one rank.
+
+    Muon keeps its momentum in the gradients' dtype under ZeRO without offload, twice at stages 1 and 2 (a staged copy
+    that a discarded step leaves unused), in fp32 otherwise; embeddings, norms and head keep Adam's two states.
+    """
+    if tensors.workload.optimizer != "muon":
+        return int(numel * ((optimizer.cpu_state_bytes if on_cpu else optimizer.state_bytes) or 0))
+    width = tensors.workload.weight_bytes
+    momentum = 4 if on_cpu or stage == 0 else (width if stage == 3 else 2 * width)
+    matrices = numel * tensors.muon // tensors.trainable_numel
+    return matrices * momentum + (numel - matrices) * 8
+
+
+def parameters(cut: Partitions, plan: Plan, gathered: GatheredParameters) -> tuple[MemoryTerm, ...]:
+    """The model's weights as they rest on a GPU between uses."""
+    tensors = cut.tensors
+    width = tensors.workload.weight_bytes
+    if plan.zero_stage == 3:
+        resting = 0 if plan.offload_param != "none" else cut.shard_total + cut.frozen_shard_total
+        shards = term(
+            "parameters",
+            width * resting,
+            "w resting",
+            _STAGE_3 + "._create_fp16_partitions_with_defragmentation",
+            w=width,
+            resting=resting,
+        )
+        return shards + term(
+            "persistent_parameters",
+            width * gathered.persistent,
+            "w persistent",
+            "deepspeed 0.19.8 runtime/zero/parameter_offload.py mark_persistent_parameters",
+            w=width,
+            persistent=gathered.persistent,
+        )
+    trainable = tensors.trainable_numel
+    if plan.zero_stage:
+        trainable = flat_group_numel(trainable, cut.world_size)
+    return term(
+        "parameters",
+        width * trainable + tensors.frozen_bytes,
+        "w Pt' + frozen",
+        _STAGE_1_2 if plan.zero_stage else _STAGE_0,
+        **{"w": width, "Pt'": trainable, "frozen": tensors.frozen_bytes},
+    )
+
+
+def masters_and_states(cut: Partitions, plan: Plan, optimizer: Optimizer) -> tuple[MemoryTerm, ...]:
+    """Master weights and optimizer states on a GPU; none when the optimizer is offloaded."""
+    if plan.offload_optimizer != "none":
+        return ()
+    numel = master_numel(cut, plan.zero_stage)
+    source = (_STAGE_0, _STAGE_1_2, _STAGE_1_2, _STAGE_3 + "._create_fp32_partitions")[plan.zero_stage]
+    masters = 0 if plan.zero_stage == 0 and cut.tensors.workload.precision == "fp32" else 4 * numel
+    states = state_bytes(optimizer, cut.tensors, numel, stage=plan.zero_stage, on_cpu=False)
+    symbol = ("Pt", "part", "part", "shards")[plan.zero_stage]
+    return term("master_weights", masters, f"4 {symbol}", source, **{symbol: numel}) + term(
+        "optimizer_states", states, f"o {symbol}", optimizer.source, **{"o": states / numel, symbol: numel}
+    )

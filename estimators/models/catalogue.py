@@ -1,0 +1,192 @@
+"""The models that are known by name: published dimensions, and the spellings that people use.
+
+A spelling is compared without case, punctuation and words that do not change the shape (`-Instruct`, `-hf`); what is
+left must be one model's name, or the beginning of one whose rest is no size. Two models of different shape behind one
+spelling are an error that lists both: a name never resolves to a neighbour.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..errors import UnknownModelError
+from .families import shape_from_config
+from .model_shape import ModelShape
+
+_DATA = Path(__file__).parents[1] / "data" / "models.json"
+_PIECE = re.compile(r"\d+(?:\.\d+)?|[a-z]+")
+_SIZE = re.compile(r"\d[bm]")
+
+# Words in a name that mark how the weights were trained on, or packed, and leave the shape as it is.
+_VARIANTS = frozenset({"instruct", "chat", "base", "hf", "it", "pt", "sft", "dpo", "meta"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """One name of one entry: the id as published, its organisation, and the keys that a spelling is compared with."""
+
+    id: str
+    entry: int
+    organisation: str
+    key: str
+    stripped: str
+
+
+def find(name: str) -> ModelShape:
+    """The model that a name means, in any usual spelling.
+
+    An organisation before the name (`qwen/...`) must be that of the model: others publish other weights under the same
+    name. Where several entries of the same shape fit, the first stands for all, with `max_positions` unknown if they
+    differ in it.
+
+    Raises UnknownModelError, with the candidates for an ambiguous name, else with the nearest names.
+    """
+    organisation, _, rest = name.strip().rpartition("/")
+    owner, pieces = _squeeze(organisation), _pieces(rest)
+    key, stripped = _key(pieces), _key(piece for piece in pieces if piece not in _VARIANTS)
+    owned = [known for known in _names() if not owner or _same_owner(owner, known.organisation)]
+    exact = [known for known in owned if known.key == key]
+    if exact:
+        return _one(name, exact)
+    # A variant that has no entry stands for its model; one that has is preferred (`llama2-7b-chat`: `...-chat-hf`).
+    same = [known for known in owned if stripped and known.stripped == stripped]
+    if same:
+        return _one(name, [known for known in same if known.key.startswith(key)] or same)
+    longer = [(known, known.key[len(key) :]) for known in owned if key and _begins(known.key, key)] or [
+        (known, known.stripped[len(stripped) :]) for known in owned if stripped and _begins(known.stripped, stripped)
+    ]
+    found = [known for known, _ in longer]
+    if any(_SIZE.search(rest) for _, rest in longer):
+        raise _ambiguous(name, found)
+    if found:
+        return _one(name, found)
+    raise UnknownModelError(
+        f"no model named {name[:80]!r} in the catalogue",
+        why=f"nearest names: {', '.join(nearest(name))}",
+        fix="give one of these, a folder with a config.json, or a hub id such as Qwen/Qwen2.5-14B",
+    )
+
+
+def config(hub_id: str) -> dict[str, Any]:
+    """The `config.json` fields of a model, named as `find(...).name` names it."""
+    entry = next(known.entry for known in _names() if known.id == hub_id)
+    fields: dict[str, Any] = _entries()[entry]["config"]
+    return dict(fields)
+
+
+def nearest(name: str, n: int = 5) -> list[str]:
+    """The n catalogue names that look most like this one."""
+    from difflib import SequenceMatcher  # slow to import, and needed only where a name was not found
+
+    wanted = _key(_pieces(name.rpartition("/")[2]))
+
+    def likeness(known: _Name) -> float:
+        return SequenceMatcher(None, wanted, known.key).ratio()
+
+    best: list[str] = []
+    for known in sorted(_names(), key=likeness, reverse=True):
+        hub_id = _entries()[known.entry]["id"]
+        if hub_id not in best:
+            best.append(hub_id)
+    return best[:n]
+
+
+def names() -> list[str]:
+    """The hub id of every entry."""
+    return [entry["id"] for entry in _entries()]
+
+
+@cache
+def _entries() -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = json.loads(_DATA.read_text(encoding="utf-8"))
+    return entries
+
+
+@cache
+def _names() -> tuple[_Name, ...]:
+    found = []
+    for index, entry in enumerate(_entries()):
+        owner = _squeeze(entry["id"].partition("/")[0])
+        for hub_id in (entry["id"], *entry["aliases"]):
+            organisation, _, rest = hub_id.rpartition("/")
+            pieces = _pieces(rest)
+            found.append(
+                _Name(
+                    id=hub_id,
+                    entry=index,
+                    organisation=_squeeze(organisation) or owner,
+                    key=_key(pieces),
+                    stripped=_key(piece for piece in pieces if piece not in _VARIANTS),
+                )
+            )
+    return tuple(found)
+
+
+def _pieces(name: str) -> list[str]:
+    """Words and numbers of a name, in lower case; `1_5` between digits is 1.5, and `7b1` is 7.1b."""
+    lower = re.sub(r"(?<=\d)_(?=\d)", ".", name.lower())
+    return _PIECE.findall(re.sub(r"(?<![\d.])(\d)b(\d)(?!\d)", r"\1.\2b", lower))
+
+
+def _key(pieces: Iterable[str]) -> str:
+    """Pieces joined so that `gpt-j` is `gptj` but 2 and 7 do not become 27."""
+    return re.sub(r"(?<=\d) (?=\d)", "|", " ".join(pieces)).replace(" ", "")
+
+
+def _squeeze(organisation: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", organisation.lower())
+
+
+def _same_owner(given: str, known: str) -> bool:
+    """`meta` for meta-llama and `openai` for openai-community are accepted."""
+    return given == known or (len(given) >= 4 and known.startswith(given))
+
+
+def _begins(key: str, start: str) -> bool:
+    """The key starts with these pieces; a number is not cut."""
+    return key.startswith(start) and not (start[-1].isdigit() and re.match(r"[\d.]", key[len(start) :]))
+
+
+def _one(name: str, found: list[_Name]) -> ModelShape:
+    """The shape that all these names share."""
+    entries = list(dict.fromkeys(known.entry for known in found))
+    shapes = [_shape(entry) for entry in entries]
+    if any(not _same_shape(shapes[0], shape) for shape in shapes[1:]):
+        raise _ambiguous(name, found)
+    first = replace(shapes[0], name=_name(found[0]))
+    alike = len({shape.max_positions for shape in shapes}) == 1
+    return first if alike else replace(first, max_positions=None)
+
+
+def _name(known: _Name) -> str:
+    """The hub id: that of an instruct variant where it was named, not a mere other spelling of the entry's own."""
+    hub_id: str = _entries()[known.entry]["id"]
+    other_words = known.stripped != known.key or known.stripped != _key(
+        piece for piece in _pieces(hub_id.rpartition("/")[2]) if piece not in _VARIANTS
+    )
+    return known.id if "/" in known.id and other_words else hub_id
+
+
+def _shape(entry: int) -> ModelShape:
+    facts = _entries()[entry]
+    return shape_from_config(facts["config"], name=facts["id"], source=f"catalogue: {'; '.join(facts['sources'])}")
+
+
+def _same_shape(one: ModelShape, other: ModelShape) -> bool:
+    return replace(one, name="", source="", max_positions=None) == replace(
+        other, name="", source="", max_positions=None
+    )
+
+
+def _ambiguous(name: str, found: list[_Name]) -> UnknownModelError:
+    candidates = list(dict.fromkeys(_entries()[known.entry]["id"] for known in found))
+    shown = ", ".join(candidates[:8]) + (f" and {len(candidates) - 8} more" if len(candidates) > 8 else "")
+    return UnknownModelError(
+        f"{name!r} does not say which model is meant", why=f"it may be: {shown}", fix="give one of these names in full"
+    )

@@ -1,0 +1,190 @@
+"""Typed reads of a `config.json`: each value is there, of its type and of a sane size, or there is one clear error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeGuard
+
+from ...errors import ModelConfigError
+
+# Far above any published model (Llama 405B: 16,384 wide, 126 layers); beyond them the file is not a model's config.
+MAX_WIDTH = 1 << 20
+MAX_HEADS = 1 << 12
+MAX_LAYERS = 1 << 11
+MAX_VOCABULARY = 1 << 23
+MAX_POSITIONS = 1 << 31
+
+
+class Fields:
+    """A `config.json` as one family reads it.
+
+    A field may be given under several names (`n_embd`, `hidden_size`): transformers accepts both. `null` counts as
+    absent, as it does in most configuration classes; where a class tells them apart, `given` does too.
+
+    Raises ModelConfigError, naming the field, from every method.
+    """
+
+    __slots__ = ("_values", "where")
+
+    def __init__(self, values: Mapping[str, object], where: str) -> None:
+        self._values, self.where = values, where
+
+    def error(self, what: str, *, why: str = "") -> ModelConfigError:
+        return ModelConfigError(f"{self.where}: {what}", why=why, fix="give a config.json as transformers writes it")
+
+    def given(self, name: str) -> bool:
+        """The field stands in the file, if only as `null`."""
+        return name in self._values
+
+    def _raw(self, names: tuple[str, ...]) -> object:
+        return next((value for name in names if (value := self._values.get(name)) is not None), None)
+
+    def size(self, *names: str, default: int | None = None, limit: int = MAX_WIDTH) -> int:
+        """A whole number of at least 1; the field is required unless there is a default."""
+        value = self._raw(names)
+        if value is None:
+            if default is None:
+                raise self.error(f"{names[0]} is missing", why="the dimension cannot be guessed")
+            return default
+        if not _is_int(value):
+            raise self.error(f"{names[0]} must be a whole number, not {_short(value)}")
+        if not 1 <= value <= limit:
+            raise self.error(f"{names[0]} must lie between 1 and {limit:,}, not {_short(value)}")
+        return value
+
+    def size_or_none(self, *names: str, limit: int = MAX_WIDTH) -> int | None:
+        """As `size`, None where the field is absent."""
+        return None if self._raw(names) is None else self.size(*names, limit=limit)
+
+    def count(self, name: str, *, default: int, limit: int = MAX_WIDTH) -> int:
+        """A whole number of at least 0."""
+        return (
+            0
+            if self._values.get(name) == 0 and _is_int(self._values[name])
+            else self.size(name, default=default, limit=limit)
+        )
+
+    def positive(self, name: str, *, limit: int = MAX_WIDTH) -> int | None:
+        """A whole number that counts as absent where it is zero or negative, as in DeBERTa's `position_buckets`."""
+        value = self._values.get(name)
+        return None if _is_int(value) and value <= 0 else self.size_or_none(name, limit=limit)
+
+    def pair(self, name: str, *, default: int) -> tuple[int, int]:
+        """Height and width, given as one number or as two."""
+        value = self._values.get(name)
+        if not isinstance(value, (list, tuple)):
+            size = self.size(name, default=default)
+            return size, size
+        if len(value) != 2:
+            raise self.error(f"{name} must be a number or two")
+        height, width = (Fields({name: side}, self.where).size(name) for side in value)
+        return height, width
+
+    def words(self, name: str) -> list[str]:
+        """A list of texts, or one text with bars between them."""
+        value = self._values.get(name)
+        parts = value.split("|") if isinstance(value, str) else self.items(name) or []
+        if not all(isinstance(part, str) for part in parts):
+            raise self.error(f"{name} must hold texts")
+        return [str(part).strip().lower() for part in parts]
+
+    def flag(self, *names: str, default: bool) -> bool:
+        value = self._raw(names)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.error(f"{names[0]} must be true or false, not {_short(value)}")
+        return value
+
+    def number(self, name: str, *, default: int) -> int:
+        """Any whole number."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not _is_int(value):
+            raise self.error(f"{name} must be a whole number, not {_short(value)}")
+        return value
+
+    def is_set(self, name: str, *, default: bool) -> bool:
+        """An optional number is in force; an explicit `null` switches it off."""
+        return self._values[name] is not None if name in self._values else default
+
+    def refuse(self, name: str) -> None:
+        """A switch that changes the model in a way that is not covered."""
+        if self.flag(name, default=False):
+            raise self.error(f"{name} is not supported")
+
+    def probability(self, name: str, *, default: float) -> float:
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= 1:
+            raise self.error(f"{name} must lie between 0 and 1, not {_short(value)}")
+        return float(value)
+
+    def text(self, *names: str, default: str) -> str:
+        value = self._raw(names)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self.error(f"{names[0]} must be a text, not {_short(value)}")
+        return value
+
+    def items(self, name: str) -> list[object] | None:
+        """A list, None where the field is absent."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, (list, tuple)):
+            raise self.error(f"{name} must be a list, not {_short(value)}")
+        return list(value)
+
+    def section(self, name: str) -> Fields | None:
+        """A nested object such as `text_config`, None where the field is absent."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.error(f"{name} must be an object, not {_short(value)}")
+        return Fields(value, f"{self.where}, {name}")
+
+    def per_layer(self, name: str, layers: int, known: tuple[str, ...]) -> list[str] | None:
+        """A list with one of the `known` texts for each layer, None where the field is absent."""
+        values = self.items(name)
+        if values is None:
+            return None
+        if len(values) != layers:
+            raise self.error(f"{name} has {len(values)} entries for {layers} layers")
+        kinds = [value for value in values if isinstance(value, str) and value in known]
+        if len(kinds) != layers:
+            raise self.error(f"{name} may hold only {', '.join(known)}")
+        return kinds
+
+    def labels(self) -> int:
+        """Classes of a classification head; two where the config names none, as transformers has it."""
+        names = self.section("id2label")
+        if names is None:
+            return self.size("num_labels", default=2)
+        if not names._values:
+            raise self.error("id2label is empty")
+        return len(names._values)
+
+    def divide(self, name: str, value: int, by: str, divisor: int) -> int:
+        """`value` / `divisor`, which must leave no rest."""
+        if value % divisor:
+            raise self.error(f"{name} {value} is not a multiple of {by} {divisor}")
+        return value // divisor
+
+
+def _is_int(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _short(value: object) -> str:
+    """How an error shows a value: never long, whatever the file holds."""
+    if _is_int(value) and value.bit_length() > 64:
+        return "a number of more than 64 bits"
+    if not isinstance(value, (str, int, float)):
+        return {"list": "a list", "dict": "an object"}.get(type(value).__name__, type(value).__name__)
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,0 +1,165 @@
+"""LoRA's adapters: which weights get one, and the two matrices of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..errors import WorkloadError
+from ..workload import Workload
+from .model_shape import ModelShape, Tensor
+
+ALL_LINEAR = "all-linear"
+
+# transformers 5 fused the experts of these families and made their router a module of its own; peft still means them by
+# the names that their linear layers had before, in a list of targets and in "all-linear", and adapts the fused tensors
+# (peft 0.21 utils/transformers_weight_conversion.py). In return it leaves out the linear layers of the same names:
+# those of dense layers and of shared experts.
+_SPLIT = {
+    "gate": "mlp.gate.weight",
+    "gate_proj": "mlp.experts.gate_up_proj",
+    "up_proj": "mlp.experts.gate_up_proj",
+    "down_proj": "mlp.experts.down_proj",
+}
+_FUSED_SINCE = {
+    "mixtral": {
+        "gate": "mlp.gate.weight",
+        "w1": "mlp.experts.gate_up_proj",
+        "w3": "mlp.experts.gate_up_proj",
+        "w2": "mlp.experts.down_proj",
+    },
+    "qwen3_moe": _SPLIT,
+    "olmoe": _SPLIT,
+    "deepseek_v2": _SPLIT,
+    "deepseek_v3": _SPLIT,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapters:
+    """Which weights of a model LoRA adapts, and how wide.
+
+    rank:       r.
+    modules:    ends of the names of linear layers, None: all but the output head.
+    left_out:   last parts of names that are not meant all the same.
+    parameters: whole names of tensors outside any linear layer: fused experts, routers.
+    """
+
+    rank: int
+    modules: frozenset[str] | None
+    left_out: frozenset[str] = frozenset()
+    parameters: frozenset[str] = frozenset()
+
+    def rank_of(self, tensor: Tensor) -> int:
+        """Inner width of the tensor's adapter: r; E r of E fused experts, 2 E r of their gate and up; 0 without one."""
+        if not self._names(tensor):
+            return 0
+        if len(tensor.shape) == 2:
+            return self.rank
+        return self.rank * tensor.shape[0] * (2 if tensor.name.endswith("gate_up_proj") else 1)
+
+    def folds(self, tensor: Tensor) -> bool:
+        """The adapter has no module beside it: every forward pass computes W + B A, a tensor as large as W.
+
+        Source: peft 0.21 tuners/lora/layer.py ParamWrapper.
+        """
+        return not tensor.linear and self._names(tensor)
+
+    def matrices(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """A (rank, in) and B (out, rank) of the tensor's adapter, none without one.
+
+        Names are peft's (`q_proj.lora_A.default.weight`), inside a block relative to the layer.
+        """
+        rank = self.rank_of(tensor)
+        if not rank:
+            return ()
+        module = tensor.name.removesuffix(".weight")
+        if len(tensor.shape) == 3:
+            _, wide_out, wide_in = tensor.shape
+            # peft wraps the module that holds the tensors once for each, gate and up innermost.
+            module = tensor.name.rpartition(".")[0]
+            if tensor.name.endswith("gate_up_proj") and any(name.endswith("down_proj") for name in self.parameters):
+                module += ".base_layer"
+        else:
+            wide_in, wide_out = tensor.in_features, tensor.out_features
+        return tuple(
+            Tensor(name=f"{module}.{matrix}.default.weight", shape=shape, role=tensor.role, linear=True)
+            for matrix, shape in (("lora_A", (rank, wide_in)), ("lora_B", (wide_out, rank)))
+        )
+
+    def _names(self, tensor: Tensor) -> bool:
+        if tensor.name in self.parameters:
+            return True
+        module = tensor.name.removesuffix(".weight")
+        if not tensor.linear or module.rpartition(".")[2] in self.left_out:
+            return False
+        if self.modules is None:
+            return tensor.role != "head"
+        return any(f".{module}".endswith(f".{target}") for target in self.modules)
+
+
+_NONE = Adapters(rank=0, modules=frozenset())
+
+
+@lru_cache(maxsize=64)
+def adapters(model: ModelShape, workload: Workload) -> Adapters:
+    """What LoRA adapts under a workload; nothing with method "full".
+
+    `lora_targets` are the ends of module names, as in peft's `target_modules` (`q_proj`, or `mlp.c_proj` to tell two
+    apart); None or ("all-linear",) is every `nn.Linear` and `Conv1D` but the output head. In families whose experts
+    transformers 5 fused and peft converts (Mixtral, Qwen3-MoE, OLMoE, DeepSeek), the experts' former names mean the
+    fused tensors, and "all-linear" includes them and the router.
+
+    Source: LoRA (arXiv:2106.09685) section 4.1; peft 0.21 tuners/lora/layer.py.
+    Not covered: adapters on embeddings, `target_parameters`, patterns, single layers.
+
+    Raises WorkloadError for a rank below 1, for a target that names nothing, with the names that exist, for only one of
+    two projections that are fused, and for dropout where fused tensors are adapted.
+    """
+    if workload.method == "full":
+        return _NONE
+    rank, targets = workload.lora_rank, workload.lora_targets
+    if rank < 1:
+        raise WorkloadError(
+            f"a LoRA rank of {rank} is impossible", fix="give --lora-rank 8, or another positive number"
+        )
+    fused = _FUSED_SINCE.get(model.model_type, {})
+    every = targets is None or targets == (ALL_LINEAR,)
+    ends = {} if every or targets is None else {target: target.rpartition(".")[2] for target in targets}
+    parameters = frozenset(fused.values() if every else (fused[end] for end in ends.values() if end in fused))
+    if parameters and workload.lora_dropout:
+        raise WorkloadError(
+            f"peft adapts {model.name}'s experts without dropout only",
+            why="it folds W + B A into one weight before the product",
+            fix="leave --lora-dropout out, or name other modules in --lora-targets",
+        )
+    if every:
+        return Adapters(rank=rank, modules=None, left_out=frozenset(fused), parameters=parameters)
+    for parameter in parameters:
+        parts = [name for name, tensor in fused.items() if tensor == parameter]
+        missing = [part for part in parts if part not in ends.values()]
+        if missing:
+            raise WorkloadError(
+                f"LoRA targets lack {', '.join(missing)} of {model.name}",
+                why=f"{' and '.join(parts)} are one tensor, which peft adapts only as a whole",
+                fix=f"name all of them in --lora-targets: {', '.join(parts)}",
+            )
+    modules = frozenset(target for target, end in ends.items() if end not in fused)
+    for target in sorted(modules):
+        alone = Adapters(rank=rank, modules=frozenset({target}))
+        if not any(alone.rank_of(tensor) for tensor, _ in model.tensor_counts):
+            raise WorkloadError(
+                f"{model.name} has no linear layer named {target!r}",
+                why=f"it has: {', '.join(_target_names(model, fused))}",
+                fix="name one of these in --lora-targets",
+            )
+    return Adapters(rank=rank, modules=modules, parameters=parameters)
+
+
+def _target_names(model: ModelShape, fused: dict[str, str]) -> list[str]:
+    """What may be named, each once, the output head last."""
+    linear = sorted(
+        (tensor for tensor, _ in model.tensor_counts if tensor.linear), key=lambda tensor: tensor.role == "head"
+    )
+    modules = [tensor.name.removesuffix(".weight").rpartition(".")[2] for tensor in linear]
+    return list(dict.fromkeys([*(name for name in modules if name not in fused), *fused]))

@@ -1,0 +1,204 @@
+"""What a model is to the estimators: its parameter tensors and the dimensions of its blocks.
+
+A `ModelShape` is built from a `config.json` by `estimators.models.families` without torch. It lists every parameter
+tensor with the name and the shape that the transformers class gives it, because ZeRO-3 partitions, pads and gathers
+tensor by tensor, LoRA adapts module by module, and the exact count is then a plain sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Literal
+
+Role = Literal["embedding", "position", "attention", "feed_forward", "expert", "router", "norm", "head", "other"]
+NormKind = Literal["rms", "layer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """One parameter tensor.
+
+    name:   as in `named_parameters()`; inside a `Block` relative to the layer (`self_attn.q_proj.weight`).
+    shape:  as in torch, so (out_features, in_features) for `nn.Linear` and (in, out) for GPT-2's `Conv1D`.
+    linear: the weight of an `nn.Linear` or `Conv1D`, which `--lora-targets` may name (peft's "all-linear" takes all of
+            them except the output head).
+    transposed: stored as (in, out), as `Conv1D` does.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role
+    linear: bool = False
+    transposed: bool = False
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def in_features(self) -> int:
+        """Input width of a linear weight."""
+        return self.shape[0] if self.transposed else self.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        return self.shape[1] if self.transposed else self.shape[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Dimensions of one attention module.
+
+    heads A, kv_heads K; head_dim is the width of one query/key head, v_head_dim of one value head (they differ in MLA).
+    window:    keys that one query sees at most (sliding window), None: all.
+    rotary:    rotary position embedding is applied to queries and keys.
+    cross:     keys and values come from the encoder.
+    q_lora_rank, kv_lora_rank, rope_head_dim: DeepSeek's multi-head latent attention; 0 where it is not used.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    causal: bool = True
+    cross: bool = False
+    rotary: bool = True
+    qk_norm: bool = False
+    window: int | None = None
+    softcap: bool = False
+    q_lora_rank: int = 0
+    kv_lora_rank: int = 0
+    rope_head_dim: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedForward:
+    """Dimensions of one feed-forward module (dense, or a mixture of experts).
+
+    hidden:  F, the inner width of one expert (of the only one when `experts` is 0).
+    gated:   SwiGLU and its like: two input projections.
+    experts: routed experts, 0 for a dense module; experts_per_token of them see each token.
+    shared_hidden: inner width of the experts that see every token, 0 for none.
+    """
+
+    hidden: int
+    gated: bool
+    activation: str
+    experts: int = 0
+    experts_per_token: int = 0
+    shared_hidden: int = 0
+
+    @property
+    def active_hidden(self) -> int:
+        """Inner width that one token passes through."""
+        return (self.hidden * self.experts_per_token if self.experts else self.hidden) + self.shared_hidden
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A run of `count` identical transformer layers.
+
+    prefix:     name of the layer list (`model.layers`); layer i is `prefix.i`, counted over all blocks of that prefix.
+    tensors:    the parameters of ONE layer.
+    stack:      which token stream it runs over: "decoder" sees S tokens, "encoder" `ModelShape.encoder_len(S)`.
+    norm_count: norms over the hidden size in one layer (2 for pre-norm, 4 for Gemma's sandwich, 1 for parallel blocks).
+    hidden_size: width of its stream where it is not the model's (a vision tower), 0: the model's.
+    parallel:   attention and feed-forward read the same input and are added together (GPT-J, Falcon, Cohere).
+    hidden_dropout, attention_dropout: probabilities while training, of the branches' outputs and of the attention
+        weights.
+    """
+
+    prefix: str
+    count: int
+    tensors: tuple[Tensor, ...]
+    attention: Attention
+    feed_forward: FeedForward
+    cross_attention: Attention | None = None
+    stack: Literal["decoder", "encoder"] = "decoder"
+    norm: NormKind = "rms"
+    norm_count: int = 2
+    hidden_size: int = 0
+    parallel: bool = False
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+
+    @property
+    def parameters_per_layer(self) -> int:
+        return sum(tensor.numel for tensor in self.tensors)
+
+    @property
+    def parameters(self) -> int:
+        return self.count * self.parameters_per_layer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """A model: its tensors, blocks and the dimensions outside the blocks.
+
+    name:        what the user calls it, or the catalogue's hub id.
+    model_type, architecture: transformers' `model_type` and class name.
+    outside:     parameters outside the repeated layers (embeddings, final norm, untied head); tied tensors appear once.
+    tied:        the output head is the input embedding.
+    vocab_size:  V, the width of the logits (0 for a model without a vocabulary, such as ViT).
+    num_labels:  width of a classification head's output, 0 for a language model.
+    max_positions: longest sequence the positions allow, None when unknown.
+    encoder_len_fixed: tokens of the encoder stream when they do not follow S (ViT: patches + 1, Whisper: 1500 frames).
+    logit_softcap: final logits are soft-capped (Gemma 2), which keeps extra copies.
+    source:      where the dimensions come from (a catalogue's source, a file, the hub).
+    """
+
+    name: str
+    model_type: str
+    architecture: str
+    hidden_size: int
+    vocab_size: int
+    blocks: tuple[Block, ...]
+    outside: tuple[Tensor, ...]
+    tied: bool
+    num_labels: int = 0
+    max_positions: int | None = None
+    encoder_len_fixed: int | None = None
+    logit_softcap: bool = False
+    source: str = ""
+
+    def __hash__(self) -> int:
+        # Estimators cache by model; hashing thousands of tensors for each look-up would cost more than it saves.
+        return hash((self.name, self.model_type, self.parameters))
+
+    @cached_property
+    def parameters(self) -> int:
+        """P: exact number of parameters, tied ones once."""
+        return sum(tensor.numel for tensor in self.outside) + sum(block.parameters for block in self.blocks)
+
+    @cached_property
+    def num_layers(self) -> int:
+        """L: repeated layers of all blocks."""
+        return sum(block.count for block in self.blocks)
+
+    @cached_property
+    def tensor_counts(self) -> tuple[tuple[Tensor, int], ...]:
+        """Every distinct tensor with the number of times that it occurs in the model."""
+        return tuple((tensor, 1) for tensor in self.outside) + tuple(
+            (tensor, block.count) for block in self.blocks for tensor in block.tensors
+        )
+
+    @property
+    def is_moe(self) -> bool:
+        return any(block.feed_forward.experts for block in self.blocks)
+
+    @property
+    def has_learned_positions(self) -> bool:
+        """A position embedding bounds the sequence length (rotary and relative positions do not)."""
+        return any(tensor.role == "position" for tensor in self.outside)
+
+    @property
+    def fixed_len(self) -> int | None:
+        """Tokens of every sample where nothing follows S (ViT: patches + 1); None for a model of sequences."""
+        follows = any(block.stack != "encoder" for block in self.blocks)
+        return None if follows else self.encoder_len_fixed
+
+    def encoder_len(self, seq_len: int) -> int:
+        """Tokens in the encoder stream for a sequence length S of the workload."""
+        return self.encoder_len_fixed or seq_len

@@ -1,0 +1,39 @@
+"""QLoRA's base model: which weights bitsandbytes keeps in four bits, and their bytes."""
+
+from __future__ import annotations
+
+from ..workload import Workload
+from .model_shape import Tensor
+
+BLOCK = 64
+"""Elements that share a scale."""
+
+OUTER_BLOCK = 256
+"""Scales that share a scale of their own."""
+
+
+def quantized(tensor: Tensor, workload: Workload) -> bool:
+    """Whether this weight is in four bits: those of `nn.Linear` and `Conv1D` but the output head's, and T5's `wo`.
+
+    Fused experts and their router are parameters outside any linear layer and stay in 16 bits, which is most of a
+    mixture of experts. So do tensors that transformers keeps in fp32 elsewhere (T5's `_keep_in_fp32_modules`).
+    Source: transformers 5.23 integrations/bitsandbytes.py `replace_with_bnb_linear`, quantizers/base.py
+    `get_keys_to_not_convert` and `get_modules_to_not_convert`.
+    """
+    return (
+        workload.method == "qlora"
+        and tensor.linear
+        and tensor.role != "head"
+        and not tensor.name.endswith("DenseReluDense.wo.weight")
+    )
+
+
+def nf4_bytes(numel: int) -> int:
+    """Bytes of a weight in NF4 with double quantization: n/2 + n/64 + 4 n/(64 x 256), and two code tables.
+
+    Four bits an element, one 8-bit scale per 64 elements, and one fp32 scale per 256 of those scales.
+    Source: QLoRA (arXiv:2305.14314) section 3; bitsandbytes functional.py `quantize_4bit` (compress_statistics).
+    """
+    scales = -(-numel // BLOCK)
+    tables = (16 + 256) * 4
+    return -(-numel // 2) + scales + 4 * -(-scales // OUTER_BLOCK) + tables

@@ -1,0 +1,150 @@
+"""Seconds of collectives over a cluster's links, and which of them each ZeRO stage runs.
+
+A ring over N ranks moves, through every rank, V (N - 1) / N bytes for an all-gather or reduce-scatter of V bytes and
+twice that for an all-reduce; the slowest link that the ring crosses sets the pace. Over several nodes the ring leaves
+each node once, so all of the node's adapters together carry what one GPU's link carries inside.
+
+Which collectives (deepspeed 0.19.8, e bytes per element, Pt trained and P all parameters):
+
+    stage 0     all-reduce of e Pt after the last backward pass of a step, nothing beside it
+                (runtime/engine.py `allreduce_gradients`, `buffered_allreduce_fallback`)
+    stage 1     the same volume by buckets, in the last backward pass; then all-gather of e Pt after the step
+    stage 2     the all-reduce in EVERY backward pass ("ZeRO stage >= 2 communicates during non gradient accumulation
+                boundaries as well", engine.py); all-gather as stage 1. The buckets are all-reduced although each rank
+                keeps a part only, because `use_multi_rank_bucket_allreduce` is on by default (stage_1_and_2.py
+                `average_tensor`)
+    stage 3     all-gather of the weights in every forward and again in every backward pass, less what stays gathered
+                between the two (`gathered_parameters`); reduce-scatter of e Pt in every backward pass
+
+Stages 1 and 2 overlap with the backward pass when `overlap_comm` is set, one bucket behind it: the compute stream waits
+for the bucket before the last (`average_tensor`), so the last one is never hidden, and with a bucket as large as the
+model nothing is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import ClusterError
+from ..hardware.cluster import Cluster
+from ..memory.gathered_parameters import gathered_parameters
+from ..memory.trainable import TensorSet
+from ..plan import Plan
+from ..workload import Workload
+
+LINK_SHARE = {"nvlink": 0.8, "infinity fabric": 0.6, "pcie": 0.35}
+"""Bus bandwidth that NCCL reaches against the link's one-way figure.
+
+NVLink: a fifth goes to the protocol (NVIDIA/nccl-tests #212: 370 of 450 GB/s on H100; NVLink SHARP, which does better
+in all-reduce, is not counted). PCIe: without peer-to-peer, as on all GeForce 40, data goes through host memory; NCCL's
+own table has 24 GB/s below one root complex and 10 between sockets for PCIe 4 with 31.5 (NVIDIA/nccl-tests #307).
+Infinity Fabric: assumed.
+"""
+
+NETWORK_SHARE = 0.85
+"""Of the adapters' rate: 84.8 of 100 GB/s on average over 24 A100 with four HDR adapters per node (NVIDIA/nccl-tests
+#119)."""
+
+CALL_S = 20e-6
+"""Starting a collective: the launch on the host and NCCL's kernel."""
+
+LOCAL_HOP_S, NETWORK_HOP_S = 3e-6, 10e-6
+"""Each of the N - 1 steps of a ring, within a node and between nodes.
+
+With `CALL_S` an 8-byte all-gather over eight GPUs takes 41 us; NVIDIA/nccl #1530 shows 42 us for an all-reduce over
+eight RTX 4090. The step between nodes is assumed.
+"""
+
+CONTENTION = 0.31
+"""Part of the time of a hidden collective that the computation beside it loses: NCCL's kernels take multiprocessors and
+memory bandwidth, copies through the host take the latter. Fitted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """The path that a collective takes over all ranks.
+
+    bytes_per_s: of the slowest link, after protocol losses; resource: which that is. all_reduce_bytes_per_s: the same
+                 for an all-reduce, where it was measured apart: gloo's is three times as fast as its other collectives.
+    """
+
+    ranks: int
+    bytes_per_s: float
+    all_reduce_bytes_per_s: float
+    call_s: float
+    resource: str
+
+    def gather_s(self, size_bytes: float, calls: int) -> float:
+        """All-gather (or reduce-scatter) of `size_bytes` in all, split into `calls`."""
+        return self._once_around_s(size_bytes, calls, self.bytes_per_s)
+
+    def all_reduce_s(self, size_bytes: float, calls: int) -> float:
+        """All-reduce of `size_bytes`, which goes around twice."""
+        return 2 * self._once_around_s(size_bytes, calls, self.all_reduce_bytes_per_s)
+
+    def _once_around_s(self, size_bytes: float, calls: int, bytes_per_s: float) -> float:
+        if self.ranks == 1:
+            return 0.0
+        return size_bytes * (self.ranks - 1) / self.ranks / bytes_per_s + calls * self.call_s
+
+
+def ring(cluster: Cluster) -> Ring:
+    """The ring over all ranks of the cluster. Raises ClusterError for several nodes without an interconnect."""
+    gpu, local, nodes = cluster.gpu, cluster.gpus_per_node, cluster.nodes
+    rates: dict[str, float] = {}
+    if local > 1:
+        link, share = gpu.peer_bytes_per_s or PCIE3_BYTES_PER_S, LINK_SHARE.get(gpu.peer_link, LINK_SHARE["pcie"])
+        rates["gpu links"] = link * share
+    if nodes > 1:
+        if cluster.interconnect_bytes_per_s is None:
+            raise ClusterError(
+                f"nothing is known of the network between {nodes} nodes",
+                why="every collective crosses it",
+                fix="give the cluster interconnect_bytes_per_s",
+            )
+        rates["network"] = cluster.interconnect_bytes_per_s * NETWORK_SHARE
+    resource = min(rates, key=lambda name: rates[name], default="gpu links")
+    hops = nodes * (local - 1) * LOCAL_HOP_S + (nodes - 1) * NETWORK_HOP_S
+    slowest = rates.get(resource, 1.0)
+    all_reduce, measured_s = (cluster.all_reduce_bytes_per_s, cluster.collective_call_s) if nodes == 1 else (None, None)
+    return Ring(
+        ranks=cluster.world_size,
+        bytes_per_s=slowest,
+        all_reduce_bytes_per_s=all_reduce or slowest,
+        resource=resource,
+        call_s=CALL_S + hops if measured_s is None else measured_s,
+    )
+
+
+PCIE3_BYTES_PER_S = 15.75e9
+"""Link between GPUs where the data file knows none: PCIe 3 x16, the slowest that is still sold."""
+
+
+def gathered_bytes(tensors: TensorSet, workload: Workload) -> float:
+    """Bytes of all weights as stage 3 gathers them."""
+    return tensors.frozen_bytes + tensors.trainable_numel * workload.weight_bytes
+
+
+def gathered_shares(tensors: TensorSet, plan: Plan, world_size: int) -> tuple[float, float]:
+    """Parts of the weights that stage 3 gathers in a forward and again in a backward pass.
+
+    Persistent parameters are gathered in neither, and what is still whole when the loss is computed is there already
+    when the backward pass comes (`gathered_parameters`).
+    """
+    kept = gathered_parameters(tensors, plan, world_size)
+    forward = tensors.numel - kept.persistent
+    return forward / tensors.numel, max(0, forward - kept.loss) / tensors.numel
+
+
+def gather_calls(tensors: TensorSet, plan: Plan) -> int:
+    """Collectives of one pass of gathering: bucket by bucket, but at most one for every tensor."""
+    return _calls(tensors.numel, plan.stage3_prefetch_bucket_size, len(tensors.trainable) + len(tensors.frozen))
+
+
+def reduce_calls(tensors: TensorSet, plan: Plan) -> int:
+    """Buckets that one pass of reducing the gradients takes."""
+    return _calls(tensors.trainable_numel, plan.reduce_bucket_size, len(tensors.trainable))
+
+
+def _calls(numel: int, bucket: int, count: int) -> int:
+    return max(1, min(count, -(-numel // max(1, bucket))))

@@ -1,0 +1,235 @@
+"""Floating-point operations of a training step, product by product.
+
+Symbols: B micro batch, S sequence, T = B S tokens, A heads, d width of a query/key head, dv of a value head.
+
+ 1. A linear layer with weight (out, in) does, forward, for every token
+    a. out dot products of length in                                                       2 in out
+    b. its bias is one addition in thousands and left out                                  0
+ 2. Backward, each linear layer does
+    a. the gradient of its input, T x out times out x in                                   2 in out
+    b. the gradient of its weight, unless the weight is frozen (LoRA)                      2 in out
+ 3. LoRA adds to a layer of rank r, forward                                                2 r (in + out)
+    and twice that backward. Where peft has no layer to put an adapter beside (fused experts, a router), it
+    computes W + B A, for all tokens together
+    a. forward                                                                             2 r in out
+       and for the E experts, each with its own r, once more to check the result           2 r in out
+    b. backward, the gradients of A and B                                                  4 r in out
+    and the products with W + B A need the gradient of a weight, rule 2b.
+ 4. Attention does for every pair of a query and a key that it sees, in every head, forward
+    a. the score: a dot product of length d                                                2 d
+    b. the value, scaled and added                                                         2 dv
+    c. softmax, masking and rotation are not matrix products: counted as bytes elsewhere   0
+    A causal query at position q sees q + 1 keys, or the window if that is less. Summed over q: S (S + 1) / 2, or
+    w S - w (w - 1) / 2 with a window w. An eager kernel computes all S^2 and masks afterwards.
+ 5. Backward, attention does four products of that size for two; a flash kernel, which kept no scores, does five: 2.5 x.
+ 6. With checkpointing every layer, but not the head, runs forward once more, up to the last tensor that its backward
+ pass
+    needs: the product that a layer ends with is left out where nothing after it saves a tensor. So torch >= 2.1 does
+        when
+    checkpointing is not reentrant (`set_checkpoint_early_stop`), the default of transformers 5.
+ 7. A mixture of experts counts the k experts that each token passes, and the shared ones.
+
+The well-known 6 P per token is rules 1 and 2 with P for the sum of all in x out. It counts the embedding lookup, which
+is no product, and leaves attention out, which here is exact.
+
+Not covered: convolutions (the patches of ViT, the front of Whisper), which are below a hundredth of those models.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from math import prod
+
+from ..models.lora import Adapters, adapters
+from ..models.model_shape import Attention, Block, ModelShape, Tensor
+from ..plan import Plan
+from ..workload import AttentionKernel, Workload
+
+FLASH_BACKWARD, EAGER_BACKWARD = 2.5, 2.0
+"""Backward attention products for one forward (rule 5)."""
+
+_NORM_AT_THE_END = re.compile(r"post_(feedforward|mlp)")
+_ENCODER_KEYS = re.compile(r"(EncDecAttention|encoder_attn|crossattention)\W(\w+\.)?(k|v|k_proj|v_proj|key|value)\.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """`copies` matrix products of (rows x inner) by (inner x columns); forward, one layer.
+
+    backward: products of that size in the backward pass: 2 with the gradient of the weight, 1 where it is frozen, 0
+              where the result is thrown away.
+    again:    checkpointing runs it a second time (rule 6).
+    """
+
+    name: str
+    rows: int
+    inner: int
+    columns: int
+    copies: int = 1
+    backward: int = 2
+    again: bool = True
+
+    @property
+    def forward_flops(self) -> int:
+        return 2 * self.rows * self.inner * self.columns * self.copies
+
+    @property
+    def backward_flops(self) -> int:
+        return self.forward_flops * self.backward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFlops:
+    """FLOPs of one micro batch on one GPU.
+
+    recompute: what checkpointing runs a second time; 0 without it.
+    """
+
+    forward: int
+    backward: int
+    recompute: int
+
+    @property
+    def total(self) -> int:
+        return self.forward + self.backward + self.recompute
+
+
+def micro_batch_flops(model: ModelShape, workload: Workload, plan: Plan) -> StepFlops:
+    """FLOPs that a GPU executes for one micro batch (rules 1 to 7)."""
+    blocks_forward = blocks_backward = blocks_again = 0
+    for block in model.blocks:
+        products = block_products(model, block, workload, plan.micro_batch_size)
+        attention = sum(flops for _, flops in block_attention(model, block, workload, plan.micro_batch_size))
+        forward = sum(product.forward_flops for product in products) + attention
+        blocks_forward += block.count * forward
+        blocks_again += block.count * (
+            forward - sum(product.forward_flops for product in products if not product.again)
+        )
+        blocks_backward += block.count * (
+            sum(product.backward_flops for product in products)
+            + round(attention * attention_backward(workload.attention))
+        )
+    head = head_product(model, workload, plan.micro_batch_size)
+    return StepFlops(
+        forward=blocks_forward + (head.forward_flops if head else 0),
+        backward=blocks_backward + (head.backward_flops if head else 0),
+        recompute=blocks_again if plan.gradient_checkpointing else 0,
+    )
+
+
+def block_products(model: ModelShape, block: Block, workload: Workload, micro_batch: int) -> tuple[Product, ...]:
+    """The matrix products with weights in one layer."""
+    stream = model.encoder_len(workload.seq_len) if block.stack == "encoder" else workload.seq_len
+    tokens, encoder_tokens = micro_batch * stream, micro_batch * model.encoder_len(workload.seq_len)
+    chosen, backward = adapters(model, workload), 2 if workload.method == "full" else 1
+    products: list[Product] = []
+    for tensor in block.tensors:
+        if tensor.role == "expert" and len(tensor.shape) == 3:
+            feed_forward = block.feed_forward
+            experts, one, other = tensor.shape
+            # Tokens spread over the experts; with few tokens some experts stay idle.
+            busy = min(experts, tokens * feed_forward.experts_per_token)
+            products.append(
+                Product(
+                    name=tensor.name,
+                    rows=-(-tokens * feed_forward.experts_per_token // busy),
+                    inner=one,
+                    columns=other,
+                    copies=busy,
+                    backward=2 if chosen.folds(tensor) else backward,
+                )
+            )
+        elif len(tensor.shape) == 2 and (tensor.linear or tensor.role in ("router", "expert")):
+            rows = encoder_tokens if _ENCODER_KEYS.search(tensor.name) else tokens
+            products.append(
+                Product(
+                    name=tensor.name,
+                    rows=rows,
+                    inner=tensor.in_features,
+                    columns=tensor.out_features,
+                    backward=2 if chosen.folds(tensor) else backward,
+                )
+            )
+            if tensor.linear and (rank := chosen.rank_of(tensor)):
+                products += (
+                    Product(name=f"{tensor.name} lora_A", rows=rows, inner=tensor.in_features, columns=rank),
+                    Product(name=f"{tensor.name} lora_B", rows=rows, inner=rank, columns=tensor.out_features),
+                )
+        if chosen.folds(tensor):
+            products += _folds(tensor, chosen)
+    if products and not _saves_its_end(block):
+        products[-1] = replace(products[-1], again=False)
+    return tuple(products)
+
+
+def _saves_its_end(block: Block) -> bool:
+    """Whether something after a layer's last product saves a tensor: dropout, a norm, the weights of experts."""
+    return bool(
+        block.hidden_dropout
+        or block.feed_forward.experts
+        or any(_NORM_AT_THE_END.search(tensor.name) for tensor in block.tensors)
+    )
+
+
+def _folds(tensor: Tensor, chosen: Adapters) -> tuple[Product, ...]:
+    """W + B A of a router, or of every expert and the check of it (rule 3a)."""
+    *experts, wide_out, wide_in = tensor.shape
+    copies = prod(experts)
+    fold = Product(
+        name=f"{tensor.name} B A", rows=wide_out, inner=chosen.rank_of(tensor) // copies, columns=wide_in, copies=copies
+    )
+    return (fold, replace(fold, name=f"{tensor.name} B A, checked", backward=0)) if experts else (fold,)
+
+
+def head_product(model: ModelShape, workload: Workload, micro_batch: int) -> Product | None:
+    """The output layer over the vocabulary; None for a model without one.
+
+    A classification head sees one token per sample and is too small to count.
+    """
+    if model.vocab_size == 0 or model.num_labels:
+        return None
+    return Product(
+        name="head",
+        rows=micro_batch * workload.seq_len,
+        inner=model.hidden_size,
+        columns=model.vocab_size,
+        backward=2 if workload.method == "full" else 1,
+    )
+
+
+def block_attention(
+    model: ModelShape, block: Block, workload: Workload, micro_batch: int
+) -> tuple[tuple[Attention, int], ...]:
+    """Forward FLOPs of each attention module of one layer (rule 4)."""
+    encoder = model.encoder_len(workload.seq_len)
+    stream = encoder if block.stack == "encoder" else workload.seq_len
+    modules = [(block.attention, attention_flops(block.attention, micro_batch, stream, stream, workload.attention))]
+    if block.cross_attention is not None:
+        modules.append(
+            (
+                block.cross_attention,
+                attention_flops(block.cross_attention, micro_batch, stream, encoder, workload.attention),
+            )
+        )
+    return tuple(modules)
+
+
+def attention_flops(attention: Attention, batch: int, queries: int, keys: int, kernel: AttentionKernel) -> int:
+    """2 B A (d + dv) for every pair of query and key that the kernel computes."""
+    pairs = queries * keys if kernel == "eager" else seen_pairs(attention, queries, keys)
+    return 2 * batch * attention.heads * (attention.head_dim + attention.v_head_dim) * pairs
+
+
+def seen_pairs(attention: Attention, queries: int, keys: int) -> int:
+    """Pairs of a query and a key that the mask lets through, for one sequence."""
+    if attention.cross:
+        return queries * keys
+    window = min(attention.window or keys, keys)
+    if attention.causal:
+        return window * queries - window * (window - 1) // 2
+    return queries * window
+
+
+def attention_backward(kernel: AttentionKernel) -> float:
+    return EAGER_BACKWARD if kernel == "eager" else FLASH_BACKWARD

@@ -1,0 +1,152 @@
+"""Bytes that a micro batch moves through GPU memory outside its matrix products.
+
+Eager PyTorch runs these operations one kernel at a time: each reads its inputs from memory and writes its result back.
+With e bytes an element (2 in bf16), forward, per token, H the hidden width and F the width that a token passes in the
+feed-forward:
+
+    RMSNorm, as transformers writes it (to fp32, square, mean, scale, back, weight)   34 H   (28 H in fp32)
+    LayerNorm, one fused kernel                                                       2 e H
+    residual sum                                                                      3 e H, twice
+    rotary embedding (two products, negate, concatenate, sum) of queries and keys      9 e (A + K) d
+    heads put back side by side after attention                                        2 e A dv
+    silu(gate) * up                                                                    5 e F
+    gelu, relu                                                                         2 e F
+    tanh approximations written out in Python (`gelu_new`)                             18 e F
+    dropout of probability above 0                                                     (2 e + 1) H, twice
+    dispatching a token to k experts and summing them up                               7 e k H, router in fp32
+    eager attention: scores written, scaled, masked, softmax in fp32, cast             22 bytes per pair and head
+    a LoRA adapter: scaled output, sum; a = e, or 4 where the adapter stays in fp32      (3 a + 2 e) out
+      input and sum cast there and back                                                 (e + a) (in + out)
+      dropout of the input                                                              (2 a + 1) in
+
+The backward pass of an operation that saves its inputs reads them and the gradient and writes a gradient for each
+input: about twice the forward bytes, and so counted. One that saves nothing (a sum, a copy, dropout, all of an adapter
+    but its
+products) moves the gradient once, or adds up those of two uses: as many bytes as forward.
+
+Where `Software.fused_kernels` says so, a norm takes 2 e H, the rotary embedding 2 e (A + K) d and the gated activation
+3 e F. Some operations move weights, whatever the tokens:
+
+    W + B A where LoRA folds an adapter into fused experts: W read, checked and used   2 e    (forward only)
+    unpacking a 4-bit weight, as slow as moving                                        UNPACK_BYTES
+
+The rest of such a fold is a product of its own (`flops.py`, rule 3).
+"""
+
+from __future__ import annotations
+
+from ..models.lora import adapters
+from ..models.model_shape import Attention, Block, ModelShape, Tensor
+from ..models.nf4 import quantized
+from ..workload import Workload
+
+SAVING_BACKWARD = 2.0
+"""Backward bytes of an operation that saves its inputs for one forward byte."""
+
+LOGIT_BYTES = {"standard": (14, 22), "fused": (4, 8)}
+"""Bytes per logit, forward and backward, by loss kernel.
+
+standard: transformers' `ForCausalLMLoss`: upcast to fp32 (2 + 4), log-softmax (4 + 4); backward softmax gradient (4 + 4
++ 4), back to 2 bytes (4 + 2), its read by the head's products (2 + 2). fused: chunks in the compute dtype, overwritten
+by their gradient.
+"""
+
+OPTIMIZER_PASSES_BYTES = 36
+"""Bytes per updated parameter of a DeepSpeed step on the GPU, beside the optimizer's states (read and written once
+each).
+
+fp32 master read and written 8, fp32 gradient read 4; before that the gradient is cast 2 + 4, its norm read 4, unscaled
+and clipped 8; after it the 16-bit weight is written 4 + 2 (deepspeed 0.19.8 stage_1_and_2.py `step`, stage3.py `step`).
+"""
+
+COPIED_PASSES, SUMMED_PASSES = 2, 3
+"""Times that an element of a gradient crosses memory when it is copied into a bucket, or added to the one before."""
+
+UNPACK_BYTES = 9
+"""Bytes whose transfer takes as long as unpacking one NF4 weight.
+
+litgpt's resource table (tutorials/resource-tables.md, A100-40GB, micro batch 1): NF4 adds 79 ms to an iteration of
+Llama-2-7B and 191 ms to one of 13B, two unpackings each: 6 to 7 ps a weight at 1.3 TB/s.
+"""
+
+_WRITTEN_OUT = ("gelu_new", "gelu_fast", "gelu_python", "quick_gelu")
+
+
+def block_bytes(
+    model: ModelShape, block: Block, workload: Workload, micro_batch: int, *, fused: bool = False
+) -> tuple[float, float]:
+    """Bytes of one layer's forward and backward pass over its activations; `fused` as in `Software.fused_kernels`."""
+    encoder = model.encoder_len(workload.seq_len)
+    stream = encoder if block.stack == "encoder" else workload.seq_len
+    tokens, element = micro_batch * stream, workload.weight_bytes
+    hidden, feed_forward = model.hidden_size, block.feed_forward
+
+    saving = float(tokens * norm_bytes(block.norm, element, fused=fused) * hidden * block.norm_count)
+    passing = float(tokens * 2 * 3 * element * hidden)
+    if block.hidden_dropout:
+        passing += tokens * 2 * (2 * element + 1) * hidden
+    gated, written_out = (3 if fused else 5), (18 if feed_forward.activation in _WRITTEN_OUT else 2)
+    saving += tokens * (gated if feed_forward.gated else written_out) * element * feed_forward.active_hidden
+    if feed_forward.experts:
+        passing += tokens * (7 * element * feed_forward.experts_per_token * hidden + 20 * feed_forward.experts)
+    for attention, keys in ((block.attention, stream), (block.cross_attention, encoder)):
+        if attention is not None:
+            saving += micro_batch * _attention_bytes(attention, block, workload, stream, keys, fused=fused)
+            passing += tokens * 2 * element * attention.heads * attention.v_head_dim
+    chosen = adapters(model, workload)
+    passing += tokens * sum(
+        _adapter_bytes(tensor, workload) for tensor in block.tensors if tensor.linear and chosen.rank_of(tensor)
+    )
+    return saving + passing, SAVING_BACKWARD * saving + passing
+
+
+def _adapter_bytes(tensor: Tensor, workload: Workload) -> int:
+    element = workload.weight_bytes
+    own = 4 if workload.adapters_fp32 else element
+    size = (3 * own + 2 * element) * tensor.out_features
+    if own != element:
+        size += (element + own) * (tensor.in_features + tensor.out_features)
+    if workload.lora_dropout:
+        size += (2 * own + 1) * tensor.in_features
+    return size
+
+
+def block_weight_bytes(model: ModelShape, block: Block, workload: Workload) -> tuple[float, float]:
+    """Bytes of one layer's forward and backward pass over its weights, besides matrix products."""
+    if workload.method == "full":
+        return 0.0, 0.0
+    chosen = adapters(model, workload)
+    unpacked = UNPACK_BYTES * sum(tensor.numel for tensor in block.tensors if quantized(tensor, workload))
+    folded = 2 * workload.weight_bytes * sum(tensor.numel for tensor in block.tensors if chosen.folds(tensor))
+    return float(unpacked + folded), float(unpacked)
+
+
+def norm_bytes(kind: str, element: int, *, fused: bool = False) -> int:
+    """Forward bytes of a norm per element."""
+    if kind == "layer" or fused:
+        return 2 * element
+    return 34 if element == 2 else 28
+
+
+def _attention_bytes(
+    attention: Attention, block: Block, workload: Workload, queries: int, keys: int, *, fused: bool
+) -> float:
+    element, heads = workload.weight_bytes, attention.heads + attention.kv_heads
+    per_token = 0
+    if attention.rotary:
+        per_token += (2 if fused else 9) * element * heads * (attention.rope_head_dim or attention.head_dim)
+    if attention.qk_norm:
+        per_token += norm_bytes(block.norm, element, fused=fused) * heads * attention.head_dim
+    scores = 0
+    if workload.attention == "eager":
+        scores = (22 + (9 if block.attention_dropout else 0)) * attention.heads * queries * keys
+    return per_token * queries + scores
+
+
+def loss_bytes(model: ModelShape, workload: Workload, micro_batch: int) -> tuple[float, float]:
+    """Forward and backward bytes of the loss over the vocabulary; (0, 0) for a classification head."""
+    if model.vocab_size == 0 or model.num_labels:
+        return 0.0, 0.0
+    logits = micro_batch * workload.seq_len * model.vocab_size
+    forward, backward = LOGIT_BYTES[workload.loss]
+    return float(forward * logits), float(backward * logits)

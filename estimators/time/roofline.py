@@ -1,0 +1,118 @@
+"""Seconds of one operation on one GPU, from its FLOPs and its bytes.
+
+    matrix product   t = max(2 M N (K + TILE_START) / R, e (M K + K N + M N) / W) + RAMP_S
+    attention        t = FLOPs / rate(keys)
+    anything else    t = bytes / W
+
+R is the rate of a large product, W the memory's. What makes a small product slow is in two terms: every tile of the
+result is loaded and stored once, however short the sum K behind it; and a kernel fills and drains the GPU once, the
+last, partly empty wave of tiles included.
+
+The closed form (`compute_time`) and the dry run's recorded operations (`recorded_time`) both end here, so there is one
+set of constants. Those called fitted are what `benchmarks/fit_speed.py` finds on published runs.
+
+Not covered: fp8, power caps below the card's default, several processes on one GPU.
+"""
+
+from __future__ import annotations
+
+from ..errors import ClusterError
+from ..hardware.cluster import Gpu
+from ..workload import AttentionKernel, Precision
+
+SUSTAINED = {"Ampere": 0.88, "Ada": 0.96, "Hopper": 0.84}
+"""A model's products against the best shape that anyone timed (`gemm_*` of the data file), by architecture. Fitted.
+
+Between them lie other shapes, and power: an H100 that multiplies random numbers without a pause clocks down.
+"""
+
+SUSTAINED_ELSEWHERE = 0.9
+"""The same where no runs are published: about the mean of the fitted ones."""
+
+BEST_OF_PEAK = 0.8
+"""Best timed product against the data sheet's peak, where nobody published one.
+
+From the data file: A100 0.87, H100 0.80, B200 0.78, A40 0.82, V100 0.78.
+"""
+
+TILE_START, RAMP_S = 160, 9e-6
+"""Additions that starting and ending a tile costs as much as, and seconds per matrix product.
+
+Fitted on 78 published timings of square products of 1024 to 4096 on twelve GPUs (`benchmarks/data/published_gemm.csv`):
+a mean error of 11 %, where neither term alone comes below 12 %.
+"""
+
+MEMORY_SHARE = 0.74
+"""Reached part of the data sheet's memory bandwidth by the operations that `memory_bound` counts. Fitted."""
+
+ATTENTION_OF_PEAK = {"Volta": 0.35, "Turing": 0.35, "Ampere": 0.69, "Ada": 0.69, "Hopper": 0.37, "Blackwell": 0.3}
+"""Rate of FlashAttention-2's forward pass, which torch runs, for long sequences against the card's dense 16-bit peak.
+
+Ampere and Hopper fitted. Published: up to 73 % on A100 (arXiv:2307.08691); 71 % on RTX A5000 (gpu-mode/ring-attention
+#10); 21 to 31 % on H100 for a head width of 64 (Dao-AILab/flash-attention #2688), whose instructions it does not use.
+Ada as Ampere; Blackwell below Hopper; Volta and Turing run torch's memory-efficient kernel, taken as half.
+"""
+
+ATTENTION_BACKWARD_SPEED = 0.86
+"""Rate of its backward pass against its forward pass: at best 63 and 73 % of an A100's peak (arXiv:2307.08691, 4.1)."""
+
+ATTENTION_HALF_TOKENS = 600
+"""Keys at which flash attention has reached half of that.
+
+Between the 180 of the A5000's rows, where every query sees all keys, and the 1000 of causal ones (B200: 31, 41 and 48 %
+at 1k, 2k and 4k, Dao-AILab/flash-attention #2605).
+"""
+
+
+def product_s(
+    rows: int, inner: int, columns: int, *, copies: int, rate: float, bandwidth: float, element: int
+) -> float:
+    """Seconds of `copies` matrix products (rows x inner) by (inner x columns), launched as one."""
+    moved = element * copies * (rows * inner + inner * columns + rows * columns)
+    return max(2.0 * rows * (inner + TILE_START) * columns * copies / rate, moved / bandwidth) + RAMP_S
+
+
+def product_rate(gpu: Gpu, precision: Precision) -> float:
+    """FLOP/s of a large matrix product in a model.
+
+    fp32 runs without TF32, as torch does by default. bf16 on a GPU without it is emulated in fp32.
+    """
+    best = {"bf16": gpu.gemm_bf16_flops_per_s, "fp16": gpu.gemm_fp16_flops_per_s, "fp32": None}[precision]
+    # Both 16-bit formats run on the same units; published timings differ by a few percent.
+    if best is None and precision != "fp32" and (precision == "fp16" or gpu.has_bf16):
+        best = gpu.gemm_fp16_flops_per_s or gpu.gemm_bf16_flops_per_s
+    peak = {"bf16": gpu.bf16_flops_per_s, "fp16": gpu.fp16_flops_per_s, "fp32": gpu.fp32_flops_per_s}[precision]
+    if best is None and peak is None:
+        peak = gpu.fp32_flops_per_s
+    if best is None and peak is not None:
+        best = peak * BEST_OF_PEAK
+    if best is None:
+        raise ClusterError(
+            f"no speed of the {gpu.name} is known in {precision}",
+            why="its time cannot be predicted",
+            fix="describe the GPU by its memory, such as --gpus 2x24GB",
+        )
+    return best * SUSTAINED.get(gpu.architecture, SUSTAINED_ELSEWHERE)
+
+
+def attention_rate(
+    gpu: Gpu, precision: Precision, kernel: AttentionKernel, keys: int, *, backward: bool = False
+) -> float:
+    """FLOP/s of the attention kernel over sequences of `keys`, in its forward or backward pass."""
+    products = product_rate(gpu, precision)
+    peak = gpu.bf16_flops_per_s if precision == "bf16" else gpu.fp16_flops_per_s
+    if kernel == "eager" or precision == "fp32" or peak is None:
+        return products
+    share = ATTENTION_OF_PEAK.get(gpu.architecture, 0.3) * (ATTENTION_BACKWARD_SPEED if backward else 1.0)
+    return min(products, peak * share) * keys / (keys + ATTENTION_HALF_TOKENS)
+
+
+def memory_rate(gpu: Gpu) -> float:
+    """Bytes per second that large operations get from the GPU's memory."""
+    if gpu.memory_bytes_per_s is None:
+        raise ClusterError(
+            f"the memory bandwidth of the {gpu.name} is not known",
+            why="its time cannot be predicted",
+            fix="describe the GPU by its memory, such as --gpus 2x24GB",
+        )
+    return gpu.memory_bytes_per_s * MEMORY_SHARE

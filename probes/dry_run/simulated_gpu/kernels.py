@@ -1,0 +1,69 @@
+"""DeepSpeed's compiled kernels, replaced by ones that touch no memory.
+
+DeepSpeed asks its accelerator for an op builder and that for a loaded extension. The classes around the kernels
+(`FusedAdam`, `DeepSpeedCPUAdam`, the NVMe swappers) stay DeepSpeed's own, so the states they keep, and in which dtype,
+follow the installed version. The real kernels update in place and allocate nothing either
+(csrc/adam/multi_tensor_adam.cu, csrc/adam/cpu_adam_impl.cpp), which is why doing nothing is faithful where torch's
+foreach Adam would not be.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ..recording.ledger import Ledger
+from ..recording.operations import Operations
+from . import aio
+
+
+class _NoOpExtension:
+    """Any function of a compiled extension: updates in place, allocates nothing; `operations` hears of the call."""
+
+    def __init__(self, operations: Operations | None) -> None:
+        self._operations = operations
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        operations = self._operations
+        return lambda *arguments, **options: operations.note_kernel(name, arguments) if operations is not None else None
+
+
+class _AsyncIo(_NoOpExtension):
+    def __init__(self, ledger: Ledger, operations: Operations | None) -> None:
+        super().__init__(operations)
+        self._ledger = ledger
+
+    def aio_handle(self, *arguments: Any, **options: Any) -> aio.CountingHandle:
+        return aio.CountingHandle(self._ledger, *arguments, **options)
+
+
+def op_builder(class_name: str, ledger: Ledger, operations: Operations | None = None) -> type | None:
+    """The class that DeepSpeed instantiates and whose `load()` returns the extension; None for what no GPU has."""
+    if class_name in ("ShareMemCommBuilder", "CCLCommBuilder"):  # collectives between CPUs
+        return None
+
+    class Builder:
+        NAME = name = class_name
+
+        def load(self, verbose: bool = True) -> _NoOpExtension:
+            return _AsyncIo(ledger, operations) if class_name == "AsyncIOBuilder" else _NoOpExtension(operations)
+
+        def is_compatible(self, verbose: bool = False) -> bool:
+            return True
+
+        def builder_available(self) -> bool:
+            return True
+
+    Builder.__name__ = class_name
+    return Builder
+
+
+def install(ledger: Ledger, operations: Operations | None = None) -> None:
+    """Exchange the builders that DeepSpeed's modules bound while they were imported, before there was our
+    accelerator."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith("deepspeed.") and ".op_builder." not in module_name:
+            for name in [name for name in vars(module) if name.endswith("Builder")]:
+                setattr(module, name, op_builder(name, ledger, operations))

@@ -1,0 +1,463 @@
+"""`ds-advise compare`: true differences only, figures that add up, and one line for what cannot be read."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise.advisor.cli import run as run_here
+from ds_advise.advisor.compare.comparison import Comparison, circumstances_of, compare, differences, parts
+from ds_advise.advisor.compare.key_meanings import MEANINGS
+from ds_advise.advisor.compare.report import render_comparison
+from ds_advise.advisor.compare.settings import LOOSE_DEFAULTS, Settings
+from ds_advise.advisor.question.question import Question
+from ds_advise.advisor.recommend.search import climb
+from ds_advise.ds_configs.emit import ds_config
+from ds_advise.estimators.errors import ConfigFileError, DsAdviseError, WorkloadError
+from ds_advise.estimators.plan import RUNGS
+from ds_advise.validate.lint.facts import Facts, load_facts
+from rich.console import Console
+
+WHERE: dict[str, Any] = {
+    "gpus": "4xA100-80GB",
+    "ram": "512GB",
+    "nvme": "/nvme:4TB",
+    "interconnect": None,
+    "method": "full",
+    "lora_rank": 8,
+    "lora_dropout": 0.0,
+    "lora_targets": None,
+    "seq_len": None,
+    "micro_batch": None,
+    "accumulation": None,
+    "precision": "auto",
+    "optimizer": "adamw",
+    "gradient_checkpointing": True,
+    "attention": "sdpa",
+    "loss": "standard",
+    "framework": "hf",
+    "offline": True,
+}
+FILES = {
+    "offload": {
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "bf16": {"enabled": "auto"},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "allgather_bucket_size": 2e8},
+    },
+    "zero3": {
+        "train_micro_batch_size_per_gpu": 2,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto", "stage3_max_live_parameters": 1e8},
+    },
+    "fp32": {
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 1},
+        "optimizer": {"type": "Adam", "params": {"lr": 1e-4}},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def facts() -> Facts:
+    return load_facts()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    for name, config in FILES.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(config))
+    return {name: str(tmp_path / f"{name}.json") for name in FILES}
+
+
+def zero(**keys: Any) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": 3, **keys}}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({}, {"gradient_clipping": 1.0, "wall_clock_breakdown": False}),
+        (
+            zero(),
+            zero(reduce_bucket_size=500000000, sub_group_size=1e9, overlap_comm=True, stage3_max_live_parameters=1e9),
+        ),
+        (zero(prefetch_bucket_size=5e7, max_live_parameters=7), zero(stage3_max_live_parameters=7)),
+        (
+            zero(),
+            zero(
+                overlap_comm="auto", contiguous_gradients="auto", offload_param={"device": "none", "pin_memory": False}
+            ),
+        ),
+        (
+            zero(offload_optimizer={"device": "cpu"}),
+            zero(offload_optimizer={"device": "cpu", "pin_memory": True, "ratio": 1}),
+        ),
+        ({"bfloat16": {"enabled": True}}, {"bf16": {"enabled": True}}),
+        (zero(cpu_offload=True, cpu_offload_param=False), zero(offload_optimizer={"device": "cpu"})),
+        (zero(stage3_gather_fp16_weights_on_model_save=True), zero(gather_16bit_weights_on_model_save=True)),
+        ({"zero_optimization": True}, {"zero_optimization": {"stage": 1}}),
+        ({"fp16": {"enabled": False, "loss_scale": 128}}, {}),
+        ({"aio": {"block_size": 1048576}, "activation_checkpointing": {"profile": False}}, {"aio": {}}),
+        ({"train_micro_batch_size_per_gpu": 1, "train_batch_size": "auto"}, {"train_micro_batch_size_per_gpu": 1}),
+        ({"steps_per_print": float("nan")}, {"steps_per_print": float("nan")}),
+    ],
+)
+def test_what_is_the_same_to_deepspeed_is_no_difference(
+    facts: Facts, first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    """Defaults, older names of keys, numbers as floats, `auto` that DeepSpeed drops, blocks that are switched off."""
+    assert differences(Settings(first, facts), Settings(second, facts)) == ()
+    assert differences(Settings(second, facts), Settings(first, facts)) == ()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "path", "values", "origins", "acts"),
+    [
+        (zero(), {"zero_optimization": {"stage": 2}}, "zero_optimization.stage", (3, 2), ("file", "file"), True),
+        (zero(), zero(overlap_comm=False), "zero_optimization.overlap_comm", (True, False), ("default", "file"), True),
+        (
+            {"zero_optimization": {"stage": 2}},
+            {"zero_optimization": {"stage": 2, "overlap_comm": True}},
+            "zero_optimization.overlap_comm",
+            (False, True),
+            ("default", "file"),
+            True,
+        ),
+        (
+            zero(),
+            zero(offload_optimizer={"device": "cpu"}),
+            "zero_optimization.offload_optimizer.device",
+            ("none", "cpu"),
+            ("default", "file"),
+            True,
+        ),
+        (
+            zero(offload_optimizer={"device": "cpu", "pin_memory": False}),
+            zero(),
+            "zero_optimization.offload_optimizer.pin_memory",
+            (False, None),
+            ("file", "unset"),
+            True,
+        ),
+        (
+            zero(),
+            zero(reduce_bucket_size="auto"),
+            "zero_optimization.reduce_bucket_size",
+            (500000000, "auto"),
+            ("default", "auto"),
+            True,
+        ),
+        (
+            {"zero_optimization": {"stage": 2}},
+            {"zero_optimization": {"stage": 2, "stage3_max_live_parameters": 7}},
+            "zero_optimization.stage3_max_live_parameters",
+            (1000000000, 7),
+            ("default", "file"),
+            False,
+        ),
+        ({}, {"aio": {"queue_depth": 32}}, "aio.queue_depth", (8, 32), ("default", "file"), False),
+        (
+            {},
+            {"aio": {"queue_depth": 32}, **zero(offload_param={"device": "nvme"})},
+            "aio.queue_depth",
+            (8, 32),
+            ("default", "file"),
+            True,
+        ),
+        ({"gradient_clipping": True}, {}, "gradient_clipping", (True, 1.0), ("file", "default"), True),
+        ({"made_up": 1}, {}, "made_up", (1, None), ("file", "unset"), True),
+    ],
+)
+def test_what_differs_is_found_with_both_values(
+    facts: Facts,
+    first: dict[str, Any],
+    second: dict[str, Any],
+    path: str,
+    values: tuple[Any, Any],
+    origins: tuple[str, str],
+    acts: bool,
+) -> None:
+    """The value that DeepSpeed takes, where it comes from, and whether it does anything at the stages of the two."""
+    found = {difference.path: difference for difference in differences(Settings(first, facts), Settings(second, facts))}
+    assert path in found, found.keys()
+    difference = found[path]
+    assert (
+        (difference.first.value, difference.second.value),
+        (difference.first.origin, difference.second.origin),
+        difference.acts,
+    ) == (values, origins, acts)
+
+
+def test_defaults_of_loose_blocks_are_the_installed_deepspeeds() -> None:
+    """Blocks without a class have their defaults in constants: NAME = "key", NAME_DEFAULT = value."""
+    spec = find_spec("deepspeed")
+    assert spec is not None and spec.origin is not None
+    folder = Path(spec.origin).parent
+
+    def pairs(file: str) -> Iterator[tuple[str, Any]]:
+        known: dict[str, Any] = {}
+        for node in ast.parse((folder / file).read_text()).body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                try:
+                    known[node.targets[0].id] = ast.literal_eval(node.value)
+                except ValueError:
+                    continue
+        yield from ((key, known[f"{name}_DEFAULT"]) for name, key in known.items() if f"{name}_DEFAULT" in known)
+
+    aio, checkpointing = (
+        dict(pairs(file)) for file in ("runtime/swap_tensor/constants.py", "runtime/activation_checkpointing/config.py")
+    )
+    others: dict[str, list[Any]] = {}
+    for key, value in pairs("runtime/constants.py"):
+        others.setdefault(key, []).append(value)
+    for path, value in LOOSE_DEFAULTS.items():
+        block, _, name = path.rpartition(".")
+        installed = {"aio": aio, "activation_checkpointing": checkpointing}.get(block)
+        assert value in others[name] if installed is None else installed[name] == value, path
+
+
+def test_every_key_with_a_meaning_exists(facts: Facts) -> None:
+    """No phrase outlives its key."""
+    for path in MEANINGS:
+        owner, _, name = path.rpartition(".")
+        block = facts.block(owner)
+        assert owner == "optimizer.params" or (block is not None and name in block.names()), path
+
+
+def test_a_file_that_was_written_for_a_rung_does_what_the_rung_does(tmp_path: Path) -> None:
+    """Written, read back and compared, every rung is equal to itself, in its settings and in its figures."""
+    known = circumstances_of("Qwen2.5-1.5B", **{**WHERE, "micro_batch": 2, "accumulation": 3})
+    ladder, _ = climb(Question(model=known.model, workload=known.workload, cluster=known.cluster, micro_batch_size=2))
+    assert [step.rung for step in ladder] == list(RUNGS)
+    for step in ladder:
+        assert step.candidate is not None
+        file = tmp_path / f"{step.rung}.json"
+        plan = step.candidate.estimate.plan
+        file.write_text(json.dumps(ds_config(plan, known.model, known.workload, known.cluster, flavor="hf")))
+        comparison = compare(str(file), step.rung, known)
+        assert comparison.differences == (), step.rung
+        assert comparison.first.candidate == comparison.second.candidate
+
+
+def test_figures_add_up_and_other_holds_the_rest() -> None:
+    """No byte and no second is lost on the way into the table."""
+    first, second = {"a": 100, "b": 1, "c": 0.4}, {"b": 0.2, "d": 50}
+    rows = parts(first, second, 0.05)
+    assert sum(row.first for row in rows) == pytest.approx(101.4) and sum(row.second for row in rows) == pytest.approx(
+        50.2
+    )
+    assert [row.name for row in rows] == ["a", "d", "other"]
+    assert parts({}, {}, 0.01) == []
+
+
+def test_model_and_gpus_tell_what_the_differences_do(files: dict[str, str]) -> None:
+    """`auto` has its numbers, both sides have figures, and they are the closed form's for the plans that the files
+    describe."""
+    comparison = compare(files["offload"], files["zero3"], circumstances_of("Qwen2.5-7B", **WHERE))
+    first, second = comparison.first.candidate, comparison.second.candidate
+    assert first is not None and second is not None
+    assert (first.rung, second.rung) == ("zero2-offload", "zero3")
+    assert first.estimate.plan.micro_batch_size == 1 and second.estimate.plan.micro_batch_size == 2
+    found = {difference.path: difference for difference in comparison.differences}
+    assert found["zero_optimization.reduce_bucket_size"].second.value == 3584**2
+    assert found["train_micro_batch_size_per_gpu"].first.value == 1
+    assert "train_batch_size" not in found  # it follows, and nobody wrote it
+    assert "bf16.enabled" not in found
+    assert first.tokens_per_s < second.tokens_per_s
+    filled = compare(files["offload"], files["zero3"], circumstances_of("Qwen2.5-7B", **{**WHERE, "micro_batch": 2}))
+    assert "train_micro_batch_size_per_gpu" not in {difference.path for difference in filled.differences}
+
+
+def text_of(comparison: Comparison, width: int = 80) -> str:
+    output = StringIO()
+    render_comparison(comparison, Console(file=output, width=width))
+    return output.getvalue()
+
+
+@pytest.mark.parametrize(
+    "pair", [("offload", "zero3"), ("fp32", "zero3"), ("offload", "zero3-nvme"), ("ddp", "zero1"), ("zero3", "zero3")]
+)
+def test_the_answer_fits_80_columns(files: dict[str, str], pair: tuple[str, str]) -> None:
+    """The verdict first, then the figures of A and B in the same columns, then the keys."""
+    names = [files.get(name, name) for name in pair]
+    text = text_of(compare(names[0], names[1], circumstances_of("Qwen2.5-1.5B", **WHERE)))
+    assert [line for line in text.splitlines() if len(line) > 80 and not line.startswith((" A: ", " B: "))] == []
+    assert text.splitlines()[0].startswith((" Both fit", " Only ", " Neither"))
+    for title in ("tokens/s", "GPU GiB", "Where a GPU's memory goes", "Where the time goes"):
+        assert title in text
+    header = next(line for line in text.splitlines() if line.endswith("B - A"))
+    figures = next(line for line in text.splitlines() if line.startswith(" GPU GiB"))
+    assert len(figures.rstrip()) == len(header) and ("What differs" in text) == (pair[0] != pair[1])
+
+
+def test_the_tables_hold_the_figures_of_the_plans(files: dict[str, str]) -> None:
+    """Columns add up to what the closed form says: GiB of a GPU, and ms of 1,000 tokens where the batches differ."""
+    comparison = compare(files["offload"], files["zero3"], circumstances_of("Qwen2.5-7B", **WHERE))
+    text = text_of(comparison)
+    sides = [side.candidate for side in (comparison.first, comparison.second)]
+    assert sides[0] is not None and sides[1] is not None
+    blocks = {block.splitlines()[0].strip().split(",")[0]: block.splitlines()[1:] for block in text.split("\n\n")}
+    for title, wanted in (
+        ("Where a GPU's memory goes", [side.device_bytes / 2**30 for side in sides if side]),
+        ("Where the time goes", [1e6 / side.tokens_per_s for side in sides if side]),
+    ):
+        rows = [line.split()[-3:-1] for line in blocks[title]]
+        for column in (0, 1):
+            told = sum(float(row[column].replace(",", "")) for row in rows if row[column] != "-")
+            assert told == pytest.approx(wanted[column], rel=0.02), title
+    assert "ms of 1,000 tokens" in text
+    less = (sides[0].device_bytes - sides[1].device_bytes) / 2**30
+    assert f" B takes {abs(less):.1f} GiB {'less' if less > 0 else 'more'} of each GPU." in text.splitlines()
+
+
+def test_verdicts(files: dict[str, str]) -> None:
+    """Who fits and who is faster, in words."""
+
+    def verdict(first: str, second: str, **where: Any) -> str:
+        return text_of(compare(first, second, circumstances_of("Qwen2.5-7B", **{**WHERE, **where}))).splitlines()[0]
+
+    assert verdict("zero2-offload", "zero3").startswith(" Both fit; B is ")
+    assert verdict("zero3", "zero2-offload").startswith(" Both fit; A is ")
+    assert verdict("ddp", "zero3", gpus="4x48GB").startswith(" Only B fits; A: ")
+    assert verdict("ddp", "zero1", gpus="2x16GB").startswith(" Neither fits: ")
+    assert verdict("zero3", "zero3") == " Both fit, and are equally fast."
+    alone = text_of(compare(files["offload"], files["offload"])).splitlines()
+    assert alone[0] == " Both do the same."
+
+
+def test_without_a_model_only_the_files_are_compared(files: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON has the differences and no plans; people are told what more they could know."""
+    assert run_here(["compare", files["offload"], files["zero3"], "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["schema_version"] == 1 and [side["plan"] for side in answer["sides"]] == [None, None]
+    assert {"key", "first", "second", "meaning", "acts"} == answer["differences"][0].keys()
+    assert run_here(["compare", files["offload"], files["zero3"]]) == 0
+    assert "--model" in capsys.readouterr().out
+    assert run_here(["compare", "zero2", "zero3", "--model", "gpt2", "--gpus", "2xA40", "--offline", "--json"]) == 0
+    plans = [side["plan"]["rung"] for side in json.loads(capsys.readouterr().out)["sides"]]
+    assert plans == ["zero2", "zero3"]
+
+
+HOSTILE = {
+    "deep": '{"a":' * 900 + "1" + "}" * 900,
+    "huge number": '{"train_batch_size": 1' + "0" * 400 + "}",
+    "infinite": '{"gradient_clipping": 1e999, "steps_per_print": NaN}',
+    "control": '{"\\u001b[31m": "\\u0007\\n"}',
+    "long": json.dumps({"k" * 5000: "v" * 5000}),
+    "types": '{"zero_optimization": [1], "bf16": 3, "optimizer": "Adam", "aio": null}',
+    "stage text": '{"zero_optimization": {"stage": "three"}}',
+    "list": '{"zero_optimization": {"stage": [3]}, "fp16": [{}]}',
+    "dots": '{"zero_optimization.stage": 3, "": {"": 1}, ".": 2}',
+    "old": '{"zero_optimization": true}',
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_strange_files_are_compared_or_refused_in_one_line(
+    tmp_path: Path,
+    files: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+) -> None:
+    """No traceback, no control character on the terminal, no line beyond it but for names."""
+    file = tmp_path / "strange.json"
+    file.write_text(HOSTILE[name])
+
+    def refuse(constant: str) -> None:
+        pytest.fail(f"{constant} is not JSON")
+
+    for arguments in ([], ["--json"], ["--model", "gpt2", "--gpus", "2xA40", "--offline"]):
+        code = run_here(["compare", str(file), files["zero3"], *arguments])
+        out, err = capsys.readouterr()
+        if "--json" in arguments and code == 0:
+            json.loads(out, parse_constant=refuse)
+        assert code in (0, 2) and "error of ds-advise itself" not in err, err
+        assert len(err.splitlines()) == (code == 2) and "\x1b" not in out and "\x07" not in out
+        if not arguments and code == 0:
+            assert [line for line in out.splitlines() if len(line) > 80 and not line.startswith((" A: ", " B: "))] == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["none.json", "zero3.json"],
+        ["zero3.json", "broken.json"],
+        ["zero3.json", "."],
+        ["zero2", "zero3"],
+        ["zero3.json"],
+        ["zero3.json", "zero9"],
+        ["zero2", "zero3", "--gpus", "2xA40"],
+        ["zero2", "zero3", "--model", "gpt2", "--gpus", "many"],
+        ["zero2", "zero3", "--model", "gpt2", "--gpus", "2xA40", "--optimizer", "magic"],
+        ["zero2", "zero3-nvme", "--model", "gpt2", "--gpus", "2xA40"],
+        ["zero3.json", "zero3", "--model", "gpt2", "--gpus", "2xA40", "--micro-batch", "7"],
+        ["magic.json", "zero3", "--model", "gpt2", "--gpus", "2xA40"],
+        ["zero2", "zero3", "--model", "gpt2", "--gpus", "2xA40", "--seq-len", "4096"],
+        ["zero2", "zero3", "--model", "gpt2", "--gpus", "2xA40", "--method", "lora", "--lora-targets", ","],
+        ["zero2", "zero3", "--model", "llama-3.1-8b", "--method", "qlora", "--gpus", "2xA40"],
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_compared_gets_one_line_and_exit_2(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+) -> None:
+    (tmp_path / "zero3.json").write_text(json.dumps(FILES["zero3"]))
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "magic.json").write_text('{"optimizer": {"type": "OneBitAdam"}, "train_batch_size": 2}')
+    monkeypatch.chdir(tmp_path)
+    assert run_here(["compare", *arguments, "--offline"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 1 and err.startswith("ds-advise: "), err
+    assert "error of ds-advise itself" not in err
+
+
+def test_a_file_is_read_as_deepspeed_reads_it(tmp_path: Path, files: dict[str, str]) -> None:
+    """With comments and without the commas that Hjson does not need."""
+    file = tmp_path / "commented.json"
+    file.write_text(
+        "{ // two GPUs\n  train_micro_batch_size_per_gpu: 2\n  bf16: {enabled: true}\n"
+        '  zero_optimization: {stage: 3, reduce_bucket_size: "auto", # small\n'
+        "    stage3_max_live_parameters: 1e8,}\n}\n"
+    )
+    assert compare(str(file), files["zero3"]).differences == ()
+
+
+def test_errors_have_their_types(tmp_path: Path) -> None:
+    """For those who call it from Python."""
+    with pytest.raises(ConfigFileError):
+        compare(str(tmp_path / "none"), "x")
+    with pytest.raises(WorkloadError):
+        compare("zero2", "zero3")
+    (tmp_path / "no batch.json").write_text("{}")
+    with pytest.raises(ConfigFileError, match=r"no batch.json: train_micro_batch_size_per_gpu is missing"):
+        compare(str(tmp_path / "no batch.json"), "zero3", circumstances_of("gpt2", **{**WHERE, "nvme": None}))
+    with pytest.raises(DsAdviseError):
+        circumstances_of("no-such-model-anywhere", **WHERE)
+
+
+def test_nothing_slow_is_imported(files: dict[str, str]) -> None:
+    """A comparison of files, and one of rungs, come at once: no torch, no DeepSpeed, no pydantic."""
+    program = (
+        "import sys\nfrom ds_advise.advisor.cli import run\ncode = run(sys.argv[1:])\n"
+        "sys.exit(code or any(name in sys.modules for name in ('torch', 'deepspeed', 'transformers', 'pydantic')))\n"
+    )
+    for arguments in (
+        [files["offload"], files["zero3"]],
+        ["zero2", files["zero3"], "--model", "gpt2", "--gpus", "2xA40", "--offline"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", program, "compare", *arguments], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr

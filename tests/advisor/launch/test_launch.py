@@ -1,0 +1,440 @@
+"""What a launch decides before it starts and after it failed: commands, environment, what a script needs, checks,
+fallback."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ds_advise.advisor.cli import run
+from ds_advise.advisor.launch.check import objections, prediction_of
+from ds_advise.advisor.launch.environment import costly_switches, plan_environment
+from ds_advise.advisor.launch.fallback import continuation
+from ds_advise.advisor.launch.other_plans import plans_that_fit
+from ds_advise.advisor.launch.question.framework import framework_of, launcher_of
+from ds_advise.advisor.launch.question.nodes import first_host, read_hostfile, static_rendezvous
+from ds_advise.advisor.launch.question.question import LaunchQuestion
+from ds_advise.advisor.launch.question.script_arguments import ScriptArguments
+from ds_advise.advisor.launch.request import Failure, LaunchRequest, Outcome, Peaks, Script
+from ds_advise.advisor.launch.watch.display import Display, Status
+from ds_advise.advisor.prove.past_probes import keep_probe
+from ds_advise.advisor.question.cpu_cluster import cpu_cluster
+from ds_advise.advisor.question.run import RunQuestion, run_question
+from ds_advise.estimators.errors import ClusterError
+from ds_advise.estimators.memory.checkpoint_size import checkpoint_bytes
+from ds_advise.probes.real_run import Failure as ProbeFailure
+from ds_advise.probes.real_run import ProbeResult, RankReport
+from ds_advise.probes.real_run.result import StepTime
+from ds_advise.probes.this_machine import cpu_cores
+from rich.console import Console
+
+MODEL = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+AUTO = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {"stage": 2},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a configuration, a script and a model."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "OMP_NUM_THREADS", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "ds_config.json").write_text(json.dumps(AUTO))
+    (tmp_path / "train.py").write_text("from transformers import Trainer\n")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(MODEL))
+    return tmp_path
+
+
+def dry(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[tuple[str, str]]:
+    """(where, command) pairs that --dry prints, the python that runs this left out of the commands."""
+    assert run(["launch", "ds_config.json", "--dry", "--log-dir", "log", "--json", *arguments]) == 0
+    out = capsys.readouterr().out
+    return [(line["where"], line["command"].replace(sys.executable, "python")) for line in json.loads(out)]
+
+
+def wrapped(folder: Path, more: str = "") -> str:
+    return f"--module ds_advise.advisor.launch.ranks.rank --folder {folder}/log{more} train.py"
+
+
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
+def test_dry_on_one_node(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each launcher starts the wrapper as a module; the configuration goes the way that the framework wants it."""
+    assert dry(capsys, "--gpus", "2x24GB", "--", "train.py", "--output_dir", "my out") == [
+        (
+            "on this node",
+            f"{ALLOCATOR} python -m torch.distributed.run --nproc_per_node 2 {wrapped(folder)} "
+            "--output_dir 'my out' --deepspeed ds_config.json",
+        )
+    ]
+    assert dry(capsys, "--gpus", "2x24GB", "--launcher", "accelerate", "--", "train.py")[0][1].endswith(
+        "accelerate.commands.launch --use_deepspeed --deepspeed_config_file ds_config.json --num_processes 2 "
+        f"{wrapped(folder)}"
+    )
+    assert dry(capsys, "--gpus", "2x24GB", "--framework", "deepspeed", "--", "train.py")[0][1].endswith(
+        f"deepspeed.launcher.runner --num_gpus 2 {wrapped(folder)} --deepspeed --deepspeed_config ds_config.json"
+    )
+    assert dry(capsys, "--gpus", "2x24GB", "--", "train.py", "--deepspeed=other.json")[0][1].endswith(
+        f"{wrapped(folder)} --deepspeed=other.json"
+    )
+    assert not (folder / "log").exists()
+
+
+def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line for each node with its own rank; one line where ssh or srun reaches the others, with the variables that
+    ssh would not pass on."""
+    assert dry(capsys, "--gpus", "8xH100", "--nodes", "2", "--master", "node-0:29511", "--", "train.py") == [
+        (
+            f"on node {node}",
+            f"{ALLOCATOR} python -m torch.distributed.run --nnodes 2 --nproc_per_node 8 --node_rank {node} "
+            f"--master_addr node-0 --master_port 29511 {wrapped(folder, f'/node{node}')} --deepspeed ds_config.json",
+        )
+        for node in range(2)
+    ]
+    (folder / "hosts").write_text("n0 slots=8\nn1 slots=8  # the other\n")
+    assert dry(capsys, "--gpus", "8xH100", "--hostfile", "hosts", "--", "train.py") == [
+        (
+            "on this node, which reaches the others by ssh",
+            f"{ALLOCATOR} python -m deepspeed.launcher.runner --hostfile {folder}/hosts "
+            f"{wrapped(folder, f' --set {ALLOCATOR}')} "
+            "--deepspeed ds_config.json",
+        )
+    ]
+    for name, value in (("ID", "77"), ("NUM_NODES", "2"), ("NODELIST", "gpu[003-004]")):
+        monkeypatch.setenv(f"SLURM_JOB_{name}", value)
+    assert dry(capsys, "--gpus", "8xH100", "--slurm", "--", "train.py") == [
+        (
+            "in the allocation",
+            f"{ALLOCATOR} srun --nodes 2 --ntasks-per-node 1 python -m torch.distributed.run --nnodes 2 "
+            f"--nproc_per_node 8 --rdzv_backend c10d --rdzv_id 77 --rdzv_endpoint gpu003:29500 {wrapped(folder)} "
+            "--deepspeed ds_config.json",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gpus", "2x8xH100", "--", "train.py"], "no word of how they meet"),
+        (["--gpus", "8xH100", "--slurm", "--", "train.py"], "no Slurm allocation"),
+        (["--gpus", "8xH100", "--master", "a:b", "--nodes", "2", "--", "train.py"], "is no address"),
+        (
+            ["--gpus", "8xH100", "--master", "a", "--nodes", "2", "--node-rank", "2", "--", "train.py"],
+            "no node 2 among 2",
+        ),
+        (
+            ["--gpus", "8xH100", "--hostfile", "hosts", "--launcher", "torchrun", "--", "train.py"],
+            "pass --launcher deepspeed",
+        ),
+        (["--gpus", "8xH100", "--hostfile", "none", "--", "train.py"], "cannot read the hostfile"),
+        (["--gpus", "8xH100", "--", "no.py"], "no script no.py"),
+        (["--gpus", "8xH100"], "no script; write --"),
+        (
+            ["--gpus", "8xH100", "--master", "a", "--nodes", "2", "--fallback", "--", "train.py"],
+            "does not go with --master",
+        ),
+        (["--gpus", "8xH100", "--", "train.py"], "pass --model NAME, or --no-check"),
+    ],
+)
+def test_what_cannot_be_launched_is_said(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    """One line that names it and what to do; nothing is started."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    (folder / "hosts").write_text("n0 slots=8\nn1 slots=8\n")
+    assert run(["launch", "ds_config.json", "--log-dir", "log", *arguments]) == 2
+    assert said in capsys.readouterr().err
+    assert not (folder / "log").exists()
+
+
+@pytest.mark.parametrize("text", ["a slots=8\nb slots=4", "a slots=8\na slots=8", "a 8", "", "a slots=0"])
+def test_a_hostfile_that_is_none(tmp_path: Path, text: str) -> None:
+    """Unequal, repeated or missing nodes are refused."""
+    (tmp_path / "hosts").write_text(text)
+    with pytest.raises(ClusterError):
+        read_hostfile(tmp_path / "hosts")
+
+
+def test_addresses() -> None:
+    """The first host of Slurm's list, and an IPv6 address with its port."""
+    assert [first_host(text) for text in ("n1,n2", "gpu[003-007,9],x", "a-b[1,3]", "host")] == [
+        "n1",
+        "gpu003",
+        "a-b1",
+        "host",
+    ]
+    addresses = [static_rendezvous(text, 0).address for text in ("n:1", "10.0.0.1", "[fe80::1]:29500")]
+    assert addresses == ["n", "10.0.0.1", "fe80::1"]
+
+
+def test_the_script_decides_framework_and_launcher() -> None:
+    """`auto` values or the Trainer mean hf; Accelerator alone wants its launcher; a plain script deepspeed's."""
+    trainer, accelerate, plain = "from transformers import Trainer", "Accelerator()", "deepspeed.initialize(model)"
+    assert framework_of(AUTO, plain) == framework_of({}, trainer) == framework_of({}, accelerate) == "hf"
+    assert framework_of({"a": [1]}, plain) == "deepspeed"
+    launchers = [launcher_of(*pair)[0] for pair in (("hf", trainer), ("hf", accelerate), ("deepspeed", plain))]
+    assert launchers == ["torchrun", "accelerate", "deepspeed"]
+
+
+def test_environment() -> None:
+    """What the plan needs, unless the user has said otherwise; a CPU training never sees a GPU."""
+    assert plan_environment(device="cuda", offloads_optimizer=False, ranks_per_node=8, environment={}) == {
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"
+    }
+    own = {"PYTORCH_ALLOC_CONF": "x"}
+    assert plan_environment(device="cuda", offloads_optimizer=True, ranks_per_node=1, environment=own) == {
+        "OMP_NUM_THREADS": str(cpu_cores())
+    }
+    on_cpu = plan_environment(
+        device="cpu",
+        offloads_optimizer=False,
+        ranks_per_node=2,
+        environment={"OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "0"},
+    )
+    assert on_cpu == {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_switches_of_nccl_that_cost_speed() -> None:
+    """Those that are on are told with what they cost."""
+    warned = costly_switches({"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "0", "NCCL_DEBUG": "INFO"})
+    assert len(warned) == 1
+    assert warned[0].startswith("NCCL_P2P_DISABLE=1 is set")
+
+
+def test_arguments_of_a_script() -> None:
+    """Read as argparse reads them, and replaced without a trace of the old ones."""
+    arguments = ScriptArguments(
+        ["--model-name-or-path", "m", "--bf16", "--max_steps=7", "--fp16", "False", "--output_dir", "o"]
+    )
+    assert (arguments.model, arguments.number("max_steps"), arguments.output_dir) == ("m", 7, Path("o"))
+    assert (arguments.flag("bf16"), arguments.flag("fp16"), arguments.flag("tf32")) == (True, False, None)
+    assert arguments.with_values({"max_steps": "9", "model_name_or_path": "n"}) == (
+        "--bf16",
+        "--fp16",
+        "False",
+        "--output_dir",
+        "o",
+        "--max_steps",
+        "9",
+        "--model_name_or_path",
+        "n",
+    )
+    assert not ScriptArguments(["--output_dir", "o"]).are_training_arguments
+    assert ScriptArguments([]).model is None
+
+
+def _asked(folder: Path) -> RunQuestion:
+    return run_question(
+        folder / "ds_config.json",
+        str(folder / "model"),
+        cpu_cluster(2),
+        seq_len=32,
+        micro_batch=2,
+        accumulation=2,
+        method="full",
+        lora_rank=8,
+        lora_dropout=0.0,
+        lora_targets=None,
+        precision="bf16",
+        gradient_checkpointing=True,
+        attention="sdpa",
+        framework="hf",
+        input_shape=None,
+        offline=True,
+    )
+
+
+def test_a_full_disk_and_a_small_host_are_seen_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints that do not fit the disk and a model that does not fit the RAM while it loads are told without a
+    run."""
+    asked = _asked(folder)
+    assert asked.shape is not None
+    one = checkpoint_bytes(asked.shape, asked.workload)
+    assert one == (2 + 2 + 4 + 8) * asked.shape.parameters
+    monkeypatch.setattr("ds_advise.advisor.launch.check._dry_run", lambda *_: [])
+    monkeypatch.setattr("ds_advise.advisor.launch.check.free_bytes", lambda _: one * 3 - 1)
+
+    def found(checkpoints: int, question: RunQuestion) -> list[str]:
+        return [
+            each.what
+            for each in objections(
+                question,
+                prediction_of(question),
+                how="dry-run",
+                device="cpu",
+                output_dir=folder / "out",
+                checkpoints=checkpoints,
+                on_progress=lambda _: None,
+            )
+        ]
+
+    assert found(2, asked) == []
+    assert "3 checkpoints" in found(3, asked)[0]
+    small = replace(asked, cluster=replace(asked.cluster, host_memory_bytes_per_node=10**6))
+    assert "loading the model" in found(1, small)[0]
+
+
+def test_a_probe_of_the_same_is_what_the_training_is_measured_against(folder: Path) -> None:
+    """Its speed stands beside the training's, as evidence of a probe; a failed one and one of another batch do not
+    count."""
+    asked = _asked(folder)
+    closed_form = prediction_of(asked)
+    assert closed_form is not None and closed_form.evidence == "analytic"
+    step = StepTime(total_s=2 * closed_form.time.step_s, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
+    report = RankReport(
+        rank=0,
+        allocated_bytes=None,
+        reserved_bytes=None,
+        device_bytes=None,
+        host_baseline_bytes=0,
+        host_loading_peak_bytes=0,
+        host_peak_bytes=10**8,
+        host_pinned_bytes=None,
+        nvme_bytes=0,
+        nvme_read_bytes=0,
+        nvme_written_bytes=0,
+        steps=(step,),
+        losses=(1.0,),
+    )
+
+    def keep(ranks: tuple[RankReport, ...], failure: ProbeFailure | None, micro_batch_size: int = 2) -> None:
+        result = ProbeResult(
+            world_size=2, device="cpu", solo=False, tokens_per_step=1, ranks=ranks, failure=failure, versions={}
+        )
+        keep_probe(
+            result,
+            model=asked.shape,
+            name="small",
+            config=asked.config,
+            workload=asked.workload,
+            micro_batch_size=micro_batch_size,
+            gradient_accumulation_steps=2,
+            gradient_checkpointing=True,
+            memory_limit_bytes=None,
+        )
+
+    keep((report,), None, micro_batch_size=1)
+    keep((), ProbeFailure(kind="out_of_memory", rank=0, phase="step 1", message="no"))
+    assert prediction_of(asked) == closed_form
+    keep((report,), None)
+    seen = prediction_of(asked)
+    assert seen is not None and seen.evidence == "probe"
+    assert seen.time.step_s == pytest.approx(2 * closed_form.time.step_s)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "checkpoint", "wanted"),
+    [
+        (
+            ["--output_dir", "out", "--max_steps", "9", "--save_steps", "2"],
+            "out/checkpoint-4",
+            "--resume_from_checkpoint",
+        ),
+        (["--output_dir", "out", "--max_steps", "9", "--save_steps", "2"], None, "no checkpoint was saved"),
+        (["--epochs", "3"], None, "cannot be known"),
+    ],
+)
+def test_how_to_go_on_after_memory_ran_out(
+    folder: Path, arguments: list[str], checkpoint: str | None, wanted: str
+) -> None:
+    """The same global batch with less memory, from the checkpoint; a script of unknown arguments is not started."""
+    asked = _asked(folder)
+    prediction = prediction_of(asked)
+    assert prediction is not None
+    question = LaunchQuestion(
+        request=LaunchRequest(
+            script=Script(target="train.py", arguments=tuple(arguments)),
+            config=AUTO,
+            config_path=folder / "ds_config.json",
+            framework="hf",
+            launcher="torchrun",
+            cluster=asked.cluster,
+            folder=folder / "log",
+            device="cpu",
+            prediction=prediction,
+            model=asked.shape,
+        ),
+        asked=asked,
+        arguments=ScriptArguments(arguments),
+        said=(),
+    )
+    outcome = Outcome(
+        status="failed",
+        failure=Failure(kind="gpu_out_of_memory", rank=0, step=5, message=""),
+        last_step=5,
+        peaks=Peaks(),
+        seconds=1.0,
+        folder=folder / "log",
+        checkpoint=None if checkpoint is None else Path(checkpoint),
+    )
+    go_on = continuation(question, outcome, folder / "next")
+    if go_on.question is None:
+        assert wanted in go_on.what
+        return
+    assert wanted in go_on.what + go_on.command
+    request = go_on.question.request
+    assert request.prediction is not None
+    plan = request.prediction.plan
+    assert plan.micro_batch_size * plan.gradient_accumulation_steps * 2 == 8
+    assert request.prediction.memory.device_bytes_per_gpu < prediction.memory.device_bytes_per_gpu
+    assert request.resumes_after == (4 if checkpoint else 0)
+    if checkpoint:
+        assert plan.zero_stage in (1, 2)  # what reads a checkpoint of ZeRO-2
+    assert json.loads((folder / "next" / "ds_config.json").read_text()) == request.config
+
+
+def test_plans_keep_the_global_batch(folder: Path) -> None:
+    """Every plan to go on with takes as many samples in a step."""
+    plans = plans_that_fit(_asked(folder))
+    assert plans
+    assert {plan.estimate.plan.micro_batch_size * plan.estimate.plan.gradient_accumulation_steps for plan in plans} == {
+        4
+    }
+
+
+def test_what_is_kept_in_view_fits_80_columns() -> None:
+    """Step, loss, speed and time left; memory now, at its peak and as predicted; nothing is cut."""
+    status = Status(
+        step=123_456,
+        total_steps=200_000,
+        loss=2.345678,
+        tokens_per_s=123_456.7,
+        step_s=1.2,
+        device_bytes=20 * 2**30,
+        device_peak_bytes=22 * 2**30,
+        device_predicted_bytes=21 * 2**30,
+        host_bytes=400 * 2**30,
+        host_peak_bytes=500 * 2**30,
+        host_predicted_bytes=600 * 2**30,
+    )
+    drawn = io.StringIO()
+    with Display(Console(file=drawn, force_terminal=True, width=80)) as display:
+        display.show(status)
+    assert "step 123456/200000  loss 2.346  123,000 tokens/s  25 h 31 min left" in drawn.getvalue()
+    assert "GPU GiB: 20.0 now, 22.0 peak, 21.0 predicted; host: 400.0, 500.0, 600.0" in drawn.getvalue()
+    printed = io.StringIO()
+    with Display(Console(file=printed, width=80)) as display:
+        display.show(status)
+        display.show(status)
+    assert printed.getvalue().count("step 123456") == 1

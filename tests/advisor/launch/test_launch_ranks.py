@@ -1,0 +1,393 @@
+"""What every rank runs, what holds it, what its records say, and how its failure is named; launches without
+DeepSpeed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from ds_advise.advisor.launch.ranks.event_log import Notes
+from ds_advise.advisor.launch.request import LaunchRequest, Outcome, Script
+from ds_advise.advisor.launch.run import launch
+from ds_advise.advisor.launch.watch.failures import failure_of
+from ds_advise.advisor.launch.watch.records import Records
+from ds_advise.advisor.question.cpu_cluster import cpu_cluster
+from ds_advise.estimators.errors import ConfigFileError
+
+PRINTS = """
+import json, os, sys
+sys.stderr.write("to stderr")
+print(json.dumps([sys.argv, sys.path[0], __name__, __file__, os.environ.get("GIVEN")]))
+"""
+
+
+def as_rank(tmp_path: Path, *words: str, code: int = 0) -> tuple[str, list[dict[str, Any]]]:
+    """(what rank 3 printed, its notes)."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ds_advise.advisor.launch.ranks.rank", *words],
+        cwd=tmp_path,
+        env=os.environ | {"RANK": "3"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    notes = [json.loads(line) for line in (tmp_path / "log" / "rank3.jsonl").read_text().splitlines()]
+    return (tmp_path / "log" / "rank3.log").read_text(), notes
+
+
+def test_the_wrapper_runs_a_script_as_python_does(tmp_path: Path) -> None:
+    """The same argv, sys.path[0], __main__ and exit code; the launcher's --local_rank stays the script's."""
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "train.py").write_text(PRINTS)
+    said, notes = as_rank(
+        tmp_path, "--local_rank=0", "--folder", "log", "--set", "GIVEN=a=b", "below/train.py", "--x", "--set"
+    )
+    assert "to stderr" in said
+    assert json.loads(said[said.index("[") :]) == [
+        ["below/train.py", "--local_rank=0", "--x", "--set"],
+        str(tmp_path / "below"),
+        "__main__",
+        "below/train.py",
+        "a=b",
+    ]
+    assert [note.get("rank", note.get("end")) for note in notes] == [3, 0]
+
+
+def test_the_wrapper_runs_a_module(tmp_path: Path) -> None:
+    """As `python -m` does: found from the working folder, argv[0] its file."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "train.py").write_text(PRINTS)
+    said, _ = as_rank(tmp_path, "--folder", "log", "--is-module", "package.train", "1")
+    argv, _, name, file, _ = json.loads(said[said.index("[") :])
+    script = str(tmp_path / "package" / "train.py")
+    assert (argv, name, file) == ([script, "1"], "__main__", script)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "last"),
+    [
+        ("raise SystemExit(7)", 7, {"end": 7}),
+        ("open('/dev/full', 'w').write('x' * 10**6)", 1, {"errno": 28, "type": "OSError"}),
+        ("raise ValueError('a\\n b')", 1, {"message": "a b", "type": "ValueError", "errno": None}),
+    ],
+)
+def test_the_wrapper_tells_how_the_script_ended(tmp_path: Path, body: str, code: int, last: dict[str, Any]) -> None:
+    """Exit code and traceback are the script's own; the error is noted with its number."""
+    (tmp_path / "train.py").write_text(body)
+    said, notes = as_rank(tmp_path, "--folder", "log", "train.py", code=code)
+    assert last.items() <= (notes[-1].get("error") or notes[-1]).items()
+    assert ("Traceback" in said) is (code == 1)
+
+
+def test_a_full_disk_under_the_records_does_not_matter(tmp_path: Path) -> None:
+    """Notes that cannot be written are lost, and nothing else."""
+    Notes(Path("/dev/full")).write({"step": 1})
+    Notes(tmp_path / "not there" / "rank0.jsonl").write({"step": 1})
+
+
+def _children_of(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def test_nothing_survives_the_process_that_asked(tmp_path: Path) -> None:
+    """SIGKILL of the parent ends what its command has started, in sessions of their own too."""
+    command = [sys.executable, "-m", "ds_advise.advisor.launch.ranks.supervisor"]
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            (
+                "import os, subprocess, sys, time\n"
+                f"subprocess.Popen({command!r} + [str(os.getpid()), 'sh', '-c', 'setsid sleep 1000 & sleep 1000'])\n"
+                "time.sleep(1000)"
+            ),
+        ],
+        cwd=tmp_path,
+    )
+    try:
+        deadline = time.monotonic() + 30
+        while len(_children_of(parent.pid)) < 4 and time.monotonic() < deadline:  # the leash, sh, two sleeps
+            time.sleep(0.05)
+        children = _children_of(parent.pid)
+        assert len(children) == 4
+    finally:
+        parent.kill()
+        parent.wait()
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert not alive
+
+
+def test_the_leash_ends_as_its_command_does(tmp_path: Path) -> None:
+    """The exit code, a signal as a shell tells it, and nothing of the command stays."""
+
+    def code(*command: str) -> int:
+        return subprocess.run(
+            [sys.executable, "-m", "ds_advise.advisor.launch.ranks.supervisor", str(os.getpid()), *command],
+            cwd=tmp_path,
+            timeout=60,
+            capture_output=True,
+        ).returncode
+
+    assert [code("sh", "-c", "exit 3"), code("sh", "-c", "kill -9 $$"), code("true")] == [3, 137, 0]
+    assert code("sh", "-c", "setsid sleep 4321 & exit 0") == 0
+    assert not any("4321" in (process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
+
+
+def _notes(tmp_path: Path, *ranks: list[dict[str, Any]]) -> Records:
+    for number, lines in enumerate(ranks):
+        start = {"rank": number, "pid": 0, "host": "elsewhere", "limits": {}}
+        text = [json.dumps({"time": 0.0, **line}) for line in (start, *lines)]
+        (tmp_path / f"rank{number}.jsonl").write_text("\n".join(text) + "\n")
+    records = Records(tmp_path)
+    records.read()
+    return records
+
+
+def _step(number: int, time_s: float, loss: float = 1.0, forward_s: float = 1.0) -> dict[str, Any]:
+    return {"step": number, "tokens": 100, "time": time_s, "loss": loss, "forward_s": forward_s}
+
+
+def test_records_are_read_as_they_grow(tmp_path: Path) -> None:
+    """Steps that all ranks completed, mean losses, tokens of the whole job, the slowest rank's step; a half line
+    waits."""
+    records = _notes(tmp_path, [_step(1, 10.0), _step(2, 11.0, 0.5), _step(3, 12.0)], [_step(1, 10.0), _step(2, 12.0)])
+    assert (records.step, records.losses, records.step_s) == (2, [(1, 1.0), (2, 0.75)], 2.0)
+    assert records.tokens_per_s(8) == pytest.approx(150 * 8 / 2.0)
+    with (tmp_path / "rank1.jsonl").open("a") as stream:
+        stream.write('{"time": 13.0, "step": 3, "tok')
+        stream.flush()
+        records.read()
+        assert records.step == 2
+        stream.write('ens": 100}\n{"time": 14.0, "st{"time": 15.0, "step": 4, "tokens": 100}\n')
+    records.read()
+    assert records.step == 3  # a line of which a full disk took a part is passed over
+
+
+def test_a_slow_rank_is_seen(tmp_path: Path) -> None:
+    """By its own forward pass, for all ranks end their steps together."""
+    fast, slow = [[_step(number, float(number), forward_s=own) for number in range(1, 21)] for own in (1.0, 1.5)]
+    assert _notes(tmp_path, fast, slow, fast).slow_rank() == (1, 1.5)
+    assert _notes(tmp_path, fast, fast, fast).slow_rank() is None
+
+
+def _error(at: float, kind: str, message: str, number: int | None = None, **limits: int) -> dict[str, Any]:
+    return {"time": at, "error": {"type": kind, "message": message, "errno": number, "limits": limits, "details": ""}}
+
+
+LOST = "Connection closed by peer [127.0.0.1]:1234"
+TORCHRUN_SAYS = "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 123)\n"
+DEEPSPEED_SAYS = "['python', 'train.py'] exits with return code = -9\n"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "launcher", "kills", "wanted"),
+    [
+        pytest.param(
+            [[_step(4, 1.0)], [_step(4, 1.0), _error(2.0, "OutOfMemoryError", "CUDA out of memory. Tried")]],
+            "exitcode  : 1",
+            0,
+            ("gpu_out_of_memory", 1, 4, "OutOfMemoryError on rank 1"),
+            id="gpu",
+        ),
+        pytest.param(
+            [[_error(1.0, "RuntimeError", LOST)], [_error(2.0, "OutOfMemoryError", "CUDA out of memory")]],
+            "",
+            0,
+            ("gpu_out_of_memory", 1, 0, "OutOfMemoryError on rank 1"),
+            id="peers that fail earlier are not to blame",
+        ),
+        pytest.param(
+            [[_error(2.0, "RuntimeError", LOST)], []],
+            TORCHRUN_SAYS,
+            1,
+            ("host_out_of_memory", 1, 0, "memory.events: oom_kill rose by 1"),
+            id="the kernel's OOM killer",
+        ),
+        pytest.param(
+            [[_error(2.0, "RuntimeError", LOST)], []],
+            DEEPSPEED_SAYS,
+            0,
+            ("lost_rank", 1, 0, "exit signal 9 of rank 1"),
+            id="killed by somebody",
+        ),
+        pytest.param(
+            [[], [_error(1.0, "MemoryError", "", None, RLIMIT_AS=2**32)]],
+            "",
+            0,
+            ("host_out_of_memory", 1, 0, "RLIMIT_AS of the rank was 4.0 GiB"),
+            id="rlimit",
+        ),
+        pytest.param(
+            [[], [_error(1.0, "RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried")]],
+            "",
+            0,
+            ("host_out_of_memory", 1, 0, "RuntimeError on rank 1"),
+            id="torch's allocator on the CPU",
+        ),
+        pytest.param(
+            [[_error(1.0, "OSError", "[Errno 28] No space left on device: 'out'", 28)], []],
+            "",
+            0,
+            ("disk_full", 0, 0, "errno 28 (ENOSPC)"),
+            id="disk",
+        ),
+        pytest.param(
+            [[_error(1.0, "DistBackendError", "Watchdog caught collective operation timeout: WorkNCCL")], []],
+            "",
+            0,
+            ("communication_timeout", 0, 0, "DistBackendError on rank 0"),
+            id="nccl",
+        ),
+        pytest.param(
+            [[_error(1.0, "ValueError", "no such column")], [_error(2.0, "RuntimeError", LOST)]],
+            "",
+            0,
+            ("crash", 0, 0, "ValueError on rank 0"),
+            id="the script's own error",
+        ),
+        pytest.param([[{"end": 3}], []], "", 0, ("crash", 0, 0, "exit code 3 of rank 0"), id="exit code"),
+    ],
+)
+def test_a_failure_is_named_with_its_evidence(
+    tmp_path: Path, ranks: list[list[dict[str, Any]]], launcher: str, kills: int, wanted: tuple[str, int, int, str]
+) -> None:
+    """The true error of the rank that failed first, and what shows it."""
+    records = _notes(tmp_path, *ranks)
+    (tmp_path / "launcher.log").write_text(launcher)
+    failure = failure_of(records, tmp_path, 1, {"memory.events": kills})
+    assert (failure.kind, failure.rank, failure.step) == wanted[:3]
+    assert any(wanted[3] in evidence for evidence in failure.evidence)
+
+
+def _request(tmp_path: Path, script: str, **changes: Any) -> LaunchRequest:
+    (tmp_path / "train.py").write_text(script)
+    return replace(
+        LaunchRequest(
+            script=Script(target=str(tmp_path / "train.py")),
+            config={},
+            config_path=tmp_path / "ds_config.json",
+            framework="hf",
+            launcher="torchrun",
+            cluster=cpu_cluster(2),
+            folder=tmp_path / "log",
+            device="cpu",
+            passes_config=False,
+        ),
+        **changes,
+    )
+
+
+def test_a_memory_limit_is_named_as_such(tmp_path: Path) -> None:
+    """A rank whose own limit (rlimit) is reached: host memory, with the limit as evidence, and nobody waits for the
+    other."""
+    outcome = launch(
+        _request(
+            tmp_path,
+            (
+                "import os, resource, time\n"
+                "if os.environ['RANK'] == '0': time.sleep(600)\n"
+                "resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))\n"
+                "bytearray(2**31)\n"
+            ),
+        )
+    )
+    assert outcome.status == "failed"
+    assert outcome.failure is not None
+    assert (outcome.failure.kind, outcome.failure.rank) == ("host_out_of_memory", 1)
+    assert outcome.failure.evidence == ("MemoryError on rank 1", "RLIMIT_AS of the rank was 1.0 GiB")
+    with pytest.raises(ConfigFileError, match="records of another launch"):
+        launch(_request(tmp_path, ""))
+
+
+STEPPING = """
+import json, os, sys, time
+from pathlib import Path
+notes = Path(sys.argv[1]) / f"rank{os.environ['RANK']}.jsonl"
+for step in range(FIRST, FIRST + 40):
+    with notes.open("a") as stream:
+        stream.write(json.dumps({"time": time.time(), "step": step, "tokens": 10, "loss": float(LOSS)}) + "\\n")
+    time.sleep(0.05)
+time.sleep(600)
+"""
+
+
+def _stopped(request: LaunchRequest, signals: int) -> Outcome:
+    """Launch it, and send this process SIGTERM so many times once rank 0 has completed step 8."""
+    stopper = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            (
+                "import os, sys, time\n"
+                "while not (os.path.exists(sys.argv[1]) and '\"step\": 8' in open(sys.argv[1]).read()): "
+                "time.sleep(0.1)\n"
+                "for _ in range(int(sys.argv[3])):\n"
+                "    os.kill(int(sys.argv[2]), 15)\n"
+                "    time.sleep(2)\n"
+            ),
+            str(request.folder / "rank0.jsonl"),
+            str(os.getpid()),
+            str(signals),
+        ]
+    )
+    try:
+        return launch(request)
+    finally:
+        stopper.kill()
+        stopper.wait()
+
+
+def test_a_second_signal_ends_what_ignores_the_first(tmp_path: Path) -> None:
+    """A script that goes on after SIGTERM is ended by the next one, with all its processes."""
+    script = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + STEPPING
+    request = _request(tmp_path, script.replace("LOSS", "1").replace("FIRST", "5"), cluster=cpu_cluster(1))
+    request = replace(request, script=replace(request.script, arguments=(str(request.folder),)))
+    outcome = _stopped(request, 2)
+    assert (outcome.status, outcome.failure) == ("stopped", None)
+    assert outcome.seconds < 300
+    pid = json.loads((request.folder / "rank0.jsonl").read_text().splitlines()[0])["pid"]
+    assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize(
+    ("loss", "first", "resumes_after", "kind"),
+    [("nan", 1, 0, "nan_loss"), ("1", 1, 4, "not_resumed"), ("1", 5, 4, None)],
+)
+def test_what_would_be_in_vain_is_ended(
+    tmp_path: Path, loss: str, first: int, resumes_after: int, kind: str | None
+) -> None:
+    """Losses that are no numbers, and a script that begins anew in place of resuming; a resumed one goes on until it is
+    stopped."""
+    script = STEPPING.replace("LOSS", repr(loss)).replace("FIRST", str(first))
+    request = _request(tmp_path, script, cluster=cpu_cluster(1), resumes_after=resumes_after)
+    request = replace(request, script=replace(request.script, arguments=(str(request.folder),)))
+    if kind is None:
+        outcome = _stopped(request, 1)
+        assert (outcome.status, outcome.failure) == ("stopped", None)
+        assert outcome.last_step >= 8
+    else:
+        outcome = launch(request)
+        assert outcome.failure is not None
+        assert outcome.failure.kind == kind
+
+
+def test_signals_are_left_as_they_were(tmp_path: Path) -> None:
+    """A launch that ended has put Ctrl-C and SIGTERM back."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    outcome = launch(_request(tmp_path, "print('done')", cluster=cpu_cluster(1)))
+    assert outcome.status == "finished"
+    assert (tmp_path / "log" / "rank0.log").read_text() == "done\n"
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

@@ -1,0 +1,451 @@
+"""Launches that really train: scripts of three kinds by every launcher that can start them, a stop, a fallback, two
+nodes.
+
+Two ranks on the CPU over gloo, a model of 100 thousand parameters.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+import pytest
+from ds_advise.advisor.question.cpu_cluster import cpu_cluster
+from ds_advise.ds_configs.emit import ds_config
+from ds_advise.ds_configs.presets import plan_for
+from ds_advise.ds_configs.training_arguments import training_arguments
+from ds_advise.ds_configs.write import write_config
+from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.plan import Plan, Rung
+from ds_advise.estimators.workload import Framework, Workload
+from ds_advise.probes.store import Store
+
+SCRIPTS = Path(__file__).parents[2] / "training_scripts"
+LIMIT_S, BUILD_LIMIT_S = 300, 1200
+STEPS = 5
+
+MODEL = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+ARGUMENTS = [
+    "--model_name_or_path",
+    "model",
+    "--output_dir",
+    "out",
+    "--per_device_train_batch_size",
+    "4",
+    "--gradient_accumulation_steps",
+    "1",
+    "--bf16",
+    "True",
+    "--use_cpu",
+    "True",
+    "--ddp_backend",
+    "gloo",
+    "--report_to",
+    "none",
+    "--disable_tqdm",
+    "True",
+]
+
+pytestmark = pytest.mark.timeout(BUILD_LIMIT_S + 2 * LIMIT_S)  # the first test compiles DeepSpeed's extensions
+
+Prepare = Callable[..., Plan]
+
+
+@pytest.fixture
+def prepare(tmp_path: Path, extensions: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Prepare:
+    """Write the model, the configuration of a rung and the job of the scripts into the working folder."""
+
+    def prepare(rung: Rung, framework: Framework, *, file: str = "ds_config.json") -> Plan:
+        shape, workload, cluster = shape_from_config(MODEL, name="small"), Workload(seq_len=32), cpu_cluster(2)
+        plan = plan_for(
+            rung,
+            shape,
+            workload,
+            cluster,
+            micro_batch_size=2,
+            gradient_accumulation_steps=2,
+            gradient_checkpointing=True,
+        )
+        config = ds_config(plan, shape, workload, cluster, flavor=framework)
+        if framework == "deepspeed":
+            config["optimizer"]["params"]["lr"] = 1e-3
+        write_config(config, tmp_path / file, force=False)
+        for name in ("model", "reports"):
+            (tmp_path / name).mkdir()
+        (tmp_path / "model" / "config.json").write_text(json.dumps(MODEL))
+        (tmp_path / "job.json").write_text(
+            json.dumps(
+                {
+                    "model": {
+                        name: value for name, value in MODEL.items() if name not in ("model_type", "architectures")
+                    },
+                    "dtype": "bfloat16",
+                    "lora_rank": 0,
+                    "gradient_checkpointing": True,
+                    "optimizer_steps": STEPS,
+                    "global_batch_size": 8,
+                    "reports": str(tmp_path / "reports"),
+                    "training_arguments": training_arguments(plan, workload)
+                    | {"output_dir": str(tmp_path / "out"), "learning_rate": 1e-3},
+                }
+            )
+        )
+        monkeypatch.setenv("TRAINING_JOB", str(tmp_path / "job.json"))
+        extensions("ShareMemCommBuilder", "FusedAdamBuilder", "CPUAdamBuilder")
+        return plan
+
+    return prepare
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start `ds-advise launch` in the working folder; afterwards nothing that it started may be left."""
+    started = []
+
+    def start(
+        config: str,
+        options: Sequence[str],
+        script: str,
+        arguments: Sequence[str] = (),
+        *,
+        before: Sequence[str] = (),
+        log: str = "log",
+        **variables: str,
+    ) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [
+                *before,
+                sys.executable,
+                "-m",
+                "ds_advise",
+                "launch",
+                config,
+                "--device",
+                "cpu",
+                "--log-dir",
+                log,
+                "--json",
+                *options,
+                "--",
+                str(SCRIPTS / script),
+                *arguments,
+            ],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | variables,
+        )
+        started.append(process)
+        return process
+
+    try:
+        yield start
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+        deadline = time.monotonic() + 20
+        while left_behind(tmp_path) and time.monotonic() < deadline:
+            time.sleep(0.1)  # the leash ends them, which takes a moment
+        assert not left_behind(tmp_path)
+
+
+def left_behind(folder: Path) -> list[psutil.Process]:
+    """Processes that a launch into this folder has left."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline", "status"])
+        if str(folder) in " ".join(process.info["cmdline"] or ()) and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
+    """(what it said as JSON, what it said besides)."""
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert out, err
+    return json.loads(out), err
+
+
+def wait_for_step(folder: Path, step: int) -> None:
+    """Until rank 0 has completed a step."""
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        file = folder / "rank0.jsonl"
+        if file.exists() and f'"step": {step},' in file.read_text():
+            return
+        time.sleep(0.1)
+    raise AssertionError("\n".join(path.read_text()[-3000:] for path in folder.glob("*.log")))
+
+
+def _cases(*cases: tuple[str, str, Framework]) -> list[Any]:
+    """All but the first are slow."""
+    return [pytest.param(*case, marks=[pytest.mark.slow] * bool(number)) for number, case in enumerate(cases)]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "script", "framework"),
+    _cases(
+        ("torchrun", "train_with_trainer.py", "hf"),
+        ("deepspeed", "train_with_trainer.py", "hf"),
+        ("accelerate", "train_with_trainer.py", "hf"),
+        ("accelerate", "train_with_accelerate.py", "hf"),
+        ("deepspeed", "train_with_deepspeed.py", "deepspeed"),
+        ("torchrun", "train_with_deepspeed.py", "deepspeed"),
+    ),
+)
+def test_a_script_is_launched_and_seen(
+    prepare: Prepare, start: Callable[..., Any], tmp_path: Path, launcher: str, script: str, framework: Framework
+) -> None:
+    """Every step of every rank is seen with its loss, the figures go into the store, and the script does what it does
+    alone."""
+    prepare("zero2", framework, file="my ds_config.json")
+    session, said = ended(
+        start(
+            "my ds_config.json",
+            [
+                "--launcher",
+                launcher,
+                "--no-check",
+                "--model",
+                "model",
+                "--seq-len",
+                "32",
+                "--micro-batch",
+                "2",
+                "--accumulation",
+                "2",
+            ],
+            script,
+        )
+    )
+    (attempt,) = session["attempts"]
+    assert attempt["status"] == "finished", said
+    assert attempt["last_step"] == STEPS
+    losses = [loss for _, loss in attempt["losses"]]
+    reports = [json.loads(path.read_text()) for path in sorted((tmp_path / "reports").iterdir())]
+    assert len(reports) == 2
+    own = [sum(step) / 2 for step in zip(*(report["losses"] for report in reports), strict=True)]
+    assert losses == pytest.approx(own, rel=0.01)  # the Trainer logs rounded ones
+    assert losses[-1] < losses[0]
+    assert attempt["peaks"]["host_bytes"] > 10**8
+    (record,) = Store().find(kind="training")
+    assert record.result["steps"] == STEPS
+    assert record.result["tokens_per_s"] == pytest.approx(attempt["tokens_per_s"])
+    assert record.result["predicted"]["step_s"] > 0
+
+
+@pytest.mark.slow
+def test_a_stop_leaves_a_checkpoint_from_which_it_resumes(
+    prepare: Prepare, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    """SIGTERM: all ranks save and stop after the same step and end well; the resumed training goes on behind it."""
+    prepare("zero2", "hf")
+    process = start(
+        "ds_config.json",
+        ["--no-check"],
+        "train_with_arguments.py",
+        [*ARGUMENTS, "--max_steps", "100000", "--save_strategy", "no"],
+    )
+    wait_for_step(tmp_path / "log", 5)
+    process.send_signal(signal.SIGTERM)
+    session, said = ended(process)
+    (attempt,) = session["attempts"]
+    assert (attempt["status"], attempt["failure"]) == ("stopped", None), said
+    assert process.returncode == 1
+    assert Path(attempt["checkpoint"]) == tmp_path / "out" / f"checkpoint-{attempt['last_step']}"
+    stopped_at = attempt["last_step"]
+    session, said = ended(
+        start(
+            "ds_config.json",
+            ["--no-check"],
+            "train_with_arguments.py",
+            [*ARGUMENTS, "--max_steps", str(stopped_at + 2), "--resume_from_checkpoint", attempt["checkpoint"]],
+            log="log2",
+        )
+    )
+    (attempt,) = session["attempts"]
+    assert attempt["status"] == "finished", said
+    assert [step for step, _ in attempt["losses"]] == [stopped_at + 1, stopped_at + 2]
+
+
+@pytest.mark.slow
+def test_a_launch_is_probed_first_and_stands_beside_that(prepare: Prepare, start: Callable[..., Any]) -> None:
+    """Unless told otherwise: a few real steps of the same plan, whose speed is the prediction that is kept."""
+    prepare("zero1", "hf")
+    session, said = ended(
+        start(
+            "ds_config.json",
+            ["--seq-len", "32"],
+            "train_with_arguments.py",
+            [*ARGUMENTS, "--max_steps", "4", "--save_strategy", "no"],
+        )
+    )
+    (attempt,) = session["attempts"]
+    assert attempt["status"] == "finished" and "probe: step" in said, said
+    (probed,) = Store().find(kind="probe")
+    (trained,) = Store().find(kind="training")
+    steps = [median(step["total_s"] for step in rank["steps"]) for rank in probed.result["ranks"]]
+    assert trained.result["predicted"]["evidence"] == "probe"
+    assert trained.result["predicted"]["step_s"] == pytest.approx(max(steps))
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_named_and_nothing_stays(prepare: Prepare, start: Callable[..., Any], tmp_path: Path) -> None:
+    """SIGKILL of rank 1: that rank, that signal, and that it was not the kernel."""
+    prepare("zero2", "hf")
+    process = start(
+        "ds_config.json",
+        ["--no-check"],
+        "train_with_arguments.py",
+        [*ARGUMENTS, "--max_steps", "100000", "--save_strategy", "no"],
+    )
+    wait_for_step(tmp_path / "log", 3)
+    os.kill(json.loads((tmp_path / "log" / "rank1.jsonl").read_text().splitlines()[0])["pid"], signal.SIGKILL)
+    session, said = ended(process)
+    failure = session["attempts"][0]["failure"]
+    assert (failure["kind"], failure["rank"]) == ("lost_rank", 1), said
+    assert failure["step"] >= 3
+    assert "exit signal 9 of rank 1" in failure["evidence"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("mount") is None, reason="a small file system takes root to mount"
+)
+def test_a_full_disk_is_named_and_a_checkpoint_stays(
+    prepare: Prepare, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    """A checkpoint that does not fit: the disk, with its free space; what is told as the newest one is whole."""
+    prepare("zero2", "hf")
+    (tmp_path / "out").mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", tmp_path / "out"], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(mounted.stderr)
+    try:
+        session, said = ended(
+            start(
+                "ds_config.json",
+                ["--no-check"],
+                "train_with_arguments.py",
+                [*ARGUMENTS, "--max_steps", "100", "--save_strategy", "steps", "--save_steps", "1"],
+            )
+        )
+        (attempt,) = session["attempts"]
+        assert attempt["failure"]["kind"] == "disk_full", said
+        assert any(f"free in {tmp_path}/out" in evidence for evidence in attempt["failure"]["evidence"])
+        checkpoint = Path(attempt["checkpoint"])
+        state = json.loads((checkpoint / "trainer_state.json").read_text())
+        assert checkpoint.name == f"checkpoint-{state['global_step']}"
+    finally:
+        subprocess.run(["umount", tmp_path / "out"], check=True)
+
+
+@pytest.mark.slow
+def test_fallback_goes_on_with_less_memory(prepare: Prepare, start: Callable[..., Any], tmp_path: Path) -> None:
+    """Out of GPU memory at step 5: the next plan reads the checkpoint of step 4 and trains the steps that are left."""
+    prepare("zero2", "hf")
+    session, said = ended(
+        start(
+            "ds_config.json",
+            ["--no-check", "--fallback", "--seq-len", "32"],
+            "train_with_arguments.py",
+            [*ARGUMENTS, "--max_steps", "8", "--save_strategy", "steps", "--save_steps", "2"],
+            RUN_OUT_AT_STEP="5",
+        )
+    )
+    first, second = session["attempts"]
+    assert (first["failure"]["kind"], first["failure"]["step"]) == ("gpu_out_of_memory", 5), said
+    assert second["status"] == "finished", said
+    assert [step for step, _ in second["losses"]] == [5, 6, 7, 8]
+    config = json.loads(Path(second["config"]).read_text())
+    assert config["zero_optimization"]["stage"] in (1, 2)  # the stages that read the checkpoint
+    state = json.loads((tmp_path / "out" / "checkpoint-8" / "trainer_state.json").read_text())
+    assert state["global_step"] == 8
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces take root and iproute2")
+def test_two_network_namespaces_train_as_two_nodes(
+    prepare: Prepare, start: Callable[..., Any], tmp_path: Path, two_networks: tuple[tuple[str, str], ...]
+) -> None:
+    """One rank in each of two networks that only a cable joins; both see all steps, with the same loss."""
+    prepare("zero2", "hf")
+    address = two_networks[0][1]
+    processes = [
+        start(
+            "ds_config.json",
+            ["--no-check", "--ranks", "1", "--nodes", "2", "--node-rank", str(node), "--master", f"{address}:29511"],
+            "train_with_trainer.py",
+            before=["ip", "netns", "exec", network],
+            log=f"log{node}",
+            GLOO_SOCKET_IFNAME="cable",
+        )
+        for node, (network, _) in enumerate(two_networks)
+    ]
+    sessions = [ended(process) for process in processes]
+    for session, said in sessions:
+        assert session["attempts"][0]["status"] == "finished", said
+        assert session["attempts"][0]["last_step"] == STEPS
+    first, second = (json.loads((tmp_path / "reports" / f"rank{rank}.json").read_text()) for rank in range(2))
+    assert first["losses"] == second["losses"]  # the Trainer's own, averaged over both
+
+
+@pytest.fixture
+def two_networks() -> Iterator[tuple[tuple[str, str], ...]]:
+    """Two namespaces joined by a veth pair: (name, address) of each."""
+    networks = tuple((f"dsadvise{os.getpid()}-{node}", f"10.213.7.{node + 1}") for node in range(2))
+
+    def ip(*words: str) -> None:
+        done = subprocess.run(["ip", *words], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"ip {' '.join(words)}: {done.stderr.strip()}")
+
+    try:
+        for name, _ in networks:
+            ip("netns", "add", name)
+        ip(
+            "link",
+            "add",
+            "cable",
+            "netns",
+            networks[0][0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "cable",
+            "netns",
+            networks[1][0],
+        )
+        for name, address in networks:
+            ip("-n", name, "address", "add", f"{address}/24", "dev", "cable")
+            ip("-n", name, "link", "set", "cable", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield networks
+    finally:
+        for name, _ in networks:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)

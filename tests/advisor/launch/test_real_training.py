@@ -1,0 +1,317 @@
+"""The emitted configurations train for real: two ranks, DeepSpeed's CPU accelerator over gloo, both flavours.
+
+The files are those that a user gets, but for the learning rate: a small model on random tokens wants a larger one. What
+training without a GPU takes besides is `NO_GPU` in train_with_trainer.py and `_environment` here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from ds_advise.ds_configs.emit import ds_config
+from ds_advise.ds_configs.presets import plan_for
+from ds_advise.ds_configs.training_arguments import accelerate_config, training_arguments
+from ds_advise.ds_configs.write import write_config
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.gpus import gpu_of_memory
+from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.plan import RUNGS, Plan, Rung
+from ds_advise.estimators.workload import Framework, Workload
+
+SCRIPTS = Path(__file__).parents[2] / "training_scripts"
+SCRIPT = {"hf": SCRIPTS / "train_with_trainer.py", "deepspeed": SCRIPTS / "train_with_deepspeed.py"}
+FLAVORS: tuple[Framework, ...] = ("hf", "deepspeed")
+RANKS, STEPS = 2, 5
+TRAINING_LIMIT_S, BUILD_LIMIT_S = 240, 1200
+
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+# Wide enough that half of a matrix exceeds the 1 MiB below which DeepSpeed leaves a tensor in RAM.
+WIDE = SMALL | {"hidden_size": 1024, "intermediate_size": 1024, "num_hidden_layers": 4, "vocab_size": 1024}
+
+pytestmark = pytest.mark.timeout(BUILD_LIMIT_S + TRAINING_LIMIT_S)  # the first test compiles DeepSpeed's extensions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A training that is ready to start: its files are in `folder`, the extensions are built."""
+
+    folder: Path
+    flavor: Framework
+    plan: Plan
+    cluster: Cluster
+    environment: dict[str, str]
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "ds_config.json"
+
+    def reports(self) -> list[dict[str, Any]]:
+        """What the ranks left, in their order."""
+        return [json.loads(path.read_text()) for path in sorted((self.folder / "reports").iterdir())]
+
+    def losses(self) -> list[float]:
+        """The loss of every optimizer step, over all ranks."""
+        return [fmean(step) for step in zip(*(report["losses"] for report in self.reports()), strict=True)]
+
+
+Prepare = Callable[..., Run]
+
+
+@pytest.fixture
+def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
+    """Write a rung's files in a folder of their own; changes to its plan are keywords."""
+
+    def prepare(
+        rung: Rung,
+        flavor: Framework,
+        *,
+        model: dict[str, Any] = SMALL,
+        workload: Workload | None = None,
+        micro_batch_size: int = 2,
+        gradient_accumulation_steps: int = 2,
+        **changes: int,
+    ) -> Run:
+        workload = workload or Workload()
+        folder = tmp_path / f"run{sum(1 for _ in tmp_path.iterdir())}"
+        for name in ("", "nvme", "reports"):
+            (folder / name).mkdir()
+        shape = shape_from_config({"model_type": "qwen2", **model}, name="small")
+        cluster = Cluster(nodes=1, gpus_per_node=RANKS, gpu=gpu_of_memory(24), nvme_path=str(folder / "nvme"))
+        plan = replace(
+            plan_for(
+                rung,
+                shape,
+                workload,
+                cluster,
+                micro_batch_size=micro_batch_size,
+                gradient_accumulation_steps=gradient_accumulation_steps,
+                gradient_checkpointing=True,
+            ),
+            **changes,
+        )
+        config = ds_config(plan, shape, workload, cluster, flavor=flavor)
+        learning_rate = 1e-2 if workload.method == "lora" else 1e-3
+        if flavor == "deepspeed":
+            config["optimizer"]["params"]["lr"] = learning_rate
+        job = {
+            "model": model,
+            "dtype": {"bf16": "bfloat16", "fp32": "float32"}[workload.precision],
+            "lora_rank": workload.lora_rank if workload.method == "lora" else 0,
+            "gradient_checkpointing": plan.gradient_checkpointing,
+            "optimizer_steps": STEPS,
+            "global_batch_size": RANKS * micro_batch_size * gradient_accumulation_steps,
+            "reports": str(folder / "reports"),
+            "training_arguments": training_arguments(plan, workload)
+            | {"output_dir": str(folder / "output"), "learning_rate": learning_rate},
+        }
+        (folder / "job.json").write_text(json.dumps(job))
+        run = Run(
+            folder=folder,
+            flavor=flavor,
+            plan=plan,
+            cluster=cluster,
+            environment=_environment() | {"TRAINING_JOB": str(folder / "job.json")},
+        )
+        write_config(config, run.config, force=False)
+        extensions(*_builders(plan))
+        return run
+
+    return prepare
+
+
+def _rungs(*in_every_run: tuple[Rung, Framework]) -> list[Any]:
+    """Every rung in both flavours; all but the named ones are slow."""
+    return [
+        pytest.param(rung, flavor, marks=() if (rung, flavor) in in_every_run else pytest.mark.slow)
+        for rung in RUNGS
+        for flavor in FLAVORS
+    ]
+
+
+@pytest.mark.parametrize(("rung", "flavor"), _rungs(("zero3-offload", "hf"), ("zero2-offload", "deepspeed")))
+def test_a_rung_trains(prepare: Prepare, rung: Rung, flavor: Framework) -> None:
+    """The loss falls, gradients accumulate, and the engine does what the plan says with the plan's numbers."""
+    # With NVMe some parameters stay in RAM and others do not, in several sub-groups, as in a model of real size.
+    nvme = {"model": WIDE, "param_max_in_cpu": 3_000_000, "sub_group_size": 2_000_000} if rung == "zero3-nvme" else {}
+    run = prepare(rung, flavor, **nvme)
+    train(run)
+    assert_trained(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rung", "flavor"), [("zero2", "hf"), ("zero3", "hf"), ("zero3", "deepspeed")])
+def test_lora_trains(prepare: Prepare, rung: Rung, flavor: Framework) -> None:
+    """peft's adapters train under the emitted configuration, with the frozen weights whole or sharded."""
+    run = prepare(rung, flavor, workload=Workload(method="lora", lora_rank=8))
+    train(run)
+    assert_trained(run)
+
+
+@pytest.mark.slow
+def test_the_hf_flavour_trains_on_accelerate_without_the_trainer(prepare: Prepare) -> None:
+    """accelerate fills every `auto` from the script and from the configuration file that we write for it."""
+    run = prepare("zero2-offload", "hf")
+    (run.folder / "accelerate.yaml").write_text(accelerate_config(run.plan, run.cluster, config_path=str(run.config)))
+    command = f"accelerate launch --main_process_port {_free_port()} --config_file accelerate.yaml"
+    _run_processes(run, [(f"exec {command} {SCRIPTS / 'train_with_accelerate.py'}", {})])
+    assert_trained(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rung", ["zero2", "zero3-offload"])
+def test_accumulation_sums_the_micro_batches(prepare: Prepare, rung: Rung) -> None:
+    """Two micro batches of two samples train like one of four: the losses agree in fp32 to rounding."""
+    accumulated, at_once = (
+        prepare(
+            rung,
+            "deepspeed",
+            workload=Workload(precision="fp32"),
+            micro_batch_size=micro,
+            gradient_accumulation_steps=accumulation,
+        )
+        for micro, accumulation in ((2, 2), (4, 1))
+    )
+    train(accumulated)
+    train(at_once)
+    assert accumulated.losses() == pytest.approx(at_once.losses(), rel=1e-4)
+
+
+def train(run: Run) -> None:
+    """Start the ranks as a launcher does, and wait for them."""
+    config = str(run.config)
+    arguments = ["--deepspeed", config] if run.flavor == "hf" else ["--deepspeed", "--deepspeed_config", config]
+    place = {
+        "WORLD_SIZE": str(RANKS),
+        "LOCAL_WORLD_SIZE": str(RANKS),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+    }
+    _run_processes(
+        run,
+        [
+            (
+                [sys.executable, str(SCRIPT[run.flavor]), *arguments],
+                place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+            for rank in range(RANKS)
+        ],
+    )
+
+
+def assert_trained(run: Run) -> None:
+    losses, plan = run.losses(), run.plan
+    assert len(losses) == STEPS
+    assert all(later < earlier for earlier, later in pairwise(losses)), losses
+    wanted: dict[str, Any] = {
+        "zero_stage": plan.zero_stage,
+        "offload_optimizer": plan.offload_optimizer,
+        "offload_param": plan.offload_param,
+        "optimizer": "FusedAdam" if plan.offload_optimizer == "none" else "DeepSpeedCPUAdam",
+        "dtype": "bfloat16",
+        "train_micro_batch_size_per_gpu": plan.micro_batch_size,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+        "train_batch_size": plan.micro_batch_size * plan.gradient_accumulation_steps * RANKS,
+        "optimizer_steps": STEPS,
+        "forward_passes": STEPS * plan.gradient_accumulation_steps,
+        "swapped": ["optimizer", "param"] if plan.offload_param == "nvme" else [],
+    }
+    if plan.zero_stage:
+        wanted["reduce_bucket_size"] = plan.reduce_bucket_size
+    if plan.zero_stage == 3:
+        wanted |= {
+            "sub_group_size": plan.sub_group_size,
+            "stage3_prefetch_bucket_size": plan.stage3_prefetch_bucket_size,
+        }
+    assert len(run.reports()) == RANKS
+    for report in run.reports():
+        assert {name: report[name] for name in wanted} == wanted
+
+
+def _run_processes(run: Run, commands: Sequence[tuple[str | list[str], dict[str, str]]]) -> None:
+    """Run commands side by side, each in a session of its own. All must end well, in time, and leave nothing
+    running."""
+    logs = [run.folder / f"log{number}" for number in range(len(commands))]
+    processes = []
+    try:
+        for (command, environment), log in zip(commands, logs, strict=True):
+            with log.open("w") as output:
+                processes.append(
+                    subprocess.Popen(
+                        command,
+                        shell=isinstance(command, str),
+                        cwd=run.folder,
+                        env=run.environment | environment,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )
+                )
+        deadline = time.monotonic() + TRAINING_LIMIT_S
+        while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+            if any(process.poll() for process in processes):
+                break  # the others would wait for the one that failed
+            time.sleep(0.1)
+        codes = [process.poll() for process in processes]
+        left_behind = [
+            process.pid for process in processes if process.poll() is not None and _group_exists(process.pid)
+        ]
+    finally:
+        for process in processes:
+            if _group_exists(process.pid):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert codes == [0] * len(commands), "\n".join(log.read_text()[-4000:] for log in logs)
+    assert not left_behind
+
+
+def _group_exists(group: int) -> bool:
+    """Whether a process of this group runs (one that has ended and waits to be collected does not)."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _environment() -> dict[str, str]:
+    """No GPU, one thread for each rank, no network."""
+    inherited = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    return inherited | {
+        "DS_ACCELERATOR": "cpu",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def _builders(plan: Plan) -> list[str]:
+    """What DeepSpeed compiles for a plan."""
+    builders = ["ShareMemCommBuilder", "FusedAdamBuilder" if plan.offload_optimizer == "none" else "CPUAdamBuilder"]
+    return builders + ["AsyncIOBuilder"] * ("nvme" in (plan.offload_optimizer, plan.offload_param))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,304 @@
+"""A second question about the same machine and model uses the probes that were made before."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise.advisor.advise import advise
+from ds_advise.advisor.cli import run
+from ds_advise.advisor.prove.past_probes import KeptProbes, keep_probe
+from ds_advise.advisor.prove.probe_series import climb, runnable
+from ds_advise.advisor.question.cpu_cluster import cpu_cluster
+from ds_advise.advisor.recommend.recommendation import Candidate, Recommendation
+from ds_advise.ds_configs.emit import ds_config
+from ds_advise.estimators.memory.device_overhead import CPU_HEAP_SHARE, CPU_PROCESS_BYTES
+from ds_advise.probes.real_run import Failure, ProbeResult, RankReport
+from ds_advise.probes.real_run.result import StepTime
+from ds_advise.probes.store import Store
+
+MODEL = {
+    "model_type": "qwen2",
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 4096,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+LIMIT = 2 * 10**9
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    folder = tmp_path / "small-model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    return str(folder)
+
+
+def ask(model: str, *, limit: int = LIMIT, ranks: int = 2, **changes: Any) -> Recommendation:
+    return advise(
+        model,
+        **{
+            "gpus": cpu_cluster(ranks, limit),
+            "seq_len": 128,
+            "global_batch": 4,
+            "offline": True,
+            "deepspeed_estimate": False,
+            **changes,
+        },
+    )
+
+
+def ran(candidate: Candidate, slower: float = 1.0) -> ProbeResult:
+    """The candidate's probe on a machine that takes so many times as long as predicted."""
+    time = candidate.estimate.time
+    step = StepTime(total_s=time.step_s * slower, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
+    report = RankReport(
+        rank=0,
+        allocated_bytes=None,
+        reserved_bytes=None,
+        device_bytes=None,
+        host_baseline_bytes=0,
+        host_loading_peak_bytes=0,
+        host_peak_bytes=10**8,
+        host_pinned_bytes=None,
+        nvme_bytes=0,
+        nvme_read_bytes=0,
+        nvme_written_bytes=0,
+        steps=(step,),
+        losses=(1.0,),
+    )
+    return ProbeResult(
+        world_size=2,
+        device="cpu",
+        solo=False,
+        tokens_per_step=time.tokens_per_step,
+        ranks=(report,),
+        failure=None,
+        versions={},
+    )
+
+
+def failed(kind: Any) -> ProbeResult:
+    return ProbeResult(
+        world_size=2,
+        device="cpu",
+        solo=False,
+        tokens_per_step=0,
+        ranks=(),
+        versions={},
+        failure=Failure(kind=kind, rank=0, phase="step 1", message="no"),
+    )
+
+
+def keep(answer: Recommendation, candidate: Candidate, result: ProbeResult, limit: int | None = LIMIT) -> None:
+    """As a climb keeps it."""
+    question, plan = answer.question, candidate.estimate.plan
+    keep_probe(
+        result,
+        model=question.model,
+        name="small",
+        workload=question.workload,
+        config=ds_config(plan, question.model, question.workload, question.cluster, flavor=question.workload.framework),
+        micro_batch_size=plan.micro_batch_size,
+        gradient_accumulation_steps=plan.gradient_accumulation_steps,
+        gradient_checkpointing=plan.gradient_checkpointing,
+        memory_limit_bytes=limit,
+    )
+
+
+def first(answer: Recommendation) -> Candidate:
+    assert answer.recommended is not None
+    return answer.recommended
+
+
+def test_a_plan_that_ran_has_its_measured_speed_and_corrects_the_others(model: str) -> None:
+    """The evidence of the one is a probe; the others are slower by as much, in the same order."""
+    before = ask(model)
+    keep(before, first(before), ran(first(before), slower=3.0))
+    after = ask(model)
+    assert first(after).estimate.plan == first(before).estimate.plan
+    assert first(after).estimate.evidence == "probe"
+    for old, new in zip(before.candidates, after.candidates, strict=True):
+        assert new.tokens_per_s == pytest.approx(old.tokens_per_s / 3)
+        assert new is first(after) or new.estimate.evidence == "analytic"
+    assert [step.candidate for step in after.ladder].count(first(after)) == 1
+
+
+def test_one_that_ran_out_of_memory_does_not_fit_nor_what_needs_more(model: str) -> None:
+    """Whatever was predicted; the answer is then another plan."""
+    before = ask(model)
+    out = first(before)
+    keep(before, out, failed("out_of_memory"))
+    after = ask(model)
+    assert first(after).estimate.plan != out.estimate.plan
+    for candidate in after.candidates:
+        plan = candidate.estimate.plan
+        if plan == out.estimate.plan:
+            assert not candidate.fit.fits and candidate.fit.reason == "ran out of memory"
+        same = (plan.rung, plan.gradient_checkpointing) == (out.rung, out.estimate.plan.gradient_checkpointing)
+        if same and candidate.device_bytes >= out.device_bytes:
+            assert not candidate.fit.fits
+
+
+@pytest.mark.parametrize("kind", ["crash", "hang", "timeout", "killed", "stopped"])
+def test_other_failures_say_nothing_of_the_plan(model: str, kind: str) -> None:
+    """Their reason may be gone."""
+    before = ask(model)
+    keep(before, first(before), failed(kind))
+    assert ask(model).earlier == () and first(ask(model)) == first(before)
+
+
+ELSEWHERE: dict[str, Callable[[str], Recommendation]] = {
+    "another sequence": lambda model: ask(model, seq_len=64),
+    "another precision": lambda model: ask(model, precision="fp32"),
+    "another method": lambda model: ask(model, method="lora"),
+    "more ranks": lambda model: ask(model, ranks=4),
+    "less memory": lambda model: ask(model, limit=LIMIT - 1),
+}
+
+
+@pytest.mark.parametrize("other", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_another_question_is_not_answered_by_it(model: str, other: Callable[[str], Recommendation]) -> None:
+    """Only equal plans and workloads are the same run; what ran with more memory might not run with less."""
+    before = ask(model)
+    for candidate in runnable(before):
+        keep(before, candidate, ran(candidate))
+    assert len(ask(model).earlier) > 8 and other(model).earlier == ()
+
+
+def test_a_limit_answers_for_the_limits_that_it_decides(model: str) -> None:
+    """What ran with less runs with more; what did not run with more does not run with less."""
+    before = ask(model)
+    keep(before, first(before), ran(first(before)))
+    assert ask(model, limit=2 * LIMIT).earlier
+    Store().forget("all")
+    keep(before, first(before), failed("out_of_memory"))
+    assert ask(model, limit=LIMIT // 2).earlier and not ask(model, limit=2 * LIMIT).earlier
+
+
+def test_other_versions_and_forms_do_not_count(model: str, own_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new DeepSpeed may be faster, and another ds-advise may write results in another form."""
+    before = ask(model)
+    keep(before, first(before), ran(first(before)))
+    with monkeypatch.context() as patched:
+        patched.setattr("ds_advise.advisor.prove.past_probes.version", lambda _name: "0.0")
+        assert ask(model).earlier == ()
+    assert ask(model).earlier
+    with sqlite3.connect(own_store) as connection:
+        ((body,),) = connection.execute("SELECT body FROM records")
+        connection.execute(
+            "UPDATE records SET body = ?", (json.dumps({**json.loads(body), "result": {"failure": None}}),)
+        )
+    assert ask(model).earlier == ()
+
+
+def test_a_plan_that_swaps_to_a_folder_that_nobody_named_never_ran(model: str) -> None:
+    """It is a candidate that does not fit, and looking for its probe is no error."""
+    answer = ask(model)
+    keep(answer, first(answer), ran(first(answer)))
+    plan = replace(first(answer).estimate.plan, zero_stage=3, offload_optimizer="nvme", offload_param="nvme")
+    kept = KeptProbes(answer.question.model, answer.question.workload, answer.question.cluster)
+    assert kept.of(first(answer).estimate.plan) is not None
+    assert kept.of(plan) is None
+
+
+def test_a_climb_does_not_run_again_what_ran(model: str) -> None:
+    """Their results count as its own, without its bound, and the fastest of all is the answer."""
+    before = ask(model)
+    runs: list[Candidate] = []
+
+    def keeping(candidate: Candidate, _left_s: float) -> ProbeResult:
+        runs.append(candidate)
+        keep(before, candidate, ran(candidate))
+        return ran(candidate)
+
+    climbed = climb(before, keeping, budget_s=1e6)
+    assert climbed.runs == len(runs) > 1
+    again = climb(ask(model), keeping, budget_s=1e6)
+    assert again.runs == 0 and len(again.trials) == len(runs) == climbed.runs
+    assert again.best is not None and climbed.best is not None
+    assert again.best.candidate.estimate.plan == climbed.best.candidate.estimate.plan
+    assert all(trial.age_s is not None for trial in again.trials)
+
+
+def test_plans_for_nvme_that_nobody_named_cannot_be_run(model: str) -> None:
+    """Not even where the memory is too small for them as well."""
+    tiny = ask(model, limit=10**8)
+    assert any(candidate.rung == "zero3-nvme" and candidate.fit.limit == "gpu" for candidate in tiny.candidates)
+    assert "zero3-nvme" not in {candidate.rung for candidate in runnable(tiny)}
+
+
+QUESTION = [
+    "--device",
+    "cpu",
+    "--ranks",
+    "2",
+    "--memory",
+    "2GB",
+    "--seq-len",
+    "128",
+    "--global-batch",
+    "4",
+    "--offline",
+    "--no-write",
+    "--no-deepspeed-estimate",
+]
+
+
+def test_the_answer_says_so(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In words, and as JSON."""
+    before = ask(model)
+    keep(before, first(before), ran(first(before), slower=2.0))
+    assert run([model, *QUESTION]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Evidence: probe, just now" in text and "Earlier probes on this machine" in text
+    assert run([model, *QUESTION, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["recommended"]["evidence"] == "probe"
+    assert [trial["result"]["failure"] for trial in answer["earlier_probes"]] == [None]
+
+
+def test_an_answer_about_the_cpu_speaks_of_ranks(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """And its commands are for the CPU, where DeepSpeed and the Trainer must be told so."""
+    assert run([model, *QUESTION]) == run([model, *QUESTION[:5], "10MB", *QUESTION[6:]]) - 1 == 0
+    text = capsys.readouterr().out
+    assert "per rank" in text and "2 ranks on the CPU" in text and "x the limit" in text
+    assert "per GPU" not in text and "the GPU" not in text and "GPU GiB" not in text
+    assert (
+        "export DS_ACCELERATOR=cpu OMP_NUM_THREADS=" in text and "use_cpu=True" in text and 'ddp_backend="gloo"' in text
+    )
+    assert max(len(line) for line in text.splitlines() if not line.startswith("   ")) <= 80
+
+
+def test_a_rank_on_the_cpu_is_its_tensors_its_heap_and_its_process(model: str) -> None:
+    """No CUDA context; DeepSpeed loads more with ZeRO than without. What the heap keeps of the passes counts as far as
+    the optimizer's step does not need more: in DDP, whose step holds all states' temporaries, it is nothing."""
+    for candidate in ask(model).candidates:
+        memory, stage = candidate.estimate.memory, candidate.estimate.plan.zero_stage
+        heap = memory.components.get("allocator_overhead", 0)
+        assert memory.components["process"] == CPU_PROCESS_BYTES[stage] > 0
+        assert candidate.device_bytes == memory.allocated_bytes_per_gpu + heap + CPU_PROCESS_BYTES[stage]
+        assert (heap > 0) == (stage > 0)
+        if heap:
+            transient = {key: value for term in memory.reserved_terms for key, value in term.inputs}["transient"]
+            assert 0 < heap <= CPU_HEAP_SHARE * transient + 1
+
+
+def test_an_unusable_store_costs_one_line(model: str, own_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Although two parts of the answer ask it; the answer is the prediction."""
+    own_store.parent.mkdir(exist_ok=True)
+    own_store.write_bytes(b"no database" * 100)
+    assert run([model, *QUESTION, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["recommended"]["evidence"] == "analytic"
+    assert len(printed.err.splitlines()) == 1 and str(own_store) in printed.err

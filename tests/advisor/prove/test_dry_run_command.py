@@ -1,0 +1,237 @@
+"""`ds-advise dry-run`: the documented JSON, the timeline, and what the terminal shows."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise.advisor.cli import run
+from ds_advise.advisor.prove.timeline import PLAIN_SPARKS, SPARKS, sparkline
+from ds_advise.probes.dry_run import TimelinePoint
+
+MODEL = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+CONFIG = {
+    "bf16": {"enabled": "auto"},
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+    "zero_optimization": {"stage": 2},
+}
+PHASE = {
+    "iteration",
+    "phase",
+    "gpu_live_bytes",
+    "gpu_peak_bytes",
+    "host_live_bytes",
+    "host_peak_bytes",
+    "host_pinned_live_bytes",
+    "nvme_read_bytes",
+    "nvme_written_bytes",
+}
+PEAK = {
+    "allocated_bytes_per_gpu",
+    "reserved_bytes_per_gpu",
+    "device_bytes_per_gpu",
+    "host_bytes_per_node",
+    "by_category",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with its files: `answer.json` and `trace.json`."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    (folder / "ds_config.json").write_text(json.dumps(CONFIG))
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "ds_advise",
+            "dry-run",
+            "ds_config.json",
+            "--model",
+            "config.json",
+            "--gpus",
+            "2x24GB",
+            "--seq-len",
+            "128",
+            "--iterations",
+            "2",
+            "--fast",
+            "--json",
+        ],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    (folder / "answer.json").write_text(done.stdout)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "ds_advise",
+            "dry-run",
+            "ds_config.json",
+            "--model",
+            "config.json",
+            "--gpus",
+            "2x24GB",
+            "--seq-len",
+            "128",
+            "--iterations",
+            "2",
+            "--timeline",
+            "trace.json",
+        ],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={"PATH": "/usr/bin:/bin", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    )
+    assert done.returncode == 0, done.stderr
+    (folder / "printed.txt").write_text(done.stdout)
+    return folder
+
+
+def test_the_json_has_the_documented_form(folder: Path) -> None:
+    """Every phase and the peak with the fields of docs/json.md; sizes are whole numbers."""
+    answer = json.loads((folder / "answer.json").read_text())
+    assert [(phase["iteration"], phase["phase"]) for phase in answer["phases"]] == [
+        (0, "load"),
+        (0, "initialize"),
+        *((i, phase) for i in (1, 2) for phase in ("forward", "backward", "step")),
+    ]
+    for phase in answer["phases"]:
+        assert set(phase) >= PHASE
+        assert all(isinstance(phase[name], int) and phase[name] >= 0 for name in PHASE - {"phase"})
+    peak = answer["peak"]
+    assert set(peak) >= PEAK and sum(peak["by_category"].values()) == peak["allocated_bytes_per_gpu"]
+    assert answer["parameters"] > 0 and answer["world_size"] == 2 and {"torch", "deepspeed"} <= set(answer["versions"])
+    assert answer["extrapolated_from"] == [] and "2 layers are few enough" in answer["not_extrapolated"]
+    assert "timeline" not in answer  # it has a file of its own
+
+
+def test_both_settings_of_the_allocator_are_answered(folder: Path) -> None:
+    """Those of the asked setting stand beside the peak; required is within reserved under either."""
+    peak = json.loads((folder / "answer.json").read_text())["peak"]
+    asked, other = peak["with_expandable_segments"], peak["without_expandable_segments"]
+    assert asked == {name: peak[name] for name in ("reserved_bytes_per_gpu", "required_bytes_per_gpu")}
+    for held in (asked, other):
+        assert peak["allocated_bytes_per_gpu"] <= held["required_bytes_per_gpu"] <= held["reserved_bytes_per_gpu"]
+
+
+def test_the_timeline_opens_in_a_trace_viewer(folder: Path) -> None:
+    """Spans follow each other without a gap, counters add up, and the highest is the peak."""
+    trace = json.loads((folder / "trace.json").read_text())
+    events: list[dict[str, Any]] = trace["traceEvents"]
+    phases = [event for event in events if event["ph"] == "X" and event["tid"] == 2]
+    assert [event["name"] for event in phases][-6:] == ["forward", "backward", "step"] * 2
+    for one, following in pairwise(phases):
+        assert one["ts"] + one["dur"] == following["ts"] and one["dur"] > 0
+    counters = {
+        name: [event for event in events if event["ph"] == "C" and event["name"] == name]
+        for name in ("GPU allocated", "GPU by purpose", "host")
+    }
+    for whole, parts in zip(counters["GPU allocated"], counters["GPU by purpose"], strict=True):
+        assert whole["args"]["bytes"] == sum(parts["args"].values())
+    workspace = json.loads((folder / "answer.json").read_text())["peak"]["by_category"]["library workspace"]
+    highest = max(event["args"]["bytes"] for event in counters["GPU allocated"])
+    assert highest == trace["otherData"]["peak allocated bytes"] - workspace
+    assert "microsecond" in trace["otherData"]["time axis"]
+
+
+def test_a_terminal_without_unicode_gets_ascii(folder: Path) -> None:
+    printed = (folder / "printed.txt").read_text()
+    assert printed.isascii() and "It fits." in printed
+    line = next(line for line in printed.splitlines() if line.strip() and set(line.strip()) <= set(PLAIN_SPARKS))
+    assert len(line) > 70
+    below = printed.splitlines()[printed.splitlines().index(line) + 1]
+    assert "1f" in below and "2f" in below and len(below) <= len(line)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--timeline", "trace.json"], "trace.json exists"),
+        (["--timeline", "nowhere/trace.json"], "cannot be written"),
+        (["--timeline", "new.json", "--fast"], "--fast extrapolates"),
+        (["--explain", "--fast"], "--fast extrapolates"),
+        (["--rank", "2"], "there is no rank 2"),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+) -> None:
+    """Exit code 2 and one line; no file is touched."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("ds_advise.probes.dry_run.run.ask", None)
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    before = (folder / "trace.json").read_bytes()
+    assert run(["dry-run", "ds_config.json", "--model", "config.json", "--gpus", "2x24GB", *arguments]) == 2
+    assert words in stderr.getvalue() and len(stderr.getvalue().splitlines()) == 1
+    assert (folder / "trace.json").read_bytes() == before
+
+
+def points(*phases: tuple[int, str, int, int]) -> list[TimelinePoint]:
+    """(iteration, phase, begins, bytes), each a stretch of ten events with its moment in the middle."""
+    return [
+        TimelinePoint(
+            iteration=iteration,
+            phase=phase,
+            begins=begins,
+            event=begins + 5,
+            gpu_bytes=size_bytes,
+            host_bytes=0,
+            host_pinned_bytes=0,
+            by_category={},
+        )
+        for iteration, phase, begins, size_bytes in phases
+    ]
+
+
+def test_a_spark_is_as_high_as_its_stretch_and_phases_are_marked_where_they_begin() -> None:
+    run = points(
+        (0, "load", 0, 0),
+        (0, "initialize", 10, 40),
+        (1, "forward", 20, 60),
+        (1, "backward", 30, 80),
+        (1, "step", 40, 20),
+    )
+    drawn, marks = sparkline(run, 23, SPARKS)
+    assert len(drawn) == 23 and max(drawn) == "█" and drawn[0] == "▁"
+    assert marks == "l    i    1f   b    s"
+
+
+def test_marks_without_room_are_left_out() -> None:
+    """Many micro batches: no mark is further than three columns from where its phase begins, and none is cut."""
+    run = points(
+        *(
+            (1, phase, 30 * index + 10 * place, 5)
+            for index in range(20)
+            for place, phase in enumerate(("forward", "backward", "step"))
+        )
+    )
+    drawn, marks = sparkline(run, 30, PLAIN_SPARKS)
+    assert len(drawn) == 30 and len(marks) <= 30 and set(marks) <= set("1fbs ")

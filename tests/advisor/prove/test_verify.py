@@ -1,0 +1,104 @@
+"""`--verify` and `ds-advise dry-run`: the real engine confirms the recommendation, and says where every byte goes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ds_advise.advisor.question.ds_config_file import read_ds_config
+from ds_advise.estimators.errors import ConfigFileError
+
+SMALL = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+ON = ("--gpus", "2x24GB", "--seq-len", "128")
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ds_advise", *arguments], cwd=cwd, capture_output=True, text=True, timeout=240
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    return tmp_path
+
+
+def test_a_verified_answer_carries_its_dry_run(folder: Path) -> None:
+    """The recommended plan's own configuration went through the engine; its figure stands beside the prediction."""
+    done = run("config.json", *ON, "--verify", "--json", "--no-deepspeed-estimate", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    (verified,) = answer["verifications"]
+    assert verified["rung"] == answer["recommended"]["rung"] and verified["fits"]
+    assert verified["parameters"] == answer["model"]["parameters"]
+    assert verified["peak"]["allocated_bytes_per_gpu"] == pytest.approx(
+        answer["recommended"]["allocated_bytes_per_gpu"], rel=0.08
+    )
+
+
+def test_the_dry_run_command_reports_phases_peak_and_versions(folder: Path) -> None:
+    """The documented JSON, from the file that the advice wrote."""
+    assert run("config.json", *ON, "--no-deepspeed-estimate", cwd=folder).returncode == 0
+    done = run("dry-run", "ds_config.json", "--model", "config.json", *ON, "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert [phase["phase"] for phase in answer["phases"]][:5] == ["load", "initialize", "forward", "backward", "step"]
+    peak = answer["peak"]
+    assert sum(peak["by_category"].values()) == peak["allocated_bytes_per_gpu"] <= peak["required_bytes_per_gpu"]
+    assert peak["required_bytes_per_gpu"] <= peak["reserved_bytes_per_gpu"] < peak["device_bytes_per_gpu"]
+    assert answer["world_size"] == 2 and set(answer["versions"]) == {"torch", "deepspeed", "transformers"}
+
+
+def test_a_configuration_that_deepspeed_rejects_is_told_in_its_words(folder: Path) -> None:
+    (folder / "bad.json").write_text(
+        json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2, "no_such_key": 1}})
+    )
+    done = run("dry-run", "bad.json", "--model", "config.json", "--gpus", "2x24GB", cwd=folder)
+    assert done.returncode == 2 and "no_such_key" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_model_that_needs_code_of_its_own_is_refused_with_a_way_out(folder: Path) -> None:
+    """transformers has no class for it, and code that comes with a model is not run."""
+    (folder / "remote").mkdir()
+    (folder / "remote" / "config.json").write_text(
+        json.dumps({"model_type": "chatglm", "hidden_size": 64, "auto_map": {"AutoModel": "modeling_chatglm.ChatGLM"}})
+    )
+    (folder / "remote" / "modeling_chatglm.py").write_text("raise SystemExit('executed')\n")
+    (folder / "plain.json").write_text(json.dumps({"train_batch_size": 2, "zero_optimization": {"stage": 1}}))
+    done = run("dry-run", "plain.json", "--model", "./remote", "--gpus", "2x24GB", cwd=folder)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert (
+        "no model type 'chatglm'" in done.stderr and "is not run" in done.stderr and "FILE.py:FUNCTION" in done.stderr
+    )
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\x00", "[" * 100_000, "1" * 5000])
+def test_a_file_that_is_no_configuration_is_one_error(tmp_path: Path, text: str) -> None:
+    broken = tmp_path / "ds_config.json"
+    broken.write_text(text)
+    with pytest.raises(ConfigFileError):
+        read_ds_config(broken)
+    with pytest.raises(ConfigFileError):
+        read_ds_config(tmp_path / "missing.json")
+
+
+def test_a_configuration_may_have_comments(tmp_path: Path) -> None:
+    """DeepSpeed reads it with hjson."""
+    file = tmp_path / "ds_config.json"
+    file.write_text('{\n  // the sharded optimizer\n  "zero_optimization": {"stage": 1},  # and nothing else\n}\n')
+    assert read_ds_config(file) == {"zero_optimization": {"stage": 1}}

@@ -1,0 +1,283 @@
+"""A benchmark of this machine in the answers about it, and its CPU as a device."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import types
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from ds_advise.advisor.advise import advise
+from ds_advise.advisor.cli import run
+from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.advisor.question.cpu_cluster import GLOO_BYTES_PER_S, cpu_cluster
+from ds_advise.advisor.question.measured_hardware import HOST_STREAM_SHARE, STREAM_SHARE
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.time.collective_time import LINK_SHARE, ring
+from ds_advise.estimators.time.offload_time import cpu_step_bytes, cpu_step_s, host_link_s, nvme_read_s
+from ds_advise.estimators.time.roofline import MEMORY_SHARE, memory_rate, product_rate
+from ds_advise.estimators.workload import Workload
+from ds_advise.probes.bench.result import BENCH_VERSION, BenchResult, Figure, Kind, Unit
+from ds_advise.probes.machine import this_machine
+from ds_advise.probes.store import Record, Store
+from ds_advise.probes.this_machine import cpu_cores, host_memory_bytes, mount_point
+
+GIB = 2**30
+QUESTION = ["gpt2-xl", "--no-write", "--no-deepspeed-estimate"]
+
+
+def _gpus(monkeypatch: pytest.MonkeyPatch, name: str, count: int = 2, memory_gib: float = 24.0) -> None:
+    """A driver that lists GPUs."""
+    module: Any = types.ModuleType("pynvml")
+    module.NVMLError = type("NVMLError", (Exception,), {})
+    module.nvmlInit = module.nvmlShutdown = lambda: None
+    module.nvmlDeviceGetCount = lambda: count
+    module.nvmlDeviceGetHandleByIndex = lambda index: index
+    module.nvmlDeviceGetName = lambda _handle: name
+    module.nvmlDeviceGetMemoryInfo = lambda _handle: types.SimpleNamespace(total=int(memory_gib * GIB))
+    module.nvmlSystemGetDriverVersion = lambda: "570.1"
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def _figure(kind: Kind, rate: float, how: str = "", unit: Unit = "B/s") -> Figure:
+    return Figure(kind=kind, how=how, size=1, unit=unit, median=rate, lowest=rate, highest=rate, repeats=3)
+
+
+GPU_FIGURES = (
+    _figure("matrix_product", 70e12, "bf16", "flop/s"),
+    _figure("matrix_product", 60e12, "bf16", "flop/s"),
+    _figure("matrix_product", 72e12, "fp16", "flop/s"),
+    _figure("matrix_product", 20e12, "fp32", "flop/s"),
+    _figure("elementwise_sum", 800e9, "fp32"),
+    _figure("memory_copy", 790e9, "fp32"),
+    _figure("host_to_device", 25e9, "pinned"),
+    _figure("device_to_host", 20e9, "pinned"),
+    _figure("host_to_device", 5e9, "pageable"),
+    _figure("all_reduce", 9e9, "nccl"),
+    _figure("all_gather", 11e9, "nccl"),
+    _figure("all_reduce", 30e-6, "nccl", "s"),
+    _figure("host_memory", 30e9),
+    _figure("cpu_adam", 1.5e9, "fp32", "parameters/s"),
+    _figure("nvme_read", 3e9, "aio"),
+    _figure("nvme_write", 1e9, "aio"),
+)
+
+
+def _keep(
+    *figures: Figure,
+    device: Literal["cuda", "cpu"] = "cuda",
+    ranks: int = 2,
+    days: float = 3,
+    version: int = BENCH_VERSION,
+    nvme_mount: str = "/",
+) -> None:
+    result = BenchResult(
+        version=version,
+        device=device,
+        ranks=ranks,
+        figures=figures,
+        skipped=(),
+        nvme_mount=nvme_mount,
+        versions={},
+        seconds=1.0,
+    )
+    made_at = (datetime.now(UTC) - timedelta(days=days)).isoformat()
+    Store().add(Record(kind="bench", machine=this_machine(), made_at=made_at, result=result.to_json()))
+
+
+def test_the_estimators_reach_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products, PCIe, links, CPU Adam, NVMe: the time of each comes out at the measured rate."""
+    _gpus(monkeypatch, "NVIDIA GeForce RTX 3090")
+    before = parse_cluster("auto")
+    assert before.gpu.gemm_bf16_flops_per_s is not None
+    _keep(*GPU_FIGURES)
+    cluster = parse_cluster("auto")
+    assert product_rate(cluster.gpu, "bf16") / product_rate(before.gpu, "bf16") == pytest.approx(
+        70e12 / before.gpu.gemm_bf16_flops_per_s
+    )
+    assert product_rate(cluster.gpu, "fp16") / product_rate(cluster.gpu, "bf16") == pytest.approx(72 / 70)
+    assert memory_rate(cluster.gpu) == pytest.approx(800e9 / STREAM_SHARE * MEMORY_SHARE)
+    assert host_link_s(cluster, 20e9, pinned=True) == pytest.approx(1.0)
+    assert ring(cluster).bytes_per_s == pytest.approx(11e9)
+    assert ring(cluster).all_reduce_s(9e9, 0) == pytest.approx(1.0)
+    assert ring(cluster).call_s == 30e-6
+    assert nvme_read_s(cluster, 3e9) == pytest.approx(1.0)
+    # The optimizer alone moves 28 bytes a parameter, the whole step more.
+    assert cpu_step_s(cluster, Workload(), 1.5e9) == pytest.approx(cpu_step_bytes(8) / 28)
+    assert cluster.dram_bytes_per_s_per_node == pytest.approx(30e9 / HOST_STREAM_SHARE)
+    assert cluster.gpu.memory_bytes == before.gpu.memory_bytes
+
+
+def test_the_answer_says_what_was_measured_and_when(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The "Assumed" line drops it."""
+    _gpus(monkeypatch, "NVIDIA GeForce RTX 3090")
+    run([*QUESTION, "--gpus", "auto"])
+    before = " ".join(capsys.readouterr().out.split())
+    assert "Measured" not in before
+    assert "host memory bandwidth" in before
+    _keep(*GPU_FIGURES)
+    run([*QUESTION, "--gpus", "auto"])
+    after = " ".join(capsys.readouterr().out.split())
+    assert (
+        "Measured here 3 days ago (bench): matrix products, device memory, PCIe, collectives, host memory, CPU Adam, "
+        "NVMe."
+    ) in after
+    assumed = after.partition("Assumed: ")[2]
+    assert "host memory bandwidth" not in assumed
+    assert "NVMe" not in assumed
+
+
+def test_a_card_of_unknown_speed_is_no_longer_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own products and memory take the place of a known card's."""
+    _gpus(monkeypatch, "NVIDIA Future 9000", memory_gib=60)
+    assert parse_cluster("auto").gpu.assumed
+    _keep(*GPU_FIGURES)
+    cluster = parse_cluster("auto")
+    assert not cluster.gpu.assumed
+    assert cluster.assumptions == ()
+    assert product_rate(cluster.gpu, "fp32") < product_rate(cluster.gpu, "bf16")
+    assert advise("gpt2-xl", gpus=cluster, deepspeed_estimate=False).recommended is not None
+
+
+def test_only_what_was_measured_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without NVMe, CPU Adam and links the assumptions about them stay."""
+    _gpus(monkeypatch, "NVIDIA GeForce RTX 3090")
+    before = parse_cluster("auto")
+    _keep(*GPU_FIGURES[:2])
+    cluster = parse_cluster("auto")
+    assert cluster.gpu.gemm_bf16_flops_per_s == 70e12
+    expected = replace(
+        before,
+        measured=cluster.measured,
+        gpu=replace(before.gpu, gemm_bf16_flops_per_s=70e12, gemm_fp16_flops_per_s=None),
+    )
+    assert cluster == expected
+    assert cluster.measured == "here 3 days ago (bench): matrix products"
+
+
+def test_figures_of_another_machine_device_or_version_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are they for GPUs that were described."""
+    _gpus(monkeypatch, "NVIDIA GeForce RTX 3090")
+    before = parse_cluster("auto")
+    _keep(*GPU_FIGURES, device="cpu")
+    _keep(*GPU_FIGURES, version=BENCH_VERSION + 1)
+    assert parse_cluster("auto") == before
+    _keep(*GPU_FIGURES)
+    assert parse_cluster("auto") != before
+    assert not parse_cluster("2xRTX3090").measured
+    _gpus(monkeypatch, "NVIDIA L4")
+    assert not parse_cluster("auto").measured
+
+
+def test_the_newest_benchmark_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older one is not mixed in."""
+    _gpus(monkeypatch, "NVIDIA GeForce RTX 3090")
+    _keep(_figure("matrix_product", 50e12, "bf16", "flop/s"), days=0)
+    _keep(*GPU_FIGURES, days=9)
+    cluster = parse_cluster("auto")
+    assert cluster.gpu.gemm_bf16_flops_per_s == 50e12
+    assert cluster.cpu_adam_parameters_per_s_per_node is None
+    assert "just now" in cluster.measured
+
+
+def test_a_drive_counts_for_the_folders_on_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """NVMe figures are those of one drive; another one's are assumed as before."""
+    _gpus(monkeypatch, "NVIDIA GeForce RTX 3090")
+    _keep(*GPU_FIGURES, nvme_mount=mount_point(tmp_path))
+    assert parse_cluster("auto", nvme=f"{tmp_path}:1TB").nvme_read_bytes_per_s_per_node == 3e9
+    assert parse_cluster("auto", nvme="/proc:1TB").nvme_read_bytes_per_s_per_node is None
+
+
+def test_a_store_that_cannot_be_used_does_not_cost_the_answer(
+    monkeypatch: pytest.MonkeyPatch, own_store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line on stderr, and the answer without it."""
+    _gpus(monkeypatch, "NVIDIA GeForce RTX 3090")
+    own_store.parent.mkdir()
+    own_store.write_text("no database" * 500)
+    assert run([*QUESTION, "--gpus", "auto"]) == 0
+    shown = capsys.readouterr()
+    assert "tokens/s" in shown.out
+    (line,) = shown.err.splitlines()
+    assert str(own_store) in line
+
+
+@pytest.mark.parametrize("gpus", ["2x32GB", "auto"])
+def test_without_results_no_database_is_loaded(gpus: str, tmp_path: Path) -> None:
+    """The cold answer stays as quick as it was."""
+    driver = tmp_path / "pynvml.py"
+    driver.write_text(
+        "import types\n"
+        "NVMLError = type('NVMLError', (Exception,), {})\n"
+        "nvmlInit = nvmlShutdown = lambda: None\n"
+        "nvmlDeviceGetCount = lambda: 1\n"
+        "nvmlDeviceGetHandleByIndex = lambda index: index\n"
+        "nvmlDeviceGetName = lambda handle: 'NVIDIA L4'\n"
+        "nvmlDeviceGetMemoryInfo = lambda handle: types.SimpleNamespace(total=24 * 2**30)\n"
+    )
+    program = (
+        "import sys\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from ds_advise.advisor.cli import run\n"
+        f"code = run({[*QUESTION, '--gpus', gpus]!r})\n"
+        "sys.exit('loaded' if 'sqlite3' in sys.modules else code == 2)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_cpu_is_a_cluster_of_ranks() -> None:
+    """Ranks share cores, memory and RAM; what was not measured is low and named."""
+    one, four = cpu_cluster(1), cpu_cluster(4)
+    assert (four.world_size, four.is_this_machine, four.cpu_cores_per_node) == (4, True, cpu_cores())
+    assert four.gpu.name.startswith("CPU (")
+    assert one.gpu.memory_bytes == host_memory_bytes()
+    assert four.gpu.memory_bytes == pytest.approx(host_memory_bytes() / 4, abs=1)
+    assert product_rate(one.gpu, "fp32") == pytest.approx(4 * product_rate(four.gpu, "fp32"))
+    assert any("GFLOP/s" in said for said in four.assumptions)
+    assert not any("between ranks" in said for said in one.assumptions)
+    assert cpu_cluster(2, 5 * GIB).gpu.memory_bytes == 5 * GIB
+
+
+def _cpu() -> Cluster:
+    _keep(
+        _figure("matrix_product", 100e9, "fp32", "flop/s"),
+        _figure("matrix_product", 150e9, "bf16", "flop/s"),
+        _figure("elementwise_sum", 10e9, "fp32"),
+        _figure("all_gather", 2e9, "gloo"),
+        _figure("all_reduce", 4e-4, "gloo", "s"),
+        _figure("all_gather", 6e-4, "gloo", "s"),
+        _figure("cpu_adam", 5e8, "fp32", "parameters/s"),
+        device="cpu",
+    )
+    return cpu_cluster(4)
+
+
+def test_the_cpus_own_speeds_are_shared_by_its_ranks() -> None:
+    """Two ranks were measured together; four do as much together."""
+    cluster = _cpu()
+    assert cluster.gpu.gemm_bf16_flops_per_s == pytest.approx(75e9)
+    assert product_rate(cluster.gpu, "fp32") / product_rate(cluster.gpu, "bf16") == pytest.approx(100 / 150)
+    assert memory_rate(cluster.gpu) == pytest.approx(5e9 / STREAM_SHARE * MEMORY_SHARE)
+    assert ring(cluster).bytes_per_s == pytest.approx(2e9)
+    assert ring(cluster).call_s == pytest.approx(5e-4)
+    assert cluster.gpu.peer_bytes_per_s != GLOO_BYTES_PER_S / LINK_SHARE["pcie"]
+    assert cluster.assumptions == ()
+    assert "matrix products, memory, collectives, CPU Adam" in cluster.measured
+
+
+def test_a_cpu_has_neither_a_context_nor_nccl_nor_cublas() -> None:
+    """Its memory is tensors and what the allocator keeps."""
+    candidates = advise("gpt2", gpus=_cpu(), deepspeed_estimate=False).candidates
+    names = {name for candidate in candidates for name in candidate.estimate.memory.components}
+    assert "parameters" in names
+    assert not names & {"cuda_context", "nccl_buffers", "library_workspace"}

@@ -1,0 +1,183 @@
+"""Where a model comes from: a folder, a file, the catalogue, the hub; and what is said when it comes from nowhere."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from ds_advise.advisor.question.model_source import load_model
+from ds_advise.estimators.errors import DsAdviseError, ModelConfigError, UnknownModelError
+from ds_advise.estimators.models import catalogue
+from huggingface_hub import constants
+from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
+
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 128,
+}
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty hub cache, an empty current folder, and a failure for whoever asks the network."""
+    cache, folder = tmp_path / "hub-cache", tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.chdir(folder)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        pytest.fail("the network was asked")
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", refuse)
+    return cache
+
+
+def write(path: Path, config: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return path
+
+
+def test_a_folder_and_its_config_are_the_same_model(tmp_path: Path) -> None:
+    file = write(tmp_path / "model" / "config.json", TINY)
+    folder, direct = load_model(str(file.parent)), load_model(str(file))
+    assert folder.parameters == direct.parameters == 2 * 128 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 96 + 2 * 64) + 64
+    assert folder.name == str(file.parent) and folder.source == str(file)
+
+
+def test_a_folder_comes_before_the_catalogue(tmp_path: Path) -> None:
+    """What stands here under a known name is what is meant."""
+    write(tmp_path / "here" / "gpt2" / "config.json", TINY)
+    assert load_model("gpt2").model_type == "llama"
+
+
+def test_a_folder_without_a_config_does_not_hide_the_catalogue(tmp_path: Path) -> None:
+    (tmp_path / "here" / "gpt2").mkdir()
+    assert load_model("gpt2").parameters == catalogue.find("gpt2").parameters
+
+
+def test_spaces_around_a_name_do_not_matter() -> None:
+    assert load_model(" Qwen2.5-14B\n").parameters == 14_770_033_664
+
+
+def test_nothing_of_the_folder_is_executed(tmp_path: Path) -> None:
+    """Remote code and pickles beside the config.json stay unread."""
+    marker = tmp_path / "executed"
+    write(
+        tmp_path / "model" / "config.json",
+        TINY | {"auto_map": {"AutoConfig": "evil.Config"}, "trust_remote_code": True},
+    )
+    (tmp_path / "model" / "evil.py").write_text(f"open({str(marker)!r}, 'w')\nclass Config: ...\n")
+    (tmp_path / "model" / "pytorch_model.bin").write_bytes(f"cos\nsystem\n(S'touch {marker}'\ntR.".encode())
+    assert load_model(str(tmp_path / "model")).parameters > 0
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not JSON"),
+        (b"{", r"not JSON: .*line 1, column 2"),
+        (b"\xff\xfe{}", "not UTF-8 text"),
+        (b"[]", "holds no JSON object"),
+        (b"null", "holds no JSON object"),
+        (b"[" * 200_000, "not JSON"),
+        (b'{"model_type": "llama", "hidden_size": ' + b"9" * 5000 + b"}", "not JSON that can be read"),
+        (b'{"model_type": "llama", "hidden_size": NaN}', "hidden_size must be a whole number, not nan"),
+        (b"{}", "model_type is missing"),
+        (b" " * 10_000_001, "larger than 10,000,000 bytes"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_broken_file_is_one_clear_error(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ModelConfigError, match=message) as caught:
+        load_model(str(tmp_path / "config.json"))
+    assert "config.json" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_byte_order_mark_and_a_repeated_field_do_no_harm(tmp_path: Path) -> None:
+    """The last of two equal fields counts, as in every JSON reader."""
+    text = json.dumps(TINY)[:-1] + ', "vocab_size": 256}'
+    (tmp_path / "config.json").write_text(text, encoding="utf-8-sig")
+    assert load_model(str(tmp_path)).vocab_size == 256
+
+
+@pytest.mark.parametrize(
+    "name", ["./nothing", "/nowhere/at/all", "~/no such folder", "../x", "some/folder/deep", "missing.json", "."]
+)
+def test_a_path_that_does_not_exist_is_not_looked_up_elsewhere(name: str) -> None:
+    with pytest.raises(UnknownModelError, match=r"no such file or folder|no config\.json in this folder"):
+        load_model(name)
+
+
+def test_a_named_pipe_is_not_read(tmp_path: Path) -> None:
+    """It would block for ever."""
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(DsAdviseError):
+        load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["Qwen2.5-15B", "", "a b/c", "gpt5"])
+def test_a_name_that_can_be_no_hub_id_never_reaches_the_network(name: str) -> None:
+    with pytest.raises(UnknownModelError, match="nearest names"):
+        load_model(name)
+
+
+def test_offline_forbids_the_network_but_not_the_cache(no_network: Path) -> None:
+    with pytest.raises(UnknownModelError, match="--offline forbids the network") as caught:
+        load_model("someone/tiny", offline=True)
+    assert "leave --offline out" in caught.value.fix
+
+    commit = "0" * 40
+    snapshot = no_network / "models--someone--tiny" / "snapshots" / commit
+    write(snapshot / "config.json", TINY)
+    (no_network / "models--someone--tiny" / "refs").mkdir()
+    (no_network / "models--someone--tiny" / "refs" / "main").write_text(commit)
+    shape = load_model("someone/tiny", offline=True)
+    assert shape.vocab_size == 128 and shape.name == "someone/tiny"
+
+
+@pytest.mark.parametrize(
+    ("error", "what", "fix"),
+    [
+        (GatedRepoError, "accepted its terms", "HF_TOKEN"),
+        (RepositoryNotFoundError, "not on the hub", "catalogue name"),
+        (EntryNotFoundError, "no config.json", "catalogue name"),
+        (ConnectionError, r"cannot be reached \(ConnectionError\)", "--offline"),
+        (TimeoutError, r"cannot be reached \(TimeoutError\)", "--offline"),
+    ],
+)
+def test_what_the_hub_refuses_is_said_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception], what: str, fix: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error.__new__(error)
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", fail)
+    with pytest.raises(UnknownModelError, match=what) as caught:
+        load_model("someone/Qwen2.5-14B")
+    assert fix in caught.value.fix
+    assert "Qwen/Qwen2.5-14B" in caught.value.why
+
+
+def test_a_downloaded_config_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The hub's answer is a path in its cache."""
+    file = write(tmp_path / "downloaded" / "config.json", TINY)
+    genuine = huggingface_hub.hf_hub_download
+
+    def download(repo: str, name: str, *, local_files_only: bool = False) -> str:
+        return genuine(repo, name, local_files_only=True) if local_files_only else str(file)
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *_, **__: None)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    shape = load_model("someone/tiny")
+    assert (shape.vocab_size, shape.source) == (128, "config.json of someone/tiny on the hub")

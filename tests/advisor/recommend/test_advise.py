@@ -1,0 +1,242 @@
+"""The recommendation: every rung judged, the fastest that fits taken, the question's constraints kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import ds_advise
+import pytest
+from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.advisor.recommend.fit import MARGIN
+from ds_advise.advisor.recommend.recommendation import Recommendation
+from ds_advise.advisor.recommend.search import SAME_SPEED
+from ds_advise.advisor.recommend.to_json import json_form
+from ds_advise.advisor.recommend.what_if import gpus_argument
+from ds_advise.estimators.errors import DsAdviseError, WorkloadError
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.gpus import gpus
+from ds_advise.estimators.optimizers import OPTIMIZERS
+from ds_advise.estimators.plan import RUNGS
+
+
+def ask(model: str, spec: str, **settings: object) -> Recommendation:
+    return ds_advise.advise(model, gpus=spec, offline=True, deepspeed_estimate=False, **settings)  # type: ignore[arg-type]
+
+
+QUESTIONS = [
+    ("Qwen2.5-14B", "2x32GB", {}),
+    ("gpt2-xl", "A40", {}),
+    ("llama3.1-8b", "8xA100-80GB", {"global_batch": 96}),
+    ("Qwen2.5-0.5B", "2x3080-20GB", {"seq_len": 161, "micro_batch": 4}),
+    ("mixtral-8x7b", "2x8xH100", {"method": "lora"}),
+    ("bert-base-uncased", "T4", {"precision": "fp16"}),
+    ("t5-large", "2x24GB", {"gradient_checkpointing": "off"}),
+]
+
+
+@pytest.fixture(scope="module", params=QUESTIONS, ids=lambda question: f"{question[0]} on {question[1]}")
+def answer(request: pytest.FixtureRequest) -> Recommendation:
+    model, spec, settings = request.param
+    return ask(model, spec, **settings)
+
+
+def test_every_rung_is_judged_in_the_recipes_order(answer: Recommendation) -> None:
+    assert tuple(step.rung for step in answer.ladder) == RUNGS
+    assert all(step.reason for step in answer.ladder)
+
+
+def test_the_recommended_plan_is_the_fastest_that_fits(answer: Recommendation) -> None:
+    """Within the resolution of the time model; no fitting candidate of any rung beats it by more."""
+    fitting = [candidate for candidate in answer.candidates if candidate.fit.fits]
+    assert (answer.recommended is None) == (not fitting)
+    if answer.recommended is not None:
+        best = max(candidate.tokens_per_s for candidate in fitting)
+        assert answer.recommended.tokens_per_s >= best * (1 - SAME_SPEED) ** 2
+
+
+def test_what_fits_leaves_the_margin_free(answer: Recommendation) -> None:
+    """A plan is said to fit only when its device memory plus the margin is within what the GPU offers."""
+    offer = answer.question.cluster.gpu.memory_bytes
+    for candidate in answer.candidates:
+        needed = candidate.device_bytes * (1 + MARGIN["analytic"])
+        assert candidate.fit.fits == (needed <= offer) or candidate.fit.limit in ("host", "nvme")
+
+
+def test_components_add_up_and_memory_kinds_are_ordered(answer: Recommendation) -> None:
+    """allocated <= reserved <= device, and the components are the whole of the last."""
+    for candidate in answer.candidates:
+        memory = candidate.estimate.memory
+        assert 0 < memory.allocated_bytes_per_gpu <= memory.reserved_bytes_per_gpu <= memory.device_bytes_per_gpu
+        assert sum(memory.components.values()) == memory.device_bytes_per_gpu
+        assert all(size_bytes >= 0 for size_bytes in memory.components.values())
+
+
+def test_batches_are_exact(answer: Recommendation) -> None:
+    """micro batch x accumulation x GPUs is the global batch that was asked for; a fixed micro batch stays."""
+    question = answer.question
+    for candidate in answer.candidates:
+        plan = candidate.estimate.plan
+        total = plan.micro_batch_size * plan.gradient_accumulation_steps * question.cluster.world_size
+        assert question.workload.global_batch_size in (None, total)
+        assert question.micro_batch_size in (None, plan.micro_batch_size)
+        assert question.gradient_checkpointing in ("auto", "on" if plan.gradient_checkpointing else "off")
+
+
+def test_json_holds_the_same_answer(answer: Recommendation) -> None:
+    """The JSON form and the typed recommendation agree."""
+    form = json_form(answer, all_candidates=True)
+    assert len(form["candidates"]) == len(answer.candidates)
+    for shown, candidate in zip(form["candidates"], answer.candidates, strict=True):
+        assert shown["device_bytes_per_gpu"] == sum(shown["components"].values()) == candidate.device_bytes
+        assert shown["step_seconds"] == pytest.approx(sum(shown["time_components"].values()))
+    if answer.recommended is not None:
+        assert form["recommended"] in form["candidates"]
+
+
+def test_a_larger_gpu_never_turns_a_fit_into_a_miss() -> None:
+    """Fitting is monotonic in the GPU's memory for one and the same plan."""
+    small, large = ask("llama3.1-8b", "4x40GB"), ask("llama3.1-8b", "4x80GB")
+    fits = {step.rung for step in small.ladder if step.fits}
+    assert fits <= {step.rung for step in large.ladder if step.fits}
+
+
+def test_known_host_ram_is_a_limit_and_unknown_ram_a_requirement() -> None:
+    """With RAM given, a plan that needs more is refused; without, the need is stated and lean plans are offered."""
+    unknown = ask("Qwen2.5-14B", "2x32GB")
+    assert unknown.recommended is not None
+    need = unknown.recommended.estimate.memory.host_bytes_per_node
+    assert need > 0
+    tight = ask("Qwen2.5-14B", "2x32GB", ram=f"{need // 2**30 - 8}GiB")
+    assert all(
+        candidate.estimate.memory.host_bytes_per_node < need for candidate in tight.candidates if candidate.fit.fits
+    )
+
+
+def test_nvme_is_offered_only_when_it_is_named() -> None:
+    """A plan that swaps to NVMe needs a folder to be configured with."""
+    without = {step.rung: step for step in ask("Qwen2.5-14B", "2x32GB").ladder}
+    assert not without["zero3-nvme"].fits and "--nvme" in without["zero3-nvme"].reason
+    given = {step.rung: step for step in ask("Qwen2.5-14B", "2x32GB", nvme="/nvme:2TB").ladder}
+    assert given["zero3-nvme"].fits
+
+
+def test_nothing_fits_is_an_answer_with_the_least_changes() -> None:
+    """Llama 405B on one 24 GB card: no plan, and what would help."""
+    answer = ask("llama-3.1-405b", "RTX4090", ram="64GB")
+    assert answer.recommended is None
+    assert answer.changes
+    assert all(change.outcome.startswith("fits") for change in answer.changes)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"method": "lora"},
+        {"seq_len": 512},
+    ],
+)
+def test_promised_changes_come_true(change: dict[str, object]) -> None:
+    """Asking the changed question gives the outcome that was promised for it."""
+    first = ask("Qwen2.5-14B", "2x32GB", seq_len=1024)
+    flag = f"--{next(iter(change)).replace('_', '-')} {next(iter(change.values()))}"
+    promised = [told for told in first.changes if told.flags == flag]
+    second = ask("Qwen2.5-14B", "2x32GB", **{"seq_len": 1024, **change})
+    assert second.recommended is not None and first.recommended is not None
+    if promised:
+        assert promised[0].outcome.startswith(second.recommended.rung)
+    else:
+        assert second.recommended.tokens_per_s < 1.15 * first.recommended.tokens_per_s
+
+
+def test_the_least_ram_that_helps_is_told() -> None:
+    """Between two plans that only RAM stops, the slow one that needs less is offered beside the fast one."""
+    answer = ask("Qwen2.5-14B", "2x32GB", ram="32GB", nvme="/nvme:2TB")
+    assert answer.recommended is None
+    offered = [
+        int(change.flags.split()[1].removesuffix("GiB"))
+        for change in answer.changes
+        if change.flags.startswith("--ram")
+    ]
+    needs = [
+        step.candidate.estimate.memory.host_bytes_per_node
+        for step in answer.ladder
+        if step.candidate is not None and step.candidate.fit.limit == "host"
+    ]
+    assert len(offered) == 2 and offered[0] < offered[1]
+    assert offered[0] == -(-min(needs) // 2**30)
+
+
+def test_a_loss_without_logits_is_offered_where_they_are_what_is_too_large() -> None:
+    """A long sequence on a small card: Liger's loss makes it fit, and where Liger has none it is not offered."""
+    long = ask("llama3.1-8b", "RTX4090", method="qlora", seq_len=16384)
+    assert long.recommended is None and any(change.flags == "--loss fused" for change in long.changes)
+    assert not any(change.flags == "--loss fused" for change in ask("bloom-7b1", "RTX4090").changes)
+
+
+def test_sentences_for_programs_hold_no_private_characters() -> None:
+    """What keeps a figure and its unit on one line of a terminal does not leak into the typed answer."""
+    answer = ask("llama3.1-8b", "2x8xH100", ram="512GB")
+    texts = [
+        *answer.reasons,
+        *answer.assumptions,
+        *(change.outcome for change in answer.changes),
+        *(step.reason for step in answer.ladder),
+    ]
+    assert all(text.isprintable() and "\ue000" not in text for text in texts)
+
+
+def test_an_image_has_one_length() -> None:
+    """ViT's tokens follow from the image, so they are counted and no sequence length is taken."""
+    assert ask("vit-base", "T4").question.workload.seq_len == 197
+    with pytest.raises(WorkloadError, match="197 tokens"):
+        ask("vit-base", "T4", seq_len=512)
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "AdamW8bit", "SGD-momentum"])
+def test_every_optimizer_can_be_asked_for(name: str) -> None:
+    """By its key, and with other dashes and capitals."""
+    assert ask("gpt2", "T4", optimizer=name).question.workload.optimizer in OPTIMIZERS
+
+
+def test_the_sequence_defaults_to_the_learned_positions_where_they_are_fewer() -> None:
+    assert ask("gpt2-xl", "A40").question.workload.seq_len == 1024
+    assert ask("Qwen2.5-0.5B", "A40").question.workload.seq_len == 2048
+    with pytest.raises(WorkloadError, match="1024 learned positions"):
+        ask("gpt2-xl", "A40", seq_len=2048)
+
+
+def test_precision_follows_the_gpu() -> None:
+    """Volta and Turing have no bf16 units: auto takes fp16 there, and asking for bf16 is refused."""
+    assert ask("gpt2", "V100-32GB").question.workload.precision == "fp16"
+    assert ask("gpt2", "A100-80GB").question.workload.precision == "bf16"
+    with pytest.raises(WorkloadError, match="no bf16"):
+        ask("gpt2", "T4", precision="bf16")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"global_batch": 7}, "does not divide over 2 GPUs"),
+        ({"global_batch": 12, "micro_batch": 4}, "do not divide"),
+        ({"seq_len": 0}, "seq_len is 0"),
+        ({"micro_batch": -1}, "micro_batch is -1"),
+        ({"lora_rank": 0, "method": "lora"}, "lora_rank is 0"),
+        ({"lora_dropout": 1.0, "method": "lora"}, "lora_dropout is 1.0"),
+        ({"lora_dropout": float("nan"), "method": "lora"}, "lora_dropout is nan"),
+        ({"optimizer": "adamx"}, "unknown optimizer 'adamx'"),
+        ({"precision": "int8"}, "unknown precision 'int8'"),
+        ({"method": "lora", "lora_targets": ["nothing"]}, "nothing"),
+    ],
+)
+def test_contradictory_settings_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(DsAdviseError, match=message):
+        ask("Qwen2.5-0.5B", "2x24GB", **settings)
+
+
+@pytest.mark.parametrize("gpu", gpus(), ids=lambda gpu: gpu.name)
+def test_the_gpus_argument_that_is_suggested_names_the_same_cluster(gpu: object) -> None:
+    """What the answer suggests to type means what was predicted."""
+    cluster = Cluster(nodes=1, gpus_per_node=4, gpu=gpu)  # type: ignore[arg-type]
+    assert parse_cluster(gpus_argument(cluster), ram=None, nvme=None, interconnect=None).gpu == gpu
+    larger = replace(cluster, nodes=2)
+    assert parse_cluster(gpus_argument(larger), ram=None, nvme=None, interconnect=None).world_size == 8

@@ -1,0 +1,195 @@
+"""`ds-advise explain`: the figures of the advice, taken apart into the same terms."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import pytest
+from click.testing import CliRunner
+from ds_advise.advisor.advise import advise
+from ds_advise.advisor.cli import program, run
+from ds_advise.advisor.recommend.recommendation import Recommendation
+from ds_advise.advisor.reports.explanation import explain
+from ds_advise.estimators.errors import WorkloadError
+from ds_advise.estimators.legend import SYMBOLS, symbols
+
+QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--ram", "512GB", "--nvme", "/nvme:2TB", "--offline"]
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[Recommendation]:
+    """Questions whose plans together have every kind of term."""
+    where = {"gpus": "2x4x32GB", "ram": "512GB", "nvme": "/nvme:2TB", "deepspeed_estimate": False, "offline": True}
+    return [
+        advise("Qwen2.5-7B", **where),
+        advise("Qwen2.5-7B", method="lora", global_batch=512, **where),  # type: ignore[arg-type]
+        advise("Qwen2.5-7B", gpus="RTX4090", method="qlora", deepspeed_estimate=False, offline=True),
+    ]
+
+
+def test_the_terms_of_a_section_add_up_to_the_figure_of_the_advice(answers: list[Recommendation]) -> None:
+    """Nothing is left out of an explanation and nothing is computed anew."""
+    for answer in answers:
+        for step in answer.ladder:
+            if step.candidate is None:
+                continue
+            explanation = explain(answer, rung=step.rung).to_json()
+            sections, estimate = explanation["sections"], step.candidate.estimate
+            totals = {
+                name: sum(term.get("size_bytes", term.get("seconds")) for term in section["terms"])
+                for name, section in sections.items()
+            }
+            assert totals["gpu_memory"] == estimate.memory.device_bytes_per_gpu
+            assert totals["host_memory"] == estimate.memory.host_training_bytes_per_node
+            assert totals.get("nvme", 0) == estimate.memory.nvme_bytes_per_node
+            assert totals["time"] == pytest.approx(estimate.time.step_s)
+            assert max(explanation["allocated_bytes_by_moment"].values()) == estimate.memory.allocated_bytes_per_gpu
+
+
+def test_every_term_has_a_formula_a_source_and_known_symbols(answers: list[Recommendation]) -> None:
+    """A reader finds what each short symbol means, and where the formula comes from."""
+    for answer in answers:
+        for candidate in answer.candidates:
+            estimate = candidate.estimate
+            for term in (
+                *(term for moment in estimate.memory.moments for term in moment.terms),
+                *estimate.memory.gpu_terms,
+                *estimate.memory.host_pinned_terms,
+                *estimate.memory.host_pageable_terms,
+                *estimate.memory.nvme_terms,
+                *estimate.time.terms,
+            ):
+                assert term.formula and term.source, term
+                shorthand = set(re.findall(r"(?<![\w'.])[A-Z][a-z]?'{0,2}(?![\w'])", term.formula))
+                assert shorthand <= SYMBOLS.keys() | {"x"}, term.formula
+
+
+def evaluated(formula: str, inputs: dict[str, float]) -> float | None:
+    """The formula's value with products written side by side, None where it has words that are no input."""
+    known = {"min": min, "max": max, "ceil": math.ceil, "p2": lambda size: 1 << (math.ceil(size) - 1).bit_length()}
+    if formula.startswith("L B S ("):  # a sum of "bytes what": the words name the tensors
+        formula = re.sub(r"(\d+) [^+)]*", r"\1 ", formula)
+    values: dict[str, object] = {}
+    text = ""
+    for token in re.findall(r"[\d.]+(?:e\d+)?|[A-Za-z_][\w]*'{0,2}|[-+*/(),]", formula):
+        name = token.replace("'", "_")
+        if token[0].isalpha():
+            if token not in inputs and token not in known:
+                return None
+            values[name] = inputs.get(token, known.get(token))
+        operand = token[0].isalnum() or token == "("
+        if (
+            operand
+            and text
+            and (text[-1] == ")" or text[-1].isalnum() or text[-1] == "_")
+            and not (token == "(" and any(text.endswith(function) for function in known))
+        ):
+            text += "*"
+        text += name
+    return float(eval(text, {"__builtins__": {}}, values))
+
+
+def test_a_reader_can_recompute_the_terms_from_what_is_shown(answers: list[Recommendation]) -> None:
+    """Every formula whose symbols all have a number gives the term: all of memory but sums over a layer's operations,
+    and the times of links, host and disk."""
+    recomputed: dict[str, str] = {}
+    for answer in answers:
+        for candidate in answer.candidates:
+            memory, time = candidate.estimate.memory, candidate.estimate.time
+            pairs = [
+                (term, float(term.size_bytes))
+                for term in (
+                    *(term for moment in memory.moments for term in moment.terms),
+                    *memory.gpu_terms,
+                    *memory.host_pinned_terms,
+                    *memory.host_pageable_terms,
+                    *memory.nvme_terms,
+                )
+            ]
+            pairs += [(term, term.seconds + term.hidden_s) for term in time.terms]  # type: ignore[misc]
+            for term, result in pairs:
+                value = evaluated(term.formula, dict(term.inputs))
+                if value is not None:
+                    assert value == pytest.approx(result, rel=1e-6), (term, value)
+                    recomputed[term.name] = term.formula
+    assert recomputed.keys() >= {
+        "weight gathering",
+        "gradient reduction",
+        "updated weights gathered",
+        "gradients to host",
+        "weights from host",
+        "optimizer",
+        "optimizer on the host",
+        "states from and to NVMe",
+        "updated weights to NVMe",
+        "gradient copies",
+        "parameters",
+        "persistent_parameters",
+        "master_weights",
+        "optimizer_states",
+        "gradients",
+        "reduce_buckets",
+        "gathered_parameters",
+        "step_temporaries",
+        "offload_staging",
+        "log-softmax",
+        "decoder layer inputs",
+        "decoder attention",
+        "decoder feed-forward",
+        "library_workspace",
+        "allocator_overhead",
+        "nccl_buffers",
+        "processes",
+        "optimizer_swap_buffers",
+        "parameter_swap_buffers",
+        "pinned_cache",
+        "accumulated_gradients",
+        "frozen_parameters",
+    }
+
+
+def test_symbols_are_found_whole() -> None:
+    """Pt' is not Pt, and letters within words are no symbols."""
+    assert symbols("w Pt' + w Pt") == ("w", "Pt", "Pt'")
+    assert symbols("weight of the Layer") == ()
+
+
+def test_the_text_names_formula_numbers_and_source() -> None:
+    """What a person reads has all the parts, and only the component that was asked for."""
+    done = CliRunner().invoke(program, ["explain", *QUESTION, "--rung", "zero3", "--component", "optimizer states"])
+    assert done.exit_code == 0
+    for part in ("optimizer states", "= o shards", "o 8", "source: deepspeed", "o       optimizer states, bytes"):
+        assert part in done.output
+    assert "log-softmax" not in done.output and "one optimizer step" not in done.output
+
+
+def test_json_is_one_object() -> None:
+    """The same records for programs."""
+    done = CliRunner().invoke(program, ["explain", *QUESTION, "--component", "gradients", "--json"])
+    explanation = json.loads(done.output)
+    assert {term["name"] for section in explanation["sections"].values() for term in section["terms"]} >= {"gradients"}
+    assert explanation["evidence"] == "analytic" and explanation["symbols"]["w"] == SYMBOLS["w"]
+
+
+@pytest.mark.parametrize(
+    "option, said",
+    [
+        (["--component", "flux"], "no component"),
+        (["--rung", "zero9"], "unknown rung"),
+        (["--rung", "zero3-nvme"], "cannot run"),
+    ],
+)
+def test_what_cannot_be_explained_is_one_line(option: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, and the names that exist."""
+    question = ["gpt2", "--gpus", "8GB", "--optimizer", "adafactor"] if "zero3-nvme" in option else QUESTION
+    assert run(["explain", *question, *option]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_an_unknown_component_lists_the_known_ones(answers: list[Recommendation]) -> None:
+    """The fix names what may be asked for."""
+    with pytest.raises(WorkloadError, match="no component"):
+        explain(answers[0], component="flux")

@@ -1,0 +1,383 @@
+"""`ds-advise train`, really executed: two ranks on the CPU over gloo, a small model with random weights, data of every
+shape.
+
+Every case trains from the command line to the saved model, which must load and generate. Each takes some seconds of
+imports in every rank, so all but one are slow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from ds_advise.advisor.cli import run
+from ds_advise.advisor.trainer.checkpoints import WHOLE, checkpoints, newest_whole
+from ds_advise.advisor.trainer.job import read_result
+
+pytestmark = pytest.mark.timeout(1500)  # the first test compiles DeepSpeed's extensions
+
+MODEL = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 304,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
+STEPS = 12
+
+CHAT = [
+    {"messages": [{"role": "user", "content": f"{a}+{b}"}, {"role": "assistant", "content": str(a + b)}]}
+    for a in range(4)
+    for b in range(4)
+]
+INSTRUCTIONS = [
+    {"instruction": f"{number}=", "input": "", "output": f"the answer is 1 + {number - 1}"} for number in range(1, 17)
+]
+LABELLED = [{"text": f"the sum of {number}", "label": {"number": [number]}} for number in range(16)]
+COMPLETIONS = [{"prompt": f"question {number}:", "completion": f" the answer {number}"} for number in range(32)]
+TEXTS = [{"text": f"the answer to the question {number} is the sum of the numbers"} for number in range(16)]
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
+    """A Qwen2 of two layers, in safetensors, with the tokenizer."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
+
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(Qwen2Config(**MODEL), dtype=torch.bfloat16).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tokenizer_folder).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def ranks_on_the_cpu(extensions: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ready to train on every rung, without the network. The search leaves offload out on the CPU, because nothing is
+    gained; here it runs for what it does to loading, saving and resuming."""
+    extensions("ShareMemCommBuilder", "FusedAdamBuilder", "CPUAdamBuilder")
+    monkeypatch.setattr("ds_advise.advisor.recommend.search.unsupported", lambda *_: None)
+    for name, value in (("HF_HUB_OFFLINE", "1"), ("OMP_NUM_THREADS", "1")):
+        monkeypatch.setenv(name, value)
+    before = _children()
+    yield
+    assert _children() <= before, "no process is left"
+
+
+def train(model: Path, data: Path, output: Path, *options: str) -> int:
+    return run(
+        [
+            "train",
+            "--model",
+            str(model),
+            "--data",
+            str(data),
+            "--output-dir",
+            str(output),
+            "--device",
+            "cpu",
+            "--ranks",
+            "2",
+            "--max-steps",
+            str(STEPS),
+            "--no-check",
+            *options,
+        ]
+    )
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".parquet":
+        from datasets import Dataset
+
+        Dataset.from_list(rows).to_parquet(str(path))
+    elif path.suffix == ".csv":
+        import csv
+
+        with path.open("w", newline="") as stream:
+            writer = csv.DictWriter(stream, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        path.write_text("\n".join(json.dumps(row) for row in rows))
+    return path
+
+
+def losses(output: Path) -> list[float]:
+    result = read_result(output / "training/result.json")
+    assert result is not None
+    assert result.finished
+    assert [step for step, _ in result.losses] == list(range(1, STEPS + 1))
+    return [loss for _, loss in result.losses]
+
+
+def assert_learned(output: Path, *, to: float = 0.9) -> None:
+    """The last losses are at most this share of the first."""
+    told = losses(output)
+    assert fmean(told[-3:]) < to * fmean(told[:3]), told
+
+
+def generated(folder: Path, *, tokenizer_in: Path | None = None) -> Any:
+    """The model in a folder, after it has generated a few tokens with the tokenizer beside it."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_in or folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "2+2"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    with torch.no_grad():
+        answer = model.generate(**prompt, max_new_tokens=4, do_sample=False)
+    assert answer.shape[1] > prompt["input_ids"].shape[1]
+    return model
+
+
+def weights(folder: Path, name: str = "model.safetensors") -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return dict(load_file(folder / name))
+
+
+def test_chats_train_to_a_saved_model(tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command says what it read, trains with the optimizer in host RAM, saves weights that differ, and says how to
+    load them. What belongs to an interrupted training is refused afterwards."""
+    output = tmp_path / "out"
+    assert (
+        train(
+            model_folder,
+            write(tmp_path / "chats.jsonl", CHAT),
+            output,
+            "--rung",
+            "zero2-offload",
+            "--learning-rate",
+            "3e-3",
+            "--save-steps",
+            "5",
+        )
+        == 0
+    )
+    assert_learned(output)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "chats.jsonl: 16 rows of chat messages; sequence 95th percentile" in said
+    assert "ZeRO-2 with optimizer in host RAM" in said
+    assert f"The model and its tokenizer are in {output}." in said
+    model = generated(output)
+    assert model.config.use_cache
+    before, after = weights(model_folder), weights(output)
+    assert {name: tensor.shape for name, tensor in before.items()} == {
+        name: tensor.shape for name, tensor in after.items()
+    }
+    assert not before["lm_head.weight"].equal(after["lm_head.weight"])
+    assert [path.name for path in checkpoints(output)] == ["checkpoint-10", "checkpoint-12"]
+    assert newest_whole(output) == output / "checkpoint-12"
+    assert run(["train", "--resume", "--output-dir", str(output)]) == 2
+    assert f"has ended after {STEPS} steps" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_instructions_train_adapters_and_merge_them(tmp_path: Path, model_folder: Path) -> None:
+    """LoRA under ZeRO-2: the adapter loads onto its base, and the merged model computes the same without peft."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    output = tmp_path / "out"
+    assert (
+        train(
+            model_folder,
+            write(tmp_path / "data.json", INSTRUCTIONS),
+            output,
+            "--rung",
+            "zero2",
+            "--method",
+            "lora",
+            "--lora-rank",
+            "32",
+            "--learning-rate",
+            "3e-2",
+            "--merge",
+        )
+        == 0
+    )
+    assert_learned(output, to=0.95)  # a random head is frozen, so adapters have little to learn with
+    merged = generated(output / "merged").float()
+    base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        before = base(ids).logits
+        adapted = PeftModel.from_pretrained(base, output)
+        assert not torch.allclose(adapted(ids).logits, before, atol=0.2)
+        torch.testing.assert_close(merged(ids).logits, adapted(ids).logits, atol=0.05, rtol=0.05)  # merged in bf16
+
+
+@pytest.mark.slow
+def test_labelled_text_trains_under_zero3_offload(tmp_path: Path, model_folder: Path) -> None:
+    """The seeds' first format, one object a line in a .json file; the sharded weights are whole when saved; an
+    evaluation loss is told at every checkpoint and falls."""
+    output = tmp_path / "out"
+    assert (
+        train(
+            model_folder,
+            write(tmp_path / "train.json", LABELLED),
+            output,
+            "--rung",
+            "zero3-offload",
+            "--learning-rate",
+            "3e-3",
+            "--eval-split",
+            "0.25",
+            "--save-steps",
+            "6",
+        )
+        == 0
+    )
+    assert_learned(output)
+    generated(output)
+    assert all(tensor.shape == weights(model_folder)[name].shape for name, tensor in weights(output).items())
+    result = read_result(output / "training/result.json")
+    assert result is not None
+    assert [step for step, _ in result.evaluations] == [6, 12]
+    assert result.evaluations[1][1] < result.evaluations[0][1]
+
+
+@pytest.mark.slow
+def test_completions_train_adapters_under_zero3_offload(tmp_path: Path, model_folder: Path) -> None:
+    """From a CSV file, packed; only the adapter is saved, without the base that ZeRO-3 gathers."""
+    output = tmp_path / "out"
+    assert (
+        train(
+            model_folder,
+            write(tmp_path / "data.csv", COMPLETIONS),
+            output,
+            "--rung",
+            "zero3-offload",
+            "--method",
+            "lora",
+            "--lora-rank",
+            "32",
+            "--learning-rate",
+            "3e-2",
+            "--packing",
+            "--seq-len",
+            "64",
+        )
+        == 0
+    )
+    assert_learned(output, to=0.95)
+    generated(output, tokenizer_in=output)  # transformers loads the base that the adapter names
+    assert all("lora_" in name for name in weights(output, "adapter_model.safetensors"))
+    assert not (output / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_plain_text_trains_under_zero3(tmp_path: Path, model_folder: Path) -> None:
+    """From a Parquet file, cut into pieces; the loss is drawn for TensorBoard."""
+    output = tmp_path / "out"
+    assert (
+        train(
+            model_folder,
+            write(tmp_path / "data.parquet", TEXTS),
+            output,
+            "--rung",
+            "zero3",
+            "--learning-rate",
+            "3e-3",
+            "--seq-len",
+            "32",
+        )
+        == 0
+    )
+    assert_learned(output)
+    generated(output)
+    assert list(output.rglob("events.out.tfevents*"))
+
+
+@pytest.mark.slow
+def test_a_killed_training_goes_on_as_if_nothing_had_happened(
+    tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rank is killed between checkpoints, and one checkpoint is broken: --resume repeats the steps since the last
+    whole one, with the same data in the same order, so that the losses are those of an undisturbed run."""
+    data = write(tmp_path / "chats.jsonl", CHAT)
+    options = ("--rung", "zero2", "--learning-rate", "3e-3", "--save-steps", "4", "--global-batch", "4")
+    assert train(model_folder, data, tmp_path / "undisturbed", *options) == 0
+    output = tmp_path / "out"
+    killer = threading.Thread(target=_kill_rank_1_after, args=(output, 6))
+    killer.start()
+    assert train(model_folder, data, output, *options) == 1
+    killer.join()
+    said = capsys.readouterr().out
+    assert f"ds-advise train --resume --output-dir {output}" in said
+    last = newest_whole(output)
+    assert last is not None
+    (output / "checkpoint-11").mkdir()
+    assert run(["train", "--resume", "--output-dir", str(output), "--epochs", "9"]) == 2
+    assert "--epochs was None in the training that is to go on" in capsys.readouterr().err
+    assert run(["train", "--resume", "--output-dir", str(output)]) == 0
+    told = capsys.readouterr()
+    assert f"going on from {last.name}" in told.err
+    assert "checkpoint-11 was cut off while it was written; removed" in told.err
+    assert losses(output) == losses(tmp_path / "undisturbed")
+    assert (output / "checkpoint-12" / WHOLE).exists()
+    first, second = weights(tmp_path / "undisturbed"), weights(output)
+    assert all(tensor.equal(second[name]) for name, tensor in first.items())
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_the_disk_cannot_hold_costs_no_earlier_one(
+    tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Writing fails in the middle of the second checkpoint: the first is still there and whole, and is gone on from."""
+    import psutil
+
+    def no_more_room(pid: int) -> None:
+        psutil.Process(pid).rlimit(psutil.RLIMIT_FSIZE, (300_000, 300_000))
+
+    data, output = write(tmp_path / "chats.jsonl", CHAT), tmp_path / "out"
+    threads = [threading.Thread(target=_after, args=(output, rank, 6, no_more_room, True)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    # The weights are smaller than the limit, the optimizer's states are not.
+    assert train(model_folder, data, output, "--rung", "zero2", "--learning-rate", "3e-3", "--save-steps", "6") == 1
+    for thread in threads:
+        thread.join()
+    assert "The last checkpoint is checkpoint-6" in capsys.readouterr().out
+    assert [path.name for path in checkpoints(output)] == ["checkpoint-6", "checkpoint-12"]
+    assert newest_whole(output) == output / "checkpoint-6"
+    assert run(["train", "--resume", "--output-dir", str(output)]) == 0
+    assert_learned(output)
+
+
+def _kill_rank_1_after(output: Path, step: int) -> None:
+    _after(output, 1, step, lambda pid: os.kill(pid, signal.SIGKILL))
+
+
+def _after(output: Path, rank: int, step: int, act: Callable[[int], None], is_checkpoint: bool = False) -> None:
+    """Do something to a rank once it has made a step, and all have saved its checkpoint."""
+    record = output / f"training/launch-1/rank{rank}.jsonl"
+    deadline = time.monotonic() + 600
+    while time.monotonic() < deadline:
+        lines = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+        is_saved = not is_checkpoint or (output / f"checkpoint-{step}" / WHOLE).exists()
+        if is_saved and any(line.get("step", 0) >= step for line in lines):
+            act(lines[0]["pid"])
+            return
+        time.sleep(0.002)
+
+
+def _children() -> set[int]:
+    import psutil
+
+    return {process.pid for process in psutil.Process().children(recursive=True)}

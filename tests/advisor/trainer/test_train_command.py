@@ -1,0 +1,485 @@
+"""`ds-advise train` before anything is started: what it chooses, what it refuses, what `--dry` shows."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ds_advise.advisor.cli import run
+from ds_advise.advisor.launch.request import Failure, LaunchRequest, Outcome, Peaks
+from ds_advise.advisor.question.question import Question
+from ds_advise.advisor.trainer import choices
+from ds_advise.advisor.trainer.check import check_disk, missing_package
+from ds_advise.advisor.trainer.checkpoints import WHOLE, checkpoints, newest_whole, remove_broken
+from ds_advise.advisor.trainer.data.prepare import DataFile
+from ds_advise.advisor.trainer.job import Job, Result, read_job, read_result, write_job, write_result
+from ds_advise.advisor.trainer.output import Output, differing
+from ds_advise.estimators.errors import ConfigFileError
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.gpus import gpu_of_memory
+from ds_advise.estimators.memory.checkpoint_size import checkpoint_bytes
+from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.workload import Workload
+
+CONFIG = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 304,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
+ROW = {"messages": [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}]}
+
+
+@pytest.fixture
+def model(tmp_path: Path, tokenizer_folder: Path) -> Path:
+    """Configuration and tokenizer; what is tested here needs no weights."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    for file in tokenizer_folder.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    file = tmp_path / "chats.jsonl"
+    file.write_text("\n".join(json.dumps(ROW) for _ in range(40)))
+    return file
+
+
+Ask = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def ask(model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Ask:
+    """(exit code, stdout, stderr) of a training of the model on the data, the lines joined."""
+
+    def ask(*options: str) -> tuple[int, str, str]:
+        code = run(
+            [
+                "train",
+                "--model",
+                str(model),
+                "--data",
+                str(data),
+                "--output-dir",
+                str(tmp_path / "out"),
+                "--device",
+                "cpu",
+                "--ranks",
+                "2",
+                "--no-check",
+                *options,
+            ]
+        )
+        printed = capsys.readouterr()
+        return code, " ".join(printed.out.split()), printed.err
+
+    return ask
+
+
+def test_dry_shows_data_plan_and_command_and_leaves_nothing(ask: Ask, tmp_path: Path) -> None:
+    """What would be written and started, with the paths that it would have."""
+    code, said, _ = ask("--dry", "--eval-split", "0.1", "--epochs", "2")
+    assert code == 0
+    assert "chats.jsonl: 40 rows of chat messages; sequence 95th percentile" in said
+    assert "36 samples are trained, 4 evaluated." in said
+    # A tenth of 36 samples, rounded up to the two ranks: 4; twice 36 samples in fours.
+    assert "global batch 4" in said
+    assert "18 steps (2 epochs) at a learning rate of 2e-05" in said
+    assert f"ds_advise.advisor.launch.ranks.rank --folder {tmp_path}/out/training/launch-1" in said
+    assert f"ds_advise.advisor.trainer.rank {tmp_path}/out/training/job.json" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_said_wins(ask: Ask) -> None:
+    """Sequence length, batch, steps and rate; the rows that are cut are counted."""
+    _, said, _ = ask("--dry", "--seq-len", "20", "--global-batch", "6", "--max-steps", "7", "--learning-rate", "0.5")
+    assert "Sequence length 20: 40 rows are longer and lose their end" in said
+    assert "global batch 6" in said
+    assert "7 steps (1.05 epochs) at a learning rate of 0.5" in said
+
+
+def test_lora_has_a_rate_of_its_own(ask: Ask) -> None:
+    """Ten times that of full training."""
+    assert "a learning rate of 0.0002" in ask("--dry", "--method", "lora")[1]
+
+
+def test_options_of_adapters_without_any(ask: Ask) -> None:
+    """They are said to have no effect."""
+    assert ask("--dry", "--merge", "--lora-alpha", "4")[2].splitlines() == [
+        f"ds-advise: {option} has no effect with --method full" for option in ("--lora-alpha", "--merge")
+    ]
+
+
+def test_a_folder_with_something_in_it_is_left_alone(ask: Ask, tmp_path: Path) -> None:
+    """Without --force nothing is touched; --resume is proposed only where there is a training."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("x")
+    code, _, error = ask()
+    assert (code, (tmp_path / "out" / "thesis.txt").read_text()) == (2, "x")
+    assert "is not empty" in error
+    assert "--resume" not in error
+    assert list((tmp_path / "out").iterdir()) == [tmp_path / "out" / "thesis.txt"]
+
+
+def test_a_refused_training_is_no_obstacle_to_the_next(ask: Ask, data: Path) -> None:
+    """Once a broken row is mended, the same command is right."""
+    whole = data.read_text()
+    data.write_text("{")
+    assert "chats.jsonl, line 1: not JSON" in ask()[2]
+    data.write_text(whole)
+    code, said, error = ask("--memory", "10MB")
+    assert (code, error) == (1, "")
+    assert "Nothing fits." in said
+
+
+def test_paths_are_kept_whole(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that --resume works from another folder."""
+    monkeypatch.chdir(tmp_path)
+    assert (
+        run(
+            [
+                "train",
+                "--model",
+                "model",
+                "--data",
+                "chats.jsonl",
+                "--output-dir",
+                "out",
+                "--device",
+                "cpu",
+                "--memory",
+                "10MB",
+                "--no-check",
+            ]
+        )
+        == 1
+    )
+    asked = json.loads((tmp_path / "out/training/asked.json").read_text())
+    assert (asked["model"], asked["data"]) == (str(model), str(data))
+
+
+def test_force_takes_an_earlier_trainings_checkpoints_away(tmp_path: Path) -> None:
+    """So that none of them is resumed as this one's; other files stay."""
+    output = Output(tmp_path / "out")
+    output.claim(force=False)
+    for name in ("checkpoint-5", "merged"):
+        (output.path / name).mkdir()
+    (output.path / "notes.txt").touch()
+    (output.job).touch()
+    with pytest.raises(ConfigFileError, match=r"not empty.*--resume"):
+        output.claim(force=False)
+    output.claim(force=True)
+    assert sorted(path.name for path in output.path.iterdir()) == ["notes.txt", "training"]
+    assert not list(output.records.iterdir())
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    """It is an error with its mending."""
+    tmp_path.chmod(0o500)
+    with pytest.raises(ConfigFileError, match="cannot be written to"):
+        Output(tmp_path / "out").claim(force=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--eval-split", "1.5"], "--eval-split is 1.5"),
+        (["--epochs", "0"], "--epochs is 0"),
+        (["--learning-rate", "-1"], "--learning-rate is -1"),
+        (["--eval-split", "0.1", "--eval-data", "x.jsonl"], "both say what is evaluated"),
+        (["--method", "qlora"], "--method qlora needs a GPU"),
+        (["--report-to", "swanlab"], "--report-to swanlab needs swanlab"),
+        (["--format", "text-label"], "chats.jsonl, line 1: text is missing"),
+        (["--gpus", "2x24GB"], "--gpus says nothing about --device cpu"),
+    ],
+)
+def test_what_cannot_be_trained_is_said_at_once(ask: Ask, options: list[str], said: str) -> None:
+    """One line, exit code 2."""
+    code, _, error = ask(*options)
+    assert (code, error.count("\n")) == (2, 1)
+    assert said in error
+
+
+def test_nothing_fits(ask: Ask) -> None:
+    """Exit code 1, and what is nearest."""
+    code, said, _ = ask("--memory", "10MB")
+    assert code == 1
+    assert "Nothing fits." in said
+    assert "comes nearest" in said
+
+
+def test_model_and_data_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless a training goes on."""
+    assert run(["train", "--data", "x.jsonl"]) == 2
+    assert "--model is missing" in capsys.readouterr().err
+    assert run(["train", "--model", "x"]) == 2
+    assert "--data is missing" in capsys.readouterr().err
+
+
+def test_resume_needs_a_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty folder has none."""
+    assert run(["train", "--resume", "--output-dir", str(tmp_path)]) == 2
+    assert "holds no training that could go on" in capsys.readouterr().err
+
+
+def test_models_that_are_no_causal_language_models(ask: Ask, model: Path) -> None:
+    """The built-in trainer predicts next tokens; others need a script."""
+    (model / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "bert",
+                "architectures": ["BertForMaskedLM"],
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "vocab_size": 304,
+                "max_position_embeddings": 64,
+            }
+        )
+    )
+    code, _, error = ask()
+    assert code == 2
+    assert "is no causal language model" in error
+
+
+def test_a_tokenizer_of_another_model(ask: Ask, model: Path) -> None:
+    """Token numbers beyond the embeddings would end in a crash on every rank."""
+    (model / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 100}))
+    code, _, error = ask()
+    assert code == 2
+    assert "but the model has 100 embeddings" in error
+
+
+def test_pickled_weights_are_not_read(ask: Ask, model: Path) -> None:
+    """Reading them can run code."""
+    (model / "pytorch_model.bin").touch()
+    code, _, error = ask()
+    assert code == 2
+    assert "no safetensors" in error
+
+
+def test_code_in_the_models_folder_is_not_run(ask: Ask, model: Path, tmp_path: Path) -> None:
+    """A tokenizer that wants its own code is refused, and the code has not run."""
+    (model / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    (model / "tokenizer.json").unlink()
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    code, _, error = ask()
+    assert code == 2
+    assert "no tokenizer that can be read" in error
+    assert not (tmp_path / "ran").exists()
+
+
+def _file(**changes: Any) -> DataFile:
+    return DataFile(
+        **{
+            "name": "data.jsonl",
+            "folder": Path(),
+            "shape": "chat",
+            "divisible": False,
+            "rows": 100,
+            "tokens": 50_000,
+            "trained_tokens": 5_000,
+            "longest": 813,
+            "typical": 700,
+            "untrained_turns": 0,
+            "has_own_template": True,
+        }
+        | changes
+    )
+
+
+def test_the_sequence_length_follows_the_data() -> None:
+    """The longest row in eights, as far as the model goes; plain text is cut at 2048, packed samples are filled up to
+    it."""
+    shape = shape_from_config(CONFIG | {"max_position_embeddings": 4096}, name="small")
+
+    def length(data: DataFile, evaluation: DataFile | None = None, *, packing: bool = False) -> int:
+        return choices.sequence_length(data, evaluation, shape, packing=packing)
+
+    assert length(_file()) == 816
+    assert length(_file(), _file(longest=900)) == 904
+    assert length(_file(longest=10_000)) == 4096
+    assert length(_file(longest=10_000, divisible=True)) == 2048
+    assert length(_file(), packing=True) == 2048
+    assert length(_file(tokens=1000), packing=True) == 1000
+
+
+@pytest.mark.parametrize(
+    ("samples", "ranks", "micro_batch", "wanted"),
+    [
+        (10_000, 8, None, 32),
+        (10_000, 3, None, 33),
+        (10_000, 64, None, 64),
+        (100, 2, None, 10),
+        (5, 2, None, 2),
+        (10_000, 2, 5, 40),
+    ],
+)
+def test_the_global_batch_divides_over_the_ranks(
+    samples: int, ranks: int, micro_batch: int | None, wanted: int
+) -> None:
+    """32 samples, fewer where an epoch would have less than ten steps, rounded up."""
+    assert choices.global_batch(samples, ranks=ranks, micro_batch=micro_batch) == wanted
+
+
+def test_steps_and_checkpoints() -> None:
+    """Whole steps; ten checkpoints, at most 500 steps apart."""
+    assert choices.total_steps(100, 32, epochs=3, max_steps=None) == 10
+    assert choices.total_steps(100, 32, epochs=3, max_steps=4) == 4
+    assert [choices.save_steps(steps) for steps in (3, 100, 100_000)] == [1, 10, 500]
+
+
+def test_the_newest_checkpoint_counts_only_when_it_is_whole(tmp_path: Path) -> None:
+    """A later one that was cut off is passed over, and removed to make room."""
+    for name in ("checkpoint-5", "checkpoint-10", "checkpoint-20", "checkpoint-best", "other"):
+        (tmp_path / name).mkdir()
+    assert newest_whole(tmp_path) is None
+    for name in ("checkpoint-5", "checkpoint-10"):
+        (tmp_path / name / WHOLE).touch()
+    assert newest_whole(tmp_path) == tmp_path / "checkpoint-10"
+    assert remove_broken(tmp_path) == [tmp_path / "checkpoint-20"]
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-5", "checkpoint-10"]
+    assert (tmp_path / "checkpoint-best").exists()
+
+
+def test_fallback_goes_on_with_less_memory(
+    ask: Ask, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the last whole checkpoint, with the same global batch and samples, under a plan that needs less and can read
+    it; without --fallback it ends there."""
+    launched: list[tuple[LaunchRequest, Job]] = []
+
+    def launch(request: LaunchRequest, **_: Any) -> Outcome:
+        launched.append((request, read_job(Path(request.script.arguments[0]))))
+        request.folder.mkdir(parents=True)
+        checkpoint = tmp_path / "out" / "checkpoint-3"
+        checkpoint.mkdir(exist_ok=True)
+        (checkpoint / WHOLE).touch()
+        (tmp_path / "out" / "checkpoint-4").mkdir()
+        return Outcome(
+            status="failed",
+            last_step=3,
+            peaks=Peaks(),
+            seconds=1.0,
+            folder=request.folder,
+            failure=Failure(kind="gpu_out_of_memory", rank=1, step=3, message="out of memory"),
+        )
+
+    monkeypatch.setattr("ds_advise.advisor.trainer.train.launch", launch)
+    monkeypatch.setattr("ds_advise.advisor.recommend.search.unsupported", lambda *_: None)
+    (model / "model.safetensors").touch()
+    options = ("--rung", "zero2", "--global-batch", "8", "--micro-batch", "4", "--max-steps", "5")
+    code, said, _ = ask(*options)
+    assert (code, len(launched)) == (1, 1)
+    assert "memory ran out, first on rank 1, after step 3." in said
+    assert "The last checkpoint is checkpoint-3" in said
+    assert "--fallback" in said
+    launched.clear()
+    code, _, talk = ask("--fallback", "--force", *options)
+    assert (code, len(launched) > 1) == (1, True)
+    (first, job), (second, resumed) = launched[:2]
+    assert first.prediction is not None
+    assert second.prediction is not None
+    before, after = first.prediction, second.prediction
+    assert after.memory.allocated_bytes_per_gpu < before.memory.allocated_bytes_per_gpu
+    assert after.plan.zero_stage in (1, 2)
+    assert "memory ran out; going on with" in talk
+    assert second.resumes_after == 3
+    assert second.folder != first.folder
+    assert resumed.checkpoint == str(tmp_path / "out" / "checkpoint-3")
+    assert (resumed.samples, resumed.arguments["max_steps"]) == (job.samples, 5)
+    batch = [
+        each.arguments["per_device_train_batch_size"] * each.arguments["gradient_accumulation_steps"] * 2
+        for each in (job, resumed)
+    ]
+    assert batch == [8, 8]
+    assert json.loads((tmp_path / "out" / "ds_config.json").read_text()) == launched[-1][0].config
+
+
+def test_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two checkpoints, the one being written, and the model."""
+    shape, cluster = shape_from_config(CONFIG, name="small"), Cluster(nodes=1, gpus_per_node=2, gpu=gpu_of_memory(24))
+    full = Question(model=shape, workload=Workload(), cluster=cluster)
+    assert checkpoint_bytes(shape, full.workload) == 16 * shape.parameters
+    lora = Question(model=shape, workload=Workload(method="lora"), cluster=cluster)
+    assert checkpoint_bytes(shape, lora.workload) == 18 * lora.trainable_parameters
+    needed = 3 * checkpoint_bytes(shape, full.workload) + 2 * shape.parameters
+    for free, fits in ((needed, True), (needed - 1, False)):
+        monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        if fits:
+            check_disk(full, tmp_path)
+        else:
+            with pytest.raises(ConfigFileError, match="but checkpoints and the model need"):
+                check_disk(full, tmp_path)
+
+
+def test_libraries_that_options_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first that is missing is named with the option that wants it."""
+    monkeypatch.setattr("ds_advise.advisor.trainer.check.find_spec", lambda _: None)
+    for workload, said in (
+        (Workload(method="lora"), "--method lora needs peft"),
+        (Workload(attention="flash"), "--attention flash needs flash-attn"),
+        (Workload(loss="fused"), "--loss fused needs liger-kernel"),
+    ):
+        error = missing_package(workload, report_to="auto", device="cuda")
+        assert error is not None
+        assert error.what == said
+    assert missing_package(Workload(), report_to="none", device="cuda") is None
+
+
+def test_jobs_and_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """With tuples where JSON has lists."""
+    job = Job(
+        model="/m",
+        tokenizer="/t",
+        workload=Workload(method="lora", lora_targets=("q_proj",)),
+        lora_alpha=16,
+        device="cpu",
+        ranks=2,
+        tokens="/d",
+        samples="/s",
+        evaluation_tokens=None,
+        evaluation_samples=None,
+        packing=False,
+        arguments={"output_dir": "/o"},
+    )
+    write_job(job, tmp_path / "job.json")
+    assert read_job(tmp_path / "job.json") == job
+    result = Result(finished=True, step=3, losses=((1, 2.0),), evaluations=(), whole=True)
+    write_result(result, tmp_path / "result.json")
+    assert read_result(tmp_path / "result.json") == result
+    assert read_result(tmp_path / "none.json") is None
+    (tmp_path / "job.json").write_text('{"model": 1}')
+    with pytest.raises(ConfigFileError, match="not a training's job"):
+        read_job(tmp_path / "job.json")
+
+
+def test_options_that_differ_from_the_trainings_own() -> None:
+    """Only what was given anew and is different."""
+    assert differing({"seed": 1, "epochs": None}, {"seed": 1}) == []
+    assert differing({"seed": 1, "epochs": None}, {"seed": 2, "epochs": 3.0}) == [("seed", 1), ("epochs", None)]
+
+
+def test_a_rung_can_be_chosen(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of the fastest; one that cannot run says why."""
+    assert "ZeRO-3." in ask("--dry", "--rung", "zero3")[1]
+    monkeypatch.setattr("ds_advise.advisor.recommend.search.unsupported", lambda *_: "no reason")
+    assert "zero3 cannot run here: no reason" in ask("--dry", "--rung", "zero3")[2]

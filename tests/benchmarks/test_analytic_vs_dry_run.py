@@ -1,0 +1,47 @@
+"""The closed form against the dry run, on cases of the benchmark's grid that are always the same."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("peft")
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.dry_run.cases import GRID, SPECIAL, Case, spread
+from benchmarks.dry_run.compare import Comparison, Measured, Setting
+from benchmarks.dry_run.forked_dry_runs import answers
+from benchmarks.dry_run.tables import missed
+
+
+def comparisons(cases: list[Case]) -> list[Comparison]:
+    """The cases both ways; an error of a dry run fails the test."""
+    settings = [Setting.of(case) for case in cases]
+    rows = []
+    for setting, answer in zip(settings, answers([setting.request() for setting in settings]), strict=True):
+        assert not isinstance(answer, str), f"{setting.case.name}: {answer}"
+        rows.append(setting.compare(Measured.of(answer)))
+    return rows
+
+
+def below(rows: list[Comparison]) -> list[str]:
+    """Cases whose reserved memory the closed form puts too low, by more than its rounding."""
+    return [row.case.name for row in rows if row.reserved[0] < 0.98 * row.reserved[1]]
+
+
+def test_closed_form_is_that_of_the_dry_run() -> None:
+    """Allocated, host and NVMe bytes within the targets, reserved memory not below what the allocator must hold."""
+    rows = comparisons(spread(GRID, 12))
+    assert not missed(rows)
+    assert not below(rows)
+    assert sum(bool(row.host[1]) for row in rows) >= 3, "cases with offload are among them"
+
+
+@pytest.mark.slow
+def test_closed_form_is_that_of_many_dry_runs() -> None:
+    """The same of more cases, special settings of the buckets, of ZeRO-3's limits and of the swapper among them."""
+    rows = comparisons(spread((*GRID, *SPECIAL), 24))
+    assert not missed(rows)
+    assert not below(rows)

@@ -1,0 +1,15 @@
+"""What the README shows is what the program prints."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.readme_output import README, example, shown
+
+
+def test_the_readme_opens_with_the_real_output() -> None:
+    """Word for word; `python -m benchmarks.readme_output --write` brings it up to date."""
+    assert shown(README.read_text(encoding="utf-8")) == example()

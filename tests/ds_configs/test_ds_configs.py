@@ -1,0 +1,277 @@
+"""Plans as DeepSpeed configurations: what DeepSpeed and the Trainer accept, and the way back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ds_advise.ds_configs.emit import ds_config
+from ds_advise.ds_configs.presets import plan_for
+from ds_advise.ds_configs.read import plan_from_ds_config
+from ds_advise.ds_configs.training_arguments import training_arguments
+from ds_advise.estimators.errors import ClusterError, ConfigFileError, WorkloadError
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.gpus import find_gpu, gpu_of_memory
+from ds_advise.estimators.models.catalogue import find
+from ds_advise.estimators.optimizers import OPTIMIZERS
+from ds_advise.estimators.plan import RUNGS, Plan, Rung
+from ds_advise.estimators.workload import Framework, Precision, Workload
+
+MODEL = find("Qwen2.5-7B")
+CLUSTER = Cluster(nodes=1, gpus_per_node=2, gpu=gpu_of_memory(24), nvme_path="/local nvme", nvme_bytes_per_node=10**12)
+FLAVORS: tuple[Framework, ...] = ("hf", "deepspeed")
+
+
+def plan(rung: Rung, workload: Workload | None = None, cluster: Cluster = CLUSTER) -> Plan:
+    return plan_for(
+        rung,
+        MODEL,
+        workload or Workload(),
+        cluster,
+        micro_batch_size=2,
+        gradient_accumulation_steps=4,
+        gradient_checkpointing=True,
+    )
+
+
+def config(
+    rung: Rung, flavor: Framework = "deepspeed", workload: Workload | None = None, cluster: Cluster = CLUSTER
+) -> dict[str, Any]:
+    workload = workload or Workload()
+    return ds_config(plan(rung, workload, cluster), MODEL, workload, cluster, flavor=flavor)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_a_preset_stands_on_its_rung(rung: Rung) -> None:
+    """The plan of a rung reports that rung."""
+    assert plan(rung).rung == rung
+
+
+@pytest.mark.parametrize("flavor", FLAVORS)
+@pytest.mark.parametrize("rung", RUNGS)
+def test_what_is_emitted_reads_back_as_the_same_plan(rung: Rung, flavor: Framework) -> None:
+    """emit and read are each other's inverse, through JSON, for both flavours."""
+    given = {"micro_batch_size": 2, "gradient_accumulation_steps": 4} if flavor == "hf" else {}
+    emitted = json.loads(json.dumps(config(rung, flavor)))
+    assert plan_from_ds_config(emitted, MODEL, CLUSTER, gradient_checkpointing=True, **given) == plan(rung)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("rung", RUNGS)
+def test_deepspeed_accepts_the_explicit_configuration(rung: Rung, precision: Precision) -> None:
+    """DeepSpeed's own validation passes and holds the plan's numbers, none of them left to a default."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    one_gpu = replace(CLUSTER, gpus_per_node=1)
+    workload = Workload(precision=precision)
+    accepted = DeepSpeedConfig(config(rung, workload=workload, cluster=one_gpu))
+    wanted, zero = plan(rung, workload, one_gpu), accepted.zero_config
+    assert zero.stage == wanted.zero_stage
+    assert accepted.bfloat16_config.enabled == (precision == "bf16")
+    assert accepted.float16_config.enabled == (precision == "fp16")
+    assert accepted.train_batch_size == 8
+    if wanted.zero_stage:
+        assert zero.reduce_bucket_size == wanted.reduce_bucket_size
+        assert zero.overlap_comm == wanted.overlap_comm
+    if wanted.zero_stage == 3:
+        assert (zero.sub_group_size, zero.prefetch_bucket_size) == (
+            wanted.sub_group_size,
+            wanted.stage3_prefetch_bucket_size,
+        )
+    if wanted.offload_param == "nvme":
+        assert zero.offload_param.buffer_size == wanted.param_buffer_size
+        assert str(zero.offload_param.nvme_path) == "/local nvme"
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_the_printed_arguments_fill_every_auto(rung: Rung) -> None:
+    """The Trainer finds no contradiction between file and arguments, and leaves no `auto` behind."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+    from transformers import TrainingArguments
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
+
+    one_gpu = replace(CLUSTER, gpus_per_node=1)
+    arguments = training_arguments(plan(rung, cluster=one_gpu), Workload())
+    del arguments["deepspeed"]
+    trainer_arguments = TrainingArguments(**arguments, use_cpu=True)
+    filled = HfTrainerDeepSpeedConfig(config(rung, "hf", cluster=one_gpu))
+    filled.trainer_config_process(trainer_arguments)
+    filled.trainer_config_finalize(trainer_arguments, model=None, num_training_steps=10)
+    assert filled.mismatches == []
+    assert "auto" not in json.dumps(filled.config)
+    accepted = DeepSpeedConfig(filled.config)
+    assert (accepted.train_micro_batch_size_per_gpu, accepted.gradient_accumulation_steps) == (2, 4)
+    assert accepted.bfloat16_config.enabled
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_the_hf_flavour_leaves_no_bucket_to_the_trainer(rung: Rung) -> None:
+    """Memory is predicted for the buckets in the file, so none of them is `auto`."""
+    assert "auto" not in json.dumps(config(rung, "hf")["zero_optimization"])
+
+
+@pytest.mark.parametrize("flavor", FLAVORS)
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_every_optimizer_has_a_configuration(name: str, flavor: Framework) -> None:
+    """Each optimizer is a block of DeepSpeed's, or the Trainer is told to create it and ZeRO to accept it."""
+    workload = Workload(optimizer=name)
+    emitted = config("zero2", flavor, workload)
+    if "optimizer" not in emitted:
+        assert emitted["zero_allow_untested_optimizer"]
+        assert training_arguments(plan("zero2", workload), workload)["optim"]
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_only_optimizers_with_a_cpu_form_are_offloaded(name: str) -> None:
+    """An optimizer that has none is refused with its name, the others are emitted."""
+    workload = Workload(optimizer=name)
+    if OPTIMIZERS[name].cpu_state_bytes is None:
+        with pytest.raises(WorkloadError, match=name):
+            config("zero2-offload", workload=workload)
+    else:
+        assert config("zero2-offload", workload=workload)["optimizer"]
+
+
+def test_nvme_needs_a_folder() -> None:
+    """Without one the user is told which flag to pass; DeepSpeed would fail with a TypeError."""
+    with pytest.raises(ClusterError, match="--nvme"):
+        config("zero3-nvme", cluster=replace(CLUSTER, nvme_path=""))
+
+
+def test_nvme_buffers_hold_the_largest_shard() -> None:
+    """Every parameter's shard fits one buffer: DeepSpeed asserts it at start, after minutes of loading."""
+    for ranks in (1, 2, 3, 8):
+        largest = max(tensor.numel for tensor, _ in MODEL.tensor_counts)
+        buffer = plan("zero3-nvme", cluster=replace(CLUSTER, gpus_per_node=ranks)).param_buffer_size
+        assert largest <= buffer * ranks < largest + ranks
+
+
+def test_no_bucket_is_larger_than_what_it_carries() -> None:
+    """With LoRA the reduce bucket, which DeepSpeed allocates whole, shrinks to the adapters."""
+    full, lora = plan("zero2"), plan("zero2", Workload(method="lora", lora_rank=8))
+    assert lora.reduce_bucket_size < full.reduce_bucket_size
+    assert 16 * 2**20 < lora.reduce_bucket_size < 32 * 2**20
+
+
+def test_buckets_grow_with_the_ranks_and_stay_a_share_of_the_gpu() -> None:
+    """Messages do not shrink below 2 MB on many GPUs, and never exceed one percent of the memory."""
+    many = replace(CLUSTER, nodes=32, gpus_per_node=8, gpu=find_gpu("H100-SXM5-80GB"))
+    assert plan("zero2", cluster=many).reduce_bucket_size == 256_000_000
+    more = replace(many, nodes=1000)
+    assert plan("zero2", cluster=more).reduce_bucket_size * 2 <= more.gpu.memory_bytes / 100
+
+
+def test_memory_is_not_pinned_where_it_could_exceed_the_ram() -> None:
+    """torch rounds pinned blocks up to a power of two; with just enough RAM that is too much."""
+    states = 18 * MODEL.parameters
+    assert plan("zero2-offload", cluster=replace(CLUSTER, host_memory_bytes_per_node=2 * states)).pin_memory
+    assert not plan("zero2-offload", cluster=replace(CLUSTER, host_memory_bytes_per_node=states)).pin_memory
+
+
+HIDDEN = MODEL.hidden_size
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (
+            {"train_micro_batch_size_per_gpu": 3},
+            {"zero_stage": 0, "micro_batch_size": 3, "gradient_accumulation_steps": 1, "overlap_comm": False},
+        ),
+        ({"train_batch_size": 24, "gradient_accumulation_steps": 4}, {"micro_batch_size": 3}),
+        ({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 3}, {"gradient_accumulation_steps": 4}),
+        ({"train_batch_size": 24}, {"micro_batch_size": 12, "gradient_accumulation_steps": 1}),
+        (
+            {
+                "train_micro_batch_size_per_gpu": "auto",
+                "train_batch_size": "auto",
+                "gradient_accumulation_steps": "auto",
+            },
+            {"micro_batch_size": 8, "gradient_accumulation_steps": 1},
+        ),
+        (
+            {
+                "train_batch_size": 2,
+                "zero_optimization": {
+                    "stage": 3,
+                    "reduce_bucket_size": "auto",
+                    "stage3_prefetch_bucket_size": "auto",
+                    "stage3_param_persistence_threshold": "auto",
+                },
+            },
+            {
+                "reduce_bucket_size": HIDDEN**2,
+                "stage3_prefetch_bucket_size": int(0.9 * HIDDEN**2),
+                "stage3_param_persistence_threshold": 10 * HIDDEN,
+                "overlap_comm": True,
+            },
+        ),
+        (
+            {
+                "train_batch_size": 2,
+                "zero_optimization": {
+                    "stage": 2,
+                    "stage3_prefetch_bucket_size": "auto",
+                    "reduce_bucket_size": 2e8,
+                    "cpu_offload": True,
+                },
+            },
+            {
+                "stage3_prefetch_bucket_size": 50_000_000,
+                "reduce_bucket_size": 200_000_000,
+                "offload_optimizer": "cpu",
+                "overlap_comm": False,
+            },
+        ),
+        (
+            {
+                "train_batch_size": 2,
+                "zero_optimization": {
+                    "stage": 3,
+                    "max_live_parameters": 7,
+                    "offload_param": {"device": "nvme", "buffer_count": 9, "pin_memory": False},
+                },
+            },
+            {"stage3_max_live_parameters": 7, "offload_param": "nvme", "param_buffer_count": 9, "pin_memory": False},
+        ),
+        ({"train_batch_size": 2, "zero_optimization": True}, {"zero_stage": 1}),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_reading_fills_in_what_trainer_and_deepspeed_fill_in(given: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Batch sizes are derived, `auto` is resolved, defaults, aliases and deprecated keys are DeepSpeed's."""
+    read = plan_from_ds_config(given, MODEL, CLUSTER)
+    assert {name: getattr(read, name) for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"train_batch_size": 2, "zero_optimization": {"stage": 4}}, "zero_optimization.stage"),
+        ({"train_batch_size": 2, "zero_optimization": {"stage": 2, "reduce_bucket_size": "big"}}, "reduce_bucket_size"),
+        ({"train_batch_size": 2, "zero_optimization": {"stage": 2, "reduce_bucket_size": 0}}, "reduce_bucket_size"),
+        ({"train_batch_size": 2, "zero_optimization": {"stage": 3, "sub_group_size": 1.5}}, "sub_group_size"),
+        (
+            {"train_batch_size": 2, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "disk"}}},
+            "offload_optimizer.device",
+        ),
+        ({"train_batch_size": 2, "zero_optimization": {"stage": 2, "offload_optimizer": "cpu"}}, "offload_optimizer"),
+        ({"train_batch_size": 2, "zero_optimization": [3]}, "zero_optimization"),
+        ({"train_batch_size": 2, "zero_optimization": {"stage": 2, "overlap_comm": "yes"}}, "overlap_comm"),
+        ({"train_micro_batch_size_per_gpu": -1}, "train_micro_batch_size_per_gpu"),
+        ({"train_batch_size": 7, "train_micro_batch_size_per_gpu": 2}, "train_batch_size"),
+        ({}, "train_micro_batch_size_per_gpu"),
+    ],
+)
+def test_a_value_that_deepspeed_refuses_is_named(given: dict[str, Any], key: str) -> None:
+    """The error names the key; nothing is guessed."""
+    with pytest.raises(ConfigFileError, match=key):
+        plan_from_ds_config(given, MODEL, CLUSTER)
+
+
+def test_arguments_that_contradict_the_file_are_refused() -> None:
+    """The Trainer would stop with the same complaint after it has loaded the model."""
+    with pytest.raises(ConfigFileError, match="train_micro_batch_size_per_gpu is 4, but TrainingArguments says 2"):
+        plan_from_ds_config({"train_micro_batch_size_per_gpu": 4}, MODEL, CLUSTER, micro_batch_size=2)

@@ -1,0 +1,184 @@
+"""Writing the configuration, and the arguments and commands that go with it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shlex
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ds_advise.ds_configs.launch_commands import launch_commands
+from ds_advise.ds_configs.training_arguments import accelerate_config, training_arguments, training_arguments_snippet
+from ds_advise.ds_configs.write import write_config
+from ds_advise.estimators.errors import ConfigFileError
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.gpus import gpu_of_memory
+from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.workload import Workload
+
+ONE_NODE = Cluster(nodes=1, gpus_per_node=2, gpu=gpu_of_memory(24))
+FOUR_NODES = replace(ONE_NODE, nodes=4, gpus_per_node=8)
+
+
+def test_a_new_file_is_written(tmp_path: Path) -> None:
+    """Indented JSON with a newline at the end, readable by others as the umask says, and no temporary beside it."""
+    path = tmp_path / "ds_config.json"
+    write_config({"train_batch_size": "auto"}, path, force=False)
+    assert path.read_text() == '{\n  "train_batch_size": "auto"\n}\n'
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~_umask()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_differs_is_kept(tmp_path: Path) -> None:
+    """Without force the user's file stays as it was, to the byte."""
+    path = tmp_path / "ds_config.json"
+    path.write_text('{"mine": 1}')
+    with pytest.raises(ConfigFileError, match="--force"):
+        write_config({"train_batch_size": 1}, path, force=False)
+    assert path.read_text() == '{"mine": 1}'
+
+
+def test_force_replaces_the_file_and_keeps_its_permissions(tmp_path: Path) -> None:
+    """A private file stays private."""
+    path = tmp_path / "ds_config.json"
+    path.write_text('{"mine": 1}')
+    path.chmod(0o600)
+    write_config({"train_batch_size": 1}, path, force=True)
+    assert json.loads(path.read_text()) == {"train_batch_size": 1}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_the_same_content_again_is_fine(tmp_path: Path) -> None:
+    """Asking twice is no conflict, and the file is not even touched."""
+    path = tmp_path / "ds_config.json"
+    write_config({"train_batch_size": 1}, path, force=False)
+    os.utime(path, (0, 0))
+    write_config({"train_batch_size": 1}, path, force=False)
+    assert path.stat().st_mtime == 0
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    """The file behind the link is replaced, the link stays."""
+    path, link = tmp_path / "real.json", tmp_path / "link.json"
+    path.write_text("{}")
+    link.symlink_to(path)
+    write_config({"train_batch_size": 1}, link, force=True)
+    assert link.is_symlink()
+    assert json.loads(path.read_text()) == {"train_batch_size": 1}
+
+
+@pytest.mark.parametrize("name", ["missing/ds_config.json", "file/ds_config.json", "."])
+def test_a_path_that_cannot_be_written_is_one_clear_error(tmp_path: Path, name: str) -> None:
+    """No folder, a file instead of a folder, a folder instead of a file: nothing is created."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigFileError, match="-o"):
+        write_config({}, tmp_path / name, force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk shows at the latest when the new file takes the old one's place; the old one is whole, no rest
+    stays."""
+    path = tmp_path / "ds_config.json"
+    path.write_text("{}")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(ConfigFileError, match="No space left on device"):
+        write_config({"train_batch_size": 1}, path, force=True)
+    assert path.read_text() == "{}"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_commands_on_one_node() -> None:
+    """One line for each launcher; a Trainer script takes the file as its own argument."""
+    assert launch_commands(ONE_NODE, framework="hf") == {
+        "deepspeed": ["deepspeed --num_gpus 2 train.py --deepspeed ds_config.json"],
+        "torchrun": ["torchrun --nproc_per_node 2 train.py --deepspeed ds_config.json"],
+        "accelerate": [
+            "accelerate launch --use_deepspeed --deepspeed_config_file ds_config.json --num_processes 2 train.py"
+        ],
+    }
+
+
+def test_commands_for_plain_deepspeed() -> None:
+    """The arguments are those that deepspeed.add_config_arguments declares; accelerate has no part in it."""
+    commands = launch_commands(ONE_NODE, framework="deepspeed")
+    assert commands["deepspeed"] == ["deepspeed --num_gpus 2 train.py --deepspeed --deepspeed_config ds_config.json"]
+    assert "accelerate" not in commands
+
+
+def test_commands_on_several_nodes() -> None:
+    """deepspeed gets a hostfile, the others the node's rank and the first node's address."""
+    commands = launch_commands(FOUR_NODES, framework="hf")
+    assert commands["deepspeed"] == [
+        "# hostfile names the nodes, one a line: node-0 slots=8",
+        "echo PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True >> .deepspeed_env",
+        "deepspeed --hostfile hostfile train.py --deepspeed ds_config.json",
+    ]
+    assert commands["torchrun"] == [
+        "torchrun --nnodes 4 --nproc_per_node 8 --node_rank $NODE_RANK --master_addr $MASTER_ADDR --master_port 29500 "
+        "train.py --deepspeed ds_config.json"
+    ]
+    assert "--num_machines 4 --num_processes 32 --machine_rank $NODE_RANK" in commands["accelerate"][0]
+
+
+@pytest.mark.parametrize("path", ["my runs/ds config.json", "it's.json", "$HOME/`x`.json"])
+def test_paths_are_quoted_for_the_shell(path: str) -> None:
+    """A shell splits every command into the same words, whatever the path holds."""
+    for cluster in (ONE_NODE, FOUR_NODES):
+        for lines in launch_commands(cluster, script="my train.py", config_path=path, framework="hf").values():
+            words = shlex.split(lines[-1])
+            assert path in words
+            assert "my train.py" in words
+
+
+def test_training_arguments_of_a_plan() -> None:
+    """The arguments that fill the file's `auto`, checkpointing in the form that LoRA needs."""
+    plan = Plan(zero_stage=2, micro_batch_size=4, gradient_accumulation_steps=8)
+    assert training_arguments(plan, Workload()) == {
+        "output_dir": "output",
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 8,
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "bf16": True,
+        "deepspeed": "ds_config.json",
+    }
+    bare = training_arguments(replace(plan, gradient_checkpointing=False), Workload(precision="fp32"))
+    assert not bare["gradient_checkpointing"]
+    assert not {"gradient_checkpointing_kwargs", "bf16", "fp16"} & set(bare)
+
+
+def test_the_snippet_is_python() -> None:
+    """What is printed evaluates to the arguments, with any path."""
+    arguments = training_arguments(Plan(zero_stage=3, micro_batch_size=1), Workload(), config_path='it\'s "mine".json')
+    call = ast.parse(training_arguments_snippet(arguments), mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert {word.arg: ast.literal_eval(word.value) for word in call.keywords} == arguments
+
+
+@pytest.mark.parametrize(("stage", "cluster"), [(2, ONE_NODE), (3, FOUR_NODES)])
+def test_accelerate_reads_its_configuration(tmp_path: Path, stage: int, cluster: Cluster) -> None:
+    """accelerate's own loader accepts every key, with a path that YAML would misread unquoted."""
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    plan = Plan(zero_stage=stage, micro_batch_size=1)  # type: ignore[arg-type]  # from the table above
+    file = tmp_path / "accelerate.yaml"
+    file.write_text(accelerate_config(plan, cluster, config_path="a: b.json"))
+    loaded = load_config_from_file(str(file))
+    assert loaded.deepspeed_config["deepspeed_config_file"] == "a: b.json"
+    assert loaded.deepspeed_config["zero3_init_flag"] == (stage == 3)
+    assert (loaded.num_processes, loaded.num_machines) == (cluster.world_size, cluster.nodes)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,318 @@
+"""What holds of every memory estimate, whatever the model, workload, cluster and plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from ds_advise.estimators.errors import WorkloadError
+from ds_advise.estimators.estimate import MemoryEstimate, MemoryTerm
+from ds_advise.estimators.hardware.cluster import Cluster, Gpu
+from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.memory.device_overhead import outside_allocator
+from ds_advise.estimators.memory.host_memory import pinned_block
+from ds_advise.estimators.memory.plan_memory import estimate_memory, unsupported
+from ds_advise.estimators.memory.trainable import tensor_set
+from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.models.model_shape import ModelShape
+from ds_advise.estimators.models.nf4 import nf4_bytes
+from ds_advise.estimators.optimizers import OPTIMIZERS
+from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.workload import Workload
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+GPU = Gpu(
+    name="test GPU",
+    vendor="NVIDIA",
+    architecture="Ampere",
+    compute_capability=8.0,
+    memory_bytes=80 << 30,
+    nominal_gb=80,
+    fp16_flops_per_s=1e14,
+    bf16_flops_per_s=1e14,
+    tf32_flops_per_s=None,
+    fp32_flops_per_s=1e13,
+    gemm_bf16_flops_per_s=None,
+    gemm_fp16_flops_per_s=None,
+    memory_bytes_per_s=1e12,
+    pcie_bytes_per_s=2e10,
+    peer_bytes_per_s=None,
+    peer_link="none",
+    source="made up",
+)
+
+
+def llama(*, hidden: int = 512, layers: int = 4, tied: bool = False, vocab: int = 4000) -> ModelShape:
+    return shape_from_config(
+        {
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            "hidden_size": hidden,
+            "intermediate_size": 3 * hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "vocab_size": vocab,
+            "max_position_embeddings": 8192,
+            "tie_word_embeddings": tied,
+        },
+        name="small",
+    )
+
+
+def cluster(nodes: int = 1, gpus: int = 1) -> Cluster:
+    return Cluster(nodes=nodes, gpus_per_node=gpus, gpu=GPU)
+
+
+models = st.builds(
+    llama,
+    hidden=st.sampled_from([256, 512, 1000]),
+    layers=st.integers(1, 6),
+    tied=st.booleans(),
+    vocab=st.integers(100, 5000),
+)
+workloads = st.builds(
+    Workload,
+    method=st.sampled_from(["full", "lora", "qlora"]),
+    seq_len=st.integers(16, 4096),
+    precision=st.sampled_from(["bf16", "fp16", "fp32"]),
+    optimizer=st.sampled_from(sorted(OPTIMIZERS)),
+)
+clusters = st.builds(cluster, nodes=st.integers(1, 4), gpus=st.integers(1, 8))
+plans = st.builds(
+    Plan,
+    zero_stage=st.integers(0, 3),
+    micro_batch_size=st.integers(1, 16),
+    gradient_accumulation_steps=st.integers(1, 4),
+    gradient_checkpointing=st.booleans(),
+    overlap_comm=st.booleans(),
+    pin_memory=st.booleans(),
+    offload_optimizer=st.sampled_from(["none", "cpu", "nvme"]),
+    offload_param=st.sampled_from(["none", "cpu", "nvme"]),
+    reduce_bucket_size=st.sampled_from([10_000, 5_000_000, 500_000_000]),
+    sub_group_size=st.sampled_from([10_000, 10**9]),
+    stage3_max_live_parameters=st.sampled_from([0, 10**6, 10**9]),
+    stage3_max_reuse_distance=st.sampled_from([0, 10**6, 10**9]),
+    stage3_prefetch_bucket_size=st.sampled_from([0, 10**5, 5 * 10**7]),
+)
+quick = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.filter_too_much])
+
+
+def runnable(model: ModelShape, workload: Workload, plan: Plan, machines: Cluster) -> MemoryEstimate:
+    assume(unsupported(model, workload, plan, machines) is None)
+    return estimate_memory(model, workload, machines, plan)
+
+
+def states(estimate: MemoryEstimate) -> int:
+    """Weights, masters and optimizer states on one GPU."""
+    names = {"parameters", "persistent_parameters", "master_weights", "optimizer_states"}
+    return total(term for term in estimate.moments[-1].terms if term.name in names)
+
+
+def total(terms: Iterable[MemoryTerm]) -> int:
+    return sum(term.size_bytes for term in terms)
+
+
+def every_term(estimate: MemoryEstimate) -> list[MemoryTerm]:
+    terms = [term for moment in estimate.moments for term in moment.terms]
+    return [
+        *terms,
+        *estimate.reserved_terms,
+        *estimate.device_terms,
+        *estimate.host_pinned_terms,
+        *estimate.host_pageable_terms,
+        *estimate.nvme_terms,
+    ]
+
+
+@quick
+@given(models, workloads, clusters, plans)
+def test_terms_are_whole_bytes_and_add_up_to_the_totals(
+    model: ModelShape, workload: Workload, machines: Cluster, plan: Plan
+) -> None:
+    """Every term is a positive int with formula and source; the GPU's terms add up to what the device shows."""
+    estimate = runnable(model, workload, plan, machines)
+    for term in every_term(estimate):
+        assert isinstance(term.size_bytes, int)
+        assert term.size_bytes > 0
+        assert term.formula
+        assert term.source
+    assert total(estimate.gpu_terms) == estimate.device_bytes_per_gpu
+    assert estimate.allocated_bytes_per_gpu <= estimate.reserved_bytes_per_gpu <= estimate.device_bytes_per_gpu
+    assert estimate.allocated_bytes_per_gpu == max(total(moment.terms) for moment in estimate.moments)
+    assert estimate.host_loading_bytes_per_node > 0
+
+
+@quick
+@given(models, workloads, clusters, plans, st.integers(1, 8), st.integers(1, 2048))
+def test_memory_never_falls_with_batch_and_sequence(
+    model: ModelShape, workload: Workload, machines: Cluster, plan: Plan, more_batch: int, more_tokens: int
+) -> None:
+    """A larger micro batch or a longer sequence needs at least as much memory on the GPU, and the same on the host."""
+    estimate = runnable(model, workload, plan, machines)
+    batch = estimate_memory(
+        model, workload, machines, replace(plan, micro_batch_size=plan.micro_batch_size + more_batch)
+    )
+    longer = estimate_memory(model, replace(workload, seq_len=workload.seq_len + more_tokens), machines, plan)
+    for larger in (batch, longer):
+        assert larger.allocated_bytes_per_gpu >= estimate.allocated_bytes_per_gpu
+        assert larger.host_training_bytes_per_node == estimate.host_training_bytes_per_node
+
+
+@quick
+@given(models, workloads, clusters)
+def test_model_states_shrink_with_stage_and_ranks(model: ModelShape, workload: Workload, machines: Cluster) -> None:
+    """Weights, masters and states: stage 1 needs no more than 0, stage 3 no more than 2, and more ranks no more than
+    fewer.
+
+    Padding apart: an element per tensor at stage 3, 2 N elements at stages 1 and 2.
+    """
+    assume(OPTIMIZERS[workload.optimizer].partitions and workload.method != "qlora")
+    # Muon stages a second momentum under ZeRO 1 and 2, and fp32 has no master weights at stage 0.
+    assume(workload.optimizer != "muon" and workload.precision != "fp32")
+
+    def at(stage: int, gpus: Cluster = machines) -> int:
+        plan = Plan(zero_stage=stage, micro_batch_size=1, stage3_param_persistence_threshold=0)
+        return states(estimate_memory(model, workload, gpus, plan))
+
+    tensors = tensor_set(model, workload)
+    padding = 32 * (2 * machines.world_size + len(tensors.trainable) + len(tensors.frozen))
+    sizes = [at(stage) for stage in range(4)]
+    assert sizes[1] <= sizes[0] + padding
+    assert sizes[2] == sizes[1]
+    assert sizes[3] <= sizes[2] + padding
+    for stage in (1, 2, 3):
+        assert at(stage, replace(machines, nodes=2 * machines.nodes)) <= sizes[stage] + padding
+
+
+@quick
+@given(models, workloads)
+def test_one_rank_equals_unsharded(model: ModelShape, workload: Workload) -> None:
+    """On one GPU every stage holds all weights, masters and states; stage 3 gathers nothing; there is no NCCL."""
+    assume(workload.optimizer not in ("muon", "lamb") and workload.method != "qlora" and workload.precision != "fp32")
+    sizes = []
+    for stage in range(4):
+        estimate = estimate_memory(model, workload, cluster(), Plan(zero_stage=stage, micro_batch_size=1))
+        sizes.append(states(estimate))
+        names = {term.name for term in every_term(estimate)}
+        assert not names & {"gathered_parameters", "persistent_parameters", "nccl_buffers"}
+    assert max(sizes) - min(sizes) <= 32
+
+
+@quick
+@given(models, st.sampled_from(["full", "lora"]), clusters, st.integers(1, 3))
+def test_offload_moves_states_and_destroys_none(model: ModelShape, method: str, machines: Cluster, stage: int) -> None:
+    """Masters and states that leave the GPUs of a node arrive in its host memory; shards of weights likewise."""
+    workload = Workload(method=method)
+    kept = estimate_memory(model, workload, machines, Plan(zero_stage=stage, micro_batch_size=1))
+    moved = estimate_memory(
+        model, workload, machines, Plan(zero_stage=stage, micro_batch_size=1, offload_optimizer="cpu", pin_memory=False)
+    )
+    names = {"master_weights", "optimizer_states"}
+    left = total(term for term in kept.moments[-1].terms if term.name in names)
+    arrived = total(term for term in moved.host_pageable_terms if term.name in names)
+    assert left * machines.gpus_per_node == arrived
+    assert not names & {term.name for moment in moved.moments for term in moment.terms}
+    if stage == 3:
+        weights = estimate_memory(
+            model, workload, machines, Plan(zero_stage=3, micro_batch_size=1, offload_param="cpu", pin_memory=False)
+        )
+        left = total(term for term in kept.moments[-1].terms if term.name == "parameters")
+        arrived = total(
+            term for term in weights.host_pageable_terms if term.name in ("parameters", "frozen_parameters")
+        )
+        assert left * machines.gpus_per_node == arrived
+
+
+@quick
+@given(models, clusters)
+def test_nvme_takes_what_cpu_offload_kept(model: ModelShape, machines: Cluster) -> None:
+    """Masters and states of sub-groups that reach 1 MiB are on the disk, the others where CPU offload keeps them."""
+    plan = Plan(zero_stage=3, micro_batch_size=1, offload_optimizer="cpu", pin_memory=False)
+    host = estimate_memory(model, Workload(), machines, plan)
+    disk = estimate_memory(model, Workload(), machines, replace(plan, offload_optimizer="nvme"))
+    for name in ("master_weights", "optimizer_states"):
+        moved = total(term for term in (*disk.nvme_terms, *disk.host_pageable_terms) if term.name == name)
+        assert moved == total(term for term in host.host_pageable_terms if term.name == name)
+
+
+@given(st.integers(1, 1 << 45))
+def test_pinned_blocks_are_powers_of_two(size: int) -> None:
+    """A pinned block is the smallest power of two that holds the tensor."""
+    block = pinned_block(size)
+    assert block >= size > block // 2
+    assert block & (block - 1) == 0
+
+
+def test_trainable_elements_of_lora_follow_the_targets() -> None:
+    """All linear layers but the head by default, named ones otherwise: r (in + out) elements for each."""
+    model = llama(hidden=512, layers=2)
+    attention = 8 * ((512 + 512) * 2 + (512 + 256) * 2)
+    feed_forward = 8 * 3 * (512 + 1536)
+    assert tensor_set(model, Workload(method="lora")).trainable_numel == 2 * (attention + feed_forward)
+    only = tensor_set(model, Workload(method="lora", lora_targets=("q_proj", "o_proj")))
+    assert only.trainable_numel == 2 * 8 * (512 + 512) * 2
+
+
+def test_nf4_takes_little_more_than_half_a_byte() -> None:
+    """0.5 + 1/64 + 4/(64 x 256) bytes a weight, and two tables per tensor."""
+    numel = 4096 * 4096
+    assert nf4_bytes(numel) == numel // 2 + numel // 64 + 4 * numel // (64 * 256) + 1088
+
+
+def test_unknown_optimizer_names_the_known_ones() -> None:
+    """An optimizer without known state bytes is a user's error with the choices in its fix."""
+    with pytest.raises(WorkloadError) as error:
+        estimate_memory(llama(), Workload(optimizer="adamx"), cluster(), Plan(zero_stage=0, micro_batch_size=1))
+    assert "adamw" in error.value.fix
+
+
+@pytest.mark.parametrize(
+    ("workload", "plan", "reason"),
+    [
+        (
+            Workload(optimizer="adamw_8bit"),
+            Plan(zero_stage=2, micro_batch_size=1, offload_optimizer="cpu"),
+            "on the host",
+        ),
+        (Workload(optimizer="lamb"), Plan(zero_stage=1, micro_batch_size=1), "whole layers"),
+        (Workload(method="qlora"), Plan(zero_stage=3, micro_batch_size=1), "4-bit"),
+        (Workload(), Plan(zero_stage=2, micro_batch_size=1, offload_optimizer="nvme"), "stage 3"),
+        (Workload(), Plan(zero_stage=2, micro_batch_size=1, offload_param="cpu"), "stage 3"),
+        (Workload(), Plan(zero_stage=0, micro_batch_size=1, offload_optimizer="cpu"), "stage 1"),
+        (
+            Workload(),
+            Plan(zero_stage=3, micro_batch_size=1, offload_param="nvme", param_buffer_size=1000),
+            "buffer_size",
+        ),
+        (
+            Workload(),
+            Plan(zero_stage=3, micro_batch_size=1, offload_optimizer="nvme", optimizer_buffer_count=3),
+            "buffer_count",
+        ),
+    ],
+)
+def test_impossible_plans_say_why(workload: Workload, plan: Plan, reason: str) -> None:
+    """A plan that DeepSpeed would refuse has a reason; the same workload on plain data parallelism has none."""
+    assert reason in (unsupported(llama(), workload, plan, cluster(gpus=2)) or "")
+    assert unsupported(llama(), workload, Plan(zero_stage=0, micro_batch_size=1), cluster(gpus=2)) is None
+
+
+def test_bf16_needs_a_gpu_that_has_it() -> None:
+    """bf16 on a GPU without bf16 units is refused, fp16 is not."""
+    volta = replace(cluster(), gpu=replace(GPU, bf16_flops_per_s=None))
+    plan = Plan(zero_stage=0, micro_batch_size=1)
+    assert "bf16" in (unsupported(llama(), Workload(), plan, volta) or "")
+    assert unsupported(llama(), Workload(precision="fp16"), plan, volta) is None
+
+
+def test_nccl_takes_more_where_the_links_are_fast() -> None:
+    """NVLink opens more channels than PCIe, each with buffers of its own; one GPU alone needs none."""
+
+    def nccl(gpu: str, gpus: int) -> int:
+        cluster = Cluster(nodes=1, gpus_per_node=gpus, gpu=find_gpu(gpu))
+        return sum(part.size_bytes for part in outside_allocator(cluster) if part.name == "nccl_buffers")
+
+    assert nccl("A100-80GB", 8) > nccl("RTX4090", 8) > nccl("RTX4090", 1) == 0

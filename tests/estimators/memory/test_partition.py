@@ -1,0 +1,146 @@
+"""Partition sizes: arithmetic against the real engine on 2 and 4 ranks, and what must always hold."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise.estimators.memory.partition import (
+    BucketFills,
+    bucket_fills,
+    flat_group_numel,
+    flat_partition_numel,
+    rank_loads,
+    shard_numel,
+    sub_group_numels,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+SCRIPT = Path(__file__).with_name("partition_sizes.py")
+NUMELS = [77, 13, 30, 51, 1, 29]
+"""Elements of the tensors in the script."""
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def allocated(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """What `deepspeed.initialize` allocated on each rank of 2 and of 4."""
+    world_size = request.param
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # Another local size keeps DeepSpeed from compiling its shared-memory collectives.
+    environment = {
+        **os.environ,
+        "DS_ACCELERATOR": "cpu",
+        "OMP_NUM_THREADS": "1",
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT)],
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        answers = []
+        for rank in ranks:
+            out, errors = rank.communicate(timeout=240)
+            lines = [line for line in out.splitlines() if line.startswith("SIZES ")]
+            assert lines, errors[-3000:]
+            answers.append(json.loads(lines[0].removeprefix("SIZES ")))
+        return answers
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_flat_partitions_are_what_stages_1_and_2_allocate(allocated: list[dict[str, Any]], stage: int) -> None:
+    """The padded flat group, each rank's fp32 partition and the tensors it touches equal the engine's, to the
+    element."""
+    world_size = len(allocated)
+    loads = rank_loads(NUMELS, world_size)
+    for rank, sizes in enumerate(allocated):
+        assert sizes[f"stage {stage}"] == {
+            "flat": flat_group_numel(sum(NUMELS), world_size),
+            "partition": flat_partition_numel(sum(NUMELS), world_size),
+            "touched": loads[rank].touched,
+        }
+
+
+@pytest.mark.parametrize("sub_group_size", [10**9, 30])
+def test_shards_are_what_stage_3_allocates(allocated: list[dict[str, Any]], sub_group_size: int) -> None:
+    """Every tensor's shard, the fp32 sub-groups and the gradients' buffer equal the engine's, to the element."""
+    shards = [shard_numel(numel, len(allocated)) for numel in NUMELS]
+    for sizes in allocated:
+        assert sizes[f"stage 3, sub-groups of {sub_group_size}"] == {
+            "shards": shards,
+            "sub_groups": list(sub_group_numels(tuple(shards), sub_group_size)),
+            "gradients": sum(shards),
+        }
+
+
+numels = st.lists(st.integers(1, 10**6), min_size=1, max_size=20)
+worlds = st.integers(1, 300)
+
+
+@given(numels, worlds)
+def test_partitions_lose_nothing_and_pad_less_than_one_alignment(numels: list[int], world_size: int) -> None:
+    """N flat partitions hold every element and fewer than 2N more; shards hold every element and fewer than N more a
+    tensor."""
+    total = sum(numels)
+    assert total <= world_size * flat_partition_numel(total, world_size) < total + 2 * world_size
+    assert all(numel <= world_size * shard_numel(numel, world_size) < numel + world_size for numel in numels)
+
+
+@given(numels, worlds)
+def test_pieces_of_the_ranks_make_up_the_model(numels: list[int], world_size: int) -> None:
+    """Every tensor is touched by some rank, and no rank owns a piece larger than its partition or its largest
+    tensor."""
+    loads = rank_loads(numels, world_size)
+    assert len(loads) == world_size
+    assert sum(load.touched for load in loads) >= sum(numels)
+    assert all(load.slice <= min(max(numels), flat_partition_numel(sum(numels), world_size)) for load in loads)
+    assert rank_loads(numels, 1)[0].touched == sum(numels)
+
+
+@given(numels, st.integers(1, 10**7))
+def test_sub_groups_make_up_the_shards(shards: list[int], sub_group_size: int) -> None:
+    """Sub-groups hold all shards, and all but the last reach the size that was asked for."""
+    groups = sub_group_numels(tuple(shards), sub_group_size)
+    assert sum(groups) == sum(shards)
+    assert all(group >= min(sub_group_size, sum(shards)) for group in groups[:-1])
+    assert len(groups) <= math.ceil(sum(shards) / min(sub_group_size, sum(shards)))
+
+
+@given(numels, st.integers(1, 10**7))
+def test_buckets_reduce_every_gradient_that_fits(numels: list[int], bucket_size: int) -> None:
+    """No bucket holds more than its size; a bucket for everything is reduced once, with all that is in the model."""
+    fills = bucket_fills(numels, bucket_size)
+    assert max(fills.flushed, fills.pending, fills.final) <= bucket_size
+    assert fills.waits == (fills.pending + numels[0] > bucket_size)
+    if sum(numels) <= bucket_size:
+        assert (fills.flushed, fills.final, fills.waits) == (0, sum(numels), False)
+
+
+def test_buckets_fill_from_the_last_tensor_to_the_first() -> None:
+    """5, 7 and 4 do not fit in 12 elements together: 4 and 7 are reduced when 5 comes; 20 never enters the bucket."""
+    fills = bucket_fills([5, 7, 20, 3, 4], 12)
+    assert (fills.flushed, fills.pending, fills.waits, fills.final) == (7, 7, False, 12)
+    assert bucket_fills([5, 7, 4], 12) == BucketFills(flushed=0, pending=11, waits=True, final=5)

@@ -1,0 +1,110 @@
+"""Parameter counts of the catalogue, and the dimensions that memory and time are computed from."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from ds_advise.estimators.models import catalogue
+from ds_advise.estimators.models.families import shape_from_config
+
+ENTRIES = catalogue._entries()
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["id"])
+def test_the_count_by_arithmetic_is_the_recorded_one(entry: dict[str, Any]) -> None:
+    """The recorded count is that of the transformers class, built on the meta device."""
+    shape = shape_from_config(entry["config"], name=entry["id"])
+    assert shape.parameters == entry["parameters"]
+    assert shape.parameters == sum(tensor.numel * count for tensor, count in shape.tensor_counts)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["id"])
+def test_every_entry_says_where_it_comes_from(entry: dict[str, Any]) -> None:
+    assert entry["sources"] and all(entry["sources"])
+    assert catalogue.find(entry["id"]).source.startswith("catalogue: ")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "parameters"),
+    [("BertModel", 109_482_240), ("BertForMaskedLM", 109_514_298), ("BertForPreTraining", 110_106_428)],
+)
+def test_bert_base_with_each_published_head(architecture: str, parameters: int) -> None:
+    config = next(entry["config"] for entry in ENTRIES if entry["id"] == "google-bert/bert-base-uncased")
+    shape = shape_from_config(config | {"architectures": [architecture]}, name="bert")
+    assert (shape.parameters, shape.architecture) == (parameters, architecture)
+
+
+def test_a_dense_decoder_has_its_dimensions() -> None:
+    shape = catalogue.find("Qwen2.5-14B")
+    (block,) = shape.blocks
+    assert (shape.hidden_size, shape.vocab_size, shape.tied, shape.num_layers) == (5120, 152_064, False, 48)
+    assert (block.attention.heads, block.attention.kv_heads, block.attention.head_dim) == (40, 8, 128)
+    assert (block.feed_forward.hidden, block.feed_forward.gated, block.norm_count) == (13_824, True, 2)
+    assert block.attention.window is None and block.attention.rotary and block.attention.causal
+
+
+def test_gemma_2_alternates_windows_and_has_four_norms() -> None:
+    """Layers that differ in their window only are gathered in two blocks."""
+    shape = catalogue.find("gemma-2-9b")
+    assert [(block.count, block.attention.window) for block in shape.blocks] == [(21, 4096), (21, None)]
+    assert {block.norm_count for block in shape.blocks} == {4}
+    assert shape.logit_softcap and all(block.attention.softcap for block in shape.blocks)
+
+
+def test_deepseek_v3_is_dense_for_three_layers_and_attends_through_bottlenecks() -> None:
+    shape = catalogue.find("DeepSeek-V3")
+    dense, sparse = shape.blocks
+    assert (dense.count, sparse.count) == (3, 58)
+    assert (sparse.feed_forward.experts, sparse.feed_forward.experts_per_token) == (256, 8)
+    assert sparse.feed_forward.active_hidden == 9 * 2048
+    attention = sparse.attention
+    assert (attention.q_lora_rank, attention.kv_lora_rank, attention.rope_head_dim) == (1536, 512, 64)
+    assert (attention.head_dim, attention.v_head_dim) == (192, 128)
+
+
+def test_parallel_blocks_share_one_norm() -> None:
+    (block,) = catalogue.find("gpt-j-6b").blocks
+    assert block.parallel and block.norm_count == 1 and block.norm == "layer"
+
+
+def test_whisper_has_a_fixed_encoder_and_a_decoder_that_looks_at_it() -> None:
+    shape = catalogue.find("whisper-large-v3")
+    encoder, decoder = shape.blocks
+    assert (encoder.stack, decoder.stack, shape.encoder_len(448)) == ("encoder", "decoder", 1500)
+    assert decoder.cross_attention is not None and decoder.cross_attention.cross and decoder.norm_count == 3
+    assert not encoder.attention.causal and decoder.attention.causal
+
+
+def test_a_vision_tower_has_its_own_width() -> None:
+    shape = catalogue.find("gemma-3-4b")
+    vision, *language = shape.blocks
+    assert (vision.hidden_size, vision.stack, shape.encoder_len(2048)) == (1152, "encoder", 4096)
+    assert {block.hidden_size for block in language} == {0}
+
+
+def test_a_model_without_a_language_head_has_no_logits() -> None:
+    assert catalogue.find("bert-base-uncased").vocab_size == 0
+    vit = catalogue.find("vit-base-patch16-224")
+    assert (vit.vocab_size, vit.num_labels, vit.encoder_len(2048)) == (0, 1000, 197)
+
+
+def test_dropout_follows_the_config_and_else_the_class() -> None:
+    (block,) = catalogue.find("gpt2").blocks
+    assert (block.hidden_dropout, block.attention_dropout) == (0.1, 0.1)
+    config = next(entry["config"] for entry in ENTRIES if entry["id"] == "openai-community/gpt2")
+    (block,) = shape_from_config(config | {"resid_pdrop": 0, "attn_pdrop": 0.25}, name="gpt2").blocks
+    assert (block.hidden_dropout, block.attention_dropout) == (0.0, 0.25)
+
+
+def test_finding_a_model_imports_neither_torch_nor_any_hub_library() -> None:
+    """The analytic answer must come in a third of a second."""
+    code = (
+        "import sys; from ds_advise.advisor.question.model_source import load_model; load_model('Qwen2.5-14B');"
+        "load_model('Mixtral-8x7B');"
+        "print(*{'torch', 'transformers', 'huggingface_hub', 'numpy', 'pydantic', 'rich', 'difflib'} & "
+        "set(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""

@@ -1,0 +1,219 @@
+"""LoRA's adapters against peft, QLoRA's four bits against transformers, on models on the meta device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from ds_advise.estimators.errors import WorkloadError
+from ds_advise.estimators.memory.trainable import tensor_set
+from ds_advise.estimators.models import catalogue
+from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.models.lora import adapters
+from ds_advise.estimators.models.model_shape import ModelShape, Tensor
+from ds_advise.estimators.models.nf4 import quantized
+from ds_advise.estimators.workload import Workload
+
+TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "pad_token_id": 0,
+}
+BERT = {
+    "model_type": "bert",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 128,
+    "max_position_embeddings": 32,
+}
+DEEPSEEK = TEXT | {
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_group": 1,
+    "topk_group": 1,
+}
+CASES: list[tuple[dict[str, Any], list[str] | None]] = [
+    (TEXT | {"model_type": "llama"}, None),
+    (TEXT | {"model_type": "llama"}, ["q_proj", "v_proj"]),
+    (TEXT | {"model_type": "llama"}, ["lm_head", "down_proj"]),
+    (TEXT | {"model_type": "qwen2", "tie_word_embeddings": True}, None),
+    (TEXT | {"model_type": "phi3"}, None),
+    (TEXT | {"model_type": "mixtral", "num_local_experts": 4}, None),
+    (TEXT | {"model_type": "qwen2_moe", "num_experts": 4, "moe_intermediate_size": 32}, None),
+    (TEXT | {"model_type": "mixtral", "num_local_experts": 4}, ["q_proj", "w1", "w2", "w3"]),
+    (TEXT | {"model_type": "mixtral", "num_local_experts": 4}, ["w1", "w3"]),
+    (TEXT | {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [0]}, None),
+    (TEXT | {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2}, None),
+    (TEXT | {"model_type": "gpt_oss", "num_local_experts": 4}, None),
+    (TEXT | {"model_type": "granitemoe", "num_local_experts": 4}, None),
+    (DEEPSEEK, None),
+    (DEEPSEEK, ["down_proj"]),
+    (DEEPSEEK | {"model_type": "deepseek_v2", "q_lora_rank": None}, None),
+    (DEEPSEEK, ["q_a_proj", "kv_b_proj"]),
+    ({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128, "n_positions": 32}, None),
+    (
+        {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128, "n_positions": 32},
+        ["c_attn", "mlp.c_proj"],
+    ),
+    ({"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128}, None),
+    (
+        {"model_type": "t5", "d_model": 64, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": 128, "d_kv": 16},
+        None,
+    ),
+    (
+        {"model_type": "t5", "d_model": 64, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": 128, "d_kv": 16},
+        ["q", "v"],
+    ),
+    (BERT | {"architectures": ["BertForMaskedLM"]}, None),
+    (BERT | {"architectures": ["BertForMaskedLM"]}, ["query", "value"]),
+]
+
+
+def lora_tensors(model: ModelShape, rank: int, targets: list[str] | None) -> list[tuple[Tensor, int]]:
+    """Both matrices of every adapter, with their number of occurrences."""
+    chosen = adapters(model, Workload(method="lora", lora_rank=rank, lora_targets=tuple(targets) if targets else None))
+    return [(matrix, count) for tensor, count in model.tensor_counts for matrix in chosen.matrices(tensor)]
+
+
+def lora_parameters(model: ModelShape, rank: int, targets: list[str] | None) -> int:
+    return sum(tensor.numel * count for tensor, count in lora_tensors(model, rank, targets))
+
+
+def relative(name: str, prefixes: list[str]) -> str:
+    """peft's full name without the place of the layer, as inside a `Block`."""
+    name = name.removeprefix("base_model.model.")
+    for prefix in prefixes:
+        if name.startswith(f"{prefix}."):
+            return name.removeprefix(f"{prefix}.").partition(".")[2]
+    return name
+
+
+def on_meta(config: dict[str, Any], shape: ModelShape) -> Any:
+    import torch
+    import transformers
+
+    rest = {name: value for name, value in config.items() if name != "model_type"}
+    with torch.device("meta"):
+        return getattr(transformers, shape.architecture)(
+            transformers.AutoConfig.for_model(config["model_type"], **rest)
+        )
+
+
+@pytest.mark.parametrize(
+    ("config", "targets"), CASES, ids=lambda value: str(value["model_type"] if isinstance(value, dict) else value)
+)
+def test_adapters_are_those_of_peft(config: dict[str, Any], targets: list[str] | None) -> None:
+    """Names, shapes and number of all adapters, for all linear layers and for named ones."""
+    import peft
+
+    shape = shape_from_config(config, name="model")
+    model = on_meta(config, shape)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets or "all-linear"))
+    theirs = {name: tuple(parameter.shape) for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+
+    prefixes = [block.prefix for block in shape.blocks]
+    inside = Counter((relative(name, prefixes), numbers) for name, numbers in theirs.items())
+    ours: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    for tensor, count in lora_tensors(shape, 4, targets):
+        ours[tensor.name, tensor.shape] += count
+    assert ours == inside
+    assert lora_parameters(shape, 4, targets) == sum(
+        parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad
+    )
+
+
+@pytest.mark.parametrize(
+    "config", [config for config, targets in CASES if targets is None], ids=lambda config: config["model_type"]
+)
+def test_four_bits_are_what_transformers_hands_to_bitsandbytes(config: dict[str, Any]) -> None:
+    """Linear layers but those that its quantizer keeps; fused experts and their routers are none."""
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+    from transformers.quantizers.base import HfQuantizer
+    from transformers.quantizers.quantizers_utils import should_convert_module
+
+    shape = shape_from_config(config, name="model")
+    model = on_meta(config, shape)
+    kept = HfQuantizer.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
+    theirs = sum(
+        module.weight.numel()
+        for name, module in model.named_modules()
+        if should_convert_module(name, kept) and (isinstance(module, Conv1D) or type(module) is nn.Linear)
+    )
+    workload = Workload(method="qlora")
+    assert theirs == sum(tensor.numel * count for tensor, count in shape.tensor_counts if quantized(tensor, workload))
+
+
+def test_the_largest_layer_comes_with_its_own_adapters() -> None:
+    """Of a dense and of expert layers the largest counts, and only what peft adds to it."""
+    shape = shape_from_config(DEEPSEEK, name="model")
+    tensors = tensor_set(
+        shape, Workload(method="lora", lora_rank=4, lora_targets=("gate_proj", "up_proj", "down_proj"))
+    )
+    experts, hidden, inner = 8, 64, 32
+    assert tensors.trainable_layer == (
+        2 * experts * 4 * hidden,
+        2 * experts * 4 * 2 * inner,
+        experts * 4 * inner,
+        experts * 4 * hidden,
+    )
+    assert tensors.layer_tensors[-4:] == tensors.trainable_layer
+
+
+def test_rank_eight_on_all_linear_layers_of_qwen2_5_14b() -> None:
+    """A known model by hand: r x 48 layers x the widths of its seven projections."""
+    widths = 2 * (5120 + 5120) + 2 * (5120 + 1024) + 3 * (5120 + 13824)
+    assert lora_parameters(catalogue.find("Qwen2.5-14B"), 8, None) == 8 * 48 * widths
+
+
+def test_a_target_that_matches_nothing_is_refused_with_the_names_that_exist() -> None:
+    with pytest.raises(WorkloadError, match="no linear layer named 'query_key_value'") as caught:
+        lora_parameters(catalogue.find("Qwen2.5-14B"), 8, ["q_proj", "query_key_value"])
+    assert caught.value.why == ("it has: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, lm_head")
+
+
+@pytest.mark.parametrize("target", ["experts.gate_up_proj", "proj", "", "norm", "embed_tokens"])
+def test_what_is_no_linear_layer_is_no_target(target: str) -> None:
+    """Fused experts by their new name, norms, embeddings and parts of names get no adapter."""
+    with pytest.raises(WorkloadError, match="no linear layer"):
+        lora_tensors(catalogue.find("Mixtral-8x7B"), 8, [target])
+
+
+def test_half_of_a_fused_projection_is_refused() -> None:
+    """peft adapts gate and up together or not at all."""
+    with pytest.raises(WorkloadError, match="lack w3"):
+        lora_tensors(catalogue.find("Mixtral-8x7B"), 8, ["w1"])
+
+
+@pytest.mark.parametrize("rank", [0, -8])
+def test_a_rank_below_one_is_refused(rank: int) -> None:
+    with pytest.raises(WorkloadError, match="rank"):
+        lora_parameters(catalogue.find("gpt2"), rank, None)
+
+
+def test_dropout_is_refused_where_experts_are_folded() -> None:
+    """As by peft itself; other modules of the same model may have it."""
+    config = TEXT | {"model_type": "mixtral", "num_local_experts": 4}
+    shape = shape_from_config(config, name="model")
+    peft = pytest.importorskip("peft")
+    with pytest.raises(ValueError, match="lora_dropout"):
+        peft.get_peft_model(on_meta(config, shape), peft.LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.1))
+    with pytest.raises(WorkloadError, match="without dropout"):
+        adapters(shape, Workload(method="lora", lora_dropout=0.1))
+    assert adapters(shape, Workload(method="lora", lora_dropout=0.1, lora_targets=("q_proj",))).rank

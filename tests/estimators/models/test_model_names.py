@@ -1,0 +1,143 @@
+"""Which spellings mean which model, and which mean none."""
+
+from __future__ import annotations
+
+import pytest
+from ds_advise.estimators.errors import UnknownModelError
+from ds_advise.estimators.models import catalogue
+
+NAMES = [(name, entry["id"]) for entry in catalogue._entries() for name in (entry["id"], *entry["aliases"])]
+
+
+@pytest.mark.parametrize(
+    ("spelling", "hub_id"),
+    [
+        ("Qwen2.5-14B", "Qwen/Qwen2.5-14B"),
+        ("qwen/qwen2.5-14b-instruct", "Qwen/Qwen2.5-14B-Instruct"),
+        ("QWEN2.5 14B", "Qwen/Qwen2.5-14B"),
+        ("qwen-2.5-14b", "Qwen/Qwen2.5-14B"),
+        ("qwen2-7b", "Qwen/Qwen2-7B"),
+        ("qwen2.5-7b", "Qwen/Qwen2.5-7B"),
+        ("qwen3-8b-instruct", "Qwen/Qwen3-8B"),
+        ("llama3.1-8b", "meta-llama/Llama-3.1-8B"),
+        ("llama-3.1-8b-instruct", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("Meta-Llama-3.1-8B-Instruct", "meta-llama/Meta-Llama-3.1-8B-Instruct"),
+        ("meta/llama-3-8b", "meta-llama/Meta-Llama-3-8B"),
+        ("llama-7b", "huggyllama/llama-7b"),
+        ("llama-2-7b", "meta-llama/Llama-2-7b-hf"),
+        ("llama2-7b-chat", "meta-llama/Llama-2-7b-chat-hf"),
+        ("gpt2", "openai-community/gpt2"),
+        ("GPT-2 XL", "openai-community/gpt2-xl"),
+        ("gpt2-xl", "openai-community/gpt2-xl"),
+        ("openai/gpt2", "openai-community/gpt2"),
+        ("gpt-j-6b", "EleutherAI/gpt-j-6b"),
+        ("gptj-6b", "EleutherAI/gpt-j-6b"),
+        ("gpt-neo-125M", "EleutherAI/gpt-neo-125m"),
+        ("mixtral-8x7b", "mistralai/Mixtral-8x7B-v0.1"),
+        ("mixtral-8x7b-instruct", "mistralai/Mixtral-8x7B-Instruct-v0.1"),
+        ("mistral-7b-v0.3", "mistralai/Mistral-7B-v0.3"),
+        ("mistral-nemo", "mistralai/Mistral-Nemo-Base-2407"),
+        ("gemma-2b", "google/gemma-2b"),
+        ("gemma-2-2b", "google/gemma-2-2b"),
+        ("gemma2-2b-it", "google/gemma-2-2b-it"),
+        ("phi-1.5", "microsoft/phi-1_5"),
+        ("phi4", "microsoft/phi-4"),
+        ("bloom", "bigscience/bloom"),
+        ("bloom-7b1", "bigscience/bloom-7b1"),
+        ("bloom-7.1b", "bigscience/bloom-7b1"),
+        ("opt 1.3b", "facebook/opt-1.3b"),
+        ("bert-base-uncased", "google-bert/bert-base-uncased"),
+        ("t5-small", "google-t5/t5-small"),
+        ("flan t5 xl", "google/flan-t5-xl"),
+        ("deepseek-r1", "deepseek-ai/DeepSeek-R1"),
+        ("deepseek-r1-distill-qwen-7b", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"),
+        ("tinyllama-1.1b", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
+        ("codellama-7b", "codellama/CodeLlama-7b-hf"),
+        ("codellama-7b-python", "codellama/CodeLlama-7b-Python-hf"),
+        ("internlm2.5-7b", "internlm/internlm2_5-7b"),
+        ("olmo-2-7b", "allenai/OLMo-2-1124-7B"),
+        ("command-r", "CohereForAI/c4ai-command-r-v01"),
+    ],
+)
+def test_a_usual_spelling_finds_its_model(spelling: str, hub_id: str) -> None:
+    assert catalogue.find(spelling).name == hub_id
+
+
+@pytest.mark.parametrize(("name", "hub_id"), NAMES)
+def test_every_published_name_finds_its_entry(name: str, hub_id: str) -> None:
+    """Hub ids and aliases, as they are and in lower case without organisation."""
+    parameters = catalogue.find(hub_id).parameters
+    assert catalogue.find(name).parameters == parameters
+    assert catalogue.find(name.lower()).parameters == parameters
+    assert catalogue.find(name.rpartition("/")[2]).parameters == parameters
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Qwen2.5-15B",
+        "Qwen2.5-1",
+        "qwen2.5-140b",
+        "Qwen2.5-14B-Instruct-AWQ",
+        "qwen4-8b",
+        "llama-3.1-9b",
+        "llama-4-8b",
+        "gpt3",
+        "gpt2-huge",
+        "mixtral-8x8b",
+        "somebody/Qwen2.5-14B",
+        "somebody/gpt2",
+        "b",
+        "7b",
+        "instruct",
+        "",
+        "/",
+        "-",
+        "qwen/",
+        "ünïcode-7b",
+        "gemma-2-3b",
+        "opt-1",
+        "phi-3-mini-12",
+        "x" * 10_000,
+    ],
+)
+def test_a_name_that_no_model_has_is_unknown(name: str) -> None:
+    """No neighbour stands in for it."""
+    with pytest.raises(UnknownModelError):
+        catalogue.find(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "candidates"),
+    [
+        (
+            "mistral-7b",
+            ["mistralai/Mistral-7B-v0.1", "mistralai/Mistral-7B-Instruct-v0.2", "mistralai/Mistral-7B-v0.3"],
+        ),
+        ("llama-3", ["meta-llama/Meta-Llama-3-8B", "meta-llama/Meta-Llama-3-70B"]),
+        ("whisper-large", ["openai/whisper-large-v2", "openai/whisper-large-v3"]),
+        ("tinyllama", ["TinyLlama/TinyLlama-1.1B-Chat-v1.0"]),
+        ("bert-base", ["google-bert/bert-base-uncased", "google-bert/bert-base-cased"]),
+    ],
+)
+def test_an_ambiguous_name_lists_its_candidates(name: str, candidates: list[str]) -> None:
+    """Other shapes behind one name, or a name without the size: never a guess."""
+    with pytest.raises(UnknownModelError, match="does not say which model is meant") as caught:
+        catalogue.find(name)
+    assert caught.value.why == f"it may be: {', '.join(candidates)}"
+
+
+def test_equal_shapes_behind_one_name_have_no_length_where_they_differ() -> None:
+    """Phi-3-mini exists with 4k and with 128k positions, and is otherwise one shape."""
+    assert catalogue.find("Phi-3-mini-4k-instruct").max_positions == 4096
+    assert catalogue.find("phi-3-mini").max_positions is None
+
+
+def test_a_misspelt_name_is_answered_with_its_neighbours() -> None:
+    assert catalogue.nearest("Qwen2.5-15B", 3) == ["Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-14B", "Qwen/Qwen2.5-0.5B"]
+    assert "mistralai/Mixtral-8x7B-v0.1" in catalogue.nearest("mixtrl 8x7")
+    assert len(catalogue.nearest("", 7)) == 7
+
+
+def test_names_are_the_hub_ids() -> None:
+    assert len(catalogue.names()) == len(set(catalogue.names())) == 216

@@ -1,0 +1,391 @@
+"""The arithmetic against transformers itself: every family's class is built on the meta device, and every tensor
+compared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from ds_advise.estimators.models import catalogue
+from ds_advise.estimators.models.families import FAMILIES, shape_from_config
+from ds_advise.estimators.models.model_shape import ModelShape, Tensor
+
+# Families without a class in transformers: their remote code is never run, so only their counts are tested.
+REMOTE_CODE = {"baichuan", "chatglm", "internlm2", "minicpm"}
+DEPTH_FIELDS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "num_decoder_layers",
+    "encoder_layers",
+    "decoder_layers",
+)
+
+TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+}
+BERT = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 128,
+    "max_position_embeddings": 32,
+}
+GPT = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128, "n_positions": 32}
+FALCON = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128}
+OPT = {
+    "hidden_size": 64,
+    "ffn_dim": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 128,
+    "max_position_embeddings": 32,
+}
+T5 = {"d_model": 64, "d_ff": 96, "num_layers": 3, "num_heads": 4, "vocab_size": 128}
+DEEPSEEK = TEXT | {
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_group": 1,
+    "topk_group": 1,
+}
+DEBERTA = BERT | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
+SIGLIP = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 8,
+    "vision_use_head": False,
+}
+PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 8,
+}
+
+# What the catalogue's models do not show: switches, other heads, and families beyond it.
+VARIANTS: list[dict[str, Any]] = [
+    TEXT | {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "head_dim": 24},
+    TEXT | {"model_type": "llama", "tie_word_embeddings": True},
+    TEXT | {"model_type": "llama", "architectures": ["LlamaModel"]},
+    TEXT | {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"], "num_labels": 5},
+    TEXT | {"model_type": "llama", "num_key_value_heads": None},
+    TEXT | {"model_type": "mistral", "sliding_window": None, "head_dim": 24},
+    TEXT | {"model_type": "ministral", "head_dim": 24},
+    TEXT | {"model_type": "ministral3", "head_dim": 24},
+    TEXT | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+    TEXT | {"model_type": "qwen3", "attention_bias": True, "use_sliding_window": True, "max_window_layers": 3},
+    TEXT
+    | {"model_type": "qwen3", "architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "a", "1": "b"}},
+    TEXT | {"model_type": "phi3", "sliding_window": 16, "pad_token_id": 0},
+    TEXT | {"model_type": "olmo", "attention_bias": True},
+    TEXT | {"model_type": "olmo2", "attention_bias": True},
+    TEXT | {"model_type": "olmo3"},
+    TEXT | {"model_type": "gemma", "attention_bias": True},
+    TEXT | {"model_type": "gemma2", "attention_bias": True, "attn_logit_softcapping": None},
+    TEXT | {"model_type": "gemma3_text", "num_hidden_layers": 7, "sliding_window_pattern": 3},
+    TEXT | {"model_type": "granite", "attention_bias": True, "mlp_bias": True},
+    TEXT | {"model_type": "granitemoe", "num_local_experts": 4},
+    TEXT | {"model_type": "smollm3", "attention_bias": True, "mlp_bias": True, "pad_token_id": 0},
+    TEXT | {"model_type": "smollm3", "use_sliding_window": True, "sliding_window": 8, "pad_token_id": 0},
+    TEXT | {"model_type": "seed_oss", "attention_out_bias": True, "mlp_bias": True},
+    TEXT | {"model_type": "glm", "attention_bias": False, "pad_token_id": 0},
+    TEXT | {"model_type": "glm4", "pad_token_id": 0},
+    TEXT | {"model_type": "cohere", "use_qk_norm": True, "attention_bias": True},
+    TEXT | {"model_type": "cohere2", "num_hidden_layers": 9},
+    TEXT | {"model_type": "starcoder2", "use_bias": False, "sliding_window": 8},
+    TEXT | {"model_type": "stablelm", "use_qkv_bias": True, "qk_layernorm": True, "use_parallel_residual": True},
+    TEXT | {"model_type": "phi", "qk_layernorm": True},
+    TEXT | {"model_type": "internlm3", "attention_bias": True, "mlp_bias": True},
+    TEXT | {"model_type": "mixtral", "num_local_experts": 4, "tie_word_embeddings": True},
+    TEXT | {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2, "attention_bias": True},
+    TEXT
+    | {
+        "model_type": "qwen2_moe",
+        "num_experts": 4,
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [3],
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48,
+        "use_sliding_window": True,
+    },
+    TEXT
+    | {
+        "model_type": "qwen3_moe",
+        "num_experts": 8,
+        "mlp_only_layers": [0, 2],
+        "moe_intermediate_size": 32,
+        "attention_bias": True,
+    },
+    TEXT | {"model_type": "gpt_oss", "num_local_experts": 4, "attention_bias": False},
+    DEEPSEEK | {"model_type": "deepseek_v2", "attention_bias": True, "mlp_bias": True},
+    DEEPSEEK | {"model_type": "deepseek_v2", "q_lora_rank": None, "first_k_dense_replace": 0},
+    DEEPSEEK | {"model_type": "deepseek_v3", "attention_bias": True},
+    DEEPSEEK | {"model_type": "deepseek_v3", "q_lora_rank": None, "n_shared_experts": 2},
+    GPT | {"model_type": "gpt2", "n_inner": 80, "tie_word_embeddings": False},
+    GPT | {"model_type": "gpt2", "architectures": ["GPT2Model"]},
+    GPT | {"model_type": "gpt2", "architectures": ["GPT2ForSequenceClassification"]},
+    GPT | {"model_type": "gpt_bigcode", "multi_query": False},
+    GPT | {"model_type": "gptj", "rotary_dim": 8, "tie_word_embeddings": True},
+    {
+        "model_type": "gpt_neo",
+        "hidden_size": 64,
+        "num_layers": 3,
+        "num_heads": 4,
+        "vocab_size": 128,
+        "max_position_embeddings": 32,
+        "attention_types": [[["global"], 1], [["local"], 2]],
+    },
+    BERT | {"model_type": "gpt_neox", "use_parallel_residual": False, "attention_bias": False},
+    {"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128},
+    FALCON | {"model_type": "falcon", "multi_query": False, "parallel_attn": False, "bias": True, "alibi": True},
+    FALCON | {"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 2},
+    FALCON | {"model_type": "falcon", "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1},
+    FALCON | {"model_type": "falcon", "ffn_hidden_size": 96, "architectures": ["FalconForSequenceClassification"]},
+    {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 128, "expansion_ratio": 3},
+    OPT | {"model_type": "opt", "do_layer_norm_before": False, "word_embed_proj_dim": 48, "pad_token_id": 0},
+    OPT | {"model_type": "opt", "enable_bias": False, "layer_norm_elementwise_affine": False, "pad_token_id": 0},
+    OPT
+    | {
+        "model_type": "opt",
+        "architectures": ["OPTForSequenceClassification"],
+        "word_embed_proj_dim": 48,
+        "pad_token_id": 0,
+    },
+    *(
+        BERT | {"model_type": "bert", "architectures": [f"Bert{head}"]}
+        for head in (
+            "Model",
+            "ForMaskedLM",
+            "ForPreTraining",
+            "ForSequenceClassification",
+            "ForTokenClassification",
+            "ForQuestionAnswering",
+        )
+    ),
+    *(
+        BERT | {"model_type": "xlm-roberta", "architectures": [f"XLMRoberta{head}"], "pad_token_id": 1}
+        for head in (
+            "Model",
+            "ForMaskedLM",
+            "ForSequenceClassification",
+            "ForTokenClassification",
+            "ForQuestionAnswering",
+        )
+    ),
+    *(
+        DEBERTA
+        | {
+            "model_type": "deberta-v2",
+            "architectures": [f"DebertaV2{head}"],
+            "position_buckets": 8,
+            "norm_rel_ebd": "layer_norm",
+        }
+        for head in (
+            "Model",
+            "ForMaskedLM",
+            "ForSequenceClassification",
+            "ForTokenClassification",
+            "ForQuestionAnswering",
+        )
+    ),
+    DEBERTA
+    | {
+        "model_type": "deberta-v2",
+        "share_att_key": True,
+        "type_vocab_size": 2,
+        "conv_kernel_size": 3,
+        "max_relative_positions": 12,
+        "pos_att_type": "c2p|p2c",
+    },
+    DEBERTA | {"model_type": "deberta", "pos_att_type": "c2p", "architectures": ["DebertaForSequenceClassification"]},
+    DEBERTA | {"model_type": "deberta", "relative_attention": False, "position_biased_input": True},
+    {
+        "model_type": "vit",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": [32, 16],
+        "patch_size": [8, 4],
+        "qkv_bias": False,
+        "num_labels": 7,
+    },
+    {
+        "model_type": "vit",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": 32,
+        "patch_size": 8,
+        "architectures": ["ViTModel"],
+    },
+    T5 | {"model_type": "t5", "num_decoder_layers": 2, "d_kv": 12},
+    T5 | {"model_type": "t5", "architectures": ["T5Model"], "num_layers": 1},
+    T5 | {"model_type": "mt5"},
+    {
+        "model_type": "whisper",
+        "d_model": 64,
+        "encoder_layers": 2,
+        "decoder_layers": 3,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 96,
+        "decoder_ffn_dim": 80,
+        "num_mel_bins": 20,
+        "vocab_size": 128,
+        "max_source_positions": 30,
+        "max_target_positions": 20,
+        "pad_token_id": 0,
+    },
+    {
+        "model_type": "gemma3",
+        "text_config": {"num_hidden_layers": 2, "model_type": "gemma3_text"},
+        "vision_config": SIGLIP,
+        "mm_tokens_per_image": 4,
+    },
+    {
+        "model_type": "mistral3",
+        "text_config": TEXT | {"model_type": "mistral"},
+        "vision_config": PIXTRAL,
+        "multimodal_projector_bias": True,
+        "tie_word_embeddings": False,
+    },
+    {"model_type": "mistral3", "text_config": TEXT | {"model_type": "ministral3"}, "vision_config": PIXTRAL},
+]
+
+
+def shallow(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A catalogue model at full width with few layers (four: enough for a mixture of dense and sparse ones)."""
+    if config.get("model_type") == "gpt_neo":
+        config = {**config, "attention_types": [[["global", "local"], 2]]}
+    cut = {name: min(value, 4) if name in DEPTH_FIELDS else value for name, value in config.items()}
+    return {name: shallow(value) if isinstance(value, Mapping) else value for name, value in cut.items()}
+
+
+def first_of_each_family() -> list[dict[str, Any]]:
+    firsts: dict[str, dict[str, Any]] = {}
+    for entry in catalogue._entries():
+        firsts.setdefault(entry["config"]["model_type"], shallow(entry["config"]))
+    return [config for model_type, config in firsts.items() if model_type not in REMOTE_CODE]
+
+
+def expand(shape: ModelShape) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the model with its full name."""
+    yield from ((tensor.name, tensor) for tensor in shape.outside)
+    layers: Counter[str] = Counter()
+    for block in shape.blocks:
+        for _ in range(block.count):
+            yield from ((f"{block.prefix}.{layers[block.prefix]}.{tensor.name}", tensor) for tensor in block.tensors)
+            layers[block.prefix] += 1
+
+
+def build(config: Mapping[str, Any], architecture: str) -> Any:
+    """transformers' own model, without memory for its weights."""
+    import torch
+    import transformers
+
+    rest = {name: value for name, value in config.items() if name != "model_type"}
+    with torch.device("meta"):
+        return getattr(transformers, architecture)(transformers.AutoConfig.for_model(config["model_type"], **rest))
+
+
+def compare(config: Mapping[str, Any]) -> tuple[ModelShape, Any]:
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    shape = shape_from_config(config, name="model")
+    model = build(config, shape.architecture)
+    ours = list(expand(shape))
+    assert len(ours) == len(dict(ours)), "a name occurs twice"
+    # A tied tensor has several names, of which any will do.
+    theirs = dict(model.named_parameters(remove_duplicate=False))
+    shapes = {name: tuple(parameter.shape) for name, parameter in theirs.items()}
+    assert {name: tensor.shape for name, tensor in ours} == {
+        name: shape for name, shape in shapes.items() if name in dict(ours)
+    }
+    assert {id(theirs[name]) for name, _ in ours} == {id(parameter) for parameter in theirs.values()}
+    assert len(ours) == len(list(model.parameters()))
+    linear = {
+        f"{name}.weight" for name, module in model.named_modules() if isinstance(module, (torch.nn.Linear, Conv1D))
+    }
+    names = {name for name, tensor in ours if tensor.linear}
+    assert names == linear & {name for name, _ in ours}
+    if shape.vocab_size and not shape.tied:
+        assert shape.outside[-1].role == "head", "the head must come last, as in `parameters()`"
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    return shape, model
+
+
+def describe(config: Mapping[str, Any]) -> str:
+    return config.get("architectures", [config["model_type"]])[0]
+
+
+@pytest.mark.parametrize("config", first_of_each_family(), ids=describe)
+def test_a_catalogue_model_of_each_family_has_transformers_tensors(config: dict[str, Any]) -> None:
+    """Names, shapes and which of them are linear layers, at full width."""
+    shape, model = compare(config)
+    if shape.vocab_size and config["model_type"] != "t5":
+        output, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        assert shape.tied == (output.weight is embedding.weight)
+        assert output.weight.shape[0] == shape.vocab_size
+
+
+@pytest.mark.parametrize("config", VARIANTS, ids=describe)
+def test_switches_and_heads_have_transformers_tensors(config: dict[str, Any]) -> None:
+    """Biases, norms, windows, sparse layers, nulls and classification heads change the tensors as they do in
+    transformers."""
+    shape, model = compare(config)
+    layer_types = getattr(model.config, "layer_types", None)
+    if layer_types is not None and "sliding_window" in model.config.to_dict() and model.config.sliding_window:
+        windows = Counter(block.attention.window for block in shape.blocks for _ in range(block.count))
+        assert windows[model.config.sliding_window] == layer_types.count("sliding_attention")
+
+
+def test_every_family_is_compared_with_transformers() -> None:
+    """No family can be added without a comparison."""
+    compared = {config["model_type"] for config in first_of_each_family() + VARIANTS}
+    assert compared | REMOTE_CODE == set(FAMILIES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", catalogue._entries(), ids=lambda entry: entry["id"])
+def test_every_size_has_transformers_tensors(entry: dict[str, Any]) -> None:
+    """All models of the catalogue at full depth."""
+    config = entry["config"]
+    if config["model_type"] in REMOTE_CODE:
+        pytest.skip("transformers has no class for it, and remote code is never run")
+    if config["model_type"] == "t5" and not config["tie_word_embeddings"]:
+        pytest.skip("transformers unties this head only when it loads weights that have one")
+    compare(config)
+
+
+def test_a_t5_with_a_head_of_its_own_has_one_vocabulary_matrix_more() -> None:
+    """Flan-T5's published weights keep their head apart, and transformers does too once it loads them."""
+    tied = shape_from_config(T5 | {"model_type": "t5"}, name="t5")
+    untied = shape_from_config(T5 | {"model_type": "t5", "tie_word_embeddings": False}, name="t5")
+    assert untied.parameters - tied.parameters == 128 * 64

@@ -1,0 +1,178 @@
+"""FLOPs: by hand for one layer, and against torch's own counter for whole models."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from ds_advise.estimators.models.catalogue import find
+from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.models.model_shape import Attention
+from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.time.flops import attention_flops, micro_batch_flops, seen_pairs
+from ds_advise.estimators.workload import Workload
+
+SEQ_LEN, BATCH = 64, 2
+PLAN = Plan(zero_stage=0, micro_batch_size=BATCH, gradient_checkpointing=False)
+
+_SMALL = {"hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4, "vocab_size": 300}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {
+        **_SMALL,
+        "model_type": "llama",
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": False,
+    },
+    "qwen3": {
+        **_SMALL,
+        "model_type": "qwen3",
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "tie_word_embeddings": True,
+    },
+    "gpt2": {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 300, "n_positions": 64},
+    "deepseek_v3": {
+        **_SMALL,
+        "model_type": "deepseek_v3",
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "first_k_dense_replace": 2,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "n_shared_experts": 1,
+    },
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_forward_and_backward_equal_torchs_counter(name: str) -> None:
+    """A model that torch runs and counts needs exactly the products that the formula adds up, recomputed ones
+    included."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    config = CONFIGS[name]
+    shape = shape_from_config(config, name=name)
+    arguments = {key: value for key, value in config.items() if key != "model_type"}
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(config["model_type"], **arguments, attn_implementation="eager")
+    )
+    tokens = torch.zeros(BATCH, SEQ_LEN, dtype=torch.long)
+    with FlopCounterMode(display=False) as forward:
+        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()
+
+    model.train()
+    model.gradient_checkpointing_enable()
+    loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+    with FlopCounterMode(display=False) as checkpointed:
+        loss.backward()
+
+    workload = Workload(seq_len=SEQ_LEN, precision="fp32", attention="eager")
+    ours = micro_batch_flops(shape, workload, PLAN)
+    again = micro_batch_flops(shape, workload, dataclasses.replace(PLAN, gradient_checkpointing=True))
+    assert again.backward + again.recompute == pytest.approx(checkpointed.get_total_flops(), rel=3e-3)
+    # The rotary table is a tiny product of its own (d/2 x 1 x S), which the formula leaves to the bytes.
+    assert ours.forward == pytest.approx(forward.get_total_flops(), rel=2e-3)
+    # The first layer's input needs no gradient beyond the embedding, which is no product: nothing is missing.
+    assert ours.backward == pytest.approx(backward.get_total_flops(), rel=2e-3)
+
+
+def test_a_causal_query_sees_itself_and_what_came_before() -> None:
+    """Pairs are counted one by one: S (S + 1) / 2 when causal, at most the window per query, all of them otherwise."""
+    causal = Attention(heads=2, kv_heads=2, head_dim=8, v_head_dim=4)
+    windowed, full = dataclasses.replace(causal, window=3), dataclasses.replace(causal, causal=False)
+    for attention in (causal, windowed, full):
+        by_hand = sum(
+            1
+            for query in range(10)
+            for key in range(10)
+            if (key <= query or not attention.causal) and query - key < (attention.window or 10)
+        )
+        assert seen_pairs(attention, 10, 10) == by_hand
+    assert attention_flops(causal, 3, 10, 10, "flash") == 3 * 2 * 55 * 2 * (8 + 4)
+    assert attention_flops(causal, 3, 10, 10, "eager") == 3 * 2 * 100 * 2 * (8 + 4)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CONFIGS["llama"],
+        {
+            **_SMALL,
+            "model_type": "qwen3_moe",
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+        },
+    ],
+    ids=["llama", "qwen3_moe"],
+)
+def test_adapters_equal_torchs_counter(config: dict[str, Any]) -> None:
+    """peft's adapters beside linear layers, and those that it folds into fused experts and their router."""
+    torch, transformers, peft = (pytest.importorskip(name) for name in ("torch", "transformers", "peft"))
+    from torch.utils.flop_counter import FlopCounterMode
+
+    arguments = {key: value for key, value in config.items() if key != "model_type"}
+    # The counter knows no grouped products; run one by one, the experts' are the same.
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(
+            config["model_type"], **arguments, attn_implementation="eager", experts_implementation="eager"
+        )
+    )
+    model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules="all-linear"))
+    model.enable_input_require_grads()
+    tokens = torch.randint(300, (BATCH, SEQ_LEN))
+    with FlopCounterMode(display=False) as forward:
+        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()
+
+    workload = Workload(method="lora", lora_rank=4, seq_len=SEQ_LEN, precision="fp32", attention="eager")
+    ours = micro_batch_flops(shape_from_config(config, name="model"), workload, PLAN)
+    assert ours.forward == pytest.approx(forward.get_total_flops(), rel=2e-3)
+    assert ours.backward == pytest.approx(backward.get_total_flops(), rel=2e-3)
+
+
+def test_lora_needs_no_gradient_of_frozen_weights() -> None:
+    """Backward costs one forward instead of two, plus what the thin adapters add."""
+    model = find("llama-2-7b")
+    full = micro_batch_flops(model, Workload(seq_len=512), PLAN)
+    lora = micro_batch_flops(model, Workload(seq_len=512, method="lora", lora_rank=8), PLAN)
+    assert full.forward < lora.forward < 1.02 * full.forward
+    assert 0.48 * full.backward < lora.backward < 0.56 * full.backward
+    only_queries = micro_batch_flops(model, Workload(seq_len=512, method="lora", lora_targets=("q_proj",)), PLAN)
+    assert full.forward < only_queries.forward < lora.forward
+
+
+def test_checkpointing_runs_the_layers_again_but_not_the_head() -> None:
+    """Recomputation is the forward pass less the product with the vocabulary, and less each layer's last one unless
+    dropout follows it, as in GPT-2."""
+    for name, last in (("gpt2", 0), ("llama-2-7b-hf", 11008 * 4096)):
+        model, workload = find(name), Workload(seq_len=256)
+        plain = micro_batch_flops(model, workload, PLAN)
+        again = micro_batch_flops(model, workload, dataclasses.replace(PLAN, gradient_checkpointing=True))
+        spared = 2 * BATCH * 256 * (model.hidden_size * model.vocab_size + model.num_layers * last)
+        assert (plain.recompute, again.recompute) == (0, plain.forward - spared)
+    assert again.total - plain.total == again.recompute
+
+
+def test_a_mixture_of_experts_costs_what_its_tokens_pass() -> None:
+    """Mixtral's 47 B parameters cost about what its 13 B active ones do."""
+    flops = micro_batch_flops(find("mixtral-8x7b"), Workload(seq_len=512), PLAN)
+    assert flops.forward / (2 * BATCH * 512) == pytest.approx(12.9e9, rel=0.02)

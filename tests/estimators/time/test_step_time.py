@@ -1,0 +1,388 @@
+"""Step time: what must always hold, and published runs within a stated tolerance."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+import statistics
+from typing import Any
+
+import pytest
+from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.estimators.errors import ClusterError
+from ds_advise.estimators.estimate import TimeEstimate
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.host_defaults import dram_bytes_per_s
+from ds_advise.estimators.memory.trainable import tensor_set
+from ds_advise.estimators.models.catalogue import find
+from ds_advise.estimators.plan import RUNGS, Plan
+from ds_advise.estimators.software import Software
+from ds_advise.estimators.time import roofline
+from ds_advise.estimators.time.collective_time import reduce_calls, ring
+from ds_advise.estimators.time.compute_time import compute_time
+from ds_advise.estimators.time.offload_time import DRAM_SHARE, cpu_step_bytes
+from ds_advise.estimators.time.step_time import assumptions, estimate_time
+from ds_advise.estimators.workload import Workload
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import fit_speed, seed_ranking
+from benchmarks.accuracy import time as accuracy
+
+MODEL = find("qwen2.5-1.5b")
+WORKLOAD = Workload(seq_len=1024)
+PAIR, EIGHT = parse_cluster("2xRTX4090"), parse_cluster("8xA100-80GB")
+NODES = parse_cluster("4x8xH100", interconnect="8x400Gb/s")
+
+
+RESOURCES = {"gpu compute", "gpu memory", "launch", "gpu links", "network", "pcie", "cpu", "nvme"}
+
+
+def seconds(estimate: TimeEstimate, name: str) -> float:
+    """All that a component takes, hidden or not."""
+    return math.fsum(term.seconds + term.hidden_s for term in estimate.terms if term.name == name)
+
+
+def plan(**settings_: Any) -> Plan:
+    return Plan(**{"zero_stage": 2, "micro_batch_size": 2, **settings_})
+
+
+PLANS = st.builds(
+    lambda stage, micro, accumulation, checkpointing, optimizer, param, overlap, bucket, pinned: Plan(
+        zero_stage=stage,
+        micro_batch_size=micro,
+        gradient_accumulation_steps=accumulation,
+        gradient_checkpointing=checkpointing,
+        offload_optimizer=optimizer if stage else "none",
+        offload_param=param if stage == 3 else "none",
+        overlap_comm=overlap,
+        reduce_bucket_size=bucket,
+        pin_memory=pinned,
+    ),
+    st.sampled_from([0, 1, 2, 3]),
+    st.integers(1, 64),
+    st.integers(1, 32),
+    st.booleans(),
+    st.sampled_from(["none", "cpu"]),
+    st.sampled_from(["none", "cpu", "nvme"]),
+    st.booleans(),
+    st.integers(10**5, 10**9),
+    st.booleans(),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    plan=PLANS,
+    cluster=st.sampled_from([PAIR, EIGHT, NODES, parse_cluster("24GB")]),
+    method=st.sampled_from(["full", "lora", "qlora"]),
+    precision=st.sampled_from(["bf16", "fp16", "fp32"]),
+    attention=st.sampled_from(["flash", "sdpa", "eager"]),
+    loss=st.sampled_from(["standard", "fused"]),
+)
+def test_terms_are_finite_add_up_and_carry_their_formula(
+    plan: Plan, cluster: Cluster, method: Any, precision: Any, attention: Any, loss: Any
+) -> None:
+    """Every combination has a time; no term is negative, hidden work included; resources are the known ones."""
+    workload = Workload(seq_len=512, method=method, precision=precision, attention=attention, loss=loss)
+    estimate = estimate_time(MODEL, workload, cluster, plan)
+    assert estimate.step_s == pytest.approx(sum(term.seconds for term in estimate.terms))
+    for term in estimate.terms:
+        assert term.seconds >= 0, term
+        assert term.hidden_s >= 0, term
+        assert math.isfinite(term.seconds + term.hidden_s)
+        assert term.formula
+        assert term.source
+        assert term.resource in RESOURCES
+    tokens = plan.micro_batch_size * plan.gradient_accumulation_steps * cluster.world_size * 512
+    assert estimate.tokens_per_step == tokens
+    assert estimate.tokens_per_s == pytest.approx(tokens / estimate.step_s)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_one_gpu_has_no_collectives(stage: Any) -> None:
+    """N = 1 sends nothing over links."""
+    estimate = estimate_time(MODEL, WORKLOAD, parse_cluster("RTX4090"), plan(zero_stage=stage))
+    assert not any(term.resource in ("gpu links", "network") for term in estimate.terms)
+
+
+def test_stage_2_reduces_in_every_micro_batch_and_stage_1_in_the_last() -> None:
+    """deepspeed 0.19.8 runtime/engine.py: "ZeRO stage >= 2 communicates during non gradient accumulation
+    boundaries"."""
+    for stage, times in ((0, 1), (1, 1), (2, 8), (3, 8)):
+        once = estimate_time(MODEL, WORKLOAD, EIGHT, plan(zero_stage=stage))
+        eight = estimate_time(MODEL, WORKLOAD, EIGHT, plan(zero_stage=stage, gradient_accumulation_steps=8))
+        assert seconds(eight, "gradient reduction") == pytest.approx(times * seconds(once, "gradient reduction"))
+
+
+def test_volumes_over_the_ring() -> None:
+    """Stages 0 to 2 all-reduce 2 e P (N - 1) / N, stage 3 half of it; 1 and 2 gather e P (N - 1) / N after the step."""
+    link, element = ring(EIGHT), 2
+    volume = element * MODEL.parameters * 7 / 8 / link.bytes_per_s
+    for stage in (0, 1, 2, 3):
+        settings_ = plan(zero_stage=stage)
+        estimate = estimate_time(MODEL, WORKLOAD, EIGHT, settings_)
+        calls = reduce_calls(tensor_set(MODEL, WORKLOAD), settings_) * link.call_s
+        expected = volume + calls if stage == 3 else 2 * (volume + calls)
+        assert seconds(estimate, "gradient reduction") == pytest.approx(expected)
+        gathered = seconds(estimate, "updated weights gathered")
+        assert gathered == (pytest.approx(volume + link.call_s) if stage in (1, 2) else 0)
+
+
+def test_stage_3_gathers_more_when_less_may_stay_alive() -> None:
+    """Without reuse the weights come twice per micro batch; with a model below the live limit once."""
+    kept = estimate_time(
+        find("llama-3.1-8b"),
+        WORKLOAD,
+        EIGHT,
+        plan(zero_stage=3, stage3_max_live_parameters=10**11, stage3_max_reuse_distance=10**11),
+    )
+    none = estimate_time(
+        find("llama-3.1-8b"),
+        WORKLOAD,
+        EIGHT,
+        plan(zero_stage=3, stage3_max_live_parameters=0, stage3_max_reuse_distance=10**9),
+    )
+    assert seconds(none, "weight gathering") > 1.7 * seconds(kept, "weight gathering")
+
+
+def test_a_bucket_as_large_as_the_model_hides_nothing() -> None:
+    """The last bucket is reduced after the backward pass; smaller buckets leave less of it."""
+    exposed = []
+    for bucket in (10**10, 5 * 10**8, 5 * 10**7):
+        estimate = estimate_time(MODEL, WORKLOAD, PAIR, plan(reduce_bucket_size=bucket, micro_batch_size=32))
+        exposed.append(next(term.seconds for term in estimate.terms if term.name == "gradient reduction"))
+    whole = estimate_time(MODEL, WORKLOAD, PAIR, plan(overlap_comm=False, micro_batch_size=32))
+    assert exposed[0] == pytest.approx(seconds(whole, "gradient reduction"), rel=0.01)
+    assert exposed[0] > exposed[1] > exposed[2] > 0
+
+
+def test_the_slowest_link_sets_the_pace() -> None:
+    """Between nodes the network counts, within them the GPUs' links; a faster network helps only until then."""
+    slow, fast = (
+        parse_cluster("2x8xA100-80GB", interconnect="100Gb/s"),
+        parse_cluster("2x8xA100-80GB", interconnect="2000GB/s"),
+    )
+    assert (ring(slow).resource, ring(fast).resource) == ("network", "gpu links")
+    assert ring(fast).bytes_per_s == ring(EIGHT).bytes_per_s
+    assert estimate_time(MODEL, WORKLOAD, slow, plan()).step_s > estimate_time(MODEL, WORKLOAD, fast, plan()).step_s
+    nvlink, pcie = parse_cluster("8xA100-80GB"), parse_cluster("8xA100-80GB-PCIe")
+    assert ring(nvlink).bytes_per_s > 10 * ring(pcie).bytes_per_s
+
+
+def test_cpu_adam_runs_once_per_step_so_accumulation_amortises_it() -> None:
+    """The host's step takes bytes per parameter over DRAM, whatever the number of micro batches."""
+    one = estimate_time(MODEL, WORKLOAD, PAIR, plan(offload_optimizer="cpu"))
+    eight = estimate_time(MODEL, WORKLOAD, PAIR, plan(offload_optimizer="cpu", gradient_accumulation_steps=8))
+    expected = MODEL.parameters * cpu_step_bytes(8) / (dram_bytes_per_s(PAIR) * DRAM_SHARE)
+    assert cpu_step_bytes(8) == 42
+    assert seconds(one, "optimizer on the host") == seconds(eight, "optimizer on the host") == pytest.approx(expected)
+    assert eight.tokens_per_s > one.tokens_per_s
+    faster = dataclasses.replace(PAIR, dram_bytes_per_s_per_node=2 * dram_bytes_per_s(PAIR))
+    assert seconds(
+        estimate_time(MODEL, WORKLOAD, faster, plan(offload_optimizer="cpu")), "optimizer on the host"
+    ) == pytest.approx(expected / 2)
+
+
+def test_each_offload_adds_its_traffic_and_time() -> None:
+    """Down the ladder's offloads, what moves over PCIe and to NVMe grows, and so does the step."""
+
+    def step(**offload: Any) -> TimeEstimate:
+        return estimate_time(MODEL, WORKLOAD, PAIR, plan(zero_stage=3, gradient_accumulation_steps=4, **offload))
+
+    plain, optimizer, param, both, nvme = (
+        step(),
+        step(offload_optimizer="cpu"),
+        step(offload_param="cpu"),
+        step(offload_optimizer="cpu", offload_param="cpu"),
+        step(offload_optimizer="nvme", offload_param="nvme"),
+    )
+    resources = [{term.resource for term in estimate.terms} for estimate in (plain, optimizer, param, both, nvme)]
+    assert not {"pcie", "cpu", "nvme"} & resources[0]
+    assert {"pcie", "cpu"} <= resources[1]
+    assert "pcie" in resources[2] and "cpu" not in resources[2]
+    assert "nvme" in resources[4]
+    assert plain.step_s < param.step_s < both.step_s < nvme.step_s
+    assert plain.step_s < optimizer.step_s
+    pageable = step(offload_optimizer="cpu", pin_memory=False)
+    assert pageable.step_s > optimizer.step_s
+
+
+def test_a_small_model_at_micro_batch_1_waits_for_the_host() -> None:
+    """A 0.5B model launches kernels longer than they run, so a larger micro batch costs next to nothing."""
+    model, workload = find("qwen2.5-0.5b"), Workload(seq_len=128)
+    one, four = (
+        estimate_time(model, workload, parse_cluster("RTX4090"), plan(zero_stage=0, micro_batch_size=micro))
+        for micro in (1, 4)
+    )
+    assert one.bottleneck == "launch"
+    assert four.step_s < 1.2 * one.step_s
+    large = estimate_time(
+        find("llama-2-7b"), Workload(seq_len=2048), parse_cluster("A100-80GB"), plan(micro_batch_size=4)
+    )
+    assert not any(term.name == "launch overhead" and term.seconds > 0.01 * large.step_s for term in large.terms)
+
+
+def test_checkpointing_costs_up_to_a_third_more_computation() -> None:
+    """One more forward pass of the layers for every forward and (twice as long) backward pass."""
+    model, workload, gpu = find("llama-2-7b"), Workload(seq_len=2048), EIGHT.gpu
+    without, with_ = (compute_time(model, workload, gpu, 4, checkpointing) for checkpointing in (False, True))
+    ratio = (with_.forward_s + with_.backward_s) / (without.forward_s + without.backward_s)
+    assert 1.25 < ratio < 1.34
+    assert with_.forward_s == without.forward_s
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_time_grows_with_batch_and_sequence(rung: str) -> None:
+    """More tokens never take less time."""
+    stage: Any = {"ddp": 0, "zero1": 1}.get(rung, int(rung[4]) if rung.startswith("zero") else 0)
+    offload: Any = "nvme" if "nvme" in rung else "cpu" if "offload" in rung else "none"
+    base = Plan(
+        zero_stage=stage,
+        micro_batch_size=1,
+        offload_optimizer=offload if rung != "zero3-offload-param" else "none",
+        offload_param=offload if stage == 3 else "none",
+    )
+    times = [
+        estimate_time(MODEL, Workload(seq_len=seq_len), PAIR, dataclasses.replace(base, micro_batch_size=micro)).step_s
+        for seq_len, micro in ((512, 1), (512, 4), (1024, 4), (1024, 32), (4096, 32))
+    ]
+    assert times == sorted(times)
+    assert times[-1] > times[0]
+
+
+def test_lora_trains_faster_than_full_and_moves_only_adapters() -> None:
+    """No weight gradients, and reductions and steps of the adapters alone."""
+    full, lora, qlora = (
+        estimate_time(find("llama-2-7b"), Workload(seq_len=1024, method=method), EIGHT, plan(micro_batch_size=8))
+        for method in ("full", "lora", "qlora")
+    )
+    assert lora.step_s < full.step_s
+    assert seconds(lora, "gradient reduction") < 0.05 * seconds(full, "gradient reduction")
+    assert qlora.step_s > lora.step_s
+
+
+def test_eager_attention_pays_for_its_scores() -> None:
+    """S^2 scores in memory cost more than a flash kernel, and relatively more for long sequences."""
+
+    def ratio(seq_len: int) -> float:
+        eager, flash = (
+            estimate_time(MODEL, Workload(seq_len=seq_len, attention=kernel), EIGHT, plan()).step_s
+            for kernel in ("eager", "flash")
+        )
+        return float(eager / flash)
+
+    assert 1 < ratio(512) < ratio(4096)
+
+
+def test_assumptions_name_what_was_not_said() -> None:
+    """Each default that the time rests on is a sentence; what the cluster knows is not."""
+    said = assumptions(parse_cluster("2x32GB"))
+    assert any("host memory" in sentence for sentence in said)
+    assert any("NVMe" in sentence for sentence in said)
+    assert any("32 GB" in sentence for sentence in said)
+    known = dataclasses.replace(
+        PAIR,
+        dram_bytes_per_s_per_node=3e11,
+        cpu_cores_per_node=64,
+        nvme_read_bytes_per_s_per_node=5e9,
+        nvme_write_bytes_per_s_per_node=3e9,
+    )
+    assert assumptions(known) == ("data loading that keeps up",)
+
+
+MISSED_GROUPS = {
+    # The source's own outlier: at sequence lengths of 512 and 1024 a third slower than all others of the table.
+    "MPT-760m on A100-80GB, 8 GPUs, by sequence length",
+    # Runs that lie 3 to 7 % apart.
+    "gpt_bigcode-santacoder full, 2 A100, by micro batch and kernels",
+    "PowerLM-3b lora, 2 A100, by micro batch and kernels",
+    "Llama-3.2-3B on one A100, by technique",
+    "BERT-large on one V100, by technique",
+    # A host, or a network, that is shared or not described.
+    "LLaMA-7B on eight A800, by plan",
+    "000 micro batch 1",
+    "000 micro batch 32",
+    "002 experiment 2",
+}
+
+
+def test_published_runs_are_predicted_within_the_targets() -> None:
+    """Half of more than 300 published runs within 12 %, nine tenths within 30 %, and so for a source that no fit has
+    seen."""
+    counted = [run for run in accuracy.read_runs() if run.counted]
+    errors = [abs(run.error) for run in counted]
+    assert len(counted) > 300
+    assert statistics.median(errors) <= accuracy.MEDIAN_TARGET
+    assert accuracy.percentile_90(errors) <= accuracy.P90_TARGET
+    with accuracy.LEFT_OUT.open(newline="", encoding="utf-8") as file:
+        unseen = next(csv.DictReader(file))
+    assert unseen["source"] == "all"
+    assert float(unseen["median"]) <= accuracy.MEDIAN_TARGET
+    assert float(unseen["p90"]) <= accuracy.P90_TARGET
+
+
+def test_published_groups_are_ranked() -> None:
+    """The run predicted fastest is within 5 % of the fastest in every group but one, and the order holds in all but
+    nine."""
+    missed = {
+        group.name
+        for group in accuracy.groups(accuracy.read_runs())
+        if group.tau < accuracy.TAU_TARGET or group.regret > accuracy.REGRET_TARGET
+    }
+    assert missed == MISSED_GROUPS
+    costly = {group.name for group in accuracy.groups(accuracy.read_runs()) if group.regret > accuracy.REGRET_TARGET}
+    assert costly == {"MPT-760m on A100-80GB, 8 GPUs, by sequence length"}
+
+
+def test_small_products_are_as_slow_as_published() -> None:
+    """What makes them slow explains 78 published timings within 12 % on average, which a mere rate misses by a
+    quarter."""
+    assert fit_speed.products_error(roofline.TILE_START, roofline.RAMP_S) < 0.12
+    assert fit_speed.products_error(0, 0) > 0.2
+
+
+def test_software_that_published_runs_need() -> None:
+    """Fused kernels and a coarser sharding save time, an older attention kernel and reentrant checkpointing cost
+    some."""
+    model, workload, cluster = find("llama-2-7b"), Workload(seq_len=4096, attention="flash"), EIGHT
+    chosen = plan(zero_stage=3, micro_batch_size=1)
+    usual = estimate_time(model, workload, cluster, chosen).step_s
+    faster = (Software(fused_kernels=True), Software(sharding="fsdp"))
+    slower = (Software(attention_forward=0.75, attention_backward=0.45), Software(reentrant=True))
+    for software in faster:
+        assert estimate_time(model, workload, cluster, chosen, software).step_s < usual
+    for software in slower:
+        assert usual < estimate_time(model, workload, cluster, chosen, software).step_s < 1.3 * usual
+
+
+def test_constants_are_where_the_fit_puts_them() -> None:
+    """No step of 4 % in any fitted constant, nor several, improves the objective by more than a hundredth of it."""
+    runs = accuracy.read_runs()
+    committed = fit_speed.objective(runs)
+    with fit_speed.restored():
+        assert fit_speed.fit(runs, factors=(1.04,)) > 0.99 * committed
+    assert fit_speed.objective(runs) == committed
+
+
+def test_the_plan_that_was_measured_fastest_is_predicted_fastest() -> None:
+    """In every group of the seeds' runs, within 5 %, and each described row's memory within 15 %, but two."""
+    runs = seed_ranking.read_runs()
+    verdicts = seed_ranking.judge(runs)
+    assert len(verdicts) == 7
+    assert all(verdict.passes for verdict in verdicts), [(verdict.group, verdict.regret) for verdict in verdicts]
+    missed = [
+        (run.group, run.name)
+        for run in runs
+        if run.measured_gib and abs(run.predicted_gib / run.measured_gib - 1) > seed_ranking.MEMORY_ERROR
+    ]
+    # nvidia-smi with three quarters of the GPU to spare: PyTorch keeps blocks cached that the plan does not need. The
+    # dry run, which replays the allocator, reads 5.6 for 6.2 and 3.3 for 3.6 GiB.
+    assert missed == [("000 micro batch 1", "10"), ("000 micro batch 1", "13")]
+
+
+def test_several_nodes_without_a_network_are_an_error() -> None:
+    """A cluster made in Python must say how its nodes are joined."""
+    with pytest.raises(ClusterError):
+        estimate_time(MODEL, WORKLOAD, dataclasses.replace(NODES, interconnect_bytes_per_s=None), plan())

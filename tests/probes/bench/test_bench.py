@@ -1,0 +1,232 @@
+"""The benchmark: really run on the CPU; what cannot be measured has a reason; nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from ds_advise.advisor.cli import run
+from ds_advise.estimators.errors import ClusterError
+from ds_advise.probes.bench import run as bench_run
+from ds_advise.probes.bench.ask import ask_bench
+from ds_advise.probes.bench.result import BENCH_VERSION, BenchResult, Figure, bench_from_json, figure, of_all_ranks
+from ds_advise.probes.bench.task import Task
+from ds_advise.probes.bench.timing import LEAST, MOST, Stopwatch
+from ds_advise.probes.store import Store
+from ds_advise.probes.this_machine import mount_point, threads_of_a_rank
+
+LOADS = ("torch", "deepspeed", "transformers")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory, extensions: Callable[..., None]) -> dict[str, Any]:
+    """One real benchmark of the CPU by two ranks, in a process of its own with a temporary folder of its own."""
+    extensions("ShareMemCommBuilder", "CPUAdamBuilder")
+    folder = tmp_path_factory.mktemp("bench")
+    (folder / "tmp").mkdir()
+    program = (
+        "import json, sys, psutil\n"
+        "from ds_advise.probes.bench.ask import ask_bench\n"
+        "record = ask_bench(device='cpu', ranks=2, nvme=None, total_s=10, on_progress=lambda title: None)\n"
+        f"loaded = [name for name in {LOADS!r} if name in sys.modules]\n"
+        "print(json.dumps({'record': record.to_json(), 'loaded': loaded,\n"
+        "                   'children': len(psutil.Process().children(recursive=True))}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        env={**os.environ, "DS_ADVISE_CACHE": str(folder / "cache"), "TMPDIR": str(folder / "tmp")},
+    )
+    assert done.returncode == 0, done.stderr
+    left = [str(path) for path in (folder / "tmp").iterdir()]
+    return {**json.loads(done.stdout), "left": left, "store": folder / "cache/results.sqlite"}
+
+
+def test_the_cpus_speeds_are_measured(measured: dict[str, Any]) -> None:
+    """Products by size and type, memory, launches, collectives of every kind by size; each with its spread."""
+    result = bench_from_json(measured["record"]["result"])
+    assert (result.version, result.device, result.ranks) == (BENCH_VERSION, "cpu", 2)
+    found = {(figure.kind, figure.how, figure.unit) for figure in result.figures}
+    assert found >= {
+        ("matrix_product", "bf16", "flop/s"),
+        ("matrix_product", "fp32", "flop/s"),
+        ("elementwise_sum", "fp32", "B/s"),
+        ("memory_copy", "fp32", "B/s"),
+        ("launch", "", "s"),
+        ("host_memory", "", "B/s"),
+        *((kind, "gloo", unit) for kind in ("all_reduce", "all_gather", "reduce_scatter") for unit in ("s", "B/s")),
+    }
+    for each in result.figures:
+        assert 0 < each.lowest <= each.median <= each.highest, each
+        assert LEAST <= each.repeats <= MOST
+    assert 256 in {each.size for each in result.figures if each.kind == "matrix_product"}
+
+
+def test_cpu_adam_is_measured_or_the_reason_is_told(measured: dict[str, Any]) -> None:
+    """DeepSpeed's own extension; and NVMe is missing because no folder was named."""
+    result = bench_from_json(measured["record"]["result"])
+    skipped = {each.what: each.reason for each in result.skipped}
+    assert "--nvme" in skipped["NVMe"]
+    assert (result.best("cpu_adam") is not None) != ("DeepSpeedCPUAdam" in skipped)
+
+
+def test_the_result_is_kept(measured: dict[str, Any]) -> None:
+    """The store has it whole, with machine and versions."""
+    (record,) = Store(measured["store"]).find(kind="bench")
+    assert json.loads(json.dumps(record.to_json())) == measured["record"]
+    assert record.versions["torch"]
+    assert json.loads(json.dumps(bench_from_json(record.result).to_json())) == record.result
+
+
+def test_nothing_is_left_behind(measured: dict[str, Any]) -> None:
+    """No process, no file; and the process that asked has not imported torch."""
+    assert measured["left"] == []
+    assert measured["children"] == 0
+    assert measured["loaded"] == []
+
+
+def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Ctrl-C while it measures: one line, no process, no file, also none on the drive."""
+    (tmp_path / "drive").mkdir()
+    program = (
+        "import signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from ds_advise.advisor.cli import run\n"
+        f"sys.exit(run(['bench', '--device', 'cpu', '--nvme', {str(tmp_path / 'drive')!r}]))\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    (tmp_path / "tmp").mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not list((tmp_path / "tmp").glob("*/rank1.jsonl")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        workers = psutil.Process(process.pid).children(recursive=True)
+        assert len(workers) == 2
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert "interrupted" in said
+    assert not any(worker.is_running() for worker in workers)
+    assert list((tmp_path / "tmp").iterdir()) == list((tmp_path / "drive").iterdir()) == []
+
+
+def test_a_group_that_fails_says_why() -> None:
+    """The error of the process that measures becomes the reason, in one line; here it has no memory for a number at
+    all."""
+    figures, reason = bench_run._run(
+        Task(group="host_memory", device="cpu", ranks=1, threads=1, budget_s=1, buffer_bytes=2**60)
+    )
+    assert figures == ()
+    assert reason
+    assert "memory" in reason
+    assert "\n" not in reason
+
+
+@pytest.mark.slow
+def test_nvme_is_measured_through_deepspeeds_own_code(tmp_path: Path, extensions: Callable[..., None]) -> None:
+    """Written and read by its aio extension, where that can be built; the folder is empty afterwards."""
+    extensions("AsyncIOBuilder")
+    result = bench_run.bench(device="cpu", ranks=1, nvme=str(tmp_path), total_s=10)
+    skipped = {each.what: each.reason for each in result.skipped}
+    if "NVMe" in skipped:
+        pytest.skip(skipped["NVMe"])
+    assert {each.kind for each in result.figures} >= {"nvme_read", "nvme_write"}
+    assert result.nvme_mount == mount_point(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert "one rank" in skipped["collectives"]
+
+
+def test_what_cannot_be_asked_is_told_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder that is not there; a GPU on a machine without one, or more than it has."""
+    assert run(["bench", "--device", "cpu", "--nvme", str(tmp_path / "none")]) == 2
+    assert "cannot be written to" in capsys.readouterr().err
+    with pytest.raises(ClusterError):
+        ask_bench(device="cuda", ranks=99, nvme=None, on_progress=lambda title: pytest.fail(title))
+
+
+def test_a_call_is_repeated_until_it_can_be_timed() -> None:
+    """At least three measurements, also when one alone takes more than the budget; a short call many times in each."""
+    now, calls = [0.0], [0]
+
+    def action() -> None:
+        calls[0] += 1
+        now[0] += 1e-4
+
+    watch = Stopwatch(settle=lambda: None, agree=lambda number: number, clock=lambda: now[0])
+    assert watch.samples(action, 1.0) == pytest.approx([1e-4] * MOST)
+    assert calls[0] >= MOST * 40
+    assert len(watch.samples(action, 0.0)) == LEAST
+    assert watch.fits(1.0, 5.0)
+    assert not watch.fits(1.0, 4.9)
+
+
+def test_the_time_is_shared_by_what_is_left() -> None:
+    """Every group gets its share, and compiling takes nothing from those after it."""
+    groups = list(bench_run._SHARES)
+    schedule = bench_run._Schedule(60.0)
+    first = schedule.budget_s(groups)
+    assert 8 < first < 0.4 * 60
+    assert schedule.budget_s(groups[-1:]) > 50
+    assert bench_run._Schedule(0.0).budget_s(groups) == 1.0
+    assert sum(bench_run._SHARES.values()) == pytest.approx(1.0)
+
+
+def test_ranks_on_the_cpu_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An equal part of them each, or what the user says in OMP_NUM_THREADS."""
+    monkeypatch.setattr("ds_advise.probes.this_machine.cpu_cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert [threads_of_a_rank(ranks) for ranks in (1, 2, 3, 16)] == [8, 4, 2, 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads_of_a_rank(2) == 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    assert threads_of_a_rank(2) == 4
+
+
+def test_the_ranks_figures_become_one() -> None:
+    """The median rank, and the spread over all."""
+    one, two = (figure("memory_copy", "fp32", 8, 16.0, [seconds, 2 * seconds, 4 * seconds]) for seconds in (1.0, 2.0))
+    (both,) = of_all_ranks([[one], [two]])
+    assert (both.lowest, both.median, both.highest) == (2.0, 6.0, 16.0)
+    assert one == Figure(
+        kind="memory_copy", how="fp32", size=8, unit="B/s", median=8.0, lowest=4.0, highest=16.0, repeats=3
+    )
+
+
+def test_the_best_rate_is_that_of_a_large_size() -> None:
+    """Of the two largest sizes, so that the noise of a small one does not count; seconds are no rates."""
+    rates = {256: 900.0, 1024: 500.0, 2048: 480.0}
+    figures = [figure("matrix_product", "bf16", size, rate, [1.0], "flop/s") for size, rate in rates.items()]
+    figures += [
+        figure("all_reduce", "nccl", 8, 0.0, [1e-5], "s"),
+        figure("all_reduce", "nccl", 10, 10.0, [1.0]),
+        figure("all_gather", "nccl", 10, 20.0, [1.0]),
+        figure("reduce_scatter", "nccl", 10, 1.0, [1.0]),
+    ]
+    result = BenchResult(
+        version=BENCH_VERSION,
+        device="cuda",
+        ranks=2,
+        figures=tuple(figures),
+        skipped=(),
+        nvme_mount="",
+        versions={},
+        seconds=1.0,
+    )
+    assert result.best("matrix_product", "bf16") == 500.0
+    assert result.best("matrix_product", "fp32") is None
+    assert result.best("all_reduce") == 10.0
+    assert result.links_bytes_per_s == 10.5
+    assert result.memory_bytes_per_s is None

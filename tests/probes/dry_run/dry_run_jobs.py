@@ -1,0 +1,290 @@
+"""Run requests dry, and for real on the CPU counted by the same ledger, many to a process.
+
+    python dry_run_jobs.py JOBS.json
+
+JOBS.json: {"seconds": a job's limit, "jobs": [{"dry": request, "real": request, "how": "gloo" | "alone", "answer":
+    file}]}.
+"gloo" really trains all ranks and answers for `real["rank"]`; "alone" really trains that rank of a job whose other
+ranks do not exist (torch's fake process group).
+
+Importing torch, DeepSpeed and transformers takes longer than a tiny run, so every rank is a fork of this process, which
+has one thread and has computed nothing. Ranks meet in a file, not at a port that another process could take in between.
+Nothing is compiled: what DeepSpeed's extensions do for Adam and NVMe is done here in torch and Python.
+"""
+
+import contextlib
+import faulthandler
+import gc
+import json
+import os
+import signal
+import sys
+import traceback
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+
+os.environ |= {
+    "DS_ACCELERATOR": "cpu",
+    "OMP_NUM_THREADS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+
+import deepspeed
+import deepspeed.runtime.zero.muon.original_muon  # with torch's compiler: what every initialization imports
+import peft  # noqa: F401
+import torch
+import transformers
+from deepspeed.accelerator import set_accelerator
+from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+from ds_advise.probes.dry_run import training, worker
+from ds_advise.probes.dry_run.recording.allocation_classifier import Origins
+from ds_advise.probes.dry_run.recording.ledger import Ledger
+from ds_advise.probes.dry_run.recording.mode import RecordingMode
+from ds_advise.probes.dry_run.request import Request
+from ds_advise.probes.dry_run.simulated_gpu import accelerator, aio, collectives, kernels, unknown_values
+from ds_advise.probes.dry_run.simulated_gpu.accelerator import SimulatedAccelerator
+from torch.distributed import ProcessGroup, ProcessGroupGloo, distributed_c10d
+from torch.utils._python_dispatch import _disable_current_modes
+
+Gloo = ProcessGroupGloo
+
+
+class OneThreadGloo(Gloo):
+    """gloo with one worker thread instead of two, so that its collectives run, and are let go of, one after the
+    other."""
+
+    def __init__(self, store, rank, size, timeout):
+        options = Gloo._Options()
+        options._devices, options._threads, options._timeout = [Gloo.create_default_device()], 1, timeout
+        super().__init__(store, rank, size, options)
+
+
+class RealMode(RecordingMode):
+    """Counts real tensors.
+
+    gloo's thread holds a collective's tensors for a moment after the collective has finished (torch
+    ProcessGroupGloo.cpp, `runLoop`: the work dies at the end of the loop's body). If the caller drops a tensor in that
+    moment, it is freed later, by the thread. The thread's next work starts after that: here it is one of a single
+    element. To reduce and scatter, gloo reduces a copy of everything and takes its part, which NCCL does not: that
+    copy, seen where it is split, is not counted.
+
+    Alone, what other ranks would have sent is junk, so reading a value answers 0, as in a dry run.
+    """
+
+    def __init__(self, ledger, *, alone):
+        super().__init__(ledger)
+        self._alone = alone
+        self._element = torch.zeros(1)
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if self._alone and operation is torch.ops.aten._local_scalar_dense.default:
+            return 0.0 if args[0].dtype.is_floating_point else 0
+        if operation is torch.ops.aten.split.Tensor and self._ledger.block_of(args[0]) is None:
+            return operation(*args, **kwargs)
+        result = super().__torch_dispatch__(operation, types, args, kwargs)
+        if not self._alone and operation.namespace == "c10d":
+            group = next(value for value in args if isinstance(value, torch.ScriptObject))
+            ProcessGroup.unbox(group).allreduce([self._element]).wait()
+        return result
+
+
+class RealAccelerator(SimulatedAccelerator):
+    """A device that is the host but answers as a GPU does, so that the engine takes a GPU's branches."""
+
+    device_type = "cpu"
+
+    def current_device_name(self):
+        return "cpu"
+
+    def pin_memory(self, tensor, *_, **__):
+        return tensor.clone()
+
+    def _torch_empty_pinned(self, tensor, shape):
+        return tensor.new_empty(shape)
+
+    def is_pinned(self, _tensor):
+        return True
+
+    communication_backend_name = CPU_Accelerator.communication_backend_name
+
+
+class AdamKernels:
+    """The functions of DeepSpeed's Adam extensions. The mode does not see what they allocate; the kernels allocate
+    nothing."""
+
+    def load(self, **_):
+        return self
+
+    def create_adam(self, *_): ...
+    def destroy_adam(self, *_): ...
+
+    def multi_tensor_adam(self, _chunk, _overflow, tensors, lr, beta1, beta2, eps, step, _mode, _correction, decay):
+        for gradient, parameter, first, second in zip(*tensors, strict=True):
+            self.adam_update(0, step, lr, beta1, beta2, eps, decay, True, parameter, gradient, first, second)
+
+    @torch.no_grad()
+    def adam_update(self, _id, step, lr, beta1, beta2, eps, decay, _correction, parameter, gradient, first, second):
+        with _disable_current_modes():
+            gradient = gradient.to(first.dtype)
+            first.lerp_(gradient, 1 - beta1)
+            second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            change = first / (1 - beta1**step) / ((second / (1 - beta2**step)).sqrt() + eps)
+            parameter.sub_(lr * (change + decay * parameter))
+
+
+def op_builder(class_name, *rest, stand_in=kernels.op_builder):
+    return AdamKernels if class_name in ("CPUAdamBuilder", "FusedAdamBuilder") else stand_in(class_name, *rest)
+
+
+class FileHandle(aio.CountingHandle):
+    """Really writes files and reads them back, as DeepSpeed's own handle does."""
+
+    def sync_pwrite(self, buffer, path, *_):
+        Path(path).write_bytes(self._memory(buffer))
+        return super().sync_pwrite(buffer, path)
+
+    def sync_pread(self, buffer, path, *_):
+        with Path(path).open("rb") as file:
+            assert file.readinto(self._memory(buffer)) == buffer.nbytes
+        return super().sync_pread(buffer, path)
+
+    def async_pwrite(self, buffer, path, *_):
+        self._pending += self.sync_pwrite(buffer, path)
+        return 0
+
+    def async_pread(self, buffer, path, *_):
+        self._pending += self.sync_pread(buffer, path)
+        return 0
+
+    @staticmethod
+    def _memory(buffer):
+        return memoryview(buffer.detach().view(torch.uint8).numpy())
+
+
+def with_finite_weights(build, parameters):
+    """A dry run takes weights as memory comes; real ones must be finite, or the engine skips its steps."""
+
+    def built(*args):
+        subject = build(*args)
+        parameters.extend(subject.model.parameters())
+        with torch.no_grad():
+            for parameter in parameters:
+                getattr(parameter, "ds_tensor", parameter).normal_(0, 0.02)
+        return subject
+
+    return built
+
+
+def train(request, rank, meeting, seconds):
+    """Train for real, with the ranks that meet in the file `meeting`, or alone; answers the phases as the dry run does.
+
+    `largest_shard_bytes`, `persistent_shard_bytes`: under ZeRO-3 this rank's largest shard of a parameter, and its
+        shards of
+    those that stay gathered.
+    """
+    alone = meeting is None
+    if alone:
+        collectives.join(rank, request.world_size, request.world_size)
+    else:
+        distributed_c10d.ProcessGroupGloo = OneThreadGloo
+        os.environ.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(request.world_size),
+            LOCAL_SIZE=str(request.world_size + 1),
+        )  # unequal: no shared-memory collectives
+        torch.distributed.init_process_group(
+            "gloo",
+            store=torch.distributed.FileStore(meeting, request.world_size),
+            rank=rank,
+            world_size=request.world_size,
+            timeout=timedelta(seconds=seconds),
+        )
+    origin = Origins()
+    ledger = Ledger("none", origin.classify)
+    aio.CountingHandle = FileHandle
+    kernels.op_builder = accelerator.op_builder = op_builder
+    set_accelerator(RealAccelerator(ledger, device_count=request.world_size, memory_bytes=80 << 30))
+    kernels.install(ledger)
+    deepspeed.init_distributed("gloo")
+    if alone:
+        collectives.silence_comparisons()
+    torch.Tensor.record_stream = lambda _tensor, _stream: None
+    transformers.integrations.deepspeed.initialize_weights_zero3 = unknown_values.gather_largest_module
+    parameters = []
+    training.models.from_config = with_finite_weights(training.models.from_config, parameters)
+    training.models.from_file = with_finite_weights(training.models.from_file, parameters)
+    torch.manual_seed(0)
+    recorder = training.Recorder(ledger, origin)
+    with RealMode(ledger, alone=alone):
+        training.run(request, recorder, "cpu")
+    shards = [
+        (parameter.ds_tensor.nbytes, parameter.ds_persist)
+        for parameter in parameters
+        if hasattr(parameter, "ds_tensor")
+    ]
+    return {
+        "phases": [asdict(phase) for phase in recorder.phases],
+        "versions": {"deepspeed": deepspeed.__version__},
+        "largest_shard_bytes": max((size for size, _ in shards), default=0),
+        "persistent_shard_bytes": sum(size for size, persists in shards if persists),
+    }
+
+
+def in_a_fork(function, answer_file, seconds):
+    """Start `function` in a child, whose id this answers; its answer or its traceback goes to the file."""
+    child = os.fork()
+    if child:
+        return child
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        answer = function()
+    except BaseException:
+        answer = {"error": traceback.format_exc()}
+    answer_file.write_text(json.dumps(answer))
+    sys.stdout.flush()
+    os._exit("error" in answer)
+
+
+def as_request(values):
+    tuples = {name: tuple(values[name]) for name in ("input_shape", "lora_targets") if values[name] is not None}
+    return Request(**{**values, **tuples})
+
+
+def run(job, seconds):
+    """All processes of a job at once; where one fails, the others are ended."""
+    file = Path(job["answer"])
+    dry, real = as_request(job["dry"]), as_request(job["real"])
+    meeting = str(file.with_suffix(".ranks")) if job["how"] == "gloo" else None
+    tasks = {"dry": lambda: worker.answer_to(dry)}
+    for rank in range(real.world_size) if meeting else [real.rank]:
+        tasks[f"rank {rank}"] = lambda rank=rank: train(real, rank, meeting, seconds)
+    answers = {name: file.with_suffix("." + name) for name in tasks}
+    children = {in_a_fork(task, answers[name], seconds): name for name, task in tasks.items()}
+    while children:
+        child, status = os.wait()
+        ended = children.pop(child)
+        if status:
+            if not answers[ended].exists():
+                answers[ended].write_text(json.dumps({"error": f"{ended} of {file.name} died: {status}"}))
+            for other in children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(other, signal.SIGKILL)
+    found = {name: json.loads(answer.read_text()) for name, answer in answers.items() if answer.exists()}
+    errors = [
+        f"{name}: {answer.get('traceback', answer['error'])}" for name, answer in found.items() if "error" in answer
+    ]
+    return (
+        {"error": "\n".join(errors)} if errors else {"dry": found["dry"]["result"], "real": found[f"rank {real.rank}"]}
+    )
+
+
+if __name__ == "__main__":
+    assert transformers.__version__
+    asked = json.loads(Path(sys.argv[1]).read_text())
+    gc.freeze()  # what is imported never dies; looking through it would cost each child most of a second
+    for job in asked["jobs"]:
+        Path(job["answer"]).write_text(json.dumps(run(job, asked["seconds"])))

@@ -1,0 +1,235 @@
+"""What a dry run answers, and how it fails."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.workload import Workload
+from ds_advise.probes.dry_run import DryRunError, DryRunResult, dry_run
+from ds_advise.probes.dry_run.result import from_json
+
+MODEL: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 4000,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 1024,
+}
+PARAMETERS = 2 * 4000 * 512 + 3 * (512 * (512 + 256 + 256 + 512) + 3 * 512 * 1024 + 2 * 512) + 512
+
+
+def config(stage: int, **zero: Any) -> dict[str, Any]:
+    return {
+        "bf16": {"enabled": "auto"},
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "zero_optimization": {
+            "stage": stage,
+            "reduce_bucket_size": "auto",
+            "stage3_prefetch_bucket_size": "auto",
+            "stage3_param_persistence_threshold": "auto",
+            **zero,
+        },
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+    }
+
+
+@pytest.fixture(scope="module")
+def offloaded() -> DryRunResult:
+    """ZeRO-3 with the optimizer in host memory, the last rank of two nodes with four GPUs each."""
+    cluster = Cluster(nodes=2, gpus_per_node=4, gpu=find_gpu("A100-80GB-SXM"))
+    return dry_run(
+        config(3, offload_optimizer={"device": "cpu"}),
+        MODEL,
+        cluster=cluster,
+        rank=7,
+        workload=Workload(seq_len=256),
+        micro_batch_size=2,
+        gradient_accumulation_steps=2,
+    )
+
+
+def test_every_phase_of_every_iteration_is_reported(offloaded: DryRunResult) -> None:
+    """load and initialize once, then forward, backward and step four times, micro batches taken together."""
+    expected = [(0, "load"), (0, "initialize")] + [
+        (iteration, phase) for iteration in range(1, 5) for phase in ("forward", "backward", "step")
+    ]
+    assert [(phase.iteration, phase.phase) for phase in offloaded.phases] == expected
+    assert offloaded.parameters == offloaded.trainable_parameters == PARAMETERS
+    assert {"torch", "deepspeed", "transformers"} <= set(offloaded.versions)
+
+
+def test_the_parts_of_the_peak_add_up(offloaded: DryRunResult) -> None:
+    """By category and by module alike; allocated is within reserved, and that within device."""
+    peak = offloaded.peak
+    assert sum(peak.by_category.values()) == sum(peak.by_module.values()) == peak.allocated_bytes_per_gpu
+    assert peak.device_bytes_per_gpu is not None
+    assert peak.allocated_bytes_per_gpu <= peak.reserved_bytes_per_gpu < peak.device_bytes_per_gpu
+    assert peak.by_category["library workspace"] > 0
+    assert peak.by_category["logits"] >= 2 * 256 * 4000 * 4
+
+
+def test_the_shard_of_one_rank_is_on_the_gpu_and_its_states_in_host_memory(offloaded: DryRunResult) -> None:
+    """Rank 7 of 8 keeps 2 bytes of each of its parameters on the GPU, and 18 in host memory once Adam has stepped."""
+    after = offloaded.phase("step")
+    shard = PARAMETERS / 8
+    assert after.host_live_bytes == pytest.approx(18 * shard, rel=0.02)
+    assert 2 * shard < after.gpu_live_bytes < 2 * shard + 4 * 512 * 512
+    assert after.host_pinned_live_bytes == pytest.approx(6 * shard, rel=0.02)
+    assert offloaded.peak.host_bytes_per_node >= 4 * after.host_live_bytes
+
+
+def test_states_appear_with_the_first_step_and_then_stay(offloaded: DryRunResult) -> None:
+    """Host memory grows by Adam's two float32 states in the first step, and no more."""
+    first, second = offloaded.phase("step", 1), offloaded.phase("step", 2)
+    assert first.host_live_bytes - offloaded.phase("backward", 1).host_live_bytes == pytest.approx(
+        8 * PARAMETERS / 8, rel=0.02
+    )
+    assert second.host_live_bytes == first.host_live_bytes
+
+
+def test_the_answer_survives_json(offloaded: DryRunResult) -> None:
+    """What is written reads back equal, and has the documented keys."""
+    written = offloaded.to_json()
+    assert {"phases", "peak", "parameters", "world_size", "versions"} <= set(written)
+    assert {
+        "allocated_bytes_per_gpu",
+        "reserved_bytes_per_gpu",
+        "device_bytes_per_gpu",
+        "host_bytes_per_node",
+        "by_category",
+    } <= set(written["peak"])
+    assert from_json(written) == offloaded
+
+
+def test_the_timeline_reaches_the_peak(offloaded: DryRunResult) -> None:
+    """Its highest point in training is the peak of the tensors."""
+    tensors = offloaded.peak.allocated_bytes_per_gpu - offloaded.peak.by_category["library workspace"]
+    assert max(point.gpu_bytes for point in offloaded.timeline if point.iteration) == tensors
+
+
+def test_the_callers_process_imports_no_torch() -> None:
+    """torch and DeepSpeed are imported in the subprocess only."""
+    import subprocess
+
+    code = "import sys, ds_advise.probes.dry_run; sys.exit(any(name in sys.modules for name in ('torch', 'deepspeed')))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path.home(), check=False).returncode == 0
+
+
+def test_lora_trains_adapters_only_in_float16_without_skipping_steps() -> None:
+    """Master weights and states exist for the adapters alone; float16's loss scaling lets every step happen."""
+    result = dry_run(
+        {"fp16": {"enabled": True}, "zero_optimization": {"stage": 2}},
+        MODEL,
+        world_size=2,
+        workload=Workload(method="lora", lora_rank=4, seq_len=128, precision="fp16"),
+        iterations=2,
+    )
+    assert result.trainable_parameters == result.parameters - PARAMETERS > 0
+    states = result.peak.by_category["optimizer states"]
+    assert states == pytest.approx(8 * result.trainable_parameters / 2, rel=0.02)
+
+
+def test_nvme_bytes_are_counted_and_the_named_folder_is_left_alone(tmp_path: Path) -> None:
+    """Sixteen bytes per parameter on NVMe (master, two states, gradient), none of them really written."""
+    swap = tmp_path / "nvme" / "zero_stage_3"
+    swap.mkdir(parents=True)
+    (swap / "of-another-training").touch()
+    big = {**MODEL, "hidden_size": 2048, "intermediate_size": 4096, "num_hidden_layers": 2}
+    nvme = {"device": "nvme", "nvme_path": str(tmp_path / "nvme")}
+    result = dry_run(config(3, offload_optimizer=nvme), big, world_size=2, workload=Workload(seq_len=64), iterations=2)
+    assert [path.name for path in swap.iterdir()] == ["of-another-training"]
+    assert 12 <= result.nvme_bytes_per_rank / (result.parameters / 2) <= 16.2
+    step = result.phase("step", 2)
+    assert step.nvme_read_bytes > 0 and step.nvme_written_bytes > 0
+
+
+CONVNET = f"{Path(__file__).with_name('convnet.py')}:ConvNet"
+OWN = Workload(precision="fp16", framework="deepspeed")
+
+
+def test_a_module_of_the_users_own() -> None:
+    """CIFAR-10's network of a tutorial under plain DeepSpeed and its configuration: nearly all of the peak is two
+    buckets.
+
+    `overlap_comm` takes a second bucket, each of 2e8 elements whatever the network's size; float32 masters and Adam's
+    two states are whole on the one GPU.
+    """
+    config = {
+        "train_batch_size": 32,
+        "gradient_accumulation_steps": 1,
+        "fp16": {"enabled": True, "loss_scale": 0},
+        "optimizer": {
+            "type": "Adam",
+            "params": {"lr": 0.001, "betas": [0.8, 0.999], "eps": 1e-8, "weight_decay": 3e-7},
+        },
+        "zero_optimization": {
+            "stage": 2,
+            "allgather_partitions": True,
+            "allgather_bucket_size": 200_000_000,
+            "overlap_comm": True,
+            "reduce_scatter": True,
+            "reduce_bucket_size": 200_000_000,
+            "contiguous_gradients": True,
+        },
+    }
+    result = dry_run(config, CONVNET, world_size=1, workload=OWN, gradient_checkpointing=False)
+    assert result.parameters == 315_722
+    assert result.config["train_micro_batch_size_per_gpu"] == 32
+    parts = result.peak.by_category
+    assert parts["buckets"] == 2 * 200_000_000 * 2
+    assert parts["activations"] > 32 * (32 * 30 * 30 + 64 * 13 * 13) * 2
+    assert parts["master weights"] == pytest.approx(4 * 315_722, abs=512)
+    assert parts["optimizer states"] == pytest.approx(8 * 315_722, abs=2048)
+
+
+PICKY = """
+from torch import nn
+
+class Picky(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        output = self.layer(x)
+        return output[output[:, 0].nonzero()]
+"""
+PLAIN = {
+    "train_batch_size": 32,
+    "optimizer": {"type": "Adam", "params": {"lr": 0.001}},
+    "zero_optimization": {"stage": 2, "reduce_bucket_size": 100_000},
+}
+FP32 = Workload(precision="fp32", framework="deepspeed")
+
+
+def test_a_module_that_needs_values_is_told_the_line(tmp_path: Path) -> None:
+    """Shapes that depend on values end the run with the file and line that asked, and what to do."""
+    file = tmp_path / "picky.py"
+    file.write_text(PICKY)
+    line = PICKY.splitlines().index("        return output[output[:, 0].nonzero()]") + 1
+    with pytest.raises(DryRunError) as caught:
+        dry_run(PLAIN, f"{file}:Picky", world_size=2, micro_batch_size=16, workload=FP32, input_shape=(4,))
+    assert f"{file}:{line}" in caught.value.what and caught.value.fix
+    assert caught.value.phase == "forward of iteration 1"
+
+
+def test_a_configuration_that_deepspeed_rejects_is_reported_in_its_words() -> None:
+    """The misspelt key, DeepSpeed's message and the phase."""
+    with pytest.raises(DryRunError) as caught:
+        dry_run(config(2, reduce_bucket_sise=1), MODEL, world_size=2)
+    assert "reduce_bucket_sise" in caught.value.what and "initialize" in caught.value.what
+
+
+def test_a_model_that_needs_code_from_the_hub_is_refused() -> None:
+    """transformers has no class, and code that comes with a model is not run."""
+    with pytest.raises(DryRunError, match="no model type 'chatglm'"):
+        dry_run(config(2), {"model_type": "chatglm", "hidden_size": 8}, world_size=2)

@@ -1,0 +1,167 @@
+"""How a dry run fails: the true error, where it happened, and what to do; never an empty report."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise.estimators.workload import Workload
+from ds_advise.probes.dry_run import DryRunError, DryRunResult, dry_run
+from ds_advise.probes.dry_run.ask import ask_each
+from ds_advise.probes.dry_run.run import request_for
+
+FILE = """
+import os, signal
+import torch
+import neighbour
+
+class Net(torch.nn.Module):
+    def __init__(self, fatal=False):
+        super().__init__()
+        self.layer, self.fatal = torch.nn.Linear(4, 4), fatal
+
+    def forward(self, x):
+        if self.fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.layer(x)
+
+def net(): return neighbour.same(Net())
+def killed(): return Net(fatal=True)
+def crashes(): os.abort()
+def leaves(): os._exit(3)
+def no_module(): return [1, 2]
+def raises(): return {}["missing"]
+not_callable = 3
+"""
+BATCH = (
+    FILE
+    + """
+def make_batch(micro_batch_size, seq_len):
+    return torch.zeros(micro_batch_size, 4).reshape(3)
+"""
+)
+PLAIN = {
+    "train_batch_size": 4,
+    "optimizer": {"type": "Adam", "params": {"lr": 0.001}},
+    "zero_optimization": {"stage": 1},
+}
+OWN = Workload(precision="fp32", framework="deepspeed")
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {  # name -> file, function, what else the configuration says
+    "works": ("own.py", "net", {}),
+    "killed": ("own.py", "killed", {}),
+    "crashes": ("own.py", "crashes", {}),
+    "leaves": ("own.py", "leaves", {}),
+    "no_module": ("own.py", "no_module", {}),
+    "raises": ("own.py", "raises", {}),
+    "not_callable": ("own.py", "not_callable", {}),
+    "absent": ("own.py", "absent", {}),
+    "bad_batch": ("batch.py", "net", {}),
+    "unknown_optimizer": ("own.py", "net", {"optimizer": {"type": "Adamm", "params": {"lr": 0.1}}}),
+    "wrong_batch": ("own.py", "net", {"train_micro_batch_size_per_gpu": 3}),
+    "auto": ("own.py", "net", {"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}}),
+    "typo": ("own.py", "net", {"zero_optimization": {"stage": 1, "overlap_com": True}}),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DryRunResult | DryRunError]:
+    """All of them in forks of one process: importing torch and DeepSpeed is what takes time."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own.py").write_text(FILE)
+    (folder / "batch.py").write_text(BATCH)
+    (folder / "neighbour.py").write_text("def same(module): return module\n")
+    requests = [
+        request_for(
+            {**PLAIN, **more},
+            f"{folder / file}:{function}",
+            cluster=None,
+            world_size=2,
+            workload=OWN,
+            iterations=1,
+            gradient_checkpointing=False,
+            input_shape=(4,),
+        )
+        for file, function, more in CASES.values()
+    ]
+    return dict(zip(CASES, ask_each(requests, timeout_s=300), strict=True))
+
+
+def failed(outcomes: dict[str, DryRunResult | DryRunError], name: str) -> DryRunError:
+    error = outcomes[name]
+    assert isinstance(error, DryRunError)
+    return error
+
+
+def test_a_file_may_import_its_neighbours_and_one_failure_leaves_the_others_alone(
+    outcomes: dict[str, DryRunResult | DryRunError],
+) -> None:
+    result = outcomes["works"]
+    assert isinstance(result, DryRunResult) and result.parameters == 20
+
+
+@pytest.mark.parametrize(
+    ("name", "signal", "phase"), [("killed", "SIGKILL", "forward of iteration 1"), ("crashes", "SIGABRT", "load")]
+)
+def test_a_run_that_a_signal_ends_names_signal_and_phase(
+    outcomes: dict[str, DryRunResult | DryRunError], name: str, signal: str, phase: str
+) -> None:
+    """As when the system's memory runs out, or a library crashes."""
+    error = failed(outcomes, name)
+    assert signal in error.what and phase in error.what and error.phase == phase and error.fix
+
+
+def test_a_run_that_just_leaves_says_with_which_code(outcomes: dict[str, DryRunResult | DryRunError]) -> None:
+    assert "exit code 3" in failed(outcomes, "leaves").what
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no_module", ("no_module", "returned a list", "torch.nn.Module")),
+        ("not_callable", ("own.py", "no function 'not_callable'")),
+        ("absent", ("own.py", "no function 'absent'")),
+        ("raises", ("KeyError: 'missing'", "load", "own.py:")),
+        ("auto", ('nothing fills "auto" at zero_optimization.reduce_bucket_size', "write a number there")),
+        ("bad_batch", ("RuntimeError", "forward of iteration 1", "batch.py:")),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_told_with_file_and_line(
+    outcomes: dict[str, DryRunResult | DryRunError], name: str, words: tuple[str, ...]
+) -> None:
+    error = failed(outcomes, name)
+    for word in words:
+        assert word in f"{error.what} {error.why} {error.fix}"
+
+
+@pytest.mark.parametrize(
+    ("name", "word"), [("unknown_optimizer", "Adamm"), ("wrong_batch", "accumulation steps"), ("typo", "overlap_com")]
+)
+def test_what_deepspeed_rejects_is_told_in_its_words(
+    outcomes: dict[str, DryRunResult | DryRunError], name: str, word: str
+) -> None:
+    error = failed(outcomes, name)
+    assert word in error.what and "DeepSpeed rejects" in error.why and error.phase == "initialize"
+
+
+def test_a_file_that_does_not_exist_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before torch and DeepSpeed are imported."""
+    monkeypatch.setattr("ds_advise.probes.dry_run.run.ask", None)
+    with pytest.raises(DryRunError, match="no such file"):
+        dry_run(PLAIN, "nowhere.py:net", world_size=2)
+
+
+def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    file = tmp_path / "slow.py"
+    file.write_text("import time\ndef net(): time.sleep(600)\n")
+    with pytest.raises(DryRunError, match="did not end within 1 s"):
+        dry_run(PLAIN, f"{file}:net", world_size=2, timeout_s=1)
+
+
+def test_a_torch_without_a_simulated_device_is_told_which_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ds_advise.probes.dry_run.simulated_gpu import device
+
+    monkeypatch.setitem(sys.modules, "torch.utils.backend_registration", None)
+    with pytest.raises(RuntimeError, match=r"offers no Python-defined device; torch 2\.13 does"):
+        device.register()

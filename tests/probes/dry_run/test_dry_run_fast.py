@@ -1,0 +1,165 @@
+"""`--fast`: where shallow runs answer for a deep model, where they do not, and that nothing of it is silent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ds_advise.estimators.models import catalogue
+from ds_advise.estimators.workload import Workload
+from ds_advise.probes.dry_run import DryRunResult, dry_run
+from ds_advise.probes.dry_run.ask import ask
+from ds_advise.probes.dry_run.extrapolate import Ladder, NotLinearError, extrapolated, ladder
+from ds_advise.probes.dry_run.request import Request
+from ds_advise.probes.dry_run.run import request_for
+
+TINY: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 640,
+    "num_hidden_layers": 20,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 512,
+}
+ZERO3 = {
+    "stage": 3,
+    "reduce_bucket_size": "auto",
+    "stage3_prefetch_bucket_size": "auto",
+    "stage3_param_persistence_threshold": "auto",
+}
+
+
+def asked(model: dict[str, Any] | str = TINY, *, zero: dict[str, Any] | None = None, **more: Any) -> Request:
+    config = {
+        "bf16": {"enabled": "auto"},
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+        "zero_optimization": zero or ZERO3,
+    }
+    return request_for(config, model, cluster=None, world_size=2, workload=Workload(seq_len=64), iterations=2, **more)
+
+
+@pytest.fixture(scope="module")
+def runs() -> tuple[Ladder, list[DryRunResult], DryRunResult]:
+    """A model of twenty layers whose optimizer steps sub-group by sub-group, at three depths and whole."""
+    request = asked(zero={**ZERO3, "sub_group_size": 700_000})
+    steps = ladder(request)
+    *shallow, full = ask([*steps.requests, request], timeout_s=300)
+    return steps, shallow, full
+
+
+def test_every_phase_is_as_at_full_depth(runs: tuple[Ladder, list[DryRunResult], DryRunResult]) -> None:
+    """GPU, host and total, live and peak, of each phase of each iteration: within half a percent of the run's peak."""
+    steps, shallow, full = runs
+    fast = extrapolated(steps, shallow)
+    assert fast.extrapolated_from == steps.depths and not full.extrapolated_from
+    assert fast.parameters == full.parameters and fast.trainable_parameters == full.trainable_parameters
+    for one, other in zip(fast.phases, full.phases, strict=True):
+        assert (one.iteration, one.phase) == (other.iteration, other.phase)
+        for pool in ("gpu", "host", "total"):
+            for figure in ("live", "peak"):
+                name = f"{pool}_{figure}_bytes"
+                if one.phase not in fast.approximate:
+                    assert getattr(one, name) == pytest.approx(
+                        getattr(other, name), abs=0.005 * full.peak.allocated_bytes_per_gpu
+                    ), (one.iteration, one.phase, name)
+    assert fast.peak.allocated_bytes_per_gpu == pytest.approx(full.peak.allocated_bytes_per_gpu, rel=0.005)
+
+
+def test_the_extrapolated_peak_still_adds_up(runs: tuple[Ladder, list[DryRunResult], DryRunResult]) -> None:
+    """By category, near the full run's parts; what cannot be extrapolated is absent."""
+    steps, shallow, full = runs
+    peak = extrapolated(steps, shallow).peak
+    assert (peak.phase, sum(peak.by_category.values())) == (full.peak.phase, peak.allocated_bytes_per_gpu)
+    for name, size_bytes in full.peak.by_category.items():
+        assert peak.by_category[name] == pytest.approx(size_bytes, abs=0.01 * full.peak.allocated_bytes_per_gpu)
+    assert not peak.by_module and not peak.largest
+    assert peak.required_bytes_per_gpu >= peak.allocated_bytes_per_gpu
+
+
+def test_figures_off_the_line_are_refused(runs: tuple[Ladder, list[DryRunResult], DryRunResult]) -> None:
+    """One depth whose backward pass holds a little more than the others promise."""
+    steps, shallow, _ = runs
+    phases = tuple(
+        replace(phase, gpu_peak_bytes=phase.gpu_peak_bytes * 6 // 5) if phase.phase == "backward" else phase
+        for phase in shallow[1].phases
+    )
+    with pytest.raises(NotLinearError, match=r"do not lie on a line \(gpu_peak_bytes of backward\)"):
+        extrapolated(steps, [shallow[0], replace(shallow[1], phases=phases), shallow[2]])
+
+
+def test_pinned_host_memory_is_refused(runs: tuple[Ladder, list[DryRunResult], DryRunResult]) -> None:
+    steps, shallow, _ = runs
+    pinned = replace(shallow[0], phases=tuple(replace(phase, host_pinned_peak_bytes=1) for phase in shallow[0].phases))
+    with pytest.raises(NotLinearError, match="page-locked"):
+        extrapolated(steps, [pinned, *shallow[1:]])
+
+
+def test_depths_fill_what_has_a_fixed_size_first() -> None:
+    """Qwen2.5-14B's gathered parameters reach stage3_max_live_parameters with the sixth layer."""
+    assert ladder(asked(catalogue.config("Qwen/Qwen2.5-14B"))).depths == (6, 7, 9)
+
+
+def test_a_piece_holds_the_embedding_twice_at_all_depths_or_lies_within_it_at_all() -> None:
+    """A rank's part of Llama 3.1 8B on 4 GPUs is that large from 15 layers on, on 64 never, and on 8 it is in
+    between."""
+    llama, zero = catalogue.config("meta-llama/Llama-3.1-8B"), {"stage": 2, "reduce_bucket_size": "auto"}
+    assert ladder(replace(asked(llama, zero=zero), world_size=4)).depths[0] == 15
+    assert ladder(replace(asked(llama, zero=zero), world_size=64)).depths[0] < 8
+    with pytest.raises(NotLinearError, match="hardly larger than the embedding"):
+        ladder(replace(asked(llama, zero=zero), world_size=8))
+
+
+def test_whole_periods_are_left_out() -> None:
+    """Gemma 2 alternates two kinds of layers: the shallow models end as the full one does."""
+    steps = ladder(asked(catalogue.config("google/gemma-2-9b"), zero={"stage": 2, "reduce_bucket_size": "auto"}))
+    assert all((steps.full - depth) % 2 == 0 for depth in steps.depths)
+    assert len({depth % 2 for depth in steps.depths}) == 1
+
+
+def test_lists_with_an_entry_for_each_layer_are_cut() -> None:
+    types = ["full_attention"] * 20
+    steps = ladder(asked({**TINY, "layer_types": types}))
+    assert [len((request.model or {})["layer_types"]) for request in steps.requests] == list(steps.depths)
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (asked({**TINY, "num_hidden_layers": 6}), "6 layers are few enough"),
+        (asked({**TINY, "model_type": "bert"}), "not been shown for bert"),
+        (asked({key: value for key, value in TINY.items() if key != "num_hidden_layers"}), "how many layers"),
+        (asked(zero={"stage": 2, "reduce_bucket_size": "auto"}, rank=1), "only rank 0"),
+        (asked(zero={**ZERO3, "offload_optimizer": {"device": "cpu"}}), "offload"),
+        (asked(zero={**ZERO3, "offload_param": {"device": "nvme", "nvme_path": "/nowhere"}}), "offload"),
+        (asked(zero={"stage": "three"}), "for DeepSpeed to judge"),
+        (asked(zero={**ZERO3, "stage3_max_live_parameters": "many"}), "for DeepSpeed to judge"),
+        (replace(asked(), model=None, factory="own.py:net"), "module of one's own"),
+        (asked({**TINY, "layer_types": [str(index) for index in range(20)]}), "do not repeat"),
+    ],
+)
+def test_what_shallow_models_cannot_answer_says_why(request_: Request, reason: str) -> None:
+    with pytest.raises(NotLinearError, match=reason):
+        ladder(request_)
+
+
+def test_a_refusal_is_part_of_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+    runs: tuple[Ladder, list[DryRunResult], DryRunResult],
+) -> None:
+    """The full depth is run instead, and the result says why."""
+    asked_for: list[int] = []
+
+    def full_only(requests: list[Request], _timeout_s: float) -> list[DryRunResult]:
+        asked_for.append(len(requests))
+        return [runs[2]]
+
+    monkeypatch.setattr("ds_advise.probes.dry_run.run.ask", full_only)
+    result = dry_run({"zero_optimization": ZERO3}, {**TINY, "num_hidden_layers": 6}, world_size=2, fast=True)
+    assert asked_for == [1] and "6 layers are few enough" in result.not_extrapolated and not result.extrapolated_from

@@ -1,0 +1,381 @@
+"""Probes: real DeepSpeed jobs on the CPU over gloo, how they end, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from ds_advise.ds_configs.emit import ds_config
+from ds_advise.ds_configs.presets import plan_for
+from ds_advise.estimators.errors import ConfigFileError
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.gpus import gpu_of_memory
+from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.plan import Rung
+from ds_advise.estimators.workload import Workload
+from ds_advise.probes.real_run import ProbeResult, extension_lock, probe
+from ds_advise.probes.real_run.result import from_json
+
+MODEL = {
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+WIDE = {"hidden_size": 256, "intermediate_size": 512}
+WORKLOAD = Workload(seq_len=32, framework="hf")
+PLAIN = {
+    "train_micro_batch_size_per_gpu": 1,
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 1},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+}
+
+pytestmark = pytest.mark.timeout(1200)  # the first real run compiles DeepSpeed's extensions
+
+
+def cluster(ranks: int = 2, nvme_path: str = "") -> Cluster:
+    return Cluster(nodes=1, gpus_per_node=ranks, gpu=gpu_of_memory(24), nvme_path=nvme_path)
+
+
+def run(rung: Rung, *, ranks: int = 2, nvme_path: str = "", **settings: Any) -> ProbeResult:
+    """A probe of a rung's preset with two micro batches of two samples."""
+    machine = cluster(ranks, nvme_path)
+    shape = shape_from_config(MODEL, name="small")
+    plan = plan_for(
+        rung, shape, WORKLOAD, machine, micro_batch_size=2, gradient_accumulation_steps=2, gradient_checkpointing=True
+    )
+    config = ds_config(plan, shape, WORKLOAD, machine, flavor="hf")
+    return probe(
+        config,
+        MODEL,
+        cluster=machine,
+        workload=WORKLOAD,
+        device="cpu",
+        micro_batch_size=2,
+        gradient_accumulation_steps=2,
+        **settings,
+    )
+
+
+def module(tmp_path: Path, body: str) -> str:
+    """A file of the user's with a linear model, whose forward pass begins with `body`."""
+    file = tmp_path / "own.py"
+    file.write_text(f"""
+import os, time, torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        {body}
+        return self.layer(x)
+
+build = Model
+""")
+    return f"{file}:build"
+
+
+def run_module(tmp_path: Path, body: str, **settings: Any) -> ProbeResult:
+    return probe(
+        PLAIN, module(tmp_path, body), cluster=cluster(), workload=WORKLOAD, device="cpu", input_shape=(8,), **settings
+    )
+
+
+def ranks_alive() -> list[psutil.Process]:
+    """Rank processes of this test, whose folder they are started with."""
+    here = os.environ["TMPDIR"]
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any(part.startswith(here) for part in process.info["cmdline"] or ())
+    ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled(extensions: Callable[..., None]) -> None:
+    extensions("ShareMemCommBuilder", "FusedAdamBuilder")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """After every test no rank is alive and no file is left in the folder for temporary ones."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    yield
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert not ranks_alive()
+    assert not [path for path in temporary.iterdir() if path.name.startswith("ds-advise")]
+
+
+def test_two_ranks_train_and_report() -> None:
+    """Memory, time and the loss of every rank; the result survives JSON."""
+    phases: list[str] = []
+    result = run("zero2", on_progress=phases.append)
+    assert result.failure is None, result.failure
+    assert [report.rank for report in result.ranks] == [0, 1]
+    assert result.tokens_per_step == 2 * 2 * 2 * 32
+    for report in result.ranks:
+        assert len(report.losses) == 4 and all(math.isfinite(loss) for loss in report.losses)
+        assert len(report.steps) == 3, "the first step creates the states and is not timed"
+        for step in report.steps:
+            parts = step.forward_s + step.backward_s + step.optimizer_s
+            assert 0 < step.waiting_s < step.total_s and parts == pytest.approx(step.total_s, rel=0.2)  # type: ignore[operator]
+        assert report.host_peak_bytes > report.host_baseline_bytes > 0
+    steps = [phase for phase in phases if phase.startswith("step")]  # not each: a short one is over before it is seen
+    assert steps and steps == sorted(steps) and phases.index("load") < phases.index(steps[0])
+    assert len(set(phases)) == len(phases), "no phase is told twice"
+    assert result.config["train_micro_batch_size_per_gpu"] == 2 and result.versions["deepspeed"]
+    assert from_json(json.loads(json.dumps(result.to_json()))) == result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rung, ranks", [("ddp", 2), ("zero3", 4), ("zero3-offload", 2), ("zero3-nvme", 2)])
+def test_every_kind_of_plan_runs(rung: Rung, ranks: int, tmp_path: Path, extensions: Callable[..., None]) -> None:
+    """Stages, offloads and NVMe; the swappers' files are counted and gone afterwards."""
+    extensions(
+        *["CPUAdamBuilder"] * (rung in ("zero3-offload", "zero3-nvme")), *["AsyncIOBuilder"] * (rung == "zero3-nvme")
+    )
+    disk = tmp_path / "nvme"
+    disk.mkdir()
+    result = run(rung, ranks=ranks, nvme_path=str(disk))
+    assert result.failure is None, result.failure
+    assert len(result.ranks) == ranks
+    assert list(disk.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_one_rank_of_many_runs_alone() -> None:
+    """With torch's fake process group one process is rank 3 of 16, steps are taken although the values are junk."""
+    result = run("zero3", ranks=16, solo=True, rank=3)
+    assert result.failure is None, result.failure
+    assert [report.rank for report in result.ranks] == [3]
+    assert result.tokens_per_step == 16 * 2 * 2 * 32 and result.ranks[0].steps[0].waiting_s is None
+
+
+def signalled(number: int, at: str = "step 2") -> Callable[[str], None]:
+    """A progress function that sends a signal to one rank when it comes to a phase."""
+    sent: list[float] = []
+
+    def on_progress(phase: str) -> None:
+        if phase == at and not sent:
+            sent.append(time.monotonic())
+            os.kill(ranks_alive()[-1].pid, number)
+
+    return on_progress
+
+
+SLOW_STEP = "time.sleep(0.5)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number, kind", [(signal.SIGKILL, "killed"), (signal.SIGSTOP, "stopped")])
+def test_a_lost_rank_is_named_and_ends_the_job(number: int, kind: str, tmp_path: Path) -> None:
+    """The others would wait for it for ever."""
+    result = run_module(tmp_path, SLOW_STEP, on_progress=signalled(number))
+    assert result.failure is not None and result.failure.kind == kind
+    assert result.ranks == ()
+
+
+@pytest.mark.slow
+def test_the_rank_that_failed_first_is_blamed(tmp_path: Path) -> None:
+    """Rank 1 raises; rank 0 then fails because its peer is gone, which is not what happened."""
+    result = run_module(
+        tmp_path, "assert not (os.environ['RANK'] == '1' and self.calls == 2), 'the reactor is leaking'"
+    )
+    assert result.failure is not None and result.failure.kind == "crash"
+    assert result.failure.rank == 1 and result.failure.phase == "step 2"
+    assert result.failure.message == "the reactor is leaking" and "own.py" in result.failure.details
+
+
+@pytest.mark.slow
+def test_want_of_memory_is_told_from_other_errors(tmp_path: Path) -> None:
+    """A rank has what it was given, in place of a GPU's memory."""
+    body = "keep = torch.ones(100_000_000)"  # 400 MB
+    assert run_module(tmp_path, body, memory_limit_bytes=2 * 10**9).failure is None
+    failure = run_module(tmp_path, body, memory_limit_bytes=3 * 10**8).failure
+    assert failure is not None and failure.kind == "out_of_memory" and failure.phase == "step 1"
+
+
+@pytest.mark.slow
+def test_a_phase_without_progress_is_a_hang(tmp_path: Path) -> None:
+    """Reported with the rank and the phase, after the time that was stated."""
+    started = time.monotonic()
+    failure = run_module(tmp_path, "time.sleep(3600 if self.calls > 1 else 0)", stall_s=20).failure
+    assert failure is not None and failure.kind == "hang" and failure.phase == "step 2"
+    assert "20 s" in failure.message and time.monotonic() - started < 600
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_is_gone_before_it_is_read_is_named(tmp_path: Path) -> None:
+    """The model's folder is removed while the libraries load."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    (folder / "model.safetensors").touch()
+
+    def remove(phase: str) -> None:
+        if phase == "import":
+            shutil.rmtree(folder)
+
+    failure = probe(
+        PLAIN, MODEL, cluster=cluster(1), workload=WORKLOAD, device="cpu", checkpoint=str(folder), on_progress=remove
+    ).failure
+    assert failure is not None and failure.kind == "crash" and failure.phase == "load"
+    assert str(folder) in failure.message + failure.details
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_is_gone_after_it_was_read_does_no_harm(tmp_path: Path) -> None:
+    """The model's folder is removed between two steps: the weights are in memory, and the probe comes to its end."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = tmp_path / "model"
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**MODEL), dtype=torch.bfloat16).save_pretrained(folder)
+
+    def remove(phase: str) -> None:
+        if phase.startswith("step") and folder.exists():
+            shutil.rmtree(folder)
+
+    result = probe(
+        PLAIN,
+        MODEL,
+        cluster=cluster(),
+        workload=WORKLOAD,
+        device="cpu",
+        checkpoint=str(folder),
+        steps=20,
+        on_progress=remove,
+    )
+    assert not folder.exists() and result.failure is None
+    assert all(
+        len(report.losses) == 20 and report.losses[0] == pytest.approx(math.log(512), rel=0.1)
+        for report in result.ranks
+    )
+
+
+@pytest.mark.slow
+def test_ranks_whose_folder_is_gone_fail_at_once(tmp_path: Path) -> None:
+    """They meet in a file there, in place of a port, and cannot even say so."""
+    started: list[float] = []
+
+    def remove(phase: str) -> None:
+        if phase == "import":
+            shutil.rmtree(next((tmp_path / "temporary").glob("ds-advise-probe-*")))
+            started.append(time.monotonic())
+
+    failure = run_module(tmp_path, "pass", on_progress=remove).failure
+    assert failure is not None and failure.kind == "crash" and "was removed meanwhile" in failure.message
+    assert time.monotonic() - started[0] < 300, "not the stall's time"
+
+
+@pytest.mark.slow
+def test_the_whole_is_bounded(tmp_path: Path) -> None:
+    """The budget counts, whatever the ranks do."""
+    failure = run_module(tmp_path, "time.sleep(3600)", timeout_s=20).failure
+    assert failure is not None and failure.kind == "timeout"
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_the_ranks(tmp_path: Path) -> None:
+    """Ctrl-C reaches the caller; the fixture sees that nothing is left."""
+
+    def interrupt(phase: str) -> None:
+        if phase == "step 1":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_module(tmp_path, SLOW_STEP, on_progress=interrupt)
+
+
+@pytest.mark.slow
+def test_ranks_die_with_the_process_that_watches_them(tmp_path: Path) -> None:
+    """Even where it is killed and can do nothing about it."""
+    script = (
+        f"import sys; sys.path[:0] = {[str(Path(__file__).parent)]!r}\n"
+        f"import test_probe, pathlib; test_probe.run_module(pathlib.Path({str(tmp_path)!r}), 'time.sleep(3600)')"
+    )
+    watcher = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        deadline = time.monotonic() + 120
+        while len(ranks_alive()) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert len(ranks_alive()) == 2
+    finally:
+        watcher.kill()
+        watcher.wait()
+    deadline = time.monotonic() + 10
+    while ranks_alive() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for leftover in (tmp_path / "temporary").glob("ds-advise*"):  # nobody is left to remove it
+        subprocess.run(["rm", "-r", str(leftover)], check=True)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_lock_whose_owner_was_killed_is_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """A rank that is ended while it compiles an extension must not make every later job wait for ever."""
+    if named:
+        monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    else:
+        monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    built = tmp_path if named else tmp_path / "torch_extensions" / "py311_cpu"
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    mine, gone, foreign = (built / name / "lock" for name in ("mine", "gone", "foreign"))
+    for lock in (mine, gone, foreign):
+        lock.parent.mkdir(parents=True)
+    mine.write_text(str(os.getpid()))
+    gone.write_text(str(dead.pid))
+    foreign.touch()
+    extension_lock.abandon_all()
+    assert mine.exists() and foreign.exists() and not gone.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small drive")
+def test_a_full_drive_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extensions: Callable[..., None]) -> None:
+    """DeepSpeed itself only says that a file is too short."""
+    extensions("CPUAdamBuilder", "AsyncIOBuilder")
+    drive = tmp_path / "drive"
+    drive.mkdir()
+    for name, value in WIDE.items():
+        monkeypatch.setitem(MODEL, name, value)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(drive)], check=True)
+    try:
+        failure = run("zero3-nvme", nvme_path=str(drive)).failure
+        assert failure is not None and failure.kind == "disk_full" and "SIGABRT" in failure.details
+        assert not list(drive.iterdir())
+    finally:
+        subprocess.run(["umount", str(drive)], check=True)
+
+
+def test_a_swap_folder_that_cannot_be_made_is_the_users_to_mend() -> None:
+    """No job is started for it."""
+    with pytest.raises(ConfigFileError, match="nvme_path"):
+        run("zero3-nvme", nvme_path="/proc/nowhere")

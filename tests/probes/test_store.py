@@ -1,0 +1,351 @@
+"""The store of results: kept, found, forgotten; shared by processes; and never in the way when its file cannot be
+used."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise.estimators.models.catalogue import find
+from ds_advise.probes.machine import Machine, cpu_model, machine_from_json, this_machine
+from ds_advise.probes.store import Record, Store, StoreError, model_key, try_store
+from ds_advise.probes.store_path import store_path
+
+MACHINE = Machine(
+    gpus=("L4", "L4"),
+    gpu_memory_bytes=(22 * 2**30,) * 2,
+    driver="570.1",
+    cpu="a CPU",
+    cpu_cores=8,
+    ram_bytes=64 * 2**30,
+)
+NOBODY = 65534
+
+
+def _probe(**changes: Any) -> Record:
+    return replace(
+        Record(
+            kind="probe",
+            machine=MACHINE,
+            model="abc",
+            model_name="a-model",
+            plan={"zero_optimization": {"stage": 2}},
+            workload={"seq_len": 128},
+            result={"step_s": 1.5, "losses": [1.0, None]},
+            versions={"torch": "2.13"},
+        ),
+        **changes,
+    )
+
+
+def test_a_record_comes_back_whole(own_store: Path) -> None:
+    """Kind, time, machine, model, plan, workload, result and versions."""
+    number = Store().add(_probe())
+    assert Store().find() == [replace(_probe(), made_at=Store().find()[0].made_at, id=number)]
+    assert own_store.exists()
+    assert machine_from_json(json.loads(json.dumps(MACHINE.to_json()))) == MACHINE
+
+
+def test_records_are_found_by_what_they_are_of_newest_first() -> None:
+    """kind, machine, model and number narrow it down; limit cuts the oldest off."""
+    store, other = Store(), replace(MACHINE, cpu_cores=4)
+    old = store.add(_probe(made_at="2026-01-01T00:00:00+00:00"))
+    new = store.add(_probe(made_at="2026-03-01T00:00:00+00:00"))
+    elsewhere = store.add(_probe(made_at="2026-02-01T00:00:00+00:00", machine=other, model="other"))
+    bench = store.add(_probe(made_at="2025-01-01T00:00:00+00:00", kind="bench"))
+
+    def ids(**wanted: Any) -> list[int | None]:
+        return [record.id for record in store.find(**wanted)]
+
+    assert ids() == [new, elsewhere, old, bench]
+    assert ids(kind="bench") == [bench]
+    assert ids(machine=MACHINE) == [new, old, bench]
+    assert ids(machine=other.key, model="other") == [elsewhere]
+    assert ids(model="nothing") == ids(ids=[]) == []
+    assert ids(ids=[old, bench]) == [old, bench]
+    assert ids(limit=1) == [new]
+
+
+def test_forgotten_records_are_gone_and_their_numbers_are_not_used_again() -> None:
+    """What was there is told; unknown numbers are not an error."""
+    store = Store()
+    first, second, third = (store.add(_probe()) for _ in range(3))
+    assert store.forget([third, 999]) == [third]
+    assert store.add(_probe()) == third + 1
+    assert store.forget("all") == [first, second, third + 1]
+    assert store.find() == []
+
+
+def test_nothing_is_written_before_the_first_record(own_store: Path) -> None:
+    """Asking an empty store makes no file and no folder."""
+    assert Store().find() == [] == Store().forget("all")
+    assert not own_store.parent.exists()
+
+
+def test_only_the_user_may_read_it(own_store: Path) -> None:
+    """Folder 0700, file 0600, whatever the umask."""
+    old = os.umask(0)
+    try:
+        Store().add(_probe())
+    finally:
+        os.umask(old)
+    assert own_store.parent.stat().st_mode & 0o777 == 0o700
+    assert own_store.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_folder_is_ds_advise_cache_or_the_platforms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """DS_ADVISE_CACHE, then XDG_CACHE_HOME (on Linux)."""
+    monkeypatch.setenv("DS_ADVISE_CACHE", "~/here")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert store_path() == tmp_path / "here/results.sqlite"
+    monkeypatch.setenv("DS_ADVISE_CACHE", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert store_path() == tmp_path / "xdg/ds-advise/results.sqlite"
+
+
+def test_processes_write_at_once(own_store: Path) -> None:
+    """Four processes that all begin without a file lose no record."""
+    program = (
+        "import sys\n"
+        "from ds_advise.probes.machine import Machine\n"
+        "from ds_advise.probes.store import Record, Store\n"
+        f"machine = Machine(**{MACHINE.to_json()!r})\n"
+        "sys.stdin.readline()\n"
+        "for step in range(25):\n"
+        "    Store().add(Record(kind='probe', machine=machine, result={'writer': sys.argv[1], 'step': step}))\n"
+    )
+    writers = [
+        subprocess.Popen([sys.executable, "-c", program, str(number)], stdin=subprocess.PIPE) for number in range(4)
+    ]
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write(b"go\n")
+        writer.stdin.flush()
+    assert [writer.wait(60) for writer in writers] == [0] * 4
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.close()
+    written = {(record.result["writer"], record.result["step"]) for record in Store(own_store).find()}
+    assert written == {(str(number), step) for number in range(4) for step in range(25)}
+
+
+def _all_operations_fail(store: Store, *, but: str = "") -> list[StoreError]:
+    errors = []
+    operations: dict[str, Callable[[], object]] = {
+        "add": lambda: store.add(_probe()),
+        "find": store.find,
+        "forget": lambda: store.forget("all"),
+    }
+    for name, operation in operations.items():
+        if name != but:
+            with pytest.raises(StoreError) as error:
+                operation()
+            assert str(store.path) in error.value.what
+            assert error.value.fix
+            errors.append(error.value)
+    return errors
+
+
+@pytest.mark.parametrize(
+    "content", [b"this is no database" * 100, b"SQLite format 3\0" + b"\xff" * 5000], ids=["text", "torn"]
+)
+def test_a_damaged_file_is_named_and_left_alone(own_store: Path, content: bytes) -> None:
+    """The error says which file to remove; nothing of it is changed."""
+    own_store.parent.mkdir()
+    own_store.write_bytes(content)
+    for error in _all_operations_fail(Store()):
+        assert f"rm {own_store}" in error.fix
+    assert own_store.read_bytes() == content
+
+
+def test_a_file_that_is_torn_in_the_middle_is_damaged(own_store: Path) -> None:
+    """Pages of zeros after a good header, as after a power failure."""
+    store = Store()
+    for _ in range(20):
+        store.add(_probe(result={"text": "x" * 1000}))
+    whole = own_store.read_bytes()
+    own_store.write_bytes(whole[:4096] + b"\0" * (len(whole) - 4096))
+    with pytest.raises(StoreError, match="damaged"):
+        store.find()
+
+
+def test_a_record_that_cannot_be_read_is_damage(own_store: Path) -> None:
+    """A body that is no JSON, or lacks what a record has."""
+    store = Store()
+    store.add(_probe())
+    for body in ("{", "[]", "{}", '{"machine": {}}'):
+        with contextlib.closing(sqlite3.connect(own_store)) as connection, connection:
+            connection.execute("UPDATE records SET body = ?", (body,))
+        with pytest.raises(StoreError, match="damaged"):
+            store.find()
+
+
+def test_a_newer_versions_file_is_left_alone(own_store: Path) -> None:
+    """An older ds-advise says so and changes nothing."""
+    Store().add(_probe())
+    with contextlib.closing(sqlite3.connect(own_store)) as connection, connection:
+        connection.execute("PRAGMA user_version = 99")
+    content = own_store.read_bytes()
+    for error in _all_operations_fail(Store()):
+        assert "newer ds-advise" in error.what
+    assert own_store.read_bytes() == content
+
+
+def test_another_programs_database_is_left_alone(own_store: Path) -> None:
+    """Its tables do not get ours beside them."""
+    own_store.parent.mkdir()
+    with contextlib.closing(sqlite3.connect(own_store)) as connection, connection:
+        connection.execute("CREATE TABLE theirs (value)")
+    content = own_store.read_bytes()
+    for error in _all_operations_fail(Store()):
+        assert "another program" in error.what
+    assert own_store.read_bytes() == content
+
+
+def test_a_folder_or_a_pipe_in_its_place(own_store: Path) -> None:
+    """Neither is waited for nor removed."""
+    own_store.mkdir(parents=True)
+    _all_operations_fail(Store())
+    own_store.rmdir()
+    os.mkfifo(own_store)
+    with pytest.raises(StoreError):
+        Store().add(_probe())
+    assert own_store.is_fifo()
+
+
+def test_a_file_that_another_process_holds(own_store: Path) -> None:
+    """Locked for longer than the patience of two seconds: told, and no record is lost."""
+    store = Store()
+    store.add(_probe())
+    program = (
+        "import sqlite3, sys\n"
+        f"connection = sqlite3.connect({str(own_store)!r}, isolation_level=None)\n"
+        "connection.execute('BEGIN EXCLUSIVE')\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.readline()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(StoreError, match="locked by another process"):
+            store.add(_probe())
+        holder.communicate(b"\n", timeout=30)
+    assert len(store.find()) == 1
+
+
+@pytest.fixture
+def unprivileged() -> Iterator[Path]:
+    """A folder of this test, which then runs as a user whom permissions bind (root is not)."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    was_root = os.geteuid() == 0
+    if was_root:
+        os.chown(folder, NOBODY, NOBODY)
+        os.seteuid(NOBODY)
+    try:
+        yield folder
+    finally:
+        if was_root:
+            os.seteuid(0)
+        folder.chmod(0o755)
+        shutil.rmtree(folder)
+
+
+def test_a_read_only_folder(unprivileged: Path) -> None:
+    """Nothing can be kept there, and nothing was; a closed one cannot even be asked."""
+    store = Store(unprivileged / "cache/results.sqlite")
+    unprivileged.chmod(0o555)
+    assert store.find() == []
+    with pytest.raises(StoreError, match="cannot be kept"):
+        store.add(_probe())
+    unprivileged.chmod(0)
+    _all_operations_fail(store)
+
+
+def test_a_read_only_file_can_still_be_asked(unprivileged: Path) -> None:
+    """What it holds is found; adding and forgetting are refused."""
+    store = Store(unprivileged / "results.sqlite")
+    store.add(_probe())
+    store.path.chmod(0o400)
+    unprivileged.chmod(0o555)
+    assert len(store.find()) == 1
+    _all_operations_fail(store, but="find")
+    assert len(store.find()) == 1
+
+
+def test_a_full_disk(own_store: Path) -> None:
+    """Where the file cannot grow, the record is refused and those before it stay."""
+    program = (
+        "import resource\n"
+        "from ds_advise.probes.machine import Machine\n"
+        "from ds_advise.probes.store import Record, Store, StoreError\n"
+        f"record = Record(kind='probe', machine=Machine(**{MACHINE.to_json()!r}), result={{'text': 'x' * 200_000}})\n"
+        "Store().add(record)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (250_000, 250_000))\n"
+        "try:\n"
+        "    Store().add(record)\n"
+        "except StoreError as error:\n"
+        "    print(error.what)\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    assert "cannot be written" in said
+    assert len(Store(own_store).find()) == 1
+
+
+def test_whoever_asks_goes_on_without_it(own_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line on stderr, the other answer, no exception."""
+    own_store.mkdir(parents=True)
+    assert try_store(lambda store: store.add(_probe()), -1) == -1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(own_store) in line
+    own_store.rmdir()
+    assert try_store(lambda store: store.find(), [_probe()]) == []
+    assert capsys.readouterr().err == ""
+
+
+def test_the_machine_is_told_by_its_parts_and_not_by_its_name() -> None:
+    """The key follows hardware; driver and a few MiB of RAM do not matter; no host name is in it."""
+    machine = this_machine()
+    assert machine.key == this_machine().key
+    assert machine.cpu_cores >= 1
+    assert machine.ram_bytes > 2**28
+    node = os.uname().nodename
+    assert len(node) < 3 or node not in json.dumps(machine.to_json())
+    assert replace(MACHINE, driver="580.2", ram_bytes=MACHINE.ram_bytes - 5 * 2**20).key == MACHINE.key
+    changed = [
+        replace(MACHINE, gpus=("L4", "T4")),
+        replace(MACHINE, cpu="another"),
+        replace(MACHINE, cpu_cores=4),
+        replace(MACHINE, ram_bytes=32 * 2**30),
+        replace(MACHINE, gpu_memory_bytes=(16 * 2**30,) * 2),
+    ]
+    assert len({machine.key for machine in (*changed, MACHINE)}) == 6
+
+
+def test_the_processors_name(tmp_path: Path) -> None:
+    """From /proc/cpuinfo; the architecture where that names none."""
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor : 0\nmodel name\t: AMD  EPYC 7742\nprocessor : 1\nmodel name : AMD EPYC 7742\n")
+    assert cpu_model(file) == "AMD EPYC 7742"
+    file.write_text("CPU implementer : 0x41\n")
+    assert cpu_model(file) == cpu_model(tmp_path / "none") == os.uname().machine
+
+
+def test_a_model_is_known_by_its_tensors() -> None:
+    """The same model under another name has the same key, another model has not."""
+    small = find("gpt2")
+    assert model_key(small) == model_key(replace(small, name="my-model"))
+    assert model_key(small) != model_key(find("gpt2-medium"))

@@ -1,0 +1,629 @@
+"""The doctor's readers on recorded /proc and /sys trees, on a stand-in for NVML, and on recorded answers of tools."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ds_advise.estimators.errors import ConfigFileError
+from ds_advise.validate.doctor.gather import gather, looked_at
+from ds_advise.validate.doctor.hide import Hider
+from ds_advise.validate.doctor.readers.folder import read_folder, why_not_direct
+from ds_advise.validate.doctor.readers.graphics import read_graphics
+from ds_advise.validate.doctor.readers.host import read_host, read_memory, read_processor
+from ds_advise.validate.doctor.readers.nodes import port_of, read_hostfile, read_nodes
+from ds_advise.validate.doctor.readers.software import read_software
+from ds_advise.validate.doctor.readers.toolchain import find_cuda_home, read_ops_folder, read_toolchain
+from ds_advise.validate.doctor.readers.tools import Ran, run_tool
+
+MEMINFO = """MemTotal:       528000000 kB
+MemFree:        300000000 kB
+MemAvailable:   500000000 kB
+SwapTotal:        8000000 kB
+SwapFree:         6000000 kB
+HugePages_Total:      512
+Hugepagesize:       2048 kB
+"""
+LIMITS = """Limit                     Soft Limit           Hard Limit           Units
+Max processes             unlimited            unlimited            processes
+Max open files            1024                 1048576              files
+Max locked memory         65536                65536                bytes
+"""
+STATUS = "Name:\tpython\nCapEff:\t0000000000000000\nCpus_allowed_list:\t0-3,8\n"
+
+
+def tree(root: Path, files: dict[str, str]) -> Path:
+    """Write files below a root."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def host_tree(root: Path, **more: str) -> Path:
+    return tree(root, {"proc/meminfo": MEMINFO, "proc/self/limits": LIMITS, "proc/self/status": STATUS, **more})
+
+
+def no_space(_: Path) -> tuple[int, int]:
+    raise FileNotFoundError
+
+
+def test_memory_of_an_ordinary_machine(tmp_path: Path) -> None:
+    """RAM, swap, huge pages and the locking limit come from the kernel's files."""
+    memory = read_memory(host_tree(tmp_path), space=lambda _: (64 * 2**20, 2**20))
+    assert (memory.total_bytes, memory.available_bytes) == (528000000 * 1024, 500000000 * 1024)
+    assert (memory.swap_bytes, memory.swap_used_bytes) == (8000000 * 1024, 2000000 * 1024)
+    assert memory.huge_bytes == 2**30 and memory.lockable_bytes == 65536
+    assert (memory.limit_bytes, memory.killed) == (None, 0)
+    assert (memory.shared_bytes, memory.shared_free_bytes) == (64 * 2**20, 2**20)
+    assert read_memory(tmp_path, space=no_space).shared_bytes is None
+
+
+def test_the_tightest_cgroup_counts(tmp_path: Path) -> None:
+    """Version 2: this process's cgroup and those above it; what the kernel can drop is not in use."""
+    memory = read_memory(
+        host_tree(
+            tmp_path,
+            **{
+                "proc/self/cgroup": "0::/job/step\n",
+                "sys/fs/cgroup/job/memory.max": str(8 * 2**30),
+                "sys/fs/cgroup/job/memory.current": str(3 * 2**30),
+                "sys/fs/cgroup/job/memory.stat": f"anon 5\ninactive_file {2**30}\n",
+                "sys/fs/cgroup/job/memory.events": "low 0\noom 3\noom_kill 2\n",
+                "sys/fs/cgroup/job/step/memory.max": "max",
+            },
+        )
+    )
+    assert (memory.limit_bytes, memory.limit_used_bytes, memory.killed) == (8 * 2**30, 2 * 2**30, 2)
+
+
+def test_cgroups_of_version_1(tmp_path: Path) -> None:
+    """An absurdly high limit is none; a real one is."""
+    base = {
+        "proc/self/cgroup": "4:memory:/docker/ab\n1:cpu,cpuacct:/docker/ab\n",
+        "sys/fs/cgroup/memory/docker/ab/memory.limit_in_bytes": "9223372036854771712",
+    }
+    assert read_memory(host_tree(tmp_path, **base)).limit_bytes is None
+    tree(
+        tmp_path,
+        {
+            "sys/fs/cgroup/memory/docker/ab/memory.limit_in_bytes": str(2**30),
+            "sys/fs/cgroup/memory/docker/ab/memory.usage_in_bytes": str(2**29),
+            "sys/fs/cgroup/memory/docker/ab/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
+            "sys/fs/cgroup/cpu/docker/ab/cpu.cfs_quota_us": "250000",
+            "sys/fs/cgroup/cpu/docker/ab/cpu.cfs_period_us": "100000",
+        },
+    )
+    memory = read_memory(tmp_path)
+    assert (memory.limit_bytes, memory.limit_used_bytes, memory.killed) == (2**30, 2**29, 1)
+    assert read_processor(tmp_path).quota == 2.5
+
+
+def test_a_privileged_process_may_lock_what_it_likes(tmp_path: Path) -> None:
+    """CAP_IPC_LOCK lifts the limit, whatever ulimit says."""
+    root = host_tree(
+        tmp_path, **{"proc/self/status": STATUS.replace("CapEff:\t0000000000000000", "CapEff:\t000001ffffffffff")}
+    )
+    assert read_memory(root).lockable_bytes is None
+
+
+def test_the_processor(tmp_path: Path) -> None:
+    """Affinity, quota, NUMA nodes, and the vectors that DeepSpeed would compile for."""
+    root = host_tree(
+        tmp_path,
+        **{
+            "proc/cpuinfo": "processor : 0\nmodel name : AMD EPYC  7742\nflags : fpu avx2 sse\n\nprocessor : 1\nflags "
+            ": fpu\n",
+            "proc/self/cgroup": "0::/\n",
+            "sys/fs/cgroup/cpu.max": "400000 100000",
+            "sys/devices/system/cpu/online": "0-15\n",
+            "sys/devices/system/node/node0/cpulist": "0-7\n",
+            "sys/devices/system/node/node1/cpulist": "8-15\n",
+            "sys/devices/system/node/node10/cpulist": "\n",
+        },
+    )
+    processor = read_processor(root)
+    assert (processor.name, processor.online, processor.vectors) == ("AMD EPYC 7742", 16, "AVX2")
+    assert processor.usable == {0, 1, 2, 3, 8} and processor.quota == 4.0
+    assert processor.nodes == (frozenset(range(8)), frozenset(range(8, 16)))
+
+
+@pytest.mark.parametrize(
+    ("line", "vectors"),
+    [
+        ("flags : avx2 avx512f", "AVX-512"),
+        ("flags : sse2", ""),
+        ("Features : fp asimd", "NEON"),
+        ("Features : asimd sve", "SVE"),
+    ],
+)
+def test_vectors_as_deepspeed_chooses_them(tmp_path: Path, line: str, vectors: str) -> None:
+    assert read_processor(host_tree(tmp_path, **{"proc/cpuinfo": f"processor : 0\n{line}\n"})).vectors == vectors
+
+
+def test_the_host(tmp_path: Path) -> None:
+    """Kind of container, limits, adapters; and whether the ranks' port is taken, by really taking it."""
+    root = host_tree(
+        tmp_path,
+        **{
+            "etc/os-release": 'PRETTY_NAME="Ubuntu 22.04"\n',
+            "proc/1/cgroup": "0::/kubepods/pod1\n",
+            "sys/class/infiniband/mlx5_0/node_type": "1",
+            "sys/class/net/eth0/mtu": "1500",
+        },
+    )
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        host = read_host(root, {"MASTER_PORT": str(port)})
+        assert (host.port, host.port_in_use) == (port, True)
+        assert port_of("127.0.0.1", port) == "in use"
+    assert read_host(root, {"MASTER_PORT": str(port)}).port_in_use is False
+    assert port_of("127.0.0.1", port) == "free"
+    assert (host.system, host.container, host.open_files, host.processes) == ("Ubuntu 22.04", "container", 1024, None)
+    assert (host.rdma, host.interfaces) == (("mlx5_0",), ("eth0",))
+    assert read_host(root, {"KUBERNETES_SERVICE_HOST": "x", "MASTER_PORT": "no"}).port == 29500
+
+
+def mounts(*lines: str) -> dict[str, str]:
+    return {"proc/self/mountinfo": "".join(f"{number} 1 {line}\n" for number, line in enumerate(lines))}
+
+
+@pytest.mark.parametrize(
+    ("mount", "blocks", "device"),
+    [
+        ("259:1 / {folder} rw - ext4 /dev/nvme0n1p1 rw", {"nvme0n1/nvme0n1p1/partition": "1"}, "nvme"),
+        ("8:1 / {folder} rw - xfs /dev/sda1 rw", {"sda/sda1/partition": "1", "sda/queue/rotational": "1"}, "disk"),
+        ("8:0 / {folder} rw - xfs /dev/sda rw", {"sda/queue/rotational": "0"}, "ssd"),
+        ("252:0 / {folder} rw - ext4 /dev/vda rw", {"vda/queue/rotational": "1"}, "virtual"),
+        ("0:5 / {folder} rw - tmpfs tmpfs rw", {}, "memory"),
+        ("0:6 / {folder} rw - nfs4 server:/x rw", {}, "network"),
+        ("0:7 / {folder} rw - overlay overlay rw", {}, "layered"),
+        ("0:8 / {folder} rw - btrfs /dev/nowhere rw", {}, "unknown"),
+    ],
+)
+def test_what_a_folder_is_on(tmp_path: Path, mount: str, blocks: dict[str, str], device: str) -> None:
+    """The innermost mount decides, then the drive under it."""
+    folder = tmp_path / "swap"
+    folder.mkdir()
+    root = tree(tmp_path / "root", mounts("0:1 / / rw - ext4 /dev/other rw", mount.format(folder=folder)))
+    tree(root / "sys/devices", blocks)
+    block = root / "sys/dev/block" / mount.split()[0]
+    if blocks:
+        first = next(iter(blocks))
+        block.parent.mkdir(parents=True)
+        block.symlink_to(
+            (root / "sys/devices" / first).parent
+            if first.endswith("partition")
+            else root / "sys/devices" / first.split("/")[0]
+        )
+    found = read_folder(str(folder), root, space=lambda _: (10, 7), direct=lambda _: "")
+    assert (found.device, found.free_bytes, found.error) == (device, 7, "")
+
+
+def test_a_raid_is_as_slow_as_its_slowest_member(tmp_path: Path) -> None:
+    """md and device-mapper devices are followed to the drives under them."""
+    root = tree(tmp_path / "root", mounts(f"9:0 / {tmp_path} rw - xfs /dev/md0 rw"))
+    tree(root / "sys/devices", {"nvme0n1/queue/rotational": "0", "sda/queue/rotational": "1", "md0/size": "1"})
+    for link, target in (
+        ("dev/block/9:0", "md0"),
+        ("devices/md0/slaves/nvme0n1", "nvme0n1"),
+        ("devices/md0/slaves/sda", "sda"),
+    ):
+        (root / "sys" / link).parent.mkdir(parents=True, exist_ok=True)
+        (root / "sys" / link).symlink_to(root / "sys/devices" / target)
+    assert read_folder(str(tmp_path), root, direct=lambda _: "").device == "disk"
+
+
+def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
+    """Missing, a file, of nobody, nonsense: an error, never an exception."""
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "none", tmp_path / "file", "~nobody-of-this-name/x", "a\0b"):
+        assert read_folder(str(path)).error
+
+
+def test_the_trial_of_o_direct_leaves_nothing(tmp_path: Path) -> None:
+    """The file that is tried has no name, and a folder that cannot be written to says why."""
+    assert isinstance(why_not_direct(tmp_path), str)
+    assert list(tmp_path.iterdir()) == []
+    assert why_not_direct(tmp_path / "none") != ""
+
+
+class NvmlError(Exception):
+    pass
+
+
+def nvml(answers: dict[str, Any], gpus: int = 2) -> Any:
+    """A module like pynvml: what is not among the answers is not supported here, as on real GPUs."""
+
+    def refuse(*_: Any) -> Any:
+        raise NvmlError("Not Supported")
+
+    known: dict[str, Any] = {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: gpus,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        **answers,
+    }
+
+    class Module:
+        NVMLError = NvmlError
+
+        def __getattr__(self, name: str) -> Any:
+            return known.get(name, refuse)
+
+    return Module()
+
+
+def test_gpus_as_nvml_tells_them(tmp_path: Path) -> None:
+    """Every figure of two GPUs; the holder's name comes from /proc, the near cores from the PCI device."""
+    root = tree(
+        tmp_path,
+        {
+            "proc/77/comm": "python\n",
+            "sys/bus/pci/devices/0000:3b:00.0/class": "0x030200\n",
+            "sys/bus/pci/devices/0000:3b:00.0/vendor": "0x10de\n",
+            "sys/bus/pci/devices/0000:3b:00.0/numa_node": "1\n",
+            "sys/bus/pci/devices/0000:3b:00.0/local_cpulist": "16-31\n",
+            "sys/bus/pci/devices/0000:3b:00.0/max_link_width": "16\n",
+            "proc/driver/nvidia/version": "x",
+        },
+    )
+    graphics = read_graphics(
+        root,
+        nvml(
+            {
+                "nvmlSystemGetDriverVersion": lambda: "570.86",
+                "nvmlSystemGetCudaDriverVersion": lambda: 12080,
+                "nvmlDeviceGetName": lambda _: "NVIDIA A100",
+                "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=80, free=50),
+                "nvmlDeviceGetCudaComputeCapability": lambda _: (8, 0),
+                "nvmlDeviceGetComputeMode": lambda _: 3,
+                "nvmlDeviceGetMigMode": lambda _: [1, 1],
+                "nvmlDeviceGetTotalEccErrors": lambda *_: 4,
+                "nvmlDeviceGetRemappedRows": lambda _: (0, 1, 0, 1),
+                "nvmlDeviceGetEnforcedPowerLimit": lambda _: 250000,
+                "nvmlDeviceGetPowerManagementDefaultLimit": lambda _: 400000,
+                "nvmlDeviceGetTemperature": lambda *_: 91,
+                "nvmlDeviceGetCurrentClocksEventReasons": lambda _: 0x1 | 0x4 | 0x40,
+                "nvmlDeviceGetCurrPcieLinkGeneration": lambda _: 3,
+                "nvmlDeviceGetCurrPcieLinkWidth": lambda _: 8,
+                "nvmlDeviceGetMaxPcieLinkGeneration": lambda _: 4,
+                "nvmlDeviceGetMaxPcieLinkWidth": lambda _: 8,  # of the slot
+                "nvmlDeviceGetPciInfo": lambda _: SimpleNamespace(busId="00000000:3B:00.0"),
+                "nvmlDeviceGetNvLinkState": lambda _, link: 1 if link < 10 else 0 if link < 12 else nvml({}).refused(),
+                "nvmlDeviceGetComputeRunningProcesses": lambda _: [
+                    SimpleNamespace(pid=77, usedGpuMemory=30),
+                    SimpleNamespace(pid=1, usedGpuMemory=None),
+                ],
+                "nvmlDeviceGetP2PStatus": lambda *_: 0,
+                "nvmlDeviceGetTopologyCommonAncestor": lambda *_: 50,
+            }
+        ),
+    )
+    gpu = graphics.gpus[1]
+    assert (graphics.driver, graphics.driver_cuda, graphics.on_the_bus, graphics.module_loaded) == (
+        "570.86",
+        "12.8",
+        1,
+        True,
+    )
+    assert (gpu.index, gpu.name, gpu.memory_bytes, gpu.free_bytes, gpu.capability) == (1, "NVIDIA A100", 80, 50, (8, 0))
+    assert (gpu.compute_mode, gpu.mig, gpu.uncorrected_errors, gpu.remapping_failed) == ("exclusive", True, 4, True)
+    assert (gpu.power_limit_w, gpu.default_power_limit_w, gpu.temperature_c) == (250, 400, 91)
+    assert gpu.slowed_by == ("power", "heat") and gpu.nvlinks == (10, 2)
+    assert gpu.pcie is not None and (gpu.pcie.generation, gpu.pcie.most_generation) == (3, 4)
+    assert (gpu.pcie.width, gpu.pcie.most_width) == (8, 16)
+    assert (gpu.numa_node, gpu.near_cpus) == (1, frozenset(range(16, 32)))
+    assert gpu.holders == (("python", 30), ("process 1", 0))
+    assert [(pair.direct, pair.path) for pair in graphics.pairs] == [(True, "sockets")]
+
+
+def test_a_gpu_that_tells_nothing(tmp_path: Path) -> None:
+    """Virtual GPUs and missing rights leave most questions unanswered: unknown, not an error, and not a finding."""
+    graphics = read_graphics(tmp_path, nvml({}, gpus=3))
+    assert len(graphics.gpus) == 3 and len(graphics.pairs) == 3
+    gpu = graphics.gpus[0]
+    assert (gpu.name, gpu.capability, gpu.pcie, gpu.uncorrected_errors, gpu.slowed_by) == ("GPU", None, None, None, ())
+    assert graphics.pairs[0].direct is None and graphics.error == ""
+
+
+def test_nvml_that_does_not_start(tmp_path: Path) -> None:
+    """Its message is kept, and the PCI bus is read all the same."""
+
+    def fail() -> None:
+        raise NvmlError("Driver Not Loaded")
+
+    root = tree(
+        tmp_path,
+        {
+            f"sys/bus/pci/devices/{name}/{file}": text
+            for name, kind, vendor in (
+                ("0", "0x030000", "0x10de"),
+                ("1", "0x120000", "0x10de"),
+                ("2", "0x020000", "0x10de"),
+                ("3", "0x030000", "0x8086"),
+            )
+            for file, text in (("class", kind), ("vendor", vendor))
+        },
+    )
+    graphics = read_graphics(root, nvml({"nvmlInit": fail}))
+    assert (graphics.error, graphics.on_the_bus, graphics.gpus) == ("Driver Not Loaded", 2, ())
+
+
+def recorded(answers: dict[str, Ran]) -> Any:
+    """A runner that answers by the first words in a command that it knows; else the program is missing."""
+
+    def run(command: Sequence[str], _text: str, _limit_s: float) -> Ran:
+        line = " ".join(command)
+        return next((ran for words, ran in answers.items() if words in line), Ran(code=None, err="not found"))
+
+    return run
+
+
+def test_compilers_are_judged_by_what_they_compile() -> None:
+    """Versions from --version; an error line of a failed trial; nothing of a compiler that is not there."""
+    tools = read_toolchain(
+        recorded(
+            {
+                "c++ --version": Ran(code=0, out="g++ (Ubuntu 11.4.0-1ubuntu1~22.04) 11.4.0\nCopyright"),
+                "-fopenmp": Ran(code=0),
+                "-fsyntax-only": Ran(code=1, err="<stdin>:1:10: fatal error: Python.h: No such file\n 1 |"),
+                "-laio": Ran(
+                    code=1, err="/usr/bin/ld: cannot find -laio: No such file\ncollect2: error: ld returned 1"
+                ),
+                "nvcc --version": Ran(code=0, out="Cuda compilation tools, release 12.4, V12.4.131"),
+                "-x cu": Ran(
+                    code=1, err="in file x:\nhost_config.h: #error -- unsupported GNU version! gcc later than 13"
+                ),
+            }
+        ),
+        {"CUDA_HOME": "/opt/cuda", "PATH": ""},
+        "2.12.1",
+    )
+    assert (tools.cxx, tools.standard, tools.nvcc, tools.cuda_home) == ("g++ 11.4.0", "c++20", "12.4", "/opt/cuda")
+    assert not tools.ninja
+    assert tools.cxx_trial is not None and tools.cxx_trial.compiled
+    assert tools.python_trial is not None and "Python.h" in tools.python_trial.error
+    assert tools.aio_trial is not None and "cannot find -laio" in tools.aio_trial.error
+    assert tools.nvcc_trial is not None and "unsupported GNU" in tools.nvcc_trial.error
+    wrapped = read_toolchain(
+        recorded({"ccache g++ --version": Ran(code=0, out="g++ (GCC) 14.1.1 20240720")}),
+        {"CXX": "ccache g++", "CFLAGS": "-I 'x", "PATH": ""},
+        "2.8",
+    )
+    assert wrapped.cxx == "g++ 14.1.1"
+    with pytest.raises(TimeoutError):  # not: no compiler
+        read_toolchain(recorded({"--version": Ran(code=None, late=True)}), {"PATH": ""}, "2.8")
+    nothing = read_toolchain(recorded({}), {"PATH": "", "CUDA_PATH": "/x"}, "2.8.0+cu128")
+    assert (nothing.cxx, nothing.cxx_trial, nothing.nvcc, nothing.nvcc_trial, nothing.standard) == (
+        "",
+        None,
+        "",
+        None,
+        "c++17",
+    )
+
+
+def test_the_cuda_folder_is_found_as_torch_finds_it(tmp_path: Path) -> None:
+    """CUDA_HOME, CUDA_PATH, then the folder of nvcc on PATH."""
+    nvcc = tree(tmp_path, {"cuda-12/bin/nvcc": "#!/bin/sh\n"}) / "cuda-12/bin/nvcc"
+    nvcc.chmod(0o755)
+    assert find_cuda_home({"CUDA_HOME": "/a", "CUDA_PATH": "/b"}) == "/a"
+    assert find_cuda_home({"CUDA_PATH": "/b"}) == "/b"
+    assert find_cuda_home({"PATH": f"/none:{nvcc.parent}"}) == str(tmp_path / "cuda-12")
+
+
+def test_locks_of_dead_builds_are_found(tmp_path: Path) -> None:
+    """In the folder that TORCH_EXTENSIONS_DIR names, or in the user's cache below Python's and CUDA's versions."""
+    tree(tmp_path, {"own/cpu_adam/lock": "", "home/.cache/torch_extensions/py312_cu128/fused_adam/lock": ""})
+    os.utime(tmp_path / "own/cpu_adam/lock", (time.time() - 7200,) * 2)
+    ((name, age_s),) = read_ops_folder({"TORCH_EXTENSIONS_DIR": str(tmp_path / "own")}).locks
+    assert name == "cpu_adam" and 7190 < age_s < 7300
+    assert [name for name, _ in read_ops_folder({"HOME": str(tmp_path / "home")}).locks] == ["fused_adam"]
+    assert read_ops_folder({"HOME": str(tmp_path / "none")}).locks == ()
+
+
+def test_versions_are_read_and_not_imported() -> None:
+    """torch's CUDA comes from its version file; reading loads neither torch nor DeepSpeed."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            (
+                "import sys\nfrom ds_advise.validate.doctor.readers.software import read_software\nfound = "
+                "read_software()\n"
+                "print(found.packages['torch'], found.torch_cuda or '-')\n"
+                "sys.exit('torch' in sys.modules or 'deepspeed' in sys.modules)\n"
+            ),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    import importlib.metadata
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0] == importlib.metadata.version("torch")
+    assert read_software().packages["deepspeed"] == importlib.metadata.version("deepspeed")
+
+
+def test_what_the_installed_packages_say_of_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's CUDA and pinned libraries, DeepSpeed's table of equal toolkits, its ops that were compiled ahead."""
+    site = tree(
+        tmp_path,
+        {
+            "torch/version.py": "from typing import Optional\n__version__ = '2.8.0'\ncuda: Optional[str] = "
+            "'12.8'\nhip = None\n",
+            "torch-2.8.0.dist-info/METADATA": (
+                "Metadata-Version: 2.1\nName: torch\nVersion: 2.8.0\n"
+                'Requires-Dist: nvidia-nccl-cu12==2.27.3; platform_system == "Linux"\n'
+                'Requires-Dist: nvidia-cublas-cu12==12.8.4.1; platform_system == "Windows"\n'
+            ),
+            "nvidia_nccl_cu12-2.19.3.dist-info/METADATA": "Metadata-Version: 2.1\nName: nvidia-nccl-cu12\nVersion: "
+            "2.19.3\n",
+            "deepspeed/git_version_info_installed.py": "version='0.19.8'\ninstalled_ops={'cpu_adam': True, "
+            "'fused_adam': False}\ntorch_info={'version': '2.4'}\n",
+            "deepspeed/ops/op_builder/builder.py": "cuda_minor_mismatch_ok = {12: ['12.6', '12.8']}\nimport nowhere\n",
+            "deepspeed/ops/op_builder/cpu_adam.py": "class CPUAdamBuilder(TorchCPUOpBuilder):\n    pass\n",
+            "deepspeed-0.19.8.dist-info/METADATA": "Metadata-Version: 2.1\nName: deepspeed\nVersion: 0.19.8\n",
+        },
+    )
+    monkeypatch.setattr(sys, "path", [str(site)])
+    found = read_software()
+    assert found.packages == {"torch": "2.8.0", "deepspeed": "0.19.8"}
+    assert found.torch_cuda == "12.8" and found.torch_hip == ""
+    assert found.wrong_libraries == (("nvidia-nccl-cu12", "2.27.3", "2.19.3"),)
+    assert found.toolkits_taken_as_equal == ("12.6", "12.8") and found.cpu_adam_needs_cuda
+    assert (found.built_ahead, found.built_with_torch) == (("cpu_adam",), "2.4")
+
+
+def test_hostfiles_as_deepspeed_reads_them(tmp_path: Path) -> None:
+    """Comments and blank lines are left out; what the launcher refuses, and what ssh could take for an option, is
+    refused."""
+    good = tmp_path / "good"
+    good.write_text("# two\n\nworker-0 slots=8\nuser@10.0.0.2 slots=4 # half\n")
+    assert read_hostfile(good) == (("worker-0", 8), ("user@10.0.0.2", 4))
+    for text in (
+        "",
+        "worker-0\n",
+        "worker-0 slots=many\n",
+        "a slots=1\na slots=2\n",
+        "-oProxyCommand=sh slots=1\n",
+        "a;b slots=1\n",
+        "\x00\x01",
+        "x slots=1\n" + "y" * 2_000_000,
+    ):
+        (tmp_path / "bad").write_text(text)
+        with pytest.raises(ConfigFileError):
+            read_hostfile(tmp_path / "bad")
+    os.mkfifo(tmp_path / "pipe")
+    for missing in (tmp_path / "none", tmp_path, Path("a\0b"), tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(ConfigFileError):
+            read_hostfile(missing)
+
+
+def test_nodes_answer_over_ssh_or_say_why_not() -> None:
+    """The clock is compared with the middle of the call; a node without nvidia-smi has no count of GPUs."""
+    asked: list[str] = []
+
+    def run(command: Sequence[str], _text: str, _limit_s: float) -> Ran:
+        if command[0] == "getent":
+            return Ran(code=2) if command[-1] == "lost" else Ran(code=0, out="10.0.0.1 STREAM good\n10.0.0.1 DGRAM\n")
+        asked.append(" ".join(command))
+        return (
+            Ran(code=0, out=f"{time.time() + 90:.6f}\n570.86\n570.86\n")
+            if "good" in command
+            else Ran(code=255, err="Warning: x\nPermission denied (publickey).\n")
+        )
+
+    nodes = read_nodes((("good", 2), ("user@shut", 1), ("lost", 1)), 29500, run, knock=lambda *_: "no answer")
+    assert all("BatchMode=yes" in line and " -- " in line for line in asked) and len(asked) == 2
+    assert (nodes[0].gpus, nodes[0].driver, nodes[0].port_answer) == (2, "570.86", "no answer")
+    assert nodes[0].clock_ahead_s is not None and 89 < nodes[0].clock_ahead_s < 91
+    assert (nodes[1].ssh_error, nodes[1].port_answer) == ("Permission denied (publickey).", "")
+    assert nodes[0].addresses == nodes[1].addresses == ("10.0.0.1",)
+    assert nodes[2].unresolved == "its name is not found" and nodes[2].ssh_error == ""
+
+
+def test_a_tool_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
+    """The limit holds, and what the tool started goes with it."""
+    ran = run_tool(["sh", "-c", f"sleep 300 & echo $! > {tmp_path}/child; wait"], "", 0.5)
+    assert ran.code is None
+    child = int((tmp_path / "child").read_text())
+    for _ in range(100):  # the kernel may take a moment to bury it
+        state = Path(f"/proc/{child}/stat")
+        if not state.exists() or ") Z " in state.read_text():
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("the tool's child still runs")
+    assert run_tool(["no-such-program"], "", 1).code is None
+
+
+def test_a_reader_that_fails_costs_only_its_part(tmp_path: Path) -> None:
+    """On a system without /proc the rest is told, and what is missing is named."""
+    facts = gather(root=tmp_path, environment={}, run=recorded({}))
+    assert facts.memory is None and [part for part, _ in facts.unread] == ["memory"]
+    assert facts.software is not None and facts.toolchain is not None
+
+
+def test_a_driver_that_hangs_does_not_hold_the_doctor_up(tmp_path: Path) -> None:
+    """What does not answer in time is named, and everything else is told. The program ends although a thread still
+    waits."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            (
+                "import threading\nfrom pathlib import Path\nimport ds_advise.validate.doctor.gather\nimport sys\n"
+                "module = sys.modules['ds_advise.validate.doctor.gather']\nmodule._LIMIT_S = 1.0\n"
+                "module.read_graphics = lambda root: threading.Event().wait()\n"
+                "facts = module.gather(root=Path(sys.argv[1]), environment={})\n"
+                "print(dict(facts.unread)['graphics'], facts.processor is not None)\n"
+            ),
+            str(host_tree(tmp_path)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "no answer within the time True\n", done
+
+
+def test_variables_with_secrets_are_never_read() -> None:
+    """By their names; others that matter are kept."""
+    assert looked_at(
+        {
+            "NCCL_DEBUG": "INFO",
+            "HF_HUB_TOKEN": "hf_x",
+            "DS_API_KEY": "k",
+            "AWS_SECRET": "s",
+            "HOME": "/root",
+            "WORLD_SIZE": "2",
+        }
+    ) == {"NCCL_DEBUG": "INFO", "WORLD_SIZE": "2"}
+
+
+def test_names_and_secrets_are_taken_out() -> None:
+    """User, home, hosts, addresses, credentials, tokens; versions and loopback stay."""
+    hider = Hider.of_this_machine(
+        nodes=("ann@trainer-7.lab.example",),
+        environment={
+            "HOME": "/home/ann",
+            "USER": "ann",
+            "HOSTNAME": "gpubox",
+            "WANDB_API_KEY": "0123456789abcdef",
+            "SHELL": "/bin/sh",
+        },
+    )
+    hidden = hider.hide(
+        "/home/ann/.cache of ann on gpubox and trainer-7.lab.example at 10.1.2.3 and fe80::1; /home/bob/x "
+        "http://ann:pw@proxy:3128 hf_abcdefghijkl 0123456789abcdef planning torch 2.8.0 nvcc 12.4 127.0.0.1"
+    )
+    for secret in (
+        "ann/",
+        " ann ",
+        "gpubox",
+        "trainer-7",
+        "10.1.2.3",
+        "fe80",
+        "bob",
+        "pw@",
+        "hf_abc",
+        "0123456789abcdef",
+    ):
+        assert secret not in hidden, (secret, hidden)
+    for kept in ("planning", "2.8.0", "12.4", "127.0.0.1", "<home>/.cache"):
+        assert kept in hidden, (kept, hidden)

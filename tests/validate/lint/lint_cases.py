@@ -1,0 +1,34 @@
+"""What the tests of lint share: a configuration judged in one call."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ds_advise.advisor.question.lint_question import lint_settings
+from ds_advise.validate.lint import Facts, Report, lint, read_document
+from ds_advise.validate.lint.facts import installed_version, source_folder
+from ds_advise.validate.lint.read_facts import read_facts
+
+
+@functools.cache
+def facts() -> Facts:
+    """The installed DeepSpeed's, read once."""
+    folder, version = source_folder("deepspeed"), installed_version()
+    assert folder is not None and version is not None
+    return read_facts(folder, version, source_folder("torch"))
+
+
+def judged(config: Mapping[str, Any] | str, **options: Any) -> Report:
+    """The report on a configuration, given as a dict or as the file's text, with the command's options."""
+    text = config if isinstance(config, str) else json.dumps(config, indent=2)
+    document = read_document(text.encode(), name="ds_config.json")
+    given = {"framework": None, "model": None, "gpus": None, "ram": None, "seq_len": None, "offline": True, **options}
+    return lint(document, facts=facts(), **lint_settings(document.root.value, **given))
+
+
+def codes(report: Report, *severities: str) -> set[str]:
+    """The codes that were found, of all severities or of some."""
+    return {finding.code for finding in report.findings if not severities or finding.severity in severities}

@@ -1,0 +1,85 @@
+"""Lint against the real engine: what it refuses was called an error, and nothing that runs is called one."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+from ds_advise.validate.lint import RULES
+
+from benchmarks.lint.against_engine import Comparison, compare, errors
+from benchmarks.lint.engine import outcomes
+from benchmarks.lint.random_configs import random_configs, with_junk
+
+from .lint_cases import facts
+
+
+def _disagreements(found: list[Comparison]) -> list[str]:
+    return [
+        f"{json.dumps(case.config)}: engine {case.refused or 'runs'}; lint {case.errors}"
+        for case in found
+        if not case.agrees
+    ]
+
+
+def test_the_same_seed_gives_the_same_configurations() -> None:
+    """A disagreement can be looked at again."""
+    assert random_configs(20, 7, facts()) == random_configs(20, 7, facts())
+    assert random_configs(20, 7, facts()) != random_configs(20, 8, facts())
+
+
+def test_lint_and_the_engine_agree_on_random_configurations() -> None:
+    """`deepspeed.initialize` and one step on the simulated GPU."""
+    found = compare(24, 11, facts())
+    assert not _disagreements(found)
+    assert 3 <= sum(bool(case.refused) for case in found) <= 21
+
+
+def test_what_deepspeeds_own_reader_refuses_is_called_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`DeepSpeedConfig` with two ranks, over random configurations with anything anywhere."""
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    from deepspeed.runtime import config as reader
+
+    monkeypatch.setattr(reader.dist, "get_rank", lambda *_arguments: 0)
+    monkeypatch.setattr(reader.dist, "get_world_size", lambda *_arguments: 2)
+    refused = 0
+    for config in with_junk(random_configs(1500, 5, facts()), 9, facts()):
+        try:
+            reader.DeepSpeedConfig(copy.deepcopy(config))
+        except Exception as error:
+            refused += 1
+            assert errors(config, facts()), (config, error)
+    assert refused > 300
+
+
+NOT_SEEN = {
+    "DS102",
+    "DS151",  # the dry run fills missing batch sizes and `auto`
+    "DS510",  # its kernels compute nothing, so they take a text for a number
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_engine_refuses_what_the_error_rules_show_as_bad(ranks: int) -> None:
+    """Each rule's own example, on the GPUs that it speaks of."""
+    rules = [
+        rule
+        for rule in RULES
+        if rule.severity == "error"
+        and rule.code not in NOT_SEEN
+        and not isinstance(rule.bad.config, str)
+        and rule.bad.options.get("framework") != "hf"
+        and "model" not in rule.bad.options
+        and ("4x" in str(rule.bad.options.get("gpus"))) == (ranks == 4)
+    ]
+    said = outcomes([dict(rule.bad.config) for rule in rules if not isinstance(rule.bad.config, str)], world_size=ranks)
+    assert not [rule.code for rule, outcome in zip(rules, said, strict=True) if not outcome]
+    assert len(rules) >= {2: 45, 4: 2}[ranks]
+
+
+@pytest.mark.slow
+def test_lint_and_the_engine_agree_on_300_random_configurations() -> None:
+    """The same, at length."""
+    assert not _disagreements(compare(300, 2, facts()))

@@ -1,0 +1,257 @@
+"""The facts that lint reads from DeepSpeed's sources, against DeepSpeed's own classes and look-ups."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise.validate.lint import facts as facts_module
+from ds_advise.validate.lint import load_facts
+from ds_advise.validate.lint.facts import from_json, to_json
+from ds_advise.validate.lint.read_facts import CLASSES, read_facts
+from ds_advise.validate.lint.values import problem
+
+from benchmarks.lint.facts import BUNDLED, installed
+
+from .lint_cases import facts
+
+POOL: list[Any] = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    2,
+    3,
+    4,
+    -1,
+    0.5,
+    1.0,
+    1e9,
+    math.inf,
+    math.nan,
+    "",
+    "2",
+    "2.0",
+    "true",
+    "yes",
+    "none",
+    "cpu",
+    "nvme",
+    "1e3",
+    "0.5",
+    "abc",
+    "TRUE",
+    " 2 ",
+    "1_000",
+    "z1",
+    "torch",
+    [],
+    ["a"],
+    [1],
+    ["z1"],
+    {},
+    2**70,
+]
+OWN_RULES = {  # field -> the rule for what its class checks beyond the type
+    "compute_grad_norm": "DS310",
+    "select_strategy": "DS412",
+    "select_interval": "DS412",
+    "update_interval": "DS412",
+    "loss_scale": "DS207",
+    "loss_scale_window": "DS207",
+    "min_loss_scale": "DS207",
+}
+TEXT_OR_LIST = {"classes", "names", "name_suffixes"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cpu() -> None:
+    """No probing for vendors' libraries."""
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+
+def _classes() -> dict[str, Any]:
+    """Block -> DeepSpeed's class, those of nested blocks too."""
+    from deepspeed.runtime.config_utils import DeepSpeedConfigModel
+
+    found: dict[str, Any] = {}
+
+    def add(path: str, cls: Any) -> None:
+        found[path] = cls
+        for name, info in cls.model_fields.items():
+            for part in (info.annotation, *getattr(info.annotation, "__args__", ())):
+                if isinstance(part, type) and issubclass(part, DeepSpeedConfigModel):
+                    add(f"{path}.{info.alias or name}", part)
+
+    for path, (file, name) in CLASSES.items():
+        add(path, getattr(importlib.import_module("deepspeed." + file[:-3].replace("/", ".")), name))
+    return found
+
+
+def test_the_fields_are_those_of_deepspeeds_classes() -> None:
+    """Names, aliases, defaults, deprecations and successors, of every checked block."""
+    for path, cls in _classes().items():
+        block = facts().block(path)
+        assert block is not None and block.strict
+        assert {field.name for field in block.fields} == set(cls.model_fields)
+        for field in block.fields:
+            info = cls.model_fields[field.name]
+            extra = info.json_schema_extra or {}
+            assert field.alias == (info.alias or "")
+            assert (field.deprecated, field.successor) == (bool(extra.get("deprecated")), extra.get("new_param", ""))
+            if field.default_known and not field.block:
+                default = info.get_default()
+                assert field.default == getattr(default, "value", default)
+
+
+def test_values_are_judged_as_deepspeeds_classes_judge_them() -> None:
+    """Each field with 36 values of all kinds: taken here where the class takes it, refused where it raises."""
+    compared = 0
+    for path, cls in _classes().items():
+        block = facts().block(path)
+        assert block is not None
+        for field in block.fields:
+            if field.block or field.name in OWN_RULES:
+                continue
+            for value in POOL:
+                if field.name in TEXT_OR_LIST and isinstance(value, str):
+                    continue
+                try:
+                    cls(**{field.alias or field.name: value})
+                    taken = True
+                except Exception:
+                    taken = False
+                assert taken == (problem(field, value) == ""), (path, field.name, value)
+                compared += 1
+    assert compared > 4000
+
+
+class _Watched(dict[str, Any]):
+    """A dictionary that writes down which keys are looked up in it."""
+
+    def __init__(self, values: dict[str, Any], seen: dict[str, set[str]], path: str = "") -> None:
+        super().__init__(
+            {
+                key: _Watched(value, seen, f"{path}.{key}".lstrip(".")) if isinstance(value, dict) else value
+                for key, value in values.items()
+            }
+        )
+        self.seen = seen.setdefault(path, set())
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self.seen.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: Any) -> Any:
+        self.seen.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: Any) -> bool:
+        self.seen.add(key)
+        return super().__contains__(key)
+
+    def keys(self) -> Any:
+        return self
+
+    def __copy__(self) -> _Watched:
+        return self
+
+
+def test_the_keys_are_those_that_deepspeed_looks_up() -> None:
+    """A configuration that writes down what is read from it, given to DeepSpeedConfig."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    seen: dict[str, set[str]] = {}
+    DeepSpeedConfig(
+        _Watched(
+            {
+                "train_batch_size": 2,
+                "aio": {},
+                "activation_checkpointing": {},
+                "optimizer": {"type": "Adam", "params": {}},
+                "scheduler": {"type": "WarmupLR", "params": {}},
+                "checkpoint": {"parallel_write": {}, "writer": {}},
+                "data_types": {},
+                "flops_profiler": {},
+                "autotuning": {},
+                "torch_autocast": {},
+                "timers": {"throughput": {}},
+            },
+            seen,
+        )
+    )
+    for path, keys in seen.items():
+        block = facts().block(path)
+        if block is None or block.strict:
+            continue
+        elsewhere = {
+            "allgather_size",
+            "sequence_parallel_size",
+            "data_parallel_size",
+        }  # read by initialize, or for `true`
+        assert keys - {name for name in facts().removed if "." not in name} - {"model_info"} <= set(block.keys), path
+        assert set(block.keys) - keys <= elsewhere, path
+
+
+def test_the_bundled_facts_are_the_installed_versions() -> None:
+    """`python -m benchmarks.lint.facts --write` renews them."""
+    bundled = json.loads(BUNDLED.read_text(encoding="utf-8"))
+    if bundled["version"] != facts().version:
+        pytest.skip("another DeepSpeed is installed than the bundled facts are of")
+    assert bundled == json.loads(installed())
+
+
+def test_facts_survive_being_written_and_read() -> None:
+    """The cache's form holds everything."""
+    assert from_json(json.loads(json.dumps(to_json(facts()))), origin="installed") == facts()
+
+
+def test_the_second_call_reads_the_cache(own_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file per version beside the store; the sources are not read again."""
+    first = load_facts()
+    (cached,) = own_store.parent.glob("deepspeed-*-facts-*.json")
+    assert first.version in cached.name
+    monkeypatch.setattr("ds_advise.validate.lint.read_facts.read_facts", None)
+    assert load_facts() == first
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": "0.0.1"}', "null", '{"version": null, "blocks": [1]}'])
+def test_a_broken_cache_is_written_anew(own_store: Path, content: str) -> None:
+    """A half-written or foreign file is no reason to fail."""
+    right = load_facts()
+    (cached,) = own_store.parent.glob("deepspeed-*-facts-*.json")
+    cached.write_text(content)
+    assert load_facts() == right
+    assert json.loads(cached.read_text())["version"] == right.version
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder's name is a file's."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DS_ADVISE_CACHE", str(tmp_path / "file"))
+    assert load_facts().version == facts_module.installed_version()
+
+
+def test_reading_the_sources_imports_neither_deepspeed_nor_torch() -> None:
+    """They are parsed; an import of torch alone takes longer than lint may."""
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from ds_advise.validate.lint import load_facts; load_facts();"
+        "print(sorted({'torch', 'deepspeed', 'pydantic', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_version_without_a_file_gives_fewer_facts_and_no_error(tmp_path: Path) -> None:
+    """An empty package has no blocks but the top level."""
+    found = read_facts(tmp_path, "0.0.1")
+    assert found.version == "0.0.1" and not found.removed

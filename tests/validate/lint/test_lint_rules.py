@@ -1,0 +1,191 @@
+"""Every rule of lint with its two examples, and what all rules have in common."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import ds_advise
+import pytest
+from ds_advise.advisor.recommend.fit import MARGIN
+from ds_advise.estimators.errors import ConfigFileError
+from ds_advise.validate.lint import RULES, apply, read_document
+from ds_advise.validate.lint.rule import Example, Rule
+from ds_advise.validate.lint.rules.engine.resources import MARGIN as LINT_MARGIN
+
+from .lint_cases import codes, facts, judged
+
+DEEPSPEED = "runtime/", "ops/", "utils/", "comm/", "autotuning/", "profiling/", "launcher/"
+
+
+def _found(example: Example) -> set[str]:
+    return codes(judged(example.config, **example.options))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_a_rule_finds_its_bad_example_and_not_its_good_one(rule: Rule) -> None:
+    """The examples stand next to the rule and are its documentation."""
+    assert rule.code in _found(rule.bad)
+    assert rule.code not in _found(rule.good)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_a_good_example_has_no_errors_at_all(rule: Rule) -> None:
+    """What is shown as right is right."""
+    report = judged(rule.good.config, **rule.good.options)
+    assert not codes(report, "error"), [finding.what for finding in report.findings]
+
+
+def test_there_are_many_rules_and_each_says_everything() -> None:
+    """A code of its own, why it matters, what to do, and where it was read."""
+    assert len(RULES) >= 60
+    assert len({rule.code for rule in RULES}) == len(RULES)
+    for rule in RULES:
+        assert rule.code.startswith("DS") and len(rule.code) == 5
+        assert rule.why and rule.source and rule.title and not rule.why.endswith(".")
+        report = judged(rule.bad.config, **rule.bad.options)
+        for finding in report.findings:
+            if finding.code == rule.code:
+                assert finding.what and finding.fix and finding.line >= 1 and not finding.fix.endswith(".")
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_the_files_that_a_rule_names_exist_in_the_installed_deepspeed(rule: Rule) -> None:
+    """A claim that was read in a file can be read there again."""
+    import importlib.util
+
+    spec = importlib.util.find_spec("deepspeed")
+    assert spec is not None and spec.origin is not None
+    names = [word.strip(",;()") for word in rule.source.split()]
+    for name in names:
+        if name.startswith(DEEPSPEED) and name.endswith(".py"):
+            assert (Path(spec.origin).parent / name).is_file(), name
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_what_fix_changes_is_no_longer_found_and_brings_no_error(rule: Rule) -> None:
+    """Corrections correct."""
+    report = judged(rule.bad.config, **rule.bad.options)
+    edits = tuple(edit for finding in report.findings if finding.code == rule.code for edit in finding.edits)
+    if not edits:
+        return
+    text = rule.bad.config if isinstance(rule.bad.config, str) else json.dumps(rule.bad.config, indent=2)
+    corrected, made = apply(read_document(text.encode(), name="x"), edits)
+    assert made
+    after = judged(corrected, **rule.bad.options)
+    assert rule.code not in codes(after)
+    assert codes(after, "error") <= codes(report, "error")
+
+
+def test_the_margin_is_the_recommendations() -> None:
+    """Two parts of the program do not judge the same plan differently."""
+    assert MARGIN["analytic"] == LINT_MARGIN
+
+
+def test_findings_stand_where_their_key_stands() -> None:
+    """Line and column of the key; of its block, where the key is missing; errors before warnings before advice."""
+    report = judged(
+        '{\n  "train_batch_size": 30,\n  "train_micro_batch_size_per_gpu": 4,\n'
+        '  "gradient_accumulation_steps": 2,\n  "zero_optimization": {"stage": 3,\n'
+        '    "overlap_com": true}\n}'
+    )
+    places = {finding.code: (finding.line, finding.column) for finding in report.findings}
+    assert places["DS101"] == (2, 3)
+    assert places["DS010"] == (6, 5)
+    severities = [finding.severity for finding in report.findings]
+    assert severities == sorted(severities, key=["error", "warning", "advice"].index)
+
+
+def test_a_typo_is_answered_with_the_key_that_was_meant() -> None:
+    """In a checked block, at the top level, in an optimizer's arguments."""
+    report = judged(
+        {
+            "train_batch_size": 8,
+            "gradient_cliping": 1,
+            "zero_optimization": {"stage": 2, "reduce_buckt_size": 1},
+            "optimizer": {"type": "AdamW", "params": {"weight_decya": 0.1}},
+        }
+    )
+    said = " ".join(finding.what for finding in report.findings)
+    for meant in ("gradient_clipping", "reduce_bucket_size", "weight_decay"):
+        assert f"did you mean '{meant}'?" in said
+
+
+def test_who_reads_the_file_is_guessed_from_auto() -> None:
+    """`auto` is the Trainer's word."""
+    assert judged({"train_micro_batch_size_per_gpu": "auto"}).framework == "hf"
+    report = judged({"train_micro_batch_size_per_gpu": 1})
+    assert report.framework == "deepspeed" and report.framework_is_assumed
+    assert not judged({"train_micro_batch_size_per_gpu": 1}, framework="hf").framework_is_assumed
+
+
+def test_deepspeeds_reader_makes_whole_floats_integers() -> None:
+    """`8.0` is 8 to hjson, and a batch size of 8 is right."""
+    assert "DS103" not in codes(judged('{"train_batch_size": 8.0}'))
+
+
+def test_a_rule_is_silent_for_versions_that_it_does_not_hold_for() -> None:
+    """`since` is respected."""
+    from dataclasses import replace
+
+    from ds_advise.validate.lint import lint
+
+    document = read_document(
+        b'{"train_batch_size": 8, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}}', name="x"
+    )
+    assert "DS604" in codes(lint(document, facts=facts()))
+    assert "DS604" not in codes(lint(document, facts=replace(facts(), version="0.18.3")))
+
+
+def test_a_flood_of_findings_is_cut() -> None:
+    """A file that is no configuration at all gives an answer of a readable length, at once."""
+    report = judged("{" + ",".join(f'"key{index}": 1' for index in range(5000)) + "}")
+    assert len(report.findings) == 200 and report.more > 0
+
+
+def test_advice_names_the_predicted_gain() -> None:
+    """With a model and GPUs, an offload that is not needed is told with its price."""
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    }
+    report = judged(config, model="Qwen2.5-0.5B", gpus="8xA100-80GB")
+    (finding,) = [finding for finding in report.findings if finding.code == "DS903"]
+    assert " x as fast" in finding.what
+    assert "DS903" not in codes(judged(config, model="Qwen2.5-72B", gpus="2x24GB"))
+
+
+def test_without_an_installed_deepspeed_the_bundled_facts_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the report says whose they are."""
+    from ds_advise.validate.lint import facts as module
+
+    monkeypatch.setattr(module, "installed_version", lambda *_package: None)
+    found = module.load_facts()
+    assert found.origin == "bundled" and found.block("zero_optimization") is not None
+
+
+def test_the_readers_errors_name_the_file_and_the_place() -> None:
+    """One line, with line and column."""
+    with pytest.raises(ConfigFileError, match=r"ds_config.json: not JSON: .*line 2, column 7"):
+        read_document(b'{\n  "a" 1}', name="ds_config.json")
+
+
+def test_the_manuals_table_is_current() -> None:
+    """`python -m benchmarks.lint.table --write` renews it."""
+    from benchmarks.lint.table import DOCUMENT, document
+
+    assert DOCUMENT.read_text(encoding="utf-8") == document()
+
+
+def test_no_rule_reaches_into_the_advisor() -> None:
+    """Judgement stands below rendering."""
+    folder = Path(ds_advise.__file__).parent / "validate" / "lint"
+    assert not [
+        path
+        for path in folder.rglob("*.py")
+        if "advisor"
+        in "".join(
+            line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith(("from", "import"))
+        )
+    ]

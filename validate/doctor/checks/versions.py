@@ -1,0 +1,244 @@
+"""Driver, CUDA, torch and DeepSpeed against each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ..facts import NO_PYNVML, Facts
+from ..findings import Finding, note, ok, problem, unknown, warning
+
+Version = tuple[int, ...]
+
+_FIRST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}
+"""Oldest Linux driver for a major CUDA version (CUDA Toolkit release notes, "minor version compatibility")."""
+
+_FIRST_CUDA: dict[tuple[int, int], Version] = {
+    (8, 0): (11, 0),
+    (8, 6): (11, 1),
+    (8, 9): (11, 8),
+    (9, 0): (11, 8),
+    (10, 0): (12, 8),
+    (10, 3): (12, 9),
+    (12, 0): (12, 8),
+    (12, 1): (12, 9),
+}
+"""Compute capability -> first CUDA that compiles for it (CUDA Toolkit release notes of those versions)."""
+
+_OLDEST_OF_13 = (7, 5)
+"""CUDA 13 compiles for Turing and newer only (CUDA 13.0 release notes, "deprecated architectures")."""
+
+
+def driver(facts: Facts) -> Iterator[Finding]:
+    """The NVIDIA driver answers, or it is told which of its parts is missing."""
+    graphics = facts.graphics
+    if graphics is None:
+        return
+    if graphics.gpus:
+        runs = f", runs CUDA up to {graphics.driver_cuda}" if graphics.driver_cuda else ""
+        yield ok("driver", f"NVIDIA driver {graphics.driver}{runs}")
+        return
+    seen = f"{graphics.on_the_bus} NVIDIA GPU{'s' * (graphics.on_the_bus > 1)} on the PCI bus"
+    if "mismatch" in graphics.error.lower():
+        yield problem(
+            "driver",
+            "the driver in the kernel and its library are of different versions",
+            "the driver was updated while the machine ran, and no program can use CUDA until it is loaded anew",
+            "reboot, or unload and load the nvidia kernel modules",
+        )
+    elif not graphics.on_the_bus and not graphics.module_loaded:
+        if graphics.other_vendor:
+            yield note(
+                "driver",
+                f"{graphics.other_vendor} accelerators",
+                "only NVIDIA's are looked at; the checks of memory, processor and storage hold all the same",
+            )
+        else:
+            yield note(
+                "driver", "no NVIDIA GPU here", "DeepSpeed takes the CPU; on a login node this is as it should be"
+            )
+    elif graphics.error == NO_PYNVML:
+        yield unknown(
+            "driver", f"{seen}, but {NO_PYNVML}", "nothing is known of the GPUs without it", "pip install nvidia-ml-py"
+        )
+    elif not graphics.module_loaded:
+        yield problem(
+            "driver",
+            f"{seen}, but the kernel has no NVIDIA driver loaded",
+            "CUDA cannot be used",
+            "install the driver and reboot, or `sudo modprobe nvidia`; with Secure Boot its module must be signed",
+        )
+    elif not graphics.device_files:
+        yield problem(
+            "driver",
+            f"{seen} and the driver is loaded, but their device files are not here",
+            "the container or the job was started without GPUs",
+            "docker run --gpus all ..., or ask the scheduler for GPUs (--gres=gpu:2, nvidia.com/gpu)",
+        )
+    else:
+        yield problem(
+            "driver",
+            f"the driver does not answer: {graphics.error or 'it shows no GPU'}",
+            "CUDA cannot be used",
+            "in a container mount the driver's libraries (NVIDIA Container Toolkit); else install the driver anew",
+        )
+
+
+def torch(facts: Facts) -> Iterator[Finding]:
+    """torch is there, and of a build that can use what is."""
+    software = facts.software
+    if software is None:
+        return
+    version = software.packages.get("torch")
+    gpus = bool(facts.graphics and facts.graphics.on_the_bus)
+    if version is None:
+        yield problem(
+            "torch",
+            f"torch is not installed in this Python ({software.python})",
+            "DeepSpeed needs it",
+            "pip install torch, or run ds-advise with the Python that trains",
+        )
+    elif gpus and not software.torch_cuda:
+        yield problem(
+            "torch",
+            f"torch {version} is built without CUDA",
+            "torch.cuda.is_available() is False on it",
+            "install torch's build for CUDA in its place",
+        )
+    else:
+        build = (
+            f"CUDA {software.torch_cuda}"
+            if software.torch_cuda
+            else (f"ROCm {software.torch_hip}" if software.torch_hip else "CPU only")
+        )
+        yield ok("torch", f"torch {version}, {build}")
+
+
+def torch_and_driver(facts: Facts) -> Iterator[Finding]:
+    """The driver runs the CUDA that torch was built for."""
+    if facts.software is None or facts.graphics is None:
+        return
+    built, runs = facts.software.torch_cuda, facts.graphics.driver_cuda
+    if not built or not runs:
+        return
+    if version(built)[0] > version(runs)[0]:
+        least = _FIRST_DRIVER.get(version(built)[0], "")
+        yield problem(
+            "torch-and-driver",
+            f"torch is built for CUDA {built}, the driver runs CUDA up to {runs}",
+            "torch says that the driver is too old and finds no GPU",
+            f"update the driver{f' to {least} or newer' if least else ''}, or install torch built for CUDA "
+            f"{version(runs)[0]}",
+        )
+    elif version(built) > version(runs):
+        yield note(
+            "torch-and-driver",
+            f"torch is built for CUDA {built}, the driver for {runs}",
+            "compiled kernels run (same major version), but PTX that is translated at run time may be refused",
+            "update the driver when kernels compiled by Triton or at run time fail",
+        )
+    else:
+        yield ok("torch-and-driver", f"the driver (CUDA {runs}) runs torch's CUDA {built}")
+
+
+def gpu_architecture(facts: Facts) -> Iterator[Finding]:
+    """torch's CUDA has kernels for these GPUs."""
+    if facts.software is None or facts.graphics is None or not facts.software.torch_cuda:
+        return
+    for gpu in facts.graphics.gpus:
+        if gpu.capability is not None and (wanted := lacks_architecture(facts.software.torch_cuda, gpu.capability)):
+            major, minor = gpu.capability
+            yield problem(
+                "gpu-architecture",
+                f"{gpu.name} (sm_{major}{minor}) and torch for CUDA {facts.software.torch_cuda}",
+                'the first kernel ends with "no kernel image is available for execution on the device"',
+                f"install torch built for {wanted}",
+            )
+            return
+
+
+def lacks_architecture(cuda: str, capability: tuple[int, int]) -> str:
+    """The CUDA that compiles for a compute capability where this one does not ("CUDA 12.8 or newer"), else ""."""
+    known = version(cuda)
+    first = _FIRST_CUDA.get(capability)
+    if first is not None and known < first:
+        return f"CUDA {first[0]}.{first[1]} or newer"
+    return "CUDA 12" if known >= (13,) and capability < _OLDEST_OF_13 else ""
+
+
+def torch_libraries(facts: Facts) -> Iterator[Finding]:
+    """NVIDIA's packages are the versions that torch was built with."""
+    wrong = facts.software.wrong_libraries if facts.software else ()
+    if wrong:
+        name, wanted, found = wrong[0]
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        yield warning(
+            "torch-libraries",
+            f"torch wants {name} {wanted}, {found or 'none'} is installed{more}",
+            "symbols that are missing, or NCCL and cuDNN that nobody tested with this torch",
+            "pip install " + " ".join(f"{name}=={wanted}" for name, wanted, _ in wrong[:3]),
+        )
+
+
+def deepspeed(facts: Facts) -> Iterator[Finding]:
+    """DeepSpeed is there, and recent enough for what ds-advise says of it."""
+    software = facts.software
+    if software is None:
+        return
+    found = software.packages.get("deepspeed")
+    if found is None:
+        yield problem(
+            "deepspeed",
+            f"DeepSpeed is not installed in this Python ({software.python})",
+            "nothing can be trained with it",
+            "pip install deepspeed, or run ds-advise with the Python that trains",
+        )
+    elif version(found) < (0, 18):
+        yield note(
+            "deepspeed",
+            f"DeepSpeed {found}",
+            "the figures of ds-advise follow 0.18 and newer; older ones may hold gigabytes more",
+            "pip install --upgrade deepspeed",
+        )
+    else:
+        others = ", ".join(
+            f"{name} {software.packages[name]}" for name in ("transformers", "accelerate") if name in software.packages
+        )
+        yield ok("deepspeed", f"DeepSpeed {found}{f', {others}' if others else ''}")
+
+
+def trainer(facts: Facts) -> Iterator[Finding]:
+    """The Trainer hands its model to DeepSpeed through accelerate."""
+    if facts.software and "transformers" in facts.software.packages and "accelerate" not in facts.software.packages:
+        yield problem(
+            "trainer",
+            "transformers without accelerate",
+            "Trainer stops when it is given a DeepSpeed configuration",
+            "pip install accelerate",
+        )
+
+
+def ops_built_ahead(facts: Facts) -> Iterator[Finding]:
+    """Ops that were compiled when DeepSpeed was installed were compiled for this torch."""
+    software = facts.software
+    if software is None or not software.built_ahead or "torch" not in software.packages:
+        return
+    own = ".".join(software.packages["torch"].split(".")[:2])
+    names = ", ".join(software.built_ahead[:4])
+    if software.built_with_torch not in ("", "0.0", own):  # DeepSpeed writes 0.0 where it did not know
+        yield problem(
+            "ops-built-ahead",
+            f"{names} were compiled for torch {software.built_with_torch}; torch is {own}",
+            'DeepSpeed stops with "PyTorch version mismatch" where one of them is loaded',
+            "pip install --force-reinstall --no-deps --no-cache-dir deepspeed",
+        )
+    else:
+        yield ok("ops-built-ahead", f"compiled when DeepSpeed was installed: {names}")
+
+
+def version(text: str) -> Version:
+    """`12.4` -> (12, 4)."""
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+
+
+CHECKS = (driver, torch, torch_and_driver, gpu_architecture, torch_libraries, deepspeed, trainer, ops_built_ahead)

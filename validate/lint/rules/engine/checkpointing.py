@@ -1,0 +1,131 @@
+"""DS8xx: saving checkpoints, and checkpointing of activations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...rule import Hit, Rules, hit
+from ...subject import Subject
+from ...values import shown
+
+rules = Rules()
+
+_CHECKPOINT = "runtime/model_checkpointing/config.py"
+
+
+@rules.rule(
+    "DS801",
+    "error",
+    "an unknown tag validation",
+    why="DeepSpeed knows Warn, Ignore and Fail",
+    fix='write "Warn"',
+    source="runtime/config.py get_checkpoint_tag_validation_mode",
+    bad={"train_batch_size": 8, "checkpoint": {"tag_validation": "strict"}},
+    good={"train_batch_size": 8, "checkpoint": {"tag_validation": "Fail"}},
+)
+def tag_validation(subject: Subject) -> Iterator[Hit]:
+    value = subject.get("checkpoint.tag_validation")
+    known = isinstance(value, str) and value.upper() in ("WARN", "IGNORE", "FAIL")
+    if "tag_validation" in subject.block("checkpoint") and not known:
+        yield hit("checkpoint.tag_validation", f"tag_validation is {shown(value)}")
+
+
+@rules.rule(
+    "DS802",
+    "error",
+    "an unknown checkpoint writer",
+    why="DeepSpeed asserts the writer's type and its unit of data parallelism",
+    fix='types are "mock", "python", "fast"; units "replica", "socket", "machine"',
+    source=_CHECKPOINT,
+    bad={"train_batch_size": 8, "checkpoint": {"writer": {"type": "quick"}}},
+    good={"train_batch_size": 8, "checkpoint": {"writer": {"type": "fast"}}},
+)
+def writer(subject: Subject) -> Iterator[Hit]:
+    known = {"type": ("MOCK", "PYTHON", "FAST"), "data_parallel": ("REPLICA", "SOCKET", "MACHINE")}
+    for name, values in known.items():
+        value = subject.get(f"checkpoint.writer.{name}")
+        if value is not None and not (isinstance(value, str) and value.upper() in values):
+            yield hit(f"checkpoint.writer.{name}", f"{name} is {shown(value)}")
+
+
+@rules.rule(
+    "DS806",
+    "advice",
+    "a checkpoint writer and its launcher",
+    why="the writer reads CROSS_SIZE from the environment, which only the deepspeed launcher sets: under torchrun "
+    "or accelerate DeepSpeed stops with a KeyError",
+    fix="start with the deepspeed launcher, or export CROSS_SIZE and CROSS_RANK (number of nodes, and this node's)",
+    source="runtime/model_checkpointing/utils.py, launcher/launch.py",
+    bad={"train_batch_size": 8, "checkpoint": {"writer": {"type": "fast"}}},
+    good={"train_batch_size": 8, "checkpoint": {"tag_validation": "Warn"}},
+)
+def needs_launcher(subject: Subject) -> Iterator[Hit]:
+    if isinstance(subject.get("checkpoint.writer"), dict):
+        yield hit("checkpoint.writer", "it needs the deepspeed launcher")
+
+
+@rules.rule(
+    "DS803",
+    "error",
+    "a pipeline stage that is not true or false",
+    why="DeepSpeed raises an error for any other value",
+    fix="write true or false",
+    source="runtime/config.py get_checkpoint_parallel_write_pipeline",
+    bad={"train_batch_size": 8, "checkpoint": {"parallel_write": {"pipeline_stage": "yes"}}},
+    good={"train_batch_size": 8, "checkpoint": {"parallel_write": {"pipeline_stage": True}}},
+)
+def pipeline_stage(subject: Subject) -> Iterator[Hit]:
+    value = subject.get("checkpoint.parallel_write.pipeline_stage")
+    right = isinstance(value, bool) or (isinstance(value, int | float) and value in (0, 1))
+    if "pipeline_stage" in subject.block("checkpoint.parallel_write") and not right:
+        yield hit("checkpoint.parallel_write.pipeline_stage", f"pipeline_stage is {shown(value)}")
+
+
+@rules.rule(
+    "DS804",
+    "advice",
+    "activation_checkpointing that nobody reads",
+    why="it configures deepspeed.checkpointing; transformers' models use torch's checkpointing, so this block "
+    "recomputes and "
+    "saves nothing",
+    fix="set gradient_checkpointing in TrainingArguments, and remove the block",
+    source="runtime/activation_checkpointing/checkpointing.py configure",
+    options={"framework": "hf"},
+    bad={
+        "train_micro_batch_size_per_gpu": "auto",
+        "zero_optimization": {"stage": 2},
+        "activation_checkpointing": {"partition_activations": True},
+    },
+    good={"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}},
+)
+def activations(subject: Subject) -> Iterator[Hit]:
+    block = subject.block("activation_checkpointing")
+    if subject.framework == "hf" and any(block.values()):
+        yield hit("activation_checkpointing", "the block does not checkpoint a transformers model")
+
+
+@rules.rule(
+    "DS805",
+    "warning",
+    "contiguous checkpoints without what they need",
+    why="deepspeed.checkpointing asserts that activations are partitioned and that the number of layers is known",
+    fix='set "partition_activations": true and "number_checkpoints"',
+    source="runtime/activation_checkpointing/checkpointing.py configure",
+    bad={"train_batch_size": 8, "activation_checkpointing": {"contiguous_memory_optimization": True}},
+    good={
+        "train_batch_size": 8,
+        "activation_checkpointing": {
+            "contiguous_memory_optimization": True,
+            "partition_activations": True,
+            "number_checkpoints": 32,
+        },
+    },
+)
+def contiguous(subject: Subject) -> Iterator[Hit]:
+    block = "activation_checkpointing"
+    if not subject.flag(f"{block}.contiguous_memory_optimization"):
+        return
+    if not subject.flag(f"{block}.partition_activations"):
+        yield hit(f"{block}.contiguous_memory_optimization", "partition_activations is off")
+    elif subject.get(f"{block}.number_checkpoints") is None:
+        yield hit(f"{block}.number_checkpoints", "number_checkpoints is missing")

@@ -1,0 +1,139 @@
+"""DS7xx: communication and the accumulation of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...rule import Hit, Rules, hit
+from ...subject import Subject
+from ...values import shown
+
+rules = Rules()
+
+
+@rules.rule(
+    "DS701",
+    "error",
+    "an unknown communication type",
+    why="DeepSpeed knows fp32, fp16 and bf16, and stops at any other",
+    fix='write "fp32", "fp16" or "bf16", or remove it',
+    source="runtime/config.py get_communication_data_type",
+    bad={"train_batch_size": 8, "communication_data_type": "float16"},
+    good={"train_batch_size": 8, "communication_data_type": "fp16"},
+)
+def unknown_type(subject: Subject) -> Iterator[Hit]:
+    for name in ("communication_data_type", "seq_parallel_communication_data_type"):
+        value = subject.get(name)
+        right = isinstance(value, str) and value.lower() in ("fp32", "fp16", "bf16", "auto")
+        if value is not None and not right:
+            yield hit(name, f"{name} is {shown(value)}")
+
+
+@rules.rule(
+    "DS702",
+    "advice",
+    "gradients that travel in fp32",
+    why="twice the bytes of the 16-bit gradients, at every reduction",
+    fix="remove it, unless sums over very many GPUs need it",
+    source="runtime/engine.py communication_data_type",
+    bad={"train_batch_size": 8, "bf16": {"enabled": True}, "communication_data_type": "fp32"},
+    good={"train_batch_size": 8, "bf16": {"enabled": True}},
+)
+def wide(subject: Subject) -> Iterator[Hit]:
+    if subject.text("communication_data_type").lower() == "fp32" and (subject.bf16 or subject.fp16):
+        yield hit("communication_data_type", "16-bit gradients are reduced in fp32")
+
+
+@rules.rule(
+    "DS703",
+    "error",
+    "an unknown reduction of gradients",
+    why='DeepSpeed knows "mean" and "sum"',
+    fix='write "mean" or "sum"',
+    source="runtime/config.py get_gradient_allreduce_op",
+    since="0.19.6",
+    bad={"train_batch_size": 8, "gradient_allreduce_op": "avg"},
+    good={"train_batch_size": 8, "gradient_allreduce_op": "mean"},
+)
+def unknown_operation(subject: Subject) -> Iterator[Hit]:
+    value = subject.get("gradient_allreduce_op")
+    known = isinstance(value, str) and value.lower() in ("mean", "sum", "auto")
+    if subject.has("gradient_allreduce_op") and not known and _knows(subject, "gradient_allreduce_op"):
+        yield hit("gradient_allreduce_op", f"gradient_allreduce_op is {shown(value)}")
+
+
+@rules.rule(
+    "DS704",
+    "error",
+    "summed gradients where only means are reduced",
+    why="stage 3, ZenFlow and DeepCompile refuse gradient_allreduce_op sum",
+    fix='write "mean"',
+    source="runtime/config.py _do_error_check",
+    since="0.19.6",
+    bad={"train_batch_size": 8, "gradient_allreduce_op": "sum", "zero_optimization": {"stage": 3}},
+    good={"train_batch_size": 8, "gradient_allreduce_op": "sum", "zero_optimization": {"stage": 2}},
+)
+def sums(subject: Subject) -> Iterator[Hit]:
+    if subject.text("gradient_allreduce_op").lower() != "sum" or not _knows(subject, "gradient_allreduce_op"):
+        return
+    for holds, what in (
+        (subject.stage == 3, "stage 3"),
+        (subject.get("zero_optimization.zenflow") is not None, "ZenFlow"),
+        (subject.flag("compile.deepcompile"), "DeepCompile"),
+    ):
+        if holds:
+            yield hit("gradient_allreduce_op", f"gradients are summed, with {what}")
+            return
+
+
+@rules.rule(
+    "DS705",
+    "error",
+    "unmanaged accumulation with overlapped communication",
+    why="where the script decides about the step, DeepSpeed overlaps communication from stage 2 on, and not with "
+    "DeepCompile",
+    fix='set "overlap_comm": false, or use stage 2',
+    source="runtime/engine.py _do_sanity_check",
+    since="0.19.6",
+    bad={
+        "train_batch_size": 8,
+        "managed_gradient_accumulation": False,
+        "zero_optimization": {"stage": 1, "overlap_comm": True},
+    },
+    good={
+        "train_batch_size": 8,
+        "managed_gradient_accumulation": False,
+        "zero_optimization": {"stage": 2, "overlap_comm": True},
+    },
+)
+def unmanaged(subject: Subject) -> Iterator[Hit]:
+    path = "managed_gradient_accumulation"
+    if not subject.has(path) or subject.get(path) or not _knows(subject, path):
+        return
+    if subject.flag("zero_optimization.overlap_comm") and subject.stage < 2:
+        yield hit(path, f"overlap_comm is on at stage {subject.stage}")
+    elif subject.flag("compile.deepcompile"):
+        yield hit(path, "DeepCompile is on")
+
+
+@rules.rule(
+    "DS706",
+    "error",
+    "tensor parallelism that does not divide the GPUs",
+    why="the ranks are divided into groups of autotp_size",
+    fix="choose a divisor of the number of GPUs",
+    source="utils/groups.py _init_tp_mesh_device",
+    options={"gpus": "4x24GB"},
+    bad={"train_micro_batch_size_per_gpu": 1, "tensor_parallel": {"autotp_size": 3}},
+    good={"train_micro_batch_size_per_gpu": 1, "tensor_parallel": {"autotp_size": 2}},
+)
+def tensor_parallel(subject: Subject) -> Iterator[Hit]:
+    size, ranks = subject.number("tensor_parallel.autotp_size"), subject.world_size
+    if size and size > 1 and ranks and ranks % size:
+        yield hit("tensor_parallel.autotp_size", f"{size:g} does not divide {ranks} GPUs")
+
+
+def _knows(subject: Subject, key: str) -> bool:
+    """Whether this version reads a key of the top level."""
+    block = subject.facts.block("")
+    return block is not None and key in block.keys

@@ -1,0 +1,263 @@
+"""DS01x: keys that DeepSpeed does not know, no longer knows, or knows under another name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from ...facts import Block
+from ...rule import Edit, Hit, Path, Remove, Rename, Replace, Rules, hit
+from ...subject import Subject
+
+rules = Rules()
+
+_OWN_RULES = {
+    "aio.thread_count",
+    *(
+        f"{block}.{key}"
+        for block in ("bf16", "bfloat16")
+        for key in (
+            "loss_scale",
+            "initial_scale_power",
+            "loss_scale_window",
+            "hysteresis",
+            "min_loss_scale",
+            "auto_cast",
+        )
+    ),
+}
+"""Unknown keys that have a rule of their own, which says more."""
+
+_LONGEST_NAME = 60
+
+
+@rules.rule(
+    "DS010",
+    "error",
+    "an unknown key in a block that DeepSpeed checks",
+    why="the block is read by a pydantic class that forbids other keys, so DeepSpeed stops",
+    fix="remove it, or correct its name",
+    source="runtime/config_utils.py DeepSpeedConfigModel (extra=forbid)",
+    bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_com": True}},
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_comm": True}},
+)
+def refused(subject: Subject) -> Iterator[Hit]:
+    for path, block, place in _unknown(subject):
+        if block.strict and not place:
+            dropped = subject.get(".".join(path)) == "auto"  # DeepSpeedConfigModel.__init__ drops these before it looks
+            yield Hit(
+                path=path,
+                severity="warning" if dropped else None,
+                what=f"{block.path} has no key {path[-1][:_LONGEST_NAME]!r}{_near(path[-1], block)}",
+            )
+
+
+@rules.rule(
+    "DS011",
+    "warning",
+    "an unknown key that DeepSpeed ignores",
+    why="nothing looks it up, so it has no effect, and nobody says so",
+    fix="remove it, or correct its name",
+    source="runtime/config.py (get_scalar_param)",
+    bad={"train_batch_size": 8, "gradient_cliping": 1.0},
+    good={"train_batch_size": 8, "gradient_clipping": 1.0},
+)
+def ignored(subject: Subject) -> Iterator[Hit]:
+    for path, block, place in _unknown(subject):
+        if not block.strict and not place:
+            where = block.path or "DeepSpeed"
+            yield Hit(path=path, what=f"{where} has no key {path[-1][:_LONGEST_NAME]!r}{_near(path[-1], block)}")
+
+
+@rules.rule(
+    "DS012",
+    "warning",
+    "a key in the wrong block",
+    why="DeepSpeed looks it up elsewhere: here it is ignored, or refused where the block is checked",
+    source="runtime/config.py, runtime/zero/config.py",
+    bad={"train_batch_size": 8, "overlap_comm": True, "zero_optimization": {"stage": 2}},
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_comm": True}},
+)
+def misplaced(subject: Subject) -> Iterator[Hit]:
+    for path, block, place in _unknown(subject):
+        if place:
+            yield Hit(
+                path=path,
+                what=f"{path[-1]} belongs in {place}",
+                fix=f"move it into {place}",
+                severity="error" if block.strict and subject.get(".".join(path)) != "auto" else None,
+            )
+
+
+@rules.rule(
+    "DS013",
+    "error",
+    "a feature that was removed from DeepSpeed",
+    why="DeepSpeed stops at the key, so that nobody trains without the feature unawares",
+    fix="remove the block",
+    source="runtime/config.py _reject_removed_config_keys",
+    since="0.19.7",
+    bad={"train_batch_size": 8, "amp": {"enabled": True}},
+    good={"train_batch_size": 8, "bf16": {"enabled": True}},
+)
+def removed(subject: Subject) -> Iterator[Hit]:
+    for path, words in subject.facts.removed.items():
+        if subject.has(path):
+            value = subject.get(path)
+            unused = not value or (isinstance(value, dict) and subject.off(f"{path}.enabled"))
+            edits: tuple[Edit, ...] = (Remove(tuple(path.split("."))),) if unused else ()
+            yield hit(path, words.partition(" See http")[0].strip(), edits=edits)
+
+
+@rules.rule(
+    "DS014",
+    "warning",
+    "a deprecated key",
+    why="DeepSpeed still reads it, says so in its log, and will drop it",
+    source="runtime/zero/config.py (json_schema_extra deprecated)",
+    bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "cpu_offload": True}},
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
+)
+def deprecated(subject: Subject) -> Iterator[Hit]:
+    for block in subject.facts.blocks:
+        for field in block.fields:
+            path = f"{block.path}.{field.name}"
+            if (
+                not field.deprecated
+                or not subject.has(path)
+                or (field.moves and _successor_stands(subject, block, path))
+            ):
+                continue
+            successor = _shown(block, field.successor)
+            yield hit(
+                path,
+                f"{field.name} is deprecated" + (f"; its successor is {successor}" if successor else ""),
+                fix=f"write {successor} instead" if successor else "remove it",
+                edits=_succession(subject, tuple(path.split(".")), successor),
+            )
+
+
+@rules.rule(
+    "DS015",
+    "error",
+    "a deprecated key together with its successor",
+    why="DeepSpeed would have to overwrite one with the other, and stops",
+    fix="remove the deprecated key",
+    source="runtime/config_utils.py _process_deprecated_field",
+    bad={
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 2, "cpu_offload": True, "offload_optimizer": {"device": "cpu"}},
+    },
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
+)
+def both_names(subject: Subject) -> Iterator[Hit]:
+    for block in subject.facts.blocks:
+        for field in block.fields:
+            path = f"{block.path}.{field.name}"
+            stands = field.deprecated and field.moves and subject.has(path) and not subject.is_auto(path)
+            if stands and _successor_stands(subject, block, path):
+                yield hit(path, f"{field.name} and {_shown(block, field.successor)} are both set")
+
+
+@rules.rule(
+    "DS016",
+    "warning",
+    "the old name of the bf16 block",
+    why="DeepSpeed reads bfloat16 only where bf16 is missing; the Trainer and accelerate never read it",
+    fix="name the block bf16",
+    source="runtime/precision_config.py get_bfloat16_config",
+    bad={"train_batch_size": 8, "bfloat16": {"enabled": True}},
+    good={"train_batch_size": 8, "bf16": {"enabled": True}},
+)
+def old_bf16(subject: Subject) -> Iterator[Hit]:
+    if subject.has("bfloat16"):
+        beside = subject.get("bf16") is not None
+        yield hit(
+            "bfloat16",
+            "bfloat16 is ignored beside bf16" if beside else "bfloat16 is bf16's old name",
+            edits=(Remove(("bfloat16",)),) if beside else (Rename(("bfloat16",), "bf16"),),
+        )
+
+
+@rules.rule(
+    "DS017",
+    "error",
+    "one setting under two names",
+    why="the class knows the key by both names, takes one and refuses the other as unknown",
+    fix="remove one of them",
+    source="runtime/zero/config.py (alias, populate_by_name)",
+    bad={
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 3, "prefetch_bucket_size": 1000, "stage3_prefetch_bucket_size": 1000},
+    },
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 1000}},
+)
+def two_names(subject: Subject) -> Iterator[Hit]:
+    for block in subject.facts.blocks:
+        for field in block.fields:
+            if not field.alias:
+                continue
+            paths = [f"{block.path}.{name}" for name in (field.name, field.alias)]
+            if all(subject.has(path) and not subject.is_auto(path) for path in paths):
+                yield hit(paths[0], f"{field.name} and {field.alias} are the same setting")
+
+
+def _unknown(subject: Subject) -> Iterator[tuple[Path, Block, str]]:
+    """(path, its block, the block that it belongs in or "") of every key that its block does not know."""
+    for block in subject.facts.blocks:
+        if block.path == "bfloat16" and subject.get("bf16") is not None:
+            continue  # it is not read
+        found = subject.block(block.path) if block.path else subject.config
+        for key in found:
+            path = f"{block.path}.{key}" if block.path else key
+            known = block.path in subject.facts.places(key) or path in subject.facts.removed
+            if known or path in _OWN_RULES or _is_comment(key, block):
+                continue
+            yield (*(block.path.split(".") if block.path else ()), key), block, _place(subject, block, key)
+
+
+def _is_comment(key: str, block: Block) -> bool:
+    """A key that somebody wrote as a remark, where DeepSpeed ignores it."""
+    return not block.strict and key.startswith(("_", "//", "#", "comment"))
+
+
+def _place(subject: Subject, block: Block, key: str) -> str:
+    """The only other block that has this key, "" if none or several do; at the top level, ZeRO's before others."""
+    places = [path for path in subject.facts.places(key) if path != block.path]
+    if "zero_optimization" in places and not block.path:
+        return "zero_optimization"
+    places = [place for place in places if place != "bfloat16"]
+    return (places[0] or "the top level") if len(places) == 1 else ""
+
+
+def _near(key: str, block: Block) -> str:
+    """`; did you mean "overlap_comm"?`"""
+    near = difflib.get_close_matches(key, block.names(), n=1, cutoff=0.75) if len(key) <= _LONGEST_NAME else []
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _shown(block: Block, name: str) -> str:
+    """A key under the name that files use."""
+    field = block.field(name)
+    return field.alias if field is not None and field.alias else name
+
+
+def _successor_stands(subject: Subject, block: Block, path: str) -> bool:
+    name = path.rpartition(".")[2]
+    field = block.field(name)
+    successor = block.field(field.successor) if field is not None else None
+    names = (successor.name, successor.alias) if successor is not None else ()
+    return any(
+        subject.has(f"{block.path}.{key}") and not subject.is_auto(f"{block.path}.{key}") for key in names if key
+    )
+
+
+def _succession(subject: Subject, path: Path, successor: str) -> tuple[Edit, ...]:
+    """The same setting under its new name."""
+    name, value = path[-1], subject.get(".".join(path))
+    if name in ("cpu_offload", "cpu_offload_param"):
+        renamed = (*path[:-1], successor)
+        return (Rename(path, successor), Replace(renamed, {"device": "cpu"})) if value is True else (Remove(path),)
+    if name == "stage3_gather_fp16_weights_on_model_save":
+        return (Rename(path, successor),)
+    return ()

@@ -1,0 +1,154 @@
+"""DS1xx: batch sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...rule import Hit, Rules, hit
+from ...subject import Subject
+from ...values import shown
+
+rules = Rules()
+
+_SOURCE = "runtime/config.py _set_batch_related_parameters, _batch_assertion"
+TOTAL, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+
+
+@rules.rule(
+    "DS101",
+    "error",
+    "batch sizes in contradiction",
+    why="train_batch_size must be micro batch x accumulation steps x GPUs, and DeepSpeed stops where it is not",
+    fix="remove train_batch_size: it follows from the others",
+    source=_SOURCE,
+    bad={TOTAL: 30, MICRO: 4, STEPS: 2},
+    good={TOTAL: 32, MICRO: 4, STEPS: 2},
+)
+def contradiction(subject: Subject) -> Iterator[Hit]:
+    total, micro, steps = (_positive(subject, name) for name in (TOTAL, MICRO, STEPS))
+    ranks = _data_parallel_ranks(subject)
+    if not total or not micro:
+        return
+    if steps and ranks is None and total % (micro * steps):
+        yield hit(TOTAL, f"{total} is no multiple of {micro} samples x {steps} accumulation steps, whatever the GPUs")
+    elif steps and ranks and total != micro * steps * ranks:
+        yield hit(
+            TOTAL,
+            f"{total} is not {micro} samples x {steps} accumulation steps x {ranks} GPUs, "
+            f"which are {micro * steps * ranks}",
+        )
+    elif not steps and total % micro:
+        yield hit(TOTAL, f"{total} is no multiple of the micro batch {micro}")
+    elif not steps and ranks and total % (micro * ranks):
+        yield hit(TOTAL, f"{total} is no multiple of {micro} samples x {ranks} GPUs")
+
+
+@rules.rule(
+    "DS102",
+    "error",
+    "no batch size",
+    why="DeepSpeed derives one of the batch sizes from the others, and stops where both are missing",
+    fix=f'set {MICRO} to a number, or to "auto" for the Trainer',
+    source=_SOURCE,
+    bad={STEPS: 2},
+    good={MICRO: 1, STEPS: 2},
+)
+def missing(subject: Subject) -> Iterator[Hit]:
+    if subject.get(TOTAL) is None and subject.get(MICRO) is None:
+        yield hit(MICRO, f"neither {TOTAL} nor {MICRO} is set")
+
+
+@rules.rule(
+    "DS103",
+    "error",
+    "a batch size, or its divisor, that is no number above zero",
+    why="DeepSpeed computes with it when it starts, and stops",
+    fix="write a whole number above zero",
+    source=_SOURCE,
+    bad={MICRO: 0},
+    good={MICRO: 1},
+)
+def not_positive(subject: Subject) -> Iterator[Hit]:
+    for name in (TOTAL, MICRO, STEPS, "sequence_parallel_size"):
+        value = subject.get(name)
+        if ((value is None or value == "auto") and name != "sequence_parallel_size") or not subject.has(name):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            yield hit(name, f"{name} is {shown(value)}", severity="warning" if value is True else None)
+        elif value % 1:
+            yield hit(name, f"{name} is {shown(value)}, not a whole number")
+
+
+@rules.rule(
+    "DS104",
+    "error",
+    "a batch that does not divide by the GPUs",
+    why="each GPU's micro batch is train_batch_size / GPUs / accumulation steps, rounded down, and DeepSpeed then "
+    "finds that "
+    "the product is another",
+    fix="choose a multiple of GPUs x accumulation steps",
+    source=_SOURCE,
+    options={"gpus": "4x24GB"},
+    bad={TOTAL: 6},
+    good={TOTAL: 8},
+)
+def indivisible(subject: Subject) -> Iterator[Hit]:
+    total, steps, ranks = _positive(subject, TOTAL), _positive(subject, STEPS), _data_parallel_ranks(subject)
+    if total and ranks and subject.get(MICRO) is None and total % (ranks * (steps or 1)):
+        over = f"{ranks} GPUs" + (f" x {steps} accumulation steps" if steps else "")
+        yield hit(TOTAL, f"{total} is no multiple of {over}")
+
+
+@rules.rule(
+    "DS105",
+    "advice",
+    "the whole batch in one micro batch",
+    why="without the other two keys DeepSpeed takes train_batch_size / GPUs as the micro batch, without accumulation, "
+    "and "
+    "activations grow with it",
+    fix=f"set {MICRO} to what fits; DeepSpeed then accumulates",
+    source=_SOURCE,
+    bad={TOTAL: 64},
+    good={TOTAL: 64, MICRO: 4},
+)
+def only_total(subject: Subject) -> Iterator[Hit]:
+    total, ranks = _positive(subject, TOTAL), _data_parallel_ranks(subject)
+    if total and subject.get(MICRO) is None and subject.get(STEPS) is None and total // (ranks or 8) > 4:
+        each = f"{total // ranks}" if ranks else f"{total} / GPUs"
+        yield hit(TOTAL, f"the micro batch is {each} samples")
+
+
+@rules.rule(
+    "DS106",
+    "warning",
+    "sequence parallelism that does not divide the GPUs",
+    why="DeepSpeed divides the ranks by it to know how many a batch is spread over, and goes on with the fraction",
+    fix="choose a divisor of the number of GPUs",
+    source="runtime/config.py DeepSpeedConfig.__init__",
+    options={"gpus": "4x24GB"},
+    bad={MICRO: 1, "sequence_parallel_size": 3},
+    good={MICRO: 1, "sequence_parallel_size": 2},
+)
+def sequence_parallel(subject: Subject) -> Iterator[Hit]:
+    size, ranks = _positive(subject, "sequence_parallel_size"), subject.world_size
+    if size and ranks and ranks % size:
+        yield hit("sequence_parallel_size", f"{size} does not divide {ranks} GPUs")
+
+
+def _positive(subject: Subject, name: str) -> int:
+    """A whole number above zero, 0 for anything else."""
+    value = subject.number(name)
+    return int(value) if value is not None and value > 0 and not value % 1 else 0
+
+
+def _data_parallel_ranks(subject: Subject) -> int | None:
+    """How many ranks a batch is divided over, None where it is not known."""
+    ranks = subject.world_size
+    if ranks is None:
+        return None
+    for path in ("sequence_parallel_size", "tensor_parallel.autotp_size"):
+        size = _positive(subject, path)
+        if size and ranks % size:
+            return None
+        ranks //= size or 1
+    return ranks

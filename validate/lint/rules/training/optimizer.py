@@ -1,0 +1,277 @@
+"""DS5xx: the optimizer block."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from ...facts import Parameter
+from ...rule import Hit, Rules, hit
+from ...subject import Subject
+from ...values import shown
+
+rules = Rules()
+
+_ENGINE = "runtime/engine.py _configure_basic_optimizer"
+_TESTED = ("adam", "adamw", "adagrad", "lion", "muon")
+"""DeepSpeed's names whose classes stand in runtime/zero/utils.py ZERO_SUPPORTED_OPTIMIZERS."""
+
+_SGD = {"type": "SGD", "params": {"lr": 0.1}}
+_ADAMW = {"type": "AdamW", "params": {"lr": 1e-5}}
+
+
+@rules.rule(
+    "DS501",
+    "error",
+    "an unknown optimizer",
+    why="the type is one of DeepSpeed's names or a class of torch.optim; DeepSpeed asserts that it is",
+    fix="correct the name, or create the optimizer in the script and remove the block",
+    source="runtime/engine.py _is_supported_optimizer",
+    bad={"train_batch_size": 8, "optimizer": {"type": "AdamWW", "params": {"lr": 1e-5}}},
+    good={"train_batch_size": 8, "optimizer": _ADAMW},
+)
+def unknown(subject: Subject) -> Iterator[Hit]:
+    kind = subject.get("optimizer.type")
+    torch_names = subject.facts.torch_optimizers
+    if kind is not None and not isinstance(kind, str):
+        yield hit("optimizer.type", f"type is {shown(kind)}", fix="write the optimizer's name")
+    elif kind is not None and torch_names and subject.optimizer not in (*subject.facts.optimizers, *torch_names):
+        names = [*subject.facts.optimizers, *torch_names]
+        near = difflib.get_close_matches(kind[:40], names, n=1) or difflib.get_close_matches(
+            kind[:40].lower(), names, n=1
+        )
+        yield hit(
+            "optimizer.type",
+            f"neither DeepSpeed nor torch.optim has {shown(kind)}" + (f"; did you mean {near[0]!r}?" if near else ""),
+        )
+
+
+@rules.rule(
+    "DS502",
+    "warning",
+    "an optimizer block without a type",
+    why="DeepSpeed then ignores the whole block",
+    fix='add "type"',
+    source="runtime/config.py get_optimizer_name",
+    bad={"train_batch_size": 8, "optimizer": {"params": {"lr": 1e-5}}},
+    good={"train_batch_size": 8, "optimizer": _ADAMW},
+)
+def no_type(subject: Subject) -> Iterator[Hit]:
+    if isinstance(subject.get("optimizer"), dict) and subject.get("optimizer.type") is None:
+        yield hit("optimizer", "no type, so the block is ignored")
+
+
+@rules.rule(
+    "DS503",
+    "error",
+    "max_grad_norm in the optimizer",
+    why="DeepSpeed clips itself, and refuses the key there",
+    fix='move it to the top level as "gradient_clipping"',
+    source=_ENGINE,
+    bad={"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "max_grad_norm": 1.0}}},
+    good={"train_batch_size": 8, "gradient_clipping": 1.0, "optimizer": _ADAMW},
+)
+def max_grad_norm(subject: Subject) -> Iterator[Hit]:
+    if subject.optimizer and "max_grad_norm" in subject.block("optimizer.params"):
+        yield hit("optimizer.params.max_grad_norm", "max_grad_norm stands in optimizer.params")
+
+
+@rules.rule(
+    "DS504",
+    "error",
+    "an optimizer that ZeRO has not tested",
+    why="ZeRO accepts Adam, AdamW, Adagrad, Lion and Muon; for any other it asserts that you allowed it",
+    fix='add "zero_allow_untested_optimizer": true',
+    source="runtime/engine.py _do_optimizer_sanity_check",
+    bad={"train_batch_size": 8, "optimizer": _SGD, "zero_optimization": {"stage": 2}},
+    good={
+        "train_batch_size": 8,
+        "optimizer": _SGD,
+        "zero_optimization": {"stage": 2},
+        "zero_allow_untested_optimizer": True,
+    },
+)
+def untested(subject: Subject) -> Iterator[Hit]:
+    known = subject.optimizer in subject.facts.optimizers or subject.optimizer in subject.facts.torch_optimizers
+    if (
+        subject.stage
+        and known
+        and subject.optimizer not in _TESTED
+        and not subject.get("zero_allow_untested_optimizer")
+    ):
+        yield hit("optimizer.type", f"{subject.optimizer} is untested with ZeRO")
+
+
+@rules.rule(
+    "DS505",
+    "error",
+    "an argument that the optimizer does not take",
+    why="DeepSpeed passes optimizer.params to the class, which raises a TypeError",
+    fix="remove it, or correct its name",
+    source=_ENGINE,
+    bad={"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"learning_rate": 1e-5}}},
+    good={"train_batch_size": 8, "optimizer": _ADAMW},
+)
+def wrong_argument(subject: Subject) -> Iterator[Hit]:
+    taken = _arguments(subject)
+    given = subject.get("optimizer.params")
+    if taken is None or not isinstance(given, dict):
+        if subject.optimizer and given is not None and not isinstance(given, dict):
+            yield hit("optimizer.params", f"params is {shown(given)}", fix="write an object")
+        return
+    for name in given:
+        if name not in taken and name != "max_grad_norm":
+            near = difflib.get_close_matches(name[:40], taken, n=1, cutoff=0.5)
+            yield hit(
+                f"optimizer.params.{name}" if "." not in name else "optimizer.params",
+                f"{subject.optimizer} takes no {name[:40]!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
+            )
+
+
+@rules.rule(
+    "DS506",
+    "error",
+    "amsgrad",
+    why="DeepSpeed's Adams do not have it and raise a RuntimeError",
+    fix="remove amsgrad",
+    source="ops/adam/fused_adam.py, ops/adam/cpu_adam.py",
+    bad={"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": 1e-5, "amsgrad": True}}},
+    good={"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": 1e-5, "amsgrad": False}}},
+)
+def amsgrad(subject: Subject) -> Iterator[Hit]:
+    torch_adam = subject.flag("optimizer.params.torch_adam") and subject.optimizer != "lamb"
+    on_gpu = subject.offload("optimizer") == "none"
+    refuses = subject.optimizer in ("adam", "adamw") or (subject.optimizer == "lamb" and on_gpu)
+    value = subject.get("optimizer.params.amsgrad")
+    if refuses and not torch_adam and value:
+        yield hit(
+            "optimizer.params.amsgrad",
+            f"{subject.optimizer} without AMSGrad is all that there is",
+            severity="warning" if value == "auto" else None,
+        )
+
+
+@rules.rule(
+    "DS507",
+    "error",
+    "LAMB with a static loss scale",
+    why="DeepSpeed asserts that LAMB comes with dynamic loss scaling",
+    fix='set "loss_scale": 0 in fp16',
+    source="runtime/engine.py _do_sanity_check",
+    bad={
+        "train_batch_size": 8,
+        "optimizer": {"type": "Lamb", "params": {"lr": 1e-5}},
+        "fp16": {"enabled": True, "loss_scale": 128},
+    },
+    good={
+        "train_batch_size": 8,
+        "optimizer": {"type": "Lamb", "params": {"lr": 1e-5}},
+        "fp16": {"enabled": True, "loss_scale": 0},
+    },
+)
+def lamb(subject: Subject) -> Iterator[Hit]:
+    scale = subject.number("fp16.loss_scale")
+    if subject.optimizer == "lamb" and scale is not None and scale > 0:
+        yield hit("fp16.loss_scale", f"the loss scale is always {scale:g}")
+
+
+@rules.rule(
+    "DS508",
+    "error",
+    "Muon with reduce_scatter at stage 3",
+    why="Muon needs whole gradient matrices, and stage 3 refuses it where gradients are scattered (the default)",
+    fix='set "reduce_scatter": false',
+    source="runtime/zero/stage3.py __init__",
+    since="0.19",
+    bad={
+        "train_batch_size": 8,
+        "optimizer": {"type": "Muon", "params": {"lr": 1e-3}},
+        "zero_optimization": {"stage": 3},
+    },
+    good={
+        "train_batch_size": 8,
+        "optimizer": {"type": "Muon", "params": {"lr": 1e-3}},
+        "zero_optimization": {"stage": 3, "reduce_scatter": False},
+    },
+)
+def muon(subject: Subject) -> Iterator[Hit]:
+    if subject.optimizer == "muon" and subject.stage == 3 and not subject.off("zero_optimization.reduce_scatter"):
+        yield hit("zero_optimization.reduce_scatter", "gradients are scattered")
+
+
+@rules.rule(
+    "DS509",
+    "advice",
+    "Adam that is AdamW",
+    why="DeepSpeed's Adam decays weights as AdamW does, unless adam_w_mode is false",
+    fix='write "AdamW", or set "adam_w_mode": false for L2 regularization',
+    source="runtime/config.py ADAM_W_MODE_DEFAULT",
+    bad={"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": 1e-5, "weight_decay": 0.1}}},
+    good={"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "weight_decay": 0.1}}},
+)
+def decoupled(subject: Subject) -> Iterator[Hit]:
+    decay = subject.number("optimizer.params.weight_decay")
+    if subject.optimizer == "adam" and decay and "adam_w_mode" not in subject.block("optimizer.params"):
+        yield hit("optimizer.type", f"the weight decay {decay:g} is decoupled")
+
+
+@rules.rule(
+    "DS510",
+    "error",
+    "an argument of the optimizer that is text",
+    why="the compiled optimizer takes numbers only and raises a TypeError at the first step",
+    fix="write a number",
+    source="csrc/adam: multi_tensor_adam, create_adam",
+    bad={"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": "1e-5x"}}},
+    good={"train_batch_size": 8, "optimizer": _ADAMW},
+)
+def text(subject: Subject) -> Iterator[Hit]:
+    for name in ("lr", "weight_decay", "eps"):
+        value = subject.get(f"optimizer.params.{name}")
+        if subject.optimizer in ("adam", "adamw") and value != "auto" and isinstance(value, str | list | dict):
+            set_later = name == "lr" and subject.has(
+                "scheduler"
+            )  # which writes a rate of its own before the first step
+            yield hit(
+                f"optimizer.params.{name}",
+                f"{name} is {shown(value)}",
+                severity="warning" if set_later else None,
+                fix=f"write {float(value):g} without quotes" if isinstance(value, str) and _is_number(value) else "",
+            )
+
+
+def _arguments(subject: Subject) -> list[str] | None:
+    """The arguments that the configuration can give the class that will be made; None where it is not known."""
+    facts, name = subject.facts, subject.optimizer
+    offloaded = subject.offload("optimizer") != "none"
+    if name in ("adam", "adamw"):
+        own = ["torch_adam", "adam_w_mode", "fp32_optimizer_states"]
+        if subject.flag("optimizer.params.torch_adam"):
+            return _names(facts.torch_optimizers.get("AdamW" if name == "adamw" else "Adam"), own)
+        cls = "DeepSpeedCPUAdam" if offloaded else "FusedAdam"
+        return _names(facts.optimizer_classes.get(cls), own, but=("adamw_mode",))
+    if name == "adagrad" and not offloaded:
+        return _names(facts.torch_optimizers.get("Adagrad"))
+    classes = {
+        "adagrad": "DeepSpeedCPUAdagrad",
+        "lion": "DeepSpeedCPULion" if offloaded else "FusedLion",
+        "lamb": "FusedLamb",
+    }
+    if name in classes:
+        return _names(facts.optimizer_classes.get(classes[name]))
+    return _names(facts.torch_optimizers.get(name))
+
+
+def _names(
+    found: tuple[Parameter, ...] | None, own: list[str] | None = None, but: tuple[str, ...] = ()
+) -> list[str] | None:
+    if found is None:
+        return None
+    return [parameter.name for parameter in found if parameter.name not in but] + (own or [])
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return abs(float(text)) < 1e300
+    except ValueError:
+        return False

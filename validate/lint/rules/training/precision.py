@@ -1,0 +1,426 @@
+"""DS2xx: precision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ...rule import Hit, Remove, Rules, hit
+from ...subject import Subject
+from ...values import shown
+
+rules = Rules()
+
+_CLASSES = "runtime/precision_config.py"
+_ENGINE = "runtime/engine.py"
+_DTYPES = {
+    "fp16": "fp16",
+    "float16": "fp16",
+    "half": "fp16",
+    "torch.float16": "fp16",
+    "fp32": "fp32",
+    "float32": "fp32",
+    "float": "fp32",
+    "torch.float32": "fp32",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "torch.bfloat16": "bf16",
+    "int8": "int8",
+    "torch.int8": "int8",
+}
+"""The names of `runtime/config.py DtypeEnum`."""
+
+_LOSS_SCALE = ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale", "auto_cast")
+_ADAM = ("", "adam", "adamw")
+"""Optimizers that become DeepSpeedCPUAdam under offload; the Trainer's own AdamW too."""
+
+
+@rules.rule(
+    "DS201",
+    "error",
+    "fp16 and bf16 both on",
+    why="DeepSpeed asserts that at most one of them is",
+    fix='keep one of them; "auto" lets the Trainer choose',
+    source="runtime/config.py _initialize_params",
+    bad={"train_batch_size": 8, "fp16": {"enabled": True}, "bf16": {"enabled": True}},
+    good={"train_batch_size": 8, "fp16": {"enabled": False}, "bf16": {"enabled": True}},
+)
+def both(subject: Subject) -> Iterator[Hit]:
+    if subject.fp16 and subject.bf16:
+        yield hit("fp16.enabled", "fp16 and bf16 are both enabled")
+
+
+@rules.rule(
+    "DS202",
+    "warning",
+    "bf16 on GPUs without bf16",
+    why="GPUs before Ampere (compute capability 8.0) emulate it at a fraction of their fp16 speed",
+    fix="use fp16",
+    source="torch.cuda.is_bf16_supported (emulation counts); NVIDIA data sheets",
+    options={"gpus": "2xV100-32GB"},
+    bad={"train_batch_size": 8, "bf16": {"enabled": True}},
+    good={"train_batch_size": 8, "fp16": {"enabled": True}},
+)
+def old_gpu(subject: Subject) -> Iterator[Hit]:
+    gpu = subject.cluster.gpu if subject.cluster is not None else None
+    if subject.bf16 and gpu is not None and gpu.compute_capability is not None and gpu.compute_capability < 8:
+        yield hit(f"{subject.bf16_block}.enabled", f"the {gpu.name} has compute capability {gpu.compute_capability:g}")
+
+
+@rules.rule(
+    "DS203",
+    "advice",
+    "training in fp32",
+    why="weights and gradients take four bytes each, and matrix products run without half-precision tensor cores",
+    fix='add "bf16": {"enabled": true}, or fp16 before Ampere',
+    source=_ENGINE + " get_data_types",
+    bad={"train_batch_size": 8},
+    good={"train_batch_size": 8, "bf16": {"enabled": True}},
+)
+def full_precision(subject: Subject) -> Iterator[Hit]:
+    filled = any(subject.is_auto(f"{name}.enabled") for name in ("fp16", "bf16"))
+    # Under accelerate a file without either block gets the one that mixed_precision names.
+    may_come = subject.framework == "hf" and not any(subject.has(name) for name in ("fp16", "bf16", "bfloat16"))
+    if not (subject.fp16 or subject.bf16 or filled or may_come or subject.flag("torch_autocast.enabled")):
+        yield hit("bf16", "neither bf16 nor fp16 is on")
+
+
+@rules.rule(
+    "DS204",
+    "error",
+    "loss scaling under bf16",
+    why="bf16 has fp32's range and needs none; its class forbids these keys, and DeepSpeed stops",
+    fix="remove it",
+    source=_CLASSES + " DeepSpeedBF16Config",
+    bad={"train_batch_size": 8, "bf16": {"enabled": True, "loss_scale": 0}},
+    good={"train_batch_size": 8, "bf16": {"enabled": True}},
+)
+def scaled_bf16(subject: Subject) -> Iterator[Hit]:
+    for block in ("bf16", "bfloat16"):
+        for name in _LOSS_SCALE:
+            path = f"{block}.{name}"
+            if subject.has(path) and block == subject.bf16_block and subject.facts.block(block) is not None:
+                yield hit(
+                    path,
+                    f"{block} has no key {name!r}",
+                    severity="warning" if subject.is_auto(path) else None,
+                    edits=(Remove((block, name)),),
+                )
+
+
+@rules.rule(
+    "DS205",
+    "advice",
+    "fp16 settings that are off",
+    why="loss scaling works only with fp16",
+    fix="remove them, or enable fp16",
+    source=_ENGINE + " dynamic_loss_scale",
+    bad={"train_batch_size": 8, "bf16": {"enabled": True}, "fp16": {"enabled": False, "loss_scale_window": 500}},
+    good={"train_batch_size": 8, "fp16": {"enabled": True, "loss_scale_window": 500}},
+)
+def unused_scaling(subject: Subject) -> Iterator[Hit]:
+    given = [name for name in _LOSS_SCALE if subject.has(f"fp16.{name}")]
+    if given and subject.off("fp16.enabled"):
+        yield hit(
+            f"fp16.{given[0]}", f"fp16 is off, so {', '.join(given)} {'have' if len(given) > 1 else 'has'} no effect"
+        )
+
+
+@rules.rule(
+    "DS206",
+    "advice",
+    "a static loss scale",
+    why="with loss_scale 0 DeepSpeed lowers the scale where gradients overflow; a fixed one skips every such step",
+    fix="set loss_scale to 0",
+    source=_ENGINE + " dynamic_loss_scale",
+    bad={"train_batch_size": 8, "fp16": {"enabled": True, "loss_scale": 128}},
+    good={"train_batch_size": 8, "fp16": {"enabled": True, "loss_scale": 0}},
+)
+def static_scale(subject: Subject) -> Iterator[Hit]:
+    scale = subject.number("fp16.loss_scale")
+    if subject.fp16 and scale is not None and scale > 0:
+        yield hit("fp16.loss_scale", f"the loss scale is always {scale:g}")
+
+
+@rules.rule(
+    "DS207",
+    "error",
+    "a loss scale that DeepSpeed refuses",
+    why="the scale is a finite number from 0; with a dynamic scale its window and lowest value are above 0",
+    fix="correct it, or remove the key",
+    source=_CLASSES + " DeepSpeedFP16Config",
+    since="0.19.6",
+    bad={"train_batch_size": 8, "fp16": {"enabled": True, "loss_scale_window": 0}},
+    good={"train_batch_size": 8, "fp16": {"enabled": True, "loss_scale_window": 1000}},
+)
+def refused_scale(subject: Subject) -> Iterator[Hit]:
+    scale = subject.get("fp16.loss_scale")
+    number = _number(scale)
+    if isinstance(scale, bool) or (number is not None and (number < 0 or not math.isfinite(number))):
+        yield hit("fp16.loss_scale", f"loss_scale is {shown(scale)}")
+    dynamic = subject.fp16 and (scale is None or scale == "auto" or number == 0)
+    for name in ("loss_scale_window", "min_loss_scale"):
+        value = subject.get(f"fp16.{name}")
+        size = _number(value)
+        fraction = isinstance(value, str) and size is not None and not value.strip().lstrip("+-").isdigit()
+        if isinstance(value, bool) or fraction or (dynamic and size is not None and size <= 0):
+            yield hit(f"fp16.{name}", f"{name} is {shown(value)}")
+
+
+@rules.rule(
+    "DS208",
+    "error",
+    "half-precision master weights without ZeRO",
+    why="DeepSpeed keeps them in ZeRO's optimizers only, and stops at stage 0",
+    fix="use ZeRO stage 1, 2 or 3, or remove the key",
+    source="runtime/config.py _do_error_check",
+    bad={"train_batch_size": 8, "fp16": {"enabled": True, "fp16_master_weights_and_grads": True}},
+    good={
+        "train_batch_size": 8,
+        "fp16": {"enabled": True, "fp16_master_weights_and_grads": True},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    },
+)
+def master_without_zero(subject: Subject) -> Iterator[Hit]:
+    for path in (
+        "fp16.fp16_master_weights_and_grads",
+        f"{subject.bf16_block}.bf16_master_weights_and_grads",
+        f"{subject.bf16_block}.bf16_optimizer_states",
+    ):
+        if subject.flag(path) and subject.stage == 0:
+            yield hit(path, f"{path.rpartition('.')[2]} is on at stage 0")
+
+
+@rules.rule(
+    "DS209",
+    "error",
+    "half-precision master weights without DeepSpeed's CPU Adam",
+    why="DeepSpeed asserts that the optimizer is offloaded and is Adam (bf16 with bf16_optimizer_states may stay on "
+    "the GPU)",
+    fix='add "offload_optimizer": {"device": "cpu"} with AdamW, or remove the key',
+    source="runtime/base_optimizer.py _configure_master_weights",
+    bad={
+        "train_batch_size": 8,
+        "fp16": {"enabled": True, "fp16_master_weights_and_grads": True},
+        "zero_optimization": {"stage": 2},
+    },
+    good={
+        "train_batch_size": 8,
+        "fp16": {"enabled": True, "fp16_master_weights_and_grads": True},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    },
+)
+def master_without_offload(subject: Subject) -> Iterator[Hit]:
+    offloaded = subject.offload("optimizer") != "none"
+    cpu_adam = offloaded and subject.optimizer in _ADAM and not subject.flag("optimizer.params.torch_adam")
+    block = subject.bf16_block
+    bf16 = subject.flag(f"{block}.bf16_master_weights_and_grads") and (
+        not subject.flag(f"{block}.bf16_optimizer_states") or offloaded
+    )
+    for path, asked in (
+        ("fp16.fp16_master_weights_and_grads", subject.flag("fp16.fp16_master_weights_and_grads")),
+        (f"{block}.bf16_master_weights_and_grads", bf16),
+    ):
+        if asked and subject.stage and not cpu_adam:
+            yield hit(
+                path,
+                "the optimizer is not offloaded"
+                if not offloaded
+                else f"the optimizer {subject.optimizer} does not become DeepSpeed's CPU Adam",
+            )
+
+
+@rules.rule(
+    "DS210",
+    "error",
+    "bf16 optimizer states without bf16 master weights",
+    why="DeepSpeed asserts that bf16_optimizer_states comes with bf16_master_weights_and_grads, and that fp16's and "
+    "bf16's "
+    "master weights exclude each other",
+    fix='set "bf16_master_weights_and_grads": true, or remove the key',
+    source="runtime/config.py _do_error_check",
+    bad={
+        "train_batch_size": 8,
+        "bf16": {"enabled": True, "bf16_optimizer_states": True},
+        "zero_optimization": {"stage": 2},
+    },
+    good={
+        "train_batch_size": 8,
+        "bf16": {"enabled": True, "bf16_optimizer_states": True, "bf16_master_weights_and_grads": True},
+        "zero_optimization": {"stage": 2},
+    },
+)
+def states_without_master(subject: Subject) -> Iterator[Hit]:
+    block = subject.bf16_block
+    master = subject.flag(f"{block}.bf16_master_weights_and_grads")
+    if subject.flag(f"{block}.bf16_optimizer_states") and not master and subject.stage:
+        yield hit(f"{block}.bf16_optimizer_states", "bf16_master_weights_and_grads is off")
+    if master and subject.flag("fp16.fp16_master_weights_and_grads") and subject.stage:
+        yield hit("fp16.fp16_master_weights_and_grads", "bf16_master_weights_and_grads is on, too")
+
+
+@rules.rule(
+    "DS211",
+    "error",
+    "a parameter type against the enabled precision",
+    why="the model's type follows from fp16 and bf16; DeepSpeed asserts that param_dtype says the same",
+    fix="remove data_types.param_dtype",
+    source=_ENGINE + " _assert_valid_mixed_precision_config",
+    since="0.19.6",
+    bad={"train_batch_size": 8, "bf16": {"enabled": True}, "data_types": {"param_dtype": "fp16"}},
+    good={"train_batch_size": 8, "bf16": {"enabled": True}, "data_types": {"param_dtype": "bf16"}},
+)
+def other_type(subject: Subject) -> Iterator[Hit]:
+    wanted = _DTYPES.get(subject.text("data_types.param_dtype"))
+    if wanted is not None and wanted != _model_type(subject) and not _may_change(subject):
+        yield hit("data_types.param_dtype", f"param_dtype is {wanted}, the model's type is {_model_type(subject)}")
+
+
+@rules.rule(
+    "DS212",
+    "error",
+    "a type that DeepSpeed does not know",
+    why="DeepSpeed looks the name up and stops",
+    fix='write "bf16", "fp16" or "fp32"',
+    source="runtime/config.py DtypeEnum",
+    bad={"train_batch_size": 8, "data_types": {"grad_accum_dtype": "fp8"}},
+    good={"train_batch_size": 8, "data_types": {"grad_accum_dtype": "fp32"}},
+)
+def unknown_type(subject: Subject) -> Iterator[Hit]:
+    block = subject.facts.block("data_types")
+    names = [name for name in ("grad_accum_dtype", "param_dtype", "buffer_dtype") if block and name in block.keys]
+    paths = [f"data_types.{name}" for name in names] + ["torch_autocast.dtype"]
+    for path in paths:
+        value = subject.get(path)
+        unused = path == "data_types.buffer_dtype" and not (subject.fp16 or subject.bf16)
+        if (
+            (value is not None or (path == "torch_autocast.dtype" and subject.has(path)))
+            and not unused
+            and (not isinstance(value, str) or value not in _DTYPES)
+        ):
+            yield hit(path, f"{path.rpartition('.')[2]} is {shown(value)}")
+    safe = subject.get("torch_autocast.lower_precision_safe_modules")
+    names_only = isinstance(safe, str | dict) or (
+        isinstance(safe, list) and all(isinstance(name, str) for name in safe)
+    )
+    if subject.has("torch_autocast.lower_precision_safe_modules") and not names_only:
+        yield hit(
+            "torch_autocast.lower_precision_safe_modules",
+            f"lower_precision_safe_modules is {shown(safe)}",
+            fix="write a list of names of classes",
+        )
+    keep = subject.get("data_types.keep_in_fp32_modules")
+    given = "keep_in_fp32_modules" in subject.block("data_types") and block and "keep_in_fp32_modules" in block.keys
+    if given and keep != "auto" and not (isinstance(keep, list) and all(isinstance(name, str) for name in keep)):
+        yield hit(
+            "data_types.keep_in_fp32_modules",
+            f"keep_in_fp32_modules is {shown(keep)}",
+            fix='write "auto" or a list of name patterns',
+        )
+
+
+@rules.rule(
+    "DS213",
+    "error",
+    "another type for gradients without ZeRO",
+    why="at stage 0 DeepSpeed accumulates in the model's type only, and stops with NotImplementedError",
+    fix="use ZeRO stage 1 or more, or remove grad_accum_dtype",
+    source=_ENGINE + " _do_optimizer_sanity_check",
+    bad={
+        "train_batch_size": 8,
+        "bf16": {"enabled": True},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+    },
+    good={
+        "train_batch_size": 8,
+        "bf16": {"enabled": True},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+        "zero_optimization": {"stage": 1},
+    },
+)
+def mixed_without_zero(subject: Subject) -> Iterator[Hit]:
+    wanted = _DTYPES.get(subject.text("data_types.grad_accum_dtype"))
+    if subject.stage == 0 and wanted is not None and wanted != _model_type(subject) and not _may_change(subject):
+        yield hit(
+            "data_types.grad_accum_dtype", f"gradients in {wanted}, weights in {_model_type(subject)}, at stage 0"
+        )
+
+
+@rules.rule(
+    "DS214",
+    "advice",
+    "stage 1 with full fp32 gradients",
+    why="for bf16 with fp32 accumulation DeepSpeed takes its BF16_Optimizer at stage 1, which keeps fp32 gradients of "
+    "all "
+    "parameters on every GPU: four bytes per parameter that stage 2 does not have",
+    fix="use stage 2",
+    source="runtime/bf16_optimizer.py _setup_for_real_optimizer",
+    bad={
+        "train_batch_size": 8,
+        "bf16": {"enabled": True},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "zero_optimization": {"stage": 1},
+    },
+    good={"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": 1}},
+)
+def bf16_optimizer(subject: Subject) -> Iterator[Hit]:
+    wanted = _DTYPES.get(subject.text("data_types.grad_accum_dtype"))
+    if subject.stage == 1 and subject.bf16 and wanted == "fp32" and subject.offload("optimizer") != "cpu":
+        yield hit("data_types.grad_accum_dtype", "fp32 gradients stay whole on every GPU")
+
+
+@rules.rule(
+    "DS215",
+    "warning",
+    "torch_autocast without a type",
+    why="DeepSpeed then has no type to compute in or to reduce gradients in",
+    fix='add "dtype": "bfloat16"',
+    source="runtime/config.py get_torch_autocast_dtype",
+    bad={"train_batch_size": 8, "torch_autocast": {"enabled": True}},
+    good={"train_batch_size": 8, "torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
+)
+def autocast_type(subject: Subject) -> Iterator[Hit]:
+    if subject.flag("torch_autocast.enabled") and not subject.has("torch_autocast.dtype"):
+        yield hit("torch_autocast.dtype", "torch_autocast is on without a dtype")
+
+
+def _number(value: object) -> float | None:
+    """A number, or text that is one."""
+    try:
+        return float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
+    except (ValueError, OverflowError):
+        return None
+
+
+@rules.rule(
+    "DS216",
+    "error",
+    "a first loss scale that no float holds",
+    why="the scale begins at 2 to the power of initial_scale_power, which is made a float; with a static scale "
+    "DeepSpeed still "
+    "prints it, and Python prints no number of more than 4300 digits",
+    fix="write 16, the default",
+    source=_CLASSES + " initial_dynamic_scale",
+    bad={"train_batch_size": 8, "fp16": {"enabled": True, "initial_scale_power": 5000}},
+    good={"train_batch_size": 8, "fp16": {"enabled": True, "initial_scale_power": 16}},
+)
+def huge_scale(subject: Subject) -> Iterator[Hit]:
+    power = subject.number("fp16.initial_scale_power")
+    dynamic = subject.fp16 and not (subject.number("fp16.loss_scale") or 0) > 0
+    if power is not None and power >= (1024 if dynamic else 14_300) and subject.fp16:
+        yield hit("fp16.initial_scale_power", f"2 to the power of {power:g}")
+
+
+def _model_type(subject: Subject) -> str:
+    return "fp16" if subject.fp16 else "bf16" if subject.bf16 else "fp32"
+
+
+def _may_change(subject: Subject) -> bool:
+    """The Trainer or accelerate decides about the precision."""
+    given = any(
+        subject.has(f"{name}.enabled") and not subject.is_auto(f"{name}.enabled")
+        for name in ("fp16", "bf16", "bfloat16")
+    )
+    return subject.framework == "hf" and not given

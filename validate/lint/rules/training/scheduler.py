@@ -1,0 +1,231 @@
+"""DS6xx: the scheduler block."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from ...facts import Parameter
+from ...rule import Hit, Rules, hit
+from ...subject import Subject
+from ...values import shown
+
+rules = Rules()
+
+_ENGINE = "runtime/engine.py _scheduler_from_config"
+_SCHEDULES = "runtime/lr_schedules.py"
+_DECAY = {"type": "WarmupDecayLR", "params": {"total_num_steps": 1000, "warmup_num_steps": 100}}
+
+
+@rules.rule(
+    "DS601",
+    "error",
+    "an unknown scheduler",
+    why="the type is a class of DeepSpeed's lr_schedules or of torch.optim.lr_scheduler; DeepSpeed asserts that it is",
+    fix="correct the name",
+    source=_ENGINE,
+    bad={"train_batch_size": 8, "scheduler": {"type": "WarmupDecay", "params": {}}},
+    good={"train_batch_size": 8, "scheduler": _DECAY},
+)
+def unknown(subject: Subject) -> Iterator[Hit]:
+    kind = subject.get("scheduler.type")
+    names = (*subject.facts.schedulers, *subject.facts.torch_schedulers)
+    if kind is not None and not isinstance(kind, str):
+        yield hit("scheduler.type", f"type is {shown(kind)}", fix="write the scheduler's name")
+    elif kind is not None and subject.facts.torch_schedulers and kind not in names:
+        near = difflib.get_close_matches(kind[:40], names, n=1)
+        yield hit(
+            "scheduler.type", f"there is no scheduler {shown(kind)}" + (f"; did you mean {near[0]!r}?" if near else "")
+        )
+
+
+@rules.rule(
+    "DS602",
+    "error",
+    "a scheduler without what it needs",
+    why="DeepSpeed passes scheduler.params to the class, which raises a TypeError where an argument without a default "
+    "is "
+    "missing",
+    source=_SCHEDULES,
+    bad={"train_batch_size": 8, "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 100}}},
+    good={"train_batch_size": 8, "scheduler": _DECAY},
+)
+def incomplete(subject: Subject) -> Iterator[Hit]:
+    taken = _parameters(subject)
+    if taken is None:
+        return
+    given = subject.get("scheduler.params")
+    if not isinstance(given, dict):
+        yield hit(
+            "scheduler.params",
+            "params is missing" if given is None else f"params is {shown(given)}",
+            fix='add "params": {} with what it needs',
+        )
+        return
+    missing = [parameter.name for parameter in taken if parameter.required and parameter.name not in given]
+    if missing:
+        yield hit(
+            "scheduler.params",
+            f"{subject.text('scheduler.type')} needs {', '.join(missing)}",
+            fix=f"add {', '.join(missing)}" + (' (the Trainer fills "auto")' if subject.framework == "hf" else ""),
+        )
+
+
+@rules.rule(
+    "DS603",
+    "error",
+    "an argument that the scheduler does not take",
+    why="DeepSpeed passes scheduler.params to the class, which raises a TypeError",
+    fix="remove it, or correct its name",
+    source=_SCHEDULES,
+    bad={"train_batch_size": 8, "scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 1000}}},
+    good={"train_batch_size": 8, "scheduler": _DECAY},
+)
+def wrong_argument(subject: Subject) -> Iterator[Hit]:
+    taken = _parameters(subject)
+    for name in subject.block("scheduler.params") if taken is not None else ():
+        names = [parameter.name for parameter in taken or ()]
+        if name not in names:
+            near = difflib.get_close_matches(name[:40], names, n=1)
+            yield hit(
+                f"scheduler.params.{name}" if "." not in name else "scheduler.params",
+                f"{subject.text('scheduler.type')} takes no {name[:40]!r}"
+                + (f"; did you mean {near[0]!r}?" if near else ""),
+            )
+
+
+@rules.rule(
+    "DS604",
+    "error",
+    "a warm-up of no steps",
+    why="the warm-up schedulers refuse anything but a whole number above zero",
+    fix="write 1 for no warm-up",
+    source=_SCHEDULES,
+    since="0.19.6",
+    bad={"train_batch_size": 8, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}},
+    good={"train_batch_size": 8, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 1}}},
+)
+def no_warmup(subject: Subject) -> Iterator[Hit]:
+    value = subject.get("scheduler.params.warmup_num_steps")
+    warms = subject.text("scheduler.type") in ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
+    if (
+        warms
+        and value != "auto"
+        and "warmup_num_steps" in subject.block("scheduler.params")
+        and (not isinstance(value, int) or value <= 0)
+    ):
+        yield hit("scheduler.params.warmup_num_steps", f"warmup_num_steps is {shown(value)}")
+
+
+@rules.rule(
+    "DS605",
+    "warning",
+    "a warm-up longer than the training",
+    why="the learning rate never reaches its highest value",
+    fix="write a smaller warmup_num_steps",
+    source=_SCHEDULES,
+    bad={
+        "train_batch_size": 8,
+        "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 100, "warmup_num_steps": 1000}},
+    },
+    good={"train_batch_size": 8, "scheduler": _DECAY},
+)
+def long_warmup(subject: Subject) -> Iterator[Hit]:
+    total, warmup = (subject.number(f"scheduler.params.{name}") for name in ("total_num_steps", "warmup_num_steps"))
+    if total is not None and warmup is not None and warmup > total:
+        yield hit("scheduler.params.warmup_num_steps", f"{warmup:g} steps of warm-up, {total:g} in all")
+
+
+@rules.rule(
+    "DS606",
+    "warning",
+    "an unknown warm-up",
+    why="the schedulers know log and linear; for another they warn and take log",
+    fix='write "linear" or "log"',
+    source=_SCHEDULES,
+    bad={"train_batch_size": 8, "scheduler": {"type": "WarmupLR", "params": {"warmup_type": "cosine"}}},
+    good={"train_batch_size": 8, "scheduler": {"type": "WarmupLR", "params": {"warmup_type": "linear"}}},
+)
+def warmup_type(subject: Subject) -> Iterator[Hit]:
+    value = subject.get("scheduler.params.warmup_type")
+    if value is not None and value not in ("log", "linear") and subject.text("scheduler.type").startswith("Warmup"):
+        yield hit("scheduler.params.warmup_type", f"warmup_type is {shown(value)}")
+
+
+@rules.rule(
+    "DS607",
+    "warning",
+    "a scheduler block without a type",
+    why="DeepSpeed then ignores the whole block",
+    fix='add "type"',
+    source="runtime/config.py get_scheduler_name",
+    bad={"train_batch_size": 8, "scheduler": {"params": {"warmup_num_steps": 10}}},
+    good={"train_batch_size": 8, "scheduler": _DECAY},
+)
+def no_type(subject: Subject) -> Iterator[Hit]:
+    if isinstance(subject.get("scheduler"), dict) and subject.get("scheduler.type") is None:
+        yield hit("scheduler", "no type, so the block is ignored")
+
+
+@rules.rule(
+    "DS608",
+    "warning",
+    "a scheduler that overrides the learning rate",
+    why="the warm-up ends at warmup_max_lr, whatever the optimizer's lr is",
+    fix="write the same number in both, or leave warmup_max_lr out of WarmupLR",
+    source=_SCHEDULES,
+    bad={
+        "train_batch_size": 8,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-3}},
+    },
+    good={
+        "train_batch_size": 8,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-5}},
+    },
+)
+def two_rates(subject: Subject) -> Iterator[Hit]:
+    rate, highest = subject.number("optimizer.params.lr"), subject.number("scheduler.params.warmup_max_lr")
+    if (
+        rate
+        and highest is not None
+        and highest != rate
+        and subject.text("scheduler.type") in ("WarmupLR", "WarmupDecayLR")
+    ):
+        yield hit("scheduler.params.warmup_max_lr", f"lr is {rate:g}, warmup_max_lr {highest:g}")
+
+
+@rules.rule(
+    "DS609",
+    "error",
+    "torch's scheduler around DeepSpeed's optimizer",
+    why="ZeRO, fp16 and bf16 wrap the optimizer in a class of DeepSpeed's, which torch's schedulers refuse with a "
+    "TypeError; "
+    "DeepSpeed's own look inside it",
+    fix="use one of DeepSpeed's schedulers, or create torch's in the script from the optimizer that it wraps",
+    source="runtime/engine.py _configure_lr_scheduler",
+    bad={
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 2},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+        "scheduler": {"type": "StepLR", "params": {"step_size": 10}},
+    },
+    good={
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 2},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+        "scheduler": _DECAY,
+    },
+)
+def torchs(subject: Subject) -> Iterator[Hit]:
+    kind = subject.text("scheduler.type")
+    wrapped = subject.stage or subject.fp16 or subject.bf16
+    if wrapped and kind in subject.facts.torch_schedulers and kind not in subject.facts.schedulers:
+        yield hit("scheduler.type", f"{kind} is torch's, and the optimizer is wrapped")
+
+
+def _parameters(subject: Subject) -> tuple[Parameter, ...] | None:
+    """The arguments of the scheduler's class, None for a class that is not known."""
+    kind = subject.text("scheduler.type")
+    return subject.facts.schedulers.get(kind) or subject.facts.torch_schedulers.get(kind)

@@ -1,0 +1,86 @@
+"""DS45x: asynchronous I/O, which moves swapped tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...rule import Hit, Rules, hit
+from ...subject import Subject
+from ...values import shown
+
+rules = Rules()
+
+_SOURCE = "runtime/swap_tensor/aio_config.py"
+_SWAPS = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}}
+
+
+@rules.rule(
+    "DS451",
+    "warning",
+    "aio.thread_count",
+    why="the key's name is intra_op_parallelism; under the old one it is ignored",
+    fix="write intra_op_parallelism",
+    source=_SOURCE,
+    bad={"train_batch_size": 8, "zero_optimization": _SWAPS, "aio": {"thread_count": 8}},
+    good={"train_batch_size": 8, "zero_optimization": _SWAPS, "aio": {"intra_op_parallelism": 8, "queue_depth": 32}},
+)
+def thread_count(subject: Subject) -> Iterator[Hit]:
+    if subject.has("aio.thread_count"):
+        yield hit("aio.thread_count", "thread_count is ignored")
+
+
+@rules.rule(
+    "DS452",
+    "advice",
+    "aio without NVMe",
+    why="only swapping to NVMe reads these settings",
+    fix="remove the block",
+    source="runtime/zero/stage3.py, runtime/swap_tensor/",
+    bad={"train_batch_size": 8, "zero_optimization": {"stage": 2}, "aio": {"queue_depth": 32}},
+    good={"train_batch_size": 8, "zero_optimization": _SWAPS, "aio": {"queue_depth": 32, "intra_op_parallelism": 8}},
+)
+def unused(subject: Subject) -> Iterator[Hit]:
+    if subject.block("aio") and not _swaps(subject):
+        yield hit("aio", "nothing is swapped to NVMe")
+
+
+@rules.rule(
+    "DS453",
+    "advice",
+    "NVMe with one thread",
+    why="DeepSpeed's defaults, 8 requests in flight from one thread, leave a modern drive idle",
+    fix='set "intra_op_parallelism": 8 and "queue_depth": 32, or what ds_nvme_tune finds',
+    source=_SOURCE,
+    bad={"train_batch_size": 8, "zero_optimization": _SWAPS},
+    good={"train_batch_size": 8, "zero_optimization": _SWAPS, "aio": {"intra_op_parallelism": 8, "queue_depth": 32}},
+)
+def idle_drive(subject: Subject) -> Iterator[Hit]:
+    threads = subject.get("aio.intra_op_parallelism")
+    if _swaps(subject) and threads in (None, 1):
+        yield hit("aio.intra_op_parallelism", "one thread reads and writes")
+
+
+@rules.rule(
+    "DS454",
+    "error",
+    "aio settings that are no numbers",
+    why="DeepSpeed computes buffer sizes with them and hands them to the I/O library",
+    fix="write a whole number above zero",
+    source="runtime/swap_tensor/partitioned_param_swapper.py _configure_aio",
+    bad={"train_batch_size": 8, "zero_optimization": _SWAPS, "aio": {"block_size": "1M", "intra_op_parallelism": 8}},
+    good={
+        "train_batch_size": 8,
+        "zero_optimization": _SWAPS,
+        "aio": {"block_size": 1048576, "intra_op_parallelism": 8},
+    },
+)
+def no_number(subject: Subject) -> Iterator[Hit]:
+    for name in ("block_size", "queue_depth", "intra_op_parallelism"):
+        value = subject.get(f"aio.{name}")
+        wrong = value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1)
+        if wrong and _swaps(subject):
+            yield hit(f"aio.{name}", f"{name} is {shown(value)}")
+
+
+def _swaps(subject: Subject) -> bool:
+    return subject.stage == 3 and "nvme" in (subject.offload("optimizer"), subject.offload("param"))

@@ -1,0 +1,499 @@
+"""DS4xx: optimizer and parameters in host RAM or on NVMe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from .....estimators.memory.trainable import tensor_set
+from ...rule import Hit, Remove, Rules, hit
+from ...subject import Subject
+from ...values import shown
+
+rules = Rules()
+
+_STAGE_3 = "runtime/zero/stage3.py"
+_SWAPPER = "runtime/swap_tensor/partitioned_param_swapper.py"
+_ONLY_NVME = {
+    "optimizer": ("nvme_path", "buffer_count", "pipeline_read", "pipeline_write", "fast_init"),
+    "param": ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu"),
+}
+_ADAM = ("", "adam", "adamw")
+_ADAMW = {"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}}
+
+
+@rules.rule(
+    "DS401",
+    "error",
+    "NVMe without a path",
+    why="DeepSpeed joins the path with the name of its swap folder, and stops with a TypeError or an assertion",
+    fix='add "nvme_path": a folder on the local NVMe drive',
+    source=_STAGE_3 + " _configure_tensor_swapping; " + _SWAPPER,
+    bad={"train_batch_size": 8, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}},
+    good={
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}},
+    },
+)
+def no_path(subject: Subject) -> Iterator[Hit]:
+    for what in ("optimizer", "param"):
+        block = f"zero_optimization.offload_{what}"
+        if (
+            subject.stage == 3
+            and subject.offload(what) == "nvme"
+            and subject.get(f"{block}.nvme_path") in (None, "auto")
+        ):
+            yield hit(f"{block}.nvme_path", f"offload_{what} goes to NVMe, but nvme_path is missing")
+
+
+@rules.rule(
+    "DS402",
+    "warning",
+    "an optimizer on NVMe below stage 3",
+    why='stages 1 and 2 know one kind of offload: any device but "none" keeps the states in host RAM',
+    fix='use stage 3, or write "device": "cpu"',
+    source="runtime/zero/stage_1_and_2.py __init__ (cpu_offload)",
+    bad={
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}},
+    },
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
+)
+def nvme_below_3(subject: Subject) -> Iterator[Hit]:
+    if subject.stage in (1, 2) and subject.offload("optimizer") == "nvme":
+        yield hit("zero_optimization.offload_optimizer.device", f"at stage {subject.stage} the states stay in host RAM")
+
+
+@rules.rule(
+    "DS403",
+    "warning",
+    "swapping to memory",
+    why="a tmpfs is RAM: what is swapped there takes the memory that the swapping should save",
+    fix="name a folder on a drive",
+    source="statfs of the folder, /proc/self/mounts",
+    bad={
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/dev/shm"}},
+    },
+    good={
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}},
+    },
+)
+def tmpfs(subject: Subject) -> Iterator[Hit]:
+    for what in ("optimizer", "param"):
+        path = f"zero_optimization.offload_{what}.nvme_path"
+        folder = subject.text(path)
+        if subject.stage == 3 and subject.offload(what) == "nvme" and folder and _is_tmpfs(folder):
+            yield hit(path, f"{shown(folder)} is on a tmpfs on this machine")
+
+
+@rules.rule(
+    "DS404",
+    "error",
+    "NVMe buffers smaller than a parameter",
+    why="a parameter's shard must fit into one buffer, and DeepSpeed stops at the first that does not",
+    source=_SWAPPER + " (elements_per_buffer)",
+    options={"model": "Qwen2.5-7B", "gpus": "2x24GB"},
+    bad={
+        "train_batch_size": 8,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/local_nvme"}},
+    },
+    good={
+        "train_batch_size": 8,
+        "bf16": {"enabled": True},
+        "zero_optimization": {
+            "stage": 3,
+            "offload_param": {"device": "nvme", "nvme_path": "/local_nvme", "buffer_size": 3e8},
+        },
+    },
+)
+def small_buffers(subject: Subject) -> Iterator[Hit]:
+    model, ranks = subject.model, subject.world_size
+    if subject.stage != 3 or subject.offload("param") != "nvme" or model is None or ranks is None:
+        return
+    block = "zero_optimization.offload_param"
+    size = subject.number(f"{block}.buffer_size")
+    size = subject.facts.default(f"{block}.buffer_size") if size is None else size
+    largest = -(-max(tensor.numel for tensor, _ in model.tensor_counts) // ranks)
+    if size < largest:
+        yield hit(
+            f"{block}.buffer_size",
+            f"a buffer holds {size:,.0f} elements, the largest parameter's shard has {largest:,}",
+            fix=f'write "buffer_size": {largest} or more',
+        )
+
+
+@rules.rule(
+    "DS405",
+    "warning",
+    "NVMe buffers that pin more RAM than there is",
+    why="every rank pins buffer_count buffers of one fp32 sub-group each",
+    fix="write a smaller sub_group_size, such as 20000000",
+    source="runtime/swap_tensor/optimizer_utils.py SwapBufferManager",
+    options={"model": "Qwen2.5-72B", "gpus": "8xA100-80GB", "ram": "100GB"},
+    bad={
+        "train_batch_size": 8,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}},
+    },
+    good={
+        "train_batch_size": 8,
+        "bf16": {"enabled": True},
+        "zero_optimization": {
+            "stage": 3,
+            "sub_group_size": 2e7,
+            "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"},
+        },
+    },
+)
+def pinned_sub_groups(subject: Subject) -> Iterator[Hit]:
+    cluster, model = subject.cluster, subject.model
+    ram = cluster.host_memory_bytes_per_node if cluster is not None else None
+    if subject.stage != 3 or subject.offload("optimizer") != "nvme" or cluster is None or not ram or model is None:
+        return
+    trainable = (
+        model.parameters
+        if subject.workload is None or subject.workload.method == "full"
+        else tensor_set(model, subject.workload).trainable_numel
+    )
+    block = "zero_optimization.offload_optimizer"
+    count = subject.number(f"{block}.buffer_count")
+    count = subject.facts.default(f"{block}.buffer_count") if count is None else count
+    group = min(subject.zero_number("sub_group_size"), -(-trainable // cluster.world_size))
+    pinned = int(count) * group * 4 * cluster.gpus_per_node
+    if pinned > ram:
+        yield hit(
+            subject.zero_path("sub_group_size") or "zero_optimization.sub_group_size",
+            f"{count:g} buffers x {group:,} elements x 4 bytes x {cluster.gpus_per_node} ranks are {pinned / 1e9:.0f} "
+            "GB "
+            f"of {ram / 1e9:.0f} GB",
+        )
+
+
+@rules.rule(
+    "DS406",
+    "warning",
+    "fewer NVMe buffers than Adam has states",
+    why="a sub-group's parameter, gradient and states are in memory together, each in a buffer, and DeepSpeed asserts "
+    "that "
+    "there are enough once a sub-group is large enough to be swapped",
+    fix='write "buffer_count": 4 or more for Adam',
+    source="runtime/swap_tensor/partitioned_optimizer_swapper.py swap_in_optimizer_state",
+    bad={
+        "train_batch_size": 8,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+        "zero_optimization": {
+            "stage": 3,
+            "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme", "buffer_count": 2},
+        },
+    },
+    good={
+        "train_batch_size": 8,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+        "zero_optimization": {
+            "stage": 3,
+            "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme", "buffer_count": 4},
+        },
+    },
+)
+def few_buffers(subject: Subject) -> Iterator[Hit]:
+    path = "zero_optimization.offload_optimizer.buffer_count"
+    count = subject.number(path)
+    if (
+        subject.stage == 3
+        and subject.offload("optimizer") == "nvme"
+        and count is not None
+        and count < 4
+        and (subject.optimizer in _ADAM)
+    ):
+        yield hit(path, f"{count:g} buffers for Adam's parameter, gradient and two states")
+
+
+@rules.rule(
+    "DS407",
+    "advice",
+    "NVMe settings without NVMe",
+    why='they have no effect with "device": "cpu" or "none"',
+    fix="remove them",
+    source="runtime/zero/offload_config.py; " + _STAGE_3,
+    bad={
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu", "buffer_size": 1e9}},
+    },
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},
+)
+def unused_nvme(subject: Subject) -> Iterator[Hit]:
+    for what, names in _ONLY_NVME.items():
+        block = f"zero_optimization.offload_{what}"
+        given = [name for name in names if subject.has(f"{block}.{name}")]
+        if given and subject.offload(what) != "nvme":
+            yield hit(
+                f"{block}.{given[0]}",
+                f"{', '.join(given)} {'have' if len(given) > 1 else 'has'} no effect: the device "
+                f"is {subject.offload(what)}",
+            )
+
+
+@rules.rule(
+    "DS408",
+    "error",
+    "a partly offloaded optimizer below stage 3",
+    why="the class asserts that a ratio below 1 comes with stage 3",
+    fix="use stage 3, or remove ratio",
+    source="runtime/zero/config.py offload_ratio_check",
+    bad={
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}},
+    },
+    good={
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}},
+    },
+)
+def ratio_below_3(subject: Subject) -> Iterator[Hit]:
+    ratio = subject.get("zero_optimization.offload_optimizer.ratio")
+    below_1 = isinstance(ratio, bool | int | float) and 0 <= ratio < 1
+    if below_1 and subject.stage < 3:
+        yield hit("zero_optimization.offload_optimizer.ratio", f"ratio is {shown(ratio)} at stage {subject.stage}")
+
+
+@rules.rule(
+    "DS409",
+    "error",
+    "a partly offloaded optimizer that is not Adam",
+    why="the part on the GPU is a copy of DeepSpeed's CPU Adam, and stage 3 asserts that it is one",
+    fix="use AdamW, or remove ratio",
+    source=_STAGE_3 + " __init__ (Hybrid Optimizer)",
+    bad={
+        "train_batch_size": 8,
+        "optimizer": {"type": "Adagrad", "params": {"lr": 0.01}},
+        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}},
+    },
+    good={
+        "train_batch_size": 8,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}},
+    },
+)
+def ratio_without_adam(subject: Subject) -> Iterator[Hit]:
+    path = "zero_optimization.offload_optimizer.ratio"
+    ratio = subject.number(path)
+    adam = subject.optimizer in _ADAM and not subject.flag("optimizer.params.torch_adam")
+    if (
+        ratio is not None
+        and 0 <= ratio < 1
+        and subject.stage == 3
+        and subject.offload("optimizer") != "none"
+        and not adam
+    ):
+        yield hit(path, f"the optimizer is {subject.optimizer}")
+
+
+@rules.rule(
+    "DS410",
+    "warning",
+    "SuperOffload below stage 3",
+    why="only stage 3 has an optimizer for it; other stages ignore it",
+    fix="use stage 3, or remove super_offload",
+    source="runtime/engine.py _configure_zero_optimizer",
+    since="0.18",
+    bad={
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "super_offload": True}},
+    },
+    good={
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}},
+    },
+)
+def super_below_3(subject: Subject) -> Iterator[Hit]:
+    path = "zero_optimization.offload_optimizer.super_offload"
+    if subject.flag(path) and subject.stage < 3:
+        yield hit(
+            path, f"super_offload has no effect at stage {subject.stage}", edits=(Remove(tuple(path.split("."))),)
+        )
+
+
+@rules.rule(
+    "DS411",
+    "error",
+    "ZenFlow without CPU offload",
+    why="ZenFlow hides the CPU optimizer's time, and refuses to run where there is none",
+    fix='add "offload_optimizer": {"device": "cpu"}, or remove zenflow',
+    since="0.18",
+    source="runtime/zenflow/zenflow_stage_1_and_2.py _configure_zenflow",
+    bad=_ADAMW | {"zero_optimization": {"stage": 2, "zenflow": {"topk_ratio": 0.1}}},
+    good=_ADAMW
+    | {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "zenflow": {"topk_ratio": 0.1}}},
+)
+def zenflow_alone(subject: Subject) -> Iterator[Hit]:
+    if (
+        subject.get("zero_optimization.zenflow") is not None
+        and subject.stage in (1, 2)
+        and (subject.offload("optimizer") == "none")
+    ):
+        yield hit("zero_optimization.zenflow", "the optimizer is not offloaded")
+
+
+@rules.rule(
+    "DS412",
+    "error",
+    "ZenFlow's intervals in contradiction",
+    why="select_strategy auto sets the interval itself and refuses a number; step and epoch need one",
+    fix='with "select_strategy": "auto" leave select_interval out; else write a number',
+    since="0.18",
+    source="runtime/zenflow/engine.py configure_zenflow; runtime/zenflow/zenflow_config.py",
+    bad=_ADAMW
+    | {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "zenflow": {"select_interval": 4}}},
+    good=_ADAMW
+    | {
+        "zero_optimization": {
+            "stage": 2,
+            "offload_optimizer": {"device": "cpu"},
+            "zenflow": {"select_strategy": "step", "select_interval": 4},
+        }
+    },
+)
+def zenflow_intervals(subject: Subject) -> Iterator[Hit]:
+    block = "zero_optimization.zenflow"
+    if not isinstance(subject.get(block), dict):
+        return
+    strategy, interval = subject.get(f"{block}.select_strategy"), subject.get(f"{block}.select_interval")
+    update = subject.get(f"{block}.update_interval")
+    if isinstance(strategy, str) and strategy not in ("auto", "step", "epoch"):
+        yield hit(
+            f"{block}.select_strategy", f"select_strategy is {shown(strategy)}", fix='write "auto", "step" or "epoch"'
+        )
+        return
+    automatic, numbered = strategy in (None, "auto"), isinstance(interval, int)
+    if automatic and numbered:
+        yield hit(f"{block}.select_interval", f"select_interval is {shown(interval)}, the strategy is auto")
+    elif isinstance(strategy, str) and not automatic and interval in (None, "auto"):
+        yield hit(f"{block}.select_interval", f"the strategy is {strategy}, without a select_interval")
+    for name in ("select_interval", "update_interval"):
+        text = subject.get(f"{block}.{name}")
+        if isinstance(text, str) and text != "auto":
+            yield hit(f"{block}.{name}", f"{name} is the text {shown(text)}", fix='write a number or "auto"')
+    if isinstance(update, int) and update < 1:
+        yield hit(f"{block}.update_interval", f"update_interval is {shown(update)}", fix="write 1 or more")
+    elif strategy == "step" and numbered and isinstance(update, int) and 0 < interval < update:
+        yield hit(
+            f"{block}.select_interval",
+            f"select_interval {interval} is below update_interval {update}",
+            fix="write select_interval at least as large as update_interval",
+        )
+
+
+@rules.rule(
+    "DS416",
+    "error",
+    "ZenFlow without an optimizer block",
+    why="its optimizer on the GPU is made from optimizer.params, and a TypeError comes where there are none",
+    fix="add the optimizer block, with params",
+    source="runtime/zenflow/zenflow_stage_1_and_2.py __init__",
+    bad={
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "zenflow": {"topk_ratio": 0.1}},
+    },
+    good=_ADAMW
+    | {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "zenflow": {"topk_ratio": 0.1}}},
+)
+def zenflow_without_optimizer(subject: Subject) -> Iterator[Hit]:
+    if (
+        subject.get("zero_optimization.zenflow") is not None
+        and subject.stage in (1, 2)
+        and (not isinstance(subject.get("optimizer.params"), dict))
+    ):
+        yield hit("zero_optimization.zenflow", "the configuration has no optimizer.params")
+
+
+@rules.rule(
+    "DS413",
+    "warning",
+    "torch's Adam on the CPU",
+    why="torch_adam keeps DeepSpeed from its vectorized CPU Adam, which is several times as fast as torch's",
+    fix="remove torch_adam",
+    source="runtime/engine.py get_optimizer_configuration; ops/adam/cpu_adam.py",
+    bad={
+        "train_batch_size": 8,
+        "optimizer": {"type": "AdamW", "params": {"torch_adam": True}},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    },
+    good={
+        "train_batch_size": 8,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    },
+)
+def torch_adam(subject: Subject) -> Iterator[Hit]:
+    if subject.flag("optimizer.params.torch_adam") and subject.stage and subject.offload("optimizer") != "none":
+        yield hit("optimizer.params.torch_adam", "the offloaded optimizer is torch's Adam")
+
+
+@rules.rule(
+    "DS414",
+    "advice",
+    "an offloaded optimizer without a CPU form",
+    why="DeepSpeed has CPU forms of Adam, AdamW, Adagrad and Lion; others of torch run as they are, slower, and LAMB "
+    "is a "
+    "kernel for GPUs",
+    fix="use AdamW, or do not offload the optimizer",
+    source="runtime/engine.py _configure_basic_optimizer",
+    bad={
+        "train_batch_size": 8,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    },
+    good={
+        "train_batch_size": 8,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    },
+)
+def no_cpu_form(subject: Subject) -> Iterator[Hit]:
+    name = subject.optimizer
+    if (
+        subject.stage
+        and subject.offload("optimizer") != "none"
+        and name
+        and (name not in ("adam", "adamw", "adagrad", "lion", "muon"))
+    ):
+        yield hit("optimizer.type", f"{name} has no CPU form", severity="warning" if name == "lamb" else None)
+
+
+@rules.rule(
+    "DS415",
+    "advice",
+    "offload to memory that is not pinned",
+    why="copies from and to pageable memory are staged by the driver: slower, and never beside the computation",
+    fix='set "pin_memory": true',
+    source="runtime/zero/offload_config.py",
+    bad={
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": False}},
+    },
+    good={
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": True}},
+    },
+)
+def pageable(subject: Subject) -> Iterator[Hit]:
+    for what in ("optimizer", "param"):
+        path = f"zero_optimization.offload_{what}.pin_memory"
+        if subject.offload(what) != "none" and subject.off(path):
+            yield hit(path, f"offload_{what} is not pinned")
+
+
+def _is_tmpfs(folder: str) -> bool:
+    """Whether a folder's file system is a tmpfs, by the kernel's table of mounts; nothing in the folder is read."""
+    try:
+        path = Path(folder).resolve()
+        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except (OSError, RuntimeError, ValueError):  # a loop of links, a null byte, not Linux
+        return False
+    mounts = [(Path(fields[1]), fields[2]) for line in lines if len(fields := line.split()) > 2]
+    holding = [(len(mount.parts), kind) for mount, kind in mounts if mount == path or mount in path.parents]
+    return bool(holding) and max(holding)[1] in ("tmpfs", "ramfs")

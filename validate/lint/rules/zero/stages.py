@@ -1,0 +1,440 @@
+"""DS3xx: ZeRO's stages and their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...rule import Hit, Remove, Replace, Rules, hit
+from ...subject import Subject
+from ...values import shown
+
+rules = Rules()
+
+_CONFIG = "runtime/zero/config.py"
+_STAGE_12 = "runtime/zero/stage_1_and_2.py"
+_STAGE_3 = "runtime/zero/stage3.py"
+_ENGINE = "runtime/engine.py _configure_zero_optimizer"
+_ONLY_3 = (
+    "sub_group_size",
+    "prefetch_bucket_size",
+    "param_persistence_threshold",
+    "model_persistence_threshold",
+    "max_live_parameters",
+    "max_reuse_distance",
+    "gather_16bit_weights_on_model_save",
+    "module_granularity_threshold",
+    "use_all_reduce_for_fetch_params",
+    "allgather_sequential",
+)
+_ONLY_12 = ("round_robin_gradients", "parameter_alignment")
+_BUCKET = 500_000_000
+
+
+@rules.rule(
+    "DS301",
+    "warning",
+    "offload_param below stage 3",
+    why="only stage 3 partitions the parameters; at other stages the block is read and nothing is offloaded",
+    fix="use stage 3, or remove offload_param",
+    source=_ENGINE,
+    bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},
+)
+def param_below_3(subject: Subject) -> Iterator[Hit]:
+    if subject.offload("param") != "none" and subject.stage < 3:
+        path = (
+            "zero_optimization.offload_param"
+            if subject.has("zero_optimization.offload_param")
+            else "zero_optimization.cpu_offload_param"
+        )
+        yield hit(path, f"no parameter is offloaded at stage {subject.stage}", edits=(Remove(tuple(path.split("."))),))
+
+
+@rules.rule(
+    "DS302",
+    "warning",
+    "a setting of another stage",
+    why="DeepSpeed reads it and hands it to an optimizer that does not use it",
+    fix="remove it, or use that stage",
+    source=_ENGINE,
+    bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "stage3_max_live_parameters": 1e8}},
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "stage3_max_live_parameters": 1e8}},
+)
+def other_stage(subject: Subject) -> Iterator[Hit]:
+    unused = {0: (*_ONLY_3, *_ONLY_12), 1: _ONLY_3, 2: _ONLY_3, 3: _ONLY_12}[subject.stage]
+    for name in unused:
+        path = subject.zero_path(name)
+        same = path and subject.get(path) in ("auto", subject.facts.default(path))
+        if path and not same:
+            stages = "stage 3" if name in _ONLY_3 else "stages 1 and 2"
+            yield hit(
+                path,
+                f"{path.rpartition('.')[2]} is for {stages}, and this is stage {subject.stage}",
+                edits=(Remove(tuple(path.split("."))),),
+            )
+
+
+@rules.rule(
+    "DS303",
+    "error",
+    "an offloaded optimizer at stage 0",
+    why="DeepSpeed makes the CPU optimizer, but only ZeRO moves the weights to it: the first step fails on GPU tensors",
+    fix="use stage 1, 2 or 3, or remove offload_optimizer",
+    source="ops/adam/cpu_adam.py step; runtime/engine.py",
+    bad={
+        "train_batch_size": 8,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+        "zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}},
+    },
+    good={
+        "train_batch_size": 8,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    },
+)
+def offload_at_0(subject: Subject) -> Iterator[Hit]:
+    moved = subject.optimizer in ("adam", "adamw", "adagrad", "lion") and not subject.flag(
+        "optimizer.params.torch_adam"
+    )
+    if not subject.optimizer:  # the script's own, which DeepSpeed then wants to be its CPU Adam or Lion
+        moved = not subject.off("zero_force_ds_cpu_optimizer")
+    if (
+        subject.stage == 0
+        and subject.offload("optimizer") != "none"
+        and isinstance(subject.get("zero_optimization"), dict)
+    ):
+        yield hit(
+            "zero_optimization.offload_optimizer",
+            "the optimizer runs on the CPU, the weights stay on the GPU",
+            severity=None if moved else "warning",
+        )
+
+
+@rules.rule(
+    "DS304",
+    "advice",
+    "allgather_bucket_size",
+    why="DeepSpeed gathers updated parameters in place with torch's all_gather_into_tensor, without a bucket; stage 3 "
+    "never had one",
+    fix="remove it",
+    source="runtime/utils.py all_gather_dp_groups",
+    bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "allgather_bucket_size": 2e8}},
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "reduce_bucket_size": 2e8}},
+)
+def allgather_bucket(subject: Subject) -> Iterator[Hit]:
+    if subject.number("zero_optimization.allgather_bucket_size") is not None:
+        yield hit("zero_optimization.allgather_bucket_size", "allgather_bucket_size has no effect")
+
+
+@rules.rule(
+    "DS305",
+    "error",
+    "an odd allgather_bucket_size",
+    why="stages 1 and 2 assert that it is a multiple of 2, although nothing else uses it",
+    fix="remove it",
+    source=_STAGE_12 + " (nccl_start_alignment_factor)",
+    bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "allgather_bucket_size": 99_999}},
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "allgather_bucket_size": 100_000}},
+)
+def odd_bucket(subject: Subject) -> Iterator[Hit]:
+    path = "zero_optimization.allgather_bucket_size"
+    size = subject.number(path)
+    if subject.stage in (1, 2) and size is not None and size % 2 == 1:
+        yield hit(path, f"{size:g} is odd", edits=(Remove(tuple(path.split("."))),))
+
+
+@rules.rule(
+    "DS306",
+    "warning",
+    "sub_group_size 0",
+    why="every parameter then is a sub-group of its own, and the optimizer steps once for each",
+    fix="remove it, or write a number such as 100000000",
+    source=_STAGE_3 + " _create_fp16_sub_groups",
+    bad={"train_batch_size": 8, "zero_optimization": {"stage": 3, "sub_group_size": 0}},
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "sub_group_size": 100_000_000}},
+)
+def no_sub_group(subject: Subject) -> Iterator[Hit]:
+    if subject.stage == 3 and subject.number("zero_optimization.sub_group_size") == 0:
+        yield hit("zero_optimization.sub_group_size", "sub-groups of one parameter")
+
+
+@rules.rule(
+    "DS307",
+    "advice",
+    "sub-groups of 1e9 elements",
+    why="the step flattens a sub-group's gradients and casts them to fp32: six bytes per element on top of everything "
+    "else, "
+    "for as many as the rank's share has",
+    fix="write 100000000, which costs 0.6 GB at most",
+    source=_STAGE_3 + " _prepare_fp32_grad_for_sub_group",
+    options={"model": "Qwen2.5-14B", "gpus": "8xA100-80GB"},
+    bad={"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3}},
+    good={"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3, "sub_group_size": 1e8}},
+)
+def large_sub_group(subject: Subject) -> Iterator[Hit]:
+    model, ranks = subject.model, subject.world_size
+    if subject.stage != 3 or model is None or ranks is None or subject.offload("optimizer") == "nvme":
+        return
+    if subject.workload is not None and subject.workload.method != "full":
+        return
+    elements = min(subject.zero_number("sub_group_size"), model.parameters // ranks)
+    if elements >= 5e8:
+        yield hit(
+            subject.zero_path("sub_group_size") or "zero_optimization.sub_group_size",
+            f"{elements * 6 / 1e9:.1f} GB per GPU during the step",
+        )
+
+
+@rules.rule(
+    "DS308",
+    "advice",
+    "ZeRO-3 that keeps every weight gathered",
+    why="a weight that is used again within max_reuse_distance parameters is not released; with the defaults of 1e9, "
+    "a model "
+    "below 1e9 parameters is whole on every GPU",
+    fix="write both below the model's parameters, such as a few of its layers",
+    source="runtime/zero/partitioned_param_coordinator.py",
+    options={"model": "Qwen2.5-0.5B"},
+    bad={"train_batch_size": 8, "zero_optimization": {"stage": 3}},
+    good={
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 3, "stage3_max_live_parameters": 5e7, "stage3_max_reuse_distance": 5e7},
+    },
+)
+def all_live(subject: Subject) -> Iterator[Hit]:
+    model = subject.model
+    if subject.stage != 3 or model is None:
+        return
+    live, distance = subject.zero_number("max_live_parameters"), subject.zero_number("max_reuse_distance")
+    if min(live, distance) >= model.parameters:
+        path = subject.zero_path("max_live_parameters") or "zero_optimization.stage3_max_live_parameters"
+        yield hit(
+            path, f"max_live_parameters and max_reuse_distance are at least the model's {model.parameters:,} parameters"
+        )
+
+
+@rules.rule(
+    "DS309",
+    "error",
+    "legacy_stage1",
+    why="DeepSpeed raises an exception: the old stage 1 is gone since 0.5.9",
+    fix="remove it",
+    source=_ENGINE,
+    bad={"train_batch_size": 8, "zero_optimization": {"stage": 1, "legacy_stage1": True}},
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 1}},
+)
+def legacy(subject: Subject) -> Iterator[Hit]:
+    if subject.flag("zero_optimization.legacy_stage1") and subject.stage:
+        yield hit("zero_optimization.legacy_stage1", "the old stage 1 is asked for")
+
+
+@rules.rule(
+    "DS310",
+    "error",
+    "compute_grad_norm off where the norm is needed",
+    why="DeepSpeed does without the norm at stages 1 and 2 only, without clipping (which is on by default), ZenFlow, "
+    "optimizer offload, or its BF16 optimizer",
+    fix='set "gradient_clipping": 0, or remove compute_grad_norm',
+    source=_STAGE_12 + " __init__; " + _CONFIG,
+    since="0.19.7",
+    bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "compute_grad_norm": False}},
+    good={"train_batch_size": 8, "gradient_clipping": 0, "zero_optimization": {"stage": 2, "compute_grad_norm": False}},
+)
+def no_norm(subject: Subject) -> Iterator[Hit]:
+    path = "zero_optimization.compute_grad_norm"
+    if not subject.off(path) or subject.facts.default(path) is None:
+        return
+    clipping = subject.get("gradient_clipping")
+    clips = clipping is None or (isinstance(clipping, int | float) and clipping > 0)
+    fp32_sums = subject.text("data_types.grad_accum_dtype") in ("fp32", "float32", "float", "torch.float32")
+    for holds, what in (
+        (subject.stage in (0, 3), f"this is stage {subject.stage}"),
+        (clips, f"gradient_clipping is {shown(clipping) if clipping is not None else '1.0, its default'}"),
+        (subject.block("zero_optimization").get("zenflow") is not None, "ZenFlow is on"),
+        (subject.offload("optimizer") != "none", "the optimizer is offloaded"),
+        (subject.stage == 1 and subject.bf16 and fp32_sums, "bf16 with fp32 accumulation at stage 1"),
+    ):
+        if holds:
+            yield hit(path, f"compute_grad_norm is off, but {what}")
+            return
+
+
+@rules.rule(
+    "DS311",
+    "warning",
+    "elastic_checkpoint at stage 3",
+    why="stage 3 has no elastic checkpoints; DeepSpeed warns and goes on",
+    fix="remove it; use universal checkpoints",
+    source=_CONFIG + " elastic_checkpoint_deprecated",
+    bad={"train_batch_size": 8, "zero_optimization": {"stage": 3, "elastic_checkpoint": True}},
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 3}},
+)
+def elastic(subject: Subject) -> Iterator[Hit]:
+    if subject.stage == 3 and subject.flag("zero_optimization.elastic_checkpoint"):
+        yield hit("zero_optimization.elastic_checkpoint", "it is no longer supported at stage 3")
+
+
+@rules.rule(
+    "DS312",
+    "error",
+    "scaled gradients with reduce_scatter",
+    why="with reduce_scatter (the default), stages 2 and 3 assert that gradients are neither pre-scaled nor "
+    "pre-divided",
+    fix="remove prescale_gradients and gradient_predivide_factor",
+    source=_STAGE_12 + ", " + _STAGE_3,
+    bad={"train_batch_size": 8, "prescale_gradients": True, "zero_optimization": {"stage": 2}},
+    good={"train_batch_size": 8, "prescale_gradients": True, "zero_optimization": {"stage": 1}},
+)
+def scaled(subject: Subject) -> Iterator[Hit]:
+    averages = subject.stage == 3 or subject.text("gradient_allreduce_op").lower() != "sum"
+    if subject.stage < 2 or subject.off("zero_optimization.reduce_scatter") or not averages:
+        return
+    if subject.get("prescale_gradients"):
+        yield hit("prescale_gradients", f"gradients are pre-scaled at stage {subject.stage}")
+    factor = subject.number("gradient_predivide_factor")
+    if factor is not None and factor != 1:
+        yield hit("gradient_predivide_factor", f"gradients are pre-divided by {factor:g} at stage {subject.stage}")
+
+
+@rules.rule(
+    "DS313",
+    "warning",
+    "the old form of zero_optimization",
+    why="true means stage 1; DeepSpeed says that the form is deprecated",
+    fix='write "zero_optimization": {"stage": 1}',
+    source=_CONFIG + " read_zero_config_deprecated",
+    options={"framework": "deepspeed"},
+    bad={"train_batch_size": 8, "zero_optimization": True},
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 1}},
+)
+def boolean(subject: Subject) -> Iterator[Hit]:
+    value = subject.get("zero_optimization")
+    if isinstance(value, bool):
+        own_bucket = subject.has("allgather_size")
+        yield hit(
+            "zero_optimization",
+            f"zero_optimization is {shown(value)}",
+            edits=() if own_bucket else (Replace(("zero_optimization",), {"stage": int(value)}),),
+        )
+
+
+@rules.rule(
+    "DS314",
+    "advice",
+    "two buckets of reduce_bucket_size",
+    why="at stages 1 and 2 overlap_comm fills one bucket while the other is reduced, so both are allocated",
+    fix="write a smaller reduce_bucket_size, such as 50000000",
+    source=_STAGE_12 + " setup_buckets",
+    bad={
+        "train_batch_size": 8,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 5e8},
+    },
+    good={
+        "train_batch_size": 8,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 5e7},
+    },
+)
+def two_buckets(subject: Subject) -> Iterator[Hit]:
+    path = "zero_optimization.reduce_bucket_size"
+    filled = subject.framework == "hf" and subject.is_auto(path)
+    if subject.stage in (1, 2) and subject.flag("zero_optimization.overlap_comm") and not filled:
+        elements = subject.zero_number("reduce_bucket_size")
+        if elements >= 2e8:
+            by_trainer = any(subject.is_auto(f"{name}.enabled") for name in ("fp16", "bf16"))
+            width = 2 if subject.fp16 or subject.bf16 or by_trainer else 4
+            yield hit(
+                path, f"2 x {elements:,} elements x {width} bytes are {2 * width * elements / 1e9:.1f} GB per GPU"
+            )
+
+
+@rules.rule(
+    "DS315",
+    "advice",
+    "gradients that are not contiguous",
+    why="each gradient then is an allocation of its own, and the GPU's memory fragments",
+    fix="remove contiguous_gradients: true is the default",
+    source=_CONFIG,
+    bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "contiguous_gradients": False}},
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "contiguous_gradients": True}},
+)
+def scattered(subject: Subject) -> Iterator[Hit]:
+    offloaded = subject.offload("optimizer") != "none"  # which makes them contiguous, whatever this says
+    if subject.stage in (1, 2) and subject.off("zero_optimization.contiguous_gradients") and not offloaded:
+        yield hit("zero_optimization.contiguous_gradients", "contiguous_gradients is off")
+
+
+@rules.rule(
+    "DS316",
+    "advice",
+    "ZeRO-3 that saves only shards",
+    why="without stage3_gather_16bit_weights_on_model_save a saved model holds no weights to load; zero_to_fp32.py "
+    "must make "
+    "them from the checkpoint",
+    fix='set "stage3_gather_16bit_weights_on_model_save": true',
+    source=_CONFIG,
+    options={"framework": "hf"},
+    bad={"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 3}},
+    good={
+        "train_micro_batch_size_per_gpu": "auto",
+        "zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True},
+    },
+)
+def shards_only(subject: Subject) -> Iterator[Hit]:
+    old = subject.flag("zero_optimization.stage3_gather_fp16_weights_on_model_save")
+    if (
+        subject.framework == "hf"
+        and subject.stage == 3
+        and not old
+        and not subject.zero("gather_16bit_weights_on_model_save")
+        and subject.offload("param") != "nvme"
+    ):
+        yield hit(
+            subject.zero_path("gather_16bit_weights_on_model_save")
+            or "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+            "weights are not gathered for saving",
+        )
+
+
+@rules.rule(
+    "DS317",
+    "warning",
+    "weights gathered into RAM that is too small",
+    why="saving gathers all 16-bit weights in the first rank's RAM",
+    fix='set "stage3_gather_16bit_weights_on_model_save": false',
+    source="runtime/engine.py save_16bit_model",
+    options={"framework": "hf", "model": "Qwen2.5-72B", "gpus": "8xA100-80GB", "ram": "100GB"},
+    bad={
+        "train_micro_batch_size_per_gpu": "auto",
+        "zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True},
+    },
+    good={
+        "train_micro_batch_size_per_gpu": "auto",
+        "zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": False},
+    },
+)
+def gathered_in_ram(subject: Subject) -> Iterator[Hit]:
+    ram = subject.cluster.host_memory_bytes_per_node if subject.cluster is not None else None
+    path = subject.zero_path("gather_16bit_weights_on_model_save")
+    if subject.stage == 3 and ram and subject.model is not None and path and subject.flag(path):
+        need = 2 * subject.model.parameters
+        if need > ram:
+            yield hit(path, f"{need / 1e9:.0f} GB of weights, {ram / 1e9:.0f} GB of RAM")
+
+
+@rules.rule(
+    "DS318",
+    "advice",
+    "gradients reduced whole",
+    why="without reduce_scatter every rank receives all gradients and keeps its share: twice the traffic at stages 2 "
+    "and 3",
+    fix="remove reduce_scatter: true is the default",
+    source=_STAGE_12,
+    bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "reduce_scatter": False}},
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "reduce_scatter": True}},
+)
+def all_reduce(subject: Subject) -> Iterator[Hit]:
+    needed = subject.optimizer == "muon" and subject.stage == 3
+    if subject.stage >= 2 and subject.off("zero_optimization.reduce_scatter") and not needed:
+        yield hit("zero_optimization.reduce_scatter", "reduce_scatter is off")

@@ -1,0 +1,136 @@
+"""DS35x: ZeRO++ and MiCS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...rule import Hit, Remove, Rules, hit
+from ...subject import Subject
+
+rules = Rules()
+
+_GROUPS = "utils/groups.py _create_zero_param_parallel_group"
+_NAMES = (
+    "zero_hpz_partition_size",
+    "zero_quantized_weights",
+    "zero_quantized_nontrainable_weights",
+    "zero_quantized_gradients",
+)
+
+
+@rules.rule(
+    "DS351",
+    "warning",
+    "ZeRO++ below stage 3",
+    why="ZeRO++ makes the collectives of partitioned weights and gradients of stage 3 smaller; other stages have no "
+    "use for it",
+    fix="use stage 3, or remove it",
+    source="runtime/engine.py _configure_zero_optimizer",
+    bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "zero_quantized_weights": True}},
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
+)
+def below_3(subject: Subject) -> Iterator[Hit]:
+    for name in _NAMES:
+        value = subject.get(f"zero_optimization.{name}")
+        size = subject.number("zero_optimization.zero_hpz_partition_size") or 0
+        on = size > 1 if name == "zero_hpz_partition_size" else bool(value) and value != "auto"
+        if on and subject.stage < 3:
+            yield hit(
+                f"zero_optimization.{name}",
+                f"{name} has no effect at stage {subject.stage}",
+                edits=() if name == "zero_quantized_gradients" else (Remove(("zero_optimization", name)),),
+            )
+
+
+@rules.rule(
+    "DS352",
+    "error",
+    "hpZ groups that do not divide the GPUs",
+    why="the ranks are divided into groups of zero_hpz_partition_size, each with a second copy of the weights",
+    fix="write the number of GPUs per node",
+    source=_GROUPS,
+    options={"gpus": "4x24GB"},
+    bad={"train_batch_size": 8, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 3}},
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}},
+)
+def indivisible(subject: Subject) -> Iterator[Hit]:
+    size, ranks = subject.number("zero_optimization.zero_hpz_partition_size"), subject.world_size
+    if subject.stage == 3 and ranks and size and size > 1 and not size % 1 and ranks % min(size, ranks):
+        yield hit("zero_optimization.zero_hpz_partition_size", f"{size:g} does not divide {ranks} GPUs")
+
+
+@rules.rule(
+    "DS353",
+    "advice",
+    "hpZ groups that are not one node",
+    why="the second copy saves traffic between nodes; groups of another size than a node's GPUs still gather across "
+    "nodes, or "
+    "hold more copies than needed",
+    fix="write the number of GPUs per node",
+    source=_GROUPS,
+    options={"gpus": "4x8xH100"},
+    bad={"train_batch_size": 32, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4}},
+    good={"train_batch_size": 32, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}},
+)
+def not_a_node(subject: Subject) -> Iterator[Hit]:
+    size, cluster = subject.number("zero_optimization.zero_hpz_partition_size"), subject.cluster
+    if (
+        subject.stage == 3
+        and cluster is not None
+        and size
+        and size > 1
+        and size != cluster.gpus_per_node
+        and not (cluster.world_size % min(size, cluster.world_size))
+    ):
+        yield hit(
+            "zero_optimization.zero_hpz_partition_size",
+            f"groups of {size:g}, and a node has {cluster.gpus_per_node} GPUs",
+        )
+
+
+@rules.rule(
+    "DS355",
+    "error",
+    "hpZ with parameters on NVMe",
+    why="the second copy of the weights is allocated where the first one goes, and torch has no device nvme",
+    fix="remove zero_hpz_partition_size, or offload the parameters to the CPU",
+    source="runtime/zero/partition_parameters.py _partition_param_sec",
+    bad={
+        "train_batch_size": 8,
+        "zero_optimization": {
+            "stage": 3,
+            "zero_hpz_partition_size": 2,
+            "offload_param": {"device": "nvme", "nvme_path": "/local_nvme"},
+        },
+    },
+    good={
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2, "offload_param": {"device": "cpu"}},
+    },
+)
+def on_nvme(subject: Subject) -> Iterator[Hit]:
+    size = subject.number("zero_optimization.zero_hpz_partition_size")
+    if subject.stage == 3 and size and size > 1 and subject.offload("param") == "nvme":
+        yield hit("zero_optimization.zero_hpz_partition_size", f"groups of {size:g}, parameters on NVMe")
+
+
+@rules.rule(
+    "DS354",
+    "error",
+    "quantized gradients without reduce_scatter",
+    why="the quantized all-to-all is a reduce-scatter, and stage 3 asserts that both are on",
+    fix='remove "reduce_scatter": false',
+    source="runtime/zero/stage3.py __init__ (all2all_process_group)",
+    bad={
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 3, "zero_quantized_gradients": True, "reduce_scatter": False},
+    },
+    good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "zero_quantized_gradients": True}},
+)
+def without_scatter(subject: Subject) -> Iterator[Hit]:
+    if (
+        subject.stage == 3
+        and subject.flag("zero_optimization.zero_quantized_gradients")
+        and subject.off("zero_optimization.reduce_scatter")
+    ):
+        yield hit("zero_optimization.zero_quantized_gradients", "reduce_scatter is off")
