@@ -22,7 +22,7 @@ _SUBJECTS = {
     "batch": "Batch sizes",
     "trainer": "`auto` and the Trainer",
     "precision": "Precision",
-    "zero": "ZeRO",
+    "stages": "ZeRO",
     "zeropp": "ZeRO++",
     "offload": "Offload and NVMe",
     "aio": "Asynchronous I/O",
