@@ -10,6 +10,7 @@ from typing import Any
 from ..estimators.errors import ClusterError
 from ..estimators.hardware.cluster import Gpu
 from ..estimators.hardware.gpus import UNMEASURED_MEMORY_SHARE, find_gpu, gpu_of_memory
+from .cgroup import cpu_quota, memory_groups
 
 _SAME_CARD = 0.1
 """Relative difference in memory up to which the data file's row of that name is this card (modified: twice)."""
@@ -88,20 +89,15 @@ def host_memory_bytes(root: Path = Path("/")) -> int:
     """
     import psutil
 
-    limits = [int(psutil.virtual_memory().total)]
-    limits += filter(None, map(_number, limit_files(root, "memory.max", "memory/memory.limit_in_bytes")))
-    return min(limits)
+    limits = (group.limit_bytes for group in memory_groups(root))
+    return min([int(psutil.virtual_memory().total), *filter(None, limits)])
 
 
 def cpu_cores(root: Path = Path("/")) -> int:
     """Cores that a process here may use: its affinity, or the container's quota where that is less."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for file in limit_files(root, "cpu.max", "cpu/cpu.cfs_quota_us"):
-        quota, _, period = read_text(file).partition(" ")
-        period = period or read_text(file.with_name("cpu.cfs_period_us"))
-        if quota.isdigit() and period.strip().isdigit():
-            cores = min(cores, max(1, int(quota) // int(period)))
-    return cores
+    quota = cpu_quota(root)
+    return cores if quota is None else min(cores, max(1, int(quota)))
 
 
 def threads_of_a_rank(ranks: int) -> int:
@@ -121,25 +117,3 @@ def mount_point(path: str | Path) -> str:
     while not folder.is_mount() and folder != folder.parent:
         folder = folder.parent
     return str(folder)
-
-
-def limit_files(root: Path, version_2: str, version_1: str) -> list[Path]:
-    """The limit's file in this process's cgroup and in every one above it, which limit it as well."""
-    base = root / "sys/fs/cgroup"
-    entries = read_text(root / "proc/self/cgroup").splitlines()
-    own = next((entry[3:].strip("/") for entry in entries if entry.startswith("0::")), "")
-    folders = [base / own, *(base / own).parents]
-    return [folder / version_2 for folder in folders if folder == base or base in folder.parents] + [base / version_1]
-
-
-def _number(file: Path) -> int | None:
-    text = read_text(file)
-    return int(text) if text.isdigit() else None
-
-
-def read_text(file: Path) -> str:
-    """A file of the kernel's, "" where it is not there or may not be read."""
-    try:
-        return file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""

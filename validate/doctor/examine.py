@@ -7,27 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .checks import (
-    building as check_building,
-)
-from .checks import (
-    environment as check_environment,
-)
-from .checks import (
-    folder as check_folder,
-)
-from .checks import (
-    gpus as check_gpus,
-)
-from .checks import (
-    host as check_host,
-)
-from .checks import (
-    nodes as check_nodes,
-)
-from .checks import (
-    versions as check_versions,
-)
+from .checks import building as check_building
+from .checks import environment as check_environment
+from .checks import folder as check_folder
+from .checks import gpus as check_gpus
+from .checks import host as check_host
+from .checks import nodes as check_nodes
+from .checks import versions as check_versions
 from .facts import Facts
 from .findings import STATUSES, Finding, Status, unknown
 from .gather import gather

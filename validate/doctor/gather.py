@@ -15,11 +15,13 @@ from pathlib import Path
 from shutil import which
 from typing import Any, TypeVar
 
+from ...ds_configs.hostfile import read_hostfile
+from ...estimators.errors import ConfigFileError
 from .facts import Facts
 from .readers.folder import read_folder
 from .readers.graphics import read_graphics
 from .readers.host import rank_port, read_host, read_memory, read_processor
-from .readers.nodes import AT_ONCE, read_hostfile, read_nodes
+from .readers.nodes import AT_ONCE, MOST_NODES, read_nodes
 from .readers.software import read_software
 from .readers.toolchain import read_ops_folder, read_toolchain
 from .readers.tools import Runner, run_tool
@@ -80,7 +82,9 @@ def gather(
     nvme: a folder to swap to. hostfile: of the deepspeed launcher; its machines are then asked by ssh.
     """
     known = os.environ if environment is None else environment
-    hosts = read_hostfile(hostfile) if hostfile is not None else ()
+    hosts = read_hostfile(hostfile) if hostfile is not None else {}
+    if len(hosts) > MOST_NODES:
+        raise ConfigFileError(f"{hostfile}: {len(hosts)} nodes", fix=f"name at most {MOST_NODES} of them")
     port = rank_port(known)
     end = time.monotonic() + _LIMIT_S * (1 + len(hosts) // AT_ONCE)
 

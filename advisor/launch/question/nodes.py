@@ -7,38 +7,22 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from ....ds_configs.hostfile import read_hostfile
 from ....ds_configs.launch_commands import PORT, Launcher, Rendezvous
 from ....estimators.errors import ClusterError
 
 
-def read_hostfile(path: Path) -> dict[str, int]:
-    """Node -> its slots, as the deepspeed launcher reads a hostfile (`node-0 slots=8`). Raises ClusterError."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:  # not there; not UTF-8, or a null byte in its name
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+def equal_nodes(hostfile: Path) -> tuple[int, int]:
+    """(nodes, GPUs of each) by a hostfile. Raises ConfigFileError, and ClusterError for nodes of different sizes."""
+    slots = read_hostfile(hostfile)
+    gpus, *others = sorted(set(slots.values()))
+    if others or not gpus:
         raise ClusterError(
-            f"cannot read the hostfile {path} ({reason})",
-            why="it names the nodes",
-            fix="pass the path of a file with a line such as node-0 slots=8 for each node",
-        ) from None
-    nodes: dict[str, int] = {}
-    for line in filter(None, (line.partition("#")[0].strip() for line in lines)):
-        match = re.fullmatch(r"(\S+)\s+slots=(\d{1,4})", line, flags=re.ASCII)
-        if match is None or match[1] in nodes or not int(match[2]):
-            raise ClusterError(
-                f"{path} has the line {line[:60]!r}",
-                why="it is no node with its number of GPUs, or the second of its name",
-                fix="write one line for each node, such as node-0 slots=8",
-            )
-        nodes[match[1]] = int(match[2])
-    if not nodes or len(set(nodes.values())) > 1:
-        raise ClusterError(
-            f"{path} names {'no node' if not nodes else 'nodes with different numbers of GPUs'}",
+            f"{hostfile} names nodes {'with different numbers of GPUs' if others else 'without GPUs'}",
             why="the plan is for equal nodes",
             fix="give every node the same slots",
         )
-    return nodes
+    return len(slots), gpus
 
 
 def slurm_rendezvous(port: int, environment: Mapping[str, str] | None = None) -> tuple[Rendezvous, int]:

@@ -18,7 +18,7 @@ from ...question.run import RunQuestion, run_question
 from ..check import prediction_of
 from ..request import LaunchRequest, Script
 from .framework import framework_of, launcher_of, source_of
-from .nodes import launcher_for, read_hostfile, slurm_rendezvous, static_rendezvous
+from .nodes import equal_nodes, launcher_for, slurm_rendezvous, static_rendezvous
 from .script_arguments import ScriptArguments
 
 _TRAINER_MICRO_BATCH = 8
@@ -169,8 +169,8 @@ def _place(
     cluster = cpu_question(gpus, device=device, ranks=ranks, memory=None)[0] if on_cpu else parse_cluster(gpus)
     rendezvous: Rendezvous | None = None
     if hostfile is not None:
-        slots = read_hostfile(hostfile)
-        cluster = replace(cluster, nodes=len(slots), gpus_per_node=next(iter(slots.values())))
+        count, gpus_per_node = equal_nodes(hostfile)
+        cluster = replace(cluster, nodes=count, gpus_per_node=gpus_per_node)
         rendezvous = Rendezvous(kind="hostfile", hostfile=str(hostfile.absolute()))
     elif slurm:
         rendezvous, count = slurm_rendezvous(PORT)

@@ -11,7 +11,9 @@ from typing import Any
 
 import psutil
 
-from ....probes.this_machine import host_memory_bytes, limit_files, read_text, visible_handles
+from ....probes.cgroup import memory_groups
+from ....probes.kernel_files import read_pairs
+from ....probes.this_machine import host_memory_bytes, visible_handles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +54,12 @@ class Node:
 
     def _free(self) -> int:
         free = int(psutil.virtual_memory().available)
-        for file in limit_files(Path("/"), "memory.stat", "memory/memory.stat"):
-            limit = read_text(file.with_name("memory.max")) or read_text(file.with_name("memory.limit_in_bytes"))
-            if limit.isdigit():
-                counts = dict(line.split() for line in read_text(file).splitlines())
-                held = int(counts.get("anon", counts.get("total_rss", 0))) + int(counts.get("shmem", 0))
-                free = min(free, int(limit) - held)
+        for group in memory_groups():
+            limit_bytes = group.limit_bytes
+            if limit_bytes is not None:
+                counts = group.counters()
+                held_bytes = counts.get("anon", counts.get("total_rss", 0)) + counts.get("shmem", 0)
+                free = min(free, limit_bytes - held_bytes)
         return free
 
     def _gpus(self) -> tuple[tuple[int, int], ...]:
@@ -73,30 +75,23 @@ class Node:
 def oom_kills(root: Path = Path("/")) -> dict[str, int]:
     """How often the kernel has killed a process for want of memory, by the counter that says so: of this cgroup and
     those above it (cgroup v2 memory.events, v1 memory.oom_control), and of the machine (/proc/vmstat)."""
-    files = [*limit_files(root, "memory.events", "memory/memory.oom_control"), root / "proc/vmstat"]
-    found = {}
-    for file in files:
-        for line in read_text(file).splitlines():
-            name, _, value = line.partition(" ")
-            if name == "oom_kill" and value.isdigit():
-                found[str(file)] = int(value)
-    return found
+    counts = {str(group.events_file): group.killed for group in memory_groups(root)}
+    counts[str(root / "proc/vmstat")] = _vmstat("oom_kill", root)
+    return {name: count for name, count in counts.items() if count is not None}
 
 
 def _unmapped_bytes(pid: int) -> int:
-    total = 0
-    for line in read_text(Path(f"/proc/{pid}/status")).splitlines():
-        if line.startswith(("RssAnon:", "RssShmem:")):
-            total += int(line.split()[1]) * 1024
-    return total
+    status = read_pairs(Path(f"/proc/{pid}/status"))
+    return sum(int(status[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem") if name in status)
 
 
 def _swapped_out_bytes() -> int:
-    for line in read_text(Path("/proc/vmstat")).splitlines():
-        name, _, pages = line.partition(" ")
-        if name == "pswpout":
-            return int(pages) * resource.getpagesize()
-    return 0
+    return (_vmstat("pswpout") or 0) * resource.getpagesize()
+
+
+def _vmstat(name: str, root: Path = Path("/")) -> int | None:
+    count = read_pairs(root / "proc/vmstat", " ").get(name, "")
+    return int(count) if count.isdecimal() else None
 
 
 def _gpu_handles() -> tuple[Any, list[Any]]:

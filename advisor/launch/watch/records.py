@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from ....probes.this_machine import read_text
+from ....probes.kernel_files import read_text
 
 _RECENT = 20
 """Steps over which the speed is told."""

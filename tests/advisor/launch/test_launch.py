@@ -16,7 +16,7 @@ from ds_advise.advisor.launch.environment import costly_switches, plan_environme
 from ds_advise.advisor.launch.fallback import continuation
 from ds_advise.advisor.launch.other_plans import plans_that_fit
 from ds_advise.advisor.launch.question.framework import framework_of, launcher_of
-from ds_advise.advisor.launch.question.nodes import first_host, read_hostfile, static_rendezvous
+from ds_advise.advisor.launch.question.nodes import equal_nodes, first_host, static_rendezvous
 from ds_advise.advisor.launch.question.question import LaunchQuestion
 from ds_advise.advisor.launch.question.script_arguments import ScriptArguments
 from ds_advise.advisor.launch.request import Failure, LaunchRequest, Outcome, Peaks, Script
@@ -168,12 +168,12 @@ def test_what_cannot_be_launched_is_said(
     assert not (folder / "log").exists()
 
 
-@pytest.mark.parametrize("text", ["a slots=8\nb slots=4", "a slots=8\na slots=8", "a 8", "", "a slots=0"])
-def test_a_hostfile_that_is_none(tmp_path: Path, text: str) -> None:
-    """Unequal, repeated or missing nodes are refused."""
+@pytest.mark.parametrize("text", ["a slots=8\nb slots=4", "a slots=0"])
+def test_a_plan_is_for_equal_nodes_with_gpus(tmp_path: Path, text: str) -> None:
+    """A hostfile that the launcher takes may still be of unequal nodes."""
     (tmp_path / "hosts").write_text(text)
     with pytest.raises(ClusterError):
-        read_hostfile(tmp_path / "hosts")
+        equal_nodes(tmp_path / "hosts")
 
 
 def test_addresses() -> None:

@@ -13,13 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.validate.doctor.gather import gather, looked_at
 from ds_advise.validate.doctor.hide import Hider
 from ds_advise.validate.doctor.readers.folder import read_folder, why_not_direct
 from ds_advise.validate.doctor.readers.graphics import read_graphics
 from ds_advise.validate.doctor.readers.host import read_host, read_memory, read_processor
-from ds_advise.validate.doctor.readers.nodes import port_of, read_hostfile, read_nodes
+from ds_advise.validate.doctor.readers.nodes import port_of, read_nodes
 from ds_advise.validate.doctor.readers.software import read_software
 from ds_advise.validate.doctor.readers.toolchain import find_cuda_home, read_ops_folder, read_toolchain
 from ds_advise.validate.doctor.readers.tools import Ran, run_tool
@@ -489,31 +488,6 @@ def test_what_the_installed_packages_say_of_themselves(tmp_path: Path, monkeypat
     assert (found.built_ahead, found.built_with_torch) == (("cpu_adam",), "2.4")
 
 
-def test_hostfiles_as_deepspeed_reads_them(tmp_path: Path) -> None:
-    """Comments and blank lines are left out; what the launcher refuses, and what ssh could take for an option, is
-    refused."""
-    good = tmp_path / "good"
-    good.write_text("# two\n\nworker-0 slots=8\nuser@10.0.0.2 slots=4 # half\n")
-    assert read_hostfile(good) == (("worker-0", 8), ("user@10.0.0.2", 4))
-    for text in (
-        "",
-        "worker-0\n",
-        "worker-0 slots=many\n",
-        "a slots=1\na slots=2\n",
-        "-oProxyCommand=sh slots=1\n",
-        "a;b slots=1\n",
-        "\x00\x01",
-        "x slots=1\n" + "y" * 2_000_000,
-    ):
-        (tmp_path / "bad").write_text(text)
-        with pytest.raises(ConfigFileError):
-            read_hostfile(tmp_path / "bad")
-    os.mkfifo(tmp_path / "pipe")
-    for missing in (tmp_path / "none", tmp_path, Path("a\0b"), tmp_path / "pipe", Path("/dev/zero")):
-        with pytest.raises(ConfigFileError):
-            read_hostfile(missing)
-
-
 def test_nodes_answer_over_ssh_or_say_why_not() -> None:
     """The clock is compared with the middle of the call; a node without nvidia-smi has no count of GPUs."""
     asked: list[str] = []
@@ -528,7 +502,7 @@ def test_nodes_answer_over_ssh_or_say_why_not() -> None:
             else Ran(code=255, err="Warning: x\nPermission denied (publickey).\n")
         )
 
-    nodes = read_nodes((("good", 2), ("user@shut", 1), ("lost", 1)), 29500, run, knock=lambda *_: "no answer")
+    nodes = read_nodes({"good": 2, "user@shut": 1, "lost": 1}, 29500, run, knock=lambda *_: "no answer")
     assert all("BatchMode=yes" in line and " -- " in line for line in asked) and len(asked) == 2
     assert (nodes[0].gpus, nodes[0].driver, nodes[0].port_answer) == (2, "570.86", "no answer")
     assert nodes[0].clock_ahead_s is not None and 89 < nodes[0].clock_ahead_s < 91

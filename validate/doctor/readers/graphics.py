@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ....probes.kernel_files import read_number, read_text
 from ..facts import NO_PYNVML, Gpu, Graphics, Pair, Pcie
 from .host import cpu_list
 
@@ -72,9 +73,9 @@ def read_graphics(root: Path = Path("/"), nvml: Any = None) -> Graphics:
 
 
 def _vendor(device: Path) -> str:
-    if not _text(device / "class").startswith(_DISPLAY_OR_ACCELERATOR):
+    if not read_text(device / "class").startswith(_DISPLAY_OR_ACCELERATOR):
         return ""
-    return _VENDORS.get(_text(device / "vendor"), "")
+    return _VENDORS.get(read_text(device / "vendor"), "")
 
 
 def _asked(nvml: Any, question: Callable[..., _Answer], *arguments: Any) -> _Answer | None:
@@ -101,6 +102,7 @@ def _gpu(nvml: Any, handle: Any, index: int, root: Path) -> Gpu:
     states = [ask("nvmlDeviceGetNvLinkState", number) for number in range(_MOST_NVLINKS)]
     rows = ask("nvmlDeviceGetRemappedRows")
     device = _pci_device(ask("nvmlDeviceGetPciInfo"), root)
+    numa_node = read_number(device / "numa_node")
     return Gpu(
         index=index,
         name=str(ask("nvmlDeviceGetName") or "GPU"),
@@ -122,8 +124,8 @@ def _gpu(nvml: Any, handle: Any, index: int, root: Path) -> Gpu:
             generation=link[0], width=link[1], most_generation=link[2], most_width=max(link[3], _own_width(device))
         ),
         nvlinks=(states.count(1), states.count(0)),
-        numa_node=_number(device / "numa_node"),
-        near_cpus=cpu_list(_text(device / "local_cpulist")),
+        numa_node=-1 if numa_node is None else numa_node,
+        near_cpus=cpu_list(read_text(device / "local_cpulist")),
     )
 
 
@@ -136,10 +138,7 @@ def _holders(ask: Callable[..., Any], root: Path) -> tuple[tuple[str, int], ...]
     that the processes have outside, whose names cannot be looked up."""
     found = []
     for process in ask("nvmlDeviceGetComputeRunningProcesses") or ():
-        try:
-            name = (root / f"proc/{process.pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
-        except OSError:
-            name = f"process {process.pid}"
+        name = read_text(root / f"proc/{process.pid}/comm") or f"process {process.pid}"
         found.append((name, int(process.usedGpuMemory or 0)))
     return tuple(sorted(found, key=lambda holder: -holder[1]))
 
@@ -156,20 +155,8 @@ def _pci_device(pci: Any, root: Path) -> Path:
 
 def _own_width(device: Path) -> int:
     """Lanes that the card itself has; NVML tells what card and slot have together. Virtual machines show nonsense."""
-    width = _number(device / "max_link_width")
+    width = read_number(device / "max_link_width")
     return width if width in (1, 2, 4, 8, 12, 16, 32) else 0
-
-
-def _number(file: Path) -> int:
-    text = _text(file)
-    return int(text) if text.isdigit() else -1
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _pair(nvml: Any, handles: list[Any], first: int, second: int) -> Pair:
