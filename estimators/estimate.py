@@ -28,8 +28,8 @@ class MemoryTerm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """The live tensors on the GPU at one moment of a training step; a peak is the largest moment."""
+class Phase:
+    """The live tensors on the GPU at one phase of a training step; a peak is the largest phase."""
 
     name: str
     terms: tuple[MemoryTerm, ...]
@@ -43,7 +43,7 @@ class Moment:
 class MemoryEstimate:
     """Memory of a plan. Three figures per GPU, never mixed: allocated <= reserved <= device.
 
-    moments:        the candidates for the peak of live tensors, per GPU.
+    phases:        the candidates for the peak of live tensors, per GPU.
     reserved_terms: what the caching allocator must hold beyond the peak of live tensors (rounding, fragmentation). With
                     memory to spare it also keeps blocks cached that it would return when asked; they are not in here.
     device_terms:   what the device shows beyond that (CUDA context, NCCL, library workspaces outside the allocator).
@@ -52,7 +52,7 @@ class MemoryEstimate:
     nvme_terms:     per node.
     """
 
-    moments: tuple[Moment, ...]
+    phases: tuple[Phase, ...]
     reserved_terms: tuple[MemoryTerm, ...]
     device_terms: tuple[MemoryTerm, ...]
     host_pinned_terms: tuple[MemoryTerm, ...]
@@ -61,8 +61,8 @@ class MemoryEstimate:
     nvme_terms: tuple[MemoryTerm, ...]
 
     @property
-    def peak(self) -> Moment:
-        return max(self.moments, key=lambda moment: moment.allocated_bytes)
+    def peak(self) -> Phase:
+        return max(self.phases, key=lambda phase: phase.allocated_bytes)
 
     @property
     def allocated_bytes_per_gpu(self) -> int:

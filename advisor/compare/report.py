@@ -11,7 +11,7 @@ from rich.text import Text
 from ..recommend.recommendation import Candidate
 from ..terminal.lines import blank, printable, row, sentence
 from ..terminal.units import gib, percent, rate, times
-from ..terminal.words import cluster_title, component_title, method_title, moment_title
+from ..terminal.words import cluster_title, component_title, method_title, phase_title
 from .comparison import Comparison, Difference, parts
 from .settings import Setting
 
@@ -115,7 +115,7 @@ def _figures(first: Candidate, second: Candidate, console: Console) -> None:
 
 def _memory(first: Candidate, second: Candidate, console: Console) -> None:
     memories = first.estimate.memory, second.estimate.memory
-    peaks = [moment_title(memory.peak.name) for memory in memories]
+    peaks = [phase_title(memory.peak.name) for memory in memories]
     at = f"peak: {peaks[0]}" if peaks[0] == peaks[1] else f"peak of A: {peaks[0]}; of B: {peaks[1]}"
     blank(console)
     sentence(console, Text(f"Where a GPU's memory goes, GiB ({at})", style="bold"))

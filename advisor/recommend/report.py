@@ -10,7 +10,7 @@ from rich.text import Text
 from ..terminal.bar import bar
 from ..terminal.lines import blank, row, sentence
 from ..terminal.units import age, count, gib, percent, rate, seconds
-from ..terminal.words import cluster_title, component_title, device_word, method_title, moment_title, plan_title
+from ..terminal.words import cluster_title, component_title, device_word, method_title, phase_title, plan_title
 from .fit import MARGIN, TOO_TIGHT, margin
 from .reasons import time_shares
 from .recommendation import Candidate, Recommendation, closest
@@ -199,7 +199,7 @@ def _memory_bar(candidate: Candidate, device: str, console: Console) -> None:
     sentence(
         console,
         f"Where the {predicted}{gib(memory.device_bytes_per_gpu)} GiB per {device} of {candidate.rung} go "
-        f"(peak: {moment_title(memory.peak.name)})",
+        f"(peak: {phase_title(memory.peak.name)})",
     )
     bar(memory.components, console)
 

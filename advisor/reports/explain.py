@@ -9,7 +9,7 @@ from ...estimators.estimate import MemoryTerm
 from ...estimators.legend import not_covered
 from ..terminal.lines import blank, row, sentence
 from ..terminal.units import gib, percent, seconds
-from ..terminal.words import component_title, moment_title, plan_title
+from ..terminal.words import component_title, phase_title, plan_title
 from .explanation import Explanation, Section, Term
 
 _INDENT = 14
@@ -36,7 +36,7 @@ def render_explanation(explanation: Explanation, console: Console) -> None:
         sentence(console, Text(_title(explanation, section), style="bold"))
         for term in sorted(section.terms, key=_size, reverse=True):
             _term(term, console)
-    _moments(explanation, console)
+    _phases(explanation, console)
     blank(console)
     sentence(console, Text("Symbols", style="bold"))
     width = max((len(symbol) for symbol in explanation.symbols), default=0)
@@ -48,7 +48,7 @@ def _title(explanation: Explanation, section: Section) -> str:
     memory = explanation.candidate.estimate.memory
     return {
         "gpu_memory": f"{gib(int(section.total))} GiB of each GPU's memory, at the peak "
-        f"({moment_title(memory.peak.name)})",
+        f"({phase_title(memory.peak.name)})",
         "host_memory": f"{gib(int(section.total))} GiB of host RAM per node while training "
         f"({gib(memory.host_loading_bytes_per_node)} GiB while the model loads)",
         "nvme": f"{gib(int(section.total))} GiB of NVMe per node",
@@ -84,11 +84,11 @@ def _term(term: Term, console: Console) -> None:
         detail(f"not covered: {without}")
 
 
-def _moments(explanation: Explanation, console: Console) -> None:
-    """What is allocated at the other moments of a step; the largest decides."""
+def _phases(explanation: Explanation, console: Console) -> None:
+    """What is allocated at the other phases of a step; the largest decides."""
     if not any(section.name == "gpu_memory" for section in explanation.sections):
         return
     blank(console)
     sentence(console, Text("Allocated at each moment of a step; the largest is the peak", style="bold"))
-    for moment in sorted(explanation.candidate.estimate.memory.moments, key=lambda moment: -moment.allocated_bytes):
-        row(console, Text(f" {gib(moment.allocated_bytes) + ' GiB':>{_INDENT - 3}}  {moment_title(moment.name)}"))
+    for phase in sorted(explanation.candidate.estimate.memory.phases, key=lambda phase: -phase.allocated_bytes):
+        row(console, Text(f" {gib(phase.allocated_bytes) + ' GiB':>{_INDENT - 3}}  {phase_title(phase.name)}"))

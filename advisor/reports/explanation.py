@@ -53,7 +53,7 @@ class Explanation:
             "evidence": self.candidate.estimate.evidence,
             "margin": self.margin,
             "peak": memory.peak.name,
-            "allocated_bytes_by_moment": {moment.name: moment.allocated_bytes for moment in memory.moments},
+            "allocated_bytes_by_moment": {phase.name: phase.allocated_bytes for phase in memory.phases},
             "host_loading_bytes_per_node": memory.host_loading_bytes_per_node,
             "sections": {
                 section.name: {"total": section.total, "terms": [_json(term) for term in section.terms]}

@@ -66,7 +66,7 @@ _MOMENTS = {
 }
 
 
-def moment_title(name: str) -> str:
+def phase_title(name: str) -> str:
     """When the GPU's memory peaks: `the loss`, `the optimizer step`."""
     return _MOMENTS.get(name, name.replace("_", " "))
 

@@ -2,7 +2,7 @@
 
 Three things depend on the software and not on the plan: how the framework computes the loss (`logits` of the row), the
 allocator's settings, and whether ZeRO-1 and -2 flatten the weights on the GPU. No published run is recent enough to do
-so, hence the moment of initialization is left out.
+so, hence the phase of initialization is left out.
 
 Source: transformers 4.45 and 4.46 loss functions; deepspeed 0.14.2 runtime/zero/stage_1_and_2.py (move_to_cpu before
 flattening).
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ds_advise.estimators.estimate import MemoryEstimate, Moment
+from ds_advise.estimators.estimate import MemoryEstimate, Phase
 
 from . import allocator
 from .logits import is_logits, loss_terms
@@ -24,16 +24,16 @@ RESIDENT = ("parameters", "persistent_parameters", "master_weights", "optimizer_
 
 def as_run(run: Run, memory: MemoryEstimate) -> MemoryEstimate:
     """The estimate with the run's own loss, and without the initialization of later versions."""
-    moments = tuple(_with_loss(run, moment) for moment in memory.moments if moment.name != "initialize")
-    peak = max(moment.allocated_bytes for moment in moments)
-    staying = sum(term.size_bytes for term in moments[-1].terms if term.name in RESIDENT)
-    return replace(memory, moments=moments, reserved_terms=allocator.overhead(max(0, peak - staying)))
+    phases = tuple(_with_loss(run, phase) for phase in memory.phases if phase.name != "initialize")
+    peak = max(phase.allocated_bytes for phase in phases)
+    staying = sum(term.size_bytes for term in phases[-1].terms if term.name in RESIDENT)
+    return replace(memory, phases=phases, reserved_terms=allocator.overhead(max(0, peak - staying)))
 
 
-def _with_loss(run: Run, moment: Moment) -> Moment:
-    if run.logits in ("standard", "fused", "none") or not any(is_logits(term) for term in moment.terms):
-        return moment
-    if moment.name != "forward_backward_top":
-        return moment
-    kept = tuple(term for term in moment.terms if not is_logits(term))
-    return Moment(name=moment.name, terms=kept + loss_terms(run))
+def _with_loss(run: Run, phase: Phase) -> Phase:
+    if run.logits in ("standard", "fused", "none") or not any(is_logits(term) for term in phase.terms):
+        return phase
+    if phase.name != "forward_backward_top":
+        return phase
+    kept = tuple(term for term in phase.terms if not is_logits(term))
+    return Phase(name=phase.name, terms=kept + loss_terms(run))

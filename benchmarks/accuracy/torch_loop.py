@@ -9,7 +9,7 @@ logits and loss, adapters, quantized weights, allocator, context. What differs f
   first forward operation to the end of the backward pass; of the layers one is gathered, and the next while it is
   prefetched in the backward pass, which for frozen weights starts only after the first layer back-propagated.
 - FSDP's hooks on frozen parameters hold the input of every layer that was back-propagated, and its gradient, to the end
-  of the backward pass where checkpointing is reentrant. The largest moment is then the first layer's backward pass,
+  of the backward pass where checkpointing is reentrant. The largest phase is then the first layer's backward pass,
   with 2 L - 1 tensors of B S H instead of L.
 - transformers before 4.48 slices the logits for the shift: another fp32 copy; until 4.45 the 16-bit logits go before
 it.
@@ -24,7 +24,7 @@ torch aten/src/ATen/autocast_mode.cpp.
 
 from __future__ import annotations
 
-from ds_advise.estimators.estimate import MemoryEstimate, MemoryTerm, Moment
+from ds_advise.estimators.estimate import MemoryEstimate, MemoryTerm, Phase
 from ds_advise.estimators.memory.activations import activation_memory
 from ds_advise.estimators.memory.device_overhead import library_workspace, outside_allocator
 from ds_advise.estimators.memory.terms import term
@@ -98,12 +98,10 @@ def estimate(run: Run) -> MemoryEstimate:
     )
     saved = made.saved_terms + part("upcast_inputs", _upcast_bytes(run), "2 L B S H")
     cache = part("key_value_cache", _cache_bytes(run), "L B S (A + 2 K) D")
-    moments = [
-        Moment(
-            name="loss", terms=resident + casts + earlier + root + saved + cache + _loss_terms(run, made.loss_terms)
-        ),
-        Moment(name="layer_backward", terms=resident + casts + (earlier or head) + in_layer + saved + made.block_terms),
-        Moment(
+    phases = [
+        Phase(name="loss", terms=resident + casts + earlier + root + saved + cache + _loss_terms(run, made.loss_terms)),
+        Phase(name="layer_backward", terms=resident + casts + (earlier or head) + in_layer + saved + made.block_terms),
+        Phase(
             name="first_layer_backward",
             terms=resident
             + casts
@@ -112,17 +110,17 @@ def estimate(run: Run) -> MemoryEstimate:
             + made.block_terms
             + part("retained_inputs", _retained_bytes(run), "(2 L - 1) B S H w"),
         ),
-        Moment(
+        Phase(
             name="step",
             terms=resident
             + whole
             + part("step_temporaries", _step_bytes(run, trained) * numel / shards, "s Pt / N") * (not offloaded),
         ),
     ]
-    peak = max(moment.allocated_bytes for moment in moments)
+    peak = max(phase.allocated_bytes for phase in phases)
     transient = peak - sum(entry.size_bytes for entry in resident)
     return MemoryEstimate(
-        moments=tuple(moments),
+        phases=tuple(phases),
         reserved_terms=allocator.overhead(transient),
         device_terms=outside_allocator(run.cluster),
         host_pinned_terms=(),

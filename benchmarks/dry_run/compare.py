@@ -10,12 +10,12 @@ from typing import Any, cast
 
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.presets import plan_for
-from ds_advise.estimators.estimate import MemoryEstimate, MemoryTerm, Moment
+from ds_advise.estimators.estimate import MemoryEstimate, MemoryTerm, Phase
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
 from ds_advise.estimators.memory.plan_memory import estimate_memory
-from ds_advise.estimators.memory.trainable import held_before_first, partitions, tensor_set
+from ds_advise.estimators.memory.trainable import held_before_first, shard_tensors, tensor_set
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.plan import Plan
@@ -113,7 +113,7 @@ class Comparison:
     host:      a node's host memory without what every process takes anyway; (0, 0) where nothing is offloaded.
     nvme:      a node's files; (0, 0) where nothing is swapped.
     components: allocated bytes by component, at the peaks.
-    moment, phase: where the peak is. Of the closed form's moments within `EQUAL` of its peak the one most like the dry
+    moment, phase: where the peak is. Of the closed form's phases within `EQUAL` of its peak the one most like the dry
                run's; `allocated` is the highest all the same.
     """
 
@@ -189,16 +189,16 @@ class Setting:
     def _fullest_rank(self) -> int:
         if self.plan.zero_stage not in (1, 2):
             return 0
-        cut = partitions(tensor_set(self.model, self.workload), self.cluster.world_size)
-        held = held_before_first(cut, self.plan.reduce_bucket_size, frees=self.plan.zero_stage == 2, flushed=True)
+        sharded = shard_tensors(tensor_set(self.model, self.workload), self.cluster.world_size)
+        held = held_before_first(sharded, self.plan.reduce_bucket_size, frees=self.plan.zero_stage == 2, flushed=True)
         # Offloaded gradients do not stay; the largest piece on its way to the host decides.
         offloads = self.plan.offload_optimizer != "none"
         return max(
             range(len(held)),
             key=lambda rank: (
-                cut.loads[rank].slice if offloads else held[rank] if self.plan.zero_stage == 1 else 0,
-                cut.loads[rank].touched,
-                cut.loads[rank].slice,
+                sharded.loads[rank].slice if offloads else held[rank] if self.plan.zero_stage == 1 else 0,
+                sharded.loads[rank].touched,
+                sharded.loads[rank].slice,
             ),
         )
 
@@ -209,12 +209,12 @@ class Setting:
         """The closed form beside the dry run's answer to `request`."""
         estimate, ranks = self.estimate(), self.cluster.gpus_per_node
         # Loading is another matter: the dry run builds the model on the GPU. And its kernels have no workspaces.
-        moments = [moment for moment in estimate.moments if moment.name != "initialize"]
-        allocated = max(map(_tensor_bytes, moments))
+        phases = [phase for phase in estimate.phases if phase.name != "initialize"]
+        allocated = max(map(_tensor_bytes, phases))
         both = {
-            moment.name: _components(_tensors(moment), measured)
-            for moment in moments
-            if _tensor_bytes(moment) >= (1 - EQUAL) * allocated
+            phase.name: _components(_tensors(phase), measured)
+            for phase in phases
+            if _tensor_bytes(phase) >= (1 - EQUAL) * allocated
         }
         moment = min(both, key=lambda name: sum(abs(analytic - dry_run) for analytic, dry_run in both[name].values()))
         offloads = self.plan.offload_optimizer != "none" or self.plan.offload_param != "none"
@@ -231,12 +231,12 @@ class Setting:
         )
 
 
-def _tensors(moment: Moment) -> Iterable[MemoryTerm]:
-    return (term for term in moment.terms if term.name != "library_workspace")
+def _tensors(phase: Phase) -> Iterable[MemoryTerm]:
+    return (term for term in phase.terms if term.name != "library_workspace")
 
 
-def _tensor_bytes(moment: Moment) -> int:
-    return sum(term.size_bytes for term in _tensors(moment))
+def _tensor_bytes(phase: Phase) -> int:
+    return sum(term.size_bytes for term in _tensors(phase))
 
 
 def _components(terms: Iterable[MemoryTerm], measured: Measured) -> dict[str, tuple[int, int]]:

@@ -40,7 +40,7 @@ from .trainable import TensorSet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatheredParameters:
-    """Elements that are whole on each GPU, at the moments of `gradient_memory.GradientMemory`.
+    """Elements that are whole on each GPU, at the phases of `gradient_memory.GradientMemory`.
 
     persistent: never released; not part of the others.
     first_layer: in the first layer's forward pass, with everything prefetched and copied from the fullest flat buffer.

@@ -28,7 +28,14 @@ from ..optimizers import Optimizer
 from ..plan import Plan
 from .partition import BucketFills
 from .terms import term
-from .trainable import Partitions, TensorSet, gradient_buckets, held_before_first, optimizer_group_numels, shards_below
+from .trainable import (
+    ShardedTensors,
+    TensorSet,
+    gradient_buckets,
+    held_before_first,
+    optimizer_group_numels,
+    shards_below,
+)
 
 NORM_BYTES = 8
 """Per element: gradients are cast to fp64 for their norm, tensor by tensor."""
@@ -49,7 +56,7 @@ _STAGE_3 = "deepspeed 0.19.8 runtime/zero/stage3.py"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientMemory:
-    """Terms about gradients at the moments of a step.
+    """Terms about gradients at the phases of a step.
 
     forward:        while a micro batch runs forward: gradients of earlier ones, permanent buffers.
     head:           when the output head's gradient is made; nothing has been reduced yet.
@@ -71,11 +78,11 @@ class GradientMemory:
     reduced: int = 0
 
 
-def gradient_memory(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemory:
+def gradient_memory(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer) -> GradientMemory:
     """Gradients, buckets, staging and step temporaries of one GPU."""
     if plan.zero_stage == 0:
-        return _stage_0(cut, plan, optimizer)
-    return _stage_1_2(cut, plan, optimizer) if plan.zero_stage < 3 else _stage_3(cut, plan, optimizer)
+        return _stage_0(sharded, plan, optimizer)
+    return _stage_1_2(sharded, plan, optimizer) if plan.zero_stage < 3 else _stage_3(sharded, plan, optimizer)
 
 
 def _before_first_reduction(tensors: TensorSet, bucket: int) -> int:
@@ -104,8 +111,8 @@ class _Gradients:
     last: int
 
     @staticmethod
-    def of(cut: Partitions) -> _Gradients:
-        tensors = cut.tensors
+    def of(sharded: ShardedTensors) -> _Gradients:
+        tensors = sharded.tensors
         widest = max(tensors.trainable_layer, default=0)
         if not tensors.trains_head:
             return _Gradients(0, widest, 0, widest, widest)
@@ -114,10 +121,10 @@ class _Gradients:
         return _Gradients(tensors.head, widest, 0, tensors.embedding, tensors.embedding)
 
 
-def _stage_0(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemory:
-    tensors = cut.tensors
+def _stage_0(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer) -> GradientMemory:
+    tensors = sharded.tensors
     width, trainable = tensors.workload.weight_bytes, tensors.trainable_numel
-    single = _Gradients.of(cut)
+    single = _Gradients.of(sharded)
     # Backward adds a new gradient, a temporary, to the one that exists from earlier micro batches.
     earlier = trainable if plan.gradient_accumulation_steps > 1 else 0
 
@@ -162,16 +169,16 @@ def _stage_0(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
     )
 
 
-def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemory:
-    tensors = cut.tensors
+def _stage_1_2(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer) -> GradientMemory:
+    tensors = sharded.tensors
     width, trainable, bucket_numel = tensors.workload.weight_bytes, tensors.trainable_numel, plan.reduce_bucket_size
-    single = _Gradients.of(cut)
+    single = _Gradients.of(sharded)
     offloaded, accumulates = plan.offload_optimizer != "none", plan.gradient_accumulation_steps > 1
     source = _STAGE_1_2
     buckets = 2 if plan.overlap_comm else 1
     fills = gradient_buckets(tensors, bucket_numel)
     # A bucket with gradients for several ranks is flattened once more before it is reduced.
-    copies = cut.world_size > 1
+    copies = sharded.world_size > 1
 
     def bucket(copied: int = 0) -> tuple[MemoryTerm, ...]:
         return term(
@@ -206,11 +213,13 @@ def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMem
         )
 
     # Gradients that this rank will own, once reduced: none on the GPU when they are offloaded.
-    owned, owned_last = (0, 0) if offloaded else (cut.touched, cut.last_load.touched)
+    owned, owned_last = (0, 0) if offloaded else (sharded.touched, sharded.last_load.touched)
     large_head = single.head if single.head > bucket_numel else 0
     if single.held:
         owned_last = large_head = 0  # a tied head is reduced at the end, with the embedding
-    reduced = 0 if offloaded else max(held_before_first(cut, bucket_numel, frees=plan.zero_stage == 2, flushed=True))
+    reduced = (
+        0 if offloaded else max(held_before_first(sharded, bucket_numel, frees=plan.zero_stage == 2, flushed=True))
+    )
     if plan.zero_stage == 1:
         earlier = trainable if accumulates else 0
         forward = gradients(earlier) + (bucket() if accumulates else ())
@@ -218,7 +227,7 @@ def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMem
         held = max(earlier, large_head + owned_last)
         if plan.overlap_comm:
             large = sum(numel for numel in tensors.trainable[1:] if numel > bucket_numel)
-            before_end = large if offloaded else max(held_before_first(cut, bucket_numel, frees=False))
+            before_end = large if offloaded else max(held_before_first(sharded, bucket_numel, frees=False))
             before_end += single.last * (accumulates and single.last > bucket_numel)
             after_end = before_end + single.last
         else:
@@ -228,17 +237,17 @@ def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMem
         earlier = owned if accumulates else 0
         forward = gradients(earlier)
         held = max(owned_last * (2 if accumulates else 1), earlier)
-        before_end = earlier + (0 if offloaded else max(held_before_first(cut, bucket_numel, frees=True)))
+        before_end = earlier + (0 if offloaded else max(held_before_first(sharded, bucket_numel, frees=True)))
         after_end = earlier + owned + single.last
     reduced_head = held + single.head if plan.zero_stage == 2 or accumulates else single.head + owned_last
     in_layer = gradients(held + single.layer + single.held)
     # A gradient larger than the bucket is reduced in pieces, one for each rank that owns some of it; as many as pass
     # the bucket's size are flattened together. Then the rank's buffer is made.
-    pieces = (bucket_numel // cut.partition + 1) * cut.partition if cut.partition <= bucket_numel else 0
+    pieces = (bucket_numel // sharded.partition + 1) * sharded.partition if sharded.partition <= bucket_numel else 0
     flattened, flattened_head = (min(numel, pieces) * (numel > bucket_numel) for numel in (single.last, large_head))
     copied_head = 0 if offloaded else max(0, flattened_head - owned_last)
     end = _end(
-        width, before_end, after_end, single, fills, copies=copies, staged=min(single.last, cut.slice) * offloaded
+        width, before_end, after_end, single, fills, copies=copies, staged=min(single.last, sharded.slice) * offloaded
     )
     end = max(end, _End(reduced + single.last, flattened, 0), key=lambda end: end.size_bytes(width))
     return GradientMemory(
@@ -246,11 +255,11 @@ def _stage_1_2(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMem
         head=gradients(earlier + single.head) + (bucket() if forward and plan.zero_stage == 1 else ()) + staging(0),
         head_reduction=gradients(reduced_head)
         + bucket(copied_head)
-        + staging(min(large_head, cut.last_load.slice), large_head),
-        layer=in_layer + bucket() + staging(min(single.layer, cut.slice), single.layer),
+        + staging(min(large_head, sharded.last_load.slice), large_head),
+        layer=in_layer + bucket() + staging(min(single.layer, sharded.slice), single.layer),
         reduction=in_layer + bucket(fills.flushed * copies) + staging(0),
         end=gradients(end.gradients) + bucket(end.copied) + staging(end.staged, single.last * (end.staged > 0)),
-        step=staging(0) if offloaded else _flat_step(cut, optimizer, source),
+        step=staging(0) if offloaded else _flat_step(sharded, optimizer, source),
         reduced=_before_first_reduction(tensors, bucket_numel),
     )
 
@@ -270,7 +279,7 @@ class _End:
 def _end(
     width: int, before: int, after: int, single: _Gradients, fills: BucketFills, *, copies: bool, staged: int
 ) -> _End:
-    """The worst moment of the end.
+    """The worst phase of the end.
 
     The last gradient is made; or the bucket before it is reduced while it waits; or the last bucket is reduced; or the
     last gradient has been reduced.
@@ -284,16 +293,16 @@ def _end(
     )
 
 
-def _flat_step(cut: Partitions, optimizer: Optimizer, source: str) -> tuple[MemoryTerm, ...]:
+def _flat_step(sharded: ShardedTensors, optimizer: Optimizer, source: str) -> tuple[MemoryTerm, ...]:
     """Stages 1 and 2 without offload: the largest of three phases, on the rank where it is largest.
 
     The norm: gradients + 8 slice. The cast: gradients + their flat copy + its fp32 copy. The update: the fp32 copy +
     the optimizer's temporaries.
     """
-    width, part = cut.tensors.workload.weight_bytes, cut.partition
+    width, part = sharded.tensors.workload.weight_bytes, sharded.partition
     cast = (width + 4 if width < 4 else 4) * part
     update = int((4 + optimizer.step_bytes) * part)
-    load = max(cut.distinct_loads, key=lambda load: width * load.touched + max(NORM_BYTES * load.slice, cast))
+    load = max(sharded.distinct_loads, key=lambda load: width * load.touched + max(NORM_BYTES * load.slice, cast))
     before = width * load.touched + max(NORM_BYTES * load.slice, cast)
     if update > before:
         return term("step_temporaries", update, "(4 + s) part", source + " step", s=optimizer.step_bytes, part=part)
@@ -311,20 +320,20 @@ def _flat_step(cut: Partitions, optimizer: Optimizer, source: str) -> tuple[Memo
     )
 
 
-def _stage_3(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemory:
-    tensors = cut.tensors
-    width, world = tensors.workload.weight_bytes, cut.world_size
-    single = _Gradients.of(cut)
+def _stage_3(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer) -> GradientMemory:
+    tensors = sharded.tensors
+    width, world = tensors.workload.weight_bytes, sharded.world_size
+    single = _Gradients.of(sharded)
     offloaded = plan.offload_optimizer != "none"
     source = _STAGE_3
-    shards = 0 if offloaded else cut.shard_total
+    shards = 0 if offloaded else sharded.shard_total
     large_head = single.head if single.head > plan.reduce_bucket_size else 0
     # Reduce-scatter interleaves a bucket's tensors in a copy; one tensor that N divides is reduced in place.
     fills, copies = gradient_buckets(tensors, plan.reduce_bucket_size), world > 1
     # On their way to the disk the fp32 gradients of a whole bucket wait on the GPU; fragments too small for it, until
     # the step.
     to_disk = plan.offload_optimizer == "nvme"
-    unswapped = shards_below(cut, SWAP_MIN_BYTES // 4)[0] if to_disk else 0
+    unswapped = shards_below(sharded, SWAP_MIN_BYTES // 4)[0] if to_disk else 0
 
     def bucket(copied: int = 0) -> tuple[MemoryTerm, ...]:
         return term(
@@ -384,11 +393,11 @@ def _stage_3(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
     in_bucket = max(single.layer, 0 if single.held or single.head > plan.reduce_bucket_size else single.head)
     step = forward + staging(0)
     if not offloaded:
-        largest = max(optimizer_group_numels(cut, plan.sub_group_size))
+        largest = max(optimizer_group_numels(sharded, plan.sub_group_size))
         # fp16 looks for overflow in the whole buffer at once: |g|, and whether it is infinite.
-        overflow = (width + 1) * cut.shard_total if tensors.workload.precision == "fp16" else 0
+        overflow = (width + 1) * sharded.shard_total if tensors.workload.precision == "fp16" else 0
         temporary = max(
-            NORM_BYTES * cut.largest_shard,
+            NORM_BYTES * sharded.largest_shard,
             (width + 4 if width < 4 else 4) * largest,
             int((4 + optimizer.step_bytes) * largest),
             overflow,
@@ -400,10 +409,10 @@ def _stage_3(cut: Partitions, plan: Plan, optimizer: Optimizer) -> GradientMemor
             f"max(8 shard, {'(w + 4)' if width < 4 else '4'} G, (4 + s) G{fp16})",
             source + " get_grad_norm_direct, _prepare_fp32_grad_for_sub_group, has_overflow",
             w=width,
-            shard=cut.largest_shard,
+            shard=sharded.largest_shard,
             G=largest,
             s=optimizer.step_bytes,
-            shards=cut.shard_total,
+            shards=sharded.shard_total,
         )
     return GradientMemory(
         forward=forward,

@@ -30,7 +30,7 @@ from ..optimizers import Optimizer
 from ..plan import Plan
 from .gradient_memory import SWAP_MIN_BYTES
 from .terms import term
-from .trainable import Partitions, TensorSet, optimizer_group_numels
+from .trainable import ShardedTensors, TensorSet, optimizer_group_numels
 from .zero_states import state_bytes
 
 PROCESS_BYTES = 2 << 30
@@ -52,11 +52,11 @@ def pinned_block(size_bytes: int) -> int:
 
 @lru_cache(maxsize=256)
 def _shard_blocks(
-    cut: Partitions, width: int, *, trainable: bool, threshold: int, below_bytes: int | None = None
+    sharded: ShardedTensors, width: int, *, trainable: bool, threshold: int, below_bytes: int | None = None
 ) -> Counter[int]:
     """Pinned blocks of all shards of one rank, by size, each tensor in its own; persistent tensors stay on the GPU."""
-    numels = cut.tensors.trainable if trainable else cut.tensors.frozen
-    shards = (width * -(-numel // cut.world_size) for numel in numels if numel > threshold)
+    numels = sharded.tensors.trainable if trainable else sharded.tensors.frozen
+    shards = (width * -(-numel // sharded.world_size) for numel in numels if numel > threshold)
     return Counter(pinned_block(shard) for shard in shards if below_bytes is None or shard < below_bytes)
 
 
@@ -71,7 +71,7 @@ def _tensor_blocks(tensors: TensorSet, width: int) -> int:
 
 
 def host_terms(
-    cut: Partitions,
+    sharded: ShardedTensors,
     plan: Plan,
     optimizer: Optimizer,
     local_ranks: int,
@@ -88,29 +88,31 @@ def host_terms(
     pinned: tuple[MemoryTerm, ...] = ()
     if plan.offload_optimizer == "cpu":
         move = _optimizer_1_2 if plan.zero_stage < 3 else _optimizer_3
-        more_pinned, more_pageable = move(cut, plan, optimizer, local_ranks)
+        more_pinned, more_pageable = move(sharded, plan, optimizer, local_ranks)
         pinned, pageable = pinned + more_pinned, pageable + more_pageable
     elif plan.offload_optimizer == "nvme":
         # The gradients' flat buffer stays in memory; masters, states and fp32 gradients go to the disk.
         pinned += _blocks(
             "gradients",
-            (cut.tensors.workload.weight_bytes * cut.shard_total,),
+            (sharded.tensors.workload.weight_bytes * sharded.shard_total,),
             local_ranks,
             "L p2(w shards)",
             _STAGE_3 + " _setup_for_real_optimizer",
             pin=plan.pin_memory,
-            w=cut.tensors.workload.weight_bytes,
-            shards=cut.shard_total,
+            w=sharded.tensors.workload.weight_bytes,
+            shards=sharded.shard_total,
         )
         # The first step creates a sub-group's states in ordinary memory before they are written.
-        states = state_bytes(optimizer, cut.tensors, max(swapped_groups(cut, plan), default=0), stage=3, on_cpu=True)
+        states = state_bytes(
+            optimizer, sharded.tensors, max(swapped_groups(sharded, plan), default=0), stage=3, on_cpu=True
+        )
         pageable += term(
             "first_states", local_ranks * states, "L states", optimizer.source, L=local_ranks, states=states
         )
-        more_pinned, more_pageable = _unswapped_groups(cut, plan, optimizer, local_ranks)
+        more_pinned, more_pageable = _unswapped_groups(sharded, plan, optimizer, local_ranks)
         pinned, pageable = pinned + more_pinned, pageable + more_pageable
     if plan.offload_param == "cpu":
-        pinned += _parameters(cut, plan, local_ranks)
+        pinned += _parameters(sharded, plan, local_ranks)
     if not plan.pin_memory:
         pageable, pinned = pageable + pinned, ()
     return pinned, pageable
@@ -127,12 +129,12 @@ def _blocks(
 
 
 def _optimizer_1_2(
-    cut: Partitions,
+    sharded: ShardedTensors,
     plan: Plan,
     optimizer: Optimizer,
     local_ranks: int,
 ) -> tuple[tuple[MemoryTerm, ...], tuple[MemoryTerm, ...]]:
-    tensors, part = cut.tensors, cut.partition
+    tensors, part = sharded.tensors, sharded.partition
     width = tensors.workload.weight_bytes
     source = _STAGE_1_2 + " __init__, initialize_optimizer_states"
     pinned = (
@@ -152,7 +154,7 @@ def _optimizer_1_2(
     )
     if plan.gradient_accumulation_steps > 1:
         # One buffer per tensor that the partition touches, as large as the whole tensor.
-        kept = width * cut.touched
+        kept = width * sharded.touched
         if plan.pin_memory:
             kept = kept * _tensor_blocks(tensors, width) // (width * tensors.trainable_numel)
         pinned += term(
@@ -176,28 +178,28 @@ def _optimizer_1_2(
 
 
 def _optimizer_3(
-    cut: Partitions,
+    sharded: ShardedTensors,
     plan: Plan,
     optimizer: Optimizer,
     local_ranks: int,
 ) -> tuple[tuple[MemoryTerm, ...], tuple[MemoryTerm, ...]]:
-    tensors = cut.tensors
+    tensors = sharded.tensors
     pinned = _blocks(
         "gradients",
-        _gradient_sizes(cut, plan),
+        _gradient_sizes(sharded, plan),
         local_ranks,
         "L (p2(w shards) + sum p2(4 G))",
         _STAGE_3 + " initialize_optimizer_states, _setup_for_real_optimizer",
         pin=plan.pin_memory,
     )
-    states = state_bytes(optimizer, tensors, cut.shard_total, stage=3, on_cpu=True)
+    states = state_bytes(optimizer, tensors, sharded.shard_total, stage=3, on_cpu=True)
     pageable = term(
         "master_weights",
-        local_ranks * 4 * cut.shard_total,
+        local_ranks * 4 * sharded.shard_total,
         "L 4 shards",
         _STAGE_3 + " _create_fp32_partitions",
         L=local_ranks,
-        shards=cut.shard_total,
+        shards=sharded.shard_total,
     )
     return pinned, pageable + term(
         "optimizer_states",
@@ -205,32 +207,32 @@ def _optimizer_3(
         "L o shards",
         optimizer.source,
         L=local_ranks,
-        o=states / cut.shard_total,
-        shards=cut.shard_total,
+        o=states / sharded.shard_total,
+        shards=sharded.shard_total,
     )
 
 
-def _gradient_sizes(cut: Partitions, plan: Plan) -> tuple[int, ...]:
+def _gradient_sizes(sharded: ShardedTensors, plan: Plan) -> tuple[int, ...]:
     """Stage 3's gradients on the host: one buffer in the model's type, one in fp32 for each sub-group."""
-    groups = optimizer_group_numels(cut, plan.sub_group_size)
-    return (cut.tensors.workload.weight_bytes * cut.shard_total, *(4 * group for group in groups))
+    groups = optimizer_group_numels(sharded, plan.sub_group_size)
+    return (sharded.tensors.workload.weight_bytes * sharded.shard_total, *(4 * group for group in groups))
 
 
-def swapped_groups(cut: Partitions, plan: Plan) -> list[int]:
+def swapped_groups(sharded: ShardedTensors, plan: Plan) -> list[int]:
     """Elements of each sub-group that an optimizer on NVMe swaps; smaller ones stay in memory."""
-    return [group for group in optimizer_group_numels(cut, plan.sub_group_size) if 4 * group >= SWAP_MIN_BYTES]
+    return [group for group in optimizer_group_numels(sharded, plan.sub_group_size) if 4 * group >= SWAP_MIN_BYTES]
 
 
 def _unswapped_groups(
-    cut: Partitions,
+    sharded: ShardedTensors,
     plan: Plan,
     optimizer: Optimizer,
     local_ranks: int,
 ) -> tuple[tuple[MemoryTerm, ...], tuple[MemoryTerm, ...]]:
     """Masters, states and gradients of sub-groups that are too small for the disk."""
-    groups = [group for group in optimizer_group_numels(cut, plan.sub_group_size) if 4 * group < SWAP_MIN_BYTES]
+    groups = [group for group in optimizer_group_numels(sharded, plan.sub_group_size) if 4 * group < SWAP_MIN_BYTES]
     numel, source = sum(groups), "deepspeed 0.19.8 runtime/swap_tensor/optimizer_utils.py is_swappable_tensor"
-    states = state_bytes(optimizer, cut.tensors, numel, stage=3, on_cpu=True)
+    states = state_bytes(optimizer, sharded.tensors, numel, stage=3, on_cpu=True)
     pinned = _blocks(
         "gradients",
         tuple(4 * group for group in groups),
@@ -244,40 +246,40 @@ def _unswapped_groups(
     )
 
 
-def small_shards(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryTerm, ...]:
+def small_shards(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> tuple[MemoryTerm, ...]:
     """Parameters offloaded to NVMe whose shard is too small for the disk: on the host, each in a block of its own.
 
     A trainable one moves on to the flat buffer, and the block stays in the pinned allocator's cache.
     """
-    width, threshold = cut.tensors.workload.weight_bytes, plan.stage3_param_persistence_threshold
+    width, threshold = sharded.tensors.workload.weight_bytes, plan.stage3_param_persistence_threshold
     source = "deepspeed 0.19.8 runtime/zero/partition_parameters.py _partition_param"
     terms: tuple[MemoryTerm, ...] = ()
     for name, trainable in (("frozen_parameters", False), ("pinned_cache", True)):
-        blocks = _shard_blocks(cut, width, trainable=trainable, threshold=threshold, below_bytes=SWAP_MIN_BYTES)
+        blocks = _shard_blocks(sharded, width, trainable=trainable, threshold=threshold, below_bytes=SWAP_MIN_BYTES)
         terms += term(name, local_ranks * _total(blocks), "L blocks", source, L=local_ranks, blocks=_total(blocks))
     return terms
 
 
-def _parameters(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryTerm, ...]:
-    width, threshold = cut.tensors.workload.weight_bytes, plan.stage3_param_persistence_threshold
+def _parameters(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> tuple[MemoryTerm, ...]:
+    width, threshold = sharded.tensors.workload.weight_bytes, plan.stage3_param_persistence_threshold
     source = "deepspeed 0.19.8 runtime/zero/partition_parameters.py _partition_param"
     terms = _blocks(
         "parameters",
-        (width * cut.shard_total,),
+        (width * sharded.shard_total,),
         local_ranks,
         "L p2(w shards)",
         _STAGE_3 + " _create_param_groups_fp16_flat_cpu_memory",
         pin=plan.pin_memory,
         w=width,
-        shards=cut.shard_total,
+        shards=sharded.shard_total,
     )
     if plan.pin_memory:
-        frozen = _total(_shard_blocks(cut, width, trainable=False, threshold=threshold))
-        homes = _shard_blocks(cut, width, trainable=True, threshold=threshold)
-        later = _gradient_sizes(cut, plan) if plan.offload_optimizer == "cpu" else ()
+        frozen = _total(_shard_blocks(sharded, width, trainable=False, threshold=threshold))
+        homes = _shard_blocks(sharded, width, trainable=True, threshold=threshold)
+        later = _gradient_sizes(sharded, plan) if plan.offload_optimizer == "cpu" else ()
         cached = _total(homes - Counter(map(pinned_block, later)))
     else:
-        frozen, cached = width * cut.frozen_shard_total, 0
+        frozen, cached = width * sharded.frozen_shard_total, 0
     return (
         terms
         + term("frozen_parameters", local_ranks * frozen, "L blocks", source, L=local_ranks, blocks=frozen)
@@ -285,7 +287,7 @@ def _parameters(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryTe
     )
 
 
-def loading_bytes(cut: Partitions, plan: Plan, local_ranks: int) -> int:
+def loading_bytes(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> int:
     """Peak of a node's host memory while the model is loaded and partitioned.
 
     Stages 0 to 2: every local rank builds the whole model on the host before it moves to its GPU: L w P. Stage 3 is
@@ -297,12 +299,12 @@ def loading_bytes(cut: Partitions, plan: Plan, local_ranks: int) -> int:
     `_configure_distributed_model`. Not covered: a checkpoint in another dtype than the workload's, .bin files without
     mmap.
     """
-    tensors = cut.tensors
+    tensors = sharded.tensors
     width = tensors.workload.weight_bytes
     processes = local_ranks * PROCESS_BYTES
     if tensors.workload.method == "qlora":
         return processes + local_ranks * width * max(*tensors.frozen, *tensors.trainable)
     if plan.zero_stage < 3:
         return processes + local_ranks * width * tensors.numel
-    shards = 0 if plan.offload_param != "cpu" else sum(t.size_bytes for t in _parameters(cut, plan, local_ranks))
+    shards = 0 if plan.offload_param != "cpu" else sum(t.size_bytes for t in _parameters(sharded, plan, local_ranks))
     return processes + width * tensors.numel + shards

@@ -25,7 +25,7 @@ from .gradient_memory import SWAP_MIN_BYTES
 from .host_memory import pinned_block, small_shards, swapped_groups
 from .partition import align_up
 from .terms import term
-from .trainable import Partitions, optimizer_group_numels, optimizer_groups, shards_below
+from .trainable import ShardedTensors, optimizer_group_numels, optimizer_groups, shards_below
 from .zero_states import state_bytes
 
 ALIGNED_BYTES = 8 * 1024
@@ -39,23 +39,23 @@ def states_per_master(optimizer: Optimizer) -> int:
     return round((optimizer.cpu_state_bytes or 0) / 4)
 
 
-def _whole_sub_group(cut: Partitions, plan: Plan) -> int:
+def _whole_sub_group(sharded: ShardedTensors, plan: Plan) -> int:
     """Whole elements of the sub-group with the largest shard, when the host buffer does not take all sub-groups; else
     0."""
-    if cut.shard_total <= plan.param_max_in_cpu:
+    if sharded.shard_total <= plan.param_max_in_cpu:
         return 0
     largest = max(
-        optimizer_groups(cut, plan.sub_group_size), key=lambda group: sum(cut.shards[index] for index in group)
+        optimizer_groups(sharded, plan.sub_group_size), key=lambda group: sum(sharded.shards[index] for index in group)
     )
-    return sum(cut.tensors.trainable[index] for index in largest)
+    return sum(sharded.tensors.trainable[index] for index in largest)
 
 
-def swap_buffers(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryTerm, ...]:
+def swap_buffers(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> tuple[MemoryTerm, ...]:
     """Pinned host buffers of the NVMe swappers, per node."""
-    width = cut.tensors.workload.weight_bytes
+    width = sharded.tensors.workload.weight_bytes
     terms: tuple[MemoryTerm, ...] = ()
     if plan.offload_optimizer == "nvme":
-        largest = align_up(4 * max(optimizer_group_numels(cut, plan.sub_group_size)), ALIGNED_BYTES)
+        largest = align_up(4 * max(optimizer_group_numels(sharded, plan.sub_group_size)), ALIGNED_BYTES)
         terms += term(
             "optimizer_swap_buffers",
             local_ranks * plan.optimizer_buffer_count * largest,
@@ -67,8 +67,8 @@ def swap_buffers(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryT
         )
     if plan.offload_param == "nvme":
         size = align_up(width * plan.param_buffer_size, ALIGNED_BYTES)
-        flat = min(cut.shard_total, plan.param_max_in_cpu)
-        whole = width * _whole_sub_group(cut, plan)
+        flat = min(sharded.shard_total, plan.param_max_in_cpu)
+        whole = width * _whole_sub_group(sharded, plan)
         terms += term(
             "parameter_swap_buffers",
             local_ranks * (plan.param_buffer_count * size + whole),
@@ -87,27 +87,27 @@ def swap_buffers(cut: Partitions, plan: Plan, local_ranks: int) -> tuple[MemoryT
             "deepspeed 0.19.8 runtime/zero/stage3.py _create_param_groups_fp16_flat_cpu_memory",
             L=local_ranks,
             w=width,
-            shards=cut.shard_total,
+            shards=sharded.shard_total,
             max_in_cpu=plan.param_max_in_cpu,
         )
-        terms += small_shards(cut, plan, local_ranks)
+        terms += small_shards(sharded, plan, local_ranks)
     return terms
 
 
-def nvme_terms(cut: Partitions, plan: Plan, optimizer: Optimizer, local_ranks: int) -> tuple[MemoryTerm, ...]:
+def nvme_terms(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> tuple[MemoryTerm, ...]:
     """Bytes on a node's NVMe."""
-    width = cut.tensors.workload.weight_bytes
+    width = sharded.tensors.workload.weight_bytes
     terms: tuple[MemoryTerm, ...] = ()
     if plan.offload_optimizer == "nvme":
-        numel = sum(swapped_groups(cut, plan))
-        states = state_bytes(optimizer, cut.tensors, numel, stage=3, on_cpu=True)
-        gradients = max(0, numel - shards_below(cut, SWAP_MIN_BYTES // 4)[0])
+        numel = sum(swapped_groups(sharded, plan))
+        states = state_bytes(optimizer, sharded.tensors, numel, stage=3, on_cpu=True)
+        gradients = max(0, numel - shards_below(sharded, SWAP_MIN_BYTES // 4)[0])
         source = _SWAP + "optimizer_utils.py"
         terms += term("master_weights", local_ranks * 4 * numel, "L 4 swapped", source, L=local_ranks, swapped=numel)
         terms += term("optimizer_states", local_ranks * states, "L states", source, L=local_ranks, states=states)
         terms += term("gradients", local_ranks * 4 * gradients, "L 4 swapped", source, L=local_ranks, swapped=gradients)
     if plan.offload_param == "nvme":
-        swapped = cut.shard_total + cut.frozen_shard_total - sum(shards_below(cut, SWAP_MIN_BYTES // width))
+        swapped = sharded.shard_total + sharded.frozen_shard_total - sum(shards_below(sharded, SWAP_MIN_BYTES // width))
         terms += term(
             "parameters",
             local_ranks * width * swapped,

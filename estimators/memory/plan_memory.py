@@ -2,7 +2,7 @@
 
     estimate_memory(model, workload, cluster, plan) -> MemoryEstimate
 
-A training step passes through a few moments, and any of them may be the peak:
+A training step passes through a few phases, and any of them may be the peak:
 
 - initialize: stages 1 and 2 hold the trainable weights twice while they flatten them (on the host instead, when the
   GPU is short).
@@ -15,7 +15,7 @@ came.
 - backward_end: the embedding's gradient is made, few activations are left.
 - step: gradient norm, fp32 gradients, the optimizer's temporaries.
 
-Each moment is a sum of terms from one file each: `zero_states` (weights, masters, states), `gathered_parameters`,
+Each phase is a sum of terms from one file each: `zero_states` (weights, masters, states), `gathered_parameters`,
 `gradient_memory`, `activations`. All arithmetic on sizes is exact in bytes of live tensors; `device_overhead` adds
 what is only observed. Evidence: analytic, compared with dry runs of the real engine in `benchmarks/`.
 
@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..estimate import MemoryEstimate, MemoryTerm, Moment
+from ..estimate import MemoryEstimate, MemoryTerm, Phase
 from ..hardware.cluster import Cluster
 from ..models.model_shape import ModelShape
 from ..optimizers import Optimizer, optimizer
@@ -40,7 +40,7 @@ from .gradient_memory import gradient_memory
 from .host_memory import host_terms, loading_bytes
 from .nvme_memory import nvme_terms, states_per_master, swap_buffers
 from .terms import term
-from .trainable import Partitions, partitions, tensor_set
+from .trainable import ShardedTensors, shard_tensors, tensor_set
 from .zero_states import masters_and_states, parameters
 
 INITIALIZE_SHARE = 0.85
@@ -54,41 +54,43 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     """
     runs = optimizer(workload.optimizer)
     tensors = tensor_set(model, workload)
-    cut = partitions(tensors, cluster.world_size)
+    sharded = shard_tensors(tensors, cluster.world_size)
     gathered = gathered_parameters(tensors, plan, cluster.world_size)
     workspace = library_workspace(cluster.gpu)
-    resident = parameters(cut, plan, gathered) + masters_and_states(cut, plan, runs) + workspace
-    moments = _initialize(cut, plan, cluster, workspace) + _step(cut, plan, cluster, runs, gathered, resident)
+    resident = parameters(sharded, plan, gathered) + masters_and_states(sharded, plan, runs) + workspace
+    phases = _initialize(sharded, plan, cluster, workspace) + _step(sharded, plan, cluster, runs, gathered, resident)
 
-    peak, kept = max(moment.allocated_bytes for moment in moments), sum(part.size_bytes for part in resident)
+    peak, kept = max(phase.allocated_bytes for phase in phases), sum(part.size_bytes for part in resident)
     if cluster.gpu.is_cpu:
-        passes = max(moment.allocated_bytes for moment in moments if moment.name != "step")
+        passes = max(phase.allocated_bytes for phase in phases if phase.name != "step")
         overhead = heap_overhead(peak, passes, max(0, passes - kept))
     else:
         overhead = allocator_overhead(plan, max(0, peak - kept))
     local_ranks = cluster.gpus_per_node
-    pinned, pageable = host_terms(cut, plan, runs, local_ranks)
+    pinned, pageable = host_terms(sharded, plan, runs, local_ranks)
     return MemoryEstimate(
-        moments=moments,
+        phases=phases,
         reserved_terms=overhead,
         device_terms=outside_allocator(cluster, plan),
-        host_pinned_terms=pinned + swap_buffers(cut, plan, local_ranks),
+        host_pinned_terms=pinned + swap_buffers(sharded, plan, local_ranks),
         host_pageable_terms=pageable,
-        host_loading_bytes_per_node=loading_bytes(cut, plan, local_ranks),
-        nvme_terms=nvme_terms(cut, plan, runs, local_ranks),
+        host_loading_bytes_per_node=loading_bytes(sharded, plan, local_ranks),
+        nvme_terms=nvme_terms(sharded, plan, runs, local_ranks),
     )
 
 
-def _initialize(cut: Partitions, plan: Plan, cluster: Cluster, workspace: tuple[MemoryTerm, ...]) -> tuple[Moment, ...]:
+def _initialize(
+    sharded: ShardedTensors, plan: Plan, cluster: Cluster, workspace: tuple[MemoryTerm, ...]
+) -> tuple[Phase, ...]:
     if plan.zero_stage not in (1, 2):
         return ()
-    tensors, width = cut.tensors, cut.tensors.workload.weight_bytes
+    tensors, width = sharded.tensors, sharded.tensors.workload.weight_bytes
     weights = width * tensors.trainable_numel + tensors.frozen_bytes
     # Near the GPU's limit DeepSpeed may flatten on either side; it fits both ways, so the peak is not counted there.
     fits = weights + width * tensors.trainable_numel < INITIALIZE_SHARE * cluster.gpu.memory_bytes
     copy = width * tensors.trainable_numel * fits
     return (
-        Moment(
+        Phase(
             name="initialize",
             terms=workspace
             + term(
@@ -105,16 +107,16 @@ def _initialize(cut: Partitions, plan: Plan, cluster: Cluster, workspace: tuple[
 
 
 def _step(
-    cut: Partitions,
+    sharded: ShardedTensors,
     plan: Plan,
     cluster: Cluster,
     runs: Optimizer,
     gathered: GatheredParameters,
     resident: tuple[MemoryTerm, ...],
-) -> tuple[Moment, ...]:
-    tensors = cut.tensors
+) -> tuple[Phase, ...]:
+    tensors = sharded.tensors
     model, workload = tensors.model, tensors.workload
-    gradients = gradient_memory(cut, plan, runs)
+    gradients = gradient_memory(sharded, plan, runs)
     activations = activation_memory(
         model,
         workload,
@@ -136,16 +138,16 @@ def _step(
             gathered=numel,
         )
 
-    moments = [
-        Moment(
+    phases = [
+        Phase(
             name="forward_backward_top",
             terms=resident + gradients.forward + whole(gathered.loss) + saved + activations.loss_terms,
         ),
-        Moment(
+        Phase(
             name="layer_backward",
             terms=resident + gradients.layer + whole(gathered.layer) + saved + activations.block_terms,
         ),
-        Moment(
+        Phase(
             name="gradient_reduction",
             terms=resident
             + gradients.reduction
@@ -155,19 +157,19 @@ def _step(
             )
             + activations.block_terms,
         ),
-        Moment(name="backward_end", terms=resident + gradients.end + whole(gathered.end) + _encoder(model, saved)),
-        Moment(name="step", terms=resident + gradients.step),
+        Phase(name="backward_end", terms=resident + gradients.end + whole(gathered.end) + _encoder(model, saved)),
+        Phase(name="step", terms=resident + gradients.step),
     ]
     if gathered.last_layer > gathered.loss:
-        moments.append(
-            Moment(
+        phases.append(
+            Phase(
                 name="last_layer_forward",
                 terms=resident + gradients.forward + whole(gathered.last_layer) + saved + activations.forward_terms,
             )
         )
     if gathered.first_layer > gathered.last_layer:
-        moments.append(
-            Moment(name="first_layer_forward", terms=resident + gradients.forward + whole(gathered.first_layer))
+        phases.append(
+            Phase(name="first_layer_forward", terms=resident + gradients.forward + whole(gathered.first_layer))
         )
     if tensors.head and (tensors.trains_head or gathered.head > gathered.loss):
         logits = 0 if workload.loss == "fused" else width * plan.micro_batch_size * workload.seq_len * model.vocab_size
@@ -181,20 +183,20 @@ def _step(
             S=workload.seq_len,
             V=model.vocab_size,
         )
-        moments.append(
-            Moment(
+        phases.append(
+            Phase(
                 name="head_backward",
                 terms=resident + gradients.head + whole(gathered.head) + saved + activations.head_terms + gradient,
             )
         )
     if tensors.head and tensors.trains_head:
-        moments.append(
-            Moment(
+        phases.append(
+            Phase(
                 name="head_reduction",
                 terms=resident + gradients.head_reduction + whole(gathered.head_reduction) + saved,
             )
         )
-    return tuple(moments)
+    return tuple(phases)
 
 
 def _encoder(model: ModelShape, saved: tuple[MemoryTerm, ...]) -> tuple[MemoryTerm, ...]:
@@ -232,18 +234,18 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
     if workload.method == "qlora" and plan.zero_stage == 3:
         return "4-bit weights are not built under zero.Init, so ZeRO-3 cannot shard them as they load"
     if cluster is not None and "nvme" in (plan.offload_optimizer, plan.offload_param):
-        return _unswappable(partitions(tensor_set(model, workload), cluster.world_size), plan, runs)
+        return _unswappable(shard_tensors(tensor_set(model, workload), cluster.world_size), plan, runs)
     return None
 
 
-def _unswappable(cut: Partitions, plan: Plan, runs: Optimizer) -> str | None:
+def _unswappable(sharded: ShardedTensors, plan: Plan, runs: Optimizer) -> str | None:
     """What DeepSpeed's NVMe swappers would assert on."""
     if plan.offload_optimizer == "nvme":
         needed = 2 + states_per_master(runs)
         if plan.optimizer_buffer_count < needed:
             return f"offload_optimizer.buffer_count must be at least {needed} (master, states, gradient)"
     if plan.offload_param == "nvme":
-        shard = -(-max(*cut.tensors.trainable, *cut.tensors.frozen, 0) // cut.world_size)
+        shard = -(-max(*sharded.tensors.trainable, *sharded.tensors.frozen, 0) // sharded.world_size)
         if shard > plan.param_buffer_size:
             return f"offload_param.buffer_size must be at least {shard}, the shard of the largest tensor"
     return None

@@ -174,7 +174,7 @@ def _frozen_bytes(tensor: Tensor, workload: Workload) -> int:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Partitions:
+class ShardedTensors:
     """A tensor set cut for N ranks. Compared by identity.
 
     partition:   elements of one rank's flat partition (stages 1 and 2), padding included.
@@ -212,11 +212,11 @@ class Partitions:
 
 
 @lru_cache(maxsize=256)
-def partitions(tensors: TensorSet, world_size: int) -> Partitions:
+def shard_tensors(tensors: TensorSet, world_size: int) -> ShardedTensors:
     """Cut a tensor set for `world_size` ranks."""
     loads = rank_loads(tensors.trainable, world_size)
     shards = tuple(shard_numel(numel, world_size) for numel in tensors.trainable)
-    return Partitions(
+    return ShardedTensors(
         tensors=tensors,
         world_size=world_size,
         partition=flat_partition_numel(tensors.trainable_numel, world_size),
@@ -235,42 +235,44 @@ def gradient_buckets(tensors: TensorSet, bucket_size: int) -> BucketFills:
 
 
 @lru_cache(maxsize=256)
-def held_before_first(cut: Partitions, bucket_size: int, *, frees: bool, flushed: bool = False) -> tuple[int, ...]:
+def held_before_first(
+    sharded: ShardedTensors, bucket_size: int, *, frees: bool, flushed: bool = False
+) -> tuple[int, ...]:
     """Elements of gradients that each rank holds when the first tensor's gradient comes, or when that one is reduced.
 
     Those of all tensors that its partition touches, in one buffer that is made for the first of them that is reduced:
     what follows the model's first tensor waits in the bucket until it is `flushed`. Unless the engine `frees` them
     (stage 2), also the gradients elsewhere that are larger than the bucket.
     """
-    numels, partition = cut.tensors.trainable, cut.partition
-    reduced_from = numels[0] + (0 if flushed else gradient_buckets(cut.tensors, bucket_size).pending)
+    numels, partition = sharded.tensors.trainable, sharded.partition
+    reduced_from = numels[0] + (0 if flushed else gradient_buckets(sharded.tensors, bucket_size).pending)
     large = [
         (end - numel, end)
         for end, numel in list(zip(accumulate(numels), numels, strict=True))[1:]
         if numel > bucket_size
     ]
     held = []
-    for rank, load in enumerate(cut.loads):
-        start, end = rank * partition, min((rank + 1) * partition, cut.tensors.trainable_numel)
+    for rank, load in enumerate(sharded.loads):
+        start, end = rank * partition, min((rank + 1) * partition, sharded.tensors.trainable_numel)
         elsewhere = 0 if frees else sum(last - first for first, last in large if last <= start or first >= end)
         held.append(load.touched * (end > reduced_from) + elsewhere)
     return tuple(held)
 
 
 @lru_cache(maxsize=256)
-def shards_below(cut: Partitions, numel: int) -> tuple[int, int]:
+def shards_below(sharded: ShardedTensors, numel: int) -> tuple[int, int]:
     """Elements of the trainable and of the frozen shards that have fewer than `numel` elements."""
-    frozen = (shard_numel(size, cut.world_size) for size in cut.tensors.frozen)
-    return sum(shard for shard in cut.shards if shard < numel), sum(shard for shard in frozen if shard < numel)
+    frozen = (shard_numel(size, sharded.world_size) for size in sharded.tensors.frozen)
+    return sum(shard for shard in sharded.shards if shard < numel), sum(shard for shard in frozen if shard < numel)
 
 
 @lru_cache(maxsize=256)
-def optimizer_groups(cut: Partitions, sub_group_size: int) -> tuple[range, ...]:
+def optimizer_groups(sharded: ShardedTensors, sub_group_size: int) -> tuple[range, ...]:
     """`partition.sub_groups` of the trainable tensors' shards."""
-    return sub_groups(cut.shards, sub_group_size)
+    return sub_groups(sharded.shards, sub_group_size)
 
 
 @lru_cache(maxsize=256)
-def optimizer_group_numels(cut: Partitions, sub_group_size: int) -> tuple[int, ...]:
+def optimizer_group_numels(sharded: ShardedTensors, sub_group_size: int) -> tuple[int, ...]:
     """`partition.sub_group_numels` of the trainable tensors' shards."""
-    return sub_group_numels(cut.shards, sub_group_size)
+    return sub_group_numels(sharded.shards, sub_group_size)

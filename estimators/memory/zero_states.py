@@ -26,18 +26,18 @@ from ..plan import Plan
 from .gathered_parameters import GatheredParameters
 from .partition import flat_group_numel
 from .terms import term
-from .trainable import Partitions, TensorSet
+from .trainable import ShardedTensors, TensorSet
 
 _STAGE_1_2 = "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py DeepSpeedZeroOptimizer.__init__"
 _STAGE_3 = "deepspeed 0.19.8 runtime/zero/stage3.py DeepSpeedZeroOptimizer_Stage3"
 _STAGE_0 = "deepspeed 0.19.8 runtime/fp16/fused_optimizer.py, unfused_optimizer.py __init__"
 
 
-def master_numel(cut: Partitions, stage: int) -> int:
+def master_numel(sharded: ShardedTensors, stage: int) -> int:
     """Elements whose master weight and states one rank keeps, wherever they are stored."""
     if stage == 0:
-        return cut.tensors.trainable_numel
-    return cut.partition if stage < 3 else cut.shard_total
+        return sharded.tensors.trainable_numel
+    return sharded.partition if stage < 3 else sharded.shard_total
 
 
 def state_bytes(optimizer: Optimizer, tensors: TensorSet, numel: int, *, stage: int, on_cpu: bool) -> int:
@@ -54,12 +54,12 @@ def state_bytes(optimizer: Optimizer, tensors: TensorSet, numel: int, *, stage: 
     return matrices * momentum + (numel - matrices) * 8
 
 
-def parameters(cut: Partitions, plan: Plan, gathered: GatheredParameters) -> tuple[MemoryTerm, ...]:
+def parameters(sharded: ShardedTensors, plan: Plan, gathered: GatheredParameters) -> tuple[MemoryTerm, ...]:
     """The model's weights as they rest on a GPU between uses."""
-    tensors = cut.tensors
+    tensors = sharded.tensors
     width = tensors.workload.weight_bytes
     if plan.zero_stage == 3:
-        resting = 0 if plan.offload_param != "none" else cut.shard_total + cut.frozen_shard_total
+        resting = 0 if plan.offload_param != "none" else sharded.shard_total + sharded.frozen_shard_total
         shards = term(
             "parameters",
             width * resting,
@@ -78,7 +78,7 @@ def parameters(cut: Partitions, plan: Plan, gathered: GatheredParameters) -> tup
         )
     trainable = tensors.trainable_numel
     if plan.zero_stage:
-        trainable = flat_group_numel(trainable, cut.world_size)
+        trainable = flat_group_numel(trainable, sharded.world_size)
     return term(
         "parameters",
         width * trainable + tensors.frozen_bytes,
@@ -88,14 +88,14 @@ def parameters(cut: Partitions, plan: Plan, gathered: GatheredParameters) -> tup
     )
 
 
-def masters_and_states(cut: Partitions, plan: Plan, optimizer: Optimizer) -> tuple[MemoryTerm, ...]:
+def masters_and_states(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer) -> tuple[MemoryTerm, ...]:
     """Master weights and optimizer states on a GPU; none when the optimizer is offloaded."""
     if plan.offload_optimizer != "none":
         return ()
-    numel = master_numel(cut, plan.zero_stage)
+    numel = master_numel(sharded, plan.zero_stage)
     source = (_STAGE_0, _STAGE_1_2, _STAGE_1_2, _STAGE_3 + "._create_fp32_partitions")[plan.zero_stage]
-    masters = 0 if plan.zero_stage == 0 and cut.tensors.workload.precision == "fp32" else 4 * numel
-    states = state_bytes(optimizer, cut.tensors, numel, stage=plan.zero_stage, on_cpu=False)
+    masters = 0 if plan.zero_stage == 0 and sharded.tensors.workload.precision == "fp32" else 4 * numel
+    states = state_bytes(optimizer, sharded.tensors, numel, stage=plan.zero_stage, on_cpu=False)
     symbol = ("Pt", "part", "part", "shards")[plan.zero_stage]
     return term("master_weights", masters, f"4 {symbol}", source, **{symbol: numel}) + term(
         "optimizer_states", states, f"o {symbol}", optimizer.source, **{"o": states / numel, symbol: numel}

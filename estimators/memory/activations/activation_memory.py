@@ -12,7 +12,7 @@ from ...workload import Workload
 from .loss import loss_terms
 from .outside import encoder_output_parts, end, input_part, shared_parts
 from .parts import SOURCE, Part, saved_parts
-from .recording import Recorder
+from .recording import LayerRecorder
 from .saved_tensors import ZERO, Size, frontier, total
 
 
@@ -71,8 +71,8 @@ def activation_memory(
     """Bytes of activations of one micro batch, as transformers' code and torch's autograd keep them.
 
     Each layer's forward pass is written down operation by operation (`layer.py`, `feed_forward.py`, `kernels.py`) and
-    recorded on a tape with torch's rules (`tape.py`); its bytes are linear in B, so a model and workload cost one
-    recording and every micro batch size a multiplication.
+    recorded as an autograd graph with torch's rules (`saved_tensors.py`); its bytes are linear in B, so a model and
+    workload cost one recording and every micro batch size a multiplication.
 
     Assumes no padding (a mask of ones, or packed sequences), `use_cache=False` as Trainer sets it, non-reentrant
     checkpointing of every layer. ZeRO-3 changes what frozen linear layers save, hence `zero_stage`.
@@ -145,7 +145,7 @@ def layout_of(
     model: ModelShape, workload: Workload, checkpointing: bool, compute_capability: float | None, zero3: bool
 ) -> Layout:
     """Record the model once."""
-    recorder = Recorder(
+    recorder = LayerRecorder(
         model=model, workload=workload, checkpointing=checkpointing, compute_capability=compute_capability, zero3=zero3
     )
     last = end(recorder)
@@ -179,7 +179,7 @@ def layout_of(
     )
 
 
-def _saved_behind(recorder: Recorder, blocks: Sequence[tuple[Block, bool]], kept: Sequence[Size]) -> Size:
+def _saved_behind(recorder: LayerRecorder, blocks: Sequence[tuple[Block, bool]], kept: Sequence[Size]) -> Size:
     """What is gone when the first of `blocks` is back-propagated: all that the layers after it kept.
 
     Blocks of equal tensors alternate with each other (windows in every other layer), so none of them is behind another.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...models.model_shape import FeedForward
-from .layer_variants import LayerCode
+from .layer_variants import LayerVariant
 from .ops import Ops
 from .saved_tensors import Value
 
@@ -41,18 +41,18 @@ def dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value, *, d
             gate, up = (ops.linear(name, value) for name in inputs)
         else:
             fused = ops.linear(inputs[0], value)
-            gate, up = ops.tape.split(fused, (fused.width // 2, fused.width // 2))
+            gate, up = ops.graph.split(fused, (fused.width // 2, fused.width // 2))
         inner = ops.multiply(activate(ops, shape.activation, gate), up, "gated")
     else:
         inner = activate(ops, shape.activation, ops.linear(inputs[0], value))
     if dropout:
         inner = ops.dropout(inner)
     output = ops.linear(down, inner)
-    ops.tape.hold(value)
+    ops.graph.hold(value)
     return output
 
 
-def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, code: LayerCode) -> Value:
+def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, variant: LayerVariant) -> Value:
     """Routed experts as grouped matrix products over token copies sorted by expert (k copies of every token).
 
     Kept: the router's fp32 probabilities and top-k, the sort's indices, the sorted copies of x (for the experts'
@@ -60,31 +60,31 @@ def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, code: La
     clamped: gpt-oss's gate, (up + 1) * gate * sigmoid(alpha gate) with clamps.
     Source: transformers 5.23 `integrations/moe.py` (grouped_mm_experts_forward, the default in training).
     """
-    copies, tape = shape.experts_per_token, ops.tape
-    logits = ops.linear(router, ops.cast(value, 4) if code.router_fp32 else value)
-    if code.softmax_of_top_k:
+    copies, graph = shape.experts_per_token, ops.graph
+    logits = ops.linear(router, ops.cast(value, 4) if variant.router_fp32 else value)
+    if variant.softmax_of_top_k:
         scores = ops.saves_output("routing weights", _top_k(ops, logits, copies))
     else:
         scores = _top_k(ops, ops.saves_output("router probabilities", ops.cast(logits, 4)), copies)
-    if not code.routing_fp32:
+    if not variant.routing_fp32:
         scores = ops.cast(scores, ops.itemsize)
     rows = value.rows * copies
     order, token, back = (
-        tape.tensor(rows, 1, INDEX, label, needs_grad=False)
+        graph.tensor(rows, 1, INDEX, label, needs_grad=False)
         for label in ("order by expert", "token of each copy", "inverse order")
     )
-    weights = tape.gather("sorted routing weights", _as_rows(scores), order, rows=rows)
+    weights = graph.gather("sorted routing weights", _as_rows(scores), order, rows=rows)
     fused = _grouped(
         ops,
         "gate_up_proj",
-        tape.gather("sorted tokens", value, token, rows=rows),
+        graph.gather("sorted tokens", value, token, rows=rows),
         shape.hidden * (2 if shape.gated else 1),
     )
-    inner = _clamped_gate(ops, fused, shape.hidden) if code.clamped_gate else _gate(ops, shape, fused)
+    inner = _clamped_gate(ops, fused, shape.hidden) if variant.clamped_gate else _gate(ops, shape, fused)
     output = _grouped(ops, "down_proj", inner, value.width)
     weighted = ops.multiply(output, weights, "weighted output", itemsize=weights.itemsize)
-    restored = tape.gather("restored order", weighted, back, rows=rows)
-    return ops.cast(tape.apply("expert output", (restored,), rows=value.rows), ops.itemsize)
+    restored = graph.gather("restored order", weighted, back, rows=rows)
+    return ops.cast(graph.apply("expert output", (restored,), rows=value.rows), ops.itemsize)
 
 
 def shared_gate(ops: Ops, name: str, value: Value, output: Value) -> Value:
@@ -98,8 +98,8 @@ def _as_rows(value: Value) -> Value:
 
 
 def _top_k(ops: Ops, scores: Value, copies: int) -> Value:
-    indices = ops.tape.tensor(scores.rows, copies, INDEX, "expert indices", needs_grad=False)
-    return ops.tape.apply("routing weights", (scores,), width=copies, saves=(indices,))
+    indices = ops.graph.tensor(scores.rows, copies, INDEX, "expert indices", needs_grad=False)
+    return ops.graph.apply("routing weights", (scores,), width=copies, saves=(indices,))
 
 
 def _grouped(ops: Ops, label: str, value: Value, width: int) -> Value:
@@ -109,26 +109,26 @@ def _grouped(ops: Ops, label: str, value: Value, width: int) -> Value:
         None,
     )
     if folded is not None:
-        return ops.tape.apply(label, (value, folded), width=width, saves=(value, folded))
-    return ops.tape.apply(label, (value,), width=width, saves=(value,) if ops.trains else (), trains=ops.trains)
+        return ops.graph.apply(label, (value, folded), width=width, saves=(value, folded))
+    return ops.graph.apply(label, (value,), width=width, saves=(value,) if ops.trains else (), trains=ops.trains)
 
 
 def _gate(ops: Ops, shape: FeedForward, fused: Value) -> Value:
     if not shape.gated:
         return activate(ops, shape.activation, fused)
-    gate, up = ops.tape.split(fused, (shape.hidden, shape.hidden))
+    gate, up = ops.graph.split(fused, (shape.hidden, shape.hidden))
     return ops.multiply(activate(ops, shape.activation, gate), up, "gated")
 
 
 def _clamped_gate(ops: Ops, fused: Value, hidden: int) -> Value:
-    bias = ops.tape.apply("expert biases", (fused,))
-    gate, up = (ops.tape.apply("gate_up_proj", (fused,), width=hidden, view=True) for _ in range(2))
+    bias = ops.graph.apply("expert biases", (fused,))
+    gate, up = (ops.graph.apply("gate_up_proj", (fused,), width=hidden, view=True) for _ in range(2))
     # The derivative of clamp masks the gradient with one byte per element.
     gate, up = (
-        ops.tape.apply(f"clamped {label}", (part,), saves=(part,), workspace=part.rows * part.width)
+        ops.graph.apply(f"clamped {label}", (part,), saves=(part,), workspace=part.rows * part.width)
         for label, part in (("gate", gate), ("up", up))
     )
     glu = ops.multiply(gate, ops.saves_output("sigmoid", ops.scale(gate)), "glu")
     gated = ops.multiply(ops.scale(up), glu, "gated")
-    ops.tape.hold(bias, up)
+    ops.graph.hold(bias, up)
     return gated

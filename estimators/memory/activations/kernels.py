@@ -88,7 +88,7 @@ def attend(
     if kernel == "efficient":
         # A mask of booleans becomes one of numbers, for every sample and in every layer.
         if mask is not None:
-            bias = ops.tape.tensor(rows, keys, ops.itemsize, "mask", needs_grad=False)
+            bias = ops.graph.tensor(rows, keys, ops.itemsize, "mask", needs_grad=False)
         elif bias is not None and (attention.causal or attention.cross):
             bias = _causal_bias(ops, bias, rows, keys)
         return _fused(ops, attention, (query, key, value), rows, out_width, lse_rows=-(-rows // 32) * 32, bias=bias)
@@ -111,14 +111,14 @@ def attend(
         weights = ops.dropout(weights)
     output = ops.product("attention output", weights, ops.new("v", (value,)), width=out_width)
     if holds_scores:
-        ops.tape.hold(raw)
+        ops.graph.hold(raw)
     return output
 
 
 def _causal_bias(ops: Ops, bias: Value, rows: int, keys: int) -> Value:
     """Relative positions where the causal mask allows, in every layer of a decoder (T5's cross-attention too)."""
-    allowed = ops.tape.tensor(rows, keys, 1, "causal mask", needs_grad=False, fixed=True)
-    return ops.tape.apply("position bias", (bias,), saves=(allowed,))
+    allowed = ops.graph.tensor(rows, keys, 1, "causal mask", needs_grad=False, fixed=True)
+    return ops.graph.apply("position bias", (bias,), saves=(allowed,))
 
 
 def _fused(
@@ -143,12 +143,12 @@ def _fused(
             for part in inputs
         )
     query, key, value = inputs
-    lse = ops.tape.tensor(lse_rows, attention.heads, 4, "log-sum-exp")
+    lse = ops.graph.tensor(lse_rows, attention.heads, 4, "log-sum-exp")
     workspace = backward_workspace(query, key, lse, out_width)
     if bias is not None and bias.needs_grad:
         workspace += attention.heads * rows * key.rows * ops.itemsize
     saves = (query, key, value, lse) if bias is None else (query, key, value, lse, bias)
-    return ops.tape.apply(
+    return ops.graph.apply(
         "attention output",
         inputs if bias is None else (*inputs, bias),
         rows=rows,
@@ -188,7 +188,7 @@ def _math(
     query, key = ops.scale(query), ops.scale(key)
     scores = ops.product("scores", query, key, width=heads * keys)
     if mask is not None:
-        scores = ops.tape.apply("scores", (scores, mask), view=True)
+        scores = ops.graph.apply("scores", (scores, mask), view=True)
     weights = ops.saves_output("softmax", scores)
     if dropout:
         weights = ops.dropout(weights)

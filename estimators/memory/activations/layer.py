@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...models.model_shape import Attention, Block
 from .feed_forward import dense, experts, shared_gate
 from .kernels import Kernel, attend
-from .layer_variants import LayerCode
+from .layer_variants import LayerVariant
 from .norms import norm
 from .ops import Ops
 from .saved_tensors import Value
@@ -16,7 +16,7 @@ from .saved_tensors import Value
 
 @dataclass(slots=True, kw_only=True)
 class Layer:
-    """A layer's dimensions, the code that runs it and the tensors that reach it from outside.
+    """A layer's dimensions, the variant of transformers' code that runs it and the tensors that reach it from outside.
 
     mask:   added to the scores: the causal mask of eager attention, a sliding window's.
     bias, cross_bias: relative positions (T5), added to the scores too.
@@ -24,7 +24,7 @@ class Layer:
     """
 
     ops: Ops
-    code: LayerCode
+    variant: LayerVariant
     block: Block
     kernel: Kernel
     cross_kernel: Kernel = "flash"
@@ -44,31 +44,31 @@ class Layer:
 
     def _branch(self, part: str, value: Value, run: Callable[[Value], Value]) -> Value:
         """One residual branch with its norms, in the family's layout."""
-        ops, layout = self.ops, self.code.layout
-        ops.tape.part = part
-        inner = norm(ops, self.code.norm, value) if layout in ("pre", "sandwich") else value
+        ops, layout = self.ops, self.variant.layout
+        ops.graph.part = part
+        inner = norm(ops, self.variant.norm, value) if layout in ("pre", "sandwich") else value
         output = run(inner)
         if layout in ("output", "sandwich"):
-            output = norm(ops, self.code.norm, output)
+            output = norm(ops, self.variant.norm, output)
         total = ops.add(value, self._scaled(self._dropped(output)), "residual")
-        return norm(ops, self.code.norm, total) if layout == "post" else total
+        return norm(ops, self.variant.norm, total) if layout == "post" else total
 
     def _parallel(self, value: Value) -> Value:
         """Attention and feed-forward of the same input, through one norm or one norm each."""
         ops = self.ops
-        ops.tape.part = "attention"
-        normed = norm(ops, self.code.norm, value)
+        ops.graph.part = "attention"
+        normed = norm(ops, self.variant.norm, value)
         attention = self._dropped(self._self_attention(normed))
-        ops.tape.part = "feed-forward"
+        ops.graph.part = "feed-forward"
         if self.block.norm_count > 1:
-            normed = norm(ops, self.code.norm, value)
+            normed = norm(ops, self.variant.norm, value)
         return ops.add(ops.add(attention, self._dropped(self._feed_forward(normed))), value, "residual")
 
     def _dropped(self, value: Value) -> Value:
         return self.ops.dropout(value) if self.block.hidden_dropout else value
 
     def _scaled(self, value: Value) -> Value:
-        return self.ops.scale(value) if self.code.residual_scaled else value
+        return self.ops.scale(value) if self.variant.residual_scaled else value
 
     def _names(self, role: str) -> list[str]:
         """The layer's linear modules of a role, in the order of the state dict."""
@@ -96,7 +96,7 @@ class Layer:
         attended = self.ops.linear(
             output, self._attend(attention, self.kernel, query, key, states, self.mask, self.bias)
         )
-        self.ops.tape.hold(value)
+        self.ops.graph.hold(value)
         return attended
 
     def _normed_heads(self, label: str, value: Value) -> Value:
@@ -106,7 +106,7 @@ class Layer:
             for tensor in self.block.tensors
         )
         heads = 1 if wide else value.width // self.block.attention.head_dim
-        return norm(self.ops, self.code.qk_norm, value, label, heads=heads)
+        return norm(self.ops, self.variant.qk_norm, value, label, heads=heads)
 
     def _cross_attention(self, value: Value) -> Value:
         attention = self.block.cross_attention
@@ -128,11 +128,11 @@ class Layer:
                 attention.kv_heads * attention.head_dim,
                 attention.kv_heads * attention.v_head_dim,
             )
-            query, key, states = ops.tape.split(ops.linear(names[0], value, "qkv"), widths)
+            query, key, states = ops.graph.split(ops.linear(names[0], value, "qkv"), widths)
         else:
             query = ops.linear(names[0], value, "q")
             key, states = ops.linear(names[1], memory, "k"), ops.linear(names[2], memory, "v")
-        return (ops.scale(query) if self.code.scaled_query else query), key, states
+        return (ops.scale(query) if self.variant.scaled_query else query), key, states
 
     def _attend(
         self,
@@ -145,7 +145,7 @@ class Layer:
         bias: Value | None,
     ) -> Value:
         ops = self.ops
-        if self.code.heads == "copies":
+        if self.variant.heads == "copies":
             # Falcon repeats the heads of keys and values in these copies, unless there is one.
             heads = attention.heads if attention.kv_heads > 1 else 1
             query, key, states = (
@@ -163,18 +163,18 @@ class Layer:
             mask=mask,
             bias=bias,
             dropout=bool(self.block.attention_dropout),
-            softmax_fp32=self.code.softmax_fp32,
-            scores_fp32=self.code.scores_fp32,
-            holds_scores=self.code.holds_scores,
+            softmax_fp32=self.variant.softmax_fp32,
+            scores_fp32=self.variant.scores_fp32,
+            holds_scores=self.variant.holds_scores,
         )
-        head_major = self.code.heads == "copies" or self.code.joined
+        head_major = self.variant.heads == "copies" or self.variant.joined
         return ops.new("attention output", (output,)) if head_major and kernel == "flash" else output
 
     def _rotate(self, value: Value) -> Value:
         """x cos + rotate_half(x) sin: a new tensor; the tables need no gradient, so x is not saved."""
         ops = self.ops
-        wide = ops.cast(value, 4) if self.code.rotary == "fp32" else value
-        half = ops.tape.apply("rotated half", (wide,), workspace=wide.size)
+        wide = ops.cast(value, 4) if self.variant.rotary == "fp32" else value
+        half = ops.graph.apply("rotated half", (wide,), workspace=wide.size)
         return ops.cast(ops.add(ops.scale(wide), ops.scale(half), value.storage.label), value.itemsize)
 
     def _latent_attention(self, attention: Attention, value: Value) -> Value:
@@ -183,31 +183,31 @@ class Layer:
         names = self._names("attention")
         find = {name.rpartition(".")[2]: name for name in names}
         if "q_a_proj" in find:
-            query = ops.linear(find["q_b_proj"], norm(ops, self.code.norm, ops.linear(find["q_a_proj"], value)))
+            query = ops.linear(find["q_b_proj"], norm(ops, self.variant.norm, ops.linear(find["q_a_proj"], value)))
         else:
             query = ops.linear(find["q_proj"], value)
         latent = ops.linear(find["kv_a_proj_with_mqa"], value)
-        latent, _ = ops.tape.split(latent, (attention.kv_lora_rank, attention.rope_head_dim))
-        expanded = ops.linear(find["kv_b_proj"], norm(ops, self.code.norm, latent))
+        latent, _ = ops.graph.split(latent, (attention.kv_lora_rank, attention.rope_head_dim))
+        expanded = ops.linear(find["kv_b_proj"], norm(ops, self.variant.norm, latent))
         key_width = heads * (attention.head_dim - attention.rope_head_dim)
-        key, states = ops.tape.split(expanded, (key_width, heads * attention.v_head_dim))
+        key, states = ops.graph.split(expanded, (key_width, heads * attention.v_head_dim))
         query, key = ops.new("q", (query,)), ops.new("k", (key,), width=heads * attention.head_dim)
         return ops.linear(
             find["o_proj"], self._attend(attention, self.kernel, query, key, states, self.mask, self.bias)
         )
 
     def _feed_forward(self, value: Value) -> Value:
-        ops, shape, code = self.ops, self.block.feed_forward, self.code
+        ops, shape, variant = self.ops, self.block.feed_forward, self.variant
         names = self._names("feed_forward")
         if not shape.experts:
-            return dense(ops, shape, names, value, dropout=code.relative and bool(self.block.hidden_dropout))
+            return dense(ops, shape, names, value, dropout=variant.relative and bool(self.block.hidden_dropout))
         router = next(
             name for name, tensor in ops.weights.items() if tensor.role == "router" and len(tensor.shape) == 2
         )
         gate = next((name for name in ops.weights if name.endswith("shared_expert_gate")), None)
         if gate is not None:
             shared = dense(ops, shape, names, value)
-            output = experts(ops, shape, router, value, code=code)
+            output = experts(ops, shape, router, value, variant=variant)
             return ops.add(output, shared_gate(ops, gate, value, shared))
-        output = experts(ops, shape, router, value, code=code)
+        output = experts(ops, shape, router, value, variant=variant)
         return ops.add(output, dense(ops, shape, names, value)) if names else output

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...models.model_shape import Block
-from .norms import NormCode
+from .norms import NormVariant
 
 SDPA_AND_FLASH = frozenset({"sdpa", "flash"})
 FLASH_ONLY = frozenset({"flash"})
@@ -16,7 +16,7 @@ NEITHER: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerCode:
+class LayerVariant:
     """What `modeling_<model type>.py` does.
 
     norm:     the norms over the hidden size; qk_norm: those of queries and keys.
@@ -42,8 +42,8 @@ class LayerCode:
               fp32, takes the softmax after the top-k, leaves routing weights in fp32, has gpt-oss's gate.
     """
 
-    norm: NormCode = "rms"
-    qk_norm: NormCode = "rms"
+    norm: NormVariant = "rms"
+    qk_norm: NormVariant = "rms"
     layout: Literal["pre", "output", "sandwich", "post"] = "pre"
     rotary: Literal["model", "fp32"] = "model"
     heads: Literal["views", "copies"] = "views"
@@ -66,58 +66,60 @@ class LayerCode:
     clamped_gate: bool = False
 
 
-LLAMA = LayerCode()
-GPT = LayerCode(norm="layer")
+LLAMA = LayerVariant()
+GPT = LayerVariant(norm="layer")
 
-CODES: Mapping[str, LayerCode] = {
-    "bert": LayerCode(
+VARIANTS: Mapping[str, LayerVariant] = {
+    "bert": LayerVariant(
         norm="layer", layout="post", softmax_fp32=False, embedding_norm=True, embedding_dropout=True, summed_input=True
     ),
-    "bloom": LayerCode(norm="layer", embedding_norm=True, heads="copies", kernels=NEITHER, holds_scores=True),
-    "cohere": LayerCode(norm="layer_fp32", qk_norm="layer_fp32", rotary="fp32"),
-    "cohere2": LayerCode(norm="layer_fp32", rotary="fp32"),
-    "deepseek_v2": LayerCode(rotary="fp32", router_fp32=True, routing_fp32=True),
-    "deepseek_v3": LayerCode(router_fp32=True, routing_fp32=True),
-    "falcon": LayerCode(norm="layer", heads="copies", softmax_fp32=False, masked=True),
-    "gemma": LayerCode(norm="rms_plus_one"),
-    "gemma2": LayerCode(norm="rms_plus_one", layout="sandwich", kernels=FLASH_ONLY),
-    "gemma3": LayerCode(norm="rms_plus_one", qk_norm="rms_plus_one", layout="sandwich"),
-    "gemma3_text": LayerCode(norm="rms_plus_one", qk_norm="rms_plus_one", layout="sandwich"),
-    "glm": LayerCode(joined=True),
-    "glm4": LayerCode(layout="sandwich", joined=True),
-    "gpt2": LayerCode(norm="layer", softmax_fp32=False, summed_input=True, embedding_dropout=True),
-    "gpt_bigcode": LayerCode(norm="layer", summed_input=True, embedding_dropout=True),
-    "gpt_neo": LayerCode(norm="layer", kernels=FLASH_ONLY, softmax_fp32=False, scores_fp32=True, summed_input=True),
-    "gpt_neox": LayerCode(norm="layer", joined=True),
-    "gpt_oss": LayerCode(
+    "bloom": LayerVariant(norm="layer", embedding_norm=True, heads="copies", kernels=NEITHER, holds_scores=True),
+    "cohere": LayerVariant(norm="layer_fp32", qk_norm="layer_fp32", rotary="fp32"),
+    "cohere2": LayerVariant(norm="layer_fp32", rotary="fp32"),
+    "deepseek_v2": LayerVariant(rotary="fp32", router_fp32=True, routing_fp32=True),
+    "deepseek_v3": LayerVariant(router_fp32=True, routing_fp32=True),
+    "falcon": LayerVariant(norm="layer", heads="copies", softmax_fp32=False, masked=True),
+    "gemma": LayerVariant(norm="rms_plus_one"),
+    "gemma2": LayerVariant(norm="rms_plus_one", layout="sandwich", kernels=FLASH_ONLY),
+    "gemma3": LayerVariant(norm="rms_plus_one", qk_norm="rms_plus_one", layout="sandwich"),
+    "gemma3_text": LayerVariant(norm="rms_plus_one", qk_norm="rms_plus_one", layout="sandwich"),
+    "glm": LayerVariant(joined=True),
+    "glm4": LayerVariant(layout="sandwich", joined=True),
+    "gpt2": LayerVariant(norm="layer", softmax_fp32=False, summed_input=True, embedding_dropout=True),
+    "gpt_bigcode": LayerVariant(norm="layer", summed_input=True, embedding_dropout=True),
+    "gpt_neo": LayerVariant(norm="layer", kernels=FLASH_ONLY, softmax_fp32=False, scores_fp32=True, summed_input=True),
+    "gpt_neox": LayerVariant(norm="layer", joined=True),
+    "gpt_oss": LayerVariant(
         norm="rms_fp32", kernels=FLASH_ONLY, softmax_fp32=False, clamped_gate=True, softmax_of_top_k=True
     ),
-    "gptj": LayerCode(norm="layer", kernels=FLASH_ONLY, softmax_fp32=False, scores_fp32=True),
-    "granite": LayerCode(residual_scaled=True, summed_input=True),
-    "granitemoe": LayerCode(residual_scaled=True, summed_input=True, softmax_of_top_k=True),
-    "mixtral": LayerCode(routing_fp32=True),
-    "mpt": LayerCode(norm="layer", kernels=NEITHER, boolean_mask=True),
-    "olmo": LayerCode(norm="layer_bare", rotary="fp32"),
-    "olmo2": LayerCode(norm="rms_fp32", qk_norm="rms_fp32", layout="output", rotary="fp32"),
-    "olmo3": LayerCode(norm="rms_fp32", qk_norm="rms_fp32", layout="output", rotary="fp32"),
-    "opt": LayerCode(norm="layer", scaled_query=True, summed_input=True),
-    "phi": LayerCode(norm="layer", qk_norm="layer", joined=True),
-    "phi3": LayerCode(joined=True),
-    "roberta": LayerCode(
+    "gptj": LayerVariant(norm="layer", kernels=FLASH_ONLY, softmax_fp32=False, scores_fp32=True),
+    "granite": LayerVariant(residual_scaled=True, summed_input=True),
+    "granitemoe": LayerVariant(residual_scaled=True, summed_input=True, softmax_of_top_k=True),
+    "mixtral": LayerVariant(routing_fp32=True),
+    "mpt": LayerVariant(norm="layer", kernels=NEITHER, boolean_mask=True),
+    "olmo": LayerVariant(norm="layer_bare", rotary="fp32"),
+    "olmo2": LayerVariant(norm="rms_fp32", qk_norm="rms_fp32", layout="output", rotary="fp32"),
+    "olmo3": LayerVariant(norm="rms_fp32", qk_norm="rms_fp32", layout="output", rotary="fp32"),
+    "opt": LayerVariant(norm="layer", scaled_query=True, summed_input=True),
+    "phi": LayerVariant(norm="layer", qk_norm="layer", joined=True),
+    "phi3": LayerVariant(joined=True),
+    "roberta": LayerVariant(
         norm="layer", layout="post", softmax_fp32=False, embedding_norm=True, embedding_dropout=True, summed_input=True
     ),
-    "stablelm": LayerCode(norm="layer", qk_norm="layer", joined=True),
+    "stablelm": LayerVariant(norm="layer", qk_norm="layer", joined=True),
     "starcoder2": GPT,
-    "t5": LayerCode(norm="rms_t5", kernels=SDPA_ONLY, softmax_fp32=False, relative=True, embedding_dropout=True),
-    "mt5": LayerCode(norm="rms_t5", kernels=SDPA_ONLY, softmax_fp32=False, relative=True, embedding_dropout=True),
-    "vit": LayerCode(norm="layer", summed_input=True),
-    "whisper": LayerCode(norm="layer", scaled_query=True, heads="copies", softmax_fp32=False, embedding_dropout=True),
-    "xlm-roberta": LayerCode(
+    "t5": LayerVariant(norm="rms_t5", kernels=SDPA_ONLY, softmax_fp32=False, relative=True, embedding_dropout=True),
+    "mt5": LayerVariant(norm="rms_t5", kernels=SDPA_ONLY, softmax_fp32=False, relative=True, embedding_dropout=True),
+    "vit": LayerVariant(norm="layer", summed_input=True),
+    "whisper": LayerVariant(
+        norm="layer", scaled_query=True, heads="copies", softmax_fp32=False, embedding_dropout=True
+    ),
+    "xlm-roberta": LayerVariant(
         norm="layer", layout="post", softmax_fp32=False, embedding_norm=True, embedding_dropout=True, summed_input=True
     ),
 }
 
 
-def layer_code(model_type: str, block: Block) -> LayerCode:
-    """The code of a model type; Llama's, or GPT's for a LayerNorm, where it has no entry of its own."""
-    return CODES.get(model_type, LLAMA if block.norm == "rms" else GPT)
+def layer_variant(model_type: str, block: Block) -> LayerVariant:
+    """The variant of a model type; Llama's, or GPT's for a LayerNorm, where it has no entry of its own."""
+    return VARIANTS.get(model_type, LLAMA if block.norm == "rms" else GPT)

@@ -7,10 +7,10 @@ from typing import Literal
 from .ops import Ops
 from .saved_tensors import Value
 
-NormCode = Literal["layer", "rms", "rms_fp32", "rms_plus_one", "rms_t5", "layer_fp32", "layer_bare"]
+NormVariant = Literal["layer", "rms", "rms_fp32", "rms_plus_one", "rms_t5", "layer_fp32", "layer_bare"]
 
 
-def norm(ops: Ops, code: NormCode, value: Value, label: str = "normed", *, heads: int = 1) -> Value:
+def norm(ops: Ops, variant: NormVariant, value: Value, label: str = "normed", *, heads: int = 1) -> Value:
     """One norm over the last dimension, of which a row has `heads`.
 
     layer:        torch's own LayerNorm: the input, a mean and a reciprocal deviation per row.
@@ -21,22 +21,22 @@ def norm(ops: Ops, code: NormCode, value: Value, label: str = "normed", *, heads
     layer_fp32:   Cohere: mean and variance by hand in fp32.
     layer_bare:   OLMo: torch's LayerNorm of an fp32 copy, without a weight.
     """
-    if code == "layer":
+    if variant == "layer":
         return _native(ops, value, label, heads)
-    if code == "layer_bare":
+    if variant == "layer_bare":
         return ops.cast(_native(ops, ops.cast(value, 4), label, heads), value.itemsize)
-    if code == "layer_fp32":
+    if variant == "layer_fp32":
         return _by_hand(ops, value, label, heads)
     wide = ops.cast(value, 4)
     squares = ops.power("squares", wide)
     scale = _per_row(ops, squares, "reciprocal RMS", heads)
-    if code == "rms_t5":
-        normed = ops.tape.apply(
+    if variant == "rms_t5":
+        normed = ops.graph.apply(
             "normed in fp32", (value, scale), itemsize=4, saves=_factors(value, scale), workspace=2 * wide.size
         )
         return _weighted(ops, ops.cast(normed, ops.itemsize), label)
     normed = ops.multiply(wide, scale, "normed in fp32")
-    if code == "rms":
+    if variant == "rms":
         return _weighted(ops, ops.cast(normed, value.itemsize), label)
     return ops.cast(_weighted(ops, normed, label), value.itemsize)
 
@@ -47,7 +47,7 @@ def _factors(left: Value, right: Value) -> tuple[Value, ...]:
 
 def _per_row(ops: Ops, value: Value, label: str, heads: int) -> Value:
     """One fp32 number per row: mean over the row, then the reciprocal square root, whose result is saved."""
-    mean = ops.tape.apply(f"{label} squared", (value,), width=heads, itemsize=4)
+    mean = ops.graph.apply(f"{label} squared", (value,), width=heads, itemsize=4)
     return ops.saves_output(label, mean)
 
 
@@ -55,17 +55,17 @@ def _weighted(ops: Ops, value: Value, label: str) -> Value:
     """weight * x: x is saved only for the weight's gradient, which is a full product before it is summed."""
     if not ops.trains:
         return ops.scale(value, label)
-    return ops.tape.apply(label, (value,), saves=(value,), trains=True, workspace=value.size)
+    return ops.graph.apply(label, (value,), saves=(value,), trains=True, workspace=value.size)
 
 
 def _native(ops: Ops, value: Value, label: str, heads: int) -> Value:
-    statistics = ops.tape.tensor(value.rows, 2 * heads, 4, "mean and deviation")
-    return ops.tape.apply(label, (value,), saves=(value, statistics), trains=ops.trains)
+    statistics = ops.graph.tensor(value.rows, 2 * heads, 4, "mean and deviation")
+    return ops.graph.apply(label, (value,), saves=(value, statistics), trains=ops.trains)
 
 
 def _by_hand(ops: Ops, value: Value, label: str, heads: int) -> Value:
     wide = ops.cast(value, 4)
-    mean = ops.tape.apply("mean", (wide,), width=heads, itemsize=4)
+    mean = ops.graph.apply("mean", (wide,), width=heads, itemsize=4)
     centred = ops.add(wide, mean, "centred")
     scale = _per_row(ops, ops.power("squares", centred), "reciprocal deviation", heads)
     normed = ops.multiply(ops.add(wide, mean, "centred"), scale, "normed in fp32")

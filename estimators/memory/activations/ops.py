@@ -1,4 +1,4 @@
-"""The operations that transformer layers are made of, recorded on a tape as torch and peft run them."""
+"""The operations that transformer layers are made of, recorded in an autograd graph as torch and peft run them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...models.lora import Adapters
 from ...models.model_shape import Tensor
 from ...models.nf4 import quantized
 from ...workload import Workload
-from .saved_tensors import Tape, Value
+from .saved_tensors import AutogradGraph, Value
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Ops:
               or not (deepspeed 0.19 `runtime/zero/linear.py`).
     """
 
-    tape: Tape
+    graph: AutogradGraph
     workload: Workload
     itemsize: int
     weights: Mapping[str, Tensor]
@@ -36,49 +36,49 @@ class Ops:
 
     def new(self, label: str, inputs: Sequence[Value], *, rows: int | None = None, width: int | None = None) -> Value:
         """A copy or a linear map of its inputs that saves nothing (scaling, contiguous, repeat)."""
-        return self.tape.apply(label, inputs, rows=rows, width=width)
+        return self.graph.apply(label, inputs, rows=rows, width=width)
 
     def scale(self, value: Value, label: str = "") -> Value:
         """Times a constant or a frozen weight: a new tensor, nothing saved."""
-        return self.tape.apply(label or value.storage.label, (value,))
+        return self.graph.apply(label or value.storage.label, (value,))
 
     def add(self, left: Value, right: Value, label: str = "sum") -> Value:
-        return self.tape.apply(label, (left, right), passes=True)
+        return self.graph.apply(label, (left, right), passes=True)
 
     def multiply(self, left: Value, right: Value, label: str, *, itemsize: int | None = None) -> Value:
         saves = [other for other, one in ((right, left), (left, right)) if one.needs_grad]
         # The gradient of a factor of one column is a full product before it is summed.
         narrow = right.width < left.width and right.needs_grad
         workspace = left.rows * left.width * (itemsize or left.itemsize) if narrow else 0
-        return self.tape.apply(label, (left, right), saves=saves, workspace=workspace, itemsize=itemsize)
+        return self.graph.apply(label, (left, right), saves=saves, workspace=workspace, itemsize=itemsize)
 
     def cast(self, value: Value, itemsize: int) -> Value:
         """`.to(dtype)`: the same tensor where the type is the same already."""
         if value.itemsize == itemsize:
             return value
         label = value.storage.label.removesuffix(" in fp32")
-        return self.tape.apply(f"{label} in fp32" if itemsize == 4 else label, (value,), itemsize=itemsize)
+        return self.graph.apply(f"{label} in fp32" if itemsize == 4 else label, (value,), itemsize=itemsize)
 
     def saves_input(self, label: str, value: Value) -> Value:
         """silu, gelu: the derivative reads the input."""
-        return self.tape.apply(label, (value,), saves=(value,))
+        return self.graph.apply(label, (value,), saves=(value,))
 
     def power(self, label: str, value: Value) -> Value:
         """x^n, whose derivative n x^(n-1) takes two tensors more."""
-        return self.tape.apply(label, (value,), saves=(value,), workspace=2 * value.size)
+        return self.graph.apply(label, (value,), saves=(value,), workspace=2 * value.size)
 
     def saves_output(self, label: str, value: Value) -> Value:
         """relu, tanh, sigmoid, softmax, rsqrt: the derivative reads the result."""
-        return self.tape.apply(label, (value,), saves_output=True)
+        return self.graph.apply(label, (value,), saves_output=True)
 
     def product(self, label: str, left: Value, right: Value, *, width: int) -> Value:
         """A matrix product of two activations."""
-        return self.tape.apply(label, (left, right), width=width, itemsize=left.itemsize, saves=(left, right))
+        return self.graph.apply(label, (left, right), width=width, itemsize=left.itemsize, saves=(left, right))
 
     def dropout(self, value: Value) -> Value:
         """torch's fused dropout keeps a mask of one byte per element."""
-        mask = self.tape.tensor(value.rows, value.width, 1, "dropout mask")
-        return self.tape.apply(value.storage.label, (value,), saves=(mask,))
+        mask = self.graph.tensor(value.rows, value.width, 1, "dropout mask")
+        return self.graph.apply(value.storage.label, (value,), saves=(mask,))
 
     def folded(self, name: str) -> Value | None:
         """W + scaling B A, which peft puts in the place of fused experts and routers; None where they are not adapted.
@@ -91,10 +91,10 @@ class Ops:
         if not self.adapters.folds(tensor):
             return None
         width = tensor.shape[-1]
-        frozen = self.tape.tensor(
+        frozen = self.graph.tensor(
             tensor.numel // width, width, self.itemsize, name, needs_grad=False, fixed=True, outer=True
         )
-        return self.tape.apply(f"adapted {name.rpartition('.')[2]}", (frozen,), trains=True)
+        return self.graph.apply(f"adapted {name.rpartition('.')[2]}", (frozen,), trains=True)
 
     def linear(self, name: str, value: Value, label: str = "") -> Value:
         """`nn.Linear` or a router, with peft's adapter where there is one: W x + scaling * B(A(x)).
@@ -110,13 +110,13 @@ class Ops:
         width = weight.numel // value.width
         label = label or name.rpartition(".")[2]
         if self.trains:
-            return self.tape.apply(label, (value,), width=width, saves=(value,), trains=True)
+            return self.graph.apply(label, (value,), width=width, saves=(value,), trains=True)
         folded = self.folded(name)
         if folded is not None:
             operands = value, self.cast(folded, value.itemsize)
-            return self.tape.apply(label, operands, width=width, saves=operands)
+            return self.graph.apply(label, operands, width=width, saves=operands)
         dequantized = weight.numel * self.itemsize if quantized(weight, self.workload) else 0
-        base = self.tape.apply(
+        base = self.graph.apply(
             label,
             (value,),
             width=width,
@@ -128,8 +128,8 @@ class Ops:
             return base
         given = self.cast(value, 4) if self.workload.adapters_fp32 else value
         taken = self.dropout(given) if self.workload.lora_dropout else given
-        low = self.tape.apply(f"lora_A of {label}", (taken,), width=rank, saves=(taken,), trains=True)
-        update = self.scale(self.tape.apply(f"lora_B of {label}", (low,), width=width, saves=(low,), trains=True))
+        low = self.graph.apply(f"lora_A of {label}", (taken,), width=rank, saves=(taken,), trains=True)
+        update = self.scale(self.graph.apply(f"lora_B of {label}", (low,), width=width, saves=(low,), trains=True))
         output = self.add(base, self.cast(update, base.itemsize), label)
-        self.tape.hold(value, given)
+        self.graph.hold(value, given)
         return output

@@ -9,7 +9,7 @@ from ...models.model_shape import Block
 from .feed_forward import activate
 from .norms import norm
 from .parts import Part, saved_part
-from .recording import Recorder, Recording
+from .recording import LayerRecorder, Recording
 from .saved_tensors import Size
 
 
@@ -21,31 +21,31 @@ class End:
     part: Part
 
 
-def end(recorder: Recorder) -> End:
+def end(recorder: LayerRecorder) -> End:
     """The final norm, a masked language model's transform (dense, activation, norm), and the input of the head."""
     model, block = recorder.model, recorder.model.blocks[-1]
-    rows, code = recorder.rows(block), recorder.code(block)
+    rows, variant = recorder.rows(block), recorder.variant(block)
     ops = recorder.ops((tensor for tensor in model.outside if tensor.role == "head"), "head")
-    value = output = ops.tape.tensor(rows, model.hidden_size, ops.itemsize, "last hidden state")
-    if code.layout != "post":
-        output = norm(ops, code.norm, output)
-        output = ops.dropout(output) if code.relative and block.hidden_dropout else output
+    value = output = ops.graph.tensor(rows, model.hidden_size, ops.itemsize, "last hidden state")
+    if variant.layout != "post":
+        output = norm(ops, variant.norm, output)
+        output = ops.dropout(output) if variant.relative and block.hidden_dropout else output
     elif model.vocab_size:
-        output = ops.tape.apply("transform", (output,), saves=(output,) if ops.trains else (), trains=ops.trains)
-        output = norm(ops, code.norm, activate(ops, block.feed_forward.activation, output))
+        output = ops.graph.apply("transform", (output,), saves=(output,) if ops.trains else (), trains=ops.trains)
+        output = norm(ops, variant.norm, activate(ops, block.feed_forward.activation, output))
     adapted = any(ops.adapters.rank_of(tensor) for tensor in ops.weights.values())
     if (model.vocab_size or model.num_labels) and (ops.trains or adapted or recorder.zero3 or model.num_labels):
-        ops.tape.apply("logits", (output,), width=1, saves=(output,))
-    recording = Recording.of(ops.tape, value, output)
+        ops.graph.apply("logits", (output,), width=1, saves=(output,))
+    recording = Recording.of(ops.graph, value, output)
     return End(recording, saved_part("final norm and head input", recording.saved, count=1, rows=rows))
 
 
-def shared_parts(recorder: Recorder) -> list[Part]:
+def shared_parts(recorder: LayerRecorder) -> list[Part]:
     """What lives as long as the layers do."""
     return [*_tables(recorder), *_masks(recorder), *_embedding(recorder), *encoder_output_parts(recorder)]
 
 
-def _tables(recorder: Recorder) -> list[Part]:
+def _tables(recorder: LayerRecorder) -> list[Part]:
     """cos and sin, shared by all samples and layers."""
     rotary = next((block.attention for block in recorder.model.blocks if block.attention.rotary), None)
     if rotary is None:
@@ -60,7 +60,7 @@ def _tables(recorder: Recorder) -> list[Part]:
     ]
 
 
-def _masks(recorder: Recorder) -> list[Part]:
+def _masks(recorder: LayerRecorder) -> list[Part]:
     """Checkpointed layers hold their masks for the recomputation; otherwise they are gone with the forward pass.
 
     Relative positions (T5) are saved by the kernel in any case, a decoder's with the causal mask in every layer.
@@ -68,21 +68,21 @@ def _masks(recorder: Recorder) -> list[Part]:
     item, parts, seen = recorder.workload.weight_bytes, [], set()
     for block in recorder.model.blocks:
         rows, heads = recorder.rows(block), block.attention.heads
-        kernel, masked = recorder.kernel(block.attention, recorder.code(block), rows)
+        kernel, masked = recorder.kernel(block.attention, recorder.variant(block), rows)
         kind = (kernel, masked, block.attention.window is None, block.stack)
         if kind in seen:
             continue
         seen.add(kind)
         inputs = (("S", rows), ("w", item), ("A", heads))
         if masked and recorder.checkpointing:
-            mask = recorder.mask(recorder.ops((), "mask"), recorder.code(block), kernel, rows)
+            mask = recorder.mask(recorder.ops((), "mask"), recorder.variant(block), kernel, rows)
             size = Size(0, mask.size) if mask.storage.fixed else Size(mask.size, 0)
             parts.append(
                 Part(
                     "attention mask", size, "S S" if mask.storage.fixed else "B S S b", (*inputs, ("b", mask.itemsize))
                 )
             )
-        if recorder.code(block).relative:
+        if recorder.variant(block).relative:
             if block.stack == "encoder" or recorder.checkpointing:
                 parts.append(
                     Part(f"{block.stack} position bias", Size(0, heads * rows * rows * item), "A S S w", inputs)
@@ -102,55 +102,55 @@ def _masks(recorder: Recorder) -> list[Part]:
     return parts
 
 
-def _embedding(recorder: Recorder) -> list[Part]:
+def _embedding(recorder: LayerRecorder) -> list[Part]:
     """Of each stream: what the embedding's norm, dropout and convolutions save before the first layer."""
     model, parts = recorder.model, []
     for block in {block.stack: block for block in reversed(model.blocks)}.values():
-        code, rows = recorder.code(block), recorder.rows(block)
+        variant, rows = recorder.variant(block), recorder.rows(block)
         ops = recorder.ops((), "embedding")
         convolved = model.model_type == "whisper" and block.stack == "encoder"
         needs_grad = recorder.trains or recorder.checkpointing
-        value = ops.tape.tensor(rows, model.hidden_size, ops.itemsize, "embedding", needs_grad=needs_grad)
+        value = ops.graph.tensor(rows, model.hidden_size, ops.itemsize, "embedding", needs_grad=needs_grad)
         if convolved:
             # Two convolutions, the second of stride 2, each with a GELU that saves what it is given.
-            value = ops.tape.apply("convolved", (value,), rows=2 * rows)
+            value = ops.graph.apply("convolved", (value,), rows=2 * rows)
             value = activate(ops, "gelu", value)
-            value = ops.tape.apply("convolved", (value,), rows=rows, saves=(value,))
+            value = ops.graph.apply("convolved", (value,), rows=rows, saves=(value,))
             value = ops.scale(activate(ops, "gelu", value), "embedding")
-        if code.embedding_norm:
-            value = norm(ops, code.norm, value)
-        drops = code.embedding_dropout and block.hidden_dropout > 0
+        if variant.embedding_norm:
+            value = norm(ops, variant.norm, value)
+        drops = variant.embedding_dropout and block.hidden_dropout > 0
         if drops:
             value = ops.dropout(value)
-        saved = list(ops.tape.saved())
+        saved = list(ops.graph.saved())
         if saved:
             parts.append(saved_part(f"{block.stack} embedding", saved, count=1, rows=rows))
-        if (code.summed_input or drops) and recorder.checkpointing and not recorder.trains:
+        if (variant.summed_input or drops) and recorder.checkpointing and not recorder.trains:
             parts.append(_hidden(recorder, "embedding output", block))
     return parts
 
 
-def encoder_output_parts(recorder: Recorder) -> list[Part]:
+def encoder_output_parts(recorder: LayerRecorder) -> list[Part]:
     """An encoder's final norm and the output that every cross-attention reads."""
     encoder = [block for block in recorder.model.blocks if block.stack == "encoder"]
     if not encoder or encoder[-1] is recorder.model.blocks[-1]:
         return []
-    code = recorder.code(encoder[-1])
+    variant = recorder.variant(encoder[-1])
     ops = recorder.ops((), "encoder output")
-    value = ops.tape.tensor(recorder.encoder_rows, recorder.model.hidden_size, ops.itemsize, "last encoder state")
-    output = norm(ops, code.norm, value, "encoder output")
-    if code.relative and encoder[-1].hidden_dropout:
+    value = ops.graph.tensor(recorder.encoder_rows, recorder.model.hidden_size, ops.itemsize, "last encoder state")
+    output = norm(ops, variant.norm, value, "encoder output")
+    if variant.relative and encoder[-1].hidden_dropout:
         output = ops.dropout(output)
-    ops.tape.apply("keys", (output,), saves=(output,))
-    return [saved_part("encoder output", list(ops.tape.saved()), count=1, rows=recorder.encoder_rows)]
+    ops.graph.apply("keys", (output,), saves=(output,))
+    return [saved_part("encoder output", list(ops.graph.saved()), count=1, rows=recorder.encoder_rows)]
 
 
-def _hidden(recorder: Recorder, name: str, block: Block) -> Part:
+def _hidden(recorder: LayerRecorder, name: str, block: Block) -> Part:
     rows, hidden, item = recorder.rows(block), recorder.model.hidden_size, recorder.workload.weight_bytes
     return Part(name, Size(rows * hidden * item, 0), "B S H w", (("S", rows), ("H", hidden), ("w", item)))
 
 
-def input_part(recorder: Recorder, block: Block) -> Part:
+def input_part(recorder: LayerRecorder, block: Block) -> Part:
     """What checkpointing keeps of `block`: the input of each of its layers."""
     hidden = _hidden(recorder, f"{block.stack} layer inputs", block)
     return Part(hidden.name, hidden.size.times(block.count), "L B S H w", (("L", block.count), *hidden.inputs))

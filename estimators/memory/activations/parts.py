@@ -31,7 +31,7 @@ class Part:
 
 
 def saved_part(name: str, storages: Sequence[Storage], *, count: int, rows: int) -> Part:
-    """`count` times what one tape saves, every tensor with its bytes per token (per batch where B does not matter)."""
+    """`count` times what one graph saves, every tensor with its bytes per token (per batch where B does not matter)."""
     tokens = " + ".join(f"{storage.size / rows:g} {storage.label}" for storage in storages if not storage.fixed)
     fixed = " + ".join(f"{storage.size} {storage.label}" for storage in storages if storage.fixed)
     formula = " + ".join(

@@ -10,9 +10,9 @@ from ...models.model_shape import Attention, Block, ModelShape, Tensor
 from ...workload import Workload
 from .kernels import LARGEST_FUSED_HEAD, Kernel, attention_kernel
 from .layer import Layer
-from .layer_variants import LayerCode, layer_code
+from .layer_variants import LayerVariant, layer_variant
 from .ops import Ops
-from .saved_tensors import Size, Storage, Tape, Value, frontier
+from .saved_tensors import AutogradGraph, Size, Storage, Value, frontier
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +29,18 @@ class Recording:
     backward: tuple[Size, ...]
 
     @classmethod
-    def of(cls, tape: Tape, value: Value, output: Value) -> Recording:
+    def of(cls, graph: AutogradGraph, value: Value, output: Value) -> Recording:
         return cls(
-            tape.saved(),
+            graph.saved(),
             Size(value.size, 0),
-            frontier(tape.forward_moments()),
-            frontier(tape.forward_moments(saves=False)),
-            frontier(tape.backward_moments(output)),
+            frontier(graph.forward_moments()),
+            frontier(graph.forward_moments(saves=False)),
+            frontier(graph.backward_moments(output)),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorder:
+class LayerRecorder:
     """What all recordings of one model and workload share."""
 
     model: ModelShape
@@ -61,8 +61,8 @@ class Recorder:
     def encoder_rows(self) -> int:
         return self.model.encoder_len(self.workload.seq_len)
 
-    def code(self, block: Block) -> LayerCode:
-        return layer_code(self.model.model_type, block)
+    def variant(self, block: Block) -> LayerVariant:
+        return layer_variant(self.model.model_type, block)
 
     def blocks(self) -> list[tuple[Block, bool]]:
         """The blocks; with adapters the first layer of a stream apart (True), for its input needs no gradient.
@@ -87,7 +87,7 @@ class Recorder:
     def ops(self, tensors: Iterable[Tensor], part: str) -> Ops:
         weights = {tensor.name.removesuffix(".weight"): tensor for tensor in tensors if len(tensor.shape) >= 2}
         return Ops(
-            tape=Tape(part),
+            graph=AutogradGraph(part),
             workload=self.workload,
             itemsize=self.workload.weight_bytes,
             weights=weights,
@@ -96,53 +96,53 @@ class Recorder:
         )
 
     def layer(self, block: Block, *, first: bool) -> Recording:
-        """Run one layer on a tape. Checkpointing keeps its input anyway, so it is not among what is recomputed."""
-        code, rows, ops = self.code(block), self.rows(block), self.ops(block.tensors, "input")
-        tape, hidden, item = ops.tape, self.model.hidden_size, ops.itemsize
-        value = tape.tensor(rows, hidden, item, "layer input", needs_grad=not first, outer=self.checkpointing)
-        kernel, masked = self.kernel(block.attention, code, rows)
-        layer = Layer(ops=ops, code=code, block=block, kernel=kernel)
+        """Run one layer on a graph. Checkpointing keeps its input anyway, so it is not among what is recomputed."""
+        variant, rows, ops = self.variant(block), self.rows(block), self.ops(block.tensors, "input")
+        graph, hidden, item = ops.graph, self.model.hidden_size, ops.itemsize
+        value = graph.tensor(rows, hidden, item, "layer input", needs_grad=not first, outer=self.checkpointing)
+        kernel, masked = self.kernel(block.attention, variant, rows)
+        layer = Layer(ops=ops, variant=variant, block=block, kernel=kernel)
         if masked:
-            layer.mask = self.mask(ops, code, kernel, rows)
-        if code.relative:
+            layer.mask = self.mask(ops, variant, kernel, rows)
+        if variant.relative:
             layer.bias = _bias(ops, block.attention, rows, rows, needs_grad=self.trains)
         if block.cross_attention is not None:
             keys = self.encoder_rows
-            layer.memory = tape.tensor(keys, hidden, item, "encoder output", outer=True)
-            layer.cross_kernel, _ = self.kernel(block.cross_attention, code, rows)
-            if code.relative:
+            layer.memory = graph.tensor(keys, hidden, item, "encoder output", outer=True)
+            layer.cross_kernel, _ = self.kernel(block.cross_attention, variant, rows)
+            if variant.relative:
                 layer.cross_bias = _bias(ops, block.cross_attention, rows, keys, needs_grad=self.checkpointing)
-        return Recording.of(tape, value, layer.forward(value))
+        return Recording.of(graph, value, layer.forward(value))
 
     @staticmethod
-    def mask(ops: Ops, code: LayerCode, kernel: Kernel, rows: int) -> Value:
+    def mask(ops: Ops, variant: LayerVariant, kernel: Kernel, rows: int) -> Value:
         """Shared by all layers: of booleans for sdpa, one for all samples; of the scores' type for eager, one per
         sample."""
         eager = kernel == "eager"
-        return ops.tape.tensor(
+        return ops.graph.tensor(
             rows,
             rows,
-            ops.itemsize if eager and not code.boolean_mask else 1,
+            ops.itemsize if eager and not variant.boolean_mask else 1,
             "mask",
             needs_grad=False,
             fixed=not eager,
             outer=True,
         )
 
-    def kernel(self, attention: Attention, code: LayerCode, rows: int) -> tuple[Kernel, bool]:
+    def kernel(self, attention: Attention, variant: LayerVariant, rows: int) -> tuple[Kernel, bool]:
         """The kernel, and whether a mask of S x S reaches it."""
         windowed = attention.window is not None and rows >= attention.window
-        masked = (windowed or code.masked) and not attention.cross
+        masked = (windowed or variant.masked) and not attention.cross
         repeated = (
             windowed
-            or (code.heads == "copies" and attention.kv_heads > 1)
+            or (variant.heads == "copies" and attention.kv_heads > 1)
             or (max(attention.head_dim, attention.v_head_dim) > LARGEST_FUSED_HEAD)
         )
         kernel = attention_kernel(
             self.workload,
             attention,
-            offered=code.kernels,
-            masked=masked or code.relative,
+            offered=variant.kernels,
+            masked=masked or variant.relative,
             grouped=attention.kv_heads < attention.heads and not repeated,
             compute_capability=self.compute_capability,
         )
@@ -153,6 +153,6 @@ class Recorder:
 
 def _bias(ops: Ops, attention: Attention, rows: int, keys: int, *, needs_grad: bool) -> Value:
     """T5's relative positions: a number per head, query and key, for all samples and layers."""
-    return ops.tape.tensor(
+    return ops.graph.tensor(
         rows, attention.heads * keys, ops.itemsize, "position bias", needs_grad=needs_grad, fixed=True, outer=True
     )

@@ -1,6 +1,6 @@
-"""A symbolic autograd tape: what operations save for their backward pass, and what that pass needs besides.
+"""A symbolic autograd graph: what operations save for their backward pass, and what that pass needs besides.
 
-The tape records operations on tensors that have a size and no values, with torch's own rules: an operation saves what
+The graph records operations on tensors that have a size and no values, with torch's own rules: an operation saves what
 its derivative reads (`mul` its factors, `tanh` its result, a linear layer its input when the weight trains), nothing
 when no input requires a gradient, and a storage that several operations save is kept once. `saved` is then the sum
 over distinct storages. The backward pass is replayed node by node, newest first, as torch's engine does: gradients of
@@ -46,7 +46,7 @@ index into fresh zeros. Under a TorchDispatchMode, as in a dry run, it never doe
 
 
 class Storage:
-    """Memory that one or more tensors view. `outer`: it belongs to the surroundings of the tape, which account for
+    """Memory that one or more tensors view. `outer`: it belongs to the surroundings of the graph, which account for
     it."""
 
     __slots__ = ("fixed", "label", "outer", "part", "size")
@@ -89,7 +89,7 @@ class _Gradient:
 
 
 @dataclass(slots=True)
-class Tape:
+class AutogradGraph:
     """Operations in the order in which they run. `part` names the group that new storages are reported under."""
 
     part: str = ""

@@ -54,7 +54,7 @@ def test_every_term_has_a_formula_a_source_and_known_symbols(answers: list[Recom
         for candidate in answer.candidates:
             estimate = candidate.estimate
             for term in (
-                *(term for moment in estimate.memory.moments for term in moment.terms),
+                *(term for phase in estimate.memory.phases for term in phase.terms),
                 *estimate.memory.gpu_terms,
                 *estimate.memory.host_pinned_terms,
                 *estimate.memory.host_pageable_terms,
@@ -101,7 +101,7 @@ def test_a_reader_can_recompute_the_terms_from_what_is_shown(answers: list[Recom
             pairs = [
                 (term, float(term.size_bytes))
                 for term in (
-                    *(term for moment in memory.moments for term in moment.terms),
+                    *(term for phase in memory.phases for term in phase.terms),
                     *memory.gpu_terms,
                     *memory.host_pinned_terms,
                     *memory.host_pageable_terms,

@@ -1,4 +1,4 @@
-"""Activation memory against real transformers code: every byte that stays alive, counted on the meta device.
+"""Activation memory against real transformers variant: every byte that stays alive, counted on the meta device.
 
 The model runs forward and backward on tensors without data, in the types and with the kernels that a GPU would use; a
 dispatch mode adds up the storages that are alive. Weights are small beside the activations, and their gradients are
@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 import transformers as T
 from ds_advise.estimators.memory.activations import ActivationMemory, activation_memory, kernels
-from ds_advise.estimators.memory.activations import saved_tensors as tape
+from ds_advise.estimators.memory.activations import saved_tensors as graph
 from ds_advise.estimators.memory.activations.activation_memory import layout_of
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.workload import Workload
@@ -418,7 +418,7 @@ def kept(memory: ActivationMemory) -> int:
 @pytest.fixture(autouse=True)
 def as_a_dispatch_mode_sees_it(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Under a dispatch mode torch never adds gradients in place, and the inside of a kernel is not seen."""
-    monkeypatch.setattr(tape, "IN_PLACE", False)
+    monkeypatch.setattr(graph, "IN_PLACE", False)
     monkeypatch.setattr(kernels, "backward_workspace", lambda *_: 0)
     # peft turns autocast off around its products; the meta device has none.
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
@@ -443,7 +443,7 @@ def modes() -> list[Any]:
 
 
 ROUGH_PEAK = {"bert": 0.1, "bloom": 0.16, "gpt_oss": 0.06, "roberta": 0.1}
-"""Eager code of these keeps large intermediate results in local variables that the tape does not know of."""
+"""Eager code of these keeps large intermediate results in local variables that the graph does not know of."""
 
 
 @pytest.mark.parametrize(("name", "method", "checkpointing"), modes())
@@ -461,7 +461,7 @@ def test_layers_save_what_the_real_model_saves(name: str, method: str, checkpoin
 @pytest.mark.parametrize("name", ["llama", "gemma2", "bert", "t5"])
 def test_the_loss_peaks_as_the_real_loss_does(name: str, checkpointing: bool) -> None:
     """With a real vocabulary the loss is the peak: logits, their fp32 copy and the gradients, by the class's own
-    code."""
+    variant."""
     how = {"method": "full", "checkpointing": checkpointing, "vocab_size": 50_000}
     assert estimate(CASES[name], 2, **how).peak_bytes == pytest.approx(measure(CASES[name], 2, **how).peak, rel=0.01)
 

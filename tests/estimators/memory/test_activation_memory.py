@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from ds_advise.estimators.memory.activations import activation_memory
 from ds_advise.estimators.memory.activations.kernels import attention_kernel
-from ds_advise.estimators.memory.activations.saved_tensors import Tape, total
+from ds_advise.estimators.memory.activations.saved_tensors import AutogradGraph, total
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import Attention, ModelShape
 from ds_advise.estimators.workload import Workload
@@ -197,7 +197,7 @@ def test_the_kernel_that_the_dispatcher_takes(changes: dict, how: dict, kernel: 
 def test_a_tape_saves_each_storage_once_and_nothing_without_gradients() -> None:
     """x * x saves x once; the same on an input that needs no gradient saves nothing."""
     for needs_grad, bytes_saved in ((True, 40), (False, 0)):
-        tape = Tape()
-        x = tape.tensor(5, 2, 4, "x", needs_grad=needs_grad)
-        tape.apply("square", (x, x), saves=(x, x))
-        assert total(tape.saved()).per_sample == bytes_saved
+        graph = AutogradGraph()
+        x = graph.tensor(5, 2, 4, "x", needs_grad=needs_grad)
+        graph.apply("square", (x, x), saves=(x, x))
+        assert total(graph.saved()).per_sample == bytes_saved

@@ -159,9 +159,9 @@ def test_gpu_peak_is_that_of_the_dry_run(
     plan = Plan(**{"zero_stage": stage, "micro_batch_size": 1, **settings})
     estimate = estimate_memory(shape, workload, cluster, plan)
     peak = max(
-        sum(term.size_bytes for term in moment.terms if term.name != "library_workspace")
-        for moment in estimate.moments
-        if moment.name != "initialize"
+        sum(term.size_bytes for term in phase.terms if term.name != "library_workspace")
+        for phase in estimate.phases
+        if phase.name != "initialize"
     )
     assert peak == pytest.approx(measured, rel=tolerance)
 

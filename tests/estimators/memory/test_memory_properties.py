@@ -108,7 +108,7 @@ def runnable(model: ModelShape, workload: Workload, plan: Plan, machines: Cluste
 def states(estimate: MemoryEstimate) -> int:
     """Weights, masters and optimizer states on one GPU."""
     names = {"parameters", "persistent_parameters", "master_weights", "optimizer_states"}
-    return total(term for term in estimate.moments[-1].terms if term.name in names)
+    return total(term for term in estimate.phases[-1].terms if term.name in names)
 
 
 def total(terms: Iterable[MemoryTerm]) -> int:
@@ -116,7 +116,7 @@ def total(terms: Iterable[MemoryTerm]) -> int:
 
 
 def every_term(estimate: MemoryEstimate) -> list[MemoryTerm]:
-    terms = [term for moment in estimate.moments for term in moment.terms]
+    terms = [term for phase in estimate.phases for term in phase.terms]
     return [
         *terms,
         *estimate.reserved_terms,
@@ -141,7 +141,7 @@ def test_terms_are_whole_bytes_and_add_up_to_the_totals(
         assert term.source
     assert total(estimate.gpu_terms) == estimate.device_bytes_per_gpu
     assert estimate.allocated_bytes_per_gpu <= estimate.reserved_bytes_per_gpu <= estimate.device_bytes_per_gpu
-    assert estimate.allocated_bytes_per_gpu == max(total(moment.terms) for moment in estimate.moments)
+    assert estimate.allocated_bytes_per_gpu == max(total(phase.terms) for phase in estimate.phases)
     assert estimate.host_loading_bytes_per_node > 0
 
 
@@ -211,15 +211,15 @@ def test_offload_moves_states_and_destroys_none(model: ModelShape, method: str, 
         model, workload, machines, Plan(zero_stage=stage, micro_batch_size=1, offload_optimizer="cpu", pin_memory=False)
     )
     names = {"master_weights", "optimizer_states"}
-    left = total(term for term in kept.moments[-1].terms if term.name in names)
+    left = total(term for term in kept.phases[-1].terms if term.name in names)
     arrived = total(term for term in moved.host_pageable_terms if term.name in names)
     assert left * machines.gpus_per_node == arrived
-    assert not names & {term.name for moment in moved.moments for term in moment.terms}
+    assert not names & {term.name for phase in moved.phases for term in phase.terms}
     if stage == 3:
         weights = estimate_memory(
             model, workload, machines, Plan(zero_stage=3, micro_batch_size=1, offload_param="cpu", pin_memory=False)
         )
-        left = total(term for term in kept.moments[-1].terms if term.name == "parameters")
+        left = total(term for term in kept.phases[-1].terms if term.name == "parameters")
         arrived = total(
             term for term in weights.host_pageable_terms if term.name in ("parameters", "frozen_parameters")
         )
