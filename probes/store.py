@@ -26,7 +26,7 @@ from ..estimators.models.model_shape import ModelShape
 from .machine import Machine, machine_from_json
 from .store_path import store_path
 
-Kind = Literal["probe", "bench", "training"]
+RecordKind = Literal["probe", "bench", "training"]
 T = TypeVar("T")
 
 SCHEMA_VERSION = 1
@@ -75,7 +75,7 @@ class Record:
     id:         its number in the store, None before it is in one.
     """
 
-    kind: Kind
+    kind: RecordKind
     machine: Machine
     made_at: str = field(default_factory=now)
     model: str = ""
@@ -141,7 +141,7 @@ class Store:
     def find(
         self,
         *,
-        kind: Kind | None = None,
+        kind: RecordKind | None = None,
         machine: Machine | str | None = None,
         model: str | None = None,
         ids: Collection[int] | None = None,
@@ -274,7 +274,7 @@ class Store:
         )
 
 
-def _record(number: int, kind: Kind, made_at: str, model: str, body: str) -> Record:
+def _record(number: int, kind: RecordKind, made_at: str, model: str, body: str) -> Record:
     values = json.loads(body)
     return Record(
         id=number, kind=kind, made_at=made_at, model=model, machine=machine_from_json(values.pop("machine")), **values

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 import pytest
-from ds_advise.probes.real_run import extension_lock
+from ds_advise.probes.rank_processes import extension_lock
 from ds_advise.probes.search_path import search_path
 
 CHAT_TEMPLATE = (

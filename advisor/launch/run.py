@@ -18,7 +18,7 @@ from rich.console import Console
 
 from ...ds_configs.launch_commands import LAUNCHER_MODULES, config_arguments, launcher_words
 from ...estimators.errors import ConfigFileError
-from ...probes.real_run import extension_lock
+from ...probes.rank_processes import extension_lock
 from ...probes.search_path import search_path
 from ..terminal.units import gib, times
 from .environment import costly_switches, plan_environment

@@ -7,7 +7,7 @@ from statistics import median
 from rich.console import Console
 from rich.text import Text
 
-from ...probes.real_run import Failure, ProbeResult
+from ...probes.real_run import ProbeResult, RankFailure
 from ..terminal.lines import blank, row, sentence
 from ..terminal.units import gib, percent, rate, seconds
 from ..terminal.words import cluster_title
@@ -65,7 +65,7 @@ def render_probe(answer: ProbeAnswer, console: Console) -> None:
     )
 
 
-def render_failure(failure: Failure, console: Console) -> None:
+def render_failure(failure: RankFailure, console: Console) -> None:
     """How a probe failed: the kind, the rank and phase, the true error."""
     sentence(console, Text(_ENDED[failure.kind], style="bold red"))
     sentence(console, f"Rank {failure.rank} was the first, at {failure.phase}: {failure.message}")

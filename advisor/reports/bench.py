@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from ...probes.bench.result import BenchResult, Figure, bench_from_json
+from ...probes.bench.result import BenchFigure, BenchResult, bench_from_json
 from ...probes.machine import Machine
 from ...probes.store import Record
 from ..terminal.lines import blank, row, sentence
@@ -67,7 +67,7 @@ def _devices(result: BenchResult) -> str:
     return f"The CPU as {result.ranks} rank{'s' * (result.ranks != 1)} that share the cores"
 
 
-def _line(figure: Figure) -> str:
+def _line(figure: BenchFigure) -> str:
     title = TITLES[figure.kind] + (f", {figure.how}" if figure.how and not figure.kind.startswith("nvme") else "")
     large = {"matrix_product": f"{figure.size}", "launch": "", "cpu_adam": count(figure.size)}.get(
         figure.kind, size(figure.size)

@@ -17,7 +17,7 @@ from typing import Any
 from ds_advise.estimators.models import catalogue
 from ds_advise.estimators.workload import Method, Workload
 from ds_advise.probes.dry_run.ask import ask
-from ds_advise.probes.dry_run.extrapolate import NotLinearError, extrapolated, ladder
+from ds_advise.probes.dry_run.extrapolate import DepthNotLinearError, depth_series, extrapolated
 from ds_advise.probes.dry_run.result import DryRunResult
 from ds_advise.probes.dry_run.run import request_for
 
@@ -101,13 +101,13 @@ def compare(case: Case) -> tuple[bool, str]:
         expandable_segments=True,
     )
     try:
-        steps = ladder(request)
-    except NotLinearError as reason:
+        steps = depth_series(request)
+    except DepthNotLinearError as reason:
         return True, f"not used: {reason}"
     *shallow, full = ask([*steps.requests, request], timeout_s=3600)
     try:
         fast = extrapolated(steps, shallow)
-    except NotLinearError as reason:
+    except DepthNotLinearError as reason:
         return True, f"not used: {reason}"
     allocated = fast.peak.allocated_bytes_per_gpu / full.peak.allocated_bytes_per_gpu - 1
     required = fast.peak.required_bytes_per_gpu / full.peak.required_bytes_per_gpu - 1

@@ -25,7 +25,7 @@ from ds_advise.advisor.prove.probe_series import climb
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.advisor.recommend.fit import judge
 from ds_advise.advisor.recommend.recommendation import Candidate, Recommendation
-from ds_advise.probes.real_run import Failure, ProbeResult
+from ds_advise.probes.real_run import ProbeResult, RankFailure
 
 from ..document import put
 from .cpu_probes import MODELS, RANKS, Runs, ask, candidates
@@ -61,7 +61,7 @@ _OUT = ProbeResult(
     tokens_per_step=0,
     ranks=(),
     versions={},
-    failure=Failure(kind="out_of_memory", rank=0, phase="step 1", message="took more than the limit without one"),
+    failure=RankFailure(kind="out_of_memory", rank=0, phase="step 1", message="took more than the limit without one"),
 )
 
 

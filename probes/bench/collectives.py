@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from .result import Figure, Kind, figure
+from .result import BenchFigure, FigureKind, figure
 from .task import Task
 from .timing import Stopwatch
 
@@ -17,12 +17,12 @@ SIZES = tuple(2**power for power in (20, 22, 24, 26, 28))
 """Bytes of the whole tensor: up to what a bucket of DeepSpeed holds."""
 
 
-def measure(task: Task, device: str, watch: Stopwatch) -> list[Figure]:
+def measure(task: Task, device: str, watch: Stopwatch) -> list[BenchFigure]:
     """By size, and the shortest in seconds, which is what starting one takes."""
     how, ranks = ("gloo", task.ranks) if device == "cpu" else ("nccl", task.ranks)
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    figures: list[Figure] = []
-    kinds: tuple[tuple[Kind, float], ...] = (
+    figures: list[BenchFigure] = []
+    kinds: tuple[tuple[FigureKind, float], ...] = (
         ("all_reduce", 2 * (ranks - 1) / ranks),
         ("all_gather", (ranks - 1) / ranks),
         ("reduce_scatter", (ranks - 1) / ranks),
@@ -44,7 +44,7 @@ def measure(task: Task, device: str, watch: Stopwatch) -> list[Figure]:
     return figures
 
 
-def _call(kind: Kind, size: int, ranks: int, dtype: torch.dtype, device: str) -> Callable[[], object]:
+def _call(kind: FigureKind, size: int, ranks: int, dtype: torch.dtype, device: str) -> Callable[[], object]:
     """One collective over a tensor of `size` bytes in all."""
     whole = torch.ones(size // dtype.itemsize, dtype=dtype, device=device)
     part = torch.ones(whole.numel() // ranks, dtype=dtype, device=device)

@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from .result import Figure, figure
+from .result import BenchFigure, figure
 from .task import Task
 from .timing import Stopwatch
 
@@ -22,7 +22,7 @@ _GPU_BUFFER_BYTES = 256 * 2**20
 """Far larger than any cache."""
 
 
-def measure(task: Task, device: str, watch: Stopwatch) -> list[Figure]:
+def measure(task: Task, device: str, watch: Stopwatch) -> list[BenchFigure]:
     """Matrix products take four fifths of the time."""
     dtypes = {
         name: dtype
@@ -36,9 +36,9 @@ def measure(task: Task, device: str, watch: Stopwatch) -> list[Figure]:
     return [*figures, *memory(size, device, watch, 0.15 * task.budget_s), _launch(device, watch, 0.05 * task.budget_s)]
 
 
-def _products(name: str, dtype: torch.dtype, device: str, watch: Stopwatch, budget_s: float) -> list[Figure]:
+def _products(name: str, dtype: torch.dtype, device: str, watch: Stopwatch, budget_s: float) -> list[BenchFigure]:
     """Square products from small to large, while another one fits in the time."""
-    figures: list[Figure] = []
+    figures: list[BenchFigure] = []
     deadline, once = time.perf_counter() + budget_s, 0.0
     for size in SIZES:
         # Eight times the work of the size before; a small product is done sooner than its arithmetic says.
@@ -55,7 +55,7 @@ def _products(name: str, dtype: torch.dtype, device: str, watch: Stopwatch, budg
     return figures
 
 
-def memory(size_bytes: int, device: str, watch: Stopwatch, budget_s: float) -> list[Figure]:
+def memory(size_bytes: int, device: str, watch: Stopwatch, budget_s: float) -> list[BenchFigure]:
     """Sum of two tensors into a third, and a copy, of `size_bytes` each in fp32."""
     left, right, out = (torch.ones(size_bytes // 4, device=device) for _ in range(3))
     size = left.nbytes
@@ -71,7 +71,7 @@ def memory(size_bytes: int, device: str, watch: Stopwatch, budget_s: float) -> l
     ]
 
 
-def _launch(device: str, watch: Stopwatch, budget_s: float) -> Figure:
+def _launch(device: str, watch: Stopwatch, budget_s: float) -> BenchFigure:
     """A thousand operations in a row, which the device does as fast as the host asks for them."""
     one, calls = torch.ones(1, device=device), 1000
 

@@ -11,7 +11,7 @@ import torch
 
 from ...ds_configs.emit import AIO
 from .device import memory
-from .result import Figure, figure
+from .result import BenchFigure, figure
 from .task import Task
 from .timing import LEAST, Stopwatch
 
@@ -20,7 +20,7 @@ _LARGEST_FILE_BLOCKS = 1024
 """1 GiB: large beside what a drive's controller keeps for itself, small beside any drive."""
 
 
-def host_link(task: Task, device: str, watch: Stopwatch) -> list[Figure]:
+def host_link(task: Task, device: str, watch: Stopwatch) -> list[BenchFigure]:
     """Copies between host memory, page-locked and ordinary, and the GPU."""
     size, each_s = task.buffer_bytes, task.budget_s / 4
     there = torch.empty(size, dtype=torch.uint8, device=device)
@@ -41,13 +41,13 @@ def host_link(task: Task, device: str, watch: Stopwatch) -> list[Figure]:
     return figures
 
 
-def host_memory(task: Task, _device: str, watch: Stopwatch) -> list[Figure]:
+def host_memory(task: Task, _device: str, watch: Stopwatch) -> list[BenchFigure]:
     """A sum in host memory by all cores."""
     summed, _ = memory(task.buffer_bytes, "cpu", watch, task.budget_s)
     return [replace(summed, kind="host_memory", how="")]
 
 
-def cpu_adam(task: Task, _device: str, watch: Stopwatch) -> list[Figure]:
+def cpu_adam(task: Task, _device: str, watch: Stopwatch) -> list[BenchFigure]:
     """Steps of DeepSpeed's extension over one large fp32 parameter. Raises what its compiler says where it cannot be
     built."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam
@@ -59,7 +59,7 @@ def cpu_adam(task: Task, _device: str, watch: Stopwatch) -> list[Figure]:
     return [figure("cpu_adam", "fp32", count, count, watch.samples(adam.step, task.budget_s), "parameters/s")]
 
 
-def nvme(task: Task, device: str, watch: Stopwatch) -> list[Figure]:
+def nvme(task: Task, device: str, watch: Stopwatch) -> list[BenchFigure]:
     """One file, as large as the drive writes in a share of the time, written and read around the page cache. From
     memory that is page-locked where training on this device uses such."""
     from deepspeed.ops.op_builder import AsyncIOBuilder

@@ -10,7 +10,7 @@ from typing import Any, Literal
 BENCH_VERSION = 2
 """Rises when a figure is measured in another way, so that new figures are not compared with old ones."""
 
-Kind = Literal[
+FigureKind = Literal[
     "matrix_product",
     "elementwise_sum",
     "memory_copy",
@@ -26,13 +26,13 @@ Kind = Literal[
     "reduce_scatter",
 ]
 
-COLLECTIVES: tuple[Kind, ...] = ("all_reduce", "all_gather", "reduce_scatter")
+COLLECTIVES: tuple[FigureKind, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 
 Unit = Literal["flop/s", "B/s", "parameters/s", "s"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class BenchFigure:
     """One speed (or time, unit "s") and its spread.
 
     kind, how, size, of:
@@ -50,7 +50,7 @@ class Figure:
     median, lowest, highest: over `repeats` measurements, each of several calls where one is short.
     """
 
-    kind: Kind
+    kind: FigureKind
     how: str
     size: int
     unit: Unit
@@ -81,13 +81,13 @@ class BenchResult:
     version: int
     device: Literal["cuda", "cpu"]
     ranks: int
-    figures: tuple[Figure, ...]
+    figures: tuple[BenchFigure, ...]
     skipped: tuple[Skipped, ...]
     nvme_mount: str
     versions: Mapping[str, str]
     seconds: float
 
-    def best(self, kind: Kind, how: str | None = None) -> float | None:
+    def best(self, kind: FigureKind, how: str | None = None) -> float | None:
         """The higher median rate of the two largest sizes, at which a rate has levelled off and noise is small; None
         without any."""
         rates = [
@@ -124,17 +124,19 @@ def bench_from_json(values: Mapping[str, Any]) -> BenchResult:
     return BenchResult(
         **{
             **values,
-            "figures": tuple(Figure(**figure) for figure in values["figures"]),
+            "figures": tuple(BenchFigure(**figure) for figure in values["figures"]),
             "skipped": tuple(Skipped(**skipped) for skipped in values["skipped"]),
         }
     )
 
 
-def figure(kind: Kind, how: str, size: int, work: float, samples: Sequence[float], unit: Unit = "B/s") -> Figure:
+def figure(
+    kind: FigureKind, how: str, size: int, work: float, samples: Sequence[float], unit: Unit = "B/s"
+) -> BenchFigure:
     """The figure of calls that took `samples` seconds each; work: flops, bytes or parameters of one call, ignored for
     "s"."""
     values = sorted(samples if unit == "s" else (work / seconds for seconds in samples))
-    return Figure(
+    return BenchFigure(
         kind=kind,
         how=how,
         size=size,
@@ -146,7 +148,7 @@ def figure(kind: Kind, how: str, size: int, work: float, samples: Sequence[float
     )
 
 
-def of_all_ranks(figures: Sequence[Sequence[Figure]]) -> tuple[Figure, ...]:
+def of_all_ranks(figures: Sequence[Sequence[BenchFigure]]) -> tuple[BenchFigure, ...]:
     """One figure for what every rank measured: the median rank's, with the spread over all of them."""
     return tuple(
         replace(

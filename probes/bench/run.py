@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 from ...estimators.errors import ClusterError
-from ..real_run import ranks as processes
+from ..rank_processes.watch import watch
 from ..scratch import scratch
 from ..this_machine import cpu_cores, host_memory_bytes, mount_point, threads_of_a_rank
-from .result import BENCH_VERSION, BenchResult, Figure, Skipped, of_all_ranks
+from .result import BENCH_VERSION, BenchFigure, BenchResult, Skipped, of_all_ranks
 from .task import Group, Task
 
 TOTAL_S = 55.0
@@ -76,7 +76,7 @@ def bench(
     started, cores = time.monotonic(), cpu_cores()
     schedule = _Schedule(total_s)
     buffer_bytes = min(_LARGEST_BUFFER_BYTES, _free_bytes() // _BUFFERS // (ranks if device == "cpu" else 1))
-    figures: list[Figure] = []
+    figures: list[BenchFigure] = []
     with ExitStack() as stack:
         nvme_folder = "" if nvme is None else _nvme_folder(nvme, stack)
         reasons = {group: _reason_against(group, device, ranks, nvme_folder) for group in _SHARES}
@@ -120,7 +120,7 @@ class _Schedule:
         left = self._deadline - time.monotonic() - self._start_s * len(groups)
         return max(_LEAST_BUDGET_S, left * _SHARES[groups[0]] / sum(_SHARES[group] for group in groups))
 
-    def timed(self, task: Task) -> tuple[Sequence[Figure], str | None]:
+    def timed(self, task: Task) -> tuple[Sequence[BenchFigure], str | None]:
         began = time.monotonic()
         answer = _run(task)
         start_s = max(0.0, time.monotonic() - began - task.budget_s)
@@ -140,12 +140,12 @@ def _reason_against(group: Group, device: str, ranks: int, nvme_folder: str) -> 
     return None
 
 
-def _run(task: Task) -> tuple[Sequence[Figure], str | None]:
+def _run(task: Task) -> tuple[Sequence[BenchFigure], str | None]:
     """The figures of a group, or why there are none."""
     limit_s = 3 * task.budget_s + (_BUILD_S if task.group in ("cpu_adam", "nvme") else _START_S)
     with scratch("bench") as folder:
         task.write(folder / "task.json")
-        reports, failure = processes.watch(
+        reports, failure = watch(
             range(task.ranks),
             folder,
             worker=f"{__package__}.worker",
@@ -155,7 +155,7 @@ def _run(task: Task) -> tuple[Sequence[Figure], str | None]:
         )
     if failure is not None:
         return (), failure.message
-    return of_all_ranks([[Figure(**figure) for figure in report["report"]] for report in reports]), None
+    return of_all_ranks([[BenchFigure(**figure) for figure in report["report"]] for report in reports]), None
 
 
 def _nvme_folder(folder: str, stack: ExitStack) -> str:

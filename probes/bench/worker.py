@@ -14,32 +14,32 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..real_run.progress import Diary
+from ..rank_processes.event_log import EventLog
 from ..real_run.worker import die_with_the_parent, one_line
-from .result import Figure
+from .result import BenchFigure
 from .task import Group, Task, read_task
 
 if TYPE_CHECKING:
     from .timing import Stopwatch
 
-    Measure = Callable[[Task, str, Stopwatch], list[Figure]]
+    Measure = Callable[[Task, str, Stopwatch], list[BenchFigure]]
 
 
 def main() -> None:
     folder, rank = Path(sys.argv[1]), int(sys.argv[2])
     die_with_the_parent(int(sys.argv[3]))
-    diary = Diary(folder / f"rank{rank}.jsonl")
+    log = EventLog(folder / f"rank{rank}.jsonl")
     try:
         task = read_task(folder / "task.json")
-        figures = _run(task, folder, rank, diary)
-        diary.note({"report": [asdict(figure) for figure in figures]})
+        figures = _run(task, folder, rank, log)
+        log.note({"report": [asdict(figure) for figure in figures]})
     except BaseException as error:
         cause = f" ({one_line(error.__cause__)})" if error.__cause__ is not None else ""
-        diary.note(
+        log.note(
             {
                 "error": {
                     "kind": "crash",
-                    "phase": diary.phase,
+                    "phase": log.phase,
                     "message": one_line(error) + cause,
                     "details": traceback.format_exc()[-8000:],
                 }
@@ -49,15 +49,15 @@ def main() -> None:
     os._exit(0)  # exit handlers of process groups wait for each other
 
 
-def _run(task: Task, folder: Path, rank: int, diary: Diary) -> list[Figure]:
+def _run(task: Task, folder: Path, rank: int, log: EventLog) -> list[BenchFigure]:
     os.environ["OMP_NUM_THREADS"] = str(task.threads)  # of DeepSpeed's extensions as of torch
     if task.device == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     os.environ["TMPDIR"] = str(folder)  # what libraries leave behind goes with it
-    diary.enter("import")
+    log.enter("import")
     import torch
 
-    from ..real_run import extension_lock
+    from ..rank_processes import extension_lock
     from .timing import Stopwatch
 
     extension_lock.install()
@@ -65,7 +65,7 @@ def _run(task: Task, folder: Path, rank: int, diary: Diary) -> list[Figure]:
     device = "cpu" if task.device == "cpu" else f"cuda:{rank}"
     if task.device == "cuda":
         torch.cuda.set_device(rank)
-    diary.enter("join")
+    log.enter("join")
     # Other programs on the machine then change nothing; several threads wait for each other, and ranks for their peers.
     alone = task.device == "cpu" and task.group == "device" and task.threads == 1
     watch = Stopwatch(
@@ -73,7 +73,7 @@ def _run(task: Task, folder: Path, rank: int, diary: Diary) -> list[Figure]:
         agree=_agreement(task, folder, rank, device),
         clock=time.process_time if alone else time.perf_counter,
     )
-    diary.enter(task.group)
+    log.enter(task.group)
     return _measure(task.group)(task, device, watch)
 
 

@@ -9,9 +9,9 @@ counted: what ZeRO-3's optimizer needs to step sub-group by sub-group follows on
 gradients of all tensors that its piece touches, in part or whole.
 
 Two depths give the line, and the third must lie on it: where the lines through the outer two and through the last two
-differ by more than `TOLERANCE` at the full depth, or where the reasons above do not hold, `NotLinearError` says why,
-and the full depth is run. A phase that is off the line but far from the peak is no reason for that; the result names it
-(`approximate`).
+differ by more than `TOLERANCE` at the full depth, or where the reasons above do not hold, `DepthNotLinearError` says
+why, and the full depth is run. A phase that is off the line but far from the peak is no reason for that; the result
+names it (`approximate`).
 
 Not extrapolated: NVMe's swap buffers, and page-locked host memory, whose blocks are rounded up to powers of two;
 modules and tensors at the peak; the timeline; the operations. Reserved memory is not linear either: the widest gap to
@@ -54,12 +54,12 @@ _ELEMENTS = {"reduce_bucket_size": 5e8, "max_live_parameters": 1e9, "max_reuse_d
 """Keys of zero_optimization that count elements, with DeepSpeed's defaults (runtime/zero/config.py)."""
 
 
-class NotLinearError(Exception):
+class DepthNotLinearError(Exception):
     """This configuration is not answered by shallower ones; the text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ladder:
+class DepthSeries:
     """The depths to run, and the request at each."""
 
     full: int
@@ -70,25 +70,25 @@ class Ladder:
     touched_bytes: tuple[int, ...]  # gradients of the tensors that a rank's piece touches at ZeRO-1 and 2, likewise
 
 
-def ladder(request: Request) -> Ladder:
-    """Three depths deep enough for this request. Raises NotLinearError where they would not answer for the full one."""
+def depth_series(request: Request) -> DepthSeries:
+    """Three depths deep enough for this request. Raises DepthNotLinearError where they would not answer for it."""
     if request.model is None:
-        raise NotLinearError("a module of one's own has no known layers")
+        raise DepthNotLinearError("a module of one's own has no known layers")
     kind = request.model.get("model_type")
     if kind not in SHOWN:
-        raise NotLinearError(f"it has not been shown for {kind}")
+        raise DepthNotLinearError(f"it has not been shown for {kind}")
     zero = request.config.get("zero_optimization") or {}
     if not isinstance(zero, dict) or not isinstance(zero.get("stage", 0), int):
-        raise NotLinearError("zero_optimization is for DeepSpeed to judge")
+        raise DepthNotLinearError("zero_optimization is for DeepSpeed to judge")
     for block in (zero.get("offload_optimizer"), zero.get("offload_param")):
         if block and not (isinstance(block, dict) and block.get("device") in ("none", None)):
-            raise NotLinearError("buffers of an offload are rounded up and swapped in pieces")
+            raise DepthNotLinearError("buffers of an offload are rounded up and swapped in pieces")
     key = next((key for key in _DEPTH_KEYS if key in request.model), None)
     if key is None:
-        raise NotLinearError("its configuration does not say how many layers it has")
+        raise DepthNotLinearError("its configuration does not say how many layers it has")
     full = int(request.model[key])
     if full < _WORTHWHILE:
-        raise NotLinearError(f"{full} layers are few enough to run")
+        raise DepthNotLinearError(f"{full} layers are few enough to run")
     first, period = _repeats(_layers(request.model, key, full))
     shape = shape_from_config(request.model, name="full")
     per_layer = sum(block.parameters for block in shape.blocks) / full
@@ -97,9 +97,9 @@ def ladder(request: Request) -> Ladder:
     start = filled + (full - filled) % period  # so that whole periods are missing at the end
     depths = (start, start + period, start + 3 * period)
     if sum(depths) > 1.6 * full:  # two processors share them
-        raise NotLinearError(f"{' + '.join(map(str, depths))} layers, which would answer for {full}, take as long")
+        raise DepthNotLinearError(f"{' + '.join(map(str, depths))} layers, which would answer for {full}, take as long")
     models = [_at_depth(request.model, key, depth, full) for depth in (*depths, full)]
-    return Ladder(
+    return DepthSeries(
         full=full,
         zero_stage=int(zero.get("stage", 0)),
         depths=depths,
@@ -128,7 +128,7 @@ def _layers(model: dict[str, Any], key: str, full: int) -> list[Any]:
         blocks = Counter({replace(block, count=1): block.count for block in shape.blocks})
         more = list((blocks - before).elements())
         if len(more) != 1 or blocks.total() != depth:
-            raise NotLinearError("it has more than one stack of layers")
+            raise DepthNotLinearError("it has more than one stack of layers")
         layers.append((more[0], *(str(value[depth - 1]) for value in lists)))
         before = blocks
     return layers
@@ -142,7 +142,7 @@ def _repeats(layers: list[Any]) -> tuple[int, int]:
             first -= 1
         if first <= len(layers) // 4:
             return first, period
-    raise NotLinearError("its layers do not repeat")
+    raise DepthNotLinearError("its layers do not repeat")
 
 
 def _elements(zero: dict[str, Any], name: str, shape: ModelShape) -> float:
@@ -150,7 +150,7 @@ def _elements(zero: dict[str, Any], name: str, shape: ModelShape) -> float:
     if value == "auto":
         return float(shape.hidden_size**2)
     if not isinstance(value, int | float):
-        raise NotLinearError(f"{name} is for DeepSpeed to judge")
+        raise DepthNotLinearError(f"{name} is for DeepSpeed to judge")
     return float(value)
 
 
@@ -168,20 +168,20 @@ def _partition_elements(zero: dict[str, Any], shape: ModelShape, request: Reques
     """Elements of layers with which a rank's piece of the parameters is twice the largest tensor outside them.
 
     At stages 1 and 2 a piece within the embedding is one case, one that holds it and much more another; in between, the
-    moments that are highest change places. Raises NotLinearError where the full model lies in between.
+    moments that are highest change places. Raises DepthNotLinearError where the full model lies in between.
     """
     if (
         zero.get("stage") not in (1, 2) or request.method != "full"
     ):  # adapters are small, and none is outside the layers
         return 0
     if request.rank:
-        raise NotLinearError("only rank 0 has its piece at the same place at every depth")
+        raise DepthNotLinearError("only rank 0 has its piece at the same place at every depth")
     outside = [tensor.numel for tensor in shape.outside]
     piece, largest = shape.parameters / request.world_size, max(outside)
     if piece < largest:
         return 0
     if piece < 2 * largest:
-        raise NotLinearError("a rank's piece of the parameters is hardly larger than the embedding")
+        raise DepthNotLinearError("a rank's piece of the parameters is hardly larger than the embedding")
     return 2 * largest * request.world_size - sum(outside)
 
 
@@ -206,15 +206,15 @@ def _touched_bytes(model: dict[str, Any], request: Request) -> int:
     return (4 if request.precision == "fp32" else 2) * rank_loads(trained, request.world_size)[request.rank].touched
 
 
-def extrapolated(steps: Ladder, results: Sequence[DryRunResult]) -> DryRunResult:
-    """The full depth's result from those of the ladder's depths. Raises NotLinearError where they do not lie on a
+def extrapolated(steps: DepthSeries, results: Sequence[DryRunResult]) -> DryRunResult:
+    """The full depth's result from those of the ladder's depths. Raises DepthNotLinearError where they do not lie on a
     line."""
     if any(phase.host_pinned_peak_bytes for result in results for phase in result.phases):
-        raise NotLinearError("page-locked host memory is rounded up to powers of two")
+        raise DepthNotLinearError("page-locked host memory is rounded up to powers of two")
     line = _Line(steps)
     names = [field.name for field in fields(PhaseMemory) if field.name not in ("iteration", "phase")]
     if len({tuple((phase.iteration, phase.phase) for phase in result.phases) for result in results}) != 1:
-        raise NotLinearError("the shallow runs have other phases")
+        raise DepthNotLinearError("the shallow runs have other phases")
     largest = {
         name: line.at_full([max(getattr(phase, name) for phase in result.phases) for result in results], math.inf)
         for name in names
@@ -235,7 +235,7 @@ def extrapolated(steps: Ladder, results: Sequence[DryRunResult]) -> DryRunResult
         phases.append(replace(same[0], **values))
     for (_, phase, name), most_bytes in off_line.items():
         if most_bytes > FAR_FROM_PEAK * max(getattr(phase, name) for phase in phases):
-            raise NotLinearError(
+            raise DepthNotLinearError(
                 f"the runs with {', '.join(map(str, steps.depths))} layers do not lie on a line ({name} of {phase})"
             )
     whole = _whole(line, results, tuple(phases))
@@ -247,7 +247,7 @@ def extrapolated(steps: Ladder, results: Sequence[DryRunResult]) -> DryRunResult
     return replace(whole, approximate=tuple(dict.fromkeys(rough)))
 
 
-def _step_peak(steps: Ladder, same: Sequence[PhaseMemory], pool: str) -> int | None:
+def _step_peak(steps: DepthSeries, same: Sequence[PhaseMemory], pool: str) -> int | None:
     """How far a step's peak is above what it leaves, from the sub-group that decides it; None where one is all there
     is, so that the peak is on a line."""
     if len(steps.sub_groups[-1]) < 2:
@@ -258,7 +258,7 @@ def _step_peak(steps: Ladder, same: Sequence[PhaseMemory], pool: str) -> int | N
         ratios = [size / numel for size, numel in zip(above, shallow, strict=True)]
         if 0 < max(ratios) <= (1 + TOLERANCE) * min(ratios):
             return round(ratios[-1] * full)
-    raise NotLinearError("no sub-group decides the memory of the optimizer's step")
+    raise DepthNotLinearError("no sub-group decides the memory of the optimizer's step")
 
 
 def _decisive_first(numels: tuple[int, ...]) -> int:
@@ -333,14 +333,14 @@ def _parts(line: _Line, results: Sequence[DryRunResult], phase: str, whole_bytes
 class _Line:
     """Figures at the ladder's depths, prolonged to the full one."""
 
-    def __init__(self, steps: Ladder) -> None:
+    def __init__(self, steps: DepthSeries) -> None:
         self._full, self.depths, self._touched_bytes = steps.full, steps.depths, steps.touched_bytes
 
     def at_full(self, values: Sequence[int], tolerance_bytes: float) -> int:
-        """The figure at the full depth. Raises NotLinearError where the lines differ there by more than the
+        """The figure at the full depth. Raises DepthNotLinearError where the lines differ there by more than the
         tolerance."""
         if self.spread(values) > tolerance_bytes + NEGLIGIBLE_BYTES:
-            raise NotLinearError(f"the runs with {', '.join(map(str, self.depths))} layers do not lie on a line")
+            raise DepthNotLinearError(f"the runs with {', '.join(map(str, self.depths))} layers do not lie on a line")
         return max(0, round(self._through(values, 0)))
 
     def figure(self, values: Sequence[int], allowed_bytes: float) -> tuple[int, float]:

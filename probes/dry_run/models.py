@@ -25,7 +25,7 @@ class UnusableModelError(ValueError):
         self.fix = fix
 
 
-class Subject:
+class TrainableModel:
     """A model, how to make a batch of so many samples for it, and how to get the loss of an output."""
 
     def __init__(
@@ -68,7 +68,7 @@ def transformers_config(request: Request) -> Any:
 
 def from_config(
     request: Request, config: Any, dtype: torch.dtype, device: str, *, checkpoint: str | None = None
-) -> Subject:
+) -> TrainableModel:
     """A transformers model in training mode, adapted by LoRA and checkpointed as asked, and its batches on `device`.
 
     checkpoint: a folder whose safetensors the weights are loaded from; None leaves them as memory comes.
@@ -125,7 +125,7 @@ def from_config(
             }
         return {name: tokens(batch, seq_len), "labels": labels}
 
-    return Subject(model, make_batch, lambda output, _batch: output.loss, vocab_size)
+    return TrainableModel(model, make_batch, lambda output, _batch: output.loss, vocab_size)
 
 
 def model_class(config: Any) -> Any:
@@ -186,7 +186,7 @@ def _is_reentrant(model: torch.nn.Module) -> bool:
     return False
 
 
-def from_file(request: Request, dtype: torch.dtype, device: str) -> Subject:
+def from_file(request: Request, dtype: torch.dtype, device: str) -> TrainableModel:
     """The module that the user's function returns, with the user's batches and loss where the file has them.
 
     The file may define `make_batch(micro_batch_size, seq_len)`, whose tensors go to `forward` (a dict by name, a tuple
@@ -237,4 +237,4 @@ def from_file(request: Request, dtype: torch.dtype, device: str) -> Subject:
         first = output if isinstance(output, torch.Tensor) else output[0]
         return first.float().mean()
 
-    return Subject(model, make_batch, loss, 0)
+    return TrainableModel(model, make_batch, loss, 0)

@@ -12,7 +12,7 @@ from ...estimators.hardware.cluster import Cluster
 from ...estimators.memory.device_overhead import library_workspace, outside_allocator
 from ...estimators.workload import Workload
 from .ask import DryRunError, ask
-from .extrapolate import NotLinearError, extrapolated, ladder
+from .extrapolate import DepthNotLinearError, depth_series, extrapolated
 from .fullest_rank import fullest_rank
 from .request import Request
 from .result import DryRunResult, Peak, Reserved
@@ -85,9 +85,9 @@ def dry_run(
 def _extrapolated(request: Request, timeout_s: float) -> DryRunResult | str:
     """The answer of shallow runs, or why they do not answer."""
     try:
-        steps = ladder(request)
+        steps = depth_series(request)
         return extrapolated(steps, ask(steps.requests, timeout_s))
-    except NotLinearError as reason:
+    except DepthNotLinearError as reason:
         return str(reason)
 
 

@@ -31,12 +31,15 @@ class RecordedPhase:
     total_peak_event: int = 0
 
 
-class Recorder:
+class PhaseRecorder:
     """Divides the run into phases. `current` names the one that runs, for the report of an error; `on_phase` gets it
     too."""
 
     def __init__(
-        self, ledger: Ledger, origin: origins.Origins, on_phase: Callable[[str], object] = lambda _name: None
+        self,
+        ledger: Ledger,
+        origin: origins.AllocationClassifier,
+        on_phase: Callable[[str], object] = lambda _name: None,
     ) -> None:
         self.ledger, self.origin, self.on_phase = ledger, origin, on_phase
         self.current = "start"
@@ -85,7 +88,7 @@ class Recorder:
                     block.module = name.rpartition(".")[0]
 
 
-def run(request: Request, recorder: Recorder, device: str) -> tuple[dict[str, Any], int, int]:
+def run(request: Request, recorder: PhaseRecorder, device: str) -> tuple[dict[str, Any], int, int]:
     """Train; answers the configuration that DeepSpeed got, the number of parameters and of trainable ones."""
     import deepspeed
 

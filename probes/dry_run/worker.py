@@ -130,14 +130,14 @@ def _package(error: Exception) -> str:
 
 
 def _recorder(request: Request, on_phase: Callable[[str], object]) -> Any:
-    from .recording.allocation_classifier import Origins
+    from .recording.allocation_classifier import AllocationClassifier
     from .recording.ledger import Ledger
     from .simulated_gpu.device import DEVICE_TYPE, register
-    from .training import Recorder
+    from .training import PhaseRecorder
 
     register()
-    origin = Origins()
-    return Recorder(Ledger(DEVICE_TYPE, origin.classify), origin, on_phase)
+    origin = AllocationClassifier()
+    return PhaseRecorder(Ledger(DEVICE_TYPE, origin.classify), origin, on_phase)
 
 
 def _run(request: Request, recorder: Any, operations: Any, started: float) -> DryRunResult:

@@ -1,6 +1,7 @@
 """A few real steps of a plan on this machine: memory, time and failure as they happen."""
 
-from .result import Failure, ProbeResult, RankReport
+from ..rank_processes.failure import RankFailure
+from .result import ProbeResult, RankReport
 from .run import probe
 
-__all__ = ["Failure", "ProbeResult", "RankReport", "probe"]
+__all__ = ["ProbeResult", "RankFailure", "RankReport", "probe"]

@@ -13,7 +13,7 @@ Device = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class ProbeJob:
     """One probe, the same for all ranks.
 
     request:    configuration, model, workload; `request.rank` is the rank that runs alone when `solo`.
@@ -41,15 +41,15 @@ class Job:
         path.write_text(json.dumps(asdict(self)))
 
 
-def read_job(path: Path) -> Job:
+def read_job(path: Path) -> ProbeJob:
     """The job that `write` wrote."""
     values = json.loads(path.read_text())
     request = values.pop("request")
     for name in ("input_shape", "lora_targets"):
         request[name] = tuple(request[name]) if request[name] is not None else None
-    return Job(request=Request(**request), **values)
+    return ProbeJob(request=Request(**request), **values)
 
 
-def of_rank(job: Job, rank: int) -> Request:
+def of_rank(job: ProbeJob, rank: int) -> Request:
     """The request as one rank sees it."""
     return replace(job.request, rank=rank)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
-FailureKind = Literal["out_of_memory", "crash", "hang", "stopped", "killed", "timeout", "disk_full"]
+from ..rank_processes.failure import RankFailure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,21 +66,6 @@ class RankReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """Why a probe has no answer.
-
-    rank:    the rank that failed first. phase: what it was doing.
-    message: the true error, in one line. details: its traceback, or the end of what it printed.
-    """
-
-    kind: FailureKind
-    rank: int
-    phase: str
-    message: str
-    details: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
     """A probe that ran, or failed; either is an answer.
 
@@ -93,7 +78,7 @@ class ProbeResult:
     solo: bool
     tokens_per_step: int
     ranks: tuple[RankReport, ...]
-    failure: Failure | None
+    failure: RankFailure | None
     versions: dict[str, str]
     config: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
@@ -126,7 +111,7 @@ def from_json(values: dict[str, Any]) -> ProbeResult:
         **{
             **values,
             "ranks": tuple(rank_report(report) for report in values["ranks"]),
-            "failure": Failure(**failure) if failure is not None else None,
+            "failure": RankFailure(**failure) if failure is not None else None,
         }
     )
 

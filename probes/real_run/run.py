@@ -16,10 +16,11 @@ from ...estimators.hardware.cluster import Cluster
 from ...estimators.workload import Workload
 from ..dry_run.run import request_for
 from ..harmless import harmless
+from ..rank_processes.failure import RankFailure
+from ..rank_processes.watch import OnProgress, watch
 from ..scratch import scratch
-from . import ranks
-from .job import Device, Job
-from .result import Failure, ProbeResult, rank_report
+from .job import Device, ProbeJob
+from .result import ProbeResult, rank_report
 
 STEPS = 4
 """Optimizer steps: the first creates the states, ZeRO-3 prefetches from the third."""
@@ -49,7 +50,7 @@ def probe(
     memory_limit_bytes: int | None = None,
     stall_s: float = STALL_S,
     timeout_s: float = 1800.0,
-    on_progress: ranks.OnProgress = lambda _phase: None,
+    on_progress: OnProgress = lambda _phase: None,
 ) -> ProbeResult:
     """A real DeepSpeed job of `cluster.world_size` ranks on this machine; a failure is a result too.
 
@@ -78,7 +79,7 @@ def probe(
         input_shape=input_shape,
     )
     with scratch("probe") as folder, _swap_folder(request.config) as nvme_folder:
-        job = Job(
+        job = ProbeJob(
             request=replace(request, config=harmless(request.config, nvme_folder)),
             device=device,
             solo=solo,
@@ -87,7 +88,7 @@ def probe(
             nvme_folder=nvme_folder,
         )
         job.write(folder / "job.json")
-        reports, failure = ranks.watch(
+        reports, failure = watch(
             job.ranks,
             folder,
             worker=f"{__package__}.worker",
@@ -112,7 +113,7 @@ def probe(
     )
 
 
-def _or_full(failure: Failure, folder: str) -> Failure:
+def _or_full(failure: RankFailure, folder: str) -> RankFailure:
     """The failure, named as what it is where the swap files have filled their drive: DeepSpeed does not notice that it
     could not write, and later ends itself (SIGABRT) over a file that is too short."""
     free = shutil.disk_usage(folder).free

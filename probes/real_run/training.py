@@ -11,16 +11,16 @@ import torch
 from ..dry_run import auto_values, models
 from ..dry_run.request import Request
 from ..dry_run.training import announce_zero3, client_optimizer, model_dtype
+from ..rank_processes.event_log import EventLog
 from . import memory
 from .clocks import Clock
 from .communication import CollectiveTime
-from .job import Job
-from .progress import Diary
+from .job import ProbeJob
 from .result import StepTime
 
 
 @dataclass(slots=True, kw_only=True)
-class Run:
+class TrainingMeasurements:
     """What a rank's training leaves behind."""
 
     config: dict[str, Any]
@@ -43,7 +43,7 @@ class Prepared:
     config: dict[str, Any]
 
 
-def prepare(job: Job, request: Request) -> Prepared:
+def prepare(job: ProbeJob, request: Request) -> Prepared:
     """Load the code that training needs, the model's class and DeepSpeed's extensions: it is no part of a plan's
     memory, and compilers take more than a rank may be allowed."""
     description = models.transformers_config(request) if request.model is not None else None
@@ -71,14 +71,14 @@ def _extensions(config: dict[str, Any], nvme_folder: str) -> list[str]:
 
 
 def run(
-    job: Job,
+    job: ProbeJob,
     request: Request,
     prepared: Prepared,
     device: str,
-    diary: Diary,
+    log: EventLog,
     clock: Clock,
     collectives: CollectiveTime | None,
-) -> Run:
+) -> TrainingMeasurements:
     """Load, initialize and train `request.iterations` optimizer steps."""
     import deepspeed
 
@@ -87,14 +87,14 @@ def run(
     dtype = model_dtype(config)
     subject = _subject(job, request, description, dtype, device)
     model = subject.model
-    diary.enter("initialize")
+    log.enter("initialize")
     chosen = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = client_optimizer(request, config, chosen)
     engine, *_ = deepspeed.initialize(model=model, model_parameters=chosen, optimizer=optimizer, config=config)
     del optimizer
     if job.solo:
         _never_skip_a_step(engine.optimizer)
-    result = Run(
+    result = TrainingMeasurements(
         config=config,
         loading_peak_bytes=memory.peak_resident_bytes(),
         micro_batch_size=engine.train_micro_batch_size_per_gpu(),
@@ -105,7 +105,7 @@ def run(
         torch.cuda.reset_peak_memory_stats()
     storage_before = memory.storage_bytes()
     for step in range(1, request.iterations + 1):
-        diary.enter(f"step {step}")
+        log.enter(f"step {step}")
         timed, loss = _step(engine, subject, result, clock, collectives)
         result.losses.append(loss)
         if step > 1:
@@ -117,7 +117,9 @@ def run(
     return result
 
 
-def _subject(job: Job, request: Request, description: Any, dtype: torch.dtype, device: str) -> models.Subject:
+def _subject(
+    job: ProbeJob, request: Request, description: Any, dtype: torch.dtype, device: str
+) -> models.TrainableModel:
     if description is None:
         return models.from_file(request, dtype, device)
     subject = models.from_config(request, description, dtype, device, checkpoint=job.checkpoint)
@@ -130,7 +132,11 @@ def _subject(job: Job, request: Request, description: Any, dtype: torch.dtype, d
 
 
 def _step(
-    engine: Any, subject: models.Subject, run: Run, clock: Clock, collectives: CollectiveTime | None
+    engine: Any,
+    subject: models.TrainableModel,
+    run: TrainingMeasurements,
+    clock: Clock,
+    collectives: CollectiveTime | None,
 ) -> tuple[StepTime, float]:
     """One optimizer step; the three parts add up the micro batches."""
     blocked = [0.0, 0.0]  # in forward and backward passes, in the optimizer

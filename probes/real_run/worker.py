@@ -1,5 +1,5 @@
-"""One rank of a probe: `python -m ...worker FOLDER RANK PARENT`. Its diary tells how far it came, and its report or its
-error.
+"""One rank of a probe: `python -m ...worker FOLDER RANK PARENT`. Its event log tells how far it came, and ends
+with its report or its error.
 
 FOLDER holds `job.json`; the rank appends to `rank<R>.jsonl`. PARENT is the number of the process that watches.
 """
@@ -18,10 +18,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ..rank_processes.event_log import EventLog
 from ..this_machine import threads_of_a_rank
 from . import memory
-from .job import Job, of_rank, read_job
-from .progress import Diary
+from .job import ProbeJob, of_rank, read_job
 from .result import RankReport
 
 _PR_SET_PDEATHSIG = 1
@@ -30,17 +30,17 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     folder, rank = Path(sys.argv[1]), int(sys.argv[2])
     die_with_the_parent(int(sys.argv[3]))
-    diary = Diary(folder / f"rank{rank}.jsonl")
+    log = EventLog(folder / f"rank{rank}.jsonl")
     try:
         job = read_job(folder / "job.json")
-        report, more = _run(job, rank, folder, diary)
-        diary.note({"report": asdict(report), **more})
+        report, more = _run(job, rank, folder, log)
+        log.note({"report": asdict(report), **more})
     except BaseException as error:
-        diary.note(
+        log.note(
             {
                 "error": {
                     "kind": "out_of_memory" if _is_out_of_memory(error) else "crash",
-                    "phase": diary.phase,
+                    "phase": log.phase,
                     "message": one_line(error),
                     "details": traceback.format_exc()[-8000:],
                 }
@@ -58,7 +58,7 @@ def die_with_the_parent(parent: int) -> None:
         os._exit(1)
 
 
-def _run(job: Job, rank: int, folder: Path, diary: Diary) -> tuple[RankReport, dict[str, Any]]:
+def _run(job: ProbeJob, rank: int, folder: Path, log: EventLog) -> tuple[RankReport, dict[str, Any]]:
     request = of_rank(job, rank)
     local = 0 if job.solo else rank
     os.environ.update(
@@ -74,11 +74,11 @@ def _run(job: Job, rank: int, folder: Path, diary: Diary) -> tuple[RankReport, d
     # DeepSpeed's shared-memory collectives for CPUs start when LOCAL_SIZE equals WORLD_SIZE, and wait for peers by
     # name.
     os.environ["LOCAL_SIZE"] = str(request.world_size + 1)
-    diary.enter("import")
+    log.enter("import")
     import torch
     import torch.distributed as dist
 
-    from . import extension_lock
+    from ..rank_processes import extension_lock
     from .clocks import Clock, CudaClock, HostClock
     from .communication import CollectiveTime
 
@@ -91,7 +91,7 @@ def _run(job: Job, rank: int, folder: Path, diary: Diary) -> tuple[RankReport, d
     collectives = None if on_cuda or job.solo else CollectiveTime()
     if collectives:
         collectives.install()
-    diary.enter("join")
+    log.enter("join")
     if job.solo:
         from ..dry_run.simulated_gpu.collectives import join
 
@@ -113,7 +113,7 @@ def _run(job: Job, rank: int, folder: Path, diary: Diary) -> tuple[RankReport, d
         silence_comparisons()
     from . import training
 
-    diary.enter("load")
+    log.enter("load")
     prepared = training.prepare(job, request)
     baseline = memory.resident_bytes()
     if job.memory_limit_bytes is not None:
@@ -122,8 +122,8 @@ def _run(job: Job, rank: int, folder: Path, diary: Diary) -> tuple[RankReport, d
     if job.solo:
         torch.set_flush_denormal(True)  # junk is full of denormal numbers, with which a CPU is a hundred times slower
     clock: Clock = CudaClock() if on_cuda else HostClock()
-    run = training.run(job, request, prepared, device, diary, clock, collectives)
-    diary.enter("report")
+    run = training.run(job, request, prepared, device, log, clock, collectives)
+    log.enter("report")
     pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak") if on_cuda else None
     report = RankReport(
         rank=rank,

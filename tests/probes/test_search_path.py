@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from ds_advise.probes.real_run import ranks
+from ds_advise.probes.rank_processes.watch import watch
 
 RANK = """
 import json, os, sys
 folder, rank = sys.argv[1:3]
-with open(f"{folder}/rank{rank}.jsonl", "a") as diary:
-    diary.write(json.dumps({"time": 0.0, "phase": "report", "report": os.environ["PATH"]}) + "\\n")
+with open(f"{folder}/rank{rank}.jsonl", "a") as log:
+    log.write(json.dumps({"time": 0.0, "phase": "report", "report": os.environ["PATH"]}) + "\\n")
 """
 
 
@@ -23,8 +23,6 @@ def test_ranks_find_the_ninja_of_their_environment(tmp_path: Path, monkeypatch: 
     (tmp_path / "stand_in.py").write_text(RANK)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    reports, failure = ranks.watch(
-        [0], tmp_path, worker="stand_in", stall_s=60, timeout_s=60, on_progress=lambda _: None
-    )
+    reports, failure = watch([0], tmp_path, worker="stand_in", stall_s=60, timeout_s=60, on_progress=lambda _: None)
     assert failure is None
     assert reports[0]["report"].split(os.pathsep) == [str(Path(sys.executable).parent), "/usr/bin", "/bin"]

@@ -46,7 +46,7 @@ def install(notes: Notes, folder: Path) -> None:
 
 
 def _lasting_lock(_: ModuleType) -> None:
-    from ....probes.real_run import extension_lock
+    from ....probes.rank_processes import extension_lock
 
     extension_lock.install()
 

@@ -75,7 +75,7 @@ _OWNED = {  # attribute of a DeepSpeed optimizer -> category; absent ones are sk
 }
 
 
-class Origins:
+class AllocationClassifier:
     """Names the storages of one training run.
 
     vocab_size: V; a tensor of the forward or backward pass whose last dimension is V is logits (0: the model has none).

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from ..request import Request
 from ..result import LiveTensor, Peak, Reserved, TimelinePoint
-from ..training import RecordedPhase, Recorder
+from ..training import PhaseRecorder, RecordedPhase
 from . import allocator
 from .ledger import Block, Ledger, gpu_bytes
 
@@ -15,7 +15,7 @@ LARGEST = 40
 POINTS_PER_PHASE = 24
 
 
-def peak(recorder: Recorder, request: Request) -> Peak:
+def peak(recorder: PhaseRecorder, request: Request) -> Peak:
     """The highest GPU peak of all iterations, taken apart."""
     highest = _highest(recorder)
     alive = _alive(recorder.ledger, highest.gpu_peak_event)
@@ -56,13 +56,13 @@ def peak(recorder: Recorder, request: Request) -> Peak:
     )
 
 
-def peak_by_phase(recorder: Recorder) -> dict[str, dict[str, int]]:
+def peak_by_phase(recorder: PhaseRecorder) -> dict[str, dict[str, int]]:
     """Bytes by category at the highest moment of the forward passes, the backward passes and the steps."""
     names = dict.fromkeys(phase.name for phase in recorder.recorded if phase.iteration > 0)
     return {name: _by_category(_alive(recorder.ledger, _highest(recorder, name).gpu_peak_event)) for name in names}
 
 
-def _highest(recorder: Recorder, name: str | None = None) -> RecordedPhase:
+def _highest(recorder: PhaseRecorder, name: str | None = None) -> RecordedPhase:
     return max(
         (phase for phase in recorder.recorded if phase.iteration > 0 and name in (None, phase.name)),
         key=lambda phase: phase.gpu_peak_bytes,
@@ -135,7 +135,7 @@ class _Replay:
         )
 
 
-def timeline(recorder: Recorder) -> tuple[TimelinePoint, ...]:
+def timeline(recorder: PhaseRecorder) -> tuple[TimelinePoint, ...]:
     """Memory over the run: of each of `POINTS_PER_PHASE` stretches of every phase, the moment with the most on the
     GPU."""
     history = _history(recorder.ledger)

@@ -26,8 +26,7 @@ from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.advisor.question.run import RunQuestion, run_question
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.memory.checkpoint_size import checkpoint_bytes
-from ds_advise.probes.real_run import Failure as ProbeFailure
-from ds_advise.probes.real_run import ProbeResult, RankReport
+from ds_advise.probes.real_run import ProbeResult, RankFailure, RankReport
 from ds_advise.probes.real_run.result import StepTime
 from ds_advise.probes.this_machine import cpu_cores
 from rich.console import Console
@@ -318,7 +317,7 @@ def test_a_probe_of_the_same_is_what_the_training_is_measured_against(folder: Pa
         losses=(1.0,),
     )
 
-    def keep(ranks: tuple[RankReport, ...], failure: ProbeFailure | None, micro_batch_size: int = 2) -> None:
+    def keep(ranks: tuple[RankReport, ...], failure: RankFailure | None, micro_batch_size: int = 2) -> None:
         result = ProbeResult(
             world_size=2, device="cpu", solo=False, tokens_per_step=1, ranks=ranks, failure=failure, versions={}
         )
@@ -335,7 +334,7 @@ def test_a_probe_of_the_same_is_what_the_training_is_measured_against(folder: Pa
         )
 
     keep((report,), None, micro_batch_size=1)
-    keep((), ProbeFailure(kind="out_of_memory", rank=0, phase="step 1", message="no"))
+    keep((), RankFailure(kind="out_of_memory", rank=0, phase="step 1", message="no"))
     assert prediction_of(asked) == closed_form
     keep((report,), None)
     seen = prediction_of(asked)

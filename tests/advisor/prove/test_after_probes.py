@@ -18,7 +18,7 @@ from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.advisor.recommend.recommendation import Candidate, Recommendation
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.estimators.memory.device_overhead import CPU_HEAP_SHARE, CPU_PROCESS_BYTES
-from ds_advise.probes.real_run import Failure, ProbeResult, RankReport
+from ds_advise.probes.real_run import ProbeResult, RankFailure, RankReport
 from ds_advise.probes.real_run.result import StepTime
 from ds_advise.probes.store import Store
 
@@ -96,7 +96,7 @@ def failed(kind: Any) -> ProbeResult:
         tokens_per_step=0,
         ranks=(),
         versions={},
-        failure=Failure(kind=kind, rank=0, phase="step 1", message="no"),
+        failure=RankFailure(kind=kind, rank=0, phase="step 1", message="no"),
     )
 
 

@@ -13,7 +13,7 @@ from ds_advise.advisor.prove.past_probes import keep_probe
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.machine import this_machine
-from ds_advise.probes.real_run import Failure, ProbeResult
+from ds_advise.probes.real_run import ProbeResult, RankFailure
 from ds_advise.probes.store import Store, model_key
 
 FAILED = ProbeResult(
@@ -23,7 +23,7 @@ FAILED = ProbeResult(
     tokens_per_step=0,
     ranks=(),
     versions={},
-    failure=Failure(kind="out_of_memory", rank=1, phase="step 1", message="no memory"),
+    failure=RankFailure(kind="out_of_memory", rank=1, phase="step 1", message="no memory"),
 )
 
 

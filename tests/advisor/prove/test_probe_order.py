@@ -16,7 +16,7 @@ from ds_advise.advisor.prove.settle import budget_seconds, settle
 from ds_advise.advisor.recommend.recommendation import Candidate, Recommendation
 from ds_advise.advisor.recommend.report import render
 from ds_advise.estimators.errors import ClusterError, WorkloadError
-from ds_advise.probes.real_run import Failure, ProbeResult, RankReport
+from ds_advise.probes.real_run import ProbeResult, RankFailure, RankReport
 from ds_advise.probes.real_run.result import StepTime
 from rich.console import Console
 
@@ -135,7 +135,7 @@ def result_of(machine: Machine, candidate: Candidate) -> ProbeResult:
         "seconds": 0.01,
     }
     if outcome.tokens_per_s is None:
-        failure = Failure(kind="out_of_memory", rank=0, phase="step 1", message="CUDA out of memory")
+        failure = RankFailure(kind="out_of_memory", rank=0, phase="step 1", message="CUDA out of memory")
         return ProbeResult(**common, ranks=(), failure=failure)  # type: ignore[arg-type]
     step = StepTime(total_s=tokens / outcome.tokens_per_s, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
     memory = candidate.estimate.memory
@@ -183,7 +183,7 @@ def test_the_settled_answer_recommends_the_fastest_that_ran(answer: Recommendati
 
 def test_nothing_that_ran_means_no_recommendation(answer: Recommendation) -> None:
     """However good the prediction was."""
-    failure = Failure(kind="crash", rank=0, phase="import", message="no such library")
+    failure = RankFailure(kind="crash", rank=0, phase="import", message="no such library")
     broken = ProbeResult(
         world_size=4, device="cuda", solo=False, tokens_per_step=0, ranks=(), failure=failure, versions={}
     )

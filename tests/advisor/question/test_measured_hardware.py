@@ -22,7 +22,7 @@ from ds_advise.estimators.time.collective_time import LINK_SHARE, ring
 from ds_advise.estimators.time.offload_time import cpu_step_bytes, cpu_step_s, host_link_s, nvme_read_s
 from ds_advise.estimators.time.roofline import MEMORY_SHARE, memory_rate, product_rate
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.bench.result import BENCH_VERSION, BenchResult, Figure, Kind, Unit
+from ds_advise.probes.bench.result import BENCH_VERSION, BenchFigure, BenchResult, FigureKind, Unit
 from ds_advise.probes.machine import this_machine
 from ds_advise.probes.store import Record, Store
 from ds_advise.probes.this_machine import cpu_cores, host_memory_bytes, mount_point
@@ -45,8 +45,8 @@ def _gpus(monkeypatch: pytest.MonkeyPatch, name: str, count: int = 2, memory_gib
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-def _figure(kind: Kind, rate: float, how: str = "", unit: Unit = "B/s") -> Figure:
-    return Figure(kind=kind, how=how, size=1, unit=unit, median=rate, lowest=rate, highest=rate, repeats=3)
+def _figure(kind: FigureKind, rate: float, how: str = "", unit: Unit = "B/s") -> BenchFigure:
+    return BenchFigure(kind=kind, how=how, size=1, unit=unit, median=rate, lowest=rate, highest=rate, repeats=3)
 
 
 GPU_FIGURES = (
@@ -70,7 +70,7 @@ GPU_FIGURES = (
 
 
 def _keep(
-    *figures: Figure,
+    *figures: BenchFigure,
     device: Literal["cuda", "cpu"] = "cuda",
     ranks: int = 2,
     days: float = 3,

@@ -18,7 +18,7 @@ from ds_advise.advisor.cli import run
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.probes.bench import run as bench_run
 from ds_advise.probes.bench.ask import ask_bench
-from ds_advise.probes.bench.result import BENCH_VERSION, BenchResult, Figure, bench_from_json, figure, of_all_ranks
+from ds_advise.probes.bench.result import BENCH_VERSION, BenchFigure, BenchResult, bench_from_json, figure, of_all_ranks
 from ds_advise.probes.bench.task import Task
 from ds_advise.probes.bench.timing import LEAST, MOST, Stopwatch
 from ds_advise.probes.store import Store
@@ -200,7 +200,7 @@ def test_the_ranks_figures_become_one() -> None:
     one, two = (figure("memory_copy", "fp32", 8, 16.0, [seconds, 2 * seconds, 4 * seconds]) for seconds in (1.0, 2.0))
     (both,) = of_all_ranks([[one], [two]])
     assert (both.lowest, both.median, both.highest) == (2.0, 6.0, 16.0)
-    assert one == Figure(
+    assert one == BenchFigure(
         kind="memory_copy", how="fp32", size=8, unit="B/s", median=8.0, lowest=4.0, highest=16.0, repeats=3
     )
 

@@ -39,7 +39,7 @@ import transformers
 from deepspeed.accelerator import set_accelerator
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 from ds_advise.probes.dry_run import training, worker
-from ds_advise.probes.dry_run.recording.allocation_classifier import Origins
+from ds_advise.probes.dry_run.recording.allocation_classifier import AllocationClassifier
 from ds_advise.probes.dry_run.recording.ledger import Ledger
 from ds_advise.probes.dry_run.recording.mode import RecordingMode
 from ds_advise.probes.dry_run.request import Request
@@ -203,7 +203,7 @@ def train(request, rank, meeting, seconds):
             world_size=request.world_size,
             timeout=timedelta(seconds=seconds),
         )
-    origin = Origins()
+    origin = AllocationClassifier()
     ledger = Ledger("none", origin.classify)
     aio.CountingHandle = FileHandle
     kernels.op_builder = accelerator.op_builder = op_builder
@@ -218,7 +218,7 @@ def train(request, rank, meeting, seconds):
     training.models.from_config = with_finite_weights(training.models.from_config, parameters)
     training.models.from_file = with_finite_weights(training.models.from_file, parameters)
     torch.manual_seed(0)
-    recorder = training.Recorder(ledger, origin)
+    recorder = training.PhaseRecorder(ledger, origin)
     with RealMode(ledger, alone=alone):
         training.run(request, recorder, "cpu")
     shards = [

@@ -10,7 +10,7 @@ from ds_advise.estimators.models import catalogue
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import DryRunResult, dry_run
 from ds_advise.probes.dry_run.ask import ask
-from ds_advise.probes.dry_run.extrapolate import Ladder, NotLinearError, extrapolated, ladder
+from ds_advise.probes.dry_run.extrapolate import DepthNotLinearError, DepthSeries, depth_series, extrapolated
 from ds_advise.probes.dry_run.request import Request
 from ds_advise.probes.dry_run.run import request_for
 
@@ -46,15 +46,15 @@ def asked(model: dict[str, Any] | str = TINY, *, zero: dict[str, Any] | None = N
 
 
 @pytest.fixture(scope="module")
-def runs() -> tuple[Ladder, list[DryRunResult], DryRunResult]:
+def runs() -> tuple[DepthSeries, list[DryRunResult], DryRunResult]:
     """A model of twenty layers whose optimizer steps sub-group by sub-group, at three depths and whole."""
     request = asked(zero={**ZERO3, "sub_group_size": 700_000})
-    steps = ladder(request)
+    steps = depth_series(request)
     *shallow, full = ask([*steps.requests, request], timeout_s=300)
     return steps, shallow, full
 
 
-def test_every_phase_is_as_at_full_depth(runs: tuple[Ladder, list[DryRunResult], DryRunResult]) -> None:
+def test_every_phase_is_as_at_full_depth(runs: tuple[DepthSeries, list[DryRunResult], DryRunResult]) -> None:
     """GPU, host and total, live and peak, of each phase of each iteration: within half a percent of the run's peak."""
     steps, shallow, full = runs
     fast = extrapolated(steps, shallow)
@@ -72,7 +72,7 @@ def test_every_phase_is_as_at_full_depth(runs: tuple[Ladder, list[DryRunResult],
     assert fast.peak.allocated_bytes_per_gpu == pytest.approx(full.peak.allocated_bytes_per_gpu, rel=0.005)
 
 
-def test_the_extrapolated_peak_still_adds_up(runs: tuple[Ladder, list[DryRunResult], DryRunResult]) -> None:
+def test_the_extrapolated_peak_still_adds_up(runs: tuple[DepthSeries, list[DryRunResult], DryRunResult]) -> None:
     """By category, near the full run's parts; what cannot be extrapolated is absent."""
     steps, shallow, full = runs
     peak = extrapolated(steps, shallow).peak
@@ -83,49 +83,49 @@ def test_the_extrapolated_peak_still_adds_up(runs: tuple[Ladder, list[DryRunResu
     assert peak.required_bytes_per_gpu >= peak.allocated_bytes_per_gpu
 
 
-def test_figures_off_the_line_are_refused(runs: tuple[Ladder, list[DryRunResult], DryRunResult]) -> None:
+def test_figures_off_the_line_are_refused(runs: tuple[DepthSeries, list[DryRunResult], DryRunResult]) -> None:
     """One depth whose backward pass holds a little more than the others promise."""
     steps, shallow, _ = runs
     phases = tuple(
         replace(phase, gpu_peak_bytes=phase.gpu_peak_bytes * 6 // 5) if phase.phase == "backward" else phase
         for phase in shallow[1].phases
     )
-    with pytest.raises(NotLinearError, match=r"do not lie on a line \(gpu_peak_bytes of backward\)"):
+    with pytest.raises(DepthNotLinearError, match=r"do not lie on a line \(gpu_peak_bytes of backward\)"):
         extrapolated(steps, [shallow[0], replace(shallow[1], phases=phases), shallow[2]])
 
 
-def test_pinned_host_memory_is_refused(runs: tuple[Ladder, list[DryRunResult], DryRunResult]) -> None:
+def test_pinned_host_memory_is_refused(runs: tuple[DepthSeries, list[DryRunResult], DryRunResult]) -> None:
     steps, shallow, _ = runs
     pinned = replace(shallow[0], phases=tuple(replace(phase, host_pinned_peak_bytes=1) for phase in shallow[0].phases))
-    with pytest.raises(NotLinearError, match="page-locked"):
+    with pytest.raises(DepthNotLinearError, match="page-locked"):
         extrapolated(steps, [pinned, *shallow[1:]])
 
 
 def test_depths_fill_what_has_a_fixed_size_first() -> None:
     """Qwen2.5-14B's gathered parameters reach stage3_max_live_parameters with the sixth layer."""
-    assert ladder(asked(catalogue.config("Qwen/Qwen2.5-14B"))).depths == (6, 7, 9)
+    assert depth_series(asked(catalogue.config("Qwen/Qwen2.5-14B"))).depths == (6, 7, 9)
 
 
 def test_a_piece_holds_the_embedding_twice_at_all_depths_or_lies_within_it_at_all() -> None:
     """A rank's part of Llama 3.1 8B on 4 GPUs is that large from 15 layers on, on 64 never, and on 8 it is in
     between."""
     llama, zero = catalogue.config("meta-llama/Llama-3.1-8B"), {"stage": 2, "reduce_bucket_size": "auto"}
-    assert ladder(replace(asked(llama, zero=zero), world_size=4)).depths[0] == 15
-    assert ladder(replace(asked(llama, zero=zero), world_size=64)).depths[0] < 8
-    with pytest.raises(NotLinearError, match="hardly larger than the embedding"):
-        ladder(replace(asked(llama, zero=zero), world_size=8))
+    assert depth_series(replace(asked(llama, zero=zero), world_size=4)).depths[0] == 15
+    assert depth_series(replace(asked(llama, zero=zero), world_size=64)).depths[0] < 8
+    with pytest.raises(DepthNotLinearError, match="hardly larger than the embedding"):
+        depth_series(replace(asked(llama, zero=zero), world_size=8))
 
 
 def test_whole_periods_are_left_out() -> None:
     """Gemma 2 alternates two kinds of layers: the shallow models end as the full one does."""
-    steps = ladder(asked(catalogue.config("google/gemma-2-9b"), zero={"stage": 2, "reduce_bucket_size": "auto"}))
+    steps = depth_series(asked(catalogue.config("google/gemma-2-9b"), zero={"stage": 2, "reduce_bucket_size": "auto"}))
     assert all((steps.full - depth) % 2 == 0 for depth in steps.depths)
     assert len({depth % 2 for depth in steps.depths}) == 1
 
 
 def test_lists_with_an_entry_for_each_layer_are_cut() -> None:
     types = ["full_attention"] * 20
-    steps = ladder(asked({**TINY, "layer_types": types}))
+    steps = depth_series(asked({**TINY, "layer_types": types}))
     assert [len((request.model or {})["layer_types"]) for request in steps.requests] == list(steps.depths)
 
 
@@ -145,13 +145,13 @@ def test_lists_with_an_entry_for_each_layer_are_cut() -> None:
     ],
 )
 def test_what_shallow_models_cannot_answer_says_why(request_: Request, reason: str) -> None:
-    with pytest.raises(NotLinearError, match=reason):
-        ladder(request_)
+    with pytest.raises(DepthNotLinearError, match=reason):
+        depth_series(request_)
 
 
 def test_a_refusal_is_part_of_the_answer(
     monkeypatch: pytest.MonkeyPatch,
-    runs: tuple[Ladder, list[DryRunResult], DryRunResult],
+    runs: tuple[DepthSeries, list[DryRunResult], DryRunResult],
 ) -> None:
     """The full depth is run instead, and the result says why."""
     asked_for: list[int] = []

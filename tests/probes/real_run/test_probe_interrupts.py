@@ -19,9 +19,9 @@ RANK = """
 import json, subprocess, sys, time
 folder, rank = sys.argv[1:3]
 compiler = subprocess.Popen(["sh", "-c", f"sleep 3600; : {folder}"])
-with open(f"{folder}/rank{rank}.jsonl", "a", buffering=1) as diary:
+with open(f"{folder}/rank{rank}.jsonl", "a", buffering=1) as log:
     for phase in ("import", "join", "load", "initialize", "step 1"):
-        diary.write(json.dumps({"time": time.time(), "phase": phase}) + "\\n")
+        log.write(json.dumps({"time": time.time(), "phase": phase}) + "\\n")
         time.sleep(0.15)
     time.sleep(3600)
 """
@@ -32,8 +32,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
 from ds_advise.probes.real_run import run
-watch = run.ranks.watch
-run.ranks.watch = lambda numbers, folder, **settings: watch(numbers, folder, **{**settings, "worker": "stand_in"})
+watch = run.watch
+run.watch = lambda numbers, folder, **settings: watch(numbers, folder, **{**settings, "worker": "stand_in"})
 config = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": sys.argv[1]}}}
 print("ready", flush=True)
 run.probe(config, {}, cluster=Cluster(nodes=1, gpus_per_node=2, gpu=gpu_of_memory(24)), device="cpu")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Diary:
+class EventLog:
     """One rank's file, written line by line, so that it says how far the rank came however it ended."""
 
     def __init__(self, path: Path) -> None:
@@ -24,7 +24,7 @@ class Diary:
         self._stream.write(json.dumps({"time": time.time(), **values}) + "\n")
 
 
-class Reader:
+class EventLogReader:
     """Follows a rank's file."""
 
     def __init__(self, path: Path) -> None:

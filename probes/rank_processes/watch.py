@@ -22,12 +22,12 @@ import psutil
 
 from ..search_path import search_path
 from . import extension_lock
-from .progress import Reader
-from .result import Failure
+from .event_log import EventLogReader
+from .failure import RankFailure
 
 _POLL_S = 0.05
 _OTHERS_S = 2.0
-"""After the first sign of a failure, how long to wait for the diaries of ranks that failed before it or with it."""
+"""After the first sign of a failure, how long to wait for the event logs of ranks that failed before it or with it."""
 
 _COMPILERS = frozenset(("ninja", "c++", "g++", "clang++", "cc1plus", "ld", "nvcc", "cicc", "ptxas", "hipcc"))
 
@@ -35,12 +35,12 @@ OnProgress = Callable[[str], None]
 
 
 class _Rank:
-    """One process, its diary, and what it printed."""
+    """One process, its event log, and what it printed."""
 
     def __init__(self, number: int, folder: Path, worker: str, environment: Mapping[str, str]) -> None:
         self.number = number
         self.output = folder / f"rank{number}.txt"
-        self.diary = Reader(folder / f"rank{number}.jsonl")
+        self.log = EventLogReader(folder / f"rank{number}.jsonl")
         with self.output.open("wb") as stream:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", worker, str(folder), str(number), str(os.getpid())],
@@ -54,7 +54,7 @@ class _Rank:
         self.heard = time.monotonic()
 
     def listen(self) -> bool:
-        news = self.diary.news()
+        news = self.log.news()
         if news:
             self.heard = time.monotonic()
         return news
@@ -69,7 +69,7 @@ class _Rank:
 
     @property
     def done(self) -> bool:
-        return "report" in self.diary.last
+        return "report" in self.log.last
 
     def is_stopped(self) -> bool:
         """Whether somebody suspended it (SIGSTOP); it would keep the others waiting for ever."""
@@ -102,10 +102,10 @@ def _uninterrupted() -> Iterator[None]:
 
 def watch(
     numbers: Sequence[int], folder: Path, *, worker: str, stall_s: float, timeout_s: float, on_progress: OnProgress
-) -> tuple[list[dict[str, Any]], Failure | None]:
-    """Start the ranks and wait for them; answers the last line of every diary, or the failure that came first.
+) -> tuple[list[dict[str, Any]], RankFailure | None]:
+    """Start the ranks and wait for them; answers the last line of every event log, or the failure that came first.
 
-    worker:    the module that is run as `python -m worker FOLDER RANK PARENT`; it ends its diary with `report` or
+    worker:    the module that is run as `python -m worker FOLDER RANK PARENT`; it ends its event log with `report` or
         `error`.
     stall_s:   a phase of one rank that takes longer is a hang. timeout_s: bounds the whole.
     """
@@ -124,7 +124,7 @@ def watch(
         told = ""
         while True:
             heard = [rank.listen() for rank in ranks]
-            slowest = min((rank.diary.phase for rank in ranks), key=_order)
+            slowest = min((rank.log.phase for rank in ranks), key=_order)
             if any(heard) and slowest != told:
                 told = slowest
                 on_progress(told)
@@ -132,7 +132,7 @@ def watch(
             if failure is not None:
                 return [], failure
             if all(rank.done for rank in ranks):
-                return [rank.diary.last for rank in ranks], None
+                return [rank.log.last for rank in ranks], None
             time.sleep(_POLL_S)
     finally:
         with _uninterrupted():
@@ -148,51 +148,51 @@ def _order(phase: str) -> tuple[int, int]:
     return names.index(name) if name in names else len(names), int(number or 0)
 
 
-def _failure(ranks: list[_Rank], stall_s: float, deadline: float) -> Failure | None:
+def _failure(ranks: list[_Rank], stall_s: float, deadline: float) -> RankFailure | None:
     """The first sign of a failure, traced to the rank that failed first."""
     ended = [rank for rank in ranks if rank.process.poll() is not None and not rank.done]
-    told = [rank for rank in ranks if "error" in rank.diary.last]
+    told = [rank for rank in ranks if "error" in rank.log.last]
     if ended or told:
         return _first(ranks)
     now = time.monotonic()
     for rank in ranks:
         if rank.is_stopped():
-            return Failure(
+            return RankFailure(
                 kind="stopped",
                 rank=rank.number,
-                phase=rank.diary.phase,
+                phase=rank.log.phase,
                 message=f"rank {rank.number} was suspended (SIGSTOP)",
             )
     if now > deadline:
-        late = min(ranks, key=lambda rank: _order(rank.diary.phase))
-        return Failure(
+        late = min(ranks, key=lambda rank: _order(rank.log.phase))
+        return RankFailure(
             kind="timeout",
             rank=late.number,
-            phase=late.diary.phase,
-            message=f"not done in time; rank {late.number} was at {late.diary.phase}",
+            phase=late.log.phase,
+            message=f"not done in time; rank {late.number} was at {late.log.phase}",
         )
     silent = [rank for rank in ranks if now - rank.heard > stall_s and not rank.done]
     if silent and any(rank.is_compiling() for rank in ranks):
         for rank in ranks:  # those that do not compile wait for the one that does
             rank.heard = now
     elif silent:
-        last = min(silent, key=lambda rank: (_order(rank.diary.phase), rank.heard))
-        return Failure(
+        last = min(silent, key=lambda rank: (_order(rank.log.phase), rank.heard))
+        return RankFailure(
             kind="hang",
             rank=last.number,
-            phase=last.diary.phase,
+            phase=last.log.phase,
             details=last.printed(),
             message=f"rank {last.number} made no progress for {stall_s:.0f} s",
         )
     return None
 
 
-def _first(ranks: list[_Rank]) -> Failure:
+def _first(ranks: list[_Rank]) -> RankFailure:
     """The failure with the earliest time. A rank that was killed says nothing, and the others then fail for want of
     it."""
     patience = time.monotonic() + _OTHERS_S
     while time.monotonic() < patience and not all(
-        rank.process.poll() is not None or "error" in rank.diary.last for rank in ranks
+        rank.process.poll() is not None or "error" in rank.log.last for rank in ranks
     ):
         for rank in ranks:
             rank.listen()
@@ -204,34 +204,34 @@ def _first(ranks: list[_Rank]) -> Failure:
         for rank in ranks
         if rank.process.poll() is not None
         and rank.process.returncode != 0
-        and not {"error", "report"} & rank.diary.last.keys()
+        and not {"error", "report"} & rank.log.last.keys()
     ]
     if silent:
         return _died(silent[0])
-    told = [rank for rank in ranks if "error" in rank.diary.last]
-    memory = [rank for rank in told if rank.diary.last["error"]["kind"] == "out_of_memory"]
-    first = min(memory or told, key=lambda rank: rank.diary.last["time"])
-    return Failure(rank=first.number, **first.diary.last["error"])
+    told = [rank for rank in ranks if "error" in rank.log.last]
+    memory = [rank for rank in told if rank.log.last["error"]["kind"] == "out_of_memory"]
+    first = min(memory or told, key=lambda rank: rank.log.last["time"])
+    return RankFailure(rank=first.number, **first.log.last["error"])
 
 
-def _died(rank: _Rank) -> Failure:
+def _died(rank: _Rank) -> RankFailure:
     """A process that ended without a word: the signal tells why."""
     code = rank.process.returncode
     if code < 0:
         name = signal.Signals(-code).name
         by_whom = ", as the kernel does when memory runs out" if -code == signal.SIGKILL else ""
-        return Failure(
+        return RankFailure(
             kind="killed",
             rank=rank.number,
-            phase=rank.diary.phase,
+            phase=rank.log.phase,
             details=rank.printed(),
             message=f"rank {rank.number} was killed by {name}{by_whom}",
         )
     lost = "" if rank.output.exists() else f"; the probe's folder {rank.output.parent} was removed meanwhile"
-    return Failure(
+    return RankFailure(
         kind="crash",
         rank=rank.number,
-        phase=rank.diary.phase,
+        phase=rank.log.phase,
         details=rank.printed(),
         message=f"rank {rank.number} ended with exit code {code}{lost}",
     )
