@@ -29,7 +29,7 @@ from ds_advise.advisor.question.model_source import load_model
 from ds_advise.advisor.question.run import sample_shape
 from ds_advise.advisor.reports.lint import report_json
 from ds_advise.estimators.errors import DsAdviseError
-from ds_advise.validate.lint import Facts, apply, lint, load_facts, read_document
+from ds_advise.validate.lint import DeepSpeedFacts, apply, lint, load_facts, read_document
 
 LIMIT_S = 1.0
 LIMIT_BYTES = 500_000_000
@@ -210,7 +210,7 @@ class Tally:
     broken: list[str] = field(default_factory=list)
 
 
-def fuzz(count: int, seed: int, folder: Path, facts: Facts) -> Tally:
+def fuzz(count: int, seed: int, folder: Path, facts: DeepSpeedFacts) -> Tally:
     """`count` inputs; files of theirs are written into `folder`."""
     rng, tally = random.Random(seed), Tally()
     for index in range(count):
@@ -239,7 +239,7 @@ def _try(tally: Tally, given: Any, answer: Callable[[Any], None]) -> None:
     tally.slowest_s = max(tally.slowest_s, time.process_time() - started)
 
 
-def _lint(raw: bytes, facts: Facts, rng: random.Random) -> None:
+def _lint(raw: bytes, facts: DeepSpeedFacts, rng: random.Random) -> None:
     document = read_document(raw, name="ds_config.json")
     settings = lint_settings(
         document.root.value,
@@ -283,7 +283,7 @@ def _parse(name: str, text: str, folder: Path) -> None:
         parse_cluster("2x8xH100", **{name: text})
 
 
-def _config_text(rng: random.Random, facts: Facts) -> bytes:
+def _config_text(rng: random.Random, facts: DeepSpeedFacts) -> bytes:
     config = json.loads(json.dumps(rng.choice(CONFIGS)))
     for _ in range(rng.choice([0, 0, 1, 2, 5])):
         block = rng.choice(facts.blocks)

@@ -18,7 +18,7 @@ from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.plan import RUNGS, Plan, Rung
 from ...estimators.workload import AttentionKernel, Framework, LossKernel, Method, Workload
 from ...validate.lint import load_facts
-from ...validate.lint.facts import Facts
+from ...validate.lint.facts import DeepSpeedFacts
 from ..advise import dropout_probability, resolve_precision, sequence_length
 from ..question.cluster_spec import parse_cluster
 from ..question.ds_config_file import read_ds_config
@@ -206,7 +206,7 @@ def _only_repeats_the_default(path: str, first: Settings, second: Settings) -> b
     return False
 
 
-def _side(name: str, circumstances: Circumstances | None, facts: Facts) -> Side:
+def _side(name: str, circumstances: Circumstances | None, facts: DeepSpeedFacts) -> Side:
     if name in RUNGS and not Path(name).exists():
         if circumstances is None:
             raise WorkloadError(
@@ -268,7 +268,7 @@ def _candidate(name: str, plan: Plan, model: ModelShape, workload: Workload, clu
     return predict(model, workload, cluster, plan)
 
 
-def _rung_side(rung: Rung, circumstances: Circumstances, facts: Facts) -> Side:
+def _rung_side(rung: Rung, circumstances: Circumstances, facts: DeepSpeedFacts) -> Side:
     """The best plan of the rung, as the configuration that would be written for it."""
     model, cluster, workload = circumstances.model, circumstances.cluster, circumstances.workload
     checkpointing: CheckpointingChoice = "on" if circumstances.gradient_checkpointing else "off"

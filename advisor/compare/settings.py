@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
-from ...validate.lint.facts import Block, Facts
+from ...validate.lint.facts import ConfigBlock, DeepSpeedFacts
 from .key_meanings import acts_at
 
 Origin = Literal["file", "auto", "default", "unset"]
@@ -82,7 +82,7 @@ class Settings:
     """
 
     config: Mapping[str, Any]
-    facts: Facts
+    facts: DeepSpeedFacts
     plan: Plan | None = None
     workload: Workload | None = None
     cluster: Cluster | None = None
@@ -180,7 +180,7 @@ class Settings:
         return dict(_leaves(self.config, "", self.facts))
 
 
-def _leaves(block: Mapping[str, Any], path: str, facts: Facts) -> Iterator[tuple[str, Any]]:
+def _leaves(block: Mapping[str, Any], path: str, facts: DeepSpeedFacts) -> Iterator[tuple[str, Any]]:
     """(path, value) of everything that is no object, each key under its usual name."""
     known = facts.block(path)
     for key, value in block.items():
@@ -197,7 +197,7 @@ def _leaves(block: Mapping[str, Any], path: str, facts: Facts) -> Iterator[tuple
             yield here, value
 
 
-def _usual_name(key: str, path: str, block: Block | None) -> str:
+def _usual_name(key: str, path: str, block: ConfigBlock | None) -> str:
     if not path and key == "bfloat16":
         return "bf16"
     field = block.field(key) if block is not None else None
@@ -206,7 +206,7 @@ def _usual_name(key: str, path: str, block: Block | None) -> str:
     return key if field is None else field.alias or field.name
 
 
-def _block_in_place_of(key: str, block: Block | None) -> str:
+def _block_in_place_of(key: str, block: ConfigBlock | None) -> str:
     """The path of the block that has replaced a switch (`cpu_offload`), "" for other keys."""
     field = block.field(key) if block is not None else None
     successor = block.field(field.successor) if block is not None and field is not None and field.moves else None

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from ...validate.doctor import STATUSES, Checkup, Finding, Hider, Status
+from ...validate.doctor import STATUSES, Checkup, DoctorFinding, FindingStatus, Hider
 from ..terminal.lines import blank, printable, sentence
 from ..terminal.units import gib
 
-_STYLES: dict[Status, str] = {
+_STYLES: dict[FindingStatus, str] = {
     "problem": "bold red",
     "warning": "bold yellow",
     "note": "bold cyan",
@@ -68,7 +68,7 @@ def _title(area: str) -> str:
     return {"gpus": "GPUs"}.get(area, area.capitalize())
 
 
-def _finding(finding: Finding, console: Console) -> None:
+def _finding(finding: DoctorFinding, console: Console) -> None:
     indent = " " * (_MARK + 1)
     head = Text.assemble(
         (f" {finding.status:<{_MARK}}", _STYLES[finding.status]),
@@ -94,7 +94,7 @@ def report_block(checkup: Checkup) -> str:
     return "\n".join(printable(hider.hide(line)) for line in lines)
 
 
-def _line(area: str, finding: Finding) -> str:
+def _line(area: str, finding: DoctorFinding) -> str:
     return f"{finding.status}: {area}: {finding.check}: {finding.what}"
 
 

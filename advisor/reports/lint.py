@@ -9,13 +9,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ...validate.lint import Finding, Report, Rule
+from ...validate.lint import LintFinding, LintReport, Rule
 from ..terminal.lines import blank, row, sentence
 
 _STYLES = {"error": "bold red", "warning": "bold yellow", "advice": "bold cyan"}
 
 
-def render_report(name: str, report: Report, console: Console) -> None:
+def render_report(name: str, report: LintReport, console: Console) -> None:
     """A line that counts, then every finding: place, what, and, where its rule is named first, why; what to do."""
     sentence(console, Text(_summary(name, report), style="bold" if report.findings else "bold green"))
     sentence(console, _basis(report), style="dim")
@@ -61,7 +61,7 @@ def render_rules(rules: Sequence[Rule], console: Console) -> None:
         row(console, Text(f" {rule.code} {rule.severity:<8} {rule.title}"))
 
 
-def report_json(name: str, report: Report, *, written: str | None, copy: str | None) -> dict[str, Any]:
+def report_json(name: str, report: LintReport, *, written: str | None, copy: str | None) -> dict[str, Any]:
     """One object, described in docs/json.md."""
     return {
         "schema_version": 1,
@@ -96,7 +96,7 @@ def report_json(name: str, report: Report, *, written: str | None, copy: str | N
     }
 
 
-def _render(finding: Finding, console: Console, *, why: bool) -> None:
+def _render(finding: LintFinding, console: Console, *, why: bool) -> None:
     path = _printable(".".join(finding.path))
     title = Text(" ")
     title.append(f"{finding.code} {finding.severity}", style=_STYLES[finding.severity])
@@ -110,7 +110,7 @@ def _render(finding: Finding, console: Console, *, why: bool) -> None:
         sentence(console, f"  Fix: {_printable(finding.fix)}.", hang=2)
 
 
-def _summary(name: str, report: Report) -> str:
+def _summary(name: str, report: LintReport) -> str:
     counts = [(report.count("error"), "error"), (report.count("warning"), "warning")]
     parts = [f"{number} {word}{'s' if number != 1 else ''}" for number, word in counts if number]
     advice = report.count("advice")
@@ -119,7 +119,7 @@ def _summary(name: str, report: Report) -> str:
     return f"{_printable(name)}: {', '.join(parts) or 'nothing found'}."
 
 
-def _basis(report: Report) -> str:
+def _basis(report: LintReport) -> str:
     reader = "the Trainer or accelerate" if report.framework == "hf" else "plain DeepSpeed"
     version = f"DeepSpeed {report.facts.version}" + (
         " (not installed here: facts that this program carries)" if report.facts.origin == "bundled" else ""

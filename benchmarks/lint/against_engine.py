@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.lint.engine import WORLD_SIZE, outcomes
 from benchmarks.lint.random_configs import random_configs
 from ds_advise.advisor.question.lint_question import lint_settings
-from ds_advise.validate.lint import Facts, lint, load_facts, read_document
+from ds_advise.validate.lint import DeepSpeedFacts, lint, load_facts, read_document
 
 UNFIT = ("InductorError", "Autocast", "SuperOffload only supports", "client provided optimizer")
 """What only the simulated GPU cannot do, after the configuration was accepted; and the optimizer that the dry run
@@ -36,7 +36,7 @@ class Comparison:
         return bool(self.refused) == bool(self.errors)
 
 
-def compare(count: int, seed: int, facts: Facts) -> list[Comparison]:
+def compare(count: int, seed: int, facts: DeepSpeedFacts) -> list[Comparison]:
     """`count` random configurations, judged by both."""
     configs = random_configs(count, seed, facts)
     said = ["" if any(word in outcome for word in UNFIT) else outcome for outcome in outcomes(configs)]
@@ -46,7 +46,7 @@ def compare(count: int, seed: int, facts: Facts) -> list[Comparison]:
     ]
 
 
-def errors(config: dict[str, Any], facts: Facts) -> tuple[str, ...]:
+def errors(config: dict[str, Any], facts: DeepSpeedFacts) -> tuple[str, ...]:
     """Lint's errors for a configuration on as many GPUs as the engine is told."""
     document = read_document(json.dumps(config).encode(), name="x")
     settings = lint_settings(

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from ds_advise.validate.lint.facts import Block, Facts, Field
+from ds_advise.validate.lint.facts import ConfigBlock, ConfigField, DeepSpeedFacts
 
 JUNK: tuple[Any, ...] = (
     None,
@@ -130,13 +130,13 @@ UNFIT = {
 """Settings that the simulated GPU cannot run (their kernels compute what the engine then reads)."""
 
 
-def random_configs(count: int, seed: int, facts: Facts) -> list[dict[str, Any]]:
+def random_configs(count: int, seed: int, facts: DeepSpeedFacts) -> list[dict[str, Any]]:
     """`count` configurations for two ranks: about half of them have nothing wrong."""
     rng = random.Random(seed)
     return [_config(rng, facts) for _ in range(count)]
 
 
-def with_junk(configs: Sequence[dict[str, Any]], seed: int, facts: Facts) -> list[dict[str, Any]]:
+def with_junk(configs: Sequence[dict[str, Any]], seed: int, facts: DeepSpeedFacts) -> list[dict[str, Any]]:
     """The configurations, each with any value at a key that DeepSpeed knows, in any of its blocks."""
     rng, found = random.Random(seed), []
     blocks = [block for block in facts.blocks if block.path != "bfloat16" and block.names()]
@@ -155,7 +155,7 @@ def with_junk(configs: Sequence[dict[str, Any]], seed: int, facts: Facts) -> lis
     return found
 
 
-def _config(rng: random.Random, facts: Facts) -> dict[str, Any]:
+def _config(rng: random.Random, facts: DeepSpeedFacts) -> dict[str, Any]:
     wrong = rng.random() < 0.5
     config: dict[str, Any] = _batch(rng, wrong=wrong and rng.random() < 0.3)
     for name, choices in (
@@ -194,7 +194,7 @@ def _batch(rng: random.Random, *, wrong: bool) -> dict[str, Any]:
     )
 
 
-def _zero(rng: random.Random, facts: Facts, *, wrong: bool) -> Any:
+def _zero(rng: random.Random, facts: DeepSpeedFacts, *, wrong: bool) -> Any:
     if wrong and rng.random() < 0.05:
         return rng.choice([True, False, None, "2", []])
     block = facts.block("zero_optimization")
@@ -215,7 +215,7 @@ def _zero(rng: random.Random, facts: Facts, *, wrong: bool) -> Any:
     return zero
 
 
-def _fields(rng: random.Random, block: Block, count: int, *, wrong: bool) -> dict[str, Any]:
+def _fields(rng: random.Random, block: ConfigBlock, count: int, *, wrong: bool) -> dict[str, Any]:
     fields = [field for field in block.fields if not field.block and field.name not in UNFIT]
     found = {}
     for field in rng.sample(fields, min(count, len(fields))):
@@ -227,7 +227,7 @@ def _fields(rng: random.Random, block: Block, count: int, *, wrong: bool) -> dic
     return found
 
 
-def _value(rng: random.Random, field: Field) -> Any:
+def _value(rng: random.Random, field: ConfigField) -> Any:
     """A value of the field's type; small sizes, as of the model that is run."""
     name = field.type.name
     if field.deprecated:

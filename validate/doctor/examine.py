@@ -14,13 +14,13 @@ from .checks import gpus as check_gpus
 from .checks import host as check_host
 from .checks import nodes as check_nodes
 from .checks import versions as check_versions
-from .facts import Facts
-from .findings import STATUSES, Finding, Status, unknown
+from .facts import MachineFacts
+from .findings import STATUSES, DoctorFinding, FindingStatus, unknown
 from .gather import gather
 
-Check = Callable[[Facts], Iterator[Finding]]
+DoctorCheck = Callable[[MachineFacts], Iterator[DoctorFinding]]
 
-AREAS: Mapping[str, tuple[Check, ...]] = {
+AREAS: Mapping[str, tuple[DoctorCheck, ...]] = {
     "versions": check_versions.CHECKS,
     "building ops": check_building.CHECKS,
     "gpus": check_gpus.CHECKS,
@@ -39,18 +39,18 @@ AREAS: Mapping[str, tuple[Check, ...]] = {
 class Checkup:
     """Findings by area, areas without any left out, and the facts that they rest on."""
 
-    facts: Facts
-    areas: Mapping[str, tuple[Finding, ...]]
+    facts: MachineFacts
+    areas: Mapping[str, tuple[DoctorFinding, ...]]
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[DoctorFinding, ...]:
         return tuple(finding for found in self.areas.values() for finding in found)
 
     @property
-    def worst(self) -> Status:
+    def worst(self) -> FindingStatus:
         return next((status for status in STATUSES if self.count(status)), "ok")
 
-    def count(self, status: Status) -> int:
+    def count(self, status: FindingStatus) -> int:
         return sum(finding.status == status for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def examine(*, nvme: str | None = None, hostfile: Path | None = None) -> Checkup
     return judge(gather(nvme=nvme, hostfile=hostfile))
 
 
-def judge(facts: Facts) -> Checkup:
+def judge(facts: MachineFacts) -> Checkup:
     """The findings of facts."""
     areas = {area: tuple(finding for check in checks for finding in check(facts)) for area, checks in AREAS.items()}
     areas["unread"] = tuple(

@@ -8,7 +8,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Software:
+class InstalledSoftware:
     """Python's packages, read without importing any.
 
     packages:   name -> version, of those that matter here and are installed.
@@ -31,7 +31,7 @@ class Software:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class CompilerTrial:
     """A small program that was given to a compiler. error: the line that tells why it failed, "" where it compiled."""
 
     error: str = ""
@@ -58,10 +58,10 @@ class Toolchain:
 
     cxx: str = ""
     standard: str = "c++17"
-    cxx_trial: Trial | None = None
-    python_trial: Trial | None = None
-    aio_trial: Trial | None = None
-    nvcc_trial: Trial | None = None
+    cxx_trial: CompilerTrial | None = None
+    python_trial: CompilerTrial | None = None
+    aio_trial: CompilerTrial | None = None
+    nvcc_trial: CompilerTrial | None = None
     cuda_home: str = ""
     nvcc: str = ""
     ninja: bool = False
@@ -90,7 +90,7 @@ class Pcie:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class GpuState:
     """One NVIDIA GPU, by NVML. None: NVML does not tell it here.
 
     holders:  (process name, bytes) of what computes on it now.
@@ -154,7 +154,7 @@ class Graphics:
     module_loaded: bool = False
     device_files: bool = False
     other_vendor: str = ""
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[GpuState, ...] = ()
     pairs: tuple[Pair, ...] = ()
 
 
@@ -238,7 +238,7 @@ class Folder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class HostfileNode:
     """A machine of the hostfile.
 
     addresses: what its name resolves to, empty with `unresolved` telling why.
@@ -260,11 +260,11 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class MachineFacts:
     """Everything that the checks judge. A part is None where it was not asked for or could not be read; `unread` then
     names it and the reason."""
 
-    software: Software | None = None
+    software: InstalledSoftware | None = None
     toolchain: Toolchain | None = None
     ops_folder: OpsFolder | None = None
     graphics: Graphics | None = None
@@ -272,7 +272,7 @@ class Facts:
     processor: Processor | None = None
     host: Host | None = None
     folder: Folder | None = None
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[HostfileNode, ...] = ()
     pdsh: bool = True
     environment: Mapping[str, str] = field(default_factory=dict)
     unread: tuple[tuple[str, str], ...] = ()

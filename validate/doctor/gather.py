@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from ...ds_configs.hostfile import read_hostfile
 from ...estimators.errors import ConfigFileError
-from .facts import Facts
+from .facts import MachineFacts
 from .readers.folder import read_folder
 from .readers.graphics import read_graphics
 from .readers.host import rank_port, read_host, read_memory, read_processor
@@ -76,7 +76,7 @@ def gather(
     environment: Mapping[str, str] | None = None,
     run: Runner = run_tool,
     root: Path = Path("/"),
-) -> Facts:
+) -> MachineFacts:
     """Read everything; what fails is named in `unread`. Raises ConfigFileError for a hostfile that cannot be read.
 
     nvme: a folder to swap to. hostfile: of the deepspeed launcher; its machines are then asked by ssh.
@@ -104,7 +104,7 @@ def gather(
         readers["nodes"] = _start(lambda: read_nodes(hosts, port, run))
     unread: list[tuple[str, str]] = []
     parts = {name: part for name, reader in readers.items() if (part := _result(name, reader, end, unread)) is not None}
-    return Facts(pdsh=which("pdsh") is not None, environment=looked_at(known), unread=tuple(unread), **parts)
+    return MachineFacts(pdsh=which("pdsh") is not None, environment=looked_at(known), unread=tuple(unread), **parts)
 
 
 def looked_at(environment: Mapping[str, str]) -> dict[str, str]:

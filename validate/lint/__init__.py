@@ -6,9 +6,20 @@ report = lint(read_document(Path("ds_config.json").read_bytes(), name="ds_config
 
 from .document import Document, read_document
 from .edits import apply
-from .facts import Facts, load_facts
-from .lint import Finding, Report, lint
+from .facts import DeepSpeedFacts, load_facts
+from .lint import LintFinding, LintReport, lint
 from .rule import Rule
 from .rules import RULES
 
-__all__ = ["RULES", "Document", "Facts", "Finding", "Report", "Rule", "apply", "lint", "load_facts", "read_document"]
+__all__ = [
+    "RULES",
+    "DeepSpeedFacts",
+    "Document",
+    "LintFinding",
+    "LintReport",
+    "Rule",
+    "apply",
+    "lint",
+    "load_facts",
+    "read_document",
+]

@@ -48,14 +48,14 @@ class Departure(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class DocumentNode:
     """A value: as Python has it, and where it stands; with its members or items, if it has any."""
 
     value: Any
     start: int
     end: int
     members: tuple[Member, ...] = ()
-    items: tuple[Node, ...] = ()
+    items: tuple[DocumentNode, ...] = ()
 
     def member(self, key: str) -> Member | None:
         """The member that counts: of a key that stands twice, the last."""
@@ -69,7 +69,7 @@ class Member:
     key: str
     start: int
     end: int
-    node: Node
+    node: DocumentNode
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Document:
     """A configuration that was read. byte_order_mark: the file begins with one; it is no part of `text`."""
 
     text: str
-    root: Node
+    root: DocumentNode
     departures: tuple[Departure, ...]
     byte_order_mark: bool
 
@@ -105,7 +105,7 @@ class Document:
         return [0, *(match.end() for match in re.finditer("\n", self.text))]
 
 
-def _duplicates(node: Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Member]]:
+def _duplicates(node: DocumentNode, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Member]]:
     seen: set[str] = set()
     for member in node.members:
         here = (*path, member.key)
@@ -146,7 +146,7 @@ class _Reader:
         self.text, self.name = text, name
         self.departures: list[Departure] = []
 
-    def document(self) -> Node:
+    def document(self) -> DocumentNode:
         start = self._skip(0)
         if start == len(self.text):
             self._fail("the file is empty", start)
@@ -183,7 +183,7 @@ class _Reader:
             self._note("comment", at, end)
             at = end
 
-    def _value(self, at: int, depth: int) -> Node:
+    def _value(self, at: int, depth: int) -> DocumentNode:
         text = self.text
         first = text[at : at + 1]
         if first == "{":
@@ -194,23 +194,23 @@ class _Reader:
             return self._block_string(at)
         if first in _STRING:
             value, end = self._string(at)
-            return Node(value=value, start=at, end=end)
+            return DocumentNode(value=value, start=at, end=end)
         literal = _LITERAL.match(text, at)
         if literal:
-            return Node(value=_CONSTANTS[literal[1]], start=at, end=literal.end())
+            return DocumentNode(value=_CONSTANTS[literal[1]], start=at, end=literal.end())
         number = _NUMBER.match(text, at)
         if number and self._value_ends(number.end()):
-            return Node(value=self._number(number), start=at, end=number.end())
+            return DocumentNode(value=self._number(number), start=at, end=number.end())
         strange = _NON_FINITE.match(text, at)
         if strange:
             self._note(strange[1], at, strange.end())
-            return Node(value=float(strange[1].replace("Infinity", "inf")), start=at, end=strange.end())
+            return DocumentNode(value=float(strange[1].replace("Infinity", "inf")), start=at, end=strange.end())
         if not first or first in ",:}]":
             self._fail("a value is missing", at)
         bare = _BARE_STRING.match(text, at)
         assert bare is not None
         self._note("text without quotes", at, bare.end())
-        return Node(value=bare[0].strip(), start=at, end=at + len(bare[0].rstrip()))
+        return DocumentNode(value=bare[0].strip(), start=at, end=at + len(bare[0].rstrip()))
 
     def _value_ends(self, at: int) -> bool:
         """Whether only white space stands between here and a comma, bracket, comment or the end of the line."""
@@ -237,12 +237,12 @@ class _Reader:
         except ValueError:
             self._fail("a backslash before a character that cannot follow it", at)
 
-    def _block_string(self, at: int) -> Node:
+    def _block_string(self, at: int) -> DocumentNode:
         end = self.text.find("'''", at + 3)
         if end == -1:
             self._fail("the string has no end", at)
         self._note("text without quotes", at, end + 3)
-        return Node(value=self.text[at + 3 : end].strip(), start=at, end=end + 3)
+        return DocumentNode(value=self.text[at + 3 : end].strip(), start=at, end=end + 3)
 
     def _key(self, at: int) -> tuple[str, int]:
         if self.text[at : at + 1] in _STRING:
@@ -253,7 +253,7 @@ class _Reader:
         self._note("key without quotes", at, bare.end())
         return bare[0], bare.end()
 
-    def _object(self, at: int, depth: int) -> Node:
+    def _object(self, at: int, depth: int) -> DocumentNode:
         self._check(depth, at)
         members: list[Member] = []
         here = self._skip(at + 1)
@@ -265,18 +265,18 @@ class _Reader:
             node = self._value(self._skip(colon + 1), depth)
             members.append(Member(key=key, start=here, end=key_end, node=node))
             here = self._separator(node.end, "}")
-        return Node(
+        return DocumentNode(
             value={member.key: member.node.value for member in members}, start=at, end=here + 1, members=tuple(members)
         )
 
-    def _array(self, at: int, depth: int) -> Node:
+    def _array(self, at: int, depth: int) -> DocumentNode:
         self._check(depth, at)
-        items: list[Node] = []
+        items: list[DocumentNode] = []
         here = self._skip(at + 1)
         while self.text[here : here + 1] != "]":
             items.append(self._value(here, depth))
             here = self._separator(items[-1].end, "]")
-        return Node(value=[item.value for item in items], start=at, end=here + 1, items=tuple(items))
+        return DocumentNode(value=[item.value for item in items], start=at, end=here + 1, items=tuple(items))
 
     def _separator(self, at: int, closing: str) -> int:
         """Past the comma, if there is one, to the next key, value or closing bracket."""

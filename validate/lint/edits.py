@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from .document import Document, Member, Node, read_document
+from .document import Document, DocumentNode, Member, read_document
 from .rule import Edit, Rename, Replace
 
 
@@ -39,8 +39,8 @@ def _span(document: Document, edit: Edit) -> tuple[int, int, str] | None:
     return None if commented else (start, end, "")
 
 
-def _find(document: Document, path: tuple[str, ...]) -> tuple[Node | None, Member | None]:
-    node: Node = document.root
+def _find(document: Document, path: tuple[str, ...]) -> tuple[DocumentNode | None, Member | None]:
+    node: DocumentNode = document.root
     for name in path[:-1]:
         member = node.member(name)
         if member is None:
@@ -49,7 +49,7 @@ def _find(document: Document, path: tuple[str, ...]) -> tuple[Node | None, Membe
     return node, node.member(path[-1])
 
 
-def _removal(text: str, owner: Node, member: Member) -> tuple[int, int]:
+def _removal(text: str, owner: DocumentNode, member: Member) -> tuple[int, int]:
     """From where to where a member is taken out, with one comma and its line's break."""
     index = next(index for index, other in enumerate(owner.members) if other is member)
     if index + 1 < len(owner.members):  # up to the next key, which moves to this one's place

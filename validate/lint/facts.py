@@ -24,7 +24,7 @@ _CLASSES = ("optimizer_classes", "schedulers", "torch_optimizers", "torch_schedu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Type:
+class FieldType:
     """A field's type.
 
     name: bool, int, float, str, path, dict, any; unwritable (an object that no file can hold); list (of the one in
@@ -35,11 +35,11 @@ class Type:
     name: str
     optional: bool = False
     choices: tuple[Any, ...] = ()
-    parts: tuple[Type, ...] = ()
+    parts: tuple[FieldType, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class ConfigField:
     """A key of a block that DeepSpeed checks.
 
     name: its own name; alias: the usual name in files, "" for the same.
@@ -49,7 +49,7 @@ class Field:
     """
 
     name: str
-    type: Type
+    type: FieldType
     alias: str = ""
     default: Any = None
     default_known: bool = False
@@ -61,15 +61,15 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class ConfigBlock:
     """An object of the configuration. strict: DeepSpeed refuses keys that are not in `fields` (a pydantic class)."""
 
     path: str
     strict: bool
-    fields: tuple[Field, ...] = ()
+    fields: tuple[ConfigField, ...] = ()
     keys: tuple[str, ...] = ()
 
-    def field(self, key: str) -> Field | None:
+    def field(self, key: str) -> ConfigField | None:
         """By its name or its alias."""
         return next((found for found in self.fields if key in (found.name, found.alias)), None)
 
@@ -90,7 +90,7 @@ Signatures = Mapping[str, tuple[Parameter, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class DeepSpeedFacts:
     """What a version knows.
 
     removed:    path of a key that it refuses, because the feature is gone -> its words.
@@ -100,7 +100,7 @@ class Facts:
     """
 
     version: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[ConfigBlock, ...]
     removed: Mapping[str, str] = field(default_factory=dict)
     optimizers: tuple[str, ...] = ()
     optimizer_classes: Signatures = field(default_factory=dict)
@@ -110,10 +110,10 @@ class Facts:
     origin: Literal["installed", "bundled"] = "installed"
 
     @cached_property
-    def _by_path(self) -> dict[str, Block]:
+    def _by_path(self) -> dict[str, ConfigBlock]:
         return {block.path: block for block in self.blocks}
 
-    def block(self, path: str) -> Block | None:
+    def block(self, path: str) -> ConfigBlock | None:
         return self._by_path.get(path)
 
     @cached_property
@@ -148,7 +148,7 @@ def installed_version(package: str = "deepspeed") -> str | None:
         return None
 
 
-def load_facts() -> Facts:
+def load_facts() -> DeepSpeedFacts:
     """The installed version's facts, from this user's cache or from its sources; without one, the bundled version's.
 
     A cached file that cannot be read is written anew; a cache that cannot be written is done without.
@@ -171,17 +171,17 @@ def load_facts() -> Facts:
     return facts
 
 
-def to_json(facts: Facts) -> dict[str, Any]:
+def to_json(facts: DeepSpeedFacts) -> dict[str, Any]:
     """JSON-ready; defaults that are left out are those of the dataclasses."""
     form = asdict(facts)
     form.pop("origin")
     return form
 
 
-def from_json(form: Mapping[str, Any], *, origin: Literal["installed", "bundled"]) -> Facts:
+def from_json(form: Mapping[str, Any], *, origin: Literal["installed", "bundled"]) -> DeepSpeedFacts:
     """The reverse of `to_json`. Raises KeyError, TypeError or ValueError for another form."""
     blocks = tuple(
-        Block(
+        ConfigBlock(
             path=block["path"],
             strict=block["strict"],
             keys=tuple(block["keys"]),
@@ -189,7 +189,7 @@ def from_json(form: Mapping[str, Any], *, origin: Literal["installed", "bundled"
         )
         for block in form["blocks"]
     )
-    return Facts(
+    return DeepSpeedFacts(
         version=str(form["version"]),
         blocks=blocks,
         removed=dict(form["removed"]),
@@ -206,13 +206,13 @@ def _signatures(form: Mapping[str, Any]) -> Signatures:
     }
 
 
-def _field(form: Mapping[str, Any]) -> Field:
+def _field(form: Mapping[str, Any]) -> ConfigField:
     bounds = tuple((str(sign), float(number)) for sign, number in form["bounds"])
-    return Field(**{**form, "type": _type(form["type"]), "bounds": bounds})
+    return ConfigField(**{**form, "type": _type(form["type"]), "bounds": bounds})
 
 
-def _type(form: Mapping[str, Any]) -> Type:
-    return Type(
+def _type(form: Mapping[str, Any]) -> FieldType:
+    return FieldType(
         name=form["name"],
         optional=form["optional"],
         choices=tuple(form["choices"]),

@@ -9,11 +9,11 @@ from typing import Any
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import Framework, Workload
-from .document import Document, Node
-from .facts import Facts
+from .document import Document, DocumentNode
+from .facts import DeepSpeedFacts
+from .linted_config import LintedConfig
 from .rule import Edit, Hit, Path, Rule, Severity
 from .rules import RULES
-from .subject import Subject
 
 MOST_FINDINGS = 200
 """Of a file that is no configuration at all, nobody reads more."""
@@ -22,7 +22,7 @@ _ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "advice": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class LintFinding:
     """One thing that is wrong. path: names; line, column: from 1, of the key (of its block, where the key is
     missing)."""
 
@@ -41,12 +41,12 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class LintReport:
     """findings: errors first, each kind in the order of the file. more: how many beyond `MOST_FINDINGS` there are."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[LintFinding, ...]
     more: int
-    facts: Facts
+    facts: DeepSpeedFacts
     framework: Framework
     framework_is_assumed: bool
 
@@ -61,12 +61,12 @@ class Report:
 def lint(
     document: Document,
     *,
-    facts: Facts,
+    facts: DeepSpeedFacts,
     framework: Framework | None = None,
     cluster: Cluster | None = None,
     model: ModelShape | None = None,
     workload: Workload | None = None,
-) -> Report:
+) -> LintReport:
     """Judge a configuration.
 
     framework: None for whoever must be meant: the Trainer or accelerate where an `auto` stands that only they fill,
@@ -75,18 +75,18 @@ def lint(
     """
     assumed = framework is None
     chosen: Framework = framework or ("hf" if _holds_auto(document.root.value) else "deepspeed")
-    subject = Subject(
+    config = LintedConfig(
         document=document,
-        config=_as_read(document.root, chosen),
+        values=_as_read(document.root, chosen),
         facts=facts,
         framework=chosen,
         cluster=cluster,
         model=model,
         workload=workload,
     )
-    found = [_finding(document, rule, hit) for rule in RULES if rule.applies(subject) for hit in _hits(rule, subject)]
+    found = [_finding(document, rule, hit) for rule in RULES if rule.applies(config) for hit in _hits(rule, config)]
     found.sort(key=lambda finding: (_ORDER[finding.severity], finding.line, finding.column, finding.code))
-    return Report(
+    return LintReport(
         findings=tuple(found[:MOST_FINDINGS]),
         more=max(0, len(found) - MOST_FINDINGS),
         facts=facts,
@@ -95,17 +95,17 @@ def lint(
     )
 
 
-def _hits(rule: Rule, subject: Subject) -> Iterator[Hit]:
+def _hits(rule: Rule, config: LintedConfig) -> Iterator[Hit]:
     """At most as many as are shown, and one more."""
-    for index, hit in enumerate(rule.check(subject)):
+    for index, hit in enumerate(rule.check(config)):
         if index > MOST_FINDINGS:
             return
         yield hit
 
 
-def _finding(document: Document, rule: Rule, hit: Hit) -> Finding:
+def _finding(document: Document, rule: Rule, hit: Hit) -> LintFinding:
     line, column = document.place(_offset(document, hit.path))
-    return Finding(
+    return LintFinding(
         code=rule.code,
         severity=hit.severity or rule.severity,
         title=rule.title,
@@ -138,7 +138,7 @@ def _holds_auto(value: Any) -> bool:
     return bool(value == "auto")
 
 
-def _as_read(node: Node, framework: Framework) -> Any:
+def _as_read(node: DocumentNode, framework: Framework) -> Any:
     """What the reader of the file makes of a value: hjson turns whole floats below 1e10 into integers."""
     if node.members:
         return {member.key: _as_read(member.node, framework) for member in node.members}

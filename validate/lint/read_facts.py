@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .facts import Block, Facts, Field, Parameter, Type
+from .facts import ConfigBlock, ConfigField, DeepSpeedFacts, FieldType, Parameter
 
 CLASSES = {
     "zero_optimization": ("runtime/zero/config.py", "DeepSpeedZeroConfig"),
@@ -104,7 +104,7 @@ _PLAIN = {
 }
 
 
-def read_facts(folder: Path, version: str, torch_folder: Path | None = None) -> Facts:
+def read_facts(folder: Path, version: str, torch_folder: Path | None = None) -> DeepSpeedFacts:
     """The facts of the version whose sources are in `folder`, and the optimizers of the torch whose sources are in
     `torch_folder`. A file that a version lacks contributes nothing."""
     trees = {name: tree for name in _files() if (tree := _parse(folder / name)) is not None}
@@ -129,10 +129,10 @@ def read_facts(folder: Path, version: str, torch_folder: Path | None = None) -> 
     for path, keys in looked_up.items():
         keys.difference_update(key for key in list(keys) if (f"{path}.{key}" if path else key) in removed)
         if path not in blocks and not _is_open(path):
-            blocks[path] = Block(path=path, strict=False, keys=tuple(sorted(keys)))
+            blocks[path] = ConfigBlock(path=path, strict=False, keys=tuple(sorted(keys)))
     torch_optimizers, torch_schedulers = _torch_classes(torch_folder)
     classes = {name: found for file in _OPTIMIZERS for name, found in _signatures(_parse(folder / file)).items()}
-    return Facts(
+    return DeepSpeedFacts(
         version=version,
         blocks=tuple(blocks.values()),
         removed=removed,
@@ -209,7 +209,7 @@ def _literal(node: ast.expr | None, constants: dict[str, Any]) -> Any:
 
 def _class_blocks(
     trees: dict[str, ast.Module], file: str, name: str, path: str, constants: dict[str, Any]
-) -> Iterator[tuple[str, Block]]:
+) -> Iterator[tuple[str, ConfigBlock]]:
     """The block of a class, and those of the classes that its fields hold."""
     found = _find_class(trees, file, name)
     if found is None:
@@ -220,7 +220,7 @@ def _class_blocks(
         fields.append(field)
         if field.block:
             yield from _class_blocks(trees, file, _class_name(node.annotation), field.block, constants)
-    yield path, Block(path=path, strict=True, fields=tuple(fields))
+    yield path, ConfigBlock(path=path, strict=True, fields=tuple(fields))
 
 
 def _annotations(trees: dict[str, ast.Module], file: str, found: ast.ClassDef) -> Iterator[ast.AnnAssign]:
@@ -249,7 +249,9 @@ def _class_name(annotation: ast.expr) -> str:
     return inner.id if isinstance(inner, ast.Name) else ""
 
 
-def _field(trees: dict[str, ast.Module], file: str, path: str, node: ast.AnnAssign, constants: dict[str, Any]) -> Field:
+def _field(
+    trees: dict[str, ast.Module], file: str, path: str, node: ast.AnnAssign, constants: dict[str, Any]
+) -> ConfigField:
     assert isinstance(node.target, ast.Name)
     name, call = node.target.id, node.value
     options: dict[str, ast.expr] = {}
@@ -268,11 +270,11 @@ def _field(trees: dict[str, ast.Module], file: str, path: str, node: ast.AnnAssi
     bounds = tuple(
         (sign, float(_literal(options[sign], constants))) for sign in ("gt", "ge", "lt", "le") if sign in options
     )
-    return Field(
+    return ConfigField(
         name=name,
         alias=alias if isinstance(alias, str) else "",
         bounds=bounds,
-        type=Type(name="dict", optional=_is_optional(node.annotation))
+        type=FieldType(name="dict", optional=_is_optional(node.annotation))
         if is_block
         else _type(trees, file, node.annotation, constants),
         default=value if known and not is_block else None,
@@ -299,28 +301,30 @@ def _is_optional(annotation: ast.expr) -> bool:
     return isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Optional"
 
 
-def _type(trees: dict[str, ast.Module], file: str, annotation: ast.expr, constants: dict[str, Any]) -> Type:
+def _type(trees: dict[str, ast.Module], file: str, annotation: ast.expr, constants: dict[str, Any]) -> FieldType:
     if isinstance(annotation, ast.Subscript):
         outer = ast.unparse(annotation.value)
         if outer == "Optional":
             inner = _type(trees, file, annotation.slice, constants)
-            return Type(name=inner.name, optional=True, choices=inner.choices, parts=inner.parts)
+            return FieldType(name=inner.name, optional=True, choices=inner.choices, parts=inner.parts)
         if outer == "Literal":
             options = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
-            return Type(name="literal", choices=tuple(_literal(option, constants) for option in options))
+            return FieldType(name="literal", choices=tuple(_literal(option, constants) for option in options))
         if outer == "Union" and isinstance(annotation.slice, ast.Tuple):
-            return Type(
+            return FieldType(
                 name="union", parts=tuple(_type(trees, file, part, constants) for part in annotation.slice.elts)
             )
         item = _type(trees, file, annotation.slice, constants) if outer == "List" else None
-        return Type(name=_PLAIN.get(outer, "any"), parts=(item,) if item else ())
+        return FieldType(name=_PLAIN.get(outer, "any"), parts=(item,) if item else ())
     name = ast.unparse(annotation)
     if name in _PLAIN:
-        return Type(name=_PLAIN[name])
+        return FieldType(name=_PLAIN[name])
     found = _find_class(trees, file, name)
     if found is not None and any(ast.unparse(base) == "Enum" for base in found.bases):
         values = [_literal(node.value, constants) for node in found.body if isinstance(node, ast.Assign)]
-        return Type(name="choice", choices=tuple(dict.fromkeys(value for value in values if value is not _UNKNOWN)))
+        return FieldType(
+            name="choice", choices=tuple(dict.fromkeys(value for value in values if value is not _UNKNOWN))
+        )
     alias = next(
         (
             node.value
@@ -331,7 +335,7 @@ def _type(trees: dict[str, ast.Module], file: str, annotation: ast.expr, constan
         ),
         None,
     )
-    return _type(trees, file, alias, constants) if alias is not None else Type(name="any")
+    return _type(trees, file, alias, constants) if alias is not None else FieldType(name="any")
 
 
 def _lookups(tree: ast.Module, names: dict[str, str], constants: dict[str, Any]) -> Iterator[tuple[str, str]]:

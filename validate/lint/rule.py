@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from .subject import Subject
+from .linted_config import LintedConfig
 
 Severity = Literal["error", "warning", "advice"]
 Path = tuple[str, ...]
@@ -56,7 +56,7 @@ def hit(path: str, what: str, *, fix: str = "", severity: Severity | None = None
     return Hit(path=tuple(path.split(".")) if path else (), what=what, fix=fix, severity=severity, edits=edits)
 
 
-Check = Callable[[Subject], Iterator[Hit]]
+RuleCheck = Callable[[LintedConfig], Iterator[Hit]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,19 +87,19 @@ class Rule:
     until: str
     bad: Example
     good: Example
-    check: Check
+    check: RuleCheck
 
     @property
     def versions(self) -> str:
         return f"{self.since} to {self.until}" if self.until else f"{self.since} and later"
 
-    def applies(self, subject: Subject) -> bool:
-        facts = subject.facts
+    def applies(self, config: LintedConfig) -> bool:
+        facts = config.facts
         return facts.at_least(self.since) and not (self.until and facts.at_least(self.until))
 
 
 class Rules:
-    """The rules of one subject, in the order in which they are written."""
+    """The rules of one config, in the order in which they are written."""
 
     def __init__(self) -> None:
         self.rules: list[Rule] = []
@@ -118,10 +118,10 @@ class Rules:
         since: str = "0.18",
         until: str = "",
         options: Mapping[str, Any] | None = None,
-    ) -> Callable[[Check], Check]:
+    ) -> Callable[[RuleCheck], RuleCheck]:
         """Register a check. `until` is the first version for which it no longer holds."""
 
-        def registered(check: Check) -> Check:
+        def registered(check: RuleCheck) -> RuleCheck:
             shared = dict(options or {})
             self.rules.append(
                 Rule(

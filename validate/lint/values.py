@@ -8,12 +8,12 @@ import math
 from enum import Enum
 from typing import Any, Literal, Optional, Union
 
-from .facts import Field, Type
+from .facts import ConfigField, FieldType
 
 _SIGNS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 
 
-def problem(field: Field, value: Any) -> str:
+def problem(field: ConfigField, value: Any) -> str:
     """What is wrong with a value, "" where DeepSpeed takes it. `value` is not "auto", which DeepSpeed drops before."""
     try:
         taken = value if _plainly_right(field.type, value) else _converted(field.type, value)
@@ -27,7 +27,7 @@ def problem(field: Field, value: Any) -> str:
     return ""
 
 
-def is_converted_text(field: Field, value: Any) -> bool:
+def is_converted_text(field: ConfigField, value: Any) -> bool:
     """A number or truth value that is written as text; DeepSpeed converts it, others who read the file do not."""
     numeric = field.type.name in ("bool", "int", "float") or (
         field.type.name == "choice" and all(isinstance(choice, int) for choice in field.type.choices)
@@ -44,7 +44,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def wanted(kind: Type) -> str:
+def wanted(kind: FieldType) -> str:
     """`a whole number`, `one of "none", "cpu", "nvme"`."""
     names = {
         "bool": "true or false",
@@ -63,7 +63,7 @@ def wanted(kind: Type) -> str:
     )
 
 
-def _plainly_right(kind: Type, value: Any) -> bool:
+def _plainly_right(kind: FieldType, value: Any) -> bool:
     if value is None:
         return kind.optional or kind.name == "any"
     match kind.name:
@@ -86,7 +86,7 @@ def _plainly_right(kind: Type, value: Any) -> bool:
     return False
 
 
-def _converted(kind: Type, value: Any) -> Any:
+def _converted(kind: FieldType, value: Any) -> Any:
     """The value that pydantic makes of it. Raises ValueError where it makes none."""
     if value is None or kind.name == "unwritable":
         raise ValueError
@@ -97,7 +97,7 @@ def _converted(kind: Type, value: Any) -> Any:
     return TypeAdapter(_python(kind)).validate_python(value)
 
 
-def _python(kind: Type) -> Any:
+def _python(kind: FieldType) -> Any:
     from pathlib import Path
 
     plain: dict[str, Any] = {

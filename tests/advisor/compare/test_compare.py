@@ -23,7 +23,7 @@ from ds_advise.advisor.recommend.search import climb
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.estimators.errors import ConfigFileError, DsAdviseError, WorkloadError
 from ds_advise.estimators.plan import RUNGS
-from ds_advise.validate.lint.facts import Facts, load_facts
+from ds_advise.validate.lint.facts import DeepSpeedFacts, load_facts
 from rich.console import Console
 
 WHERE: dict[str, Any] = {
@@ -67,7 +67,7 @@ FILES = {
 
 
 @pytest.fixture(scope="module")
-def facts() -> Facts:
+def facts() -> DeepSpeedFacts:
     return load_facts()
 
 
@@ -112,7 +112,7 @@ def zero(**keys: Any) -> dict[str, Any]:
     ],
 )
 def test_what_is_the_same_to_deepspeed_is_no_difference(
-    facts: Facts, first: dict[str, Any], second: dict[str, Any]
+    facts: DeepSpeedFacts, first: dict[str, Any], second: dict[str, Any]
 ) -> None:
     """Defaults, older names of keys, numbers as floats, `auto` that DeepSpeed drops, blocks that are switched off."""
     assert differences(Settings(first, facts), Settings(second, facts)) == ()
@@ -178,7 +178,7 @@ def test_what_is_the_same_to_deepspeed_is_no_difference(
     ],
 )
 def test_what_differs_is_found_with_both_values(
-    facts: Facts,
+    facts: DeepSpeedFacts,
     first: dict[str, Any],
     second: dict[str, Any],
     path: str,
@@ -225,7 +225,7 @@ def test_defaults_of_loose_blocks_are_the_installed_deepspeeds() -> None:
         assert value in others[name] if installed is None else installed[name] == value, path
 
 
-def test_every_key_with_a_meaning_exists(facts: Facts) -> None:
+def test_every_key_with_a_meaning_exists(facts: DeepSpeedFacts) -> None:
     """No phrase outlives its key."""
     for path in MEANINGS:
         owner, _, name = path.rpartition(".")

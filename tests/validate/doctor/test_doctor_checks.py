@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.reports.doctor import render_doctor, report_block
-from ds_advise.validate.doctor import AREAS, Facts, judge
+from ds_advise.validate.doctor import AREAS, MachineFacts, judge
 from ds_advise.validate.doctor.facts import (
     NO_PYNVML,
+    CompilerTrial,
     Folder,
-    Gpu,
+    GpuState,
     Graphics,
     Host,
+    HostfileNode,
+    InstalledSoftware,
     Memory,
-    Node,
     OpsFolder,
     Pair,
     Pcie,
     Processor,
-    Software,
     Toolchain,
-    Trial,
 )
 from ds_advise.validate.doctor.findings import STATUSES
 from rich.console import Console
@@ -32,7 +32,7 @@ from rich.console import Console
 GIB = 2**30
 STATUS = re.compile(r"^  (ok|note|warning|problem|unknown) +\S+ {2,}\S")
 GPUS = tuple(
-    Gpu(
+    GpuState(
         index=index,
         name="NVIDIA A100-SXM4-80GB",
         memory_bytes=80 * GIB,
@@ -49,8 +49,8 @@ GPUS = tuple(
     )
     for index in range(2)
 )
-SOUND = Facts(
-    software=Software(
+SOUND = MachineFacts(
+    software=InstalledSoftware(
         python="3.12.4",
         packages={
             "torch": "2.8.0",
@@ -67,10 +67,10 @@ SOUND = Facts(
     ),
     toolchain=Toolchain(
         cxx="g++ 12.2.0",
-        cxx_trial=Trial(),
-        python_trial=Trial(),
-        aio_trial=Trial(),
-        nvcc_trial=Trial(),
+        cxx_trial=CompilerTrial(),
+        python_trial=CompilerTrial(),
+        aio_trial=CompilerTrial(),
+        nvcc_trial=CompilerTrial(),
         cuda_home="/usr/local/cuda",
         nvcc="12.8",
         ninja=True,
@@ -108,7 +108,7 @@ SOUND = Facts(
     ),
     folder=Folder(path="/nvme", filesystem="xfs", device="nvme", free_bytes=2 * 10**12),
     nodes=(
-        Node(
+        HostfileNode(
             name="n1",
             slots=2,
             addresses=("10.0.0.1",),
@@ -118,7 +118,7 @@ SOUND = Facts(
             driver="570.86",
             port_answer="free",
         ),
-        Node(
+        HostfileNode(
             name="n2", slots=2, addresses=("10.0.0.2",), clock_ahead_s=-0.3, clock_error_s=0.02, gpus=2, driver="570.86"
         ),
     ),
@@ -126,7 +126,7 @@ SOUND = Facts(
 )
 
 
-def facts(**changes: Any) -> Facts:
+def facts(**changes: Any) -> MachineFacts:
     """The sound machine with some fields of some parts changed: `memory={"killed": 2}`."""
     parts = {
         name: replace(getattr(SOUND, name), **fields) if name != "environment" else {**SOUND.environment, **fields}
@@ -136,16 +136,16 @@ def facts(**changes: Any) -> Facts:
     return replace(SOUND, **{**changes, **parts})
 
 
-def gpu(**fields: Any) -> Facts:
+def gpu(**fields: Any) -> MachineFacts:
     """The second GPU is different."""
     return facts(graphics={"gpus": (GPUS[0], replace(GPUS[1], **fields))})
 
 
-def first_node(**fields: Any) -> Facts:
+def first_node(**fields: Any) -> MachineFacts:
     return replace(SOUND, nodes=(replace(SOUND.nodes[0], **fields), SOUND.nodes[1]))
 
 
-def environment(**variables: str) -> Facts:
+def environment(**variables: str) -> MachineFacts:
     return facts(environment=variables)
 
 
@@ -155,7 +155,7 @@ WITHOUT_PACKAGE = {
     for name in ("torch", "deepspeed", "accelerate", "setuptools", "ninja")
 }
 
-BROKEN: dict[str, tuple[Facts, str, str, str]] = {
+BROKEN: dict[str, tuple[MachineFacts, str, str, str]] = {
     # what is wrong: facts, the check, its status, words that must be said
     "no GPU at all": (facts(graphics=NO_GPU), "driver", "note", "no NVIDIA GPU"),
     "AMD": (facts(graphics=replace(NO_GPU, other_vendor="AMD")), "driver", "note", "AMD"),
@@ -232,14 +232,14 @@ BROKEN: dict[str, tuple[Facts, str, str, str]] = {
         "g++-99",
     ),
     "old compiler": (
-        facts(toolchain={"cxx_trial": Trial(error="error: unrecognized command line option '-std=c++20'")}),
+        facts(toolchain={"cxx_trial": CompilerTrial(error="error: unrecognized command line option '-std=c++20'")}),
         "compiler",
         "problem",
         "c++20",
     ),
     "slow compiler": (facts(toolchain={"cxx_trial": None}), "compiler", "unknown", "three seconds"),
     "no Python.h": (
-        facts(toolchain={"python_trial": Trial(error="Python.h: No such file")}),
+        facts(toolchain={"python_trial": CompilerTrial(error="Python.h: No such file")}),
         "python-headers",
         "problem",
         "python3.12-dev",
@@ -272,7 +272,7 @@ BROKEN: dict[str, tuple[Facts, str, str, str]] = {
         "12.8",
     ),
     "g++ too new for nvcc": (
-        facts(toolchain={"nvcc_trial": Trial(error="#error -- unsupported GNU version!")}),
+        facts(toolchain={"nvcc_trial": CompilerTrial(error="#error -- unsupported GNU version!")}),
         "nvcc-and-compiler",
         "problem",
         "unsupported GNU",
@@ -286,13 +286,13 @@ BROKEN: dict[str, tuple[Facts, str, str, str]] = {
     ),
     "fused Adam": (facts(toolchain={"nvcc": ""}), "fused-adam", "note", "cuda-toolkit"),
     "no libaio, swapping": (
-        facts(toolchain={"aio_trial": Trial(error="cannot find -laio")}),
+        facts(toolchain={"aio_trial": CompilerTrial(error="cannot find -laio")}),
         "async-io",
         "problem",
         "libaio-dev",
     ),
     "no libaio": (
-        facts(toolchain={"aio_trial": Trial(error="cannot find -laio")}, folder=None),
+        facts(toolchain={"aio_trial": CompilerTrial(error="cannot find -laio")}, folder=None),
         "async-io",
         "warning",
         "libaio-dev",
@@ -478,7 +478,7 @@ def test_findings_are_whole(name: str) -> None:
 
 def test_nothing_is_said_of_what_could_not_be_read() -> None:
     """A machine of which nothing is known gets one line for each part, and no guess."""
-    empty = judge(Facts(unread=(("memory", "KeyError: 'MemTotal'"),)))
+    empty = judge(MachineFacts(unread=(("memory", "KeyError: 'MemTotal'"),)))
     assert [(finding.check, finding.status) for finding in empty.areas["unread"]] == [("memory", "unknown")]
     assert all(finding.check in ("environment", "memory") for finding in empty.findings)
 

@@ -8,20 +8,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from ds_advise.advisor.question.lint_question import lint_settings
-from ds_advise.validate.lint import Facts, Report, lint, read_document
+from ds_advise.validate.lint import DeepSpeedFacts, LintReport, lint, read_document
 from ds_advise.validate.lint.facts import installed_version, source_folder
 from ds_advise.validate.lint.read_facts import read_facts
 
 
 @functools.cache
-def facts() -> Facts:
+def facts() -> DeepSpeedFacts:
     """The installed DeepSpeed's, read once."""
     folder, version = source_folder("deepspeed"), installed_version()
     assert folder is not None and version is not None
     return read_facts(folder, version, source_folder("torch"))
 
 
-def judged(config: Mapping[str, Any] | str, **options: Any) -> Report:
+def judged(config: Mapping[str, Any] | str, **options: Any) -> LintReport:
     """The report on a configuration, given as a dict or as the file's text, with the command's options."""
     text = config if isinstance(config, str) else json.dumps(config, indent=2)
     document = read_document(text.encode(), name="ds_config.json")
@@ -29,6 +29,6 @@ def judged(config: Mapping[str, Any] | str, **options: Any) -> Report:
     return lint(document, facts=facts(), **lint_settings(document.root.value, **given))
 
 
-def codes(report: Report, *severities: str) -> set[str]:
+def codes(report: LintReport, *severities: str) -> set[str]:
     """The codes that were found, of all severities or of some."""
     return {finding.code for finding in report.findings if not severities or finding.severity in severities}

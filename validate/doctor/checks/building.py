@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..facts import Facts, Trial
-from ..findings import Finding, note, ok, problem, unknown, warning
+from ..facts import CompilerTrial, MachineFacts
+from ..findings import DoctorFinding, note, ok, problem, unknown, warning
 from .versions import lacks_architecture, version
 
 _PACKAGES = {
@@ -48,7 +48,7 @@ _ABANDONED_S = 3600.0
 _NETWORK = ("nfs", "nfs4", "cifs", "lustre", "beegfs", "gpfs", "ceph", "9p")
 
 
-def install(what: str, facts: Facts) -> str:
+def install(what: str, facts: MachineFacts) -> str:
     """The command that installs a package of the operating system, or its usual name where the manager is not known."""
     manager = facts.toolchain.package_manager if facts.toolchain else ""
     python = ".".join(facts.software.python.split(".")[:2]) if facts.software else "3"
@@ -59,7 +59,7 @@ def install(what: str, facts: Facts) -> str:
     )
 
 
-def compiler(facts: Facts) -> Iterator[Finding]:
+def compiler(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """A C++ compiler for the standard that DeepSpeed asks for, with OpenMP."""
     tools = facts.toolchain
     if tools is None:
@@ -85,7 +85,7 @@ def compiler(facts: Facts) -> Iterator[Finding]:
         yield ok("compiler", f"{tools.cxx} compiles {tools.standard} with OpenMP")
 
 
-def python_headers(facts: Facts) -> Iterator[Finding]:
+def python_headers(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """Python.h, which every op includes."""
     trial = facts.toolchain.python_trial if facts.toolchain else None
     if trial is not None and not trial.compiled:
@@ -99,7 +99,7 @@ def python_headers(facts: Facts) -> Iterator[Finding]:
         yield ok("python-headers", "Python.h is there")
 
 
-def ninja(facts: Facts) -> Iterator[Finding]:
+def ninja(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """ninja as a command, without which torch compiles nothing."""
     if facts.toolchain is None:
         return
@@ -118,7 +118,7 @@ def ninja(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def setuptools(facts: Facts) -> Iterator[Finding]:
+def setuptools(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """Python 3.12 and newer have no distutils of their own, which DeepSpeed looks for libaio with."""
     software = facts.software
     if software and version(software.python) >= (3, 12) and "setuptools" not in software.packages:
@@ -130,7 +130,7 @@ def setuptools(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def cuda_toolkit(facts: Facts) -> Iterator[Finding]:
+def cuda_toolkit(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """nvcc, of the CUDA that torch was built for; DeepSpeed's own list says which minor versions it takes as equal."""
     software, tools = facts.software, facts.toolchain
     if software is None or tools is None or not software.torch_cuda:
@@ -165,7 +165,7 @@ def cuda_toolkit(facts: Facts) -> Iterator[Finding]:
         yield ok("cuda-toolkit", f"nvcc {own} for torch's CUDA {torch}")
 
 
-def nvcc_architecture(facts: Facts) -> Iterator[Finding]:
+def nvcc_architecture(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """nvcc knows these GPUs."""
     if facts.toolchain is None or facts.graphics is None or not facts.toolchain.nvcc:
         return
@@ -181,7 +181,7 @@ def nvcc_architecture(facts: Facts) -> Iterator[Finding]:
             return
 
 
-def nvcc_and_compiler(facts: Facts) -> Iterator[Finding]:
+def nvcc_and_compiler(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """nvcc takes the C++ compiler: each version refuses those that came after it."""
     trial = facts.toolchain.nvcc_trial if facts.toolchain else None
     if trial is not None and not trial.compiled and facts.software and facts.software.torch_cuda:
@@ -193,20 +193,20 @@ def nvcc_and_compiler(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def cpu_adam(facts: Facts) -> Iterator[Finding]:
+def cpu_adam(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """DeepSpeedCPUAdam, which every plan with the optimizer in host RAM needs."""
     yield from _op(
         "cpu-adam", "cpu_adam", facts, needs_cuda=bool(facts.software and facts.software.cpu_adam_needs_cuda)
     )
 
 
-def fused_adam(facts: Facts) -> Iterator[Finding]:
+def fused_adam(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """FusedAdam, which AdamW in a configuration without offload becomes."""
     if facts.graphics and facts.graphics.gpus:
         yield from _op("fused-adam", "fused_adam", facts, needs_cuda=True)
 
 
-def async_io(facts: Facts) -> Iterator[Finding]:
+def async_io(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """async_io, which swaps to NVMe."""
     tools = facts.toolchain
     if tools is None or tools.aio_trial is None:
@@ -223,7 +223,7 @@ def async_io(facts: Facts) -> Iterator[Finding]:
     yield from _op("async-io", "async_io", facts, needs_cuda=bool(facts.graphics and facts.graphics.gpus))
 
 
-def _op(check: str, op: str, facts: Facts, *, needs_cuda: bool) -> Iterator[Finding]:
+def _op(check: str, op: str, facts: MachineFacts, *, needs_cuda: bool) -> Iterator[DoctorFinding]:
     """A summary: what stands in the way is told, with its fix, by the check that it belongs to."""
     tools, software = facts.toolchain, facts.software
     if tools is None or software is None:
@@ -248,11 +248,11 @@ def _op(check: str, op: str, facts: Facts, *, needs_cuda: bool) -> Iterator[Find
         yield note(check, f"cannot be compiled: {', '.join(lacks)}", "the checks of these names say what to do")
 
 
-def _compiled(trial: Trial | None) -> bool:
+def _compiled(trial: CompilerTrial | None) -> bool:
     return trial is not None and trial.compiled
 
 
-def ops_folder(facts: Facts) -> Iterator[Finding]:
+def ops_folder(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """The folder of compiled ops can be written to, is local, and nobody's dead build holds a lock in it."""
     folder = facts.ops_folder
     if folder is None:
@@ -291,7 +291,7 @@ def ops_folder(facts: Facts) -> Iterator[Finding]:
         yield ok("ops-folder", "compiled ops can be kept")
 
 
-def vectors(facts: Facts) -> Iterator[Finding]:
+def vectors(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """CPU Adam is compiled with vector instructions."""
     processor = facts.processor
     if processor is None:

@@ -6,22 +6,22 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..facts import Facts
-from ..findings import Finding, Status, note, ok, problem, warning
+from ..facts import MachineFacts
+from ..findings import DoctorFinding, FindingStatus, note, ok, problem, warning
 
 _ON = ("1", "true", "on", "yes", "y")
 """What NCCL, torch and CUDA take for yes, in lower case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class VariableRule:
     """A variable that is told when it has one of some values.
 
     values: lower case; empty: any value that is not "". several_gpus: it matters between GPUs only.
     """
 
     name: str
-    status: Status
+    status: FindingStatus
     why: str
     fix: str = ""
     values: tuple[str, ...] = ()
@@ -32,115 +32,115 @@ class Setting:
 
 
 SETTINGS = (
-    Setting(
+    VariableRule(
         name="NCCL_P2P_DISABLE",
         status="warning",
         values=_ON,
         several_gpus=True,
         why="GPUs talk through host memory, NVLink or not; the slowest of NCCL's switches to leave set",
     ),
-    Setting(
+    VariableRule(
         name="NCCL_SHM_DISABLE",
         status="warning",
         values=_ON,
         several_gpus=True,
         why="GPUs that cannot reach each other directly talk through the network stack",
     ),
-    Setting(
+    VariableRule(
         name="NCCL_IB_DISABLE",
         status="warning",
         values=_ON,
         why="nodes talk over TCP although InfiniBand or RoCE may be there; on one node it changes nothing",
     ),
-    Setting(
+    VariableRule(
         name="NCCL_NET_GDR_LEVEL",
         status="note",
         values=("0", "loc"),
         why="the network adapter does not read from the GPU: every message is copied to host memory first",
     ),
-    Setting(
+    VariableRule(
         name="NCCL_P2P_LEVEL",
         status="note",
         values=("0", "loc"),
         several_gpus=True,
         why="GPUs do not write to each other",
     ),
-    Setting(name="NCCL_ALGO", status="note", why="NCCL's own choice by message size is switched off"),
-    Setting(
+    VariableRule(name="NCCL_ALGO", status="note", why="NCCL's own choice by message size is switched off"),
+    VariableRule(
         name="NCCL_PROTO",
         status="note",
         why="NCCL's own choice is switched off; some of its choices corrupt data on "
         "hardware that does not support them",
     ),
-    Setting(name="NCCL_MAX_NCHANNELS", status="note", why="it bounds what NCCL can send at a time"),
-    Setting(
+    VariableRule(name="NCCL_MAX_NCHANNELS", status="note", why="it bounds what NCCL can send at a time"),
+    VariableRule(
         name="NCCL_DEBUG",
         status="note",
         values=("info", "trace"),
         why="NCCL writes a lot; leave it to look for a fault",
     ),
-    Setting(
+    VariableRule(
         name="NCCL_BLOCKING_WAIT",
         status="note",
         values=_ON,
         why="torch reads TORCH_NCCL_BLOCKING_WAIT now; and then the host waits for every collective",
     ),
-    Setting(
+    VariableRule(
         name="TORCH_NCCL_BLOCKING_WAIT",
         status="warning",
         values=_ON,
         why="the host waits for every collective: nothing overlaps",
     ),
-    Setting(
+    VariableRule(
         name="TORCH_DISTRIBUTED_DEBUG",
         status="warning",
         values=("detail",),
         why="every collective is checked by another one first",
     ),
-    Setting(
+    VariableRule(
         name="CUDA_LAUNCH_BLOCKING",
         status="warning",
         values=_ON,
         why="the host waits for every kernel: nothing overlaps, and small models run several times slower",
     ),
-    Setting(
+    VariableRule(
         name="CUDA_DEVICE_MAX_CONNECTIONS",
         status="note",
         values=("1",),
         why="kernels of all streams wait in one queue: meant for Megatron's tensor parallelism, it hinders ZeRO's "
         "overlap",
     ),
-    Setting(
+    VariableRule(
         name="PYTORCH_NO_CUDA_MEMORY_CACHING",
         status="warning",
         why="every tensor is asked of the driver: steps are many times slower",
     ),
-    Setting(
+    VariableRule(
         name="TORCH_SHOW_CPP_STACKTRACES",
         status="note",
         values=_ON,
         why="errors are collected slowly and printed at length",
     ),
-    Setting(
+    VariableRule(
         name="OMP_NUM_THREADS",
         status="warning",
         values=("1",),
         fix="set it to the cores per rank",
         why="CPU Adam runs on one thread per rank (torchrun sets it where nobody else does)",
     ),
-    Setting(
+    VariableRule(
         name="DS_ACCELERATOR",
         status="warning",
         values=("cpu",),
         why="DeepSpeed takes the CPU and leaves the GPUs alone",
     ),
-    Setting(
+    VariableRule(
         name="DS_SKIP_CUDA_CHECK",
         status="note",
         values=("1",),
         why="DeepSpeed compiles ops for another CUDA than torch's without a word",
     ),
-    Setting(
+    VariableRule(
         name="HF_HUB_OFFLINE", status="note", values=_ON, why="models and data that are not in the cache are not found"
     ),
 )
@@ -148,7 +148,7 @@ SETTINGS = (
 by accelerator/real_accelerator.py and ops/op_builder/builder.py of 0.19.8."""
 
 
-def settings(facts: Facts) -> Iterator[Finding]:
+def settings(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """Variables whose value alone is telling."""
     several = not facts.graphics or len(facts.graphics.gpus) != 1 or bool(facts.nodes)
     found = [
@@ -157,7 +157,7 @@ def settings(facts: Facts) -> Iterator[Finding]:
         if setting.said_of(facts.environment.get(setting.name, "")) and (several or not setting.several_gpus)
     ]
     for setting in found:
-        yield Finding(
+        yield DoctorFinding(
             check="environment",
             status=setting.status,
             what=f"{setting.name}={facts.environment[setting.name][:40]}",
@@ -168,7 +168,7 @@ def settings(facts: Facts) -> Iterator[Finding]:
         yield ok("environment", "no variable that slows NCCL, CUDA or torch down")
 
 
-def visible_devices(facts: Facts) -> Iterator[Finding]:
+def visible_devices(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """CUDA_VISIBLE_DEVICES names GPUs that are there."""
     value, graphics = facts.environment.get("CUDA_VISIBLE_DEVICES"), facts.graphics
     if value is None or graphics is None or not graphics.gpus:
@@ -198,7 +198,7 @@ def visible_devices(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def interfaces(facts: Facts) -> Iterator[Finding]:
+def interfaces(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """The network interfaces that NCCL and Gloo are told to take are there."""
     if facts.host is None or not facts.host.interfaces:
         return
@@ -224,7 +224,7 @@ def interfaces(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def architectures(facts: Facts) -> Iterator[Finding]:
+def architectures(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """TORCH_CUDA_ARCH_LIST, for which ops are compiled, has these GPUs in it."""
     listed = facts.environment.get("TORCH_CUDA_ARCH_LIST", "")
     if not listed or facts.graphics is None:
@@ -249,7 +249,7 @@ def architectures(facts: Facts) -> Iterator[Finding]:
             return
 
 
-def libraries(facts: Facts) -> Iterator[Finding]:
+def libraries(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """The loader finds the real CUDA libraries first."""
     folders = [folder for folder in facts.environment.get("LD_LIBRARY_PATH", "").split(":") if folder]
     if any(folder.rstrip("/").endswith("/stubs") for folder in folders):
@@ -272,7 +272,7 @@ def libraries(facts: Facts) -> Iterator[Finding]:
             return
 
 
-def allocator(facts: Facts) -> Iterator[Finding]:
+def allocator(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """The caching allocator may grow its segments."""
     value = facts.environment.get("PYTORCH_ALLOC_CONF") or facts.environment.get("PYTORCH_CUDA_ALLOC_CONF", "")
     if facts.graphics and facts.graphics.gpus and "expandable_segments:True" not in value:
@@ -284,7 +284,7 @@ def allocator(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def left_behind(facts: Facts) -> Iterator[Finding]:
+def left_behind(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """No rank's variables stand where jobs are started by hand."""
     world = facts.environment.get("WORLD_SIZE", "")
     if world.isdigit() and int(world) > 1:
@@ -297,7 +297,7 @@ def left_behind(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def proxies(facts: Facts) -> Iterator[Finding]:
+def proxies(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """What goes to this machine goes around a proxy."""
     known = {name.lower(): value for name, value in facts.environment.items()}
     through = next((name for name in ("https_proxy", "http_proxy", "all_proxy") if known.get(name)), "")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..facts import Facts
-from ..findings import Finding, note, ok, problem, warning
+from ..facts import MachineFacts
+from ..findings import DoctorFinding, note, ok, problem, warning
 
 _LITTLE_BYTES = 100 * 10**9
 """A model of 7 B parameters swaps 18 bytes of each: fp32 weights, two states, gradients and weights in half
 precision."""
 
 
-def usable(facts: Facts) -> Iterator[Finding]:
+def usable(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """It is a folder that may be written to."""
     if facts.folder is not None and facts.folder.error:
         yield problem(
@@ -23,7 +23,7 @@ def usable(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def drive(facts: Facts) -> Iterator[Finding]:
+def drive(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """It is on an NVMe drive, and not in memory or across a network."""
     folder = facts.folder
     if folder is None or folder.error:
@@ -74,7 +74,7 @@ def drive(facts: Facts) -> Iterator[Finding]:
             yield note("drive", f"a drive of unknown kind ({kind})", "its speed decides the speed of training", measure)
 
 
-def direct_io(facts: Facts) -> Iterator[Finding]:
+def direct_io(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """Files open with O_DIRECT, which DeepSpeed asks for (ops/csrc/aio/common/deepspeed_aio_common.cpp, 0.19.8)."""
     folder = facts.folder
     if folder is None or folder.error:
@@ -90,7 +90,7 @@ def direct_io(facts: Facts) -> Iterator[Finding]:
         yield ok("direct-io", "files open past the page cache (O_DIRECT)")
 
 
-def room(facts: Facts) -> Iterator[Finding]:
+def room(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """There is room for the states of a model worth swapping."""
     folder = facts.folder
     if folder is None or folder.error:

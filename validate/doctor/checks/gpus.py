@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ..facts import Facts, Gpu
-from ..findings import Finding, gib, note, ok, problem, warning
+from ..facts import GpuState, MachineFacts
+from ..findings import DoctorFinding, gib, note, ok, problem, warning
 
 _IDLE_SHARE = 0.05
 """Of a GPU's memory that the driver itself may keep: 0.5 to 1 GiB of 80."""
@@ -14,21 +14,21 @@ _LOWERED = 0.95
 """A power limit below this share of the default was lowered by somebody."""
 
 
-def _gpus(facts: Facts) -> Sequence[Gpu]:
+def _gpus(facts: MachineFacts) -> Sequence[GpuState]:
     return facts.graphics.gpus if facts.graphics else ()
 
 
-def named(gpus: Sequence[Gpu]) -> str:
+def named(gpus: Sequence[GpuState]) -> str:
     """`GPU 0`, `GPUs 0, 2 and 3`."""
     numbers = [str(gpu.index) for gpu in gpus]
     return f"GPU {numbers[0]}" if len(numbers) == 1 else f"GPUs {', '.join(numbers[:-1])} and {numbers[-1]}"
 
 
-def _where(facts: Facts, holds: Callable[[Gpu], bool]) -> list[Gpu]:
+def _where(facts: MachineFacts, holds: Callable[[GpuState], bool]) -> list[GpuState]:
     return [gpu for gpu in _gpus(facts) if holds(gpu)]
 
 
-def gpus(facts: Facts) -> Iterator[Finding]:
+def gpus(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """They are of one kind."""
     found = _gpus(facts)
     if not found:
@@ -49,7 +49,7 @@ def gpus(facts: Facts) -> Iterator[Finding]:
         yield ok("gpus", listed)
 
 
-def gpu_memory(facts: Facts) -> Iterator[Finding]:
+def gpu_memory(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """Nobody holds their memory."""
     found = _gpus(facts)
     held = [gpu for gpu in found if gpu.memory_bytes - gpu.free_bytes > _IDLE_SHARE * gpu.memory_bytes]
@@ -67,7 +67,7 @@ def gpu_memory(facts: Facts) -> Iterator[Finding]:
         yield ok("gpu-memory", "free on all of them")
 
 
-def compute_mode(facts: Facts) -> Iterator[Finding]:
+def compute_mode(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """Processes may use them."""
     if closed := _where(facts, lambda gpu: gpu.compute_mode == "prohibited"):
         yield problem(
@@ -85,7 +85,7 @@ def compute_mode(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def mig(facts: Facts) -> Iterator[Finding]:
+def mig(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """They are not split."""
     if split := _where(facts, lambda gpu: gpu.mig):
         yield warning(
@@ -96,7 +96,7 @@ def mig(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def bf16(facts: Facts) -> Iterator[Finding]:
+def bf16(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """They have bf16 units, which came with compute capability 8.0."""
     lacking = _where(facts, lambda gpu: gpu.capability is not None and gpu.capability < (8, 0))
     if lacking:
@@ -110,7 +110,7 @@ def bf16(facts: Facts) -> Iterator[Finding]:
         yield ok("bf16", "bf16 units are there")
 
 
-def memory_errors(facts: Facts) -> Iterator[Finding]:
+def memory_errors(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """Their memory is sound."""
     if worn := _where(facts, lambda gpu: gpu.remapping_failed):
         yield problem(
@@ -131,7 +131,7 @@ def memory_errors(facts: Facts) -> Iterator[Finding]:
         yield ok("memory-errors", "no uncorrected memory errors")
 
 
-def power(facts: Facts) -> Iterator[Finding]:
+def power(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """Their power is not limited below the default."""
     lowered = _where(
         facts,
@@ -149,7 +149,7 @@ def power(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def throttling(facts: Facts) -> Iterator[Finding]:
+def throttling(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """Nothing lowers their clocks right now."""
     hot = _where(facts, lambda gpu: bool({"heat", "hardware", "power brake"} & set(gpu.slowed_by)))
     if hot:
@@ -165,7 +165,7 @@ def throttling(facts: Facts) -> Iterator[Finding]:
         yield ok("throttling", "no clock is lowered by heat or by the hardware")
 
 
-def pcie(facts: Facts) -> Iterator[Finding]:
+def pcie(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """Their host links have all lanes. The generation counts only while a GPU works: idle links slow down."""
     known = _where(facts, lambda gpu: gpu.pcie is not None)
     links = {gpu.index: gpu.pcie for gpu in known if gpu.pcie is not None}
@@ -192,7 +192,7 @@ def pcie(facts: Facts) -> Iterator[Finding]:
         yield ok("pcie", f"x{link.width}, up to generation {link.most_generation}")
 
 
-def nvlink(facts: Facts) -> Iterator[Finding]:
+def nvlink(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """All NVLinks that are there are up."""
     linked = _where(facts, lambda gpu: gpu.nvlinks[0] > 0)
     down = [gpu for gpu in linked if gpu.nvlinks[1]]
@@ -216,7 +216,7 @@ def nvlink(facts: Facts) -> Iterator[Finding]:
         yield ok("nvlink", f"{linked[0].nvlinks[0]} links up on every GPU")
 
 
-def peer_to_peer(facts: Facts) -> Iterator[Finding]:
+def peer_to_peer(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """GPUs write into each other's memory; where they cannot, NCCL goes through the host's."""
     pairs = facts.graphics.pairs if facts.graphics else ()
     if not pairs:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..facts import Facts
-from ..findings import Finding, gib, note, ok, problem, warning
+from ..facts import MachineFacts
+from ..findings import DoctorFinding, gib, note, ok, problem, warning
 from .building import install
 
 _SHORT = 0.1
@@ -21,7 +21,7 @@ _LEAST_LOCKED_BYTES = 10**9
 _LEAST_FILES = 4096
 
 
-def ram(facts: Facts) -> Iterator[Finding]:
+def ram(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """There is RAM to be had."""
     memory = facts.memory
     if memory is None:
@@ -38,7 +38,7 @@ def ram(facts: Facts) -> Iterator[Finding]:
         yield ok("ram", seen)
 
 
-def memory_limit(facts: Facts) -> Iterator[Finding]:
+def memory_limit(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """What the container may use, and whether the kernel killed in it."""
     memory = facts.memory
     if memory is None:
@@ -63,7 +63,7 @@ def memory_limit(facts: Facts) -> Iterator[Finding]:
         yield ok("memory-limit", "no limit below the machine's RAM")
 
 
-def swap(facts: Facts) -> Iterator[Finding]:
+def swap(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """Nothing is swapped out."""
     memory = facts.memory
     if memory is None:
@@ -79,7 +79,7 @@ def swap(facts: Facts) -> Iterator[Finding]:
         yield ok("swap", f"{gib(memory.swap_bytes)} GiB, unused" if memory.swap_bytes else "none")
 
 
-def locked_memory(facts: Facts) -> Iterator[Finding]:
+def locked_memory(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """DeepSpeed may page-lock its NVMe buffers, and an RDMA adapter what it sends.
 
     CUDA's pinned memory is not bound by this limit. The swap buffers are: they are locked with mlock
@@ -105,7 +105,7 @@ def locked_memory(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def shared_memory(facts: Facts) -> Iterator[Finding]:
+def shared_memory(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """/dev/shm holds what NCCL and data loaders share."""
     memory = facts.memory
     if memory is None:
@@ -133,7 +133,7 @@ def shared_memory(facts: Facts) -> Iterator[Finding]:
         yield ok("shared-memory", f"/dev/shm has {gib(memory.shared_free_bytes or 0)} GiB free")
 
 
-def huge_pages(facts: Facts) -> Iterator[Finding]:
+def huge_pages(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """RAM is not set aside for huge pages, which training does not use."""
     memory = facts.memory
     if memory is not None and memory.huge_bytes > _SHORT * memory.total_bytes:
@@ -145,7 +145,7 @@ def huge_pages(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def overcommit(facts: Facts) -> Iterator[Finding]:
+def overcommit(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """Memory may be promised before it is used."""
     if facts.memory is not None and facts.memory.overcommit == 2:
         yield warning(
@@ -157,7 +157,7 @@ def overcommit(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def cores(facts: Facts) -> Iterator[Finding]:
+def cores(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """Cores for data loading and CPU Adam, and a quota that agrees with the threads that will be started."""
     processor = facts.processor
     if processor is None:
@@ -189,7 +189,7 @@ def cores(facts: Facts) -> Iterator[Finding]:
         yield ok("cores", f"{usable} cores")
 
 
-def numa(facts: Facts) -> Iterator[Finding]:
+def numa(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """Each rank can have the cores and the memory that are near its GPU."""
     processor = facts.processor
     if processor is None:
@@ -215,7 +215,7 @@ def numa(facts: Facts) -> Iterator[Finding]:
         yield ok("numa", f"{len(processor.nodes)} NUMA nodes; bind ranks with deepspeed --bind_cores_to_rank")
 
 
-def governor(facts: Facts) -> Iterator[Finding]:
+def governor(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """The cores' clock is not held low."""
     if facts.processor is not None and facts.processor.governor == "powersave":
         yield note(
@@ -226,7 +226,7 @@ def governor(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def open_files(facts: Facts) -> Iterator[Finding]:
+def open_files(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """Enough files may be open."""
     limit = facts.host.open_files if facts.host else None
     if limit is not None and limit < _LEAST_FILES:
@@ -238,7 +238,7 @@ def open_files(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def own_name(facts: Facts) -> Iterator[Finding]:
+def own_name(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """This machine's own name resolves, which Gloo looks up at its start."""
     if facts.host is not None and facts.host.own_name_resolves is False:
         yield warning(
@@ -249,7 +249,7 @@ def own_name(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def port(facts: Facts) -> Iterator[Finding]:
+def port(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """The port on which the ranks meet is free."""
     host = facts.host
     if host is None or host.port_in_use is None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..facts import Facts, Node
-from ..findings import Finding, ok, problem, unknown, warning
+from ..facts import HostfileNode, MachineFacts
+from ..findings import DoctorFinding, ok, problem, unknown, warning
 
 _CLOCK_S = 1.0
 """A difference that mixes up logs and makes ninja take new files on a shared drive for old ones."""
 
 
-def names(facts: Facts) -> Iterator[Finding]:
+def names(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """They resolve, and not to the machine itself alone."""
     lost = [node for node in facts.nodes if node.unresolved]
     if lost:
@@ -35,7 +35,7 @@ def names(facts: Facts) -> Iterator[Finding]:
         yield ok("names", f"{len(facts.nodes)} name{'s' * (len(facts.nodes) > 1)} resolved")
 
 
-def ssh(facts: Facts) -> Iterator[Finding]:
+def ssh(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """The launcher gets in without a password."""
     found = [node for node in facts.nodes if not node.unresolved]
     shut = [node for node in found if node.ssh_error]
@@ -55,7 +55,7 @@ def ssh(facts: Facts) -> Iterator[Finding]:
         yield ok("ssh", "no password is asked for")
 
 
-def pdsh(facts: Facts) -> Iterator[Finding]:
+def pdsh(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """The launcher's default way to the nodes is installed."""
     if len(facts.nodes) > 1 and not facts.pdsh:
         yield problem(
@@ -66,7 +66,7 @@ def pdsh(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def clocks(facts: Facts) -> Iterator[Finding]:
+def clocks(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """They agree on the time."""
     known = [node for node in facts.nodes if node.clock_ahead_s is not None]
     off = [node for node in known if abs(node.clock_ahead_s or 0.0) - node.clock_error_s > _CLOCK_S]
@@ -82,7 +82,7 @@ def clocks(facts: Facts) -> Iterator[Finding]:
         yield ok("clocks", f"within {_CLOCK_S:.0f} s")
 
 
-def slots(facts: Facts) -> Iterator[Finding]:
+def slots(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """They have as many GPUs as the hostfile gives them slots, and one driver."""
     wrong = [node for node in facts.nodes if node.gpus is not None and node.gpus < node.slots]
     if wrong:
@@ -105,7 +105,7 @@ def slots(facts: Facts) -> Iterator[Finding]:
         yield ok("slots", "every node has the GPUs that the hostfile says")
 
 
-def meeting_point(facts: Facts) -> Iterator[Finding]:
+def meeting_point(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """The port on the first node is reached from here, and free."""
     if not facts.nodes or facts.host is None or not facts.nodes[0].port_answer:
         return
@@ -130,7 +130,7 @@ def meeting_point(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _listed(nodes: Sequence[Node]) -> str:
+def _listed(nodes: Sequence[HostfileNode]) -> str:
     more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
     return ", ".join(node.name for node in nodes[:3]) + more
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ..facts import NO_PYNVML, Facts
-from ..findings import Finding, note, ok, problem, unknown, warning
+from ..facts import NO_PYNVML, MachineFacts
+from ..findings import DoctorFinding, note, ok, problem, unknown, warning
 
 Version = tuple[int, ...]
 
@@ -29,7 +29,7 @@ _OLDEST_OF_13 = (7, 5)
 """CUDA 13 compiles for Turing and newer only (CUDA 13.0 release notes, "deprecated architectures")."""
 
 
-def driver(facts: Facts) -> Iterator[Finding]:
+def driver(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """The NVIDIA driver answers, or it is told which of its parts is missing."""
     graphics = facts.graphics
     if graphics is None:
@@ -84,7 +84,7 @@ def driver(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def torch(facts: Facts) -> Iterator[Finding]:
+def torch(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """torch is there, and of a build that can use what is."""
     software = facts.software
     if software is None:
@@ -114,7 +114,7 @@ def torch(facts: Facts) -> Iterator[Finding]:
         yield ok("torch", f"torch {version}, {build}")
 
 
-def torch_and_driver(facts: Facts) -> Iterator[Finding]:
+def torch_and_driver(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """The driver runs the CUDA that torch was built for."""
     if facts.software is None or facts.graphics is None:
         return
@@ -141,7 +141,7 @@ def torch_and_driver(facts: Facts) -> Iterator[Finding]:
         yield ok("torch-and-driver", f"the driver (CUDA {runs}) runs torch's CUDA {built}")
 
 
-def gpu_architecture(facts: Facts) -> Iterator[Finding]:
+def gpu_architecture(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """torch's CUDA has kernels for these GPUs."""
     if facts.software is None or facts.graphics is None or not facts.software.torch_cuda:
         return
@@ -166,7 +166,7 @@ def lacks_architecture(cuda: str, capability: tuple[int, int]) -> str:
     return "CUDA 12" if known >= (13,) and capability < _OLDEST_OF_13 else ""
 
 
-def torch_libraries(facts: Facts) -> Iterator[Finding]:
+def torch_libraries(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """NVIDIA's packages are the versions that torch was built with."""
     wrong = facts.software.wrong_libraries if facts.software else ()
     if wrong:
@@ -180,7 +180,7 @@ def torch_libraries(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def deepspeed(facts: Facts) -> Iterator[Finding]:
+def deepspeed(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """DeepSpeed is there, and recent enough for what ds-advise says of it."""
     software = facts.software
     if software is None:
@@ -207,7 +207,7 @@ def deepspeed(facts: Facts) -> Iterator[Finding]:
         yield ok("deepspeed", f"DeepSpeed {found}{f', {others}' if others else ''}")
 
 
-def trainer(facts: Facts) -> Iterator[Finding]:
+def trainer(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """The Trainer hands its model to DeepSpeed through accelerate."""
     if facts.software and "transformers" in facts.software.packages and "accelerate" not in facts.software.packages:
         yield problem(
@@ -218,7 +218,7 @@ def trainer(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def ops_built_ahead(facts: Facts) -> Iterator[Finding]:
+def ops_built_ahead(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """Ops that were compiled when DeepSpeed was installed were compiled for this torch."""
     software = facts.software
     if software is None or not software.built_ahead or "torch" not in software.packages:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ....probes.kernel_files import read_number, read_text
-from ..facts import NO_PYNVML, Gpu, Graphics, Pair, Pcie
+from ..facts import NO_PYNVML, GpuState, Graphics, Pair, Pcie
 from .host import cpu_list
 
 _Answer = TypeVar("_Answer")
@@ -86,7 +86,7 @@ def _asked(nvml: Any, question: Callable[..., _Answer], *arguments: Any) -> _Ans
         return None
 
 
-def _gpu(nvml: Any, handle: Any, index: int, root: Path) -> Gpu:
+def _gpu(nvml: Any, handle: Any, index: int, root: Path) -> GpuState:
     def ask(name: str, *arguments: Any) -> Any:
         return _asked(nvml, getattr(nvml, name, _missing), handle, *arguments)
 
@@ -103,7 +103,7 @@ def _gpu(nvml: Any, handle: Any, index: int, root: Path) -> Gpu:
     rows = ask("nvmlDeviceGetRemappedRows")
     device = _pci_device(ask("nvmlDeviceGetPciInfo"), root)
     numa_node = read_number(device / "numa_node")
-    return Gpu(
+    return GpuState(
         index=index,
         name=str(ask("nvmlDeviceGetName") or "GPU"),
         memory_bytes=int(memory.total) if memory else 0,

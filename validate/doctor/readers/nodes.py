@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Literal
 
-from ..facts import Node
+from ..facts import HostfileNode
 from .tools import Runner
 
 AT_ONCE = 64
@@ -33,13 +33,13 @@ _LOOK = "date +%s.%N; nvidia-smi --query-gpu=driver_version --format=csv,noheade
 
 def read_nodes(
     slots: Mapping[str, int], port: int, run: Runner, *, knock: Callable[[str, int], PortAnswer] | None = None
-) -> tuple[Node, ...]:
+) -> tuple[HostfileNode, ...]:
     """Look at the nodes (name -> slots), `AT_ONCE` at the same time; the port is tried on the first, where the ranks
     meet."""
     first = next(iter(slots))
 
-    def look(name: str) -> Node:
-        node = Node(name=name, slots=slots[name])
+    def look(name: str) -> HostfileNode:
+        node = HostfileNode(name=name, slots=slots[name])
         looked_up = run(["getent", "ahosts", name.rpartition("@")[2]], "", _LOOK_UP_S)
         addresses = tuple(dict.fromkeys(line.split()[0] for line in looked_up.out.splitlines() if line.strip()))
         if looked_up.code != 0 or not addresses:

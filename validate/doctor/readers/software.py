@@ -11,7 +11,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from ..facts import Software
+from ..facts import InstalledSoftware
 
 PACKAGES = (
     "torch",
@@ -32,14 +32,14 @@ PACKAGES = (
 _PINNED = re.compile(r"^(nvidia-[a-z0-9-]+)\s*==\s*([0-9.]+)")
 
 
-def read_software() -> Software:
+def read_software() -> InstalledSoftware:
     """What Python's metadata and the installed packages' own files say."""
     known = {name: found for name in PACKAGES if (found := _installed(name)) is not None}
     torch, deepspeed = known.get("torch"), known.get("deepspeed")
     built = _constants(torch, "torch/version.py")
     ahead = _constants(deepspeed, "deepspeed/git_version_info_installed.py")
     torch_cuda = built.get("cuda") or ""
-    return Software(
+    return InstalledSoftware(
         python=platform.python_version(),
         packages={name: found.version for name, found in known.items()},
         torch_cuda=torch_cuda,

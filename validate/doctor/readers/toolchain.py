@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from ..facts import OpsFolder, Toolchain, Trial
+from ..facts import CompilerTrial, OpsFolder, Toolchain
 from .folder import mount_of
 from .tools import Runner
 
@@ -100,16 +100,16 @@ def _words(text: str) -> list[str]:
         return text.split()
 
 
-def _trial(run: Runner, command: list[str], program: str) -> Trial | None:
+def _trial(run: Runner, command: list[str], program: str) -> CompilerTrial | None:
     """None where the compiler is not there or did not answer."""
     ran = run(command, program, _LIMIT_S)
     if ran.code is None:
         return None
     if ran.code == 0:
-        return Trial()
+        return CompilerTrial()
     lines = [line.strip() for line in (ran.err or ran.out).splitlines() if line.strip()]
     telling = next((line for line in lines if re.search(r"error|cannot find|No such file", line)), "")
-    return Trial(error=telling or (lines[0] if lines else f"exit code {ran.code}"))
+    return CompilerTrial(error=telling or (lines[0] if lines else f"exit code {ran.code}"))
 
 
 def _compiler(line: str) -> str:

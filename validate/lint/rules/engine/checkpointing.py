@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...linted_config import LintedConfig
 from ...rule import Hit, Rules, hit
-from ...subject import Subject
 from ...values import shown
 
 rules = Rules()
@@ -23,10 +23,10 @@ _CHECKPOINT = "runtime/model_checkpointing/config.py"
     bad={"train_batch_size": 8, "checkpoint": {"tag_validation": "strict"}},
     good={"train_batch_size": 8, "checkpoint": {"tag_validation": "Fail"}},
 )
-def tag_validation(subject: Subject) -> Iterator[Hit]:
-    value = subject.get("checkpoint.tag_validation")
+def tag_validation(config: LintedConfig) -> Iterator[Hit]:
+    value = config.get("checkpoint.tag_validation")
     known = isinstance(value, str) and value.upper() in ("WARN", "IGNORE", "FAIL")
-    if "tag_validation" in subject.block("checkpoint") and not known:
+    if "tag_validation" in config.block("checkpoint") and not known:
         yield hit("checkpoint.tag_validation", f"tag_validation is {shown(value)}")
 
 
@@ -40,10 +40,10 @@ def tag_validation(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "checkpoint": {"writer": {"type": "quick"}}},
     good={"train_batch_size": 8, "checkpoint": {"writer": {"type": "fast"}}},
 )
-def writer(subject: Subject) -> Iterator[Hit]:
+def writer(config: LintedConfig) -> Iterator[Hit]:
     known = {"type": ("MOCK", "PYTHON", "FAST"), "data_parallel": ("REPLICA", "SOCKET", "MACHINE")}
     for name, values in known.items():
-        value = subject.get(f"checkpoint.writer.{name}")
+        value = config.get(f"checkpoint.writer.{name}")
         if value is not None and not (isinstance(value, str) and value.upper() in values):
             yield hit(f"checkpoint.writer.{name}", f"{name} is {shown(value)}")
 
@@ -59,8 +59,8 @@ def writer(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "checkpoint": {"writer": {"type": "fast"}}},
     good={"train_batch_size": 8, "checkpoint": {"tag_validation": "Warn"}},
 )
-def needs_launcher(subject: Subject) -> Iterator[Hit]:
-    if isinstance(subject.get("checkpoint.writer"), dict):
+def needs_launcher(config: LintedConfig) -> Iterator[Hit]:
+    if isinstance(config.get("checkpoint.writer"), dict):
         yield hit("checkpoint.writer", "it needs the deepspeed launcher")
 
 
@@ -74,10 +74,10 @@ def needs_launcher(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "checkpoint": {"parallel_write": {"pipeline_stage": "yes"}}},
     good={"train_batch_size": 8, "checkpoint": {"parallel_write": {"pipeline_stage": True}}},
 )
-def pipeline_stage(subject: Subject) -> Iterator[Hit]:
-    value = subject.get("checkpoint.parallel_write.pipeline_stage")
+def pipeline_stage(config: LintedConfig) -> Iterator[Hit]:
+    value = config.get("checkpoint.parallel_write.pipeline_stage")
     right = isinstance(value, bool) or (isinstance(value, int | float) and value in (0, 1))
-    if "pipeline_stage" in subject.block("checkpoint.parallel_write") and not right:
+    if "pipeline_stage" in config.block("checkpoint.parallel_write") and not right:
         yield hit("checkpoint.parallel_write.pipeline_stage", f"pipeline_stage is {shown(value)}")
 
 
@@ -98,9 +98,9 @@ def pipeline_stage(subject: Subject) -> Iterator[Hit]:
     },
     good={"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}},
 )
-def activations(subject: Subject) -> Iterator[Hit]:
-    block = subject.block("activation_checkpointing")
-    if subject.framework == "hf" and any(block.values()):
+def activations(config: LintedConfig) -> Iterator[Hit]:
+    block = config.block("activation_checkpointing")
+    if config.framework == "hf" and any(block.values()):
         yield hit("activation_checkpointing", "the block does not checkpoint a transformers model")
 
 
@@ -121,11 +121,11 @@ def activations(subject: Subject) -> Iterator[Hit]:
         },
     },
 )
-def contiguous(subject: Subject) -> Iterator[Hit]:
+def contiguous(config: LintedConfig) -> Iterator[Hit]:
     block = "activation_checkpointing"
-    if not subject.flag(f"{block}.contiguous_memory_optimization"):
+    if not config.flag(f"{block}.contiguous_memory_optimization"):
         return
-    if not subject.flag(f"{block}.partition_activations"):
+    if not config.flag(f"{block}.partition_activations"):
         yield hit(f"{block}.contiguous_memory_optimization", "partition_activations is off")
-    elif subject.get(f"{block}.number_checkpoints") is None:
+    elif config.get(f"{block}.number_checkpoints") is None:
         yield hit(f"{block}.number_checkpoints", "number_checkpoints is missing")

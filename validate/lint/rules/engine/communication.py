@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...linted_config import LintedConfig
 from ...rule import Hit, Rules, hit
-from ...subject import Subject
 from ...values import shown
 
 rules = Rules()
@@ -21,9 +21,9 @@ rules = Rules()
     bad={"train_batch_size": 8, "communication_data_type": "float16"},
     good={"train_batch_size": 8, "communication_data_type": "fp16"},
 )
-def unknown_type(subject: Subject) -> Iterator[Hit]:
+def unknown_type(config: LintedConfig) -> Iterator[Hit]:
     for name in ("communication_data_type", "seq_parallel_communication_data_type"):
-        value = subject.get(name)
+        value = config.get(name)
         right = isinstance(value, str) and value.lower() in ("fp32", "fp16", "bf16", "auto")
         if value is not None and not right:
             yield hit(name, f"{name} is {shown(value)}")
@@ -39,8 +39,8 @@ def unknown_type(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "bf16": {"enabled": True}, "communication_data_type": "fp32"},
     good={"train_batch_size": 8, "bf16": {"enabled": True}},
 )
-def wide(subject: Subject) -> Iterator[Hit]:
-    if subject.text("communication_data_type").lower() == "fp32" and (subject.bf16 or subject.fp16):
+def wide(config: LintedConfig) -> Iterator[Hit]:
+    if config.text("communication_data_type").lower() == "fp32" and (config.bf16 or config.fp16):
         yield hit("communication_data_type", "16-bit gradients are reduced in fp32")
 
 
@@ -55,10 +55,10 @@ def wide(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "gradient_allreduce_op": "avg"},
     good={"train_batch_size": 8, "gradient_allreduce_op": "mean"},
 )
-def unknown_operation(subject: Subject) -> Iterator[Hit]:
-    value = subject.get("gradient_allreduce_op")
+def unknown_operation(config: LintedConfig) -> Iterator[Hit]:
+    value = config.get("gradient_allreduce_op")
     known = isinstance(value, str) and value.lower() in ("mean", "sum", "auto")
-    if subject.has("gradient_allreduce_op") and not known and _knows(subject, "gradient_allreduce_op"):
+    if config.has("gradient_allreduce_op") and not known and _knows(config, "gradient_allreduce_op"):
         yield hit("gradient_allreduce_op", f"gradient_allreduce_op is {shown(value)}")
 
 
@@ -73,13 +73,13 @@ def unknown_operation(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "gradient_allreduce_op": "sum", "zero_optimization": {"stage": 3}},
     good={"train_batch_size": 8, "gradient_allreduce_op": "sum", "zero_optimization": {"stage": 2}},
 )
-def sums(subject: Subject) -> Iterator[Hit]:
-    if subject.text("gradient_allreduce_op").lower() != "sum" or not _knows(subject, "gradient_allreduce_op"):
+def sums(config: LintedConfig) -> Iterator[Hit]:
+    if config.text("gradient_allreduce_op").lower() != "sum" or not _knows(config, "gradient_allreduce_op"):
         return
     for holds, what in (
-        (subject.stage == 3, "stage 3"),
-        (subject.get("zero_optimization.zenflow") is not None, "ZenFlow"),
-        (subject.flag("compile.deepcompile"), "DeepCompile"),
+        (config.stage == 3, "stage 3"),
+        (config.get("zero_optimization.zenflow") is not None, "ZenFlow"),
+        (config.flag("compile.deepcompile"), "DeepCompile"),
     ):
         if holds:
             yield hit("gradient_allreduce_op", f"gradients are summed, with {what}")
@@ -106,13 +106,13 @@ def sums(subject: Subject) -> Iterator[Hit]:
         "zero_optimization": {"stage": 2, "overlap_comm": True},
     },
 )
-def unmanaged(subject: Subject) -> Iterator[Hit]:
+def unmanaged(config: LintedConfig) -> Iterator[Hit]:
     path = "managed_gradient_accumulation"
-    if not subject.has(path) or subject.get(path) or not _knows(subject, path):
+    if not config.has(path) or config.get(path) or not _knows(config, path):
         return
-    if subject.flag("zero_optimization.overlap_comm") and subject.stage < 2:
-        yield hit(path, f"overlap_comm is on at stage {subject.stage}")
-    elif subject.flag("compile.deepcompile"):
+    if config.flag("zero_optimization.overlap_comm") and config.stage < 2:
+        yield hit(path, f"overlap_comm is on at stage {config.stage}")
+    elif config.flag("compile.deepcompile"):
         yield hit(path, "DeepCompile is on")
 
 
@@ -127,13 +127,13 @@ def unmanaged(subject: Subject) -> Iterator[Hit]:
     bad={"train_micro_batch_size_per_gpu": 1, "tensor_parallel": {"autotp_size": 3}},
     good={"train_micro_batch_size_per_gpu": 1, "tensor_parallel": {"autotp_size": 2}},
 )
-def tensor_parallel(subject: Subject) -> Iterator[Hit]:
-    size, ranks = subject.number("tensor_parallel.autotp_size"), subject.world_size
+def tensor_parallel(config: LintedConfig) -> Iterator[Hit]:
+    size, ranks = config.number("tensor_parallel.autotp_size"), config.world_size
     if size and size > 1 and ranks and ranks % size:
         yield hit("tensor_parallel.autotp_size", f"{size:g} does not divide {ranks} GPUs")
 
 
-def _knows(subject: Subject, key: str) -> bool:
+def _knows(config: LintedConfig, key: str) -> bool:
     """Whether this version reads a key of the top level."""
-    block = subject.facts.block("")
+    block = config.facts.block("")
     return block is not None and key in block.keys

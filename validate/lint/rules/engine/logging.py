@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...linted_config import LintedConfig
 from ...rule import Hit, Rules, hit
-from ...subject import Subject
 from ...values import shown
 
 rules = Rules()
@@ -21,8 +21,8 @@ rules = Rules()
     bad={"train_batch_size": 8, "steps_per_print": 0},
     good={"train_batch_size": 8, "steps_per_print": 10},
 )
-def steps_per_print(subject: Subject) -> Iterator[Hit]:
-    value = subject.get("steps_per_print")
+def steps_per_print(config: LintedConfig) -> Iterator[Hit]:
+    value = config.get("steps_per_print")
     if value is not None and value != "auto" and (not isinstance(value, int | float) or value == 0):
         yield hit("steps_per_print", f"steps_per_print is {shown(value)}")
 
@@ -37,8 +37,8 @@ def steps_per_print(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "wall_clock_breakdown": True},
     good={"train_batch_size": 8, "wall_clock_breakdown": False},
 )
-def breakdown(subject: Subject) -> Iterator[Hit]:
-    if subject.get("wall_clock_breakdown") is True:
+def breakdown(config: LintedConfig) -> Iterator[Hit]:
+    if config.get("wall_clock_breakdown") is True:
         yield hit("wall_clock_breakdown", "times of every step are measured")
 
 
@@ -52,8 +52,8 @@ def breakdown(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "flops_profiler": {"enabled": True}},
     good={"train_batch_size": 8, "flops_profiler": {"enabled": False}},
 )
-def profiler(subject: Subject) -> Iterator[Hit]:
-    if subject.flag("flops_profiler.enabled"):
+def profiler(config: LintedConfig) -> Iterator[Hit]:
+    if config.flag("flops_profiler.enabled"):
         yield hit("flops_profiler.enabled", "the profiler is on")
 
 
@@ -67,8 +67,8 @@ def profiler(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "comms_logger": {"enabled": True}},
     good={"train_batch_size": 8, "comms_logger": {"enabled": False}},
 )
-def collectives(subject: Subject) -> Iterator[Hit]:
-    if subject.flag("comms_logger.enabled"):
+def collectives(config: LintedConfig) -> Iterator[Hit]:
+    if config.flag("comms_logger.enabled"):
         yield hit("comms_logger.enabled", "every collective is logged")
 
 
@@ -82,8 +82,8 @@ def collectives(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "comet": {"enabled": True, "api_key": "0123456789"}},
     good={"train_batch_size": 8, "comet": {"enabled": True}},
 )
-def secret(subject: Subject) -> Iterator[Hit]:
-    if subject.text("comet.api_key") not in ("", "auto"):
+def secret(config: LintedConfig) -> Iterator[Hit]:
+    if config.text("comet.api_key") not in ("", "auto"):
         yield hit("comet.api_key", "an API key stands in the configuration")
 
 
@@ -97,8 +97,8 @@ def secret(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "autotuning": {"enabled": True}},
     good={"train_batch_size": 8, "autotuning": {"enabled": False}},
 )
-def autotuning(subject: Subject) -> Iterator[Hit]:
-    if subject.flag("autotuning.enabled"):
+def autotuning(config: LintedConfig) -> Iterator[Hit]:
+    if config.flag("autotuning.enabled"):
         yield hit("autotuning.enabled", "autotuning is on")
 
 
@@ -112,8 +112,8 @@ def autotuning(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "autotuning": {"enabled": False, "results_dir": ""}},
     good={"train_batch_size": 8, "autotuning": {"enabled": False, "results_dir": "results"}},
 )
-def no_folder(subject: Subject) -> Iterator[Hit]:
-    block = subject.block("autotuning")
+def no_folder(config: LintedConfig) -> Iterator[Hit]:
+    block = config.block("autotuning")
     for name in ("results_dir", "exps_dir"):
         if name in block and not block[name]:
             yield hit(f"autotuning.{name}", f"{name} is {shown(block[name])}")

@@ -9,8 +9,8 @@ from typing import Any
 from .....estimators.memory.plan_memory import estimate_memory, unsupported
 from .....estimators.plan import Plan
 from .....estimators.time.step_time import estimate_time
+from ...linted_config import LintedConfig
 from ...rule import Hit, Rules, hit
-from ...subject import Subject
 
 rules = Rules()
 
@@ -46,11 +46,11 @@ _BF16: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled"
         }
     },
 )
-def too_large(subject: Subject) -> Iterator[Hit]:
-    plan, cluster = _plan(subject), subject.cluster
+def too_large(config: LintedConfig) -> Iterator[Hit]:
+    plan, cluster = _plan(config), config.cluster
     if plan is None or cluster is None:
         return
-    need = _need(subject, plan)
+    need = _need(config, plan)
     if need is not None and need * (1 + MARGIN) > cluster.gpu.memory_bytes:
         yield hit("zero_optimization", f"it needs about {_gb(need)} per GPU, which has {_gb(cluster.gpu.memory_bytes)}")
 
@@ -66,12 +66,12 @@ def too_large(subject: Subject) -> Iterator[Hit]:
     bad=_BF16 | {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}},
     good=_BF16 | {"zero_optimization": {"stage": 3}},
 )
-def too_much_ram(subject: Subject) -> Iterator[Hit]:
-    plan, cluster = _plan(subject), subject.cluster
+def too_much_ram(config: LintedConfig) -> Iterator[Hit]:
+    plan, cluster = _plan(config), config.cluster
     ram = cluster.host_memory_bytes_per_node if cluster is not None else None
-    if plan is None or cluster is None or not ram or subject.model is None or subject.workload is None:
+    if plan is None or cluster is None or not ram or config.model is None or config.workload is None:
         return
-    need = estimate_memory(subject.model, subject.workload, cluster, plan).host_bytes_per_node
+    need = estimate_memory(config.model, config.workload, cluster, plan).host_bytes_per_node
     if need > ram:
         yield hit("zero_optimization", f"it needs about {_gb(need)} of RAM per node, which has {_gb(ram)}")
 
@@ -87,8 +87,8 @@ def too_much_ram(subject: Subject) -> Iterator[Hit]:
     bad=_BF16 | {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
     good=_BF16 | {"zero_optimization": {"stage": 2}},
 )
-def unneeded_offload(subject: Subject) -> Iterator[Hit]:
-    plan = _plan(subject)
+def unneeded_offload(config: LintedConfig) -> Iterator[Hit]:
+    plan = _plan(config)
     if plan is None:
         return
     without: dict[str, Plan] = {
@@ -96,7 +96,7 @@ def unneeded_offload(subject: Subject) -> Iterator[Hit]:
         "offload_optimizer": replace(plan, offload_optimizer="none", offload_param="none"),
     }
     for name, other in reversed(without.items()):
-        if getattr(plan, name) != "none" and (gain := _gain(subject, plan, other)):
+        if getattr(plan, name) != "none" and (gain := _gain(config, plan, other)):
             yield hit(f"zero_optimization.{name}", f"without it the model fits, and is predicted {gain:.1f} x as fast")
             return
 
@@ -119,11 +119,11 @@ def unneeded_offload(subject: Subject) -> Iterator[Hit]:
     },
     good=_BF16 | {"zero_optimization": {"stage": 2, "reduce_bucket_size": 5e7}},
 )
-def lower_stage(subject: Subject) -> Iterator[Hit]:
-    plan = _plan(subject)
+def lower_stage(config: LintedConfig) -> Iterator[Hit]:
+    plan = _plan(config)
     if plan is None or plan.zero_stage != 3 or plan.offload_param != "none" or plan.offload_optimizer == "nvme":
         return
-    gain = _gain(subject, plan, replace(plan, zero_stage=2))
+    gain = _gain(config, plan, replace(plan, zero_stage=2))
     if gain:
         yield hit("zero_optimization.stage", f"stage 2 fits, and is predicted {gain:.1f} x as fast", fix="use stage 2")
 
@@ -139,12 +139,12 @@ def lower_stage(subject: Subject) -> Iterator[Hit]:
     good=_BF16
     | {"gradient_accumulation_steps": 64, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}},
 )
-def steps_often(subject: Subject) -> Iterator[Hit]:
-    plan = _plan(subject)
+def steps_often(config: LintedConfig) -> Iterator[Hit]:
+    plan = _plan(config)
     if plan is None or plan.offload_optimizer == "none" or plan.gradient_accumulation_steps >= 16:
         return
     more = replace(plan, gradient_accumulation_steps=4 * plan.gradient_accumulation_steps)
-    gain = _gain(subject, plan, more)
+    gain = _gain(config, plan, more)
     if gain and gain > 1.25:
         yield hit(
             "gradient_accumulation_steps",
@@ -154,25 +154,25 @@ def steps_often(subject: Subject) -> Iterator[Hit]:
         )
 
 
-def _plan(subject: Subject) -> Plan | None:
+def _plan(config: LintedConfig) -> Plan | None:
     """The plan, where the closed forms can predict it."""
-    plan, model, workload = subject.plan, subject.model, subject.workload
-    if plan is None or model is None or workload is None or unsupported(model, workload, plan, subject.cluster):
+    plan, model, workload = config.plan, config.model, config.workload
+    if plan is None or model is None or workload is None or unsupported(model, workload, plan, config.cluster):
         return None
     return plan
 
 
-def _need(subject: Subject, plan: Plan) -> int | None:
-    model, workload, cluster = subject.model, subject.workload, subject.cluster
+def _need(config: LintedConfig, plan: Plan) -> int | None:
+    model, workload, cluster = config.model, config.workload, config.cluster
     if model is None or workload is None or cluster is None or unsupported(model, workload, plan, cluster):
         return None
     return estimate_memory(model, workload, cluster, plan).device_bytes_per_gpu
 
 
-def _gain(subject: Subject, plan: Plan, other: Plan) -> float:
+def _gain(config: LintedConfig, plan: Plan, other: Plan) -> float:
     """How many times as many tokens per second another plan gives; 0 where it does not fit or gains nothing."""
-    model, workload, cluster = subject.model, subject.workload, subject.cluster
-    need = _need(subject, other)
+    model, workload, cluster = config.model, config.workload, config.cluster
+    need = _need(config, other)
     if model is None or workload is None or cluster is None or need is None:
         return 0.0
     if need * (1 + MARGIN) > cluster.gpu.memory_bytes:

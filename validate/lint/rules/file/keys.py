@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 
-from ...facts import Block
+from ...facts import ConfigBlock
+from ...linted_config import LintedConfig
 from ...rule import Edit, Hit, Path, Remove, Rename, Replace, Rules, hit
-from ...subject import Subject
 
 rules = Rules()
 
@@ -41,10 +41,10 @@ _LONGEST_NAME = 60
     bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_com": True}},
     good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_comm": True}},
 )
-def refused(subject: Subject) -> Iterator[Hit]:
-    for path, block, place in _unknown(subject):
+def refused(config: LintedConfig) -> Iterator[Hit]:
+    for path, block, place in _unknown(config):
         if block.strict and not place:
-            dropped = subject.get(".".join(path)) == "auto"  # DeepSpeedConfigModel.__init__ drops these before it looks
+            dropped = config.get(".".join(path)) == "auto"  # DeepSpeedConfigModel.__init__ drops these before it looks
             yield Hit(
                 path=path,
                 severity="warning" if dropped else None,
@@ -62,8 +62,8 @@ def refused(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "gradient_cliping": 1.0},
     good={"train_batch_size": 8, "gradient_clipping": 1.0},
 )
-def ignored(subject: Subject) -> Iterator[Hit]:
-    for path, block, place in _unknown(subject):
+def ignored(config: LintedConfig) -> Iterator[Hit]:
+    for path, block, place in _unknown(config):
         if not block.strict and not place:
             where = block.path or "DeepSpeed"
             yield Hit(path=path, what=f"{where} has no key {path[-1][:_LONGEST_NAME]!r}{_near(path[-1], block)}")
@@ -78,14 +78,14 @@ def ignored(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "overlap_comm": True, "zero_optimization": {"stage": 2}},
     good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_comm": True}},
 )
-def misplaced(subject: Subject) -> Iterator[Hit]:
-    for path, block, place in _unknown(subject):
+def misplaced(config: LintedConfig) -> Iterator[Hit]:
+    for path, block, place in _unknown(config):
         if place:
             yield Hit(
                 path=path,
                 what=f"{path[-1]} belongs in {place}",
                 fix=f"move it into {place}",
-                severity="error" if block.strict and subject.get(".".join(path)) != "auto" else None,
+                severity="error" if block.strict and config.get(".".join(path)) != "auto" else None,
             )
 
 
@@ -100,11 +100,11 @@ def misplaced(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "amp": {"enabled": True}},
     good={"train_batch_size": 8, "bf16": {"enabled": True}},
 )
-def removed(subject: Subject) -> Iterator[Hit]:
-    for path, words in subject.facts.removed.items():
-        if subject.has(path):
-            value = subject.get(path)
-            unused = not value or (isinstance(value, dict) and subject.off(f"{path}.enabled"))
+def removed(config: LintedConfig) -> Iterator[Hit]:
+    for path, words in config.facts.removed.items():
+        if config.has(path):
+            value = config.get(path)
+            unused = not value or (isinstance(value, dict) and config.off(f"{path}.enabled"))
             edits: tuple[Edit, ...] = (Remove(tuple(path.split("."))),) if unused else ()
             yield hit(path, words.partition(" See http")[0].strip(), edits=edits)
 
@@ -118,22 +118,18 @@ def removed(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "cpu_offload": True}},
     good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
 )
-def deprecated(subject: Subject) -> Iterator[Hit]:
-    for block in subject.facts.blocks:
+def deprecated(config: LintedConfig) -> Iterator[Hit]:
+    for block in config.facts.blocks:
         for field in block.fields:
             path = f"{block.path}.{field.name}"
-            if (
-                not field.deprecated
-                or not subject.has(path)
-                or (field.moves and _successor_stands(subject, block, path))
-            ):
+            if not field.deprecated or not config.has(path) or (field.moves and _successor_stands(config, block, path)):
                 continue
             successor = _shown(block, field.successor)
             yield hit(
                 path,
                 f"{field.name} is deprecated" + (f"; its successor is {successor}" if successor else ""),
                 fix=f"write {successor} instead" if successor else "remove it",
-                edits=_succession(subject, tuple(path.split(".")), successor),
+                edits=_succession(config, tuple(path.split(".")), successor),
             )
 
 
@@ -150,12 +146,12 @@ def deprecated(subject: Subject) -> Iterator[Hit]:
     },
     good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
 )
-def both_names(subject: Subject) -> Iterator[Hit]:
-    for block in subject.facts.blocks:
+def both_names(config: LintedConfig) -> Iterator[Hit]:
+    for block in config.facts.blocks:
         for field in block.fields:
             path = f"{block.path}.{field.name}"
-            stands = field.deprecated and field.moves and subject.has(path) and not subject.is_auto(path)
-            if stands and _successor_stands(subject, block, path):
+            stands = field.deprecated and field.moves and config.has(path) and not config.is_auto(path)
+            if stands and _successor_stands(config, block, path):
                 yield hit(path, f"{field.name} and {_shown(block, field.successor)} are both set")
 
 
@@ -169,9 +165,9 @@ def both_names(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "bfloat16": {"enabled": True}},
     good={"train_batch_size": 8, "bf16": {"enabled": True}},
 )
-def old_bf16(subject: Subject) -> Iterator[Hit]:
-    if subject.has("bfloat16"):
-        beside = subject.get("bf16") is not None
+def old_bf16(config: LintedConfig) -> Iterator[Hit]:
+    if config.has("bfloat16"):
+        beside = config.get("bf16") is not None
         yield hit(
             "bfloat16",
             "bfloat16 is ignored beside bf16" if beside else "bfloat16 is bf16's old name",
@@ -192,69 +188,67 @@ def old_bf16(subject: Subject) -> Iterator[Hit]:
     },
     good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 1000}},
 )
-def two_names(subject: Subject) -> Iterator[Hit]:
-    for block in subject.facts.blocks:
+def two_names(config: LintedConfig) -> Iterator[Hit]:
+    for block in config.facts.blocks:
         for field in block.fields:
             if not field.alias:
                 continue
             paths = [f"{block.path}.{name}" for name in (field.name, field.alias)]
-            if all(subject.has(path) and not subject.is_auto(path) for path in paths):
+            if all(config.has(path) and not config.is_auto(path) for path in paths):
                 yield hit(paths[0], f"{field.name} and {field.alias} are the same setting")
 
 
-def _unknown(subject: Subject) -> Iterator[tuple[Path, Block, str]]:
+def _unknown(config: LintedConfig) -> Iterator[tuple[Path, ConfigBlock, str]]:
     """(path, its block, the block that it belongs in or "") of every key that its block does not know."""
-    for block in subject.facts.blocks:
-        if block.path == "bfloat16" and subject.get("bf16") is not None:
+    for block in config.facts.blocks:
+        if block.path == "bfloat16" and config.get("bf16") is not None:
             continue  # it is not read
-        found = subject.block(block.path) if block.path else subject.config
+        found = config.block(block.path) if block.path else config.values
         for key in found:
             path = f"{block.path}.{key}" if block.path else key
-            known = block.path in subject.facts.places(key) or path in subject.facts.removed
+            known = block.path in config.facts.places(key) or path in config.facts.removed
             if known or path in _OWN_RULES or _is_comment(key, block):
                 continue
-            yield (*(block.path.split(".") if block.path else ()), key), block, _place(subject, block, key)
+            yield (*(block.path.split(".") if block.path else ()), key), block, _place(config, block, key)
 
 
-def _is_comment(key: str, block: Block) -> bool:
+def _is_comment(key: str, block: ConfigBlock) -> bool:
     """A key that somebody wrote as a remark, where DeepSpeed ignores it."""
     return not block.strict and key.startswith(("_", "//", "#", "comment"))
 
 
-def _place(subject: Subject, block: Block, key: str) -> str:
+def _place(config: LintedConfig, block: ConfigBlock, key: str) -> str:
     """The only other block that has this key, "" if none or several do; at the top level, ZeRO's before others."""
-    places = [path for path in subject.facts.places(key) if path != block.path]
+    places = [path for path in config.facts.places(key) if path != block.path]
     if "zero_optimization" in places and not block.path:
         return "zero_optimization"
     places = [place for place in places if place != "bfloat16"]
     return (places[0] or "the top level") if len(places) == 1 else ""
 
 
-def _near(key: str, block: Block) -> str:
+def _near(key: str, block: ConfigBlock) -> str:
     """`; did you mean "overlap_comm"?`"""
     near = difflib.get_close_matches(key, block.names(), n=1, cutoff=0.75) if len(key) <= _LONGEST_NAME else []
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def _shown(block: Block, name: str) -> str:
+def _shown(block: ConfigBlock, name: str) -> str:
     """A key under the name that files use."""
     field = block.field(name)
     return field.alias if field is not None and field.alias else name
 
 
-def _successor_stands(subject: Subject, block: Block, path: str) -> bool:
+def _successor_stands(config: LintedConfig, block: ConfigBlock, path: str) -> bool:
     name = path.rpartition(".")[2]
     field = block.field(name)
     successor = block.field(field.successor) if field is not None else None
     names = (successor.name, successor.alias) if successor is not None else ()
-    return any(
-        subject.has(f"{block.path}.{key}") and not subject.is_auto(f"{block.path}.{key}") for key in names if key
-    )
+    return any(config.has(f"{block.path}.{key}") and not config.is_auto(f"{block.path}.{key}") for key in names if key)
 
 
-def _succession(subject: Subject, path: Path, successor: str) -> tuple[Edit, ...]:
+def _succession(config: LintedConfig, path: Path, successor: str) -> tuple[Edit, ...]:
     """The same setting under its new name."""
-    name, value = path[-1], subject.get(".".join(path))
+    name, value = path[-1], config.get(".".join(path))
     if name in ("cpu_offload", "cpu_offload_param"):
         renamed = (*path[:-1], successor)
         return (Rename(path, successor), Replace(renamed, {"device": "cpu"})) if value is True else (Remove(path),)

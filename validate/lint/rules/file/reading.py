@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ...document import Departure, Node
+from ...document import Departure, DocumentNode
+from ...linted_config import LintedConfig
 from ...rule import Hit, Path, Rules
-from ...subject import Subject
 
 rules = Rules()
 
@@ -27,13 +27,13 @@ _HF = "accelerate/utils/deepspeed.py HfDeepSpeedConfig"
     bad='{"train_micro_batch_size_per_gpu": "auto", # per GPU\n "zero_optimization": {"stage": 2}}',
     good='{"train_micro_batch_size_per_gpu": "auto",\n "zero_optimization": {"stage": 2}}',
 )
-def more_than_json(subject: Subject) -> Iterator[Hit]:
-    departures = [found for found in subject.document.departures if found.kind not in _NOT_NUMBERS]
-    if subject.framework == "hf" and departures:
+def more_than_json(config: LintedConfig) -> Iterator[Hit]:
+    departures = [found for found in config.document.departures if found.kind not in _NOT_NUMBERS]
+    if config.framework == "hf" and departures:
         first = departures[0]
-        line, column = subject.document.place(first.start)
+        line, column = config.document.place(first.start)
         kinds = ", ".join(dict.fromkeys(found.kind for found in departures))
-        yield Hit(path=_path_at(subject.document.root, first), what=f"{kinds} (first at line {line}, column {column})")
+        yield Hit(path=_path_at(config.document.root, first), what=f"{kinds} (first at line {line}, column {column})")
 
 
 @rules.rule(
@@ -46,14 +46,14 @@ def more_than_json(subject: Subject) -> Iterator[Hit]:
     bad='{"train_batch_size": 8, "gradient_clipping": 1e400}',
     good='{"train_batch_size": 8, "gradient_clipping": 1e30}',
 )
-def infinite_number(subject: Subject) -> Iterator[Hit]:
-    literal = {found.start for found in subject.document.departures}
-    for path, node in _walk(subject.document.root, ()):
+def infinite_number(config: LintedConfig) -> Iterator[Hit]:
+    literal = {found.start for found in config.document.departures}
+    for path, node in _walk(config.document.root, ()):
         if isinstance(node.value, float) and math.isinf(node.value) and node.start not in literal:
             yield Hit(
                 path=path,
-                what=f"{subject.document.text[node.start : node.end][:20]} is infinite",
-                severity="warning" if subject.framework == "hf" else None,
+                what=f"{config.document.text[node.start : node.end][:20]} is infinite",
+                severity="warning" if config.framework == "hf" else None,
             )
 
 
@@ -68,8 +68,8 @@ def infinite_number(subject: Subject) -> Iterator[Hit]:
     bad='\ufeff{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}',
     good='{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}',
 )
-def byte_order_mark(subject: Subject) -> Iterator[Hit]:
-    if subject.document.byte_order_mark and subject.framework == "hf":
+def byte_order_mark(config: LintedConfig) -> Iterator[Hit]:
+    if config.document.byte_order_mark and config.framework == "hf":
         yield Hit(path=(), what="the file begins with a byte order mark")
 
 
@@ -83,13 +83,13 @@ def byte_order_mark(subject: Subject) -> Iterator[Hit]:
     bad='{"train_batch_size": 8, "train_batch_size": 16}',
     good='{"train_batch_size": 16}',
 )
-def duplicate(subject: Subject) -> Iterator[Hit]:
-    for path, member in subject.document.duplicates():
-        line, _ = subject.document.place(member.start)
+def duplicate(config: LintedConfig) -> Iterator[Hit]:
+    for path, member in config.document.duplicates():
+        line, _ = config.document.place(member.start)
         yield Hit(
             path=path,
             what=f"{path[-1]!r} stands here again (line {line})",
-            severity="warning" if subject.framework == "hf" else None,
+            severity="warning" if config.framework == "hf" else None,
         )
 
 
@@ -103,13 +103,13 @@ def duplicate(subject: Subject) -> Iterator[Hit]:
     bad='{"train_batch_size": 8, "gradient_clipping": NaN\n}',
     good='{"train_batch_size": 8, "gradient_clipping": 1.0}',
 )
-def not_a_number(subject: Subject) -> Iterator[Hit]:
-    for found in subject.document.departures:
+def not_a_number(config: LintedConfig) -> Iterator[Hit]:
+    for found in config.document.departures:
         if found.kind in _NOT_NUMBERS:
-            yield Hit(path=_path_at(subject.document.root, found), what=f"{found.kind} is no JSON")
+            yield Hit(path=_path_at(config.document.root, found), what=f"{found.kind} is no JSON")
 
 
-def _walk(node: Node, path: Path) -> Iterator[tuple[Path, Node]]:
+def _walk(node: DocumentNode, path: Path) -> Iterator[tuple[Path, DocumentNode]]:
     yield path, node
     for member in node.members:
         yield from _walk(member.node, (*path, member.key))
@@ -117,7 +117,7 @@ def _walk(node: Node, path: Path) -> Iterator[tuple[Path, Node]]:
         yield from _walk(item, (*path, str(index)))
 
 
-def _path_at(node: Node, found: Departure) -> Path:
+def _path_at(node: DocumentNode, found: Departure) -> Path:
     """The key in whose value or name a place is, or the one before it."""
     before = [member for member in node.members if member.start <= found.start]
     if not before:

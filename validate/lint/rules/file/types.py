@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...facts import Facts
+from ...facts import DeepSpeedFacts
+from ...linted_config import LintedConfig
 from ...rule import Hit, Replace, Rules, hit
-from ...subject import Subject
 from ...values import is_converted_text, problem, shown
 
 rules = Rules()
@@ -25,11 +25,11 @@ _LEAF = "zero_optimization.leaf_module"
     bad={"train_batch_size": 8, "zero_optimization": {"stage": 4}},
     good={"train_batch_size": 8, "zero_optimization": {"stage": 3}},
 )
-def wrong_value(subject: Subject) -> Iterator[Hit]:
-    for block in subject.facts.blocks:
-        if not block.strict or not isinstance(subject.get(block.path), dict) or _unread(subject, block.path):
+def wrong_value(config: LintedConfig) -> Iterator[Hit]:
+    for block in config.facts.blocks:
+        if not block.strict or not isinstance(config.get(block.path), dict) or _unread(config, block.path):
             continue
-        for key, value in subject.block(block.path).items():
+        for key, value in config.block(block.path).items():
             field = block.field(key)
             path = f"{block.path}.{key}"
             if (
@@ -53,16 +53,14 @@ def wrong_value(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "bf16": True},
     good={"train_batch_size": 8, "bf16": {"enabled": True}},
 )
-def no_object(subject: Subject) -> Iterator[Hit]:
-    for path in _objects(subject.facts):
-        if not subject.has(path) or isinstance(subject.get(path), dict):
+def no_object(config: LintedConfig) -> Iterator[Hit]:
+    for path in _objects(config.facts):
+        if not config.has(path) or isinstance(config.get(path), dict):
             continue
-        value = subject.get(path)
+        value = config.get(path)
         if path == "zero_optimization" and isinstance(value, bool):
             continue
-        if (value is None and path in ("bf16", "aio", "checkpoint.writer", "expert_parallel")) or _unread(
-            subject, path
-        ):
+        if (value is None and path in ("bf16", "aio", "checkpoint.writer", "expert_parallel")) or _unread(config, path):
             continue
         switch = (
             f'write {{"enabled": {shown(value)}}}' if isinstance(value, bool) else "write an object, or remove the key"
@@ -81,9 +79,9 @@ def no_object(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "zero_optimization": {"stage": "3"}},
     good={"train_batch_size": 8, "zero_optimization": {"stage": 3}},
 )
-def text(subject: Subject) -> Iterator[Hit]:
-    for block in subject.facts.blocks:
-        for key, value in subject.block(block.path).items() if block.strict else ():
+def text(config: LintedConfig) -> Iterator[Hit]:
+    for block in config.facts.blocks:
+        for key, value in config.block(block.path).items() if block.strict else ():
             field = block.field(key)
             if field is None or value == "auto" or not is_converted_text(field, value):
                 continue
@@ -107,28 +105,28 @@ def text(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "gradient_clipping": "1.0"},
     good={"train_batch_size": 8, "gradient_clipping": 1.0},
 )
-def unchecked(subject: Subject) -> Iterator[Hit]:
+def unchecked(config: LintedConfig) -> Iterator[Hit]:
     for name in ("wall_clock_breakdown", "flops_profiler.enabled"):  # joined by | when the file is read
-        value = subject.get(name)
-        if not isinstance(value, bool | int) and subject.has(name):
+        value = config.get(name)
+        if not isinstance(value, bool | int) and config.has(name):
             yield hit(name, f"{name} is {shown(value)}", fix="write true or false")
-    size = subject.get("vocabulary_size")
+    size = config.get("vocabulary_size")
     if size and not isinstance(size, int | float):  # its remainder by 8 is looked at
         yield hit("vocabulary_size", f"vocabulary_size is {shown(size)}", fix="write a whole number")
     for name in ("gradient_clipping", "gradient_predivide_factor"):
-        value = subject.get(name)
+        value = config.get(name)
         if isinstance(value, str | list | dict) and not (value == "auto" and name == "gradient_clipping"):
             yield hit(name, f"{name} is {shown(value)}")
-        elif value is None and subject.has(name):
+        elif value is None and config.has(name):
             yield hit(name, f"{name} is null", fix="remove it, or write a value")
 
 
-def _unread(subject: Subject, path: str) -> bool:
+def _unread(config: LintedConfig, path: str) -> bool:
     """A bfloat16 block beside bf16."""
-    return path == "bfloat16" and subject.get("bf16") is not None
+    return path == "bfloat16" and config.get("bf16") is not None
 
 
-def _objects(facts: Facts) -> list[str]:
+def _objects(facts: DeepSpeedFacts) -> list[str]:
     """The blocks whose keys are looked up, whatever stands there; what holds a checked block is checked with its
     owner."""
     found = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...linted_config import LintedConfig
 from ...rule import Hit, Rules, hit
-from ...subject import Subject
 from ...values import shown
 
 rules = Rules()
@@ -24,9 +24,9 @@ TOTAL, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gra
     bad={TOTAL: 30, MICRO: 4, STEPS: 2},
     good={TOTAL: 32, MICRO: 4, STEPS: 2},
 )
-def contradiction(subject: Subject) -> Iterator[Hit]:
-    total, micro, steps = (_positive(subject, name) for name in (TOTAL, MICRO, STEPS))
-    ranks = _data_parallel_ranks(subject)
+def contradiction(config: LintedConfig) -> Iterator[Hit]:
+    total, micro, steps = (_positive(config, name) for name in (TOTAL, MICRO, STEPS))
+    ranks = _data_parallel_ranks(config)
     if not total or not micro:
         return
     if steps and ranks is None and total % (micro * steps):
@@ -53,8 +53,8 @@ def contradiction(subject: Subject) -> Iterator[Hit]:
     bad={STEPS: 2},
     good={MICRO: 1, STEPS: 2},
 )
-def missing(subject: Subject) -> Iterator[Hit]:
-    if subject.get(TOTAL) is None and subject.get(MICRO) is None:
+def missing(config: LintedConfig) -> Iterator[Hit]:
+    if config.get(TOTAL) is None and config.get(MICRO) is None:
         yield hit(MICRO, f"neither {TOTAL} nor {MICRO} is set")
 
 
@@ -68,10 +68,10 @@ def missing(subject: Subject) -> Iterator[Hit]:
     bad={MICRO: 0},
     good={MICRO: 1},
 )
-def not_positive(subject: Subject) -> Iterator[Hit]:
+def not_positive(config: LintedConfig) -> Iterator[Hit]:
     for name in (TOTAL, MICRO, STEPS, "sequence_parallel_size"):
-        value = subject.get(name)
-        if ((value is None or value == "auto") and name != "sequence_parallel_size") or not subject.has(name):
+        value = config.get(name)
+        if ((value is None or value == "auto") and name != "sequence_parallel_size") or not config.has(name):
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             yield hit(name, f"{name} is {shown(value)}", severity="warning" if value is True else None)
@@ -92,9 +92,9 @@ def not_positive(subject: Subject) -> Iterator[Hit]:
     bad={TOTAL: 6},
     good={TOTAL: 8},
 )
-def indivisible(subject: Subject) -> Iterator[Hit]:
-    total, steps, ranks = _positive(subject, TOTAL), _positive(subject, STEPS), _data_parallel_ranks(subject)
-    if total and ranks and subject.get(MICRO) is None and total % (ranks * (steps or 1)):
+def indivisible(config: LintedConfig) -> Iterator[Hit]:
+    total, steps, ranks = _positive(config, TOTAL), _positive(config, STEPS), _data_parallel_ranks(config)
+    if total and ranks and config.get(MICRO) is None and total % (ranks * (steps or 1)):
         over = f"{ranks} GPUs" + (f" x {steps} accumulation steps" if steps else "")
         yield hit(TOTAL, f"{total} is no multiple of {over}")
 
@@ -111,9 +111,9 @@ def indivisible(subject: Subject) -> Iterator[Hit]:
     bad={TOTAL: 64},
     good={TOTAL: 64, MICRO: 4},
 )
-def only_total(subject: Subject) -> Iterator[Hit]:
-    total, ranks = _positive(subject, TOTAL), _data_parallel_ranks(subject)
-    if total and subject.get(MICRO) is None and subject.get(STEPS) is None and total // (ranks or 8) > 4:
+def only_total(config: LintedConfig) -> Iterator[Hit]:
+    total, ranks = _positive(config, TOTAL), _data_parallel_ranks(config)
+    if total and config.get(MICRO) is None and config.get(STEPS) is None and total // (ranks or 8) > 4:
         each = f"{total // ranks}" if ranks else f"{total} / GPUs"
         yield hit(TOTAL, f"the micro batch is {each} samples")
 
@@ -129,25 +129,25 @@ def only_total(subject: Subject) -> Iterator[Hit]:
     bad={MICRO: 1, "sequence_parallel_size": 3},
     good={MICRO: 1, "sequence_parallel_size": 2},
 )
-def sequence_parallel(subject: Subject) -> Iterator[Hit]:
-    size, ranks = _positive(subject, "sequence_parallel_size"), subject.world_size
+def sequence_parallel(config: LintedConfig) -> Iterator[Hit]:
+    size, ranks = _positive(config, "sequence_parallel_size"), config.world_size
     if size and ranks and ranks % size:
         yield hit("sequence_parallel_size", f"{size} does not divide {ranks} GPUs")
 
 
-def _positive(subject: Subject, name: str) -> int:
+def _positive(config: LintedConfig, name: str) -> int:
     """A whole number above zero, 0 for anything else."""
-    value = subject.number(name)
+    value = config.number(name)
     return int(value) if value is not None and value > 0 and not value % 1 else 0
 
 
-def _data_parallel_ranks(subject: Subject) -> int | None:
+def _data_parallel_ranks(config: LintedConfig) -> int | None:
     """How many ranks a batch is divided over, None where it is not known."""
-    ranks = subject.world_size
+    ranks = config.world_size
     if ranks is None:
         return None
     for path in ("sequence_parallel_size", "tensor_parallel.autotp_size"):
-        size = _positive(subject, path)
+        size = _positive(config, path)
         if size and ranks % size:
             return None
         ranks //= size or 1

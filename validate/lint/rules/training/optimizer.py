@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Iterator
 
 from ...facts import Parameter
+from ...linted_config import LintedConfig
 from ...rule import Hit, Rules, hit
-from ...subject import Subject
 from ...values import shown
 
 rules = Rules()
@@ -30,13 +30,13 @@ _ADAMW = {"type": "AdamW", "params": {"lr": 1e-5}}
     bad={"train_batch_size": 8, "optimizer": {"type": "AdamWW", "params": {"lr": 1e-5}}},
     good={"train_batch_size": 8, "optimizer": _ADAMW},
 )
-def unknown(subject: Subject) -> Iterator[Hit]:
-    kind = subject.get("optimizer.type")
-    torch_names = subject.facts.torch_optimizers
+def unknown(config: LintedConfig) -> Iterator[Hit]:
+    kind = config.get("optimizer.type")
+    torch_names = config.facts.torch_optimizers
     if kind is not None and not isinstance(kind, str):
         yield hit("optimizer.type", f"type is {shown(kind)}", fix="write the optimizer's name")
-    elif kind is not None and torch_names and subject.optimizer not in (*subject.facts.optimizers, *torch_names):
-        names = [*subject.facts.optimizers, *torch_names]
+    elif kind is not None and torch_names and config.optimizer not in (*config.facts.optimizers, *torch_names):
+        names = [*config.facts.optimizers, *torch_names]
         near = difflib.get_close_matches(kind[:40], names, n=1) or difflib.get_close_matches(
             kind[:40].lower(), names, n=1
         )
@@ -56,8 +56,8 @@ def unknown(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "optimizer": {"params": {"lr": 1e-5}}},
     good={"train_batch_size": 8, "optimizer": _ADAMW},
 )
-def no_type(subject: Subject) -> Iterator[Hit]:
-    if isinstance(subject.get("optimizer"), dict) and subject.get("optimizer.type") is None:
+def no_type(config: LintedConfig) -> Iterator[Hit]:
+    if isinstance(config.get("optimizer"), dict) and config.get("optimizer.type") is None:
         yield hit("optimizer", "no type, so the block is ignored")
 
 
@@ -71,8 +71,8 @@ def no_type(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "max_grad_norm": 1.0}}},
     good={"train_batch_size": 8, "gradient_clipping": 1.0, "optimizer": _ADAMW},
 )
-def max_grad_norm(subject: Subject) -> Iterator[Hit]:
-    if subject.optimizer and "max_grad_norm" in subject.block("optimizer.params"):
+def max_grad_norm(config: LintedConfig) -> Iterator[Hit]:
+    if config.optimizer and "max_grad_norm" in config.block("optimizer.params"):
         yield hit("optimizer.params.max_grad_norm", "max_grad_norm stands in optimizer.params")
 
 
@@ -91,15 +91,10 @@ def max_grad_norm(subject: Subject) -> Iterator[Hit]:
         "zero_allow_untested_optimizer": True,
     },
 )
-def untested(subject: Subject) -> Iterator[Hit]:
-    known = subject.optimizer in subject.facts.optimizers or subject.optimizer in subject.facts.torch_optimizers
-    if (
-        subject.stage
-        and known
-        and subject.optimizer not in _TESTED
-        and not subject.get("zero_allow_untested_optimizer")
-    ):
-        yield hit("optimizer.type", f"{subject.optimizer} is untested with ZeRO")
+def untested(config: LintedConfig) -> Iterator[Hit]:
+    known = config.optimizer in config.facts.optimizers or config.optimizer in config.facts.torch_optimizers
+    if config.stage and known and config.optimizer not in _TESTED and not config.get("zero_allow_untested_optimizer"):
+        yield hit("optimizer.type", f"{config.optimizer} is untested with ZeRO")
 
 
 @rules.rule(
@@ -112,11 +107,11 @@ def untested(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"learning_rate": 1e-5}}},
     good={"train_batch_size": 8, "optimizer": _ADAMW},
 )
-def wrong_argument(subject: Subject) -> Iterator[Hit]:
-    taken = _arguments(subject)
-    given = subject.get("optimizer.params")
+def wrong_argument(config: LintedConfig) -> Iterator[Hit]:
+    taken = _arguments(config)
+    given = config.get("optimizer.params")
     if taken is None or not isinstance(given, dict):
-        if subject.optimizer and given is not None and not isinstance(given, dict):
+        if config.optimizer and given is not None and not isinstance(given, dict):
             yield hit("optimizer.params", f"params is {shown(given)}", fix="write an object")
         return
     for name in given:
@@ -124,7 +119,7 @@ def wrong_argument(subject: Subject) -> Iterator[Hit]:
             near = difflib.get_close_matches(name[:40], taken, n=1, cutoff=0.5)
             yield hit(
                 f"optimizer.params.{name}" if "." not in name else "optimizer.params",
-                f"{subject.optimizer} takes no {name[:40]!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
+                f"{config.optimizer} takes no {name[:40]!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
             )
 
 
@@ -138,15 +133,15 @@ def wrong_argument(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": 1e-5, "amsgrad": True}}},
     good={"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": 1e-5, "amsgrad": False}}},
 )
-def amsgrad(subject: Subject) -> Iterator[Hit]:
-    torch_adam = subject.flag("optimizer.params.torch_adam") and subject.optimizer != "lamb"
-    on_gpu = subject.offload("optimizer") == "none"
-    refuses = subject.optimizer in ("adam", "adamw") or (subject.optimizer == "lamb" and on_gpu)
-    value = subject.get("optimizer.params.amsgrad")
+def amsgrad(config: LintedConfig) -> Iterator[Hit]:
+    torch_adam = config.flag("optimizer.params.torch_adam") and config.optimizer != "lamb"
+    on_gpu = config.offload("optimizer") == "none"
+    refuses = config.optimizer in ("adam", "adamw") or (config.optimizer == "lamb" and on_gpu)
+    value = config.get("optimizer.params.amsgrad")
     if refuses and not torch_adam and value:
         yield hit(
             "optimizer.params.amsgrad",
-            f"{subject.optimizer} without AMSGrad is all that there is",
+            f"{config.optimizer} without AMSGrad is all that there is",
             severity="warning" if value == "auto" else None,
         )
 
@@ -169,9 +164,9 @@ def amsgrad(subject: Subject) -> Iterator[Hit]:
         "fp16": {"enabled": True, "loss_scale": 0},
     },
 )
-def lamb(subject: Subject) -> Iterator[Hit]:
-    scale = subject.number("fp16.loss_scale")
-    if subject.optimizer == "lamb" and scale is not None and scale > 0:
+def lamb(config: LintedConfig) -> Iterator[Hit]:
+    scale = config.number("fp16.loss_scale")
+    if config.optimizer == "lamb" and scale is not None and scale > 0:
         yield hit("fp16.loss_scale", f"the loss scale is always {scale:g}")
 
 
@@ -194,8 +189,8 @@ def lamb(subject: Subject) -> Iterator[Hit]:
         "zero_optimization": {"stage": 3, "reduce_scatter": False},
     },
 )
-def muon(subject: Subject) -> Iterator[Hit]:
-    if subject.optimizer == "muon" and subject.stage == 3 and not subject.off("zero_optimization.reduce_scatter"):
+def muon(config: LintedConfig) -> Iterator[Hit]:
+    if config.optimizer == "muon" and config.stage == 3 and not config.off("zero_optimization.reduce_scatter"):
         yield hit("zero_optimization.reduce_scatter", "gradients are scattered")
 
 
@@ -209,9 +204,9 @@ def muon(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": 1e-5, "weight_decay": 0.1}}},
     good={"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "weight_decay": 0.1}}},
 )
-def decoupled(subject: Subject) -> Iterator[Hit]:
-    decay = subject.number("optimizer.params.weight_decay")
-    if subject.optimizer == "adam" and decay and "adam_w_mode" not in subject.block("optimizer.params"):
+def decoupled(config: LintedConfig) -> Iterator[Hit]:
+    decay = config.number("optimizer.params.weight_decay")
+    if config.optimizer == "adam" and decay and "adam_w_mode" not in config.block("optimizer.params"):
         yield hit("optimizer.type", f"the weight decay {decay:g} is decoupled")
 
 
@@ -225,13 +220,11 @@ def decoupled(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": "1e-5x"}}},
     good={"train_batch_size": 8, "optimizer": _ADAMW},
 )
-def text(subject: Subject) -> Iterator[Hit]:
+def text(config: LintedConfig) -> Iterator[Hit]:
     for name in ("lr", "weight_decay", "eps"):
-        value = subject.get(f"optimizer.params.{name}")
-        if subject.optimizer in ("adam", "adamw") and value != "auto" and isinstance(value, str | list | dict):
-            set_later = name == "lr" and subject.has(
-                "scheduler"
-            )  # which writes a rate of its own before the first step
+        value = config.get(f"optimizer.params.{name}")
+        if config.optimizer in ("adam", "adamw") and value != "auto" and isinstance(value, str | list | dict):
+            set_later = name == "lr" and config.has("scheduler")  # which writes a rate of its own before the first step
             yield hit(
                 f"optimizer.params.{name}",
                 f"{name} is {shown(value)}",
@@ -240,13 +233,13 @@ def text(subject: Subject) -> Iterator[Hit]:
             )
 
 
-def _arguments(subject: Subject) -> list[str] | None:
+def _arguments(config: LintedConfig) -> list[str] | None:
     """The arguments that the configuration can give the class that will be made; None where it is not known."""
-    facts, name = subject.facts, subject.optimizer
-    offloaded = subject.offload("optimizer") != "none"
+    facts, name = config.facts, config.optimizer
+    offloaded = config.offload("optimizer") != "none"
     if name in ("adam", "adamw"):
         own = ["torch_adam", "adam_w_mode", "fp32_optimizer_states"]
-        if subject.flag("optimizer.params.torch_adam"):
+        if config.flag("optimizer.params.torch_adam"):
             return _names(facts.torch_optimizers.get("AdamW" if name == "adamw" else "Adam"), own)
         cls = "DeepSpeedCPUAdam" if offloaded else "FusedAdam"
         return _names(facts.optimizer_classes.get(cls), own, but=("adamw_mode",))

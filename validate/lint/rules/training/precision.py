@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from ...linted_config import LintedConfig
 from ...rule import Hit, Remove, Rules, hit
-from ...subject import Subject
 from ...values import shown
 
 rules = Rules()
@@ -45,8 +45,8 @@ _ADAM = ("", "adam", "adamw")
     bad={"train_batch_size": 8, "fp16": {"enabled": True}, "bf16": {"enabled": True}},
     good={"train_batch_size": 8, "fp16": {"enabled": False}, "bf16": {"enabled": True}},
 )
-def both(subject: Subject) -> Iterator[Hit]:
-    if subject.fp16 and subject.bf16:
+def both(config: LintedConfig) -> Iterator[Hit]:
+    if config.fp16 and config.bf16:
         yield hit("fp16.enabled", "fp16 and bf16 are both enabled")
 
 
@@ -61,10 +61,10 @@ def both(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "bf16": {"enabled": True}},
     good={"train_batch_size": 8, "fp16": {"enabled": True}},
 )
-def old_gpu(subject: Subject) -> Iterator[Hit]:
-    gpu = subject.cluster.gpu if subject.cluster is not None else None
-    if subject.bf16 and gpu is not None and gpu.compute_capability is not None and gpu.compute_capability < 8:
-        yield hit(f"{subject.bf16_block}.enabled", f"the {gpu.name} has compute capability {gpu.compute_capability:g}")
+def old_gpu(config: LintedConfig) -> Iterator[Hit]:
+    gpu = config.cluster.gpu if config.cluster is not None else None
+    if config.bf16 and gpu is not None and gpu.compute_capability is not None and gpu.compute_capability < 8:
+        yield hit(f"{config.bf16_block}.enabled", f"the {gpu.name} has compute capability {gpu.compute_capability:g}")
 
 
 @rules.rule(
@@ -77,11 +77,11 @@ def old_gpu(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8},
     good={"train_batch_size": 8, "bf16": {"enabled": True}},
 )
-def full_precision(subject: Subject) -> Iterator[Hit]:
-    filled = any(subject.is_auto(f"{name}.enabled") for name in ("fp16", "bf16"))
+def full_precision(config: LintedConfig) -> Iterator[Hit]:
+    filled = any(config.is_auto(f"{name}.enabled") for name in ("fp16", "bf16"))
     # Under accelerate a file without either block gets the one that mixed_precision names.
-    may_come = subject.framework == "hf" and not any(subject.has(name) for name in ("fp16", "bf16", "bfloat16"))
-    if not (subject.fp16 or subject.bf16 or filled or may_come or subject.flag("torch_autocast.enabled")):
+    may_come = config.framework == "hf" and not any(config.has(name) for name in ("fp16", "bf16", "bfloat16"))
+    if not (config.fp16 or config.bf16 or filled or may_come or config.flag("torch_autocast.enabled")):
         yield hit("bf16", "neither bf16 nor fp16 is on")
 
 
@@ -95,15 +95,15 @@ def full_precision(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "bf16": {"enabled": True, "loss_scale": 0}},
     good={"train_batch_size": 8, "bf16": {"enabled": True}},
 )
-def scaled_bf16(subject: Subject) -> Iterator[Hit]:
+def scaled_bf16(config: LintedConfig) -> Iterator[Hit]:
     for block in ("bf16", "bfloat16"):
         for name in _LOSS_SCALE:
             path = f"{block}.{name}"
-            if subject.has(path) and block == subject.bf16_block and subject.facts.block(block) is not None:
+            if config.has(path) and block == config.bf16_block and config.facts.block(block) is not None:
                 yield hit(
                     path,
                     f"{block} has no key {name!r}",
-                    severity="warning" if subject.is_auto(path) else None,
+                    severity="warning" if config.is_auto(path) else None,
                     edits=(Remove((block, name)),),
                 )
 
@@ -118,9 +118,9 @@ def scaled_bf16(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "bf16": {"enabled": True}, "fp16": {"enabled": False, "loss_scale_window": 500}},
     good={"train_batch_size": 8, "fp16": {"enabled": True, "loss_scale_window": 500}},
 )
-def unused_scaling(subject: Subject) -> Iterator[Hit]:
-    given = [name for name in _LOSS_SCALE if subject.has(f"fp16.{name}")]
-    if given and subject.off("fp16.enabled"):
+def unused_scaling(config: LintedConfig) -> Iterator[Hit]:
+    given = [name for name in _LOSS_SCALE if config.has(f"fp16.{name}")]
+    if given and config.off("fp16.enabled"):
         yield hit(
             f"fp16.{given[0]}", f"fp16 is off, so {', '.join(given)} {'have' if len(given) > 1 else 'has'} no effect"
         )
@@ -136,9 +136,9 @@ def unused_scaling(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "fp16": {"enabled": True, "loss_scale": 128}},
     good={"train_batch_size": 8, "fp16": {"enabled": True, "loss_scale": 0}},
 )
-def static_scale(subject: Subject) -> Iterator[Hit]:
-    scale = subject.number("fp16.loss_scale")
-    if subject.fp16 and scale is not None and scale > 0:
+def static_scale(config: LintedConfig) -> Iterator[Hit]:
+    scale = config.number("fp16.loss_scale")
+    if config.fp16 and scale is not None and scale > 0:
         yield hit("fp16.loss_scale", f"the loss scale is always {scale:g}")
 
 
@@ -153,14 +153,14 @@ def static_scale(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "fp16": {"enabled": True, "loss_scale_window": 0}},
     good={"train_batch_size": 8, "fp16": {"enabled": True, "loss_scale_window": 1000}},
 )
-def refused_scale(subject: Subject) -> Iterator[Hit]:
-    scale = subject.get("fp16.loss_scale")
+def refused_scale(config: LintedConfig) -> Iterator[Hit]:
+    scale = config.get("fp16.loss_scale")
     number = _number(scale)
     if isinstance(scale, bool) or (number is not None and (number < 0 or not math.isfinite(number))):
         yield hit("fp16.loss_scale", f"loss_scale is {shown(scale)}")
-    dynamic = subject.fp16 and (scale is None or scale == "auto" or number == 0)
+    dynamic = config.fp16 and (scale is None or scale == "auto" or number == 0)
     for name in ("loss_scale_window", "min_loss_scale"):
-        value = subject.get(f"fp16.{name}")
+        value = config.get(f"fp16.{name}")
         size = _number(value)
         fraction = isinstance(value, str) and size is not None and not value.strip().lstrip("+-").isdigit()
         if isinstance(value, bool) or fraction or (dynamic and size is not None and size <= 0):
@@ -181,13 +181,13 @@ def refused_scale(subject: Subject) -> Iterator[Hit]:
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
     },
 )
-def master_without_zero(subject: Subject) -> Iterator[Hit]:
+def master_without_zero(config: LintedConfig) -> Iterator[Hit]:
     for path in (
         "fp16.fp16_master_weights_and_grads",
-        f"{subject.bf16_block}.bf16_master_weights_and_grads",
-        f"{subject.bf16_block}.bf16_optimizer_states",
+        f"{config.bf16_block}.bf16_master_weights_and_grads",
+        f"{config.bf16_block}.bf16_optimizer_states",
     ):
-        if subject.flag(path) and subject.stage == 0:
+        if config.flag(path) and config.stage == 0:
             yield hit(path, f"{path.rpartition('.')[2]} is on at stage 0")
 
 
@@ -210,23 +210,23 @@ def master_without_zero(subject: Subject) -> Iterator[Hit]:
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
     },
 )
-def master_without_offload(subject: Subject) -> Iterator[Hit]:
-    offloaded = subject.offload("optimizer") != "none"
-    cpu_adam = offloaded and subject.optimizer in _ADAM and not subject.flag("optimizer.params.torch_adam")
-    block = subject.bf16_block
-    bf16 = subject.flag(f"{block}.bf16_master_weights_and_grads") and (
-        not subject.flag(f"{block}.bf16_optimizer_states") or offloaded
+def master_without_offload(config: LintedConfig) -> Iterator[Hit]:
+    offloaded = config.offload("optimizer") != "none"
+    cpu_adam = offloaded and config.optimizer in _ADAM and not config.flag("optimizer.params.torch_adam")
+    block = config.bf16_block
+    bf16 = config.flag(f"{block}.bf16_master_weights_and_grads") and (
+        not config.flag(f"{block}.bf16_optimizer_states") or offloaded
     )
     for path, asked in (
-        ("fp16.fp16_master_weights_and_grads", subject.flag("fp16.fp16_master_weights_and_grads")),
+        ("fp16.fp16_master_weights_and_grads", config.flag("fp16.fp16_master_weights_and_grads")),
         (f"{block}.bf16_master_weights_and_grads", bf16),
     ):
-        if asked and subject.stage and not cpu_adam:
+        if asked and config.stage and not cpu_adam:
             yield hit(
                 path,
                 "the optimizer is not offloaded"
                 if not offloaded
-                else f"the optimizer {subject.optimizer} does not become DeepSpeed's CPU Adam",
+                else f"the optimizer {config.optimizer} does not become DeepSpeed's CPU Adam",
             )
 
 
@@ -250,12 +250,12 @@ def master_without_offload(subject: Subject) -> Iterator[Hit]:
         "zero_optimization": {"stage": 2},
     },
 )
-def states_without_master(subject: Subject) -> Iterator[Hit]:
-    block = subject.bf16_block
-    master = subject.flag(f"{block}.bf16_master_weights_and_grads")
-    if subject.flag(f"{block}.bf16_optimizer_states") and not master and subject.stage:
+def states_without_master(config: LintedConfig) -> Iterator[Hit]:
+    block = config.bf16_block
+    master = config.flag(f"{block}.bf16_master_weights_and_grads")
+    if config.flag(f"{block}.bf16_optimizer_states") and not master and config.stage:
         yield hit(f"{block}.bf16_optimizer_states", "bf16_master_weights_and_grads is off")
-    if master and subject.flag("fp16.fp16_master_weights_and_grads") and subject.stage:
+    if master and config.flag("fp16.fp16_master_weights_and_grads") and config.stage:
         yield hit("fp16.fp16_master_weights_and_grads", "bf16_master_weights_and_grads is on, too")
 
 
@@ -270,10 +270,10 @@ def states_without_master(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "bf16": {"enabled": True}, "data_types": {"param_dtype": "fp16"}},
     good={"train_batch_size": 8, "bf16": {"enabled": True}, "data_types": {"param_dtype": "bf16"}},
 )
-def other_type(subject: Subject) -> Iterator[Hit]:
-    wanted = _DTYPES.get(subject.text("data_types.param_dtype"))
-    if wanted is not None and wanted != _model_type(subject) and not _may_change(subject):
-        yield hit("data_types.param_dtype", f"param_dtype is {wanted}, the model's type is {_model_type(subject)}")
+def other_type(config: LintedConfig) -> Iterator[Hit]:
+    wanted = _DTYPES.get(config.text("data_types.param_dtype"))
+    if wanted is not None and wanted != _model_type(config) and not _may_change(config):
+        yield hit("data_types.param_dtype", f"param_dtype is {wanted}, the model's type is {_model_type(config)}")
 
 
 @rules.rule(
@@ -286,31 +286,31 @@ def other_type(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "data_types": {"grad_accum_dtype": "fp8"}},
     good={"train_batch_size": 8, "data_types": {"grad_accum_dtype": "fp32"}},
 )
-def unknown_type(subject: Subject) -> Iterator[Hit]:
-    block = subject.facts.block("data_types")
+def unknown_type(config: LintedConfig) -> Iterator[Hit]:
+    block = config.facts.block("data_types")
     names = [name for name in ("grad_accum_dtype", "param_dtype", "buffer_dtype") if block and name in block.keys]
     paths = [f"data_types.{name}" for name in names] + ["torch_autocast.dtype"]
     for path in paths:
-        value = subject.get(path)
-        unused = path == "data_types.buffer_dtype" and not (subject.fp16 or subject.bf16)
+        value = config.get(path)
+        unused = path == "data_types.buffer_dtype" and not (config.fp16 or config.bf16)
         if (
-            (value is not None or (path == "torch_autocast.dtype" and subject.has(path)))
+            (value is not None or (path == "torch_autocast.dtype" and config.has(path)))
             and not unused
             and (not isinstance(value, str) or value not in _DTYPES)
         ):
             yield hit(path, f"{path.rpartition('.')[2]} is {shown(value)}")
-    safe = subject.get("torch_autocast.lower_precision_safe_modules")
+    safe = config.get("torch_autocast.lower_precision_safe_modules")
     names_only = isinstance(safe, str | dict) or (
         isinstance(safe, list) and all(isinstance(name, str) for name in safe)
     )
-    if subject.has("torch_autocast.lower_precision_safe_modules") and not names_only:
+    if config.has("torch_autocast.lower_precision_safe_modules") and not names_only:
         yield hit(
             "torch_autocast.lower_precision_safe_modules",
             f"lower_precision_safe_modules is {shown(safe)}",
             fix="write a list of names of classes",
         )
-    keep = subject.get("data_types.keep_in_fp32_modules")
-    given = "keep_in_fp32_modules" in subject.block("data_types") and block and "keep_in_fp32_modules" in block.keys
+    keep = config.get("data_types.keep_in_fp32_modules")
+    given = "keep_in_fp32_modules" in config.block("data_types") and block and "keep_in_fp32_modules" in block.keys
     if given and keep != "auto" and not (isinstance(keep, list) and all(isinstance(name, str) for name in keep)):
         yield hit(
             "data_types.keep_in_fp32_modules",
@@ -340,12 +340,10 @@ def unknown_type(subject: Subject) -> Iterator[Hit]:
         "zero_optimization": {"stage": 1},
     },
 )
-def mixed_without_zero(subject: Subject) -> Iterator[Hit]:
-    wanted = _DTYPES.get(subject.text("data_types.grad_accum_dtype"))
-    if subject.stage == 0 and wanted is not None and wanted != _model_type(subject) and not _may_change(subject):
-        yield hit(
-            "data_types.grad_accum_dtype", f"gradients in {wanted}, weights in {_model_type(subject)}, at stage 0"
-        )
+def mixed_without_zero(config: LintedConfig) -> Iterator[Hit]:
+    wanted = _DTYPES.get(config.text("data_types.grad_accum_dtype"))
+    if config.stage == 0 and wanted is not None and wanted != _model_type(config) and not _may_change(config):
+        yield hit("data_types.grad_accum_dtype", f"gradients in {wanted}, weights in {_model_type(config)}, at stage 0")
 
 
 @rules.rule(
@@ -365,9 +363,9 @@ def mixed_without_zero(subject: Subject) -> Iterator[Hit]:
     },
     good={"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": 1}},
 )
-def bf16_optimizer(subject: Subject) -> Iterator[Hit]:
-    wanted = _DTYPES.get(subject.text("data_types.grad_accum_dtype"))
-    if subject.stage == 1 and subject.bf16 and wanted == "fp32" and subject.offload("optimizer") != "cpu":
+def bf16_optimizer(config: LintedConfig) -> Iterator[Hit]:
+    wanted = _DTYPES.get(config.text("data_types.grad_accum_dtype"))
+    if config.stage == 1 and config.bf16 and wanted == "fp32" and config.offload("optimizer") != "cpu":
         yield hit("data_types.grad_accum_dtype", "fp32 gradients stay whole on every GPU")
 
 
@@ -381,8 +379,8 @@ def bf16_optimizer(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "torch_autocast": {"enabled": True}},
     good={"train_batch_size": 8, "torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
 )
-def autocast_type(subject: Subject) -> Iterator[Hit]:
-    if subject.flag("torch_autocast.enabled") and not subject.has("torch_autocast.dtype"):
+def autocast_type(config: LintedConfig) -> Iterator[Hit]:
+    if config.flag("torch_autocast.enabled") and not config.has("torch_autocast.dtype"):
         yield hit("torch_autocast.dtype", "torch_autocast is on without a dtype")
 
 
@@ -406,21 +404,20 @@ def _number(value: object) -> float | None:
     bad={"train_batch_size": 8, "fp16": {"enabled": True, "initial_scale_power": 5000}},
     good={"train_batch_size": 8, "fp16": {"enabled": True, "initial_scale_power": 16}},
 )
-def huge_scale(subject: Subject) -> Iterator[Hit]:
-    power = subject.number("fp16.initial_scale_power")
-    dynamic = subject.fp16 and not (subject.number("fp16.loss_scale") or 0) > 0
-    if power is not None and power >= (1024 if dynamic else 14_300) and subject.fp16:
+def huge_scale(config: LintedConfig) -> Iterator[Hit]:
+    power = config.number("fp16.initial_scale_power")
+    dynamic = config.fp16 and not (config.number("fp16.loss_scale") or 0) > 0
+    if power is not None and power >= (1024 if dynamic else 14_300) and config.fp16:
         yield hit("fp16.initial_scale_power", f"2 to the power of {power:g}")
 
 
-def _model_type(subject: Subject) -> str:
-    return "fp16" if subject.fp16 else "bf16" if subject.bf16 else "fp32"
+def _model_type(config: LintedConfig) -> str:
+    return "fp16" if config.fp16 else "bf16" if config.bf16 else "fp32"
 
 
-def _may_change(subject: Subject) -> bool:
+def _may_change(config: LintedConfig) -> bool:
     """The Trainer or accelerate decides about the precision."""
     given = any(
-        subject.has(f"{name}.enabled") and not subject.is_auto(f"{name}.enabled")
-        for name in ("fp16", "bf16", "bfloat16")
+        config.has(f"{name}.enabled") and not config.is_auto(f"{name}.enabled") for name in ("fp16", "bf16", "bfloat16")
     )
-    return subject.framework == "hf" and not given
+    return config.framework == "hf" and not given

@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Iterator
 
 from ...facts import Parameter
+from ...linted_config import LintedConfig
 from ...rule import Hit, Rules, hit
-from ...subject import Subject
 from ...values import shown
 
 rules = Rules()
@@ -27,12 +27,12 @@ _DECAY = {"type": "WarmupDecayLR", "params": {"total_num_steps": 1000, "warmup_n
     bad={"train_batch_size": 8, "scheduler": {"type": "WarmupDecay", "params": {}}},
     good={"train_batch_size": 8, "scheduler": _DECAY},
 )
-def unknown(subject: Subject) -> Iterator[Hit]:
-    kind = subject.get("scheduler.type")
-    names = (*subject.facts.schedulers, *subject.facts.torch_schedulers)
+def unknown(config: LintedConfig) -> Iterator[Hit]:
+    kind = config.get("scheduler.type")
+    names = (*config.facts.schedulers, *config.facts.torch_schedulers)
     if kind is not None and not isinstance(kind, str):
         yield hit("scheduler.type", f"type is {shown(kind)}", fix="write the scheduler's name")
-    elif kind is not None and subject.facts.torch_schedulers and kind not in names:
+    elif kind is not None and config.facts.torch_schedulers and kind not in names:
         near = difflib.get_close_matches(kind[:40], names, n=1)
         yield hit(
             "scheduler.type", f"there is no scheduler {shown(kind)}" + (f"; did you mean {near[0]!r}?" if near else "")
@@ -50,11 +50,11 @@ def unknown(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 100}}},
     good={"train_batch_size": 8, "scheduler": _DECAY},
 )
-def incomplete(subject: Subject) -> Iterator[Hit]:
-    taken = _parameters(subject)
+def incomplete(config: LintedConfig) -> Iterator[Hit]:
+    taken = _parameters(config)
     if taken is None:
         return
-    given = subject.get("scheduler.params")
+    given = config.get("scheduler.params")
     if not isinstance(given, dict):
         yield hit(
             "scheduler.params",
@@ -66,8 +66,8 @@ def incomplete(subject: Subject) -> Iterator[Hit]:
     if missing:
         yield hit(
             "scheduler.params",
-            f"{subject.text('scheduler.type')} needs {', '.join(missing)}",
-            fix=f"add {', '.join(missing)}" + (' (the Trainer fills "auto")' if subject.framework == "hf" else ""),
+            f"{config.text('scheduler.type')} needs {', '.join(missing)}",
+            fix=f"add {', '.join(missing)}" + (' (the Trainer fills "auto")' if config.framework == "hf" else ""),
         )
 
 
@@ -81,15 +81,15 @@ def incomplete(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 1000}}},
     good={"train_batch_size": 8, "scheduler": _DECAY},
 )
-def wrong_argument(subject: Subject) -> Iterator[Hit]:
-    taken = _parameters(subject)
-    for name in subject.block("scheduler.params") if taken is not None else ():
+def wrong_argument(config: LintedConfig) -> Iterator[Hit]:
+    taken = _parameters(config)
+    for name in config.block("scheduler.params") if taken is not None else ():
         names = [parameter.name for parameter in taken or ()]
         if name not in names:
             near = difflib.get_close_matches(name[:40], names, n=1)
             yield hit(
                 f"scheduler.params.{name}" if "." not in name else "scheduler.params",
-                f"{subject.text('scheduler.type')} takes no {name[:40]!r}"
+                f"{config.text('scheduler.type')} takes no {name[:40]!r}"
                 + (f"; did you mean {near[0]!r}?" if near else ""),
             )
 
@@ -105,13 +105,13 @@ def wrong_argument(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}},
     good={"train_batch_size": 8, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 1}}},
 )
-def no_warmup(subject: Subject) -> Iterator[Hit]:
-    value = subject.get("scheduler.params.warmup_num_steps")
-    warms = subject.text("scheduler.type") in ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
+def no_warmup(config: LintedConfig) -> Iterator[Hit]:
+    value = config.get("scheduler.params.warmup_num_steps")
+    warms = config.text("scheduler.type") in ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
     if (
         warms
         and value != "auto"
-        and "warmup_num_steps" in subject.block("scheduler.params")
+        and "warmup_num_steps" in config.block("scheduler.params")
         and (not isinstance(value, int) or value <= 0)
     ):
         yield hit("scheduler.params.warmup_num_steps", f"warmup_num_steps is {shown(value)}")
@@ -130,8 +130,8 @@ def no_warmup(subject: Subject) -> Iterator[Hit]:
     },
     good={"train_batch_size": 8, "scheduler": _DECAY},
 )
-def long_warmup(subject: Subject) -> Iterator[Hit]:
-    total, warmup = (subject.number(f"scheduler.params.{name}") for name in ("total_num_steps", "warmup_num_steps"))
+def long_warmup(config: LintedConfig) -> Iterator[Hit]:
+    total, warmup = (config.number(f"scheduler.params.{name}") for name in ("total_num_steps", "warmup_num_steps"))
     if total is not None and warmup is not None and warmup > total:
         yield hit("scheduler.params.warmup_num_steps", f"{warmup:g} steps of warm-up, {total:g} in all")
 
@@ -146,9 +146,9 @@ def long_warmup(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "scheduler": {"type": "WarmupLR", "params": {"warmup_type": "cosine"}}},
     good={"train_batch_size": 8, "scheduler": {"type": "WarmupLR", "params": {"warmup_type": "linear"}}},
 )
-def warmup_type(subject: Subject) -> Iterator[Hit]:
-    value = subject.get("scheduler.params.warmup_type")
-    if value is not None and value not in ("log", "linear") and subject.text("scheduler.type").startswith("Warmup"):
+def warmup_type(config: LintedConfig) -> Iterator[Hit]:
+    value = config.get("scheduler.params.warmup_type")
+    if value is not None and value not in ("log", "linear") and config.text("scheduler.type").startswith("Warmup"):
         yield hit("scheduler.params.warmup_type", f"warmup_type is {shown(value)}")
 
 
@@ -162,8 +162,8 @@ def warmup_type(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "scheduler": {"params": {"warmup_num_steps": 10}}},
     good={"train_batch_size": 8, "scheduler": _DECAY},
 )
-def no_type(subject: Subject) -> Iterator[Hit]:
-    if isinstance(subject.get("scheduler"), dict) and subject.get("scheduler.type") is None:
+def no_type(config: LintedConfig) -> Iterator[Hit]:
+    if isinstance(config.get("scheduler"), dict) and config.get("scheduler.type") is None:
         yield hit("scheduler", "no type, so the block is ignored")
 
 
@@ -185,13 +185,13 @@ def no_type(subject: Subject) -> Iterator[Hit]:
         "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-5}},
     },
 )
-def two_rates(subject: Subject) -> Iterator[Hit]:
-    rate, highest = subject.number("optimizer.params.lr"), subject.number("scheduler.params.warmup_max_lr")
+def two_rates(config: LintedConfig) -> Iterator[Hit]:
+    rate, highest = config.number("optimizer.params.lr"), config.number("scheduler.params.warmup_max_lr")
     if (
         rate
         and highest is not None
         and highest != rate
-        and subject.text("scheduler.type") in ("WarmupLR", "WarmupDecayLR")
+        and config.text("scheduler.type") in ("WarmupLR", "WarmupDecayLR")
     ):
         yield hit("scheduler.params.warmup_max_lr", f"lr is {rate:g}, warmup_max_lr {highest:g}")
 
@@ -218,14 +218,14 @@ def two_rates(subject: Subject) -> Iterator[Hit]:
         "scheduler": _DECAY,
     },
 )
-def torchs(subject: Subject) -> Iterator[Hit]:
-    kind = subject.text("scheduler.type")
-    wrapped = subject.stage or subject.fp16 or subject.bf16
-    if wrapped and kind in subject.facts.torch_schedulers and kind not in subject.facts.schedulers:
+def torchs(config: LintedConfig) -> Iterator[Hit]:
+    kind = config.text("scheduler.type")
+    wrapped = config.stage or config.fp16 or config.bf16
+    if wrapped and kind in config.facts.torch_schedulers and kind not in config.facts.schedulers:
         yield hit("scheduler.type", f"{kind} is torch's, and the optimizer is wrapped")
 
 
-def _parameters(subject: Subject) -> tuple[Parameter, ...] | None:
+def _parameters(config: LintedConfig) -> tuple[Parameter, ...] | None:
     """The arguments of the scheduler's class, None for a class that is not known."""
-    kind = subject.text("scheduler.type")
-    return subject.facts.schedulers.get(kind) or subject.facts.torch_schedulers.get(kind)
+    kind = config.text("scheduler.type")
+    return config.facts.schedulers.get(kind) or config.facts.torch_schedulers.get(kind)

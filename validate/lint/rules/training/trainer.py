@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...linted_config import LintedConfig
 from ...rule import Hit, Rules, hit
-from ...subject import Subject
 
 rules = Rules()
 
@@ -67,13 +67,13 @@ _OTHERS = {  # TrainingArguments' names
     bad={"train_micro_batch_size_per_gpu": "auto"},
     good={"train_micro_batch_size_per_gpu": 1},
 )
-def unfilled(subject: Subject) -> Iterator[Hit]:
+def unfilled(config: LintedConfig) -> Iterator[Hit]:
     paths = list(_NUMBERS)
     for block in ("optimizer.params", "scheduler.params"):
-        paths += [f"{block}.{name}" for name in subject.block(block)]
+        paths += [f"{block}.{name}" for name in config.block(block)]
     for path in paths:
-        if subject.is_auto(path) and (subject.framework == "deepspeed" or path not in _FILLED):
-            who = "plain DeepSpeed" if subject.framework == "deepspeed" else "the Trainer"
+        if config.is_auto(path) and (config.framework == "deepspeed" or path not in _FILLED):
+            who = "plain DeepSpeed" if config.framework == "deepspeed" else "the Trainer"
             yield hit(path, f'{who} does not fill "auto" here')
 
 
@@ -88,13 +88,13 @@ def unfilled(subject: Subject) -> Iterator[Hit]:
     bad={"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2, "allgather_bucket_size": "auto"}},
     good={"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}},
 )
-def default(subject: Subject) -> Iterator[Hit]:
-    for block in subject.facts.blocks:
-        for key in subject.block(block.path) if block.strict else ():
+def default(config: LintedConfig) -> Iterator[Hit]:
+    for block in config.facts.blocks:
+        for key in config.block(block.path) if block.strict else ():
             path = f"{block.path}.{key}"
             field = block.field(key)
-            filled = subject.framework == "hf" and path in _FILLED
-            if field is not None and subject.is_auto(path) and not filled and not field.block:
+            filled = config.framework == "hf" and path in _FILLED
+            if field is not None and config.is_auto(path) and not filled and not field.block:
                 yield hit(
                     path,
                     f'"auto" here is the default, {field.default!r}'
@@ -114,8 +114,8 @@ def default(subject: Subject) -> Iterator[Hit]:
     bad={"train_micro_batch_size_per_gpu": "auto"},
     good={"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 0}},
 )
-def no_zero(subject: Subject) -> Iterator[Hit]:
-    if subject.framework == "hf" and not subject.has("zero_optimization"):
+def no_zero(config: LintedConfig) -> Iterator[Hit]:
+    if config.framework == "hf" and not config.has("zero_optimization"):
         yield hit("zero_optimization", "zero_optimization is missing")
 
 
@@ -130,9 +130,9 @@ def no_zero(subject: Subject) -> Iterator[Hit]:
     bad={"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}},
     good={"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}},
 )
-def in_both(subject: Subject) -> Iterator[Hit]:
+def in_both(config: LintedConfig) -> Iterator[Hit]:
     for path, argument in _OTHERS.items():
-        if subject.framework == "hf" and subject.number(path) is not None:
+        if config.framework == "hf" and config.number(path) is not None:
             yield hit(path, f"{path} must be equal to TrainingArguments' {argument}")
 
 
@@ -156,9 +156,9 @@ def in_both(subject: Subject) -> Iterator[Hit]:
         "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
     },
 )
-def no_rate(subject: Subject) -> Iterator[Hit]:
-    adam = subject.optimizer in ("adam", "adamw")
-    if subject.framework == "hf" and adam and "lr" not in subject.block("optimizer.params"):
+def no_rate(config: LintedConfig) -> Iterator[Hit]:
+    adam = config.optimizer in ("adam", "adamw")
+    if config.framework == "hf" and adam and "lr" not in config.block("optimizer.params"):
         yield hit("optimizer.params", "optimizer.params has no lr")
 
 
@@ -176,9 +176,9 @@ def no_rate(subject: Subject) -> Iterator[Hit]:
         "zero_optimization": {"stage": 2, "reduce_bucket_size": 50_000_000},
     },
 )
-def small_bucket(subject: Subject) -> Iterator[Hit]:
+def small_bucket(config: LintedConfig) -> Iterator[Hit]:
     path = "zero_optimization.reduce_bucket_size"
-    if subject.framework == "hf" and subject.model is not None and subject.is_auto(path) and subject.stage:
-        elements = subject.model.hidden_size**2
+    if config.framework == "hf" and config.model is not None and config.is_auto(path) and config.stage:
+        elements = config.model.hidden_size**2
         if elements < 1_000_000:
             yield hit(path, f"the bucket is {elements:,} elements", fix="write a number, such as 50000000")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...linted_config import LintedConfig
 from ...rule import Hit, Rules, hit
-from ...subject import Subject
 from ...values import shown
 
 rules = Rules()
@@ -24,8 +24,8 @@ _SWAPS = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/loc
     bad={"train_batch_size": 8, "zero_optimization": _SWAPS, "aio": {"thread_count": 8}},
     good={"train_batch_size": 8, "zero_optimization": _SWAPS, "aio": {"intra_op_parallelism": 8, "queue_depth": 32}},
 )
-def thread_count(subject: Subject) -> Iterator[Hit]:
-    if subject.has("aio.thread_count"):
+def thread_count(config: LintedConfig) -> Iterator[Hit]:
+    if config.has("aio.thread_count"):
         yield hit("aio.thread_count", "thread_count is ignored")
 
 
@@ -39,8 +39,8 @@ def thread_count(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "zero_optimization": {"stage": 2}, "aio": {"queue_depth": 32}},
     good={"train_batch_size": 8, "zero_optimization": _SWAPS, "aio": {"queue_depth": 32, "intra_op_parallelism": 8}},
 )
-def unused(subject: Subject) -> Iterator[Hit]:
-    if subject.block("aio") and not _swaps(subject):
+def unused(config: LintedConfig) -> Iterator[Hit]:
+    if config.block("aio") and not _swaps(config):
         yield hit("aio", "nothing is swapped to NVMe")
 
 
@@ -54,9 +54,9 @@ def unused(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "zero_optimization": _SWAPS},
     good={"train_batch_size": 8, "zero_optimization": _SWAPS, "aio": {"intra_op_parallelism": 8, "queue_depth": 32}},
 )
-def idle_drive(subject: Subject) -> Iterator[Hit]:
-    threads = subject.get("aio.intra_op_parallelism")
-    if _swaps(subject) and threads in (None, 1):
+def idle_drive(config: LintedConfig) -> Iterator[Hit]:
+    threads = config.get("aio.intra_op_parallelism")
+    if _swaps(config) and threads in (None, 1):
         yield hit("aio.intra_op_parallelism", "one thread reads and writes")
 
 
@@ -74,13 +74,13 @@ def idle_drive(subject: Subject) -> Iterator[Hit]:
         "aio": {"block_size": 1048576, "intra_op_parallelism": 8},
     },
 )
-def no_number(subject: Subject) -> Iterator[Hit]:
+def no_number(config: LintedConfig) -> Iterator[Hit]:
     for name in ("block_size", "queue_depth", "intra_op_parallelism"):
-        value = subject.get(f"aio.{name}")
+        value = config.get(f"aio.{name}")
         wrong = value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1)
-        if wrong and _swaps(subject):
+        if wrong and _swaps(config):
             yield hit(f"aio.{name}", f"{name} is {shown(value)}")
 
 
-def _swaps(subject: Subject) -> bool:
-    return subject.stage == 3 and "nvme" in (subject.offload("optimizer"), subject.offload("param"))
+def _swaps(config: LintedConfig) -> bool:
+    return config.stage == 3 and "nvme" in (config.offload("optimizer"), config.offload("param"))

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .....estimators.memory.trainable import tensor_set
+from ...linted_config import LintedConfig
 from ...rule import Hit, Remove, Rules, hit
-from ...subject import Subject
 from ...values import shown
 
 rules = Rules()
@@ -35,14 +35,10 @@ _ADAMW = {"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr":
         "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}},
     },
 )
-def no_path(subject: Subject) -> Iterator[Hit]:
+def no_path(config: LintedConfig) -> Iterator[Hit]:
     for what in ("optimizer", "param"):
         block = f"zero_optimization.offload_{what}"
-        if (
-            subject.stage == 3
-            and subject.offload(what) == "nvme"
-            and subject.get(f"{block}.nvme_path") in (None, "auto")
-        ):
+        if config.stage == 3 and config.offload(what) == "nvme" and config.get(f"{block}.nvme_path") in (None, "auto"):
             yield hit(f"{block}.nvme_path", f"offload_{what} goes to NVMe, but nvme_path is missing")
 
 
@@ -59,9 +55,9 @@ def no_path(subject: Subject) -> Iterator[Hit]:
     },
     good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
 )
-def nvme_below_3(subject: Subject) -> Iterator[Hit]:
-    if subject.stage in (1, 2) and subject.offload("optimizer") == "nvme":
-        yield hit("zero_optimization.offload_optimizer.device", f"at stage {subject.stage} the states stay in host RAM")
+def nvme_below_3(config: LintedConfig) -> Iterator[Hit]:
+    if config.stage in (1, 2) and config.offload("optimizer") == "nvme":
+        yield hit("zero_optimization.offload_optimizer.device", f"at stage {config.stage} the states stay in host RAM")
 
 
 @rules.rule(
@@ -80,11 +76,11 @@ def nvme_below_3(subject: Subject) -> Iterator[Hit]:
         "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}},
     },
 )
-def tmpfs(subject: Subject) -> Iterator[Hit]:
+def tmpfs(config: LintedConfig) -> Iterator[Hit]:
     for what in ("optimizer", "param"):
         path = f"zero_optimization.offload_{what}.nvme_path"
-        folder = subject.text(path)
-        if subject.stage == 3 and subject.offload(what) == "nvme" and folder and _is_tmpfs(folder):
+        folder = config.text(path)
+        if config.stage == 3 and config.offload(what) == "nvme" and folder and _is_tmpfs(folder):
             yield hit(path, f"{shown(folder)} is on a tmpfs on this machine")
 
 
@@ -109,13 +105,13 @@ def tmpfs(subject: Subject) -> Iterator[Hit]:
         },
     },
 )
-def small_buffers(subject: Subject) -> Iterator[Hit]:
-    model, ranks = subject.model, subject.world_size
-    if subject.stage != 3 or subject.offload("param") != "nvme" or model is None or ranks is None:
+def small_buffers(config: LintedConfig) -> Iterator[Hit]:
+    model, ranks = config.model, config.world_size
+    if config.stage != 3 or config.offload("param") != "nvme" or model is None or ranks is None:
         return
     block = "zero_optimization.offload_param"
-    size = subject.number(f"{block}.buffer_size")
-    size = subject.facts.default(f"{block}.buffer_size") if size is None else size
+    size = config.number(f"{block}.buffer_size")
+    size = config.facts.default(f"{block}.buffer_size") if size is None else size
     largest = -(-max(tensor.numel for tensor, _ in model.tensor_counts) // ranks)
     if size < largest:
         yield hit(
@@ -148,24 +144,24 @@ def small_buffers(subject: Subject) -> Iterator[Hit]:
         },
     },
 )
-def pinned_sub_groups(subject: Subject) -> Iterator[Hit]:
-    cluster, model = subject.cluster, subject.model
+def pinned_sub_groups(config: LintedConfig) -> Iterator[Hit]:
+    cluster, model = config.cluster, config.model
     ram = cluster.host_memory_bytes_per_node if cluster is not None else None
-    if subject.stage != 3 or subject.offload("optimizer") != "nvme" or cluster is None or not ram or model is None:
+    if config.stage != 3 or config.offload("optimizer") != "nvme" or cluster is None or not ram or model is None:
         return
     trainable = (
         model.parameters
-        if subject.workload is None or subject.workload.method == "full"
-        else tensor_set(model, subject.workload).trainable_numel
+        if config.workload is None or config.workload.method == "full"
+        else tensor_set(model, config.workload).trainable_numel
     )
     block = "zero_optimization.offload_optimizer"
-    count = subject.number(f"{block}.buffer_count")
-    count = subject.facts.default(f"{block}.buffer_count") if count is None else count
-    group = min(subject.zero_number("sub_group_size"), -(-trainable // cluster.world_size))
+    count = config.number(f"{block}.buffer_count")
+    count = config.facts.default(f"{block}.buffer_count") if count is None else count
+    group = min(config.zero_number("sub_group_size"), -(-trainable // cluster.world_size))
     pinned = int(count) * group * 4 * cluster.gpus_per_node
     if pinned > ram:
         yield hit(
-            subject.zero_path("sub_group_size") or "zero_optimization.sub_group_size",
+            config.zero_path("sub_group_size") or "zero_optimization.sub_group_size",
             f"{count:g} buffers x {group:,} elements x 4 bytes x {cluster.gpus_per_node} ranks are {pinned / 1e9:.0f} "
             "GB "
             f"of {ram / 1e9:.0f} GB",
@@ -198,15 +194,15 @@ def pinned_sub_groups(subject: Subject) -> Iterator[Hit]:
         },
     },
 )
-def few_buffers(subject: Subject) -> Iterator[Hit]:
+def few_buffers(config: LintedConfig) -> Iterator[Hit]:
     path = "zero_optimization.offload_optimizer.buffer_count"
-    count = subject.number(path)
+    count = config.number(path)
     if (
-        subject.stage == 3
-        and subject.offload("optimizer") == "nvme"
+        config.stage == 3
+        and config.offload("optimizer") == "nvme"
         and count is not None
         and count < 4
-        and (subject.optimizer in _ADAM)
+        and (config.optimizer in _ADAM)
     ):
         yield hit(path, f"{count:g} buffers for Adam's parameter, gradient and two states")
 
@@ -224,15 +220,15 @@ def few_buffers(subject: Subject) -> Iterator[Hit]:
     },
     good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},
 )
-def unused_nvme(subject: Subject) -> Iterator[Hit]:
+def unused_nvme(config: LintedConfig) -> Iterator[Hit]:
     for what, names in _ONLY_NVME.items():
         block = f"zero_optimization.offload_{what}"
-        given = [name for name in names if subject.has(f"{block}.{name}")]
-        if given and subject.offload(what) != "nvme":
+        given = [name for name in names if config.has(f"{block}.{name}")]
+        if given and config.offload(what) != "nvme":
             yield hit(
                 f"{block}.{given[0]}",
                 f"{', '.join(given)} {'have' if len(given) > 1 else 'has'} no effect: the device "
-                f"is {subject.offload(what)}",
+                f"is {config.offload(what)}",
             )
 
 
@@ -252,11 +248,11 @@ def unused_nvme(subject: Subject) -> Iterator[Hit]:
         "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}},
     },
 )
-def ratio_below_3(subject: Subject) -> Iterator[Hit]:
-    ratio = subject.get("zero_optimization.offload_optimizer.ratio")
+def ratio_below_3(config: LintedConfig) -> Iterator[Hit]:
+    ratio = config.get("zero_optimization.offload_optimizer.ratio")
     below_1 = isinstance(ratio, bool | int | float) and 0 <= ratio < 1
-    if below_1 and subject.stage < 3:
-        yield hit("zero_optimization.offload_optimizer.ratio", f"ratio is {shown(ratio)} at stage {subject.stage}")
+    if below_1 and config.stage < 3:
+        yield hit("zero_optimization.offload_optimizer.ratio", f"ratio is {shown(ratio)} at stage {config.stage}")
 
 
 @rules.rule(
@@ -277,18 +273,18 @@ def ratio_below_3(subject: Subject) -> Iterator[Hit]:
         "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}},
     },
 )
-def ratio_without_adam(subject: Subject) -> Iterator[Hit]:
+def ratio_without_adam(config: LintedConfig) -> Iterator[Hit]:
     path = "zero_optimization.offload_optimizer.ratio"
-    ratio = subject.number(path)
-    adam = subject.optimizer in _ADAM and not subject.flag("optimizer.params.torch_adam")
+    ratio = config.number(path)
+    adam = config.optimizer in _ADAM and not config.flag("optimizer.params.torch_adam")
     if (
         ratio is not None
         and 0 <= ratio < 1
-        and subject.stage == 3
-        and subject.offload("optimizer") != "none"
+        and config.stage == 3
+        and config.offload("optimizer") != "none"
         and not adam
     ):
-        yield hit(path, f"the optimizer is {subject.optimizer}")
+        yield hit(path, f"the optimizer is {config.optimizer}")
 
 
 @rules.rule(
@@ -308,12 +304,10 @@ def ratio_without_adam(subject: Subject) -> Iterator[Hit]:
         "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}},
     },
 )
-def super_below_3(subject: Subject) -> Iterator[Hit]:
+def super_below_3(config: LintedConfig) -> Iterator[Hit]:
     path = "zero_optimization.offload_optimizer.super_offload"
-    if subject.flag(path) and subject.stage < 3:
-        yield hit(
-            path, f"super_offload has no effect at stage {subject.stage}", edits=(Remove(tuple(path.split("."))),)
-        )
+    if config.flag(path) and config.stage < 3:
+        yield hit(path, f"super_offload has no effect at stage {config.stage}", edits=(Remove(tuple(path.split("."))),))
 
 
 @rules.rule(
@@ -328,11 +322,11 @@ def super_below_3(subject: Subject) -> Iterator[Hit]:
     good=_ADAMW
     | {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "zenflow": {"topk_ratio": 0.1}}},
 )
-def zenflow_alone(subject: Subject) -> Iterator[Hit]:
+def zenflow_alone(config: LintedConfig) -> Iterator[Hit]:
     if (
-        subject.get("zero_optimization.zenflow") is not None
-        and subject.stage in (1, 2)
-        and (subject.offload("optimizer") == "none")
+        config.get("zero_optimization.zenflow") is not None
+        and config.stage in (1, 2)
+        and (config.offload("optimizer") == "none")
     ):
         yield hit("zero_optimization.zenflow", "the optimizer is not offloaded")
 
@@ -356,12 +350,12 @@ def zenflow_alone(subject: Subject) -> Iterator[Hit]:
         }
     },
 )
-def zenflow_intervals(subject: Subject) -> Iterator[Hit]:
+def zenflow_intervals(config: LintedConfig) -> Iterator[Hit]:
     block = "zero_optimization.zenflow"
-    if not isinstance(subject.get(block), dict):
+    if not isinstance(config.get(block), dict):
         return
-    strategy, interval = subject.get(f"{block}.select_strategy"), subject.get(f"{block}.select_interval")
-    update = subject.get(f"{block}.update_interval")
+    strategy, interval = config.get(f"{block}.select_strategy"), config.get(f"{block}.select_interval")
+    update = config.get(f"{block}.update_interval")
     if isinstance(strategy, str) and strategy not in ("auto", "step", "epoch"):
         yield hit(
             f"{block}.select_strategy", f"select_strategy is {shown(strategy)}", fix='write "auto", "step" or "epoch"'
@@ -373,7 +367,7 @@ def zenflow_intervals(subject: Subject) -> Iterator[Hit]:
     elif isinstance(strategy, str) and not automatic and interval in (None, "auto"):
         yield hit(f"{block}.select_interval", f"the strategy is {strategy}, without a select_interval")
     for name in ("select_interval", "update_interval"):
-        text = subject.get(f"{block}.{name}")
+        text = config.get(f"{block}.{name}")
         if isinstance(text, str) and text != "auto":
             yield hit(f"{block}.{name}", f"{name} is the text {shown(text)}", fix='write a number or "auto"')
     if isinstance(update, int) and update < 1:
@@ -400,11 +394,11 @@ def zenflow_intervals(subject: Subject) -> Iterator[Hit]:
     good=_ADAMW
     | {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "zenflow": {"topk_ratio": 0.1}}},
 )
-def zenflow_without_optimizer(subject: Subject) -> Iterator[Hit]:
+def zenflow_without_optimizer(config: LintedConfig) -> Iterator[Hit]:
     if (
-        subject.get("zero_optimization.zenflow") is not None
-        and subject.stage in (1, 2)
-        and (not isinstance(subject.get("optimizer.params"), dict))
+        config.get("zero_optimization.zenflow") is not None
+        and config.stage in (1, 2)
+        and (not isinstance(config.get("optimizer.params"), dict))
     ):
         yield hit("zero_optimization.zenflow", "the configuration has no optimizer.params")
 
@@ -427,8 +421,8 @@ def zenflow_without_optimizer(subject: Subject) -> Iterator[Hit]:
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
     },
 )
-def torch_adam(subject: Subject) -> Iterator[Hit]:
-    if subject.flag("optimizer.params.torch_adam") and subject.stage and subject.offload("optimizer") != "none":
+def torch_adam(config: LintedConfig) -> Iterator[Hit]:
+    if config.flag("optimizer.params.torch_adam") and config.stage and config.offload("optimizer") != "none":
         yield hit("optimizer.params.torch_adam", "the offloaded optimizer is torch's Adam")
 
 
@@ -453,11 +447,11 @@ def torch_adam(subject: Subject) -> Iterator[Hit]:
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
     },
 )
-def no_cpu_form(subject: Subject) -> Iterator[Hit]:
-    name = subject.optimizer
+def no_cpu_form(config: LintedConfig) -> Iterator[Hit]:
+    name = config.optimizer
     if (
-        subject.stage
-        and subject.offload("optimizer") != "none"
+        config.stage
+        and config.offload("optimizer") != "none"
         and name
         and (name not in ("adam", "adamw", "adagrad", "lion", "muon"))
     ):
@@ -480,10 +474,10 @@ def no_cpu_form(subject: Subject) -> Iterator[Hit]:
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": True}},
     },
 )
-def pageable(subject: Subject) -> Iterator[Hit]:
+def pageable(config: LintedConfig) -> Iterator[Hit]:
     for what in ("optimizer", "param"):
         path = f"zero_optimization.offload_{what}.pin_memory"
-        if subject.offload(what) != "none" and subject.off(path):
+        if config.offload(what) != "none" and config.off(path):
             yield hit(path, f"offload_{what} is not pinned")
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...linted_config import LintedConfig
 from ...rule import Hit, Remove, Replace, Rules, hit
-from ...subject import Subject
 from ...values import shown
 
 rules = Rules()
@@ -40,14 +40,14 @@ _BUCKET = 500_000_000
     bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
     good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},
 )
-def param_below_3(subject: Subject) -> Iterator[Hit]:
-    if subject.offload("param") != "none" and subject.stage < 3:
+def param_below_3(config: LintedConfig) -> Iterator[Hit]:
+    if config.offload("param") != "none" and config.stage < 3:
         path = (
             "zero_optimization.offload_param"
-            if subject.has("zero_optimization.offload_param")
+            if config.has("zero_optimization.offload_param")
             else "zero_optimization.cpu_offload_param"
         )
-        yield hit(path, f"no parameter is offloaded at stage {subject.stage}", edits=(Remove(tuple(path.split("."))),))
+        yield hit(path, f"no parameter is offloaded at stage {config.stage}", edits=(Remove(tuple(path.split("."))),))
 
 
 @rules.rule(
@@ -60,16 +60,16 @@ def param_below_3(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "stage3_max_live_parameters": 1e8}},
     good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "stage3_max_live_parameters": 1e8}},
 )
-def other_stage(subject: Subject) -> Iterator[Hit]:
-    unused = {0: (*_ONLY_3, *_ONLY_12), 1: _ONLY_3, 2: _ONLY_3, 3: _ONLY_12}[subject.stage]
+def other_stage(config: LintedConfig) -> Iterator[Hit]:
+    unused = {0: (*_ONLY_3, *_ONLY_12), 1: _ONLY_3, 2: _ONLY_3, 3: _ONLY_12}[config.stage]
     for name in unused:
-        path = subject.zero_path(name)
-        same = path and subject.get(path) in ("auto", subject.facts.default(path))
+        path = config.zero_path(name)
+        same = path and config.get(path) in ("auto", config.facts.default(path))
         if path and not same:
             stages = "stage 3" if name in _ONLY_3 else "stages 1 and 2"
             yield hit(
                 path,
-                f"{path.rpartition('.')[2]} is for {stages}, and this is stage {subject.stage}",
+                f"{path.rpartition('.')[2]} is for {stages}, and this is stage {config.stage}",
                 edits=(Remove(tuple(path.split("."))),),
             )
 
@@ -92,16 +92,14 @@ def other_stage(subject: Subject) -> Iterator[Hit]:
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
     },
 )
-def offload_at_0(subject: Subject) -> Iterator[Hit]:
-    moved = subject.optimizer in ("adam", "adamw", "adagrad", "lion") and not subject.flag(
-        "optimizer.params.torch_adam"
-    )
-    if not subject.optimizer:  # the script's own, which DeepSpeed then wants to be its CPU Adam or Lion
-        moved = not subject.off("zero_force_ds_cpu_optimizer")
+def offload_at_0(config: LintedConfig) -> Iterator[Hit]:
+    moved = config.optimizer in ("adam", "adamw", "adagrad", "lion") and not config.flag("optimizer.params.torch_adam")
+    if not config.optimizer:  # the script's own, which DeepSpeed then wants to be its CPU Adam or Lion
+        moved = not config.off("zero_force_ds_cpu_optimizer")
     if (
-        subject.stage == 0
-        and subject.offload("optimizer") != "none"
-        and isinstance(subject.get("zero_optimization"), dict)
+        config.stage == 0
+        and config.offload("optimizer") != "none"
+        and isinstance(config.get("zero_optimization"), dict)
     ):
         yield hit(
             "zero_optimization.offload_optimizer",
@@ -121,8 +119,8 @@ def offload_at_0(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "allgather_bucket_size": 2e8}},
     good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "reduce_bucket_size": 2e8}},
 )
-def allgather_bucket(subject: Subject) -> Iterator[Hit]:
-    if subject.number("zero_optimization.allgather_bucket_size") is not None:
+def allgather_bucket(config: LintedConfig) -> Iterator[Hit]:
+    if config.number("zero_optimization.allgather_bucket_size") is not None:
         yield hit("zero_optimization.allgather_bucket_size", "allgather_bucket_size has no effect")
 
 
@@ -136,10 +134,10 @@ def allgather_bucket(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "allgather_bucket_size": 99_999}},
     good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "allgather_bucket_size": 100_000}},
 )
-def odd_bucket(subject: Subject) -> Iterator[Hit]:
+def odd_bucket(config: LintedConfig) -> Iterator[Hit]:
     path = "zero_optimization.allgather_bucket_size"
-    size = subject.number(path)
-    if subject.stage in (1, 2) and size is not None and size % 2 == 1:
+    size = config.number(path)
+    if config.stage in (1, 2) and size is not None and size % 2 == 1:
         yield hit(path, f"{size:g} is odd", edits=(Remove(tuple(path.split("."))),))
 
 
@@ -153,8 +151,8 @@ def odd_bucket(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "zero_optimization": {"stage": 3, "sub_group_size": 0}},
     good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "sub_group_size": 100_000_000}},
 )
-def no_sub_group(subject: Subject) -> Iterator[Hit]:
-    if subject.stage == 3 and subject.number("zero_optimization.sub_group_size") == 0:
+def no_sub_group(config: LintedConfig) -> Iterator[Hit]:
+    if config.stage == 3 and config.number("zero_optimization.sub_group_size") == 0:
         yield hit("zero_optimization.sub_group_size", "sub-groups of one parameter")
 
 
@@ -171,16 +169,16 @@ def no_sub_group(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3}},
     good={"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3, "sub_group_size": 1e8}},
 )
-def large_sub_group(subject: Subject) -> Iterator[Hit]:
-    model, ranks = subject.model, subject.world_size
-    if subject.stage != 3 or model is None or ranks is None or subject.offload("optimizer") == "nvme":
+def large_sub_group(config: LintedConfig) -> Iterator[Hit]:
+    model, ranks = config.model, config.world_size
+    if config.stage != 3 or model is None or ranks is None or config.offload("optimizer") == "nvme":
         return
-    if subject.workload is not None and subject.workload.method != "full":
+    if config.workload is not None and config.workload.method != "full":
         return
-    elements = min(subject.zero_number("sub_group_size"), model.parameters // ranks)
+    elements = min(config.zero_number("sub_group_size"), model.parameters // ranks)
     if elements >= 5e8:
         yield hit(
-            subject.zero_path("sub_group_size") or "zero_optimization.sub_group_size",
+            config.zero_path("sub_group_size") or "zero_optimization.sub_group_size",
             f"{elements * 6 / 1e9:.1f} GB per GPU during the step",
         )
 
@@ -201,13 +199,13 @@ def large_sub_group(subject: Subject) -> Iterator[Hit]:
         "zero_optimization": {"stage": 3, "stage3_max_live_parameters": 5e7, "stage3_max_reuse_distance": 5e7},
     },
 )
-def all_live(subject: Subject) -> Iterator[Hit]:
-    model = subject.model
-    if subject.stage != 3 or model is None:
+def all_live(config: LintedConfig) -> Iterator[Hit]:
+    model = config.model
+    if config.stage != 3 or model is None:
         return
-    live, distance = subject.zero_number("max_live_parameters"), subject.zero_number("max_reuse_distance")
+    live, distance = config.zero_number("max_live_parameters"), config.zero_number("max_reuse_distance")
     if min(live, distance) >= model.parameters:
-        path = subject.zero_path("max_live_parameters") or "zero_optimization.stage3_max_live_parameters"
+        path = config.zero_path("max_live_parameters") or "zero_optimization.stage3_max_live_parameters"
         yield hit(
             path, f"max_live_parameters and max_reuse_distance are at least the model's {model.parameters:,} parameters"
         )
@@ -223,8 +221,8 @@ def all_live(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "zero_optimization": {"stage": 1, "legacy_stage1": True}},
     good={"train_batch_size": 8, "zero_optimization": {"stage": 1}},
 )
-def legacy(subject: Subject) -> Iterator[Hit]:
-    if subject.flag("zero_optimization.legacy_stage1") and subject.stage:
+def legacy(config: LintedConfig) -> Iterator[Hit]:
+    if config.flag("zero_optimization.legacy_stage1") and config.stage:
         yield hit("zero_optimization.legacy_stage1", "the old stage 1 is asked for")
 
 
@@ -240,19 +238,19 @@ def legacy(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "compute_grad_norm": False}},
     good={"train_batch_size": 8, "gradient_clipping": 0, "zero_optimization": {"stage": 2, "compute_grad_norm": False}},
 )
-def no_norm(subject: Subject) -> Iterator[Hit]:
+def no_norm(config: LintedConfig) -> Iterator[Hit]:
     path = "zero_optimization.compute_grad_norm"
-    if not subject.off(path) or subject.facts.default(path) is None:
+    if not config.off(path) or config.facts.default(path) is None:
         return
-    clipping = subject.get("gradient_clipping")
+    clipping = config.get("gradient_clipping")
     clips = clipping is None or (isinstance(clipping, int | float) and clipping > 0)
-    fp32_sums = subject.text("data_types.grad_accum_dtype") in ("fp32", "float32", "float", "torch.float32")
+    fp32_sums = config.text("data_types.grad_accum_dtype") in ("fp32", "float32", "float", "torch.float32")
     for holds, what in (
-        (subject.stage in (0, 3), f"this is stage {subject.stage}"),
+        (config.stage in (0, 3), f"this is stage {config.stage}"),
         (clips, f"gradient_clipping is {shown(clipping) if clipping is not None else '1.0, its default'}"),
-        (subject.block("zero_optimization").get("zenflow") is not None, "ZenFlow is on"),
-        (subject.offload("optimizer") != "none", "the optimizer is offloaded"),
-        (subject.stage == 1 and subject.bf16 and fp32_sums, "bf16 with fp32 accumulation at stage 1"),
+        (config.block("zero_optimization").get("zenflow") is not None, "ZenFlow is on"),
+        (config.offload("optimizer") != "none", "the optimizer is offloaded"),
+        (config.stage == 1 and config.bf16 and fp32_sums, "bf16 with fp32 accumulation at stage 1"),
     ):
         if holds:
             yield hit(path, f"compute_grad_norm is off, but {what}")
@@ -269,8 +267,8 @@ def no_norm(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "zero_optimization": {"stage": 3, "elastic_checkpoint": True}},
     good={"train_batch_size": 8, "zero_optimization": {"stage": 3}},
 )
-def elastic(subject: Subject) -> Iterator[Hit]:
-    if subject.stage == 3 and subject.flag("zero_optimization.elastic_checkpoint"):
+def elastic(config: LintedConfig) -> Iterator[Hit]:
+    if config.stage == 3 and config.flag("zero_optimization.elastic_checkpoint"):
         yield hit("zero_optimization.elastic_checkpoint", "it is no longer supported at stage 3")
 
 
@@ -285,15 +283,15 @@ def elastic(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "prescale_gradients": True, "zero_optimization": {"stage": 2}},
     good={"train_batch_size": 8, "prescale_gradients": True, "zero_optimization": {"stage": 1}},
 )
-def scaled(subject: Subject) -> Iterator[Hit]:
-    averages = subject.stage == 3 or subject.text("gradient_allreduce_op").lower() != "sum"
-    if subject.stage < 2 or subject.off("zero_optimization.reduce_scatter") or not averages:
+def scaled(config: LintedConfig) -> Iterator[Hit]:
+    averages = config.stage == 3 or config.text("gradient_allreduce_op").lower() != "sum"
+    if config.stage < 2 or config.off("zero_optimization.reduce_scatter") or not averages:
         return
-    if subject.get("prescale_gradients"):
-        yield hit("prescale_gradients", f"gradients are pre-scaled at stage {subject.stage}")
-    factor = subject.number("gradient_predivide_factor")
+    if config.get("prescale_gradients"):
+        yield hit("prescale_gradients", f"gradients are pre-scaled at stage {config.stage}")
+    factor = config.number("gradient_predivide_factor")
     if factor is not None and factor != 1:
-        yield hit("gradient_predivide_factor", f"gradients are pre-divided by {factor:g} at stage {subject.stage}")
+        yield hit("gradient_predivide_factor", f"gradients are pre-divided by {factor:g} at stage {config.stage}")
 
 
 @rules.rule(
@@ -307,10 +305,10 @@ def scaled(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "zero_optimization": True},
     good={"train_batch_size": 8, "zero_optimization": {"stage": 1}},
 )
-def boolean(subject: Subject) -> Iterator[Hit]:
-    value = subject.get("zero_optimization")
+def boolean(config: LintedConfig) -> Iterator[Hit]:
+    value = config.get("zero_optimization")
     if isinstance(value, bool):
-        own_bucket = subject.has("allgather_size")
+        own_bucket = config.has("allgather_size")
         yield hit(
             "zero_optimization",
             f"zero_optimization is {shown(value)}",
@@ -336,14 +334,14 @@ def boolean(subject: Subject) -> Iterator[Hit]:
         "zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 5e7},
     },
 )
-def two_buckets(subject: Subject) -> Iterator[Hit]:
+def two_buckets(config: LintedConfig) -> Iterator[Hit]:
     path = "zero_optimization.reduce_bucket_size"
-    filled = subject.framework == "hf" and subject.is_auto(path)
-    if subject.stage in (1, 2) and subject.flag("zero_optimization.overlap_comm") and not filled:
-        elements = subject.zero_number("reduce_bucket_size")
+    filled = config.framework == "hf" and config.is_auto(path)
+    if config.stage in (1, 2) and config.flag("zero_optimization.overlap_comm") and not filled:
+        elements = config.zero_number("reduce_bucket_size")
         if elements >= 2e8:
-            by_trainer = any(subject.is_auto(f"{name}.enabled") for name in ("fp16", "bf16"))
-            width = 2 if subject.fp16 or subject.bf16 or by_trainer else 4
+            by_trainer = any(config.is_auto(f"{name}.enabled") for name in ("fp16", "bf16"))
+            width = 2 if config.fp16 or config.bf16 or by_trainer else 4
             yield hit(
                 path, f"2 x {elements:,} elements x {width} bytes are {2 * width * elements / 1e9:.1f} GB per GPU"
             )
@@ -359,9 +357,9 @@ def two_buckets(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "contiguous_gradients": False}},
     good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "contiguous_gradients": True}},
 )
-def scattered(subject: Subject) -> Iterator[Hit]:
-    offloaded = subject.offload("optimizer") != "none"  # which makes them contiguous, whatever this says
-    if subject.stage in (1, 2) and subject.off("zero_optimization.contiguous_gradients") and not offloaded:
+def scattered(config: LintedConfig) -> Iterator[Hit]:
+    offloaded = config.offload("optimizer") != "none"  # which makes them contiguous, whatever this says
+    if config.stage in (1, 2) and config.off("zero_optimization.contiguous_gradients") and not offloaded:
         yield hit("zero_optimization.contiguous_gradients", "contiguous_gradients is off")
 
 
@@ -381,17 +379,17 @@ def scattered(subject: Subject) -> Iterator[Hit]:
         "zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True},
     },
 )
-def shards_only(subject: Subject) -> Iterator[Hit]:
-    old = subject.flag("zero_optimization.stage3_gather_fp16_weights_on_model_save")
+def shards_only(config: LintedConfig) -> Iterator[Hit]:
+    old = config.flag("zero_optimization.stage3_gather_fp16_weights_on_model_save")
     if (
-        subject.framework == "hf"
-        and subject.stage == 3
+        config.framework == "hf"
+        and config.stage == 3
         and not old
-        and not subject.zero("gather_16bit_weights_on_model_save")
-        and subject.offload("param") != "nvme"
+        and not config.zero("gather_16bit_weights_on_model_save")
+        and config.offload("param") != "nvme"
     ):
         yield hit(
-            subject.zero_path("gather_16bit_weights_on_model_save")
+            config.zero_path("gather_16bit_weights_on_model_save")
             or "zero_optimization.stage3_gather_16bit_weights_on_model_save",
             "weights are not gathered for saving",
         )
@@ -414,11 +412,11 @@ def shards_only(subject: Subject) -> Iterator[Hit]:
         "zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": False},
     },
 )
-def gathered_in_ram(subject: Subject) -> Iterator[Hit]:
-    ram = subject.cluster.host_memory_bytes_per_node if subject.cluster is not None else None
-    path = subject.zero_path("gather_16bit_weights_on_model_save")
-    if subject.stage == 3 and ram and subject.model is not None and path and subject.flag(path):
-        need = 2 * subject.model.parameters
+def gathered_in_ram(config: LintedConfig) -> Iterator[Hit]:
+    ram = config.cluster.host_memory_bytes_per_node if config.cluster is not None else None
+    path = config.zero_path("gather_16bit_weights_on_model_save")
+    if config.stage == 3 and ram and config.model is not None and path and config.flag(path):
+        need = 2 * config.model.parameters
         if need > ram:
             yield hit(path, f"{need / 1e9:.0f} GB of weights, {ram / 1e9:.0f} GB of RAM")
 
@@ -434,7 +432,7 @@ def gathered_in_ram(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "reduce_scatter": False}},
     good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "reduce_scatter": True}},
 )
-def all_reduce(subject: Subject) -> Iterator[Hit]:
-    needed = subject.optimizer == "muon" and subject.stage == 3
-    if subject.stage >= 2 and subject.off("zero_optimization.reduce_scatter") and not needed:
+def all_reduce(config: LintedConfig) -> Iterator[Hit]:
+    needed = config.optimizer == "muon" and config.stage == 3
+    if config.stage >= 2 and config.off("zero_optimization.reduce_scatter") and not needed:
         yield hit("zero_optimization.reduce_scatter", "reduce_scatter is off")

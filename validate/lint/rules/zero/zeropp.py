@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...linted_config import LintedConfig
 from ...rule import Hit, Remove, Rules, hit
-from ...subject import Subject
 
 rules = Rules()
 
@@ -29,15 +29,15 @@ _NAMES = (
     bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "zero_quantized_weights": True}},
     good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
 )
-def below_3(subject: Subject) -> Iterator[Hit]:
+def below_3(config: LintedConfig) -> Iterator[Hit]:
     for name in _NAMES:
-        value = subject.get(f"zero_optimization.{name}")
-        size = subject.number("zero_optimization.zero_hpz_partition_size") or 0
+        value = config.get(f"zero_optimization.{name}")
+        size = config.number("zero_optimization.zero_hpz_partition_size") or 0
         on = size > 1 if name == "zero_hpz_partition_size" else bool(value) and value != "auto"
-        if on and subject.stage < 3:
+        if on and config.stage < 3:
             yield hit(
                 f"zero_optimization.{name}",
-                f"{name} has no effect at stage {subject.stage}",
+                f"{name} has no effect at stage {config.stage}",
                 edits=() if name == "zero_quantized_gradients" else (Remove(("zero_optimization", name)),),
             )
 
@@ -53,9 +53,9 @@ def below_3(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 8, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 3}},
     good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}},
 )
-def indivisible(subject: Subject) -> Iterator[Hit]:
-    size, ranks = subject.number("zero_optimization.zero_hpz_partition_size"), subject.world_size
-    if subject.stage == 3 and ranks and size and size > 1 and not size % 1 and ranks % min(size, ranks):
+def indivisible(config: LintedConfig) -> Iterator[Hit]:
+    size, ranks = config.number("zero_optimization.zero_hpz_partition_size"), config.world_size
+    if config.stage == 3 and ranks and size and size > 1 and not size % 1 and ranks % min(size, ranks):
         yield hit("zero_optimization.zero_hpz_partition_size", f"{size:g} does not divide {ranks} GPUs")
 
 
@@ -72,10 +72,10 @@ def indivisible(subject: Subject) -> Iterator[Hit]:
     bad={"train_batch_size": 32, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4}},
     good={"train_batch_size": 32, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}},
 )
-def not_a_node(subject: Subject) -> Iterator[Hit]:
-    size, cluster = subject.number("zero_optimization.zero_hpz_partition_size"), subject.cluster
+def not_a_node(config: LintedConfig) -> Iterator[Hit]:
+    size, cluster = config.number("zero_optimization.zero_hpz_partition_size"), config.cluster
     if (
-        subject.stage == 3
+        config.stage == 3
         and cluster is not None
         and size
         and size > 1
@@ -108,9 +108,9 @@ def not_a_node(subject: Subject) -> Iterator[Hit]:
         "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2, "offload_param": {"device": "cpu"}},
     },
 )
-def on_nvme(subject: Subject) -> Iterator[Hit]:
-    size = subject.number("zero_optimization.zero_hpz_partition_size")
-    if subject.stage == 3 and size and size > 1 and subject.offload("param") == "nvme":
+def on_nvme(config: LintedConfig) -> Iterator[Hit]:
+    size = config.number("zero_optimization.zero_hpz_partition_size")
+    if config.stage == 3 and size and size > 1 and config.offload("param") == "nvme":
         yield hit("zero_optimization.zero_hpz_partition_size", f"groups of {size:g}, parameters on NVMe")
 
 
@@ -127,10 +127,10 @@ def on_nvme(subject: Subject) -> Iterator[Hit]:
     },
     good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "zero_quantized_gradients": True}},
 )
-def without_scatter(subject: Subject) -> Iterator[Hit]:
+def without_scatter(config: LintedConfig) -> Iterator[Hit]:
     if (
-        subject.stage == 3
-        and subject.flag("zero_optimization.zero_quantized_gradients")
-        and subject.off("zero_optimization.reduce_scatter")
+        config.stage == 3
+        and config.flag("zero_optimization.zero_quantized_gradients")
+        and config.off("zero_optimization.reduce_scatter")
     ):
         yield hit("zero_optimization.zero_quantized_gradients", "reduce_scatter is off")

@@ -17,20 +17,20 @@ from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import Plan
 from ...estimators.workload import Framework, Workload
 from .document import Document
-from .facts import Facts
+from .facts import DeepSpeedFacts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
-    """document: the file. config: what DeepSpeed makes of it, `auto` still in it.
+class LintedConfig:
+    """document: the file. values: what DeepSpeed makes of it, `auto` still in it.
 
     framework: who reads the file: "hf" (the Trainer or accelerate, which fill `auto`) or "deepspeed".
     cluster, model, workload: None where they were not told.
     """
 
     document: Document
-    config: dict[str, Any]
-    facts: Facts
+    values: dict[str, Any]
+    facts: DeepSpeedFacts
     framework: Framework
     cluster: Cluster | None = None
     model: ModelShape | None = None
@@ -41,7 +41,7 @@ class Subject:
 
     def get(self, path: str) -> Any:
         """The value at a path, None where there is none."""
-        node: Any = self.config
+        node: Any = self.values
         for name in path.split("."):
             if not isinstance(node, dict) or name not in node:
                 return None
@@ -150,7 +150,7 @@ class Subject:
         if self.model is None or self.cluster is None:
             return None
         try:
-            return plan_from_ds_config(self.config, self.model, self.cluster, gradient_checkpointing=True)
+            return plan_from_ds_config(self.values, self.model, self.cluster, gradient_checkpointing=True)
         except ConfigFileError:
             return None
 
