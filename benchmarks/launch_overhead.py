@@ -89,8 +89,8 @@ def _noting_s(micro_batches: int = 4000, accumulation: int = 4) -> float:
     """Seconds per micro batch, on the CPU."""
     import torch
 
-    from ds_advise.advisor.launch.ranks.event_log import Notes
     from ds_advise.advisor.launch.ranks.observe import observe
+    from ds_advise.probes.rank_processes.event_log import EventLog
 
     class Engine:
         def __init__(self) -> None:
@@ -120,7 +120,7 @@ def _noting_s(micro_batches: int = 4000, accumulation: int = 4) -> float:
 
     alone = seconds()
     with tempfile.TemporaryDirectory() as folder:
-        observe(SimpleNamespace(DeepSpeedEngine=Engine), Notes(Path(folder, "rank0.jsonl")))
+        observe(SimpleNamespace(DeepSpeedEngine=Engine), EventLog(Path(folder, "rank0.jsonl")))
         return (seconds() - alone) / micro_batches
 
 

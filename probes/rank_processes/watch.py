@@ -57,7 +57,7 @@ class _Rank:
         news = self.log.news()
         if news:
             self.heard = time.monotonic()
-        return news
+        return bool(news)
 
     def is_compiling(self) -> bool:
         """Whether it builds one of DeepSpeed's extensions, which takes minutes and is no hang."""

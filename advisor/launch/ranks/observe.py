@@ -19,25 +19,25 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .event_log import Notes
+from ....probes.rank_processes.event_log import EventLog
 
 _MEMORY_EVERY_S = 1.0
 """torch collects all its counters for each question about one; the peaks between two looks are kept by torch itself."""
 
 
-def install(notes: Notes, folder: Path) -> None:
+def install(events: EventLog, folder: Path) -> None:
     """Observe this process from now on."""
 
     def trainer(module: ModuleType) -> None:
         from .trainer_callback import add_callback
 
-        add_callback(module, notes, folder)
+        add_callback(module, events, folder)
 
     sys.meta_path.insert(
         0,
         _AfterImport(
             {
-                "deepspeed.runtime.engine": lambda module: observe(module, notes),
+                "deepspeed.runtime.engine": lambda module: observe(module, events),
                 "transformers.trainer": trainer,
                 "torch.utils.file_baton": _lasting_lock,
             }
@@ -73,9 +73,9 @@ class _AfterImport(MetaPathFinder):
         return spec
 
 
-def observe(module: Any, notes: Notes) -> None:
+def observe(module: Any, events: EventLog) -> None:
     """Wrap the methods of the engine class in `deepspeed.runtime.engine`."""
-    engine_class, seen = module.DeepSpeedEngine, _Seen(notes)
+    engine_class, seen = module.DeepSpeedEngine, _Seen(events)
     engine_class.forward = _around(engine_class.forward, seen.before_forward, seen.after_forward)
     engine_class.backward = _around(engine_class.backward, seen.before_backward, None)
     engine_class.step = _around(engine_class.step, seen.before_step, seen.after_step)
@@ -101,8 +101,8 @@ class _Seen:
     A GPU is never waited for: its loss and its times are asked for a step later, when it has long computed them.
     """
 
-    def __init__(self, notes: Notes) -> None:
-        self._notes = notes
+    def __init__(self, events: EventLog) -> None:
+        self._events = events
         self._tokens, self._forward_s, self._global_steps = 0, 0.0, 0
         self._began: Any = None
         self._passes: list[tuple[Any, Any]] = []
@@ -162,7 +162,7 @@ class _Seen:
         self._forward_s = 0.0
         if engine.device.type == "cuda":
             line |= self._own_forward_s(times_are_own) | self._memory(torch)
-        self._notes.write({"step": step, **line})
+        self._events.note({"step": step, **line})
 
     def _own_forward_s(self, times_are_own: bool) -> dict[str, float]:
         """Of the passes that the GPU has completed; the others count for the next step."""
@@ -176,7 +176,7 @@ class _Seen:
         """Losses that have arrived."""
         while self._late and self._late[0][2].query():
             step, loss, _ = self._late.pop(0)
-            self._notes.write({"step": step, "loss": float(loss)})
+            self._events.note({"step": step, "loss": float(loss)})
 
     def _memory(self, torch: Any) -> dict[str, float]:
         now = time.monotonic()

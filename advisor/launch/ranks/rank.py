@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .event_log import Notes
+from ....probes.rank_processes.event_log import EventLog
 
 _LIMITS = ("RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_FSIZE")
 
@@ -39,21 +39,21 @@ def main() -> None:
     with contextlib.suppress(OSError):
         given.folder.mkdir(parents=True, exist_ok=True)
         _send_output_to(given.folder / f"rank{number}.log")
-    notes = Notes(given.folder / f"rank{number}.jsonl")
-    notes.write({"rank": int(number), "pid": os.getpid(), "host": socket.gethostname(), "limits": _limits()})
+    events = EventLog(given.folder / f"rank{number}.jsonl")
+    events.note({"rank": int(number), "pid": os.getpid(), "host": socket.gethostname(), "limits": _limits()})
     with contextlib.suppress(Exception):
         from .observe import install
 
-        install(notes, given.folder)
+        install(events, given.folder)
     try:
         _run(given)
     except SystemExit as error:
-        notes.write({"end": 0 if error.code is None else error.code if isinstance(error.code, int) else 1})
+        events.note({"end": 0 if error.code is None else error.code if isinstance(error.code, int) else 1})
         raise
     except BaseException as error:
-        notes.write({"error": _said(error)})
+        events.note({"error": _said(error)})
         raise
-    notes.write({"end": 0})
+    events.note({"end": 0})
 
 
 def _parse(words: list[str]) -> _Arguments:

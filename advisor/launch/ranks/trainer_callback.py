@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from .event_log import Notes
+from ....probes.rank_processes.event_log import EventLog
 
 STOP_FILE = "stop"
 """Made in the record folder of a node by whoever wants its training to save and stop."""
@@ -18,14 +18,14 @@ _STEPS_AHEAD = 3
 all ranks' gradients; so when it completes step s + 3, rank 0 has completed step s, where it named that step."""
 
 
-def add_callback(module: Any, notes: Notes, folder: Path) -> None:
+def add_callback(module: Any, events: EventLog, folder: Path) -> None:
     """Put the callback among those that every Trainer starts with (transformers/trainer.py `DEFAULT_CALLBACKS`)."""
     from transformers.trainer_callback import TrainerCallback
 
     class Launched(TrainerCallback):  # its methods take what the Trainer gives them
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
             self.stop = _Stop(folder)
-            notes.write(
+            events.note(
                 {"trainer": {"total_steps": state.max_steps, "output_dir": str(Path(args.output_dir).resolve())}}
             )
 
@@ -35,12 +35,12 @@ def add_callback(module: Any, notes: Notes, folder: Path) -> None:
                 return
             if not self.stop.told:
                 self.stop.told = True
-                notes.write({"stop_at": stop_at})
+                events.note({"stop_at": stop_at})
             if state.global_step >= stop_at:
                 control.should_save = control.should_training_stop = True
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-            notes.write({"checkpoint": str(Path(args.output_dir, f"checkpoint-{state.global_step}").resolve())})
+            events.note({"checkpoint": str(Path(args.output_dir, f"checkpoint-{state.global_step}").resolve())})
 
     module.DEFAULT_CALLBACKS.append(Launched)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import socket
 import time
 from collections import deque
@@ -13,6 +11,7 @@ from statistics import fmean, median
 from typing import Any
 
 from ....probes.kernel_files import read_text
+from ....probes.rank_processes.event_log import EventLogReader
 
 _RECENT = 20
 """Steps over which the speed is told."""
@@ -24,7 +23,18 @@ GPU does not."""
 
 @dataclass
 class RankRecord:
-    """One rank, from the lines of its file (`notes`)."""
+    """One rank, from the events of its file. Their keys, each in the events that have something to say of it:
+
+    rank, pid, host, limits   the first event: who writes; limits: the finite resource limits by name.
+    step          optimizer step that was completed; with it tokens (of this rank, in that step) and forward_s.
+    step, loss    the loss of that step, which a GPU tells later than the step.
+    allocated_bytes, allocated_peak_bytes, reserved_bytes, reserved_peak_bytes   of torch's allocator, at times.
+    trainer       {total_steps, output_dir}: the Hugging Face Trainer begins.
+    checkpoint    the folder of a checkpoint that the Trainer has saved.
+    stop_at       the step after which the Trainer will save and stop.
+    error         {type, message, errno, details}: the exception that ended the script.
+    end           the script's exit code, where it ended by itself.
+    """
 
     path: Path
     number: int = 0
@@ -49,20 +59,14 @@ class RankRecord:
     recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_RECENT))
     forward_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     _last_at: float | None = None
-    _offset: int = 0
+
+    def __post_init__(self) -> None:
+        self._reader = EventLogReader(self.path)
 
     def read(self) -> None:
-        """Take in the lines that were added; a half-written one waits for its end."""
-        try:
-            with self.path.open("rb") as stream:
-                stream.seek(self._offset)
-                whole, newline, _ = stream.read().rpartition(b"\n")
-        except OSError:
-            return
-        self._offset += len(whole) + len(newline)
-        for line in whole.splitlines():
-            with contextlib.suppress(ValueError):  # a full disk took a part of it
-                self._take(json.loads(line))
+        """Take in the events that were added."""
+        for event in self._reader.news():
+            self._take(event)
 
     def look(self) -> None:
         """Whether its process is still there."""

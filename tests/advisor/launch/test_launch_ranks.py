@@ -15,13 +15,13 @@ from typing import Any
 
 import psutil
 import pytest
-from ds_advise.advisor.launch.ranks.event_log import Notes
 from ds_advise.advisor.launch.request import LaunchRequest, Outcome, Script
 from ds_advise.advisor.launch.run import launch
 from ds_advise.advisor.launch.watch.failures import failure_of
 from ds_advise.advisor.launch.watch.records import Records
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.estimators.errors import ConfigFileError
+from ds_advise.probes.rank_processes.event_log import EventLog
 
 PRINTS = """
 import json, os, sys
@@ -91,8 +91,8 @@ def test_the_wrapper_tells_how_the_script_ended(tmp_path: Path, body: str, code:
 
 def test_a_full_disk_under_the_records_does_not_matter(tmp_path: Path) -> None:
     """Notes that cannot be written are lost, and nothing else."""
-    Notes(Path("/dev/full")).write({"step": 1})
-    Notes(tmp_path / "not there" / "rank0.jsonl").write({"step": 1})
+    EventLog(Path("/dev/full")).note({"step": 1})
+    EventLog(tmp_path / "not there" / "rank0.jsonl").note({"step": 1})
 
 
 def _children_of(pid: int) -> list[psutil.Process]:
