@@ -23,7 +23,7 @@ from ds_advise.advisor.recommend.search import climb
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.estimators.errors import ConfigFileError, DsAdviseError, WorkloadError
 from ds_advise.estimators.plan import RUNGS
-from ds_advise.validate.lint.facts import DeepSpeedFacts, load_facts
+from ds_advise.validate.lint import DeepSpeedFacts, load_facts
 from rich.console import Console
 
 WHERE: dict[str, Any] = {

@@ -9,14 +9,14 @@ from typing import Any
 
 from ds_advise.advisor.question.lint_question import lint_settings
 from ds_advise.validate.lint import DeepSpeedFacts, LintReport, lint, read_document
-from ds_advise.validate.lint.facts import installed_version, source_folder
-from ds_advise.validate.lint.read_facts import read_facts
+from ds_advise.validate.lint.load_facts import installed_version, source_folder
+from ds_advise.validate.lint.sources import read_facts
 
 
 @functools.cache
 def facts() -> DeepSpeedFacts:
     """The installed DeepSpeed's, read once."""
-    folder, version = source_folder("deepspeed"), installed_version()
+    folder, version = source_folder("deepspeed"), installed_version("deepspeed")
     assert folder is not None and version is not None
     return read_facts(folder, version, source_folder("torch"))
 

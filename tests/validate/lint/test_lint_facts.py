@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_advise.validate.lint import facts as facts_module
-from ds_advise.validate.lint import load_facts
+from ds_advise.validate.lint import DeepSpeedFacts, load_facts
 from ds_advise.validate.lint.facts import from_json, to_json
-from ds_advise.validate.lint.read_facts import CLASSES, read_facts
+from ds_advise.validate.lint.load_facts import BUNDLED, installed_version
+from ds_advise.validate.lint.sources import read_facts
+from ds_advise.validate.lint.sources.classes import CLASSES
 from ds_advise.validate.lint.values import problem
 
-from benchmarks.lint.facts import BUNDLED, installed
+from benchmarks.lint.documents import installed_facts
 
 from .lint_cases import facts
 
@@ -200,11 +201,26 @@ def test_the_keys_are_those_that_deepspeed_looks_up() -> None:
 
 
 def test_the_bundled_facts_are_the_installed_versions() -> None:
-    """`python -m benchmarks.lint.facts --write` renews them."""
+    """`python -m benchmarks.lint.documents --write` renews them."""
     bundled = json.loads(BUNDLED.read_text(encoding="utf-8"))
     if bundled["version"] != facts().version:
         pytest.skip("another DeepSpeed is installed than the bundled facts are of")
-    assert bundled == json.loads(installed())
+    assert bundled == json.loads(installed_facts())
+
+
+@pytest.mark.parametrize(
+    ("version", "least", "holds"),
+    [
+        ("0.19.8rc1", "0.19.7", True),
+        ("0.19.8rc1", "0.19.8", False),
+        ("0.18", "0.18.0", True),
+        ("0.19.6+3f2c1d0", "0.19.6", True),
+        ("0.9.10", "0.18", False),
+    ],
+)
+def test_versions_are_compared_as_pep_440_orders_them(version: str, least: str, holds: bool) -> None:
+    """Release candidates, local builds, and fewer numbers than the rule names."""
+    assert DeepSpeedFacts(version=version, blocks=()).at_least(least) == holds
 
 
 def test_facts_survive_being_written_and_read() -> None:
@@ -217,7 +233,7 @@ def test_the_second_call_reads_the_cache(own_store: Path, monkeypatch: pytest.Mo
     first = load_facts()
     (cached,) = own_store.parent.glob("deepspeed-*-facts-*.json")
     assert first.version in cached.name
-    monkeypatch.setattr("ds_advise.validate.lint.read_facts.read_facts", None)
+    monkeypatch.setattr("ds_advise.validate.lint.sources.read_facts", None)
     assert load_facts() == first
 
 
@@ -235,7 +251,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypa
     """The folder's name is a file's."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DS_ADVISE_CACHE", str(tmp_path / "file"))
-    assert load_facts().version == facts_module.installed_version()
+    assert load_facts().version == installed_version("deepspeed")
 
 
 def test_reading_the_sources_imports_neither_deepspeed_nor_torch() -> None:

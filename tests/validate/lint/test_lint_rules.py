@@ -9,7 +9,7 @@ import ds_advise
 import pytest
 from ds_advise.advisor.recommend.fit import MARGIN
 from ds_advise.estimators.errors import ConfigFileError
-from ds_advise.validate.lint import RULES, apply, read_document
+from ds_advise.validate.lint import RULES, apply, load_facts, read_document
 from ds_advise.validate.lint.rule import Example, Rule
 from ds_advise.validate.lint.rules.engine.resources import MARGIN as LINT_MARGIN
 
@@ -158,10 +158,8 @@ def test_advice_names_the_predicted_gain() -> None:
 
 def test_without_an_installed_deepspeed_the_bundled_facts_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the report says whose they are."""
-    from ds_advise.validate.lint import facts as module
-
-    monkeypatch.setattr(module, "installed_version", lambda *_package: None)
-    found = module.load_facts()
+    monkeypatch.setattr("ds_advise.validate.lint.load_facts.installed_version", lambda _package: None)
+    found = load_facts()
     assert found.origin == "bundled" and found.block("zero_optimization") is not None
 
 
@@ -172,10 +170,10 @@ def test_the_readers_errors_name_the_file_and_the_place() -> None:
 
 
 def test_the_manuals_table_is_current() -> None:
-    """`python -m benchmarks.lint.table --write` renews it."""
-    from benchmarks.lint.table import DOCUMENT, document
+    """`python -m benchmarks.lint.documents --write` renews it."""
+    from benchmarks.lint.documents import MANUAL, manual
 
-    assert DOCUMENT.read_text(encoding="utf-8") == document()
+    assert MANUAL.read_text(encoding="utf-8") == manual()
 
 
 def test_no_rule_reaches_into_the_advisor() -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...versions import parse_version
 from ..facts import CompilerTrial, MachineFacts
 from ..findings import DoctorFinding, note, ok, problem, unknown, warning
-from .versions import lacks_architecture, version
+from .versions import lacks_architecture
 
 _PACKAGES = {
     "compiler": {
@@ -51,9 +52,9 @@ _NETWORK = ("nfs", "nfs4", "cifs", "lustre", "beegfs", "gpfs", "ceph", "9p")
 def install(what: str, facts: MachineFacts) -> str:
     """The command that installs a package of the operating system, or its usual name where the manager is not known."""
     manager = facts.toolchain.package_manager if facts.toolchain else ""
-    python = ".".join(facts.software.python.split(".")[:2]) if facts.software else "3"
+    python = parse_version(facts.software.python if facts.software else "3")
     names = _PACKAGES[what]
-    package = names.get(manager, names["apt-get"]).format(version=python)
+    package = names.get(manager, names["apt-get"]).format(version=f"{python.major}.{python.minor}")
     return (
         f"sudo {_INSTALL.get(manager, f'{manager} install')} {package}" if manager else f"install the package {package}"
     )
@@ -121,7 +122,7 @@ def ninja(facts: MachineFacts) -> Iterator[DoctorFinding]:
 def setuptools(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """Python 3.12 and newer have no distutils of their own, which DeepSpeed looks for libaio with."""
     software = facts.software
-    if software and version(software.python) >= (3, 12) and "setuptools" not in software.packages:
+    if software and parse_version(software.python).release >= (3, 12) and "setuptools" not in software.packages:
         yield problem(
             "setuptools",
             f"Python {software.python} without setuptools",
@@ -136,6 +137,7 @@ def cuda_toolkit(facts: MachineFacts) -> Iterator[DoctorFinding]:
     if software is None or tools is None or not software.torch_cuda:
         return
     own, torch = tools.nvcc, software.torch_cuda
+    nvccs, torchs = parse_version(own), parse_version(torch)
     if not own:
         also = "CPU Adam, " if software.cpu_adam_needs_cuda else ""
         where = f"in CUDA_HOME ({tools.cuda_home})" if tools.cuda_home else "and no CUDA toolkit"
@@ -146,14 +148,14 @@ def cuda_toolkit(facts: MachineFacts) -> Iterator[DoctorFinding]:
             f"install the CUDA toolkit {torch} and `export CUDA_HOME=/usr/local/cuda"
             f'-{torch}`; without it "torch_adam": true in optimizer.params replaces fused Adam',
         )
-    elif version(own)[0] != version(torch)[0]:
+    elif nvccs.major != torchs.major:
         yield problem(
             "cuda-toolkit",
             f"nvcc is of CUDA {own}, torch is built for {torch}",
             "ops are refused when DeepSpeed is installed (DS_BUILD_OPS); compiled at first use they may not load",
-            f"point CUDA_HOME at a CUDA {version(torch)[0]} toolkit, or install torch built for CUDA {version(own)[0]}",
+            f"point CUDA_HOME at a CUDA {torchs.major} toolkit, or install torch built for CUDA {nvccs.major}",
         )
-    elif version(own)[:2] != version(torch)[:2] and not {own, torch} <= set(software.toolkits_taken_as_equal):
+    elif nvccs.minor != torchs.minor and not {own, torch} <= set(software.toolkits_taken_as_equal):
         yield warning(
             "cuda-toolkit",
             f"nvcc is of CUDA {own}, torch is built for {torch}",

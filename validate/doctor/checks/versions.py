@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
+from ...versions import parse_version
 from ..facts import NO_PYNVML, MachineFacts
 from ..findings import DoctorFinding, note, ok, problem, unknown, warning
-
-Version = tuple[int, ...]
 
 _FIRST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}
 """Oldest Linux driver for a major CUDA version (CUDA Toolkit release notes, "minor version compatibility")."""
 
-_FIRST_CUDA: dict[tuple[int, int], Version] = {
-    (8, 0): (11, 0),
-    (8, 6): (11, 1),
-    (8, 9): (11, 8),
-    (9, 0): (11, 8),
-    (10, 0): (12, 8),
-    (10, 3): (12, 9),
-    (12, 0): (12, 8),
-    (12, 1): (12, 9),
+_FIRST_CUDA = {
+    (8, 0): "11.0",
+    (8, 6): "11.1",
+    (8, 9): "11.8",
+    (9, 0): "11.8",
+    (10, 0): "12.8",
+    (10, 3): "12.9",
+    (12, 0): "12.8",
+    (12, 1): "12.9",
 }
 """Compute capability -> first CUDA that compiles for it (CUDA Toolkit release notes of those versions)."""
 
@@ -121,16 +119,17 @@ def torch_and_driver(facts: MachineFacts) -> Iterator[DoctorFinding]:
     built, runs = facts.software.torch_cuda, facts.graphics.driver_cuda
     if not built or not runs:
         return
-    if version(built)[0] > version(runs)[0]:
-        least = _FIRST_DRIVER.get(version(built)[0], "")
+    torchs, drivers = parse_version(built), parse_version(runs)
+    if torchs.major > drivers.major:
+        least = _FIRST_DRIVER.get(torchs.major, "")
         yield problem(
             "torch-and-driver",
             f"torch is built for CUDA {built}, the driver runs CUDA up to {runs}",
             "torch says that the driver is too old and finds no GPU",
             f"update the driver{f' to {least} or newer' if least else ''}, or install torch built for CUDA "
-            f"{version(runs)[0]}",
+            f"{drivers.major}",
         )
-    elif version(built) > version(runs):
+    elif torchs > drivers:
         yield note(
             "torch-and-driver",
             f"torch is built for CUDA {built}, the driver for {runs}",
@@ -159,11 +158,10 @@ def gpu_architecture(facts: MachineFacts) -> Iterator[DoctorFinding]:
 
 def lacks_architecture(cuda: str, capability: tuple[int, int]) -> str:
     """The CUDA that compiles for a compute capability where this one does not ("CUDA 12.8 or newer"), else ""."""
-    known = version(cuda)
-    first = _FIRST_CUDA.get(capability)
-    if first is not None and known < first:
-        return f"CUDA {first[0]}.{first[1]} or newer"
-    return "CUDA 12" if known >= (13,) and capability < _OLDEST_OF_13 else ""
+    known, first = parse_version(cuda), _FIRST_CUDA.get(capability)
+    if first is not None and known < parse_version(first):
+        return f"CUDA {first} or newer"
+    return "CUDA 12" if known.major >= 13 and capability < _OLDEST_OF_13 else ""
 
 
 def torch_libraries(facts: MachineFacts) -> Iterator[DoctorFinding]:
@@ -193,7 +191,7 @@ def deepspeed(facts: MachineFacts) -> Iterator[DoctorFinding]:
             "nothing can be trained with it",
             "pip install deepspeed, or run ds-advise with the Python that trains",
         )
-    elif version(found) < (0, 18):
+    elif parse_version(found) < parse_version("0.18"):
         yield note(
             "deepspeed",
             f"DeepSpeed {found}",
@@ -223,7 +221,8 @@ def ops_built_ahead(facts: MachineFacts) -> Iterator[DoctorFinding]:
     software = facts.software
     if software is None or not software.built_ahead or "torch" not in software.packages:
         return
-    own = ".".join(software.packages["torch"].split(".")[:2])
+    torch_version = parse_version(software.packages["torch"])
+    own = f"{torch_version.major}.{torch_version.minor}"
     names = ", ".join(software.built_ahead[:4])
     if software.built_with_torch not in ("", "0.0", own):  # DeepSpeed writes 0.0 where it did not know
         yield problem(
@@ -234,11 +233,6 @@ def ops_built_ahead(facts: MachineFacts) -> Iterator[DoctorFinding]:
         )
     else:
         yield ok("ops-built-ahead", f"compiled when DeepSpeed was installed: {names}")
-
-
-def version(text: str) -> Version:
-    """`12.4` -> (12, 4)."""
-    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
 
 
 CHECKS = (driver, torch, torch_and_driver, gpu_architecture, torch_libraries, deepspeed, trainer, ops_built_ahead)

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from ...versions import parse_version
 from ..facts import CompilerTrial, OpsFolder, Toolchain
 from .folder import mount_of
 from .tools import Runner
@@ -33,7 +34,7 @@ def read_toolchain(run: Runner, environment: Mapping[str, str], torch_version: s
     """Compile the four programs at the same time, each for at most three seconds. Raises TimeoutError where a compiler
     does not even tell its version in them."""
     cxx, cc = _command(environment, "CXX", "c++"), _command(environment, "CC", "cc")
-    standard = "c++20" if _at_least(torch_version, 2, 12) else "c++17"
+    standard = "c++20" if parse_version(torch_version).release >= (2, 12) else "c++17"
     paths = environment.get("PATH", os.defpath)
     cuda_home = find_cuda_home(environment)
     nvcc = str(Path(cuda_home) / "bin/nvcc")
@@ -149,8 +150,3 @@ def read_ops_folder(environment: Mapping[str, str], root: Path = Path("/")) -> O
 
 def _on_path(name: str, paths: str) -> bool:
     return any(folder and os.access(Path(folder) / name, os.X_OK) for folder in paths.split(os.pathsep))
-
-
-def _at_least(version: str, major: int, minor: int) -> bool:
-    numbers = [int(part) for part in re.findall(r"\d+", version)[:2]]
-    return numbers >= [major, minor]

@@ -206,7 +206,7 @@ def _unknown(config: LintedConfig) -> Iterator[tuple[Path, ConfigBlock, str]]:
         found = config.block(block.path) if block.path else config.values
         for key in found:
             path = f"{block.path}.{key}" if block.path else key
-            known = block.path in config.facts.places(key) or path in config.facts.removed
+            known = block.path in config.facts.owners(key) or path in config.facts.removed
             if known or path in _OWN_RULES or _is_comment(key, block):
                 continue
             yield (*(block.path.split(".") if block.path else ()), key), block, _place(config, block, key)
@@ -219,7 +219,7 @@ def _is_comment(key: str, block: ConfigBlock) -> bool:
 
 def _place(config: LintedConfig, block: ConfigBlock, key: str) -> str:
     """The only other block that has this key, "" if none or several do; at the top level, ZeRO's before others."""
-    places = [path for path in config.facts.places(key) if path != block.path]
+    places = [path for path in config.facts.owners(key) if path != block.path]
     if "zero_optimization" in places and not block.path:
         return "zero_optimization"
     places = [place for place in places if place != "bfloat16"]

@@ -1,0 +1,58 @@
+"""The facts of the DeepSpeed that is installed, from this user's cache or from its sources."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from ...ds_configs.write import replace_file
+from ...probes.store_path import store_path
+from .facts import DeepSpeedFacts, from_json, to_json
+
+BUNDLED = Path(__file__).with_name("bundled_facts.json")
+"""The facts of one version, for machines on which no DeepSpeed is installed."""
+
+_FORM = 1
+"""Version of the cached file's form."""
+
+
+def load_facts() -> DeepSpeedFacts:
+    """The installed version's facts; without one, the bundled version's.
+
+    A cached file that cannot be read is written anew, and nothing fails where the cache cannot be written.
+    """
+    version = installed_version("deepspeed")
+    folder = source_folder("deepspeed") if version else None
+    if version is None or folder is None:
+        return from_json(json.loads(BUNDLED.read_text(encoding="utf-8")), origin="bundled")
+    name = f"deepspeed-{version}-torch-{installed_version('torch')}"  # whose optimizers are among the facts
+    safe_name = "".join(char if char.isalnum() or char in ".+-" else "_" for char in name)
+    cached = store_path().with_name(f"{safe_name}-facts-{_FORM}.json")
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        facts = from_json(json.loads(cached.read_text(encoding="utf-8")), origin="installed")
+        if facts.version == version:
+            return facts
+    from .sources import read_facts
+
+    facts = read_facts(folder, version, source_folder("torch"))
+    with contextlib.suppress(OSError):
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(cached, json.dumps(to_json(facts)))
+    return facts
+
+
+def installed_version(package: str) -> str | None:
+    """An installed package's version, without importing it; None without one."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def source_folder(package: str) -> Path | None:
+    """Where an installed package's sources are, without importing it."""
+    spec = find_spec(package)
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
