@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any, Literal
 
-from ..estimators.errors import WorkloadError
-from ..estimators.hardware.cluster import Cluster, Gpu
+from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.model_shape import ModelShape
-from ..estimators.optimizers import OPTIMIZERS
 from ..estimators.time.step_time import assumptions
-from ..estimators.workload import AttentionKernel, Framework, LossKernel, Method, Precision, Workload
+from ..estimators.workload import AttentionKernel, Framework, LossKernel, Method, Precision
 from ..probes.store_path import anything_kept
+from .question.cluster_options import ClusterOptions
 from .question.cluster_spec import parse_cluster
 from .question.model_source import load_model
 from .question.question import CheckpointingChoice, Question
+from .question.workload import WorkloadOptions, positive
 from .recommend.reasons import reasons
 from .recommend.recommendation import Recommendation, closest
-from .recommend.search import climb, fastest_that_fits
+from .recommend.search import fastest_that_fits, predict_all
 from .recommend.what_if import changes
-
-DEFAULT_SEQ_LEN = 2048
 
 
 def advise(
@@ -30,7 +29,7 @@ def advise(
     method: Method = "full",
     lora_rank: int = 8,
     lora_dropout: float = 0.0,
-    lora_targets: Sequence[str] | None = None,
+    lora_targets: str | Sequence[str] | None = None,
     seq_len: int | None = None,
     global_batch: int | None = None,
     micro_batch: int | None = None,
@@ -60,25 +59,25 @@ def advise(
     """
     cluster = gpus if isinstance(gpus, Cluster) else parse_cluster(gpus, ram=ram, nvme=nvme, interconnect=interconnect)
     shape = model if isinstance(model, ModelShape) else load_model(model, offline=offline)
-    workload = Workload(
+    options = WorkloadOptions(
         method=method,
-        lora_rank=_positive("lora_rank", lora_rank),
-        lora_dropout=dropout_probability(lora_dropout, method),
-        lora_targets=tuple(lora_targets) if lora_targets else None,
-        seq_len=sequence_length(shape, seq_len),
-        precision=resolve_precision(precision, cluster.gpu),
-        optimizer=_optimizer(optimizer),
+        lora_rank=lora_rank,
+        lora_dropout=lora_dropout,
+        lora_targets=lora_targets,
+        seq_len=seq_len,
+        global_batch=global_batch,
+        precision=precision,
+        optimizer=optimizer,
         attention=attention,
         loss=loss,
         framework=framework,
-        global_batch_size=global_batch if global_batch is None else _positive("global_batch", global_batch),
     )
     question = Question(
         model=shape,
-        workload=workload,
+        workload=options.workload(shape, cluster.gpu),
         cluster=cluster,
         gradient_checkpointing=gradient_checkpointing,
-        micro_batch_size=micro_batch if micro_batch is None else _positive("micro_batch", micro_batch),
+        micro_batch_size=None if micro_batch is None else positive("micro_batch", micro_batch),
     )
     recommendation = answer(question)
     return with_deepspeed_estimate(recommendation) if deepspeed_estimate else recommendation
@@ -86,7 +85,7 @@ def advise(
 
 def answer(question: Question) -> Recommendation:
     """The recommendation for a question."""
-    ladder, candidates = climb(question)
+    ladder, candidates = predict_all(question)
     recommended = fastest_that_fits(ladder)
     recommendation = Recommendation(
         question=question,
@@ -99,10 +98,57 @@ def answer(question: Question) -> Recommendation:
     )
     if question.cluster.is_this_machine and anything_kept():
         # Imported here: what knows probes is of no use to most questions.
-        from .prove.after_probes import with_earlier_probes
+        from .prove.after_probes import with_past_probes
 
-        recommendation = with_earlier_probes(recommendation)
+        recommendation = with_past_probes(recommendation)
     return recommendation
+
+
+def answer_with_proofs(
+    question: dict[str, Any],
+    *,
+    say: Callable[[str], None],
+    device: Literal["cuda", "cpu"],
+    ranks: int | None,
+    memory: str | None,
+    verify: bool,
+    probe: bool,
+    budget: str,
+    no_deepspeed_estimate: bool,
+) -> Recommendation:
+    """The recommendation after the dry runs and probes that the command line asks for.
+
+    question: keyword arguments of `advise`; device, ranks and memory stand in for its GPUs where the CPU trains.
+    """
+    machines = ClusterOptions(
+        **{name: question[name] for name in ("gpus", "ram", "nvme", "interconnect")},
+        device=device,
+        ranks=ranks,
+        memory=memory,
+    )
+    recommendation = advise(**{**question, "gpus": machines.cluster()}, deepspeed_estimate=False)
+    # Imported where they are needed: an answer without proofs is to come at once.
+    if verify:
+        from .prove.verify import verify as verified
+
+        recommendation = verified(
+            recommendation,
+            offline=question["offline"],
+            on_start=lambda candidate: say(f"dry run of {candidate.rung} ..."),
+        )
+    if probe:
+        from .prove.probe_series import settle
+
+        recommendation = settle(
+            recommendation,
+            device=device,
+            memory_limit_bytes=machines.memory_limit_bytes,
+            budget=budget,
+            offline=question["offline"],
+            say=say,
+        )
+    # Last, for the plan that dry runs and probes have left.
+    return recommendation if no_deepspeed_estimate else with_deepspeed_estimate(recommendation)
 
 
 def with_deepspeed_estimate(recommendation: Recommendation) -> Recommendation:
@@ -116,74 +162,3 @@ def with_deepspeed_estimate(recommendation: Recommendation) -> Recommendation:
     return replace(
         recommendation, deepspeed_estimate=deepspeed_estimate(question.model, question.cluster, shown.estimate.plan)
     )
-
-
-def sequence_length(model: ModelShape, wanted: int | None) -> int:
-    """The sequence length that was asked for, or the default one for this model."""
-    if model.fixed_len is not None:
-        if wanted not in (None, model.fixed_len):
-            raise WorkloadError(
-                f"every sample of {model.name} has {model.fixed_len} tokens",
-                why="its images have one size",
-                fix="leave --seq-len out",
-            )
-        return model.fixed_len
-    if wanted is not None:
-        return _positive("seq_len", wanted)
-    bounded = model.has_learned_positions and model.max_positions is not None
-    return min(DEFAULT_SEQ_LEN, model.max_positions) if bounded and model.max_positions else DEFAULT_SEQ_LEN
-
-
-def dropout_probability(value: float, method: str) -> float:
-    """Of adapters, so 0 without any. Raises WorkloadError for what is no probability below 1."""
-    if not 0 <= value < 1:
-        raise WorkloadError(
-            f"lora_dropout is {value}", why="it must be from 0 to below 1", fix="pass one such as --lora-dropout 0.05"
-        )
-    return 0.0 if method == "full" else value
-
-
-def resolve_precision(wanted: str, gpu: Gpu) -> Precision:
-    """The precision that was asked for, with `auto` resolved. Raises WorkloadError for one that the GPU lacks."""
-    if wanted == "auto":
-        return "bf16" if gpu.has_bf16 else "fp16"
-    if wanted == "bf16" and not gpu.has_bf16:
-        raise WorkloadError(
-            f"the {gpu.name} has no bf16 units",
-            why="bf16 is emulated there, several times slower than fp16",
-            fix="pass --precision fp16 (or auto)",
-        )
-    if wanted not in ("bf16", "fp16", "fp32"):
-        raise WorkloadError(f"unknown precision {wanted!r}", fix="pass auto, bf16, fp16 or fp32")
-    return wanted  # type: ignore[return-value]  # narrowed by the line above
-
-
-def _optimizer(name: str) -> str:
-    known = {_letters(key): key for key in OPTIMIZERS}
-    key = known.get(_letters(name))
-    if key is None:
-        raise WorkloadError(
-            f"unknown optimizer {name!r}",
-            why="its state bytes per parameter decide the memory",
-            fix=f"pass one of {', '.join(sorted(OPTIMIZERS))}",
-        )
-    return key
-
-
-def _letters(name: str) -> str:
-    """`AdamW_8bit`, `adamw-8bit` and `adamw8bit` are one name."""
-    return name.lower().replace("-", "").replace("_", "")
-
-
-LIMIT = 10**9
-"""Counts beyond this are typing errors."""
-
-
-def _positive(name: str, value: int) -> int:
-    if not 0 < value <= LIMIT:
-        raise WorkloadError(
-            f"{name} is {value}",
-            why=f"it must be between 1 and {LIMIT}",
-            fix=f"pass a sensible --{name.replace('_', '-')}",
-        )
-    return value

@@ -57,7 +57,7 @@ def _search() -> Callable[[], object]:
     from ds_advise.advisor.question.cluster_spec import parse_cluster
     from ds_advise.advisor.question.model_source import load_model
     from ds_advise.advisor.question.question import Question
-    from ds_advise.advisor.recommend.search import climb
+    from ds_advise.advisor.recommend.search import predict_all
     from ds_advise.estimators.workload import Workload
 
     cluster = parse_cluster("2x32GB", ram=None, nvme=None, interconnect=None)
@@ -65,7 +65,7 @@ def _search() -> Callable[[], object]:
         model=load_model("Qwen2.5-14B", offline=True), cluster=cluster, workload=Workload(precision="fp16")
     )
     lengths = iter(range(2048, 10**6))
-    return lambda: climb(replace(question, workload=replace(question.workload, seq_len=next(lengths))))
+    return lambda: predict_all(replace(question, workload=replace(question.workload, seq_len=next(lengths))))
 
 
 def _report(name: str, measured: list[float], target: float) -> None:

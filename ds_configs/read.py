@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from ..estimators.errors import ConfigFileError
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.plan import Offload, Plan
+from ..estimators.workload import Precision
 
 _HIGHEST = 2**63 - 1
 """DeepSpeed's own "without end" (sys.maxsize). JSON's integers have no end either, but tensors' sizes do."""
@@ -92,6 +93,35 @@ def plan_from_ds_config(
         if device != "none"
     ]
     return replace(plan, pin_memory=any(pinned) if pinned else True, **sizes)
+
+
+def precision_in(config: Mapping[str, Any]) -> Precision | Literal["auto"]:
+    """The precision that a configuration sets; "auto" where the Trainer fills it, fp32 where nothing is enabled.
+
+    Source: deepspeed 0.19.8 runtime/precision_config.py (`get_bfloat16_config`, `get_float16_config`; pydantic reads 1
+    and "true" as true); runtime/config.py refuses a file that enables both.
+    """
+    bf16 = config.get("bf16")
+    blocks = {"bf16": config.get("bfloat16") if bf16 is None else bf16, "fp16": config.get("fp16")}
+    enabled = {name: block.get("enabled") for name, block in blocks.items() if isinstance(block, Mapping)}
+    for name, value in enabled.items():
+        if is_true(value):
+            return "bf16" if name == "bf16" else "fp16"
+    return "auto" if "auto" in enabled.values() else "fp32"
+
+
+def optimizer_in(config: Mapping[str, Any]) -> str | None:
+    """The name of the optimizer in a configuration, in lower case; None where it leaves it to the training script."""
+    block = config.get("optimizer")
+    name = block.get("type") if isinstance(block, Mapping) else None
+    return str(name).lower() if name else None
+
+
+def is_true(value: Any) -> bool:
+    """Whether DeepSpeed's pydantic classes read a value as true."""
+    if isinstance(value, str):
+        return value.lower() in ("true", "yes", "on", "1", "t", "y")
+    return isinstance(value, bool | int | float) and value == 1
 
 
 def _zero_block(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,5 +1,4 @@
-"""`ds-advise [advise] MODEL --gpus SPEC`: the recommendation, its configuration file, and the command that starts
-it."""
+"""`ds-advise [advise] MODEL --gpus SPEC`: the recommendation, its configuration, and the command that starts it."""
 
 from __future__ import annotations
 
@@ -8,9 +7,8 @@ from typing import Any
 
 import click
 
-from .options import COUNT, question_options
-
-_DEFAULT_OUTPUT = "ds_config.json"
+from ..terminal.output import Output
+from .options import CPU_RANKS, device, memory, output_options, question_options
 
 
 @click.command(short_help="Recommend the fastest DeepSpeed configuration that fits.")
@@ -18,58 +16,39 @@ _DEFAULT_OUTPUT = "ds_config.json"
 @click.option(
     "-o",
     "--output",
-    default=_DEFAULT_OUTPUT,
+    "destination",
+    default="ds_config.json",
     metavar="FILE",
     show_default=True,
     help="Where the configuration is written; - for stdout.",
 )
 @click.option("--no-write", is_flag=True, help="Write no file.")
 @click.option("--force", is_flag=True, help="Overwrite a file that differs.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--all", "all_candidates", is_flag=True, help="Every candidate, not only each rung's best.")
 @click.option(
     "--no-deepspeed-estimate", is_flag=True, help="Do not call DeepSpeed's own estimator (saves a second or two)."
 )
 @click.option(
     "--verify",
-    "verified",
     is_flag=True,
     help="Dry-run the recommendation through the real DeepSpeed engine, and the next best if it fails.",
 )
 @click.option(
-    "--probe",
-    "probed",
-    is_flag=True,
-    help="Settle it by a few real runs on this machine; needs --gpus auto, or --device cpu.",
+    "--probe", is_flag=True, help="Settle it by a few real runs on this machine; needs --gpus auto, or --device cpu."
 )
 @click.option("--budget", metavar="TIME", default="30m", show_default=True, help="Bounds the probes: 90s, 5m, 1h.")
-@click.option(
-    "--device",
-    type=click.Choice(["cuda", "cpu"]),
-    default="cuda",
-    show_default=True,
-    help="cpu: the ranks are processes on this machine's CPU, in place of GPUs.",
-)
-@click.option("--ranks", type=COUNT, help="Ranks with --device cpu.  [default: 2]")
-@click.option(
-    "--memory", metavar="SIZE", help="What each rank may take with --device cpu, such as 2GB; unset: no limit."
-)
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@device()
+@CPU_RANKS
+@memory()
+@output_options
 def advise(
     question: dict[str, Any],
-    output: str,
+    destination: str,
     no_write: bool,
     force: bool,
-    as_json: bool,
     all_candidates: bool,
-    no_deepspeed_estimate: bool,
-    verified: bool,
-    probed: bool,
-    budget: str,
-    device: str,
-    ranks: int | None,
-    memory: str | None,
-    debug: bool,
+    output: Output,
+    **proofs: Any,
 ) -> int:
     """Recommend the fastest DeepSpeed configuration that fits MODEL on the GPUs.
 
@@ -82,41 +61,13 @@ def advise(
 
     Exit code: 0 a plan fits, 1 none does, 2 the question could not be answered.
     """
-    del debug  # read from the arguments by the program's error handler
-    from ..advise import advise as ask
-    from ..advise import with_deepspeed_estimate
+    from ..advise import answer_with_proofs
     from ..recommend.deliver import Destination, deliver
 
-    if as_json and output == "-":
+    if output.mode == "json" and destination == "-":
         raise click.UsageError("--json and -o - both want stdout; leave one out")
-    if not output:
+    if not destination:
         raise click.UsageError("--output is empty; name a file, or pass --no-write")
-    limit = None
-    if device == "cpu" or ranks is not None or memory is not None:
-        from ..question.cpu_question import cpu_question
-
-        question["gpus"], limit = cpu_question(question["gpus"], device=device, ranks=ranks, memory=memory)
-    answer = ask(**question, deepspeed_estimate=False)
-    if verified:
-        from ..prove.verify import verify
-
-        answer = verify(
-            answer,
-            offline=question["offline"],
-            on_start=lambda candidate: click.echo(f"ds-advise: dry run of {candidate.rung} ...", err=True),
-        )
-    if probed:
-        from ..prove.settle import settle
-
-        answer = settle(
-            answer,
-            device=device,
-            memory_limit_bytes=limit,
-            budget=budget,
-            offline=question["offline"],
-            say=lambda text: click.echo(f"ds-advise: {text}", err=True),
-        )
-    if not no_deepspeed_estimate:  # last: of the plan that dry runs and probes have left
-        answer = with_deepspeed_estimate(answer)
-    destination: Destination = None if no_write else "-" if output == "-" else Path(output)
-    return deliver(answer, destination, force=force, as_json=as_json, all_candidates=all_candidates)
+    answer = answer_with_proofs(question, say=output.say, **proofs)
+    place: Destination = None if no_write else "-" if destination == "-" else Path(destination)
+    return deliver(answer, place, output, force=force, all_candidates=all_candidates)

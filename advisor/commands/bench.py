@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Literal
 
 import click
 
-from .options import COUNT
+from ..terminal.output import Output
+from .options import COUNT, output_options
 
 
 @click.command(short_help="Measure this machine's own speeds, which answers then use.")
@@ -17,11 +16,8 @@ from .options import COUNT
 @click.option(
     "--nvme", metavar="PATH", help="A folder on an NVMe drive: measure it, with a file that is removed again."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def bench(
-    device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | None, as_json: bool, debug: bool
-) -> int:
+@output_options
+def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | None, output: Output) -> int:
     """Measure matrix products, memory, links, collectives, CPU Adam and NVMe of this machine, each with its spread.
 
     It takes less than a minute; the first time longer, because DeepSpeed compiles its CPU Adam and its NVMe code. The
@@ -35,18 +31,9 @@ def bench(
 
     Exit code: 0, or 2 where it could not be done.
     """
-    del debug  # read from the arguments by the program's error handler
     from ...probes.bench.ask import ask_bench
-
-    record = ask_bench(
-        device=device, ranks=ranks, nvme=nvme, on_progress=lambda title: click.echo(f"ds-advise: {title} ...", err=True)
-    )
-    if as_json:
-        print(json.dumps(record.to_json(), indent=1))
-        return 0
-    from rich.console import Console
-
     from ..reports.bench import render_bench
 
-    render_bench(record, Console(file=sys.stdout, highlight=False))
+    record = ask_bench(device=device, ranks=ranks, nvme=nvme, on_progress=lambda title: output.say(f"{title} ..."))
+    output.show(record.to_json, lambda console: render_bench(record, console))
     return 0

@@ -3,21 +3,18 @@ goes."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from .options import COUNT, run_options
+from ..terminal.output import Output
+from .options import COUNT, gpus, output_options, run_options
 
 
 @click.command("dry-run", short_help="Run a configuration through the real DeepSpeed engine on a simulated GPU.")
 @run_options
-@click.option(
-    "--gpus", default="auto", metavar="SPEC", show_default=True, help="As for the advice: 2x32GB, 4x8xH100, ..."
-)
+@gpus("As for the advice: 2x32GB, 4x8xH100, ...")
 @click.option("--ram", metavar="SIZE", help="Host RAM per node, such as 256GB; unset: not checked.")
 @click.option("--rank", type=click.IntRange(min=0), help="Which rank to be (default: the fullest).")
 @click.option("--iterations", type=COUNT, default=4, show_default=True, help="Optimizer steps.")
@@ -32,24 +29,24 @@ from .options import COUNT, run_options
     is_flag=True,
     help="Let three shallow models answer for the deep one where memory is linear in depth; else say why not.",
 )
-@click.option("--timeline", metavar="FILE.json", help="Write memory over time, for Perfetto or chrome://tracing.")
+@click.option(
+    "--timeline",
+    type=click.Path(path_type=Path),
+    metavar="FILE.json",
+    help="Write memory over time, for Perfetto or chrome://tracing.",
+)
 @click.option("--force", is_flag=True, help="Overwrite the --timeline file.")
 @click.option("--explain", is_flag=True, help="List the largest modules and tensors at the peak.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@output_options
 def dry_run(
     run: dict[str, Any],
     gpus: str,
     ram: str | None,
-    rank: int | None,
-    iterations: int,
-    expandable_segments: bool,
-    fast: bool,
-    timeline: str | None,
+    timeline: Path | None,
     force: bool,
     explain: bool,
-    as_json: bool,
-    debug: bool,
+    output: Output,
+    **settings: Any,
 ) -> int:
     """Run DS_CONFIG through the installed DeepSpeed's real engine, as one rank of the GPUs, on a simulated GPU.
 
@@ -62,25 +59,18 @@ def dry_run(
 
     Exit code: 0 it fits, 1 it does not, 2 the run could not be done.
     """
-    del debug  # read from the arguments by the program's error handler
-    from ..prove.dry_run_question import ask_dry_run
+    from ..prove.dry_run import prove_by_dry_run
+    from ..prove.dry_run_report import render_dry_run
     from ..prove.timeline import check_trace_file, write_trace
+    from ..question.cluster_spec import parse_cluster
+    from ..question.run import read_run
 
-    if fast and (timeline or explain):
+    if settings["fast"] and (timeline or explain):
         raise click.UsageError("--fast extrapolates: it has no --timeline and nothing to --explain; leave it out")
     if timeline is not None:
-        check_trace_file(Path(timeline), force=force)
-    answer = ask_dry_run(
-        **run, gpus=gpus, ram=ram, rank=rank, iterations=iterations, expandable_segments=expandable_segments, fast=fast
-    )
+        check_trace_file(timeline, force=force)
+    answer = prove_by_dry_run(read_run(**run, cluster=parse_cluster(gpus, ram=ram)), **settings)
     if timeline is not None:
-        write_trace(answer.result, Path(timeline))
-    if as_json:
-        print(json.dumps(answer.to_json(), indent=1))
-    else:
-        from rich.console import Console
-
-        from ..prove.dry_run_report import render_dry_run
-
-        render_dry_run(answer, Console(file=sys.stdout, highlight=False), explain=explain)
+        write_trace(answer.result, timeline)
+    output.show(answer.to_json, lambda console: render_dry_run(answer, console, explain=explain))
     return 0 if answer.fits else 1

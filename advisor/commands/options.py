@@ -1,14 +1,19 @@
-"""Options that several commands share."""
+"""Options that several commands share, each defined once; what differs between commands is its help."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
+
+from ..terminal.output import Output
+
+Command = Callable[..., int]
+Decorator = Callable[[Any], Any]
 
 
 class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer versions of Click
@@ -27,7 +32,74 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
 
 COUNT = _Count()
 
-_LORA: tuple[Callable[[Any], Any], ...] = (
+DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+"""The program's error handler reads it from the arguments."""
+
+OFFLINE = click.option("--offline", is_flag=True, help="Never use the network.")
+RAM = click.option("--ram", metavar="SIZE", help="Host RAM per node, such as 256GB; unset: detected on this machine.")
+CPU_RANKS = click.option("--ranks", type=COUNT, help="Ranks with --device cpu.  [default: 2]")
+
+
+def gpus(
+    text: str = "2x32GB, 8xA100-80GB, 4x8xH100 (nodes x GPUs x kind), RTX4090, or auto (this machine).",
+) -> Decorator:
+    return click.option("--gpus", default="auto", metavar="SPEC", show_default=True, help=text)
+
+
+def device(text: str = "cpu: the ranks are processes on this machine's CPU, in place of GPUs.") -> Decorator:
+    return click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True, help=text)
+
+
+def memory(text: str = "What each rank may take with --device cpu, such as 2GB; unset: no limit.") -> Decorator:
+    return click.option("--memory", metavar="SIZE", help=text)
+
+
+def _seq_len(unset: str = "2048, or the model's positions if fewer") -> Decorator:
+    return click.option("--seq-len", type=COUNT, help=f"Tokens per sample; unset: {unset}.")
+
+
+def _micro_batch(text: str = "Samples per GPU and forward pass; unset: what is fastest.") -> Decorator:
+    return click.option("--micro-batch", type=COUNT, help=text)
+
+
+def _precision(text: str = "auto: bf16 where the GPU has it, else fp16.") -> Decorator:
+    choices = click.Choice(["auto", "bf16", "fp16", "fp32"])
+    return click.option("--precision", type=choices, default="auto", show_default=True, help=text)
+
+
+def _optimizer(text: str = "adamw, adamw_8bit, adafactor, lion, muon, sgd, ...") -> Decorator:
+    return click.option("--optimizer", default="adamw", metavar="NAME", show_default=True, help=text)
+
+
+def _checkpointing(*choices: str) -> Decorator:
+    """Where it is on or off, the command gets a bool."""
+    as_bool = (lambda _context, _option, value: value == "on") if "auto" not in choices else None
+    return click.option(
+        "--gradient-checkpointing",
+        type=click.Choice(choices),
+        default=choices[0],
+        show_default=True,
+        callback=as_bool,
+        help="Recompute each layer in the backward pass.",
+    )
+
+
+def _framework(text: str) -> Decorator:
+    choices = click.Choice(["hf", "deepspeed"])
+    return click.option("--framework", type=choices, default="hf", show_default=True, help=text)
+
+
+def _method(*choices: str, text: str = "Train all weights, LoRA adapters, or LoRA on a 4-bit (NF4) base.") -> Decorator:
+    return click.option(
+        "--method",
+        type=click.Choice(choices or ("full", "lora", "qlora")),
+        default="full",
+        show_default=True,
+        help=text,
+    )
+
+
+_LORA = (
     click.option("--lora-rank", type=COUNT, default=8, show_default=True, help="Rank of the adapters."),
     click.option(
         "--lora-dropout",
@@ -39,214 +111,137 @@ _LORA: tuple[Callable[[Any], Any], ...] = (
     ),
     click.option("--lora-targets", metavar="NAMES", help="Modules to adapt, such as q_proj,v_proj; unset: all linear."),
 )
-
-_MACHINE_AND_METHOD: tuple[Callable[[Any], Any], ...] = (
-    click.option(
-        "--gpus",
-        default="auto",
-        metavar="SPEC",
-        show_default=True,
-        help="2x32GB, 8xA100-80GB, 4x8xH100 (nodes x GPUs x kind), RTX4090, or auto (this machine).",
-    ),
-    click.option("--ram", metavar="SIZE", help="Host RAM per node, such as 256GB; unset: detected on this machine."),
+_ATTENTION = click.option(
+    "--attention",
+    type=click.Choice(["flash", "sdpa", "eager"]),
+    default="sdpa",
+    show_default=True,
+    help="The attention implementation of the model.",
+)
+_LOSS = click.option(
+    "--loss",
+    type=click.Choice(["standard", "fused"]),
+    default="standard",
+    show_default=True,
+    help="fused: a loss that never holds all logits (Liger).",
+)
+_MACHINES = (
+    RAM,
     click.option("--nvme", metavar="PATH:SIZE", help="Folder on an NVMe drive and its free space, such as /nvme:2TB."),
     click.option("--interconnect", metavar="RATE", help="Between nodes, one way per node, such as 200Gb/s."),
-    click.option(
-        "--method",
-        type=click.Choice(["full", "lora", "qlora"]),
-        default="full",
-        show_default=True,
-        help="Train all weights, LoRA adapters, or LoRA on a 4-bit (NF4) base.",
-    ),
-    *_LORA,
-)
-
-_STEP: tuple[Callable[[Any], Any], ...] = (
-    click.option("--micro-batch", type=COUNT, help="Samples per GPU and forward pass; unset: what is fastest."),
-    click.option(
-        "--precision",
-        type=click.Choice(["auto", "bf16", "fp16", "fp32"]),
-        default="auto",
-        show_default=True,
-        help="auto: bf16 where the GPU has it, else fp16.",
-    ),
-    click.option(
-        "--optimizer",
-        default="adamw",
-        metavar="NAME",
-        show_default=True,
-        help="adamw, adamw_8bit, adafactor, lion, muon, sgd, ...",
-    ),
-    click.option(
-        "--gradient-checkpointing",
-        type=click.Choice(["auto", "on", "off"]),
-        default="auto",
-        show_default=True,
-        help="Recompute each layer in the backward pass.",
-    ),
-    click.option(
-        "--attention",
-        type=click.Choice(["flash", "sdpa", "eager"]),
-        default="sdpa",
-        show_default=True,
-        help="The attention implementation of the model.",
-    ),
-    click.option(
-        "--loss",
-        type=click.Choice(["standard", "fused"]),
-        default="standard",
-        show_default=True,
-        help="fused: a loss that never holds all logits (Liger).",
-    ),
-)
-
-_OFFLINE = click.option("--offline", is_flag=True, help="Never use the network.")
-
-_QUESTION: tuple[Callable[[Any], Any], ...] = (
-    click.argument("model", metavar="MODEL"),
-    *_MACHINE_AND_METHOD,
-    click.option("--seq-len", type=COUNT, help="Tokens per sample; unset: 2048, or the model's positions if fewer."),
-    click.option(
-        "--global-batch", type=COUNT, help="Samples per optimizer step, kept exactly; unset: what is fastest."
-    ),
-    *_STEP,
-    click.option(
-        "--framework",
-        type=click.Choice(["hf", "deepspeed"]),
-        default="hf",
-        show_default=True,
-        help="Flavour of the configuration: HF Trainer and accelerate, or plain deepspeed.initialize.",
-    ),
-    _OFFLINE,
-)
-_NAMES = (
-    "model",
-    "gpus",
-    "ram",
-    "nvme",
-    "interconnect",
-    "method",
-    "lora_rank",
-    "lora_dropout",
-    "lora_targets",
-    "seq_len",
-    "global_batch",
-    "micro_batch",
-    "precision",
-    "optimizer",
-    "gradient_checkpointing",
-    "attention",
-    "loss",
-    "framework",
-    "offline",
 )
 
 
-_RUN: tuple[Callable[[Any], Any], ...] = (
-    click.argument("config_file", metavar="DS_CONFIG"),
-    click.option(
+def _question(seq_len: Decorator, global_batch: str) -> tuple[Decorator, ...]:
+    return (
+        gpus(),
+        *_MACHINES,
+        _method(),
+        *_LORA,
+        seq_len,
+        click.option("--global-batch", type=COUNT, help=global_batch),
+        _micro_batch(),
+        _precision(),
+        _optimizer(),
+        _checkpointing("auto", "on", "off"),
+        _ATTENTION,
+        _LOSS,
+        OFFLINE,
+    )
+
+
+_TRAINING_QUESTION = _question(
+    _seq_len("the longest of the data, within the model's"),
+    "Samples per optimizer step; unset: 32, fewer for little data.",
+)
+
+ACCUMULATION = click.option(
+    "--accumulation", type=COUNT, help="Fills `auto` gradient_accumulation_steps.  [default: 1]"
+)
+
+
+def _run(model: Decorator) -> tuple[Decorator, ...]:
+    return (
+        click.argument("config_file", metavar="DS_CONFIG", type=click.Path(path_type=Path)),
+        model,
+        _seq_len(),
+        _micro_batch("Fills an `auto` micro batch.  [default: 1]"),
+        ACCUMULATION,
+        _method("full", "lora", text="Train all weights, or LoRA adapters through peft."),
+        *_LORA,
+        _precision("Fills an `auto` in bf16 or fp16."),
+        _checkpointing("on", "off"),
+        _ATTENTION,
+        _framework("Who fills `auto`, and builds a ZeRO-3 model in shards: the HF Trainer, or nobody."),
+        click.option(
+            "--input-shape", metavar="SIZES", help="Shape of one sample for FILE.py:FACTORY, such as 3,32,32."
+        ),
+        OFFLINE,
+    )
+
+
+def run_options(command: Command, *, model_required: bool = True) -> Command:
+    """Gives a command the options that say what is run, and hands it their values as `run`: the arguments of `read_run`
+    but the cluster.
+
+    model_required: without it `run["model"]` may be None.
+    """
+    model = click.option(
         "--model",
-        required=True,
+        required=model_required,
         metavar="MODEL",
-        help="A name, folder, config.json or hub id; or FILE.py:FACTORY, a function of yours that returns a module.",
-    ),
-    click.option("--seq-len", type=COUNT, help="Tokens per sample; unset: 2048, or the model's positions if fewer."),
-    click.option("--micro-batch", type=COUNT, help="Fills an `auto` micro batch.  [default: 1]"),
-    click.option("--accumulation", type=COUNT, help="Fills `auto` gradient_accumulation_steps.  [default: 1]"),
-    click.option(
-        "--method",
-        type=click.Choice(["full", "lora"]),
-        default="full",
-        show_default=True,
-        help="Train all weights, or LoRA adapters through peft.",
-    ),
-    *_LORA,
-    click.option(
-        "--precision",
-        type=click.Choice(["auto", "bf16", "fp16", "fp32"]),
-        default="auto",
-        show_default=True,
-        help="Fills an `auto` in bf16 or fp16.",
-    ),
-    click.option(
-        "--gradient-checkpointing",
-        type=click.Choice(["on", "off"]),
-        default="on",
-        show_default=True,
-        help="Recompute each layer in the backward pass.",
-    ),
-    click.option(
-        "--attention",
-        type=click.Choice(["flash", "sdpa", "eager"]),
-        default="sdpa",
-        show_default=True,
-        help="The attention implementation of the model.",
-    ),
-    click.option(
-        "--framework",
-        type=click.Choice(["hf", "deepspeed"]),
-        default="hf",
-        show_default=True,
-        help="Who fills `auto`, and builds a ZeRO-3 model in shards: the HF Trainer, or nobody.",
-    ),
-    click.option("--input-shape", metavar="SIZES", help="Shape of one sample for FILE.py:FACTORY, such as 3,32,32."),
-    click.option("--offline", is_flag=True, help="Never use the network."),
-)
-_OPTIONAL_MODEL = click.option(
-    "--model", metavar="MODEL", help="As for the advice; unset: what the script's arguments name."
-)
-_RUN_NAMES = (
-    "config_file",
-    "model",
-    "seq_len",
-    "micro_batch",
-    "accumulation",
-    "method",
-    "lora_rank",
-    "lora_dropout",
-    "lora_targets",
-    "precision",
-    "gradient_checkpointing",
-    "attention",
-    "framework",
-    "input_shape",
-    "offline",
-)
+        help="A name, folder, config.json or hub id; or FILE.py:FACTORY, a function of yours that returns a module."
+        if model_required
+        else "As for the advice; unset: what the script's arguments name.",
+    )
+    return _handed("run", command, _run(model))
 
 
-def run_options(command: Callable[..., int], *, model_required: bool = True) -> Callable[..., int]:
-    """Gives a command the argument and options that say what is run, and hands it their values as `run`: arguments of
-    `advisor.question.run.run_question` besides the cluster. model_required: without it `run["model"]` may be None."""
+def compare_options(command: Command) -> Command:
+    """Gives a command the options that a comparison of files and rungs is made with, and hands them over as `with_`."""
+    model = click.option(
+        "--model",
+        metavar="MODEL",
+        help="A name, folder, config.json or hub id; with it memory and speed are compared.",
+    )
+    spec = click.option("--gpus", metavar="SPEC", help="As for the advice: 2x32GB, 4x8xH100, ...; unset: auto.")
+    return _handed(
+        "with_",
+        command,
+        (
+            model,
+            spec,
+            *_MACHINES,
+            _method(),
+            *_LORA,
+            _seq_len(),
+            _micro_batch("Fills `auto`.  [default: 1; for a rung what is fastest]"),
+            ACCUMULATION,
+            _precision("Fills `auto`; the precision of rungs."),
+            _optimizer("The optimizer where a file names none, and of rungs."),
+            _checkpointing("on", "off"),
+            _ATTENTION,
+            _LOSS,
+            _framework("Who trains: the HF Trainer, or plain DeepSpeed."),
+            OFFLINE,
+        ),
+    )
 
-    @functools.wraps(command)
-    def asked(**settings: Any) -> int:
-        run = {name: settings.pop(name) for name in _RUN_NAMES}
-        run["config_file"] = Path(run["config_file"])
-        run["gradient_checkpointing"] = run["gradient_checkpointing"] == "on"
-        return command(run=run, **settings)
 
-    return _decorated(asked, _RUN if model_required else (_RUN[0], _OPTIONAL_MODEL, *_RUN[2:]))
-
-
-def question_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Gives a command the argument and options that make up a question, and hands it their values as `question`:
-    keyword arguments of `advisor.advise.advise`."""
-
-    @functools.wraps(command)
-    def asked(**settings: Any) -> int:
-        question = {name: settings.pop(name) for name in _NAMES}
-        question["lora_targets"] = _targets(question["lora_targets"])
-        for option in _without_effect(question["method"]):
-            click.echo(f"ds-advise: {option} has no effect with --method full", err=True)
-        return command(question=question, **settings)
-
-    return _decorated(asked, _QUESTION)
+def question_options(command: Command) -> Command:
+    """Gives a command the options that make up a question, and hands it their values as `question`: keyword arguments
+    of `advisor.advise.advise`."""
+    options = (
+        click.argument("model", metavar="MODEL"),
+        *_question(_seq_len(), "Samples per optimizer step, kept exactly; unset: what is fastest."),
+        _framework("Flavour of the configuration: HF Trainer and accelerate, or plain deepspeed.initialize."),
+    )
+    return _handed("question", command, options)
 
 
-def training_question_options(command: Callable[..., int]) -> Callable[..., int]:
+def training_question_options(command: Command) -> Command:
     """The options of `question_options` for a training with data: MODEL is an option, and what is unset follows from
-    the data. They reach the command under their own names, so that they can be kept with the training;
-    `training_question` takes them."""
+    the data. They reach the command under their own names, so that they can be kept with the training."""
     return _decorated(
         command,
         (
@@ -254,47 +249,64 @@ def training_question_options(command: Callable[..., int]) -> Callable[..., int]
                 "--model", metavar="MODEL", help="A folder with config.json, tokenizer and safetensors, or a hub id."
             ),
             click.option("--data", metavar="FILE", help="Rows to train on: .jsonl, .json, .csv, .tsv or .parquet."),
-            *_MACHINE_AND_METHOD,
-            click.option(
-                "--seq-len", type=COUNT, help="Tokens per sample; unset: the longest of the data, within the model's."
-            ),
-            click.option(
-                "--global-batch", type=COUNT, help="Samples per optimizer step; unset: 32, fewer for little data."
-            ),
-            *_STEP,
-            _OFFLINE,
+            *_TRAINING_QUESTION,
         ),
     )
 
 
-def training_question(options: dict[str, Any]) -> dict[str, Any]:
+def training_question(options: Mapping[str, Any]) -> dict[str, Any]:
     """The keyword arguments of `advise` among a training's options, but for the model."""
-    question = {name: options[name] for name in _NAMES if name not in ("model", "framework")}
-    for option in _without_effect(question["method"], "lora_alpha", "merge"):
-        click.echo(f"ds-advise: {option} has no effect with --method full", err=True)
-    return {**question, "lora_targets": _targets(question["lora_targets"])}
+    _say_what_has_no_effect(options["method"], "lora_alpha", "merge")
+    return {name: options[name] for name in _names(_TRAINING_QUESTION)}
 
 
-def _decorated(command: Callable[..., int], options: Sequence[Callable[[Any], Any]]) -> Callable[..., int]:
+def output_options(command: Command) -> Command:
+    """Gives a command --json, --quiet and --debug, and hands it the `Output` that follows as `output`."""
+
+    @functools.wraps(command)
+    def with_output(as_json: bool, quiet: bool, **values: Any) -> int:
+        if as_json and quiet:
+            raise click.UsageError("--json and --quiet contradict each other; leave one out")
+        return command(output=Output("json" if as_json else "quiet" if quiet else "human"), **values)
+
+    return _decorated(
+        with_output,
+        (
+            click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+            click.option("--quiet", is_flag=True, help="Print nothing: the exit code is the answer."),
+            DEBUG,
+        ),
+    )
+
+
+def _handed(name: str, command: Command, options: Sequence[Decorator]) -> Command:
+    """The command with these options, whose values it gets together as one argument."""
+    names = _names(options)
+
+    @functools.wraps(command)
+    def grouped(**values: Any) -> int:
+        group = {option: values.pop(option) for option in names}
+        _say_what_has_no_effect(group["method"])
+        return command(**{name: group}, **values)
+
+    return _decorated(grouped, options)
+
+
+def _names(options: Sequence[Decorator]) -> list[str]:
+    """The names under which Click passes these options."""
+    bare: Any = _decorated(lambda: 0, options)
+    return [parameter.name for parameter in bare.__click_params__]
+
+
+def _decorated(command: Command, options: Sequence[Decorator]) -> Command:
     for decorate in reversed(options):
         command = decorate(command)
     return command
 
 
-def _targets(text: str | None) -> list[str] | None:
-    if text is None:
-        return None
-    targets = [name.strip() for name in text.split(",") if name.strip()]
-    if not targets:
-        raise click.UsageError("--lora-targets names no module; leave it out for all linear layers")
-    return targets
-
-
-def _without_effect(method: str, *further: str) -> list[str]:
-    """LoRA's options, `further` ones too, that were given although nothing is adapted."""
+def _say_what_has_no_effect(method: str, *further: str) -> None:
+    """Tell on stderr which of LoRA's options, and `further` ones, were given although nothing is adapted."""
     given = click.get_current_context().get_parameter_source
-    return [
-        f"--{name.replace('_', '-')}"
-        for name in ("lora_rank", "lora_dropout", "lora_targets", *further)
-        if method == "full" and given(name) is ParameterSource.COMMANDLINE
-    ]
+    for name in ("lora_rank", "lora_dropout", "lora_targets", *further):
+        if method == "full" and given(name) is ParameterSource.COMMANDLINE:
+            click.echo(f"ds-advise: --{name.replace('_', '-')} has no effect with --method full", err=True)

@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from typing import Any
+from typing import Any, Literal
 
 import click
 
-from .options import COUNT, run_options
+from ..terminal.output import Output
+from .options import CPU_RANKS, device, gpus, memory, output_options, run_options
 
 
 @click.command(short_help="Run a configuration for a few real steps on this machine.")
 @run_options
-@click.option(
-    "--gpus",
-    default="auto",
-    metavar="SPEC",
-    show_default=True,
-    help="The GPUs of this machine to use, such as 2x24GB; with --solo, of the job that one rank is run of.",
-)
-@click.option(
-    "--device",
-    type=click.Choice(["cuda", "cpu"]),
-    default="cuda",
-    show_default=True,
-    help="cpu: DeepSpeed's CPU accelerator, ranks joined by gloo.",
-)
-@click.option("--ranks", type=COUNT, help="Ranks with --device cpu.  [default: 2]")
+@gpus("The GPUs of this machine to use, such as 2x24GB; with --solo, of the job that one rank is run of.")
+@device("cpu: DeepSpeed's CPU accelerator, ranks joined by gloo.")
+@CPU_RANKS
 @click.option(
     "--solo", is_flag=True, help="Run one rank of the job alone, on one device: its memory without the others."
 )
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Which rank, with --solo.")
 @click.option("--steps", type=click.IntRange(min=4, max=1000), default=4, show_default=True, help="Optimizer steps.")
-@click.option(
-    "--memory", metavar="SIZE", help="What each rank may take with --device cpu, such as 2GB; unset: no limit."
-)
+@memory()
 @click.option(
     "--timeout",
     "timeout_s",
@@ -55,9 +40,16 @@ from .options import COUNT, run_options
     help="When a phase without progress is called a hang.",
 )
 @click.option("--dry-run/--no-dry-run", "dry", default=True, show_default=True, help="Put a dry run beside it.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def probe(run: dict[str, Any], as_json: bool, debug: bool, **settings: Any) -> int:
+@output_options
+def probe(
+    run: dict[str, Any],
+    gpus: str,
+    device: Literal["cuda", "cpu"],
+    ranks: int | None,
+    memory: str | None,
+    output: Output,
+    **settings: Any,
+) -> int:
     """Run DS_CONFIG for a few real optimizer steps on this machine, and put the measured memory and time beside what
     was predicted. Random weights, unless MODEL is a folder with safetensors; a batch of full sequences.
 
@@ -68,16 +60,18 @@ def probe(run: dict[str, Any], as_json: bool, debug: bool, **settings: Any) -> i
 
     Exit code: 0 it ran, 1 it failed (and why), 2 the probe could not be made.
     """
-    del debug  # read from the arguments by the program's error handler
-    from ..prove.probe_question import ask_probe
+    from ..prove.probe import prove_by_probe
+    from ..prove.probe_report import render_probe
+    from ..question.cluster_options import ClusterOptions
+    from ..question.run import read_run
 
-    answer = ask_probe(**run, **settings, on_progress=lambda text: click.echo(f"ds-advise: {text}", err=True))
-    if as_json:
-        print(json.dumps(answer.to_json(), indent=1))
-    else:
-        from rich.console import Console
-
-        from ..prove.probe_report import render_probe
-
-        render_probe(answer, Console(file=sys.stdout, highlight=False))
+    machines = ClusterOptions(gpus=gpus, device=device, ranks=ranks, memory=memory)
+    answer = prove_by_probe(
+        read_run(**run, cluster=machines.cluster()),
+        device=device,
+        memory_limit_bytes=machines.memory_limit_bytes,
+        on_progress=output.say,
+        **settings,
+    )
+    output.show(answer.to_json, lambda console: render_probe(answer, console))
     return 0 if answer.result.failure is None else 1

@@ -174,22 +174,15 @@ def _resumed(output: Any, options: dict[str, Any], *, fallback: bool, verbose: b
 
 def _asked(options: dict[str, Any]) -> tuple[Settings, ModelShape, dict[str, Any], int | None]:
     """(the training's own options, the model, the question to `advise`, what a rank on the CPU may take)."""
-    from ..question.cluster_spec import parse_cluster
+    from ..question.cluster_options import ClusterOptions
     from ..question.model_source import load_model
     from ..trainer.settings import Settings
 
     question = training_question(options)
-    limit = None
-    if options["device"] == "cpu" or options["ranks"] is not None or options["memory"] is not None:
-        from ..question.cpu_question import cpu_question
-
-        question["gpus"], limit = cpu_question(
-            options["gpus"], device=options["device"], ranks=options["ranks"], memory=options["memory"]
-        )
-    else:
-        question["gpus"] = parse_cluster(
-            options["gpus"], ram=options["ram"], nvme=options["nvme"], interconnect=options["interconnect"]
-        )
+    machines = ClusterOptions(
+        **{name: options[name] for name in ("gpus", "ram", "nvme", "interconnect", "device", "ranks", "memory")}
+    )
+    question["gpus"], limit = machines.cluster(), machines.memory_limit_bytes
     own = {
         name: options[name]
         for name in (

@@ -16,17 +16,16 @@ from ...estimators.memory.plan_memory import unsupported
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.plan import RUNGS, Plan, Rung
-from ...estimators.workload import AttentionKernel, Framework, LossKernel, Method, Workload
+from ...estimators.workload import Workload
 from ...validate.lint import load_facts
 from ...validate.lint.facts import DeepSpeedFacts
-from ..advise import dropout_probability, resolve_precision, sequence_length
 from ..question.cluster_spec import parse_cluster
 from ..question.ds_config_file import read_ds_config
 from ..question.model_source import load_model
 from ..question.question import CheckpointingChoice, Question
-from ..question.run import optimizer_of, precision_of
-from ..recommend.recommendation import Candidate
-from ..recommend.search import climb, predict
+from ..question.workload import WorkloadOptions
+from ..recommend.candidate import Candidate
+from ..recommend.search import predict, predict_all
 from ..recommend.to_json import candidate_json
 from .key_meanings import meaning, rank
 from .settings import Setting, Settings
@@ -34,22 +33,21 @@ from .settings import Setting, Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """What the two configurations are to be run with.
-
-    micro_batch_size, gradient_accumulation_steps: what TrainingArguments says; they fill `auto`. None: 1 for a file,
-        what is
-    fastest for a rung.
-    workload: the optimizer counts for files that name none.
-    precision: fills an `auto` of a file; "auto" is what the GPU does best.
-    """
+    """What the two configurations are to be run with."""
 
     model: ModelShape
     cluster: Cluster
-    workload: Workload
+    options: WorkloadOptions
+    """Precision and optimizer count where a file leaves them open."""
     micro_batch_size: int | None = None
+    """What TrainingArguments says, which fills `auto`; None: 1 for a file, what is fastest for a rung."""
     gradient_accumulation_steps: int | None = None
     gradient_checkpointing: bool = True
-    precision: str = "auto"
+
+    @property
+    def workload(self) -> Workload:
+        """The workload of rungs, and of a file that leaves everything open."""
+        return self.options.workload(self.model, self.cluster.gpu)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,55 +108,34 @@ class Comparison:
         }
 
 
-def circumstances_of(
+def read_circumstances(
     model: str,
     *,
     gpus: str,
-    ram: str | None,
-    nvme: str | None,
-    interconnect: str | None,
-    method: Method,
-    lora_rank: int,
-    lora_dropout: float,
-    lora_targets: str | None,
-    seq_len: int | None,
-    micro_batch: int | None,
-    accumulation: int | None,
-    precision: str,
-    optimizer: str,
-    gradient_checkpointing: bool,
-    attention: AttentionKernel,
-    loss: LossKernel,
-    framework: Framework,
-    offline: bool,
+    ram: str | None = None,
+    nvme: str | None = None,
+    interconnect: str | None = None,
+    micro_batch: int | None = None,
+    accumulation: int | None = None,
+    gradient_checkpointing: bool = True,
+    offline: bool = False,
+    **workload: Any,
 ) -> Circumstances:
-    """What the command line says, typed. Raises DsAdviseError for what is unknown, impossible or contradictory."""
+    """What the command line says, typed; workload: of `WorkloadOptions`.
+
+    Raises DsAdviseError for what is unknown, impossible or contradictory.
+    """
     cluster = parse_cluster(gpus, ram=ram, nvme=nvme, interconnect=interconnect)
-    shape = load_model(model, offline=offline)
-    targets = tuple(name.strip() for name in (lora_targets or "").split(",") if name.strip())
-    if lora_targets is not None and not targets:
-        raise WorkloadError("--lora-targets names no module", fix="leave it out for all linear layers")
-    workload = Workload(
-        method=method,
-        lora_rank=lora_rank,
-        lora_dropout=dropout_probability(lora_dropout, method),
-        lora_targets=targets or None,
-        seq_len=sequence_length(shape, seq_len),
-        precision=resolve_precision(precision, cluster.gpu),
-        optimizer=optimizer,
-        attention=attention,
-        loss=loss,
-        framework=framework,
-    )
-    return Circumstances(
-        model=shape,
+    circumstances = Circumstances(
+        model=load_model(model, offline=offline),
         cluster=cluster,
-        workload=workload,
+        options=WorkloadOptions(**workload),
         micro_batch_size=micro_batch,
-        precision=precision,
         gradient_accumulation_steps=accumulation,
         gradient_checkpointing=gradient_checkpointing,
     )
+    _ = circumstances.workload  # what cannot be is refused before a file is read
+    return circumstances
 
 
 def compare(first: str, second: str, circumstances: Circumstances | None = None) -> Comparison:
@@ -218,11 +195,13 @@ def _side(name: str, circumstances: Circumstances | None, facts: DeepSpeedFacts)
     if circumstances is None:
         return Side(name=name, settings=Settings(config, facts))
     model, cluster = circumstances.model, circumstances.cluster
-    workload = replace(
-        circumstances.workload,
-        precision=precision_of(config, circumstances.precision, cluster),
-        optimizer=_optimizer(config, name, circumstances.workload),
-    )
+    workload = circumstances.options.workload_of(config, model, cluster.gpu)
+    if workload.optimizer not in OPTIMIZERS:
+        raise WorkloadError(
+            f"{name}: the memory of the optimizer {workload.optimizer[:40]!r} is not known",
+            why="its states per parameter decide the memory",
+            fix="compare the files without --model, or name one of " + ", ".join(sorted(OPTIMIZERS)),
+        )
     try:
         plan = plan_from_ds_config(
             config,
@@ -248,19 +227,6 @@ def _one_for_auto(config: dict[str, Any], key: str) -> int | None:
     return 1 if config.get(key) == "auto" else None
 
 
-def _optimizer(config: dict[str, Any], name: str, workload: Workload) -> str:
-    if not isinstance(config.get("optimizer"), dict):
-        return workload.optimizer
-    optimizer = optimizer_of(config)
-    if optimizer not in OPTIMIZERS:
-        raise WorkloadError(
-            f"{name}: the memory of the optimizer {optimizer[:40]!r} is not known",
-            why="its states per parameter decide the memory",
-            fix="compare the files without --model, or name one of " + ", ".join(sorted(OPTIMIZERS)),
-        )
-    return optimizer
-
-
 def _candidate(name: str, plan: Plan, model: ModelShape, workload: Workload, cluster: Cluster) -> Candidate:
     obstacle = unsupported(model, workload, plan, cluster)
     if obstacle is not None:
@@ -270,13 +236,14 @@ def _candidate(name: str, plan: Plan, model: ModelShape, workload: Workload, clu
 
 def _rung_side(rung: Rung, circumstances: Circumstances, facts: DeepSpeedFacts) -> Side:
     """The best plan of the rung, as the configuration that would be written for it."""
-    model, cluster, workload = circumstances.model, circumstances.cluster, circumstances.workload
+    model, cluster = circumstances.model, circumstances.cluster
+    workload = circumstances.workload
     checkpointing: CheckpointingChoice = "on" if circumstances.gradient_checkpointing else "off"
     micro, accumulation = circumstances.micro_batch_size, circumstances.gradient_accumulation_steps
     if accumulation is not None:
         micro = micro or 1
         workload = replace(workload, global_batch_size=micro * accumulation * cluster.world_size)
-    ladder, _ = climb(
+    ladder, _ = predict_all(
         Question(
             model=model,
             workload=workload,

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ..recommend.recommendation import Candidate
+from ..recommend.candidate import Candidate
 from ..terminal.lines import blank, printable, row, sentence
 from ..terminal.units import gib, percent, rate, times
 from ..terminal.words import cluster_title, component_title, method_title, phase_title
@@ -85,10 +85,10 @@ def _speed(first: Candidate, second: Candidate) -> str:
 def _subject(comparison: Comparison, console: Console) -> None:
     known = comparison.circumstances
     assert known is not None
+    workload = known.workload
     sentence(
         console,
-        f"{known.model.name} · {method_title(known.workload)} · sequence {known.workload.seq_len} · "
-        f"{cluster_title(known.cluster)}",
+        f"{known.model.name} · {method_title(workload)} · sequence {workload.seq_len} · {cluster_title(known.cluster)}",
     )
 
 

@@ -8,23 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ...ds_configs.read import plan_from_ds_config
-from ...estimators.errors import ClusterError, ConfigFileError
 from ...estimators.estimate import Estimate
-from ...estimators.estimate_plan import estimate_plan
 from ...estimators.memory.checkpoint_size import checkpoint_bytes
-from ...probes.dry_run import dry_run
-from ...probes.real_run import probe
 from ...probes.real_run.job import Device
+from ...probes.run import Run
 from ...probes.store_path import anything_kept
 from ..prove.calibration import as_measured
-from ..prove.dry_run_answer import dry_run_answer
-from ..prove.past_probes import KeptProbes, keep_probe
-from ..question.run import RunQuestion
+from ..prove.dry_run import prove_by_dry_run
+from ..prove.past_probes import PastProbes, probe_and_keep
 from ..recommend.fit import MARGIN
 from ..terminal.units import gib, percent
 from ..terminal.words import plan_title
-from .other_plans import global_batch_size, plans_that_fit
+from .other_plans import plans_that_fit
 
 How = Literal["dry-run", "probe"]
 
@@ -37,38 +32,18 @@ class Objection:
     fix: str
 
 
-def prediction_of(asked: RunQuestion) -> Estimate | None:
-    """The closed form for what is asked, with the time of the newest probe of the same on this machine; None for a
-    model that it does not know, or a GPU of unknown speed."""
-    if asked.shape is None:
-        return None
-    try:
-        plan = plan_from_ds_config(
-            asked.config,
-            asked.shape,
-            asked.cluster,
-            micro_batch_size=asked.micro_batch_size,
-            gradient_accumulation_steps=asked.gradient_accumulation_steps,
-            gradient_checkpointing=asked.gradient_checkpointing,
-        )
-        estimate = estimate_plan(asked.shape, asked.workload, asked.cluster, plan)
-    except (ClusterError, ConfigFileError):
-        return None
-    kept = None
-    if asked.cluster.is_this_machine and anything_kept():
-        kept = KeptProbes(asked.shape, asked.workload, asked.cluster).of_config(
-            asked.config,
-            asked.micro_batch_size,
-            asked.gradient_accumulation_steps,
-            gradient_checkpointing=asked.gradient_checkpointing,
-        )
-    if kept is None or kept.result.failure is not None:
+def prediction_of(run: Run) -> Estimate | None:
+    """The closed form for a run, with the time of the newest probe of the same on this machine; None for a model that
+    it does not know, or a GPU of unknown speed."""
+    estimate = run.estimate()
+    if estimate is None or run.shape is None or not run.cluster.is_this_machine or not anything_kept():
         return estimate
-    return as_measured(estimate, kept.result)
+    past = PastProbes(run.shape, run.workload, run.cluster).of(run)
+    return estimate if past is None or past.result.failure is not None else as_measured(estimate, past.result)
 
 
 def objections(
-    asked: RunQuestion,
+    run: Run,
     prediction: Estimate | None,
     *,
     how: How,
@@ -85,79 +60,44 @@ def objections(
 
     Raises DsAdviseError where the check itself cannot be made.
     """
-    found = _disk(asked, output_dir, checkpoints) + _loading(asked, prediction)
-    return found + (_probed(asked, device, on_progress) if how == "probe" else _dry_run(asked, on_progress))
+    found = _disk(run, output_dir, checkpoints) + _loading(run, prediction)
+    return found + (_probed(run, device, on_progress) if how == "probe" else _dry_run(run, on_progress))
 
 
-def _dry_run(asked: RunQuestion, on_progress: Callable[[str], None]) -> list[Objection]:
+def _dry_run(run: Run, on_progress: Callable[[str], None]) -> list[Objection]:
     on_progress("dry run ...")
-    result = dry_run(
-        asked.config,
-        asked.description,
-        cluster=asked.cluster,
-        workload=asked.workload,
-        micro_batch_size=asked.micro_batch_size,
-        gradient_accumulation_steps=asked.gradient_accumulation_steps,
-        gradient_checkpointing=asked.gradient_checkpointing,
-        input_shape=asked.input_shape,
-        expandable_segments=asked.cluster.gpu.vendor == "NVIDIA",
-    )
-    answer = dry_run_answer(
-        result, asked.cluster, asked.shape, asked.workload, gradient_checkpointing=asked.gradient_checkpointing
-    )
+    answer = prove_by_dry_run(run)
     if answer.fits:
         return []
-    need, offer = answer.required_device_bytes_per_gpu, asked.cluster.gpu.memory_bytes
-    host, there = result.peak.host_bytes_per_node, asked.cluster.host_memory_bytes_per_node
+    need, offer = answer.required_device_bytes_per_gpu, run.cluster.gpu.memory_bytes
+    host, there = answer.result.peak.host_bytes_per_node, run.cluster.host_memory_bytes_per_node
     return [
         Objection(
             what=f"the dry run needs {gib(host)} GiB of the host's {gib(there)}"
             if there is not None and host > there
-            else f"the dry run needs {gib(need)} GiB of the {asked.cluster.gpu.name}'s {gib(offer)}, and "
+            else f"the dry run needs {gib(need)} GiB of the {run.cluster.gpu.name}'s {gib(offer)}, and "
             f"{percent(MARGIN['dry-run'])} must stay free",
-            fix=_other_plan(asked),
+            fix=_other_plan(run),
         )
     ]
 
 
-def _probed(asked: RunQuestion, device: Device, on_progress: Callable[[str], None]) -> list[Objection]:
-    result = probe(
-        asked.config,
-        asked.description,
-        cluster=asked.cluster,
-        workload=asked.workload,
-        device=device,
-        micro_batch_size=asked.micro_batch_size,
-        gradient_accumulation_steps=asked.gradient_accumulation_steps,
-        gradient_checkpointing=asked.gradient_checkpointing,
-        input_shape=asked.input_shape,
-        on_progress=lambda phase: on_progress(f"probe: {phase} ..."),
-    )
-    keep_probe(
-        result,
-        model=asked.shape,
-        name="" if asked.shape is None else asked.shape.name,
-        config=asked.config,
-        workload=asked.workload,
-        micro_batch_size=asked.micro_batch_size,
-        gradient_accumulation_steps=asked.gradient_accumulation_steps,
-        gradient_checkpointing=asked.gradient_checkpointing,
-        memory_limit_bytes=None,
-    )
+def _probed(run: Run, device: Device, on_progress: Callable[[str], None]) -> list[Objection]:
+    result = probe_and_keep(run, device=device, on_progress=lambda phase: on_progress(f"probe: {phase} ..."))
     if result.failure is None:
         return []
     failure = result.failure
     return [
         Objection(
             what=f"the probe failed in {failure.phase} on rank {failure.rank}: {failure.message}",
-            fix=_other_plan(asked) if failure.kind in ("out_of_memory", "killed") else "mend that first",
+            fix=_other_plan(run) if failure.kind in ("out_of_memory", "killed") else "mend that first",
         )
     ]
 
 
-def _loading(asked: RunQuestion, prediction: Estimate | None) -> list[Objection]:
+def _loading(run: Run, prediction: Estimate | None) -> list[Objection]:
     """Whether the host survives the moment at which every local rank holds the model."""
-    offer = asked.cluster.host_memory_bytes_per_node
+    offer = run.cluster.host_memory_bytes_per_node
     need = 0 if prediction is None else prediction.memory.host_loading_bytes_per_node
     if offer is None or need <= offer:
         return []
@@ -169,10 +109,10 @@ def _loading(asked: RunQuestion, prediction: Estimate | None) -> list[Objection]
     ]
 
 
-def _disk(asked: RunQuestion, output_dir: Path | None, checkpoints: int) -> list[Objection]:
-    if output_dir is None or asked.shape is None:
+def _disk(run: Run, output_dir: Path | None, checkpoints: int) -> list[Objection]:
+    if output_dir is None or run.shape is None:
         return []
-    need, free = checkpoints * checkpoint_bytes(asked.shape, asked.workload), free_bytes(output_dir)
+    need, free = checkpoints * checkpoint_bytes(run.shape, run.workload), free_bytes(output_dir)
     if need <= free:
         return []
     return [
@@ -193,15 +133,15 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
-def _other_plan(asked: RunQuestion) -> str:
+def _other_plan(run: Run) -> str:
     """What fits in its place, with the same samples in a step."""
-    plans = plans_that_fit(asked)
+    plans = plans_that_fit(run)
     if not plans:
         return "no plan with this global batch is predicted to fit: a smaller model, LoRA or a shorter --seq-len might"
-    best, shape = plans[0].estimate.plan, asked.shape
+    best, shape = plans[0].estimate.plan, run.shape
     assert shape is not None, "plans are those of a known model"
     return (
         f"{plan_title(best)} with micro batch {best.micro_batch_size} and checkpointing "
         f"{'on' if best.gradient_checkpointing else 'off'} is predicted to fit: ds-advise {shape.name} "
-        f"--seq-len {asked.workload.seq_len} --global-batch {global_batch_size(asked)} writes it"
+        f"--seq-len {run.workload.seq_len} --global-batch {run.samples_per_step} writes it"
     )

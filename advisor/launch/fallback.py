@@ -7,10 +7,9 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...ds_configs.emit import ds_config
 from ...ds_configs.write import write_config
 from ...estimators.errors import ConfigFileError
-from ..question.run import RunQuestion
+from ...probes.run import Run
 from ..terminal.words import plan_title
 from .other_plans import next_plan
 from .question.question import LaunchQuestion
@@ -28,7 +27,7 @@ class Continuation:
     @property
     def command(self) -> str:
         """The line that starts it, apart from options that only name this machine's GPUs."""
-        assert self.question is not None, "asked of an attempt"
+        assert self.question is not None, "there is an attempt"
         request = self.question.request
         module = ["--module"] if request.script.is_module else []
         device = ["--device", "cpu", "--ranks", str(request.cluster.gpus_per_node)] if request.device == "cpu" else []
@@ -54,19 +53,19 @@ def continuation(question: LaunchQuestion, outcome: Outcome, folder: Path) -> Co
 
     Raises ConfigFileError where the configuration cannot be written.
     """
-    failure, asked, request = outcome.failure, question.asked, question.request
+    failure, run, request = outcome.failure, question.run, question.request
     assert failure is not None, "a training that failed"
-    if asked is None or request.prediction is None or asked.shape is None:
+    if run is None or request.prediction is None or run.shape is None:
         return Continuation(
             what="the model is not known, so neither is a plan that takes less: pass --model", question=None
         )
     if request.framework != "hf" or not question.arguments.are_training_arguments:
-        return _by_hand(asked, failure, question)
+        return _by_hand(run, failure, question)
     checkpoint = outcome.checkpoint
     written_by = None if checkpoint is None else request.prediction.plan
-    candidate = next_plan(asked, request.prediction, failure.kind, reads_checkpoint_of=written_by)
+    candidate = next_plan(run, request.prediction, failure.kind, reads_checkpoint_of=written_by)
     if candidate is None:
-        unread = next_plan(asked, request.prediction, failure.kind, reads_checkpoint_of=None)
+        unread = next_plan(run, request.prediction, failure.kind, reads_checkpoint_of=None)
         what = "no other plan with this global batch is predicted to take enough less"
         if unread is not None:
             what = (
@@ -78,7 +77,7 @@ def continuation(question: LaunchQuestion, outcome: Outcome, folder: Path) -> Co
             )
         return Continuation(what=what, question=None)
     plan = candidate.estimate.plan
-    config = ds_config(plan, asked.shape, asked.workload, asked.cluster, flavor="hf")
+    next_run = run.with_plan(plan)
     path = folder / "ds_config.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +87,7 @@ def continuation(question: LaunchQuestion, outcome: Outcome, folder: Path) -> Co
             why="the next plan's configuration goes there",
             fix="free some space, or make the folder writable",
         ) from None
-    write_config(config, path, force=True)
+    write_config(next_run.config, path, force=True)
     values = {
         "per_device_train_batch_size": str(plan.micro_batch_size),
         "gradient_accumulation_steps": str(plan.gradient_accumulation_steps),
@@ -104,17 +103,11 @@ def continuation(question: LaunchQuestion, outcome: Outcome, folder: Path) -> Co
             question,
             arguments=ScriptArguments(words),
             said=(),
-            asked=replace(
-                asked,
-                config=config,
-                micro_batch_size=plan.micro_batch_size,
-                gradient_accumulation_steps=plan.gradient_accumulation_steps,
-                gradient_checkpointing=plan.gradient_checkpointing,
-            ),
+            run=next_run,
             request=replace(
                 request,
                 script=Script(target=request.script.target, arguments=words, is_module=request.script.is_module),
-                config=config,
+                config=dict(next_run.config),
                 config_path=path,
                 folder=folder,
                 prediction=candidate.estimate,
@@ -125,10 +118,10 @@ def continuation(question: LaunchQuestion, outcome: Outcome, folder: Path) -> Co
     )
 
 
-def _by_hand(asked: RunQuestion, failure: Failure, question: LaunchQuestion) -> Continuation:
+def _by_hand(run: Run, failure: Failure, question: LaunchQuestion) -> Continuation:
     """For a script whose batch size and resumption are its own business."""
-    assert question.request.prediction is not None, "asked with a prediction"
-    candidate = next_plan(asked, question.request.prediction, failure.kind, reads_checkpoint_of=None)
+    assert question.request.prediction is not None, "called with a prediction"
+    candidate = next_plan(run, question.request.prediction, failure.kind, reads_checkpoint_of=None)
     if candidate is None:
         return Continuation(what="no other plan with this global batch is predicted to take enough less", question=None)
     plan = candidate.estimate.plan

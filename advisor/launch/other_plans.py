@@ -7,10 +7,10 @@ from dataclasses import replace
 from ...estimators.errors import DsAdviseError
 from ...estimators.estimate import Estimate
 from ...estimators.plan import Plan
+from ...probes.run import Run
 from ..advise import answer
 from ..question.question import Question
-from ..question.run import RunQuestion
-from ..recommend.recommendation import Candidate
+from ..recommend.candidate import Candidate
 from .request import FailureKind
 
 _LESS = 0.95
@@ -18,19 +18,14 @@ _LESS = 0.95
 the closed form can tell."""
 
 
-def global_batch_size(asked: RunQuestion) -> int:
-    """Samples of an optimizer step."""
-    return asked.micro_batch_size * asked.gradient_accumulation_steps * asked.cluster.world_size
-
-
-def plans_that_fit(asked: RunQuestion) -> list[Candidate]:
+def plans_that_fit(run: Run) -> list[Candidate]:
     """Plans with the same global batch that are predicted to fit, the fastest first; none for a model of unknown
     shape."""
-    if asked.shape is None:
+    if run.shape is None:
         return []
-    workload = replace(asked.workload, global_batch_size=global_batch_size(asked))
+    workload = replace(run.workload, global_batch_size=run.samples_per_step)
     try:
-        candidates = answer(Question(model=asked.shape, workload=workload, cluster=asked.cluster)).candidates
+        candidates = answer(Question(model=run.shape, workload=workload, cluster=run.cluster)).candidates
     except DsAdviseError:
         return []
     return sorted(
@@ -38,9 +33,7 @@ def plans_that_fit(asked: RunQuestion) -> list[Candidate]:
     )
 
 
-def next_plan(
-    asked: RunQuestion, failed: Estimate, kind: FailureKind, *, reads_checkpoint_of: Plan | None
-) -> Candidate | None:
+def next_plan(run: Run, failed: Estimate, kind: FailureKind, *, reads_checkpoint_of: Plan | None) -> Candidate | None:
     """The fastest plan that needs less of what ran out; None where there is none, or where it was not memory that ran
     out.
 
@@ -57,7 +50,7 @@ def next_plan(
     return next(
         (
             candidate
-            for candidate in plans_that_fit(asked)
+            for candidate in plans_that_fit(run)
             if need(candidate.estimate) <= _LESS * need(failed)
             and (reads_checkpoint_of is None or reads(candidate.estimate.plan, reads_checkpoint_of))
         ),

@@ -54,8 +54,8 @@ def run_session(
         found = _check(question, check, say)
         if found:
             return Session(objections=tuple(found))
-        if question.asked is not None:  # a probe that was just made knows the speed better
-            question = replace(question, request=replace(question.request, prediction=prediction_of(question.asked)))
+        if question.run is not None:  # a probe that was just made knows the speed better
+            question = replace(question, request=replace(question.request, prediction=prediction_of(question.run)))
     attempts: list[tuple[LaunchRequest, Outcome]] = []
     first = question.request.folder
     while True:
@@ -72,8 +72,8 @@ def run_session(
 
 
 def _check(question: LaunchQuestion, check: Check, say: Callable[[str], None]) -> list[Objection]:
-    asked, request = question.asked, question.request
-    if asked is None:
+    run, request = question.run, question.request
+    if run is None:
         raise WorkloadError(
             "the model is not known, so whether it fits cannot be checked",
             why="the script's arguments name none",
@@ -83,7 +83,7 @@ def _check(question: LaunchQuestion, check: Check, say: Callable[[str], None]) -
     how: How = "probe" if check == "probe" or (check == "auto" and runs_here) else "dry-run"
     kept = question.arguments.number("save_total_limit")
     return objections(
-        asked,
+        run,
         request.prediction,
         how=how,
         device=request.device,

@@ -1,7 +1,7 @@
 """What probes make of an answer.
 
 A plan that ran has its measured speed; one that ran out of memory does not fit, nor what needs more of the same kind.
-All others are predicted anew: their times are corrected by the probe of the plan that is most like them, as in a climb.
+All others are predicted anew: their times are corrected by the probe of the plan that is most like them.
 """
 
 from __future__ import annotations
@@ -9,52 +9,56 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ...estimators.plan import Plan
 from ...probes.real_run import ProbeResult
+from ..recommend.candidate import Candidate, LadderStep
+from ..recommend.evidence import ProbedPlan, ProbeSeries
 from ..recommend.fit import FAILED, NEEDS_MORE, RAN_OUT, Fit
 from ..recommend.reasons import reasons
-from ..recommend.recommendation import Candidate, LadderStep, Recommendation
+from ..recommend.recommendation import Recommendation
 from ..recommend.search import SAME_SPEED, best_of_rung, fastest_that_fits
-from .calibration import as_measured
-from .past_probes import KeptProbes
-from .probe_order import Climb
-from .probe_series import Climbed, Trial, outcome, runnable
+from .calibration import as_measured, calibration
+from .past_probes import PastProbes
+from .probe import cpu_rank_bytes
+from .probe_order import ProbeOrder, ProbeVerdict
 
 _JUST_TOO_LARGE = 1.01
-"""Need over offer of a plan that was predicted to fit and did not."""
+"""Utilization that is noted for a plan that was predicted to fit and did not."""
 
 
-def settled(answer: Recommendation, climbed: Climbed) -> Recommendation:
-    """The answer after a climb: the fastest plan that ran, at its measured speed.
+def after_series(answer: Recommendation, series: ProbeSeries, order: ProbeOrder) -> Recommendation:
+    """The answer after a series of probes: the fastest plan that ran, at its measured speed.
 
-    None where the climb is settled and nothing ran; where it ended before anything ran, what is now predicted to be
+    None where the series is settled and nothing ran; where it ended before anything ran, what is now predicted to be
     fastest.
     """
-    places = {id(candidate): place for place, candidate in enumerate(answer.candidates)}
-    candidates = _corrected(answer, {places[id(trial.candidate)]: trial.result for trial in climbed.trials})
-    best = climbed.best
+    candidates = _corrected(answer, order, {probe.candidate.plan: probe.result for probe in series.probes})
+    ladder, best = _ladder(candidates, answer.ladder), series.best
     if best is not None:
-        chosen: Candidate | None = candidates[places[id(best.candidate)]]
+        chosen = next((candidate for candidate in candidates if candidate.plan == best.candidate.plan), None)
     else:
-        chosen = None if climbed.ended == "settled" else fastest_that_fits(_ladder(candidates, answer.ladder))
-    return _answer(answer, candidates, chosen, climbed=climbed)
+        chosen = None if series.ended == "settled" else fastest_that_fits(ladder)
+    return replace(_answer(answer, candidates, chosen), probe_series=series)
 
 
-def with_earlier_probes(answer: Recommendation) -> Recommendation:
-    """The answer as the probes in the store change it; itself where none answers for any of its plans, or where the
-    store cannot be used, which one line on stderr says.
+def with_past_probes(answer: Recommendation) -> Recommendation:
+    """The answer as the probes in the store change it, with a plan that ran preferred to one that might be as fast.
 
-    A plan that ran is preferred to one that only might be as fast.
+    It is the answer itself where no probe is of any of its plans, or where the store cannot be used, which one line on
+    stderr says.
     """
-    question, can_run = answer.question, {id(candidate) for candidate in runnable(answer)}
-    kept = KeptProbes(question.model, question.workload, question.cluster)
-    found = {
-        place: probe
-        for place, candidate in enumerate(answer.candidates)
-        if id(candidate) in can_run and (probe := kept.of(candidate.estimate.plan)) is not None
+    question = answer.question
+    past = PastProbes(question.model, question.workload, question.cluster)
+    known = {
+        candidate.plan: probe for candidate in runnable(answer) if (probe := past.of_plan(candidate.plan)) is not None
     }
-    if not found:
+    if not known:
         return answer
-    candidates = _corrected(answer, {place: probe.result for place, probe in found.items()})
+    order = ProbeOrder(answer.candidates, question.cluster.gpu.memory_bytes)
+    for candidate in answer.candidates:
+        if candidate.plan in known:
+            order.learn(candidate, verdict_on(candidate, known[candidate.plan].result, answer))
+    candidates = _corrected(answer, order, {plan: probe.result for plan, probe in known.items()})
     fastest = fastest_that_fits(_ladder(candidates, answer.ladder))
     ran = max(
         (candidate for candidate in candidates if candidate.estimate.evidence == "probe"),
@@ -63,28 +67,53 @@ def with_earlier_probes(answer: Recommendation) -> Recommendation:
     )
     if ran is not None and (fastest is None or fastest.tokens_per_s <= ran.tokens_per_s * (1 + SAME_SPEED)):
         fastest = ran
-    trials = tuple(
-        Trial(candidate=candidates[place], reason="probed before", result=probe.result, age_s=probe.age_s)
-        for place, probe in found.items()
+    past_probes = tuple(
+        ProbedPlan(candidate=candidate, reason="probed before", result=probe.result, age_s=probe.age_s)
+        for candidate in candidates
+        if (probe := known.get(candidate.plan)) is not None
     )
-    return _answer(answer, candidates, fastest, earlier=trials)
+    return replace(_answer(answer, candidates, fastest), past_probes=past_probes)
 
 
-def _corrected(answer: Recommendation, results: Mapping[int, ProbeResult]) -> list[Candidate]:
-    """The candidates after probes of some of them, by their place."""
-    candidates = answer.candidates
-    state = Climb(candidates, answer.question.cluster.gpu.memory_bytes)
-    for place, result in results.items():
-        state.learn(candidates[place], outcome(candidates[place], result, answer))
+def runnable(answer: Recommendation) -> list[Candidate]:
+    """The candidates that a run can judge: all but those that want RAM or NVMe that is not there."""
+    has_nvme = bool(answer.question.cluster.nvme_path)
     return [
-        _judged(candidate, results[place], state.outcomes[place].need_bytes)
-        if place in results
-        else _predicted(candidate, state)
-        for place, candidate in enumerate(candidates)
+        candidate
+        for candidate in answer.candidates
+        if candidate.fit.limit in ("", "gpu") and (has_nvme or not candidate.estimate.memory.nvme_bytes_per_node)
     ]
 
 
-def _judged(candidate: Candidate, result: ProbeResult, need_bytes: int | None) -> Candidate:
+def verdict_on(candidate: Candidate, result: ProbeResult, answer: Recommendation) -> ProbeVerdict:
+    """What a probe of a candidate teaches."""
+    if result.failure is not None:
+        return ProbeVerdict(tokens_per_s=None, out_of_memory=result.failure.kind == "out_of_memory")
+    memory = candidate.estimate.memory
+    if result.device == "cpu":
+        # The prediction's scale: what the closed form says of a rank, corrected by what it took.
+        measured = result.highest("host_tensor_bytes")
+        predicted = cpu_rank_bytes(memory, answer.question.cluster.gpus_per_node)
+    else:
+        measured, predicted = result.highest("allocated_bytes"), memory.allocated_bytes_per_gpu
+    return ProbeVerdict(
+        tokens_per_s=result.tokens_per_s,
+        need_bytes=None if measured is None else round(memory.device_bytes_per_gpu * measured / predicted),
+        calibration=calibration(result, candidate.estimate.time),
+    )
+
+
+def _corrected(answer: Recommendation, order: ProbeOrder, results: Mapping[Plan, ProbeResult]) -> list[Candidate]:
+    """The candidates after probes of some of them."""
+    return [
+        _measured(candidate, results[candidate.plan], order.verdicts[candidate.plan].need_bytes)
+        if candidate.plan in results
+        else _predicted(candidate, order)
+        for candidate in answer.candidates
+    ]
+
+
+def _measured(candidate: Candidate, result: ProbeResult, need_bytes: int | None) -> Candidate:
     if result.failure is not None:
         return _refused(candidate, RAN_OUT if result.failure.kind == "out_of_memory" else FAILED)
     return Candidate(
@@ -94,17 +123,15 @@ def _judged(candidate: Candidate, result: ProbeResult, need_bytes: int | None) -
     )
 
 
-def _predicted(candidate: Candidate, state: Climb) -> Candidate:
-    if candidate.fit.fits and state.too_large(candidate):
+def _predicted(candidate: Candidate, order: ProbeOrder) -> Candidate:
+    if candidate.fit.fits and order.too_large(candidate):
         return _refused(candidate, NEEDS_MORE)
-    return replace(candidate, estimate=replace(candidate.estimate, time=state.expected_time(candidate)))
+    return replace(candidate, estimate=replace(candidate.estimate, time=order.expected_time(candidate)))
 
 
 def _refused(candidate: Candidate, reason: str) -> Candidate:
-    return replace(
-        candidate,
-        fit=Fit(fits=False, reason=reason, limit="gpu", shortfall=max(candidate.fit.shortfall, _JUST_TOO_LARGE)),
-    )
+    utilization = max(candidate.fit.utilization, _JUST_TOO_LARGE)
+    return replace(candidate, fit=Fit(fits=False, reason=reason, limit="gpu", utilization=utilization))
 
 
 def _ladder(
@@ -123,21 +150,12 @@ def _ladder(
     return tuple(ladder)
 
 
-def _answer(
-    answer: Recommendation,
-    candidates: Sequence[Candidate],
-    chosen: Candidate | None,
-    *,
-    earlier: tuple[Trial, ...] | None = None,
-    climbed: Climbed | None = None,
-) -> Recommendation:
+def _answer(answer: Recommendation, candidates: Sequence[Candidate], chosen: Candidate | None) -> Recommendation:
     ladder = _ladder(candidates, answer.ladder, chosen)
     return replace(
         answer,
         candidates=tuple(candidates),
         ladder=ladder,
         recommended=chosen,
-        climbed=climbed,
-        earlier=answer.earlier if earlier is None else earlier,
         reasons=reasons(answer.question, ladder, chosen, candidates),
     )

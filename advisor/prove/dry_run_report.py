@@ -5,18 +5,18 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
+from ..recommend.evidence import DryRunAnswer
 from ..recommend.fit import MARGIN
 from ..terminal.bar import bar
 from ..terminal.lines import NARROWEST, blank, can_encode, row, sentence
 from ..terminal.units import gib, percent, seconds
 from ..terminal.words import cluster_title, component_title
-from .dry_run_answer import DryRunAnswer
 from .timeline import PLAIN_SPARKS, SPARKS, spark, sparkline
 
 
 def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = False) -> None:
     """Print everything; `explain` adds the modules and tensors that are largest at the peak."""
-    result, peak, offer = answer.result, answer.result.peak, answer.cluster.gpu.memory_bytes
+    result, peak, offer = answer.result, answer.result.peak, answer.run.cluster.gpu.memory_bytes
     verdict = Text("It fits." if answer.fits else "It does not fit.", style="bold green" if answer.fits else "bold red")
     sentence(console, verdict)
     sentence(
@@ -26,7 +26,7 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
         f"NCCL. With memory to spare PyTorch keeps more cached, and nvidia-smi shows "
         f"{gib(answer.device_bytes_per_gpu)}.{_other_allocator(answer)}",
     )
-    have = answer.cluster.host_memory_bytes_per_node
+    have = answer.run.cluster.host_memory_bytes_per_node
     sentence(
         console,
         f"Host RAM {gib(peak.host_bytes_per_node)} GiB per node"
@@ -50,7 +50,7 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
             console, f"A step takes about {seconds(answer.time.step_s)}, by the operations that it executed{other}."
         )
     blank(console)
-    sentence(console, f"Rank {result.rank} of {result.world_size} on {cluster_title(answer.cluster)}")
+    sentence(console, f"Rank {result.rank} of {result.world_size} on {cluster_title(answer.run.cluster)}")
     _phases(answer, console)
     _timeline(answer, console)
     blank(console)

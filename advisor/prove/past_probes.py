@@ -1,7 +1,7 @@
 """Every probe goes into the store, and a later question about the same machine and model finds it there.
 
-A probe answers for a plan when the whole configuration, the workload, the number of ranks and the versions of torch,
-DeepSpeed and transformers are the same. Of failures only want of memory is an answer: it says that the plan does not
+A probe answers for a run when the whole configuration, the workload, the number of ranks and the versions of torch,
+DeepSpeed and transformers are the same. Of failures only a lack of memory is an answer: it says that the plan does not
 fit; a crash or a timeout may have had a reason that is gone. Solo probes have no time that could be used.
 """
 
@@ -14,120 +14,100 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ...ds_configs.emit import ds_config
 from ...estimators.errors import ClusterError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 from ...probes.machine import this_machine
-from ...probes.real_run import ProbeResult
+from ...probes.real_run import ProbeResult, probe
 from ...probes.real_run.result import from_json
+from ...probes.run import Run
 from ...probes.store import Record, model_key, try_store
 from ...probes.this_machine import host_memory_bytes
 
 _LIBRARIES = ("torch", "deepspeed", "transformers")
 
 
-def keep_probe(
-    result: ProbeResult,
-    *,
-    model: ModelShape | None,
-    name: str,
-    config: Mapping[str, Any],
-    workload: Workload,
-    micro_batch_size: int,
-    gradient_accumulation_steps: int,
-    gradient_checkpointing: bool,
-    memory_limit_bytes: int | None,
-) -> int | None:
+def probe_and_keep(run: Run, *, memory_limit_bytes: int | None = None, **settings: Any) -> ProbeResult:
+    """Probe it on this machine and keep what came of it; settings: of `probe`."""
+    result = probe(run, memory_limit_bytes=memory_limit_bytes, **settings)
+    keep_probe(result, run, memory_limit_bytes=memory_limit_bytes)
+    return result
+
+
+def keep_probe(result: ProbeResult, run: Run, *, memory_limit_bytes: int | None) -> int | None:
     """Keep a probe, failed ones too; answers its number, None where the store cannot be used (which it says on stderr).
 
-    model: None for a module of the user's own, which `name` tells. config: as it was given, kept with its `auto` batch
-        sizes
-    filled; all that DeepSpeed filled is in the result of a run that succeeded.
+    The configuration is kept as it was given, with its `auto` batch sizes filled; all that DeepSpeed filled is in the
+    result of a run that succeeded.
     """
+    name = run.model_name
     record = Record(
         kind="probe",
         machine=this_machine(),
-        model="" if model is None else model_key(model),
+        model="" if run.shape is None else model_key(run.shape),
         # The last part of a path is a name; the rest says where somebody keeps their models.
         model_name=Path(name).name if ".py:" in name or Path(name).exists() else name,
-        plan=_filled(config, micro_batch_size, gradient_accumulation_steps),
+        plan=_with_batch(run),
         result=result.to_json(),
         versions={library: version(library) for library in _LIBRARIES},
-        workload={
-            **asdict(workload),
-            "gradient_checkpointing": gradient_checkpointing,
-            "memory_limit_bytes": memory_limit_bytes,
-        },
+        workload={**_kept_workload(run), "memory_limit_bytes": memory_limit_bytes},
     )
     return try_store(lambda store: store.add(record), None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptProbe:
-    """A probe of an earlier time: its number in the store, its age, what it said."""
+class PastProbe:
+    """A probe of an earlier time: its number in the store, its age, what it says."""
 
     id: int
     age_s: float
     result: ProbeResult
 
 
-class KeptProbes:
+class PastProbes:
     """The probes of a model on this machine, the newest first."""
 
-    def __init__(self, model: ModelShape, workload: Workload, cluster: Cluster) -> None:
-        self._model, self._workload, self._cluster = model, workload, cluster
-        machine, key = this_machine(), model_key(model)
+    def __init__(self, shape: ModelShape, workload: Workload, cluster: Cluster) -> None:
+        self._shape, self._workload, self._cluster = shape, workload, cluster
+        machine, key = this_machine(), model_key(shape)
         nothing: list[Record] = []
         records = try_store(lambda store: store.find(kind="probe", machine=machine, model=key), nothing)
         versions = _versions()
         self._records = [record for record in records if record.versions == versions]
 
-    def of(self, plan: Plan) -> KeptProbe | None:
+    def of_plan(self, plan: Plan) -> PastProbe | None:
         """The newest probe that answers for a plan, in the configuration that is written for it."""
         if not self._records:
             return None
         try:
-            config = ds_config(plan, self._model, self._workload, self._cluster, flavor=self._workload.framework)
+            return self.of(Run.of_plan(plan, self._shape, self._workload, self._cluster))
         except ClusterError:  # it would swap to NVMe, and no folder was named: it never ran
             return None
-        return self.of_config(
-            config,
-            plan.micro_batch_size,
-            plan.gradient_accumulation_steps,
-            gradient_checkpointing=plan.gradient_checkpointing,
-        )
 
-    def of_config(
-        self,
-        config: Mapping[str, Any],
-        micro_batch_size: int,
-        gradient_accumulation_steps: int,
-        *,
-        gradient_checkpointing: bool,
-    ) -> KeptProbe | None:
-        """The newest probe that answers for a configuration; batch sizes fill its `auto`."""
-        wanted = _comparable(
-            _filled(config, micro_batch_size, gradient_accumulation_steps),
-            {**asdict(self._workload), "gradient_checkpointing": gradient_checkpointing},
-        )
+    def of(self, run: Run) -> PastProbe | None:
+        """The newest probe that answers for a run of this model."""
+        wanted = _comparable(_with_batch(run), _kept_workload(run))
         for record in self._records:
             if _comparable(record.plan, record.workload) == wanted:
-                kept = _kept(record)
-                if kept is not None and _answers(kept.result, record.workload.get("memory_limit_bytes"), self._cluster):
-                    return kept
+                past = _past_probe(record)
+                if past is not None and _answers(past.result, record.workload.get("memory_limit_bytes"), run.cluster):
+                    return past
         return None
 
 
-def _filled(config: Mapping[str, Any], micro_batch_size: int, gradient_accumulation_steps: int) -> dict[str, Any]:
+def _kept_workload(run: Run) -> dict[str, Any]:
+    return {**asdict(run.workload), "gradient_checkpointing": run.gradient_checkpointing}
+
+
+def _with_batch(run: Run) -> dict[str, Any]:
     """The configuration with its `auto` batch sizes filled."""
     batch = {
-        "train_micro_batch_size_per_gpu": micro_batch_size,
-        "gradient_accumulation_steps": gradient_accumulation_steps,
+        "train_micro_batch_size_per_gpu": run.micro_batch_size,
+        "gradient_accumulation_steps": run.gradient_accumulation_steps,
     }
-    return {**config, **{key: size for key, size in batch.items() if config.get(key, "auto") == "auto"}}
+    return {**run.config, **{key: size for key, size in batch.items() if run.config.get(key, "auto") == "auto"}}
 
 
 def _comparable(config: Mapping[str, Any], workload: Mapping[str, Any]) -> str:
@@ -136,11 +116,11 @@ def _comparable(config: Mapping[str, Any], workload: Mapping[str, Any]) -> str:
     return json.dumps([config, {name: value for name, value in workload.items() if name not in beside}], sort_keys=True)
 
 
-def _kept(record: Record) -> KeptProbe | None:
+def _past_probe(record: Record) -> PastProbe | None:
     """The record's result; None for one that another version of ds-advise wrote in another form."""
     assert record.id is not None, "it came out of the store"
     try:
-        return KeptProbe(id=record.id, age_s=record.age_s, result=from_json(dict(record.result)))
+        return PastProbe(id=record.id, age_s=record.age_s, result=from_json(dict(record.result)))
     except (TypeError, KeyError):
         return None
 

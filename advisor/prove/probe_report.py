@@ -11,7 +11,7 @@ from ...probes.real_run import ProbeResult, RankFailure
 from ..terminal.lines import blank, row, sentence
 from ..terminal.units import gib, percent, rate, seconds
 from ..terminal.words import cluster_title
-from .probe_answer import Figure, ProbeAnswer
+from .probe import Figure, ProbeAnswer
 
 _ENDED = {
     "out_of_memory": "Out of memory.",
@@ -37,7 +37,7 @@ def render_probe(answer: ProbeAnswer, console: Console) -> None:
     sentence(
         console,
         f"{rate(result.tokens_per_s)} tokens/s; {seconds(result.step_s)} per optimizer step; {ranks} on "
-        f"{cluster_title(answer.cluster)}, {len(result.ranks[0].losses)} steps.",
+        f"{cluster_title(answer.run.cluster)}, {len(result.ranks[0].losses)} steps.",
     )
     if result.solo:
         sentence(

@@ -2,169 +2,129 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable
 
-from ...ds_configs.emit import ds_config
-from ...probes.real_run import ProbeResult, probe
+from ...estimators.errors import ClusterError, WorkloadError
+from ...probes.real_run import ProbeResult
 from ...probes.real_run.job import Device
-from ..recommend.recommendation import Candidate, Recommendation
-from .calibration import calibration
-from .past_probes import keep_probe
-from .probe_answer import cpu_rank_bytes
-from .probe_order import Climb, Outcome
+from ..question.run import run_of
+from ..recommend.candidate import Candidate
+from ..recommend.evidence import ProbedPlan, ProbeSeries, SeriesEnd
+from ..recommend.recommendation import Recommendation
+from ..terminal.units import rate
+from ..terminal.words import plan_title
+from .after_probes import after_series, runnable, verdict_on
+from .past_probes import probe_and_keep
+from .probe_order import ProbeOrder
 
-Ended = Literal["settled", "budget", "interrupted"]
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600}
 
+ProbeCandidate = Callable[[Candidate, float], ProbeResult]
+"""Probes a candidate within so many seconds."""
 
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """A candidate that was run: why it was chosen, and what happened.
-
-    age_s: how long ago it ran where it was not run for this answer, None where it was.
-    """
-
-    candidate: Candidate
-    reason: str
-    result: ProbeResult
-    age_s: float | None = None
+OnProbe = Callable[[Candidate, str, int], None]
+"""Called before each probe with the candidate, the reason, and how many others could still win."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Climbed:
-    """All runs of a climb, in order; what was known before it comes first.
-
-    ended: "settled": nothing that is left could be faster by more than the search resolves; "budget": the time was
-           over; "interrupted": Ctrl-C. bound: no climb over these candidates takes more runs of its own.
-    """
-
-    trials: tuple[Trial, ...]
-    ended: Ended
-    bound: int
-    candidates: int
-
-    @property
-    def runs(self) -> int:
-        """How many were run for this climb."""
-        return sum(trial.age_s is None for trial in self.trials)
-
-    @property
-    def best(self) -> Trial | None:
-        """The fastest that ran."""
-        return max(
-            (trial for trial in self.trials if trial.result.failure is None),
-            key=lambda trial: trial.result.tokens_per_s,
-            default=None,
+def budget_seconds(text: str) -> int:
+    """Seconds of `90s`, `5m` or `1h`. Raises WorkloadError for anything else."""
+    match = re.fullmatch(r"(\d{1,6})\s*([smh])", text.strip(), flags=re.IGNORECASE | re.ASCII)
+    if match is None or not int(match[1]):
+        raise WorkloadError(
+            f"--budget {text[:40]!r} is no time", why="a number and a unit are needed", fix="write it as 90s, 5m or 1h"
         )
+    return int(match[1]) * _UNIT_SECONDS[match[2].lower()]
 
 
-Run = Callable[[Candidate, float], ProbeResult]
-"""Runs a candidate within so many seconds."""
-
-OnTrial = Callable[[Candidate, str, int], None]
-"""Called before each run with the candidate, the reason, and how many others could still win."""
-
-
-def climb(answer: Recommendation, run: Run, *, budget_s: float, on_trial: OnTrial = lambda *_: None) -> Climbed:
-    """Probe until the answer is settled, `budget_s` is over, or the user interrupts; what was learned is never lost,
-    and what earlier probes say (`answer.earlier`) is not run again."""
-    candidates = runnable(answer)
-    state = Climb(candidates, answer.question.cluster.gpu.memory_bytes)
-    trials = list(answer.earlier)
-    for trial in trials:
-        state.learn(trial.candidate, outcome(trial.candidate, trial.result, answer), from_before=True)
-    deadline = time.monotonic() + budget_s
-
-    def so_far(ended: Ended) -> Climbed:
-        return Climbed(trials=tuple(trials), ended=ended, bound=state.bound, candidates=len(candidates))
-
-    try:
-        while (choice := state.choose()) is not None:
-            left_s = deadline - time.monotonic()
-            if left_s < max((trial.result.seconds for trial in trials), default=0.0):
-                return so_far("budget")  # a run would be cut off before it says anything
-            on_trial(choice.candidate, choice.reason, state.left())
-            result = run(choice.candidate, left_s)
-            if result.failure is not None and result.failure.kind == "timeout" and time.monotonic() >= deadline:
-                return so_far("budget")
-            trials.append(Trial(candidate=choice.candidate, reason=choice.reason, result=result))
-            state.learn(choice.candidate, outcome(choice.candidate, result, answer))
-        return so_far("settled")
-    except KeyboardInterrupt:
-        return so_far("interrupted")
-
-
-def runnable(answer: Recommendation) -> list[Candidate]:
-    """The candidates that a run can judge: all but those that want RAM or NVMe that is not there."""
-    has_nvme = bool(answer.question.cluster.nvme_path)
-    return [
-        candidate
-        for candidate in answer.candidates
-        if candidate.fit.limit in ("", "gpu") and (has_nvme or not candidate.estimate.memory.nvme_bytes_per_node)
-    ]
-
-
-def outcome(candidate: Candidate, result: ProbeResult, answer: Recommendation) -> Outcome:
-    """What a probe of a candidate teaches a climb."""
-    if result.failure is not None:
-        return Outcome(tokens_per_s=None, out_of_memory=result.failure.kind == "out_of_memory")
-    memory = candidate.estimate.memory
-    if result.device == "cpu":
-        # The prediction's scale: what the closed form says of a rank, corrected by what it took.
-        measured, predicted = (
-            result.highest("host_tensor_bytes"),
-            cpu_rank_bytes(memory, answer.question.cluster.gpus_per_node),
-        )
-    else:
-        measured, predicted = result.highest("allocated_bytes"), memory.allocated_bytes_per_gpu
-    need = None if measured is None else round(memory.device_bytes_per_gpu * measured / predicted)
-    return Outcome(
-        tokens_per_s=result.tokens_per_s, need_bytes=need, calibration=calibration(result, candidate.estimate.time)
-    )
-
-
-def runner(
+def settle(
     answer: Recommendation,
-    description: Mapping[str, Any],
     *,
     device: Device,
     memory_limit_bytes: int | None,
-    on_progress: Callable[[str], None],
-) -> Run:
-    """Runs a candidate of the answer as a probe on this machine, and keeps what came of it."""
-    question = answer.question
+    budget: str,
+    offline: bool,
+    say: Callable[[str], None],
+) -> Recommendation:
+    """The answer after probes on this machine, within the budget.
 
-    def run(candidate: Candidate, timeout_s: float) -> ProbeResult:
-        plan = candidate.estimate.plan
-        config = ds_config(
-            plan, question.model, question.workload, question.cluster, flavor=question.workload.framework
+    Raises ClusterError where the question is about another machine than this.
+    """
+    budget_s = budget_seconds(budget)
+    question = answer.question
+    if not question.cluster.is_this_machine:
+        raise ClusterError(
+            "--probe runs on this machine",
+            why="the question names other GPUs",
+            fix="pass --gpus auto, or --device cpu",
         )
-        result = probe(
-            config,
-            description,
-            cluster=question.cluster,
-            workload=question.workload,
+
+    def probe_candidate(candidate: Candidate, timeout_s: float) -> ProbeResult:
+        return probe_and_keep(
+            run_of(question, candidate.plan, offline=offline),
             device=device,
-            micro_batch_size=plan.micro_batch_size,
-            gradient_accumulation_steps=plan.gradient_accumulation_steps,
-            gradient_checkpointing=plan.gradient_checkpointing,
             memory_limit_bytes=memory_limit_bytes,
             timeout_s=timeout_s,
-            on_progress=on_progress,
+            on_progress=lambda phase: say(f"  {phase}"),
         )
-        keep_probe(
-            result,
-            model=question.model,
-            name=question.model.name,
-            config=config,
-            workload=question.workload,
-            micro_batch_size=plan.micro_batch_size,
-            gradient_accumulation_steps=plan.gradient_accumulation_steps,
-            gradient_checkpointing=plan.gradient_checkpointing,
-            memory_limit_bytes=memory_limit_bytes,
-        )
-        return result
 
-    return run
+    def on_probe(candidate: Candidate, reason: str, left: int) -> None:
+        plan = candidate.plan
+        say(
+            f"probe of {plan_title(plan)}, micro batch {plan.micro_batch_size}, checkpointing "
+            f"{'on' if plan.gradient_checkpointing else 'off'}: {reason}; "
+            f"{left} plan{'s' * (left != 1)} could still win"
+        )
+
+    if answer.past_probes:
+        count = len(answer.past_probes)
+        say(f"{count} of the plans ran before on this machine and are not run again (ds-advise history)")
+    series, order = run_series(answer, probe_candidate, budget_s=budget_s, on_probe=on_probe)
+    best = series.best
+    say(
+        f"{series.ended}: "
+        + (f"{best.candidate.rung} at {rate(best.result.tokens_per_s)} tokens/s" if best else "no plan ran")
+    )
+    return after_series(answer, series, order)
+
+
+def run_series(
+    answer: Recommendation, probe_candidate: ProbeCandidate, *, budget_s: float, on_probe: OnProbe = lambda *_: None
+) -> tuple[ProbeSeries, ProbeOrder]:
+    """Probe until the answer is settled, the budget is spent, or the user interrupts; also what was learned.
+
+    Nothing that was learned is lost, and what earlier probes say (`answer.past_probes`) is not run again.
+    """
+    order = ProbeOrder(runnable(answer), answer.question.cluster.gpu.memory_bytes)
+    probes = list(answer.past_probes)
+    for probe in probes:
+        order.learn(probe.candidate, verdict_on(probe.candidate, probe.result, answer), from_before=True)
+    ended = _run_until_settled(answer, order, probes, probe_candidate, time.monotonic() + budget_s, on_probe)
+    series = ProbeSeries(probes=tuple(probes), ended=ended, bound=order.bound, candidates=len(order.candidates))
+    return series, order
+
+
+def _run_until_settled(
+    answer: Recommendation,
+    order: ProbeOrder,
+    probes: list[ProbedPlan],
+    probe_candidate: ProbeCandidate,
+    deadline: float,
+    on_probe: OnProbe,
+) -> SeriesEnd:
+    """Adds to `probes` and `order`; why it ended."""
+    try:
+        while (chosen := order.choose()) is not None:
+            left_s = deadline - time.monotonic()
+            if left_s < max((probe.result.seconds for probe in probes), default=0.0):
+                return "budget"  # a run would be cut off before it says anything
+            on_probe(chosen.candidate, chosen.reason, order.left())
+            result = probe_candidate(chosen.candidate, left_s)
+            if result.failure is not None and result.failure.kind == "timeout" and time.monotonic() >= deadline:
+                return "budget"
+            probes.append(ProbedPlan(candidate=chosen.candidate, reason=chosen.reason, result=result))
+            order.learn(chosen.candidate, verdict_on(chosen.candidate, result, answer))
+        return "settled"
+    except KeyboardInterrupt:
+        return "interrupted"

@@ -70,9 +70,9 @@ def parse_cluster(
 
 def _measured(cluster: Cluster) -> Cluster:
     """This machine with its own speeds where they are known, and what is assumed of its GPUs otherwise."""
-    from .measured_hardware import with_own_figures
+    from .measured_hardware import with_measured_hardware
 
-    cluster = with_own_figures(cluster)
+    cluster = with_measured_hardware(cluster)
     if not cluster.gpu.assumed:
         return cluster
     return replace(

@@ -11,7 +11,7 @@ from ...estimators.time.offload_time import PINNED_SHARE
 from ...estimators.time.roofline import BEST_OF_PEAK
 from ...probes.machine import cpu_model
 from ...probes.this_machine import cpu_cores, host_memory_bytes
-from .measured_hardware import STREAM_SHARE, node_figures, own_figures
+from .measured_hardware import STREAM_SHARE, measured_hardware, node_figures
 
 if TYPE_CHECKING:
     from ...probes.bench.result import BenchResult
@@ -38,7 +38,7 @@ def cpu_cluster(ranks: int, memory_limit_bytes: int | None = None) -> Cluster:
     """
     cores, ram = cpu_cores(), host_memory_bytes()
     limit = ram // ranks if memory_limit_bytes is None else memory_limit_bytes
-    known = own_figures("cpu")
+    known = measured_hardware("cpu")
     found = _Host(
         bf16=CORE_FLOPS_PER_S * cores, fp32=CORE_FLOPS_PER_S * cores, memory=MEMORY_BYTES_PER_S, links=GLOO_BYTES_PER_S
     )

@@ -33,7 +33,7 @@ three that are counted, and 0.8 of the data sheet is much. Assumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnFigures:
+class MeasuredHardware:
     """The newest benchmark of this machine, and its age."""
 
     result: BenchResult
@@ -44,7 +44,7 @@ class OwnFigures:
         return f"here {age(self.age_s)} (bench): {', '.join(names)}" if names else ""
 
 
-def own_figures(device: Literal["cuda", "cpu"]) -> OwnFigures | None:
+def measured_hardware(device: Literal["cuda", "cpu"]) -> MeasuredHardware | None:
     """What is known of this machine; None where nothing is. An unusable store says so on stderr and counts as
     nothing."""
     if not anything_kept():
@@ -58,13 +58,13 @@ def own_figures(device: Literal["cuda", "cpu"]) -> OwnFigures | None:
     nothing: list[Record] = []
     for record in try_store(lambda store: store.find(kind="bench", machine=machine), nothing):
         if record.result.get("version") == BENCH_VERSION and record.result.get("device") == device:
-            return OwnFigures(result=bench_from_json(record.result), age_s=record.age_s)
+            return MeasuredHardware(result=bench_from_json(record.result), age_s=record.age_s)
     return None
 
 
-def with_own_figures(cluster: Cluster) -> Cluster:
+def with_measured_hardware(cluster: Cluster) -> Cluster:
     """The cluster of this machine's GPUs with what was measured on it, and the phrase that says so."""
-    known = own_figures("cuda")
+    known = measured_hardware("cuda")
     if known is None:
         return cluster
     gpu, names = _gpu(cluster.gpu, known.result)

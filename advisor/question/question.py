@@ -51,13 +51,6 @@ class Question:
                 why=f"it does not patch {self.model.model_type} models",
                 fix="leave --loss out",
             )
-        longest = self.model.max_positions
-        if longest is not None and self.workload.seq_len > longest and self.model.has_learned_positions:
-            raise WorkloadError(
-                f"{self.model.name} has {longest} learned positions, fewer than a sequence of {self.workload.seq_len}",
-                why="the position embedding has no row for the tokens beyond",
-                fix=f"pass --seq-len {longest} or less",
-            )
 
     @property
     def trainable_parameters(self) -> int:

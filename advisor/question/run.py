@@ -1,8 +1,7 @@
-"""From what a user says of a configuration that is to be run, dry or for real, to typed values."""
+"""From what a user says of a configuration that is to be run, dry or for real, to a `Run`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,80 +9,63 @@ from ...estimators.errors import ModelConfigError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.models.families import shape_from_config
 from ...estimators.models.model_shape import ModelShape
-from ...estimators.workload import Workload
-from ..advise import dropout_probability, resolve_precision, sequence_length
+from ...estimators.plan import Plan
+from ...probes.run import Run
 from .ds_config_file import read_ds_config
 from .model_source import load_config
+from .question import Question
+from .workload import WorkloadOptions
 
 _MOST_DIGITS = 9
-"""Of a dimension; Python refuses to read numbers of thousands of digits."""
+"""Digits of a dimension; Python refuses to read numbers of thousands of digits."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunQuestion:
-    """A configuration, a model and a cluster.
-
-    description: a transformers configuration, or "FILE.py:FACTORY". shape: None for a module of the user's own.
-    """
-
-    config: dict[str, Any]
-    description: dict[str, Any] | str
-    shape: ModelShape | None
-    cluster: Cluster
-    workload: Workload
-    micro_batch_size: int
-    gradient_accumulation_steps: int
-    gradient_checkpointing: bool
-    input_shape: tuple[int, ...] | None
-
-
-def run_question(
-    config_file: Path,
+def read_run(
+    config_file: Path | str,
     model: str,
     cluster: Cluster,
     *,
-    seq_len: int | None,
-    micro_batch: int | None,
-    accumulation: int | None,
-    method: str,
-    lora_rank: int,
-    lora_dropout: float,
-    lora_targets: str | None,
-    precision: str,
-    gradient_checkpointing: bool,
-    attention: str,
-    framework: str,
-    input_shape: str | None,
-    offline: bool,
-) -> RunQuestion:
-    """Read the configuration and find the model. Raises DsAdviseError for what cannot be read or does not exist."""
-    config = read_ds_config(config_file)
-    own_module = ".py:" in model
-    description: dict[str, Any] | str = model if own_module else load_config(model, offline=offline)
+    micro_batch: int | None = None,
+    accumulation: int | None = None,
+    gradient_checkpointing: bool = True,
+    input_shape: str | None = None,
+    offline: bool = False,
+    **workload: Any,
+) -> Run:
+    """Read the configuration and find the model.
+
+    model: as for the advice, or "FILE.py:FACTORY", a function of the user's that returns a module.
+    micro_batch, accumulation: fill `auto` or absent batch sizes; by default 1.
+    workload: of `WorkloadOptions`: method, sequence length and what fills `auto`; the file's own precision and
+        optimizer count more.
+    input_shape: one sample of a FACTORY's module, such as "3,32,32".
+
+    Raises DsAdviseError for what cannot be read or does not exist.
+    """
+    config = read_ds_config(Path(config_file))
+    description: dict[str, Any] | str = model if ".py:" in model else load_config(model, offline=offline)
     shape = None if isinstance(description, str) else _shape_if_known(description, model)
-    length = seq_len or (2048 if shape is None else sequence_length(shape, None))
-    workload = Workload(
-        method=method,
-        lora_rank=lora_rank,
-        seq_len=length,  # type: ignore[arg-type]  # the command line's choices
-        lora_dropout=dropout_probability(lora_dropout, method),
-        lora_targets=tuple(name.strip() for name in lora_targets.split(",")) if lora_targets else None,
-        precision=precision_of(config, precision, cluster),
-        attention=attention,  # type: ignore[arg-type]
-        framework=framework,
-        optimizer=optimizer_of(config),
-    )  # type: ignore[arg-type]
-    return RunQuestion(
+    return Run(
         config=config,
-        description=description,
+        model=description,
+        model_name=model,
         shape=shape,
         cluster=cluster,
-        workload=workload,
+        workload=WorkloadOptions(**workload).workload_of(config, shape, cluster.gpu),
         micro_batch_size=micro_batch or 1,
         gradient_accumulation_steps=accumulation or 1,
         gradient_checkpointing=gradient_checkpointing,
-        input_shape=sample_shape(input_shape),
+        input_shape=_sample_shape(input_shape),
     )
+
+
+def run_of(question: Question, plan: Plan, *, offline: bool = False) -> Run:
+    """The run of a plan that answers a question.
+
+    Raises DsAdviseError where the model's config.json is not to be had.
+    """
+    description = load_config(question.model.name, offline=offline)
+    return Run.of_plan(plan, question.model, question.workload, question.cluster, description=description)
 
 
 def _shape_if_known(config: dict[str, Any], name: str) -> ModelShape | None:
@@ -94,25 +76,7 @@ def _shape_if_known(config: dict[str, Any], name: str) -> ModelShape | None:
         return None
 
 
-def precision_of(config: dict[str, Any], wanted: str, cluster: Cluster) -> Any:
-    """What the configuration says, where it says it; else what fills its `auto`."""
-    for name in ("bf16", "fp16"):
-        block = config.get(name)
-        if isinstance(block, dict) and block.get("enabled") is True:
-            return name
-    if not any(isinstance(config.get(name), dict) for name in ("bf16", "fp16")):
-        return "fp32"
-    return resolve_precision(wanted, cluster.gpu)
-
-
-def optimizer_of(config: dict[str, Any]) -> str:
-    """The optimizer's name in lower case; `adamw` for a configuration that leaves it to the training script."""
-    block = config.get("optimizer")
-    name = block.get("type") if isinstance(block, dict) else None
-    return str(name).lower() if name else "adamw"
-
-
-def sample_shape(text: str | None) -> tuple[int, ...] | None:
+def _sample_shape(text: str | None) -> tuple[int, ...] | None:
     """`3,32,32` as numbers. Raises WorkloadError for anything else."""
     if text is None:
         return None

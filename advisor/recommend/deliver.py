@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...ds_configs.emit import ds_config
 from ...ds_configs.write import write_config
 from ...estimators.errors import ConfigFileError
+from ..terminal.output import Output
 from .recommendation import Recommendation
 from .to_json import json_form
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Destination = Path | Literal["-"] | None
 """Where the configuration goes: a file, stdout, or nowhere."""
 
 
 def deliver(
-    answer: Recommendation, destination: Destination, *, force: bool, as_json: bool, all_candidates: bool
+    answer: Recommendation, destination: Destination, output: Output, *, force: bool, all_candidates: bool
 ) -> int:
-    """Write the recommended configuration, print the answer, and return the exit code.
+    """Write the recommended configuration, show the answer, and return the exit code.
 
-    A file that may not be written does not cost the user the answer: that is printed first, then the error is raised.
+    A file that may not be written does not cost the user the answer: that is shown first, then the error is raised.
     """
     config = recommended_config(answer)
     failure: ConfigFileError | None = None
@@ -33,12 +36,21 @@ def deliver(
             answer = replace(answer, files=(str(destination),))
         except ConfigFileError as error:
             failure = error
-    if as_json:
-        print(json.dumps(json_form(answer, all_candidates=all_candidates), indent=1))
+    if destination == "-" and config is not None:
+        print(json.dumps(config, indent=2))
+
+    def render_all(console: Console) -> None:
+        # Imported here: JSON needs no terminal library.
+        from .next_steps import render_next_steps
+        from .report import render
+
+        render(answer, console, all_candidates=all_candidates)
+        render_next_steps(answer, str(destination) if isinstance(destination, Path) else "ds_config.json", console)
+
+    if destination == "-" and output.mode == "human":
+        render_all(output.console(on_stderr=True))
     else:
-        if destination == "-" and config is not None:
-            print(json.dumps(config, indent=2))
-        _print_answer(answer, destination, all_candidates=all_candidates)
+        output.show(lambda: json_form(answer, all_candidates=all_candidates), render_all)
     if failure is not None:
         raise failure
     return 0 if answer.recommended is not None else 1
@@ -56,17 +68,3 @@ def recommended_config(answer: Recommendation) -> dict[str, Any] | None:
         question.cluster,
         flavor=question.workload.framework,
     )
-
-
-def _print_answer(answer: Recommendation, destination: Destination, *, all_candidates: bool) -> None:
-    """The answer for people on stdout, or on stderr where stdout carries the configuration."""
-    # Imported here: JSON output needs no terminal library.
-    from rich.console import Console
-
-    from .next_steps import render_next_steps
-    from .report import render
-
-    console = Console(file=sys.stderr if destination == "-" else sys.stdout, highlight=False)
-    render(answer, console, all_candidates=all_candidates)
-    config_path = str(destination) if isinstance(destination, Path) else "ds_config.json"
-    render_next_steps(answer, config_path, console)

@@ -36,13 +36,13 @@ class Fit:
 
     fits:   every requirement that is known to be bounded is met.
     reason: a short phrase for a table ("1.2 x the GPU", "too tight", "fits").
-    shortfall: largest of need / offer over GPU, host and NVMe; at most 1 where it fits.
+    utilization: the largest of need / offer over GPU (with the margin), host and NVMe; at most 1 where it fits.
     limit:  what is exceeded: "gpu", "host", "nvme" (the first of them), or "" where it fits.
     """
 
     fits: bool
     reason: str
-    shortfall: float
+    utilization: float
     limit: str
 
 
@@ -51,7 +51,7 @@ def margin(cluster: Cluster, evidence: Evidence) -> float:
     return CPU_MARGIN if cluster.gpu.is_cpu and evidence == "analytic" else MARGIN[evidence]
 
 
-def judge(memory: MemoryEstimate, cluster: Cluster, *, evidence: Evidence = "analytic") -> Fit:
+def fit_of(memory: MemoryEstimate, cluster: Cluster, *, evidence: Evidence = "analytic") -> Fit:
     """Compare a plan's needs with the cluster.
 
     The GPU is judged on device memory (never on allocated or reserved) with `margin`. Host memory and NVMe that are not
@@ -61,18 +61,18 @@ def judge(memory: MemoryEstimate, cluster: Cluster, *, evidence: Evidence = "ana
     gpu = bare * (1 + margin(cluster, evidence))
     host = _share(memory.host_bytes_per_node, cluster.host_memory_bytes_per_node)
     disk = _share(memory.nvme_bytes_per_node, cluster.nvme_bytes_per_node or None)
-    shortfall = max(gpu, host, disk)
+    utilization = max(gpu, host, disk)
     if gpu > 1:
         # A plan within its margin is refused for caution, and the reason must not claim that it is larger than the GPU.
         reason = _needs(bare, "limit" if cluster.gpu.is_cpu else "GPU") if bare > 1 else TOO_TIGHT
-        return Fit(fits=False, reason=reason, shortfall=shortfall, limit="gpu")
+        return Fit(fits=False, reason=reason, utilization=utilization, limit="gpu")
     if host > 1:
-        return Fit(fits=False, reason=_needs(host, "RAM"), shortfall=shortfall, limit="host")
+        return Fit(fits=False, reason=_needs(host, "RAM"), utilization=utilization, limit="host")
     if memory.nvme_bytes_per_node and not cluster.nvme_bytes_per_node:
-        return Fit(fits=False, reason="needs --nvme", shortfall=max(shortfall, 1.0), limit="nvme")
+        return Fit(fits=False, reason="needs --nvme", utilization=max(utilization, 1.0), limit="nvme")
     if disk > 1:
-        return Fit(fits=False, reason=_needs(disk, "NVMe"), shortfall=shortfall, limit="nvme")
-    return Fit(fits=True, reason="fits", shortfall=shortfall, limit="")
+        return Fit(fits=False, reason=_needs(disk, "NVMe"), utilization=utilization, limit="nvme")
+    return Fit(fits=True, reason="fits", utilization=utilization, limit="")
 
 
 def _share(need: int, offer: int | None) -> float:

@@ -9,8 +9,9 @@ from ...estimators.plan import RUNGS
 from ..question.question import MAX_TOKENS_PER_STEP, Question
 from ..terminal.units import count, gib, percent, times
 from ..terminal.words import component_title, device_word
+from .candidate import Candidate, LadderStep
 from .fit import FAILED, NEEDS_MORE, RAN_OUT, margin
-from .recommendation import Candidate, LadderStep, closest
+from .recommendation import closest
 from .search import COMFORTABLE, SAME_SPEED, offloads
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rich.console import Console
 from rich.text import Text
 
@@ -11,13 +9,11 @@ from ..terminal.bar import bar
 from ..terminal.lines import blank, row, sentence
 from ..terminal.units import age, count, gib, percent, rate, seconds
 from ..terminal.words import cluster_title, component_title, device_word, method_title, phase_title, plan_title
+from .candidate import Candidate
+from .evidence import ProbedPlan, ProbeSeries, Verification
 from .fit import MARGIN, TOO_TIGHT, margin
 from .reasons import time_shares
-from .recommendation import Candidate, Recommendation, closest
-
-if TYPE_CHECKING:
-    from ..prove.probe_series import Climbed, Trial
-    from ..prove.verify import Verification
+from .recommendation import Recommendation, closest
 
 _COLUMNS = (("rung", -19), ("batch", 5), ("ckpt", 4), ("GPU GiB", 7), ("RAM GiB", 7), ("NVMe", 5), ("tokens/s", 8))
 
@@ -49,13 +45,13 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
     for run in answer.verifications:
         blank(console)
         sentence(console, _verification(run))
-    if answer.climbed is not None:
-        _climbed(answer.climbed, console)
-    elif answer.earlier:
+    if answer.probe_series is not None:
+        _series(answer.probe_series, console)
+    elif answer.past_probes:
         blank(console)
         sentence(console, Text("Earlier probes on this machine", style="bold"))
-        for trial in answer.earlier:
-            _trial(trial, console)
+        for probe in answer.past_probes:
+            _probe(probe, console)
     _deepspeed(answer, shown, console)
     _changes(answer, console)
     blank(console)
@@ -92,13 +88,13 @@ def _nothing_fits(answer: Recommendation) -> tuple[Text, ...]:
     failed = (
         next(
             (
-                trial.result.failure
-                for trial in answer.climbed.trials
-                if trial.result.failure is not None and trial.result.failure.kind != "out_of_memory"
+                probe.result.failure
+                for probe in answer.probe_series.probes
+                if probe.result.failure is not None and probe.result.failure.kind != "out_of_memory"
             ),
             None,
         )
-        if answer.climbed is not None
+        if answer.probe_series is not None
         else None
     )
     if failed is not None:
@@ -211,32 +207,32 @@ _ENDED = {
 }
 
 
-def _climbed(climbed: Climbed, console: Console) -> None:
+def _series(series: ProbeSeries, console: Console) -> None:
     """The probes in their order, each with its outcome and the reason for it."""
     blank(console)
     sentence(
         console,
         Text(
-            f"Probes on this machine: {climbed.runs} of {climbed.candidates} plans were run (at most {climbed.bound})",
+            f"Probes on this machine: {series.runs} of {series.candidates} plans were run (at most {series.bound})",
             style="bold",
         ),
     )
-    for trial in climbed.trials:
-        _trial(trial, console)
-    sentence(console, _ENDED[climbed.ended])
+    for probe in series.probes:
+        _probe(probe, console)
+    sentence(console, _ENDED[series.ended])
 
 
-def _trial(trial: Trial, console: Console) -> None:
-    plan, failure = trial.candidate.estimate.plan, trial.result.failure
-    predicted = f" (predicted {rate(trial.candidate.tokens_per_s)})" if trial.age_s is None else ""
+def _probe(probe: ProbedPlan, console: Console) -> None:
+    plan, failure = probe.candidate.estimate.plan, probe.result.failure
+    predicted = f" (predicted {rate(probe.candidate.tokens_per_s)})" if probe.age_s is None else ""
     outcome = (
-        f"{rate(trial.result.tokens_per_s)} tokens/s{predicted}"
+        f"{rate(probe.result.tokens_per_s)} tokens/s{predicted}"
         if failure is None
         else f"{failure.kind.replace('_', ' ')}: {failure.message}"
     )
     steps = plan.gradient_accumulation_steps
     batch = f"{plan.micro_batch_size}" + (f"x{steps}" if steps > 1 else "")
-    reason = trial.reason if trial.age_s is None else age(trial.age_s)
+    reason = probe.reason if probe.age_s is None else age(probe.age_s)
     sentence(
         console,
         f"  {plan.rung:<19} {batch:>5} {'on' if plan.gradient_checkpointing else 'off':>4}  {outcome}; {reason}",
@@ -245,9 +241,9 @@ def _trial(trial: Trial, console: Console) -> None:
 
 
 def _evidence(answer: Recommendation) -> str:
-    if answer.climbed is not None and answer.climbed.best is None and answer.recommended is not None:
+    if answer.probe_series is not None and answer.probe_series.best is None and answer.recommended is not None:
         return "Evidence: analytic; no probe came to its end."
-    if answer.climbed is not None:
+    if answer.probe_series is not None:
         return (
             "Evidence: probes of the real engine on this machine for the speed and the verdict; other plans are "
             "predicted, "
@@ -255,7 +251,7 @@ def _evidence(answer: Recommendation) -> str:
         )
     if answer.verifications:
         return f"Evidence: dry run of the real engine; {percent(MARGIN['dry-run'])} of the need must stay free besides."
-    if answer.earlier:
+    if answer.past_probes:
         return _earlier_evidence(answer)
     cluster = answer.question.cluster
     proof = (
@@ -269,10 +265,10 @@ def _evidence(answer: Recommendation) -> str:
 def _earlier_evidence(answer: Recommendation) -> str:
     """Of an answer that was not probed now."""
     chosen = answer.recommended
-    for trial in answer.earlier:
-        if trial.candidate is chosen and trial.age_s is not None:
+    for probe in answer.past_probes:
+        if probe.candidate is chosen and probe.age_s is not None:
             return (
-                f"Evidence: probe, {age(trial.age_s)}, for the speed and the verdict; other plans are predicted, and "
+                f"Evidence: probe, {age(probe.age_s)}, for the speed and the verdict; other plans are predicted, and "
                 "corrected by the probe of the plan most like them (ds-advise history)."
             )
     return (
@@ -325,7 +321,7 @@ def _changes(answer: Recommendation, console: Console) -> None:
         return
     blank(console)
     title = "What would change the answer" if answer.recommended else "What would make it fit"
-    sentence(console, title + " (predicted, not corrected by probes)" * bool(answer.earlier or answer.climbed))
+    sentence(console, title + " (predicted, not corrected by probes)" * bool(answer.past_probes or answer.probe_series))
     width = max(len(change.flags) for change in answer.changes)
     for change in answer.changes:
         sentence(

@@ -12,8 +12,8 @@ from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import RUNGS, Plan, Rung
 from ...estimators.workload import Workload
 from ..question.question import Question
-from .fit import judge
-from .recommendation import Candidate, LadderStep
+from .candidate import Candidate, LadderStep
+from .fit import fit_of
 
 SAME_SPEED = 0.03
 """Two predictions closer than this are called equal, and the simpler plan is taken: the time model does not resolve
@@ -28,7 +28,7 @@ COMFORTABLE = 0.9
 of the same speed that leaves more room is the better advice."""
 
 
-def climb(question: Question) -> tuple[tuple[LadderStep, ...], tuple[Candidate, ...]]:
+def predict_all(question: Question) -> tuple[tuple[LadderStep, ...], tuple[Candidate, ...]]:
     """Predict every candidate; return the ladder (each rung's best) and all candidates."""
     ladder, everything = [], []
     for rung in RUNGS:
@@ -53,7 +53,7 @@ def fastest_that_fits(ladder: Iterable[LadderStep]) -> Candidate | None:
         return None
     fastest = max(fitting, key=lambda candidate: candidate.tokens_per_s)
     equals = [candidate for candidate in fitting if as_fast(candidate, fastest)]
-    return next((candidate for candidate in equals if candidate.fit.shortfall <= COMFORTABLE), equals[0])
+    return next((candidate for candidate in equals if candidate.fit.utilization <= COMFORTABLE), equals[0])
 
 
 def as_fast(candidate: Candidate, fastest: Candidate) -> bool:
@@ -99,7 +99,7 @@ def _candidates(rung: Rung, question: Question) -> tuple[list[Candidate], str]:
 def predict(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Candidate:
     """A plan with what it needs and takes, judged."""
     estimate = estimate_plan(model, workload, cluster, plan)
-    return Candidate(estimate=estimate, fit=judge(estimate.memory, cluster))
+    return Candidate(estimate=estimate, fit=fit_of(estimate.memory, cluster))
 
 
 def best_of_rung(candidates: list[Candidate]) -> Candidate | None:
@@ -116,7 +116,7 @@ def best_of_rung(candidates: list[Candidate]) -> Candidate | None:
     if not possible:
         return min(
             candidates,
-            key=lambda candidate: (candidate.fit.shortfall, not candidate.estimate.plan.gradient_checkpointing),
+            key=lambda candidate: (candidate.fit.utilization, not candidate.estimate.plan.gradient_checkpointing),
         )
     enough = max(candidate.tokens_per_s for candidate in possible) * (1 - SAME_SPEED)
     fast = [candidate for candidate in possible if candidate.tokens_per_s >= enough]

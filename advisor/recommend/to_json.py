@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .recommendation import Candidate, Recommendation
+from .candidate import Candidate
+from .recommendation import Recommendation
 
 if TYPE_CHECKING:
-    from ..prove.probe_series import Trial
+    from .evidence import ProbedPlan
 
 SCHEMA_VERSION = 1
 
@@ -56,14 +57,14 @@ def json_form(answer: Recommendation, *, all_candidates: bool = False) -> dict[s
         else {"gpu_bytes": estimate.gpu_bytes, "host_bytes": estimate.host_bytes},
         "verifications": [{"rung": run.candidate.rung, **run.dry_run.to_json()} for run in answer.verifications],
         "probes": None
-        if answer.climbed is None
+        if answer.probe_series is None
         else {
-            "ended": answer.climbed.ended,
-            "bound": answer.climbed.bound,
-            "candidates": answer.climbed.candidates,
-            "trials": [_trial(trial) for trial in answer.climbed.trials],
+            "ended": answer.probe_series.ended,
+            "bound": answer.probe_series.bound,
+            "candidates": answer.probe_series.candidates,
+            "trials": [_probed_plan(probe) for probe in answer.probe_series.probes],
         },
-        "earlier_probes": [_trial(trial) for trial in answer.earlier],
+        "earlier_probes": [_probed_plan(probe) for probe in answer.past_probes],
         "files": list(answer.files),
     }
 
@@ -73,12 +74,12 @@ def _keys(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name.lower().replace(" ", "_").replace("-", "_"): value for name, value in values.items()}
 
 
-def _trial(trial: Trial) -> dict[str, Any]:
+def _probed_plan(probe: ProbedPlan) -> dict[str, Any]:
     return {
-        "plan": candidate_json(trial.candidate),
-        "reason": trial.reason,
-        "age_seconds": trial.age_s,
-        "result": trial.result.to_json(),
+        "plan": candidate_json(probe.candidate),
+        "reason": probe.reason,
+        "age_seconds": probe.age_s,
+        "result": probe.result.to_json(),
     }
 
 

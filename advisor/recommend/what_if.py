@@ -11,8 +11,9 @@ from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
 from ..question.cluster_spec import join_nodes
 from ..question.question import Question
 from ..terminal.units import rate
-from .recommendation import Candidate, Change, LadderStep
-from .search import climb, fastest_that_fits
+from .candidate import Candidate, LadderStep
+from .recommendation import Change
+from .search import fastest_that_fits, predict_all
 
 WORTH_TELLING = 1.15
 """A change is shown when it makes the answer at least this much faster; less is within the time model's error."""
@@ -47,7 +48,7 @@ def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate 
     for series in kinds:
         told: set[str] = set() if chosen is None else {chosen.rung}
         for position, (flags, altered) in enumerate(series):
-            best = fastest_that_fits(climb(altered)[0])
+            best = fastest_that_fits(predict_all(altered)[0])
             if best is None:
                 continue
             worth = chosen is None or best.tokens_per_s >= WORTH_TELLING * chosen.tokens_per_s

@@ -13,8 +13,9 @@ from ...estimators.errors import WorkloadError
 from ...estimators.estimate import MemoryTerm, TimeTerm
 from ...estimators.legend import SYMBOLS, not_covered, symbols
 from ...estimators.plan import RUNGS
+from ..recommend.candidate import Candidate
 from ..recommend.fit import margin
-from ..recommend.recommendation import Candidate, Recommendation, closest
+from ..recommend.recommendation import Recommendation, closest
 from ..terminal.words import component_title
 
 Term = MemoryTerm | TimeTerm

@@ -130,3 +130,10 @@ def _figures(result: Mapping[str, Any]) -> tuple[str, str]:
         for report in ranks
     ]
     return rate(tokens / slowest) if slowest and tokens else "-", gib(max(memory)) if memory else "-"
+
+
+def render_forgotten(gone: Sequence[int], wanted: Sequence[int], console: Console) -> None:
+    """Which records were removed, and which of those that were named do not exist."""
+    missing = sorted(set(wanted) - set(gone))
+    line = f"Forgot {', '.join(map(str, gone))}." if gone else "Forgot nothing."
+    sentence(console, line + (f" There is no {', '.join(map(str, missing))}." if missing else ""))

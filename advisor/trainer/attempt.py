@@ -9,10 +9,10 @@ from typing import Any
 from ...ds_configs.emit import ds_config
 from ...ds_configs.training_arguments import training_arguments
 from ...estimators.estimate import Estimate
+from ...probes.run import Run
 from ..launch.other_plans import next_plan
 from ..launch.request import Outcome
 from ..question.question import Question
-from ..question.run import RunQuestion
 from .checkpoints import newest_whole
 from .job import Job
 from .output import Output
@@ -38,19 +38,9 @@ class Attempt:
         if outcome.failure is None:
             return None
         checkpoint, plan = newest_whole(output.path), self.estimate.plan
-        asked = RunQuestion(
-            config=dict(self.config),
-            description="",
-            shape=question.model,
-            cluster=question.cluster,
-            workload=question.workload,
-            micro_batch_size=plan.micro_batch_size,
-            gradient_accumulation_steps=plan.gradient_accumulation_steps,
-            gradient_checkpointing=plan.gradient_checkpointing,
-            input_shape=None,
-        )
+        run = Run.of_plan(plan, question.model, question.workload, question.cluster)
         candidate = next_plan(
-            asked, self.estimate, outcome.failure.kind, reads_checkpoint_of=plan if checkpoint else None
+            run, self.estimate, outcome.failure.kind, reads_checkpoint_of=plan if checkpoint else None
         )
         if candidate is None:
             return None

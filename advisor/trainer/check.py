@@ -13,11 +13,12 @@ from ...estimators.errors import ConfigFileError, WorkloadError
 from ...estimators.memory.checkpoint_size import checkpoint_bytes
 from ...estimators.workload import Workload
 from ...probes.real_run.job import Device
-from ..prove.probe_series import runner
+from ..prove.past_probes import probe_and_keep
 from ..prove.verify import verify
-from ..question.model_source import load_config
 from ..question.question import Question
-from ..recommend.recommendation import Candidate, Recommendation
+from ..question.run import run_of
+from ..recommend.candidate import Candidate
+from ..recommend.recommendation import Recommendation
 from ..terminal.units import gib
 from ..terminal.words import plan_title
 
@@ -101,19 +102,17 @@ def prove(
 def _probed(
     answer: Recommendation, device: Device, memory_limit_bytes: int | None, offline: bool, say: Say
 ) -> Recommendation:
-    run = runner(
-        answer,
-        load_config(answer.question.model.name, offline=offline),
-        device=device,
-        memory_limit_bytes=memory_limit_bytes,
-        on_progress=lambda _: None,
-    )
     for candidate in _by_speed(answer):
         if candidate.estimate.evidence == "probe":  # it has run on this machine before
             return replace(answer, recommended=candidate)
         plan = candidate.estimate.plan
         say(f"probe of {plan_title(plan)}, micro batch {plan.micro_batch_size}: a few real steps ...")
-        result = run(candidate, _PROBE_LIMIT_S)
+        result = probe_and_keep(
+            run_of(answer.question, plan, offline=offline),
+            device=device,
+            memory_limit_bytes=memory_limit_bytes,
+            timeout_s=_PROBE_LIMIT_S,
+        )
         if result.failure is None:
             say(f"it ran, {result.tokens_per_s:,.0f} tokens/s with full sequences")
             return replace(answer, recommended=candidate)

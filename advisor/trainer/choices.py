@@ -6,7 +6,7 @@ import math
 
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import Method
-from ..advise import DEFAULT_SEQ_LEN
+from ..question.workload import DEFAULT_SEQ_LEN
 from .data.prepare import DataFile
 
 LEARNING_RATES: dict[Method, float] = {"full": 2e-5, "lora": 2e-4, "qlora": 2e-4}

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.estimate import MemoryEstimate, MemoryTerm, Phase
 from ds_advise.estimators.hardware.cluster import Cluster
@@ -23,6 +22,7 @@ from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run.request import Request
 from ds_advise.probes.dry_run.result import DryRunResult
 from ds_advise.probes.dry_run.run import request_for
+from ds_advise.probes.run import Run
 
 from .cases import FAMILIES, Case
 
@@ -172,17 +172,11 @@ class Setting:
     def request(self) -> Request:
         """The dry run of the configuration that is emitted for the plan, on the rank that the closed form takes for the
         fullest."""
-        plan, workload, cluster = self.plan, self.workload, self.cluster
+        description = FAMILIES[self.case.model]
         return request_for(
-            ds_config(plan, self.model, workload, cluster, flavor="deepspeed"),
-            FAMILIES[self.case.model],
-            cluster=cluster,
+            Run.of_plan(self.plan, self.model, self.workload, self.cluster, description=description),
             rank=self._fullest_rank(),
-            workload=workload,
-            micro_batch_size=plan.micro_batch_size,
-            gradient_accumulation_steps=plan.gradient_accumulation_steps,
-            gradient_checkpointing=plan.gradient_checkpointing,
-            iterations=ITERATIONS_ZERO3 if plan.zero_stage == 3 else ITERATIONS,
+            iterations=ITERATIONS_ZERO3 if self.plan.zero_stage == 3 else ITERATIONS,
             expandable_segments=True,
         )
 

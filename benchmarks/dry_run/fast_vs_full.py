@@ -14,12 +14,15 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.models import catalogue
 from ds_advise.estimators.workload import Method, Workload
 from ds_advise.probes.dry_run.ask import ask
 from ds_advise.probes.dry_run.extrapolate import DepthNotLinearError, depth_series, extrapolated
 from ds_advise.probes.dry_run.result import DryRunResult
 from ds_advise.probes.dry_run.run import request_for
+from ds_advise.probes.run import Run
 
 ALLOCATED, HOST = 0.005, 0.01
 _GIB = 2**30
@@ -89,15 +92,17 @@ def config(stage: int) -> dict[str, Any]:
 def compare(case: Case) -> tuple[bool, str]:
     """Whether the case is within the limits, and its line of the table."""
     request = request_for(
-        config(case.stage),
-        catalogue.config(case.model),
-        cluster=None,
-        world_size=case.world_size,
-        gpus_per_node=min(8, case.world_size),
-        workload=Workload(method=case.method, seq_len=1024),
-        micro_batch_size=1,
-        gradient_accumulation_steps=case.accumulation,
-        gradient_checkpointing=case.checkpointing,
+        Run(
+            config=config(case.stage),
+            model=catalogue.config(case.model),
+            workload=Workload(method=case.method, seq_len=1024),
+            micro_batch_size=1,
+            gradient_accumulation_steps=case.accumulation,
+            gradient_checkpointing=case.checkpointing,
+            cluster=Cluster(
+                nodes=-(-case.world_size // 8), gpus_per_node=min(8, case.world_size), gpu=find_gpu("H100-80GB-SXM")
+            ),
+        ),
         expandable_segments=True,
     )
     try:

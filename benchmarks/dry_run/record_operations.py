@@ -16,9 +16,9 @@ from dataclasses import fields
 from pathlib import Path
 
 from ds_advise.advisor.question.model_source import load_config
-from ds_advise.ds_configs.emit import ds_config
 from ds_advise.estimators.time.recorded_time import RecordedOperation
 from ds_advise.probes.dry_run import DryRunResult, dry_run
+from ds_advise.probes.run import Run
 
 from ..accuracy.time import RECORDED, TimedRun, read_runs
 
@@ -39,16 +39,8 @@ CHOSEN = {
 
 def record(run: TimedRun) -> DryRunResult:
     """The dry run of the run's plan."""
-    config = ds_config(run.plan, run.model, run.workload, run.cluster, flavor=run.workload.framework)
-    return dry_run(
-        config,
-        load_config(run.model.name, offline=True),
-        cluster=run.cluster,
-        workload=run.workload,
-        micro_batch_size=run.plan.micro_batch_size,
-        gradient_accumulation_steps=run.plan.gradient_accumulation_steps,
-        gradient_checkpointing=run.plan.gradient_checkpointing,
-    )
+    description = load_config(run.model.name, offline=True)
+    return dry_run(Run.of_plan(run.plan, run.model, run.workload, run.cluster, description=description))
 
 
 def write(path: Path, recorded: Iterable[tuple[TimedRun, DryRunResult]]) -> None:

@@ -20,6 +20,7 @@ from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.workload import Method, Workload
 from ds_advise.probes.dry_run import dry_run
+from ds_advise.probes.run import Run
 
 _GIB = 2**30
 _ZERO3 = {
@@ -91,7 +92,9 @@ def main(names: list[str]) -> int:
             continue
         cluster = Cluster(nodes=case.nodes, gpus_per_node=case.gpus_per_node, gpu=find_gpu("H100-80GB"))
         started, before = time.monotonic(), os.times()
-        result = dry_run(_ZERO3, case.model, cluster=cluster, workload=Workload(method=case.method), fast=case.fast)
+        result = dry_run(
+            Run(config=_ZERO3, model=case.model, cluster=cluster, workload=Workload(method=case.method)), fast=case.fast
+        )
         wall_s, after = time.monotonic() - started, os.times()
         processor_s = after.children_user + after.children_system - before.children_user - before.children_system
         used = resource.getrusage(resource.RUSAGE_CHILDREN)  # the largest child so far

@@ -51,22 +51,27 @@ def _main(folder: Path) -> None:
     gc.disable()
     import logging
 
+    from ds_advise.estimators.hardware.cluster import Cluster
+    from ds_advise.estimators.hardware.gpus import find_gpu
     from ds_advise.estimators.workload import Workload
     from ds_advise.probes.dry_run import worker
     from ds_advise.probes.dry_run.run import request_for
+    from ds_advise.probes.run import Run
 
     world_size, configs = json.loads((folder / "configs.json").read_text())
     workload = Workload(precision="fp32", framework="deepspeed")
+    cluster = Cluster(nodes=1, gpus_per_node=world_size, gpu=find_gpu("H100-80GB-SXM"))
     requests = [
         request_for(
-            config,
-            f"{folder / 'tiny.py'}:tiny",
-            cluster=None,
-            world_size=world_size,
-            workload=workload,
+            Run(
+                config=config,
+                model=f"{folder / 'tiny.py'}:tiny",
+                cluster=cluster,
+                workload=workload,
+                gradient_checkpointing=False,
+                input_shape=(16,),
+            ),
             iterations=1,
-            gradient_checkpointing=False,
-            input_shape=(16,),
         )
         for config in configs
     ]

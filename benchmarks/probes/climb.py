@@ -21,10 +21,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ds_advise.advisor.prove.probe_series import climb
+from ds_advise.advisor.prove.probe_series import run_series
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
-from ds_advise.advisor.recommend.fit import judge
-from ds_advise.advisor.recommend.recommendation import Candidate, Recommendation
+from ds_advise.advisor.recommend.candidate import Candidate
+from ds_advise.advisor.recommend.fit import fit_of
+from ds_advise.advisor.recommend.recommendation import Recommendation
 from ds_advise.probes.real_run import ProbeResult, RankFailure
 
 from ..document import put
@@ -68,18 +69,18 @@ _OUT = ProbeResult(
 def compare(model: str, limit_bytes: int, runs: Runs) -> Climbed:
     asked = _under(ask(model), limit_bytes)
     results = {_name(candidate): _result(asked, candidate, limit_bytes, runs) for candidate in candidates(asked)}
-    climbed = climb(asked, lambda candidate, _left_s: results[_name(candidate)], budget_s=1e9)
+    series, _ = run_series(asked, lambda candidate, _left_s: results[_name(candidate)], budget_s=1e9)
     speeds = {name: result.tokens_per_s for name, result in results.items() if result.failure is None}
     best = max(speeds, key=lambda name: speeds[name], default="")
-    found = _name(climbed.best.candidate) if climbed.best else ""
+    found = _name(series.best.candidate) if series.best else ""
     regret = 1 - speeds[found] / speeds[best] if found else float(bool(best))
     return Climbed(
         model=model,
         limit_bytes=limit_bytes,
         plans=len(results),
         fitting=len(speeds),
-        runs=climbed.runs,
-        bound=climbed.bound,
+        runs=series.runs,
+        bound=series.bound,
         found=found or "nothing",
         best=best or "nothing",
         regret=regret,
@@ -93,7 +94,7 @@ def _under(asked: Recommendation, limit_bytes: int) -> Recommendation:
         asked,
         question=replace(asked.question, cluster=cluster),
         candidates=tuple(
-            replace(candidate, fit=judge(candidate.estimate.memory, cluster)) for candidate in asked.candidates
+            replace(candidate, fit=fit_of(candidate.estimate.memory, cluster)) for candidate in asked.candidates
         ),
     )
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from statistics import mean
 
 from ds_advise.advisor.prove.probe_answer import cpu_rank_bytes
+from ds_advise.advisor.recommend.candidate import Candidate
 from ds_advise.advisor.recommend.fit import CPU_MARGIN
-from ds_advise.advisor.recommend.recommendation import Candidate
 
 from ..document import put
 from .cpu_probes import LARGER, MODELS, RANKS, Runs, ask, candidates

@@ -22,13 +22,14 @@ from ds_advise.advisor.advise import answer
 from ds_advise.advisor.prove.probe_series import runnable
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.advisor.question.question import Question
-from ds_advise.advisor.recommend.recommendation import Candidate, Recommendation
-from ds_advise.ds_configs.emit import ds_config
+from ds_advise.advisor.recommend.candidate import Candidate
+from ds_advise.advisor.recommend.recommendation import Recommendation
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.real_run import ProbeResult, probe
 from ds_advise.probes.real_run.result import from_json
+from ds_advise.probes.run import Run
 
 RANKS, GLOBAL_BATCH = 2, 4
 STEPS = 10
@@ -86,7 +87,7 @@ LARGER: dict[str, tuple[dict[str, Any], int]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class MeasuredProbe:
     """One probe: of which plan of which model, under which limit of each rank's memory."""
 
     model: str
@@ -132,20 +133,14 @@ class Runs:
 
     def _make(self, asked: Recommendation, plan: Plan, limit_bytes: int | None) -> ProbeResult:
         question = asked.question
-        config = ds_config(plan, question.model, question.workload, question.cluster, flavor="deepspeed")
+        model = (MODELS | LARGER)[question.model.name][0]
         result = probe(
-            config,
-            (MODELS | LARGER)[question.model.name][0],
-            cluster=question.cluster,
-            workload=question.workload,
+            Run.of_plan(plan, question.model, question.workload, question.cluster, description=model),
             device="cpu",
-            micro_batch_size=plan.micro_batch_size,
-            gradient_accumulation_steps=plan.gradient_accumulation_steps,
-            gradient_checkpointing=plan.gradient_checkpointing,
             steps=self._steps,
             memory_limit_bytes=limit_bytes,
         )
-        run = Run(model=question.model.name, plan=plan, limit_bytes=limit_bytes, result=result)
+        run = MeasuredProbe(model=question.model.name, plan=plan, limit_bytes=limit_bytes, result=result)
         self.all.append(run)
         with self._file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(asdict(run)) + "\n")
@@ -166,11 +161,11 @@ def _together(results: Sequence[ProbeResult]) -> ProbeResult:
     )
 
 
-def _read(values: dict[str, Any]) -> Run:
-    return Run(**{**values, "plan": Plan(**values["plan"]), "result": from_json(values["result"])})
+def _read(values: dict[str, Any]) -> MeasuredProbe:
+    return MeasuredProbe(**{**values, "plan": Plan(**values["plan"]), "result": from_json(values["result"])})
 
 
-def _line(run: Run) -> str:
+def _line(run: MeasuredProbe) -> str:
     plan, result = run.plan, run.result
     outcome = (
         f"{result.step_s:.3f} s a step, {result.highest('host_tensor_bytes'):,} bytes"

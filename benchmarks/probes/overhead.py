@@ -25,6 +25,7 @@ from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.real_run import probe
+from ds_advise.probes.run import Run
 from ds_advise.probes.this_machine import threads_of_a_rank
 
 RANKS, STEPS, SEQ_LEN = 2, 4, 128
@@ -93,10 +94,12 @@ def run_plainly() -> None:
 
 def run_probe() -> None:
     failure = probe(
-        CONFIG,
-        MODEL,
-        cluster=Cluster(nodes=1, gpus_per_node=RANKS, gpu=gpu_of_memory(24)),
-        workload=Workload(seq_len=SEQ_LEN, framework="deepspeed"),
+        Run(
+            config=CONFIG,
+            model=MODEL,
+            cluster=Cluster(nodes=1, gpus_per_node=RANKS, gpu=gpu_of_memory(24)),
+            workload=Workload(seq_len=SEQ_LEN, framework="deepspeed"),
+        ),
         device="cpu",
         steps=STEPS,
     ).failure

@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from ds_advise.advisor.prove.calibration import calibration
-from ds_advise.advisor.recommend.recommendation import Candidate
+from ds_advise.advisor.recommend.candidate import Candidate
 from ds_advise.estimators.time.host_time import host_work
 from ds_advise.probes.real_run import ProbeResult
 

@@ -32,8 +32,8 @@ def filled(request: Request, hidden_size: int | None) -> dict[str, Any]:
     _set_batch(config, request)
     values: dict[str, Any] = {
         "gradient_clipping": 1.0,
-        "bf16.enabled": request.precision == "bf16",
-        "fp16.enabled": request.precision == "fp16",
+        "bf16.enabled": request.workload.precision == "bf16",
+        "fp16.enabled": request.workload.precision == "fp16",
         "optimizer.params.lr": 1e-5,
         "optimizer.params.betas": [0.9, 0.999],
         "optimizer.params.eps": 1e-8,
@@ -51,8 +51,8 @@ def filled(request: Request, hidden_size: int | None) -> dict[str, Any]:
         }
     _fill(config, "", values)
     enabled = any((config.get(key) or {}).get("enabled") for key in ("bf16", "fp16"))
-    if not enabled and request.precision != "fp32" and request.precision not in config:
-        config[request.precision] = {
+    if not enabled and request.workload.precision != "fp32" and request.workload.precision not in config:
+        config[request.workload.precision] = {
             "enabled": True
         }  # as accelerate adds the block (DeepSpeedPlugin.set_mixed_precision)
     return config

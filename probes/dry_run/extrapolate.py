@@ -171,7 +171,7 @@ def _partition_elements(zero: dict[str, Any], shape: ModelShape, request: Reques
     moments that are highest change places. Raises DepthNotLinearError where the full model lies in between.
     """
     if (
-        zero.get("stage") not in (1, 2) or request.method != "full"
+        zero.get("stage") not in (1, 2) or request.workload.method != "full"
     ):  # adapters are small, and none is outside the layers
         return 0
     if request.rank:
@@ -188,7 +188,7 @@ def _partition_elements(zero: dict[str, Any], shape: ModelShape, request: Reques
 def _sub_groups(model: dict[str, Any], request: Request) -> tuple[int, ...]:
     """Elements of each sub-group that one rank steps after the other; none where they do not matter."""
     zero = request.config.get("zero_optimization") or {}
-    if zero.get("stage") != 3 or request.method != "full":  # adapters are one small sub-group
+    if zero.get("stage") != 3 or request.workload.method != "full":  # adapters are one small sub-group
         return ()
     shape = shape_from_config(model, name="shallow")
     inside = [tensor for block in shape.blocks for _ in range(block.count) for tensor in block.tensors]
@@ -200,10 +200,10 @@ def _sub_groups(model: dict[str, Any], request: Request) -> tuple[int, ...]:
 
 def _touched_bytes(model: dict[str, Any], request: Request) -> int:
     """Gradients that the rank keeps whole because its piece of the parameters touches them, at stages 1 and 2."""
-    if (request.config.get("zero_optimization") or {}).get("stage") not in (1, 2) or request.method != "full":
+    if (request.config.get("zero_optimization") or {}).get("stage") not in (1, 2) or request.workload.method != "full":
         return 0
     trained = tensor_set(shape_from_config(model, name="shallow"), Workload()).trainable
-    return (4 if request.precision == "fp32" else 2) * rank_loads(trained, request.world_size)[request.rank].touched
+    return request.workload.weight_bytes * rank_loads(trained, request.world_size)[request.rank].touched
 
 
 def extrapolated(steps: DepthSeries, results: Sequence[DryRunResult]) -> DryRunResult:

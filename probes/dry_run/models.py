@@ -86,23 +86,23 @@ def from_config(
             use_safetensors=True,
             trust_remote_code=False,
             local_files_only=True,
-            **named[request.attention],
+            **named[request.workload.attention],
         )
     else:
         with _no_init_weights():
-            model = chosen._from_config(config, dtype=dtype, **named[request.attention])
+            model = chosen._from_config(config, dtype=dtype, **named[request.workload.attention])
             model.tie_weights()
     model.train()
-    if request.method == "lora":
+    if request.workload.method == "lora":
         model = _with_adapters(model, request)
     if request.gradient_checkpointing:
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable()
-        if request.method == "lora" and _is_reentrant(model):
+        if request.workload.method == "lora" and _is_reentrant(model):
             model.enable_input_require_grads()  # as peft's users must, or nothing below the first layer has a gradient
     text = config.get_text_config()
     vocab_size = int(getattr(text, "vocab_size", 0) or 0)
-    seq_len = request.seq_len
+    seq_len = request.workload.seq_len
 
     def make_batch(batch: int) -> dict[str, torch.Tensor]:
         def tokens(*shape: int) -> torch.Tensor:
@@ -166,14 +166,14 @@ def _with_adapters(model: Any, request: Request) -> Any:
         raise UnusableModelError(
             "LoRA needs peft, which is not installed", fix='pip install "ds-advise[lora]"'
         ) from None
-    targets: Any = list(request.lora_targets) if request.lora_targets else "all-linear"
+    targets: Any = list(request.workload.lora_targets) if request.workload.lora_targets else "all-linear"
     return get_peft_model(
         model,
         LoraConfig(
-            r=request.lora_rank,
-            lora_alpha=2 * request.lora_rank,
+            r=request.workload.lora_rank,
+            lora_alpha=2 * request.workload.lora_rank,
             target_modules=targets,
-            lora_dropout=request.lora_dropout,
+            lora_dropout=request.workload.lora_dropout,
         ),
     )
 
@@ -208,7 +208,7 @@ def from_file(request: Request, dtype: torch.dtype, device: str) -> TrainableMod
         raise UnusableModelError(
             f"{function} of {path} returned a {type(model).__name__}", fix="let it return a torch.nn.Module"
         )
-    if request.method == "lora":
+    if request.workload.method == "lora":
         model = _with_adapters(model, request)
     given_batch, given_loss = getattr(module, "make_batch", None), getattr(module, "loss_fn", None)
 
@@ -221,7 +221,7 @@ def from_file(request: Request, dtype: torch.dtype, device: str) -> TrainableMod
 
     def make_batch(batch: int) -> Any:
         if given_batch is not None:
-            return on_device(given_batch(batch, request.seq_len))
+            return on_device(given_batch(batch, request.workload.seq_len))
         if request.input_shape is None:
             raise UnusableModelError(
                 f"{path} defines no make_batch, so the shape of one sample is needed",

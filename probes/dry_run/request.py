@@ -5,42 +5,46 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...estimators.workload import Workload
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One dry run, in JSON's types.
-
-    config:     the ds_config.json, `auto` still in it.
-    model:      a transformers `config.json` as a dict, or None when `factory` is given.
-    factory:    "FILE.py:FUNCTION"; the function returns the module.
-    input_shape: shape of one sample for a factory without `make_batch`.
-    method, lora_rank, lora_targets, lora_dropout, seq_len, precision, optimizer, attention, framework: as in
-        `Workload`.
-    micro_batch_size, gradient_accumulation_steps: fill `auto`, or an absent value; None leaves them to DeepSpeed.
-    compute_capability: of the GPU whose kernels are chosen, major * 10 + minor.
-    gpu_memory_bytes:   what the simulated GPU claims to have; nothing fails when it is exceeded.
-    """
+    """One rank of a `Run`, in JSON's types (`dataclasses.asdict` writes it)."""
 
     config: dict[str, Any]
+    """The ds_config, `auto` still in it."""
     model: dict[str, Any] | None
+    """A transformers `config.json`; None where `factory` is given."""
     factory: str | None
+    """ "FILE.py:FUNCTION"; the function returns the module."""
     input_shape: tuple[int, ...] | None
+    """Shape of one sample for a factory without `make_batch`."""
+    workload: Workload
+    micro_batch_size: int | None
+    """This and the next fill `auto`, or an absent value; None leaves them to DeepSpeed."""
+    gradient_accumulation_steps: int | None
+    gradient_checkpointing: bool
     world_size: int
     gpus_per_node: int
     rank: int
-    method: str
-    lora_rank: int
-    lora_targets: tuple[str, ...] | None
-    seq_len: int
-    precision: str
-    optimizer: str
-    attention: str
-    framework: str
-    micro_batch_size: int | None
-    gradient_accumulation_steps: int | None
-    gradient_checkpointing: bool
     compute_capability: int
+    """Of the GPU whose kernels are chosen: major * 10 + minor."""
     gpu_memory_bytes: int
+    """What the simulated GPU claims to have; nothing fails when it is exceeded."""
     iterations: int
+    """Optimizer steps."""
     expandable_segments: bool
-    lora_dropout: float = 0.0
+
+
+def read_request(values: dict[str, Any]) -> Request:
+    """The request that was written as JSON, whose lists are tuples again."""
+    shape, workload = values["input_shape"], values["workload"]
+    targets = workload["lora_targets"]
+    return Request(
+        **values
+        | {
+            "input_shape": None if shape is None else tuple(shape),
+            "workload": Workload(**workload | {"lora_targets": None if targets is None else tuple(targets)}),
+        }
+    )

@@ -118,7 +118,7 @@ def run(request: Request, recorder: PhaseRecorder, device: str) -> tuple[dict[st
     _name_gradients(engine.module, recorder.ledger)
     micro, steps = engine.train_micro_batch_size_per_gpu(), engine.gradient_accumulation_steps()
     config |= {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": steps}
-    recorder.origin.tokens = micro * request.seq_len
+    recorder.origin.tokens = micro * request.workload.seq_len
     for iteration in range(1, request.iterations + 1):
         parts: dict[str, list[PhaseMemory]] = {"forward": [], "backward": [], "step": []}
         kept = len(recorder.phases)
@@ -163,7 +163,7 @@ def model_dtype(config: dict[str, Any]) -> torch.dtype:
 def announce_zero3(request: Request, config: dict[str, Any]) -> Any:
     """Tell transformers about ZeRO-3, as creating TrainingArguments does, so that the model is partitioned while it is
     built (`zero.Init`); the returned object must outlive the run."""
-    if request.framework != "hf" or request.model is None:
+    if request.workload.framework != "hf" or request.model is None:
         return None
     integrations: Any = importlib.import_module("transformers.integrations")
     return integrations.HfDeepSpeedConfig(config)

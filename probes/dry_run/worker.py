@@ -19,7 +19,7 @@ from typing import Any
 
 from ..harmless import harmless
 from .recording import analysis
-from .request import Request
+from .request import Request, read_request
 from .result import DryRunResult
 from .simulated_gpu import collectives
 
@@ -29,7 +29,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     os.environ["DS_ACCELERATOR"] = "cpu"  # until ours is set: no probing for vendors' libraries
     gc.disable()  # what is imported is no garbage
-    requests = [_request(values) for values in json.load(sys.stdin)]
+    requests = [read_request(values) for values in json.load(sys.stdin)]
     if len(requests) == 1:
         _answer(folder, 0, requests[0])
     else:
@@ -40,12 +40,6 @@ def main() -> None:
             (folder / f"status-{index}").write_text(str(status))
     sys.stdout.flush()
     os._exit(0)  # threads and exit handlers of a process group that does not exist have nothing to do
-
-
-def _request(values: dict[str, Any]) -> Request:
-    for name in ("input_shape", "lora_targets"):
-        values[name] = tuple(values[name]) if values[name] is not None else None
-    return Request(**values)
 
 
 def _fork(folder: Path, index: int, request: Request) -> int:
@@ -70,7 +64,7 @@ def _import_all(request: Request) -> None:
         "transformers.integrations.deepspeed",
         "transformers.modeling_utils",
         "torch.testing._internal.distributed.fake_pg",
-        *(["peft"] if request.method == "lora" else []),
+        *(["peft"] if request.workload.method == "lora" else []),
     ):
         importlib.import_module(name)
     from . import models, training  # noqa: F401

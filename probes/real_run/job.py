@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from ..dry_run.request import Request
+from ..dry_run.request import Request, read_request
 
 Device = Literal["cpu", "cuda"]
 
@@ -44,10 +44,7 @@ class ProbeJob:
 def read_job(path: Path) -> ProbeJob:
     """The job that `write` wrote."""
     values = json.loads(path.read_text())
-    request = values.pop("request")
-    for name in ("input_shape", "lora_targets"):
-        request[name] = tuple(request[name]) if request[name] is not None else None
-    return ProbeJob(request=Request(**request), **values)
+    return ProbeJob(**values | {"request": read_request(values["request"])})
 
 
 def of_rank(job: ProbeJob, rank: int) -> Request:

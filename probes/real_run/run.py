@@ -8,16 +8,14 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ...estimators.errors import ConfigFileError
-from ...estimators.hardware.cluster import Cluster
-from ...estimators.workload import Workload
 from ..dry_run.run import request_for
 from ..harmless import harmless
 from ..rank_processes.failure import RankFailure
 from ..rank_processes.watch import OnProgress, watch
+from ..run import Run
 from ..scratch import scratch
 from .job import Device, ProbeJob
 from .result import ProbeResult, rank_report
@@ -33,29 +31,22 @@ STALL_S = 300.0
 
 
 def probe(
-    config: Mapping[str, Any] | str | Path,
-    model: Mapping[str, Any] | str | Path,
+    run: Run,
     *,
-    cluster: Cluster,
-    workload: Workload | None = None,
     device: Device = "cuda",
     solo: bool = False,
     rank: int = 0,
     checkpoint: str | None = None,
-    micro_batch_size: int | None = None,
-    gradient_accumulation_steps: int | None = None,
-    gradient_checkpointing: bool = True,
     steps: int = STEPS,
-    input_shape: tuple[int, ...] | None = None,
     memory_limit_bytes: int | None = None,
     stall_s: float = STALL_S,
     timeout_s: float = 1800.0,
     on_progress: OnProgress = lambda _phase: None,
 ) -> ProbeResult:
-    """A real DeepSpeed job of `cluster.world_size` ranks on this machine; a failure is a result too.
+    """A real DeepSpeed job of `run.cluster.world_size` ranks on this machine; a failure is a result too.
 
-    config, model, workload, ...: as for `dry_run`; the batch has `workload.seq_len` tokens a sample, none of them
-        padding.
+    The batch has `run.workload.seq_len` tokens a sample, none of them padding.
+
     device: "cuda", or "cpu" for DeepSpeed's CPU accelerator over gloo.
     solo:   run only `rank` of the cluster's ranks, on one device: its memory is true, its times lack communication, and
             what it computes is junk.
@@ -66,18 +57,7 @@ def probe(
     Nothing is left behind: no process, no file, no swap space on NVMe.
     """
     started, load = time.monotonic(), os.getloadavg()[0]
-    request = request_for(
-        config,
-        model,
-        cluster=cluster,
-        rank=rank,
-        workload=workload or Workload(),
-        micro_batch_size=micro_batch_size,
-        gradient_accumulation_steps=gradient_accumulation_steps,
-        gradient_checkpointing=gradient_checkpointing,
-        iterations=steps,
-        input_shape=input_shape,
-    )
+    request = request_for(run, rank=rank, iterations=steps)
     with scratch("probe") as folder, _swap_folder(request.config) as nvme_folder:
         job = ProbeJob(
             request=replace(request, config=harmless(request.config, nvme_folder)),

@@ -145,7 +145,7 @@ def _run(job: ProbeJob, rank: int, folder: Path, log: EventLog) -> tuple[RankRep
     return report, {
         "config": run.config,
         "tokens_per_step": (
-            run.micro_batch_size * run.gradient_accumulation_steps * request.world_size * request.seq_len
+            run.micro_batch_size * run.gradient_accumulation_steps * request.world_size * request.workload.seq_len
         ),
         "versions": {name: version(name) for name in ("torch", "deepspeed", "transformers")},
     }

@@ -257,7 +257,7 @@ def test_a_fault_of_the_program_is_one_line_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ds_advise.advisor.advise.climb", lambda _question: 1 // 0)
+    monkeypatch.setattr("ds_advise.advisor.advise.predict_all", lambda _question: 1 // 0)
     assert cli.run(["gpt2", "--gpus", "T4", *FAST]) == 2
     out, err = capsys.readouterr()
     assert out == "" and len(err.splitlines()) == 1

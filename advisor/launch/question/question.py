@@ -6,15 +6,16 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ....ds_configs.launch_commands import PORT, Launcher, Rendezvous
 from ....estimators.errors import ClusterError, WorkloadError
 from ....estimators.hardware.cluster import Cluster
-from ...question.cluster_spec import join_nodes, parse_cluster
-from ...question.cpu_question import cpu_question
+from ....probes.run import Run
+from ...question.cluster_options import ClusterOptions
+from ...question.cluster_spec import join_nodes
 from ...question.ds_config_file import read_ds_config
-from ...question.run import RunQuestion, run_question
+from ...question.run import read_run
 from ..check import prediction_of
 from ..request import LaunchRequest, Script
 from .framework import framework_of, launcher_of, source_of
@@ -29,12 +30,12 @@ _TRAINER_MICRO_BATCH = 8
 class LaunchQuestion:
     """What is to be launched, and what is known of it besides.
 
-    asked:   configuration, model and cluster as a dry run takes them; None where no model was named.
+    run:     what a dry run or a probe takes; None where no model was named.
     said:    sentences that tell what was chosen or assumed, and why.
     """
 
     request: LaunchRequest
-    asked: RunQuestion | None
+    run: Run | None
     arguments: ScriptArguments
     said: tuple[str, ...]
 
@@ -58,7 +59,7 @@ def launch_question(
     pass_config: bool,
     log_dir: Path | None,
 ) -> LaunchQuestion:
-    """words: the script and its arguments. run: settings of `run_question`; `given`: those that the user gave, which
+    """words: the script and its arguments. run: arguments of `read_run`; `given`: those that the user gave, which
     count more than what the script's arguments say.
 
     Raises DsAdviseError for what cannot be launched.
@@ -78,11 +79,11 @@ def launch_question(
                 "the nodes are started one by one; a script that reads --local_rank must use LOCAL_RANK",
             )
         said.append(f"launcher {launcher}: {why}")
-    asked = None
+    planned = None
     model = run["model"] or arguments.model
     if model is not None:
         settings, assumed = _settings(run, given, arguments, framework)
-        asked = run_question(config_file, model, cluster, **settings)
+        planned = read_run(config_file, model, cluster, **settings)
         said += assumed
     folder = (log_dir or Path("ds-advise-launch", time.strftime("%Y-%m-%dT%H-%M-%S"))).absolute()
     request = LaunchRequest(
@@ -98,22 +99,22 @@ def launch_question(
         passes_config=pass_config and not arguments.passes_a_config,
         total_steps=arguments.number("max_steps"),
     )
-    if asked is not None:
+    if planned is not None:
         request = replace(
             request,
-            prediction=prediction_of(asked),
-            model=asked.shape,
+            prediction=prediction_of(planned),
+            model=planned.shape,
             model_name=str(model),
-            workload=asked.workload,
-            gradient_checkpointing=asked.gradient_checkpointing,
+            workload=planned.workload,
+            gradient_checkpointing=planned.gradient_checkpointing,
         )
-    return LaunchQuestion(request=request, asked=asked, arguments=arguments, said=tuple(said))
+    return LaunchQuestion(request=request, run=planned, arguments=arguments, said=tuple(said))
 
 
 def _settings(
     run: dict[str, Any], given: Collection[str], arguments: ScriptArguments, framework: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """The settings of `run_question`, from the user, else the script's arguments, else TrainingArguments' defaults."""
+    """The arguments of `read_run`, from the user, else the script's arguments, else TrainingArguments' defaults."""
     is_trainer = framework == "hf"
     known = {
         "seq_len": arguments.seq_len,
@@ -150,7 +151,7 @@ def _settings(
 
 def _place(
     gpus: str,
-    device: str,
+    device: Literal["cuda", "cpu"],
     ranks: int | None,
     nodes: int | None,
     node_rank: int,
@@ -159,14 +160,13 @@ def _place(
     slurm: bool,
 ) -> tuple[Cluster, Rendezvous | None]:
     """(the ranks, how several nodes meet)."""
-    on_cpu = device == "cpu" or ranks is not None
     if sum((master is not None, hostfile is not None, slurm)) > 1:
         raise ClusterError(
             "--master, --hostfile and --slurm are three ways to the nodes",
             why="they contradict each other",
             fix="pass one of them",
         )
-    cluster = cpu_question(gpus, device=device, ranks=ranks, memory=None)[0] if on_cpu else parse_cluster(gpus)
+    cluster = ClusterOptions(gpus=gpus, device=device, ranks=ranks).cluster()
     rendezvous: Rendezvous | None = None
     if hostfile is not None:
         count, gpus_per_node = equal_nodes(hostfile)

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli import run as run_here
-from ds_advise.advisor.compare.comparison import Comparison, circumstances_of, compare, differences, parts
+from ds_advise.advisor.compare.comparison import Comparison, compare, differences, parts, read_circumstances
 from ds_advise.advisor.compare.key_meanings import MEANINGS
 from ds_advise.advisor.compare.report import render_comparison
 from ds_advise.advisor.compare.settings import LOOSE_DEFAULTS, Settings
 from ds_advise.advisor.question.question import Question
-from ds_advise.advisor.recommend.search import climb
+from ds_advise.advisor.recommend.search import predict_all
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.estimators.errors import ConfigFileError, DsAdviseError, WorkloadError
 from ds_advise.estimators.plan import RUNGS
@@ -235,8 +235,15 @@ def test_every_key_with_a_meaning_exists(facts: DeepSpeedFacts) -> None:
 
 def test_a_file_that_was_written_for_a_rung_does_what_the_rung_does(tmp_path: Path) -> None:
     """Written, read back and compared, every rung is equal to itself, in its settings and in its figures."""
-    known = circumstances_of("Qwen2.5-1.5B", **{**WHERE, "micro_batch": 2, "accumulation": 3})
-    ladder, _ = climb(Question(model=known.model, workload=known.workload, cluster=known.cluster, micro_batch_size=2))
+    known = read_circumstances("Qwen2.5-1.5B", **{**WHERE, "micro_batch": 2, "accumulation": 3})
+    ladder, _ = predict_all(
+        Question(
+            model=known.model,
+            workload=known.workload,
+            cluster=known.cluster,
+            micro_batch_size=2,
+        )
+    )
     assert [step.rung for step in ladder] == list(RUNGS)
     for step in ladder:
         assert step.candidate is not None
@@ -262,7 +269,7 @@ def test_figures_add_up_and_other_holds_the_rest() -> None:
 def test_model_and_gpus_tell_what_the_differences_do(files: dict[str, str]) -> None:
     """`auto` has its numbers, both sides have figures, and they are the closed form's for the plans that the files
     describe."""
-    comparison = compare(files["offload"], files["zero3"], circumstances_of("Qwen2.5-7B", **WHERE))
+    comparison = compare(files["offload"], files["zero3"], read_circumstances("Qwen2.5-7B", **WHERE))
     first, second = comparison.first.candidate, comparison.second.candidate
     assert first is not None and second is not None
     assert (first.rung, second.rung) == ("zero2-offload", "zero3")
@@ -273,7 +280,7 @@ def test_model_and_gpus_tell_what_the_differences_do(files: dict[str, str]) -> N
     assert "train_batch_size" not in found  # it follows, and nobody wrote it
     assert "bf16.enabled" not in found
     assert first.tokens_per_s < second.tokens_per_s
-    filled = compare(files["offload"], files["zero3"], circumstances_of("Qwen2.5-7B", **{**WHERE, "micro_batch": 2}))
+    filled = compare(files["offload"], files["zero3"], read_circumstances("Qwen2.5-7B", **{**WHERE, "micro_batch": 2}))
     assert "train_micro_batch_size_per_gpu" not in {difference.path for difference in filled.differences}
 
 
@@ -289,7 +296,7 @@ def text_of(comparison: Comparison, width: int = 80) -> str:
 def test_the_answer_fits_80_columns(files: dict[str, str], pair: tuple[str, str]) -> None:
     """The verdict first, then the figures of A and B in the same columns, then the keys."""
     names = [files.get(name, name) for name in pair]
-    text = text_of(compare(names[0], names[1], circumstances_of("Qwen2.5-1.5B", **WHERE)))
+    text = text_of(compare(names[0], names[1], read_circumstances("Qwen2.5-1.5B", **WHERE)))
     assert [line for line in text.splitlines() if len(line) > 80 and not line.startswith((" A: ", " B: "))] == []
     assert text.splitlines()[0].startswith((" Both fit", " Only ", " Neither"))
     for title in ("tokens/s", "GPU GiB", "Where a GPU's memory goes", "Where the time goes"):
@@ -301,7 +308,7 @@ def test_the_answer_fits_80_columns(files: dict[str, str], pair: tuple[str, str]
 
 def test_the_tables_hold_the_figures_of_the_plans(files: dict[str, str]) -> None:
     """Columns add up to what the closed form says: GiB of a GPU, and ms of 1,000 tokens where the batches differ."""
-    comparison = compare(files["offload"], files["zero3"], circumstances_of("Qwen2.5-7B", **WHERE))
+    comparison = compare(files["offload"], files["zero3"], read_circumstances("Qwen2.5-7B", **WHERE))
     text = text_of(comparison)
     sides = [side.candidate for side in (comparison.first, comparison.second)]
     assert sides[0] is not None and sides[1] is not None
@@ -323,7 +330,7 @@ def test_verdicts(files: dict[str, str]) -> None:
     """Who fits and who is faster, in words."""
 
     def verdict(first: str, second: str, **where: Any) -> str:
-        return text_of(compare(first, second, circumstances_of("Qwen2.5-7B", **{**WHERE, **where}))).splitlines()[0]
+        return text_of(compare(first, second, read_circumstances("Qwen2.5-7B", **{**WHERE, **where}))).splitlines()[0]
 
     assert verdict("zero2-offload", "zero3").startswith(" Both fit; B is ")
     assert verdict("zero3", "zero2-offload").startswith(" Both fit; A is ")
@@ -442,9 +449,9 @@ def test_errors_have_their_types(tmp_path: Path) -> None:
         compare("zero2", "zero3")
     (tmp_path / "no batch.json").write_text("{}")
     with pytest.raises(ConfigFileError, match=r"no batch.json: train_micro_batch_size_per_gpu is missing"):
-        compare(str(tmp_path / "no batch.json"), "zero3", circumstances_of("gpt2", **{**WHERE, "nvme": None}))
+        compare(str(tmp_path / "no batch.json"), "zero3", read_circumstances("gpt2", **{**WHERE, "nvme": None}))
     with pytest.raises(DsAdviseError):
-        circumstances_of("no-such-model-anywhere", **WHERE)
+        read_circumstances("no-such-model-anywhere", **WHERE)
 
 
 def test_nothing_slow_is_imported(files: dict[str, str]) -> None:

@@ -23,11 +23,12 @@ from ds_advise.advisor.launch.request import Failure, LaunchRequest, Outcome, Pe
 from ds_advise.advisor.launch.watch.display import Display, Status
 from ds_advise.advisor.prove.past_probes import keep_probe
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
-from ds_advise.advisor.question.run import RunQuestion, run_question
+from ds_advise.advisor.question.run import read_run
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.memory.checkpoint_size import checkpoint_bytes
 from ds_advise.probes.real_run import ProbeResult, RankFailure, RankReport
 from ds_advise.probes.real_run.result import StepTime
+from ds_advise.probes.run import Run
 from ds_advise.probes.this_machine import cpu_cores
 from rich.console import Console
 
@@ -243,23 +244,14 @@ def test_arguments_of_a_script() -> None:
     assert ScriptArguments([]).model is None
 
 
-def _asked(folder: Path) -> RunQuestion:
-    return run_question(
+def _run(folder: Path) -> Run:
+    return read_run(
         folder / "ds_config.json",
         str(folder / "model"),
         cpu_cluster(2),
         seq_len=32,
         micro_batch=2,
         accumulation=2,
-        method="full",
-        lora_rank=8,
-        lora_dropout=0.0,
-        lora_targets=None,
-        precision="bf16",
-        gradient_checkpointing=True,
-        attention="sdpa",
-        framework="hf",
-        input_shape=None,
         offline=True,
     )
 
@@ -267,14 +259,14 @@ def _asked(folder: Path) -> RunQuestion:
 def test_a_full_disk_and_a_small_host_are_seen_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints that do not fit the disk and a model that does not fit the RAM while it loads are told without a
     run."""
-    asked = _asked(folder)
-    assert asked.shape is not None
-    one = checkpoint_bytes(asked.shape, asked.workload)
-    assert one == (2 + 2 + 4 + 8) * asked.shape.parameters
+    run = _run(folder)
+    assert run.shape is not None
+    one = checkpoint_bytes(run.shape, run.workload)
+    assert one == (2 + 2 + 4 + 8) * run.shape.parameters
     monkeypatch.setattr("ds_advise.advisor.launch.check._dry_run", lambda *_: [])
     monkeypatch.setattr("ds_advise.advisor.launch.check.free_bytes", lambda _: one * 3 - 1)
 
-    def found(checkpoints: int, question: RunQuestion) -> list[str]:
+    def found(checkpoints: int, question: Run) -> list[str]:
         return [
             each.what
             for each in objections(
@@ -288,17 +280,17 @@ def test_a_full_disk_and_a_small_host_are_seen_before(folder: Path, monkeypatch:
             )
         ]
 
-    assert found(2, asked) == []
-    assert "3 checkpoints" in found(3, asked)[0]
-    small = replace(asked, cluster=replace(asked.cluster, host_memory_bytes_per_node=10**6))
+    assert found(2, run) == []
+    assert "3 checkpoints" in found(3, run)[0]
+    small = replace(run, cluster=replace(run.cluster, host_memory_bytes_per_node=10**6))
     assert "loading the model" in found(1, small)[0]
 
 
 def test_a_probe_of_the_same_is_what_the_training_is_measured_against(folder: Path) -> None:
     """Its speed stands beside the training's, as evidence of a probe; a failed one and one of another batch do not
     count."""
-    asked = _asked(folder)
-    closed_form = prediction_of(asked)
+    run = _run(folder)
+    closed_form = prediction_of(run)
     assert closed_form is not None and closed_form.evidence == "analytic"
     step = StepTime(total_s=2 * closed_form.time.step_s, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
     report = RankReport(
@@ -321,23 +313,13 @@ def test_a_probe_of_the_same_is_what_the_training_is_measured_against(folder: Pa
         result = ProbeResult(
             world_size=2, device="cpu", solo=False, tokens_per_step=1, ranks=ranks, failure=failure, versions={}
         )
-        keep_probe(
-            result,
-            model=asked.shape,
-            name="small",
-            config=asked.config,
-            workload=asked.workload,
-            micro_batch_size=micro_batch_size,
-            gradient_accumulation_steps=2,
-            gradient_checkpointing=True,
-            memory_limit_bytes=None,
-        )
+        keep_probe(result, replace(run, micro_batch_size=micro_batch_size), memory_limit_bytes=None)
 
     keep((report,), None, micro_batch_size=1)
     keep((), RankFailure(kind="out_of_memory", rank=0, phase="step 1", message="no"))
-    assert prediction_of(asked) == closed_form
+    assert prediction_of(run) == closed_form
     keep((report,), None)
-    seen = prediction_of(asked)
+    seen = prediction_of(run)
     assert seen is not None and seen.evidence == "probe"
     assert seen.time.step_s == pytest.approx(2 * closed_form.time.step_s)
 
@@ -358,8 +340,8 @@ def test_how_to_go_on_after_memory_ran_out(
     folder: Path, arguments: list[str], checkpoint: str | None, wanted: str
 ) -> None:
     """The same global batch with less memory, from the checkpoint; a script of unknown arguments is not started."""
-    asked = _asked(folder)
-    prediction = prediction_of(asked)
+    run = _run(folder)
+    prediction = prediction_of(run)
     assert prediction is not None
     question = LaunchQuestion(
         request=LaunchRequest(
@@ -368,13 +350,13 @@ def test_how_to_go_on_after_memory_ran_out(
             config_path=folder / "ds_config.json",
             framework="hf",
             launcher="torchrun",
-            cluster=asked.cluster,
+            cluster=run.cluster,
             folder=folder / "log",
             device="cpu",
             prediction=prediction,
-            model=asked.shape,
+            model=run.shape,
         ),
-        asked=asked,
+        asked=run,
         arguments=ScriptArguments(arguments),
         said=(),
     )
@@ -405,7 +387,7 @@ def test_how_to_go_on_after_memory_ran_out(
 
 def test_plans_keep_the_global_batch(folder: Path) -> None:
     """Every plan to go on with takes as many samples in a step."""
-    plans = plans_that_fit(_asked(folder))
+    plans = plans_that_fit(_run(folder))
     assert plans
     assert {plan.estimate.plan.micro_batch_size * plan.estimate.plan.gradient_accumulation_steps for plan in plans} == {
         4

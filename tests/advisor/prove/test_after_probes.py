@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.cli import run
-from ds_advise.advisor.prove.past_probes import KeptProbes, keep_probe
-from ds_advise.advisor.prove.probe_series import climb, runnable
+from ds_advise.advisor.prove.after_probes import runnable
+from ds_advise.advisor.prove.past_probes import PastProbes, keep_probe
+from ds_advise.advisor.prove.probe_series import run_series
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
-from ds_advise.advisor.recommend.recommendation import Candidate, Recommendation
-from ds_advise.ds_configs.emit import ds_config
+from ds_advise.advisor.recommend.candidate import Candidate
+from ds_advise.advisor.recommend.recommendation import Recommendation
 from ds_advise.estimators.memory.device_overhead import CPU_HEAP_SHARE, CPU_PROCESS_BYTES
 from ds_advise.probes.real_run import ProbeResult, RankFailure, RankReport
 from ds_advise.probes.real_run.result import StepTime
+from ds_advise.probes.run import Run
 from ds_advise.probes.store import Store
 
 MODEL = {
@@ -101,19 +103,10 @@ def failed(kind: Any) -> ProbeResult:
 
 
 def keep(answer: Recommendation, candidate: Candidate, result: ProbeResult, limit: int | None = LIMIT) -> None:
-    """As a climb keeps it."""
-    question, plan = answer.question, candidate.estimate.plan
-    keep_probe(
-        result,
-        model=question.model,
-        name="small",
-        workload=question.workload,
-        config=ds_config(plan, question.model, question.workload, question.cluster, flavor=question.workload.framework),
-        micro_batch_size=plan.micro_batch_size,
-        gradient_accumulation_steps=plan.gradient_accumulation_steps,
-        gradient_checkpointing=plan.gradient_checkpointing,
-        memory_limit_bytes=limit,
-    )
+    """As a series of probes keeps it."""
+    question = answer.question
+    run = Run.of_plan(candidate.plan, question.model, question.workload, question.cluster)
+    keep_probe(result, run, memory_limit_bytes=limit)
 
 
 def first(answer: Recommendation) -> Candidate:
@@ -155,7 +148,7 @@ def test_other_failures_say_nothing_of_the_plan(model: str, kind: str) -> None:
     """Their reason may be gone."""
     before = ask(model)
     keep(before, first(before), failed(kind))
-    assert ask(model).earlier == () and first(ask(model)) == first(before)
+    assert ask(model).past_probes == () and first(ask(model)) == first(before)
 
 
 ELSEWHERE: dict[str, Callable[[str], Recommendation]] = {
@@ -173,17 +166,17 @@ def test_another_question_is_not_answered_by_it(model: str, other: Callable[[str
     before = ask(model)
     for candidate in runnable(before):
         keep(before, candidate, ran(candidate))
-    assert len(ask(model).earlier) > 8 and other(model).earlier == ()
+    assert len(ask(model).past_probes) > 8 and other(model).past_probes == ()
 
 
 def test_a_limit_answers_for_the_limits_that_it_decides(model: str) -> None:
     """What ran with less runs with more; what did not run with more does not run with less."""
     before = ask(model)
     keep(before, first(before), ran(first(before)))
-    assert ask(model, limit=2 * LIMIT).earlier
+    assert ask(model, limit=2 * LIMIT).past_probes
     Store().forget("all")
     keep(before, first(before), failed("out_of_memory"))
-    assert ask(model, limit=LIMIT // 2).earlier and not ask(model, limit=2 * LIMIT).earlier
+    assert ask(model, limit=LIMIT // 2).past_probes and not ask(model, limit=2 * LIMIT).past_probes
 
 
 def test_other_versions_and_forms_do_not_count(model: str, own_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,14 +185,14 @@ def test_other_versions_and_forms_do_not_count(model: str, own_store: Path, monk
     keep(before, first(before), ran(first(before)))
     with monkeypatch.context() as patched:
         patched.setattr("ds_advise.advisor.prove.past_probes.version", lambda _name: "0.0")
-        assert ask(model).earlier == ()
-    assert ask(model).earlier
+        assert ask(model).past_probes == ()
+    assert ask(model).past_probes
     with sqlite3.connect(own_store) as connection:
         ((body,),) = connection.execute("SELECT body FROM records")
         connection.execute(
             "UPDATE records SET body = ?", (json.dumps({**json.loads(body), "result": {"failure": None}}),)
         )
-    assert ask(model).earlier == ()
+    assert ask(model).past_probes == ()
 
 
 def test_a_plan_that_swaps_to_a_folder_that_nobody_named_never_ran(model: str) -> None:
@@ -207,9 +200,9 @@ def test_a_plan_that_swaps_to_a_folder_that_nobody_named_never_ran(model: str) -
     answer = ask(model)
     keep(answer, first(answer), ran(first(answer)))
     plan = replace(first(answer).estimate.plan, zero_stage=3, offload_optimizer="nvme", offload_param="nvme")
-    kept = KeptProbes(answer.question.model, answer.question.workload, answer.question.cluster)
-    assert kept.of(first(answer).estimate.plan) is not None
-    assert kept.of(plan) is None
+    kept = PastProbes(answer.question.model, answer.question.workload, answer.question.cluster)
+    assert kept.of_plan(first(answer).estimate.plan) is not None
+    assert kept.of_plan(plan) is None
 
 
 def test_a_climb_does_not_run_again_what_ran(model: str) -> None:
@@ -222,13 +215,13 @@ def test_a_climb_does_not_run_again_what_ran(model: str) -> None:
         keep(before, candidate, ran(candidate))
         return ran(candidate)
 
-    climbed = climb(before, keeping, budget_s=1e6)
-    assert climbed.runs == len(runs) > 1
-    again = climb(ask(model), keeping, budget_s=1e6)
-    assert again.runs == 0 and len(again.trials) == len(runs) == climbed.runs
-    assert again.best is not None and climbed.best is not None
-    assert again.best.candidate.estimate.plan == climbed.best.candidate.estimate.plan
-    assert all(trial.age_s is not None for trial in again.trials)
+    series, _ = run_series(before, keeping, budget_s=1e6)
+    assert series.runs == len(runs) > 1
+    again, _ = run_series(ask(model), keeping, budget_s=1e6)
+    assert again.runs == 0 and len(again.probes) == len(runs) == series.runs
+    assert again.best is not None and series.best is not None
+    assert again.best.candidate.estimate.plan == series.best.candidate.estimate.plan
+    assert all(trial.age_s is not None for trial in again.probes)
 
 
 def test_plans_for_nvme_that_nobody_named_cannot_be_run(model: str) -> None:

@@ -14,7 +14,10 @@ from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.machine import this_machine
 from ds_advise.probes.real_run import ProbeResult, RankFailure
+from ds_advise.probes.run import Run
 from ds_advise.probes.store import Store, model_key
+
+from tests.machines import h100s
 
 FAILED = ProbeResult(
     world_size=2,
@@ -27,18 +30,20 @@ FAILED = ProbeResult(
 )
 
 
+RUN = Run(
+    config={"zero_optimization": {"stage": 2}},
+    model={},
+    model_name="gpt2",
+    shape=find("gpt2"),
+    cluster=h100s(2),
+    micro_batch_size=4,
+    gradient_accumulation_steps=2,
+    gradient_checkpointing=False,
+)
+
+
 def _keep(result: ProbeResult, **changes: Any) -> int | None:
-    settings = {
-        "model": find("gpt2"),
-        "name": "gpt2",
-        "config": {"zero_optimization": {"stage": 2}},
-        "workload": Workload(),
-        "micro_batch_size": 4,
-        "gradient_accumulation_steps": 2,
-        "gradient_checkpointing": False,
-        "memory_limit_bytes": 10**9,
-    }
-    return keep_probe(result, **{**settings, **changes})
+    return keep_probe(result, replace(RUN, **changes), memory_limit_bytes=10**9)
 
 
 def test_a_failed_probe_is_kept_with_what_was_asked() -> None:
@@ -72,7 +77,7 @@ def test_a_local_model_is_kept_by_its_folders_name(tmp_path: Path) -> None:
     """Where somebody keeps their models is nobody's business; a module of the user's own has no key."""
     folder = tmp_path / "my-model"
     folder.mkdir()
-    _keep(FAILED, name=str(folder), model=None)
+    _keep(FAILED, model_name=str(folder), shape=None)
     (record,) = Store().find()
     assert (record.model, record.model_name) == ("", "my-model")
     assert str(tmp_path) not in json.dumps(record.to_json())

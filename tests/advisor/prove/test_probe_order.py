@@ -9,11 +9,12 @@ from dataclasses import replace
 
 import pytest
 from ds_advise.advisor.advise import advise
-from ds_advise.advisor.prove.after_probes import settled
-from ds_advise.advisor.prove.probe_order import Climb, Outcome
-from ds_advise.advisor.prove.probe_series import Climbed, climb
-from ds_advise.advisor.prove.settle import budget_seconds, settle
-from ds_advise.advisor.recommend.recommendation import Candidate, Recommendation
+from ds_advise.advisor.prove.after_probes import after_series
+from ds_advise.advisor.prove.probe_order import ProbeOrder, ProbeVerdict
+from ds_advise.advisor.prove.probe_series import budget_seconds, run_series, settle
+from ds_advise.advisor.recommend.candidate import Candidate
+from ds_advise.advisor.recommend.evidence import ProbeSeries
+from ds_advise.advisor.recommend.recommendation import Recommendation
 from ds_advise.advisor.recommend.report import render
 from ds_advise.estimators.errors import ClusterError, WorkloadError
 from ds_advise.probes.real_run import ProbeResult, RankFailure, RankReport
@@ -51,10 +52,10 @@ class Machine:
             )
             self.needs.append(candidate.device_bytes * factor(("memory", candidate.rung), memory))
 
-    def outcome(self, candidate: Candidate) -> Outcome:
+    def outcome(self, candidate: Candidate) -> ProbeVerdict:
         index = self.candidates.index(candidate)
         fits = self.needs[index] <= MEMORY
-        return Outcome(
+        return ProbeVerdict(
             tokens_per_s=self.speeds[index] if fits else None,
             out_of_memory=not fits,
             need_bytes=round(self.needs[index]) if fits else None,
@@ -65,8 +66,8 @@ class Machine:
         return max(speed for speed, need in zip(self.speeds, self.needs, strict=True) if need <= MEMORY)
 
 
-def run_to_the_end(machine: Machine) -> Climb:
-    state = Climb(machine.candidates, MEMORY)
+def run_to_the_end(machine: Machine) -> ProbeOrder:
+    state = ProbeOrder(machine.candidates, MEMORY)
     while (choice := state.choose()) is not None:
         assert choice.reason
         state.learn(choice.candidate, machine.outcome(choice.candidate))
@@ -79,9 +80,9 @@ def test_a_climb_finds_what_trying_everything_finds_with_a_fraction_of_the_runs(
     for seed in range(200):
         machine = Machine(answer, seed)
         state = run_to_the_end(machine)
-        assert state.best is not None and len(state.outcomes) <= state.bound
-        regrets.append(1 - machine.speeds[machine.candidates.index(state.best)] / machine.fastest)
-        runs.append(len(state.outcomes))
+        assert len(state.verdicts) <= state.bound
+        regrets.append(1 - max(verdict.tokens_per_s or 0 for verdict in state.verdicts.values()) / machine.fastest)
+        runs.append(len(state.verdicts))
     assert sorted(regrets)[190] <= 0.03
     assert max(runs) <= len(Machine(answer, 0).candidates) / 3
 
@@ -89,7 +90,7 @@ def test_a_climb_finds_what_trying_everything_finds_with_a_fraction_of_the_runs(
 def test_a_true_prediction_is_confirmed_by_the_fastest_first(answer: Recommendation) -> None:
     """The first run is the best plan; the others only rule out what might be better than predicted."""
     machine = Machine(answer, 0, speed=0, memory=0)
-    state = Climb(machine.candidates, MEMORY)
+    state = ProbeOrder(machine.candidates, MEMORY)
     first = state.choose()
     assert first is not None and machine.outcome(first.candidate).tokens_per_s == machine.fastest
 
@@ -97,9 +98,9 @@ def test_a_true_prediction_is_confirmed_by_the_fastest_first(answer: Recommendat
 def test_want_of_memory_strikes_out_what_needs_more(answer: Recommendation) -> None:
     """No larger micro batch of the same series is run after one that did not fit."""
     machine = Machine(answer, 0)
-    state = Climb(machine.candidates, MEMORY)
+    state = ProbeOrder(machine.candidates, MEMORY)
     failed = max(machine.candidates, key=lambda candidate: candidate.estimate.plan.micro_batch_size)
-    state.learn(failed, Outcome(tokens_per_s=None, out_of_memory=True))
+    state.learn(failed, ProbeVerdict(tokens_per_s=None, out_of_memory=True))
     while (choice := state.choose()) is not None:
         same = (
             choice.candidate.rung == failed.rung
@@ -112,10 +113,10 @@ def test_want_of_memory_strikes_out_what_needs_more(answer: Recommendation) -> N
 def test_a_crash_strikes_out_its_series_but_not_what_is_larger_elsewhere(answer: Recommendation) -> None:
     """An error that is not about memory says nothing of other rungs."""
     machine = Machine(answer, 0)
-    state = Climb(machine.candidates, MEMORY)
+    state = ProbeOrder(machine.candidates, MEMORY)
     first = state.choose()
     assert first is not None
-    state.learn(first.candidate, Outcome(tokens_per_s=None))
+    state.learn(first.candidate, ProbeVerdict(tokens_per_s=None))
     second = state.choose()
     assert second is not None
     plans = (first.candidate.estimate.plan, second.candidate.estimate.plan)
@@ -161,20 +162,20 @@ def result_of(machine: Machine, candidate: Candidate) -> ProbeResult:
 def test_the_settled_answer_recommends_the_fastest_that_ran(answer: Recommendation) -> None:
     """At its measured speed, as measured evidence; the question and the other predictions stay."""
     machine = Machine(answer, 3, whole=0.3)
-    climbed = climb(answer, lambda candidate, _left_s: result_of(machine, candidate), budget_s=1e6)
-    final = settled(answer, climbed)
-    assert climbed.ended == "settled" and climbed.best is not None and final.recommended is not None
-    assert final.recommended.tokens_per_s == pytest.approx(climbed.best.result.tokens_per_s)
+    series, order = run_series(answer, lambda candidate, _left_s: result_of(machine, candidate), budget_s=1e6)
+    final = after_series(answer, series, order)
+    assert series.ended == "settled" and series.best is not None and final.recommended is not None
+    assert final.recommended.tokens_per_s == pytest.approx(series.best.result.tokens_per_s)
     assert final.recommended.estimate.evidence == "probe" and final.recommended.fit.fits
-    need = machine.outcome(climbed.best.candidate).need_bytes
+    need = machine.outcome(series.best.candidate).need_bytes
     assert need is not None and final.recommended.device_bytes == pytest.approx(need, rel=1e-6)
-    assert final.recommended.estimate.plan == climbed.best.candidate.estimate.plan
+    assert final.recommended.estimate.plan == series.best.candidate.estimate.plan
     assert [step.candidate for step in final.ladder].count(final.recommended) == 1
-    ran = {id(trial.candidate) for trial in climbed.trials}
+    ran = {probe.candidate.plan for probe in series.probes}
     others = [
         (before, after)
         for before, after in zip(answer.candidates, final.candidates, strict=True)
-        if id(before) not in ran and before.fit.limit in ("", "gpu")
+        if before.plan not in ran and before.fit.limit in ("", "gpu")
     ]
     assert others and all(after.estimate.evidence == "analytic" for _, after in others)
     for before, after in others:
@@ -187,15 +188,17 @@ def test_nothing_that_ran_means_no_recommendation(answer: Recommendation) -> Non
     broken = ProbeResult(
         world_size=4, device="cuda", solo=False, tokens_per_step=0, ranks=(), failure=failure, versions={}
     )
-    climbed = climb(answer, lambda *_: broken, budget_s=1e6)
-    assert climbed.best is None and settled(answer, climbed).recommended is None
-    series = {(trial.candidate.rung, trial.candidate.estimate.plan.gradient_checkpointing) for trial in climbed.trials}
-    assert len(series) == len(climbed.trials), "a crash is not repeated with another batch"
+    series, order = run_series(answer, lambda *_: broken, budget_s=1e6)
+    assert series.best is None and after_series(answer, series, order).recommended is None
+    seen = {(trial.candidate.rung, trial.candidate.estimate.plan.gradient_checkpointing) for trial in series.probes}
+    assert len(seen) == len(series.probes), "a crash is not repeated with another batch"
     page = io.StringIO()
-    render(settled(answer, climbed), Console(file=page, width=80))
+    render(after_series(answer, series, order), Console(file=page, width=80))
     assert "No plan ran. The first that failed: no such library" in page.getvalue()
-    failed = [candidate for candidate in settled(answer, climbed).candidates if candidate.fit.reason == "failed"]
-    assert len(failed) == len(climbed.trials) and not any(candidate.fit.fits for candidate in failed)
+    failed = [
+        candidate for candidate in after_series(answer, series, order).candidates if candidate.fit.reason == "failed"
+    ]
+    assert len(failed) == len(series.probes) and not any(candidate.fit.fits for candidate in failed)
 
 
 def test_a_climb_that_is_stopped_before_anything_ran_leaves_the_prediction(answer: Recommendation) -> None:
@@ -204,7 +207,7 @@ def test_a_climb_that_is_stopped_before_anything_ran_leaves_the_prediction(answe
     def interrupt(*_: object) -> ProbeResult:
         raise KeyboardInterrupt
 
-    final = settled(answer, climb(answer, interrupt, budget_s=1e6))
+    final = after_series(answer, *run_series(answer, interrupt, budget_s=1e6))
     assert final.recommended is not None and answer.recommended is not None
     assert final.recommended.estimate == answer.recommended.estimate
     page = io.StringIO()
@@ -224,11 +227,13 @@ def test_an_interrupt_and_the_budget_leave_the_best_so_far(answer: Recommendatio
             raise KeyboardInterrupt
         return result_of(machine, candidate)
 
-    interrupted = climb(answer, twice, budget_s=1e6)
-    assert interrupted.ended == "interrupted" and len(interrupted.trials) == 2 and interrupted.best is not None
+    interrupted, _ = run_series(answer, twice, budget_s=1e6)
+    assert interrupted.ended == "interrupted" and len(interrupted.probes) == 2 and interrupted.best is not None
 
-    slow = climb(answer, lambda candidate, _left: replace(result_of(machine, candidate), seconds=60.0), budget_s=50)
-    assert slow.ended == "budget" and len(slow.trials) == 1 and slow.best is not None
+    slow, _ = run_series(
+        answer, lambda candidate, _left: replace(result_of(machine, candidate), seconds=60.0), budget_s=50
+    )
+    assert slow.ended == "budget" and len(slow.probes) == 1 and slow.best is not None
 
 
 @pytest.mark.parametrize("text, seconds", [("90s", 90), ("5m", 300), (" 1H ", 3600)])
@@ -246,4 +251,4 @@ def test_another_machine_is_not_probed(answer: Recommendation) -> None:
     """The question named GPUs that are not here."""
     with pytest.raises(ClusterError, match="this machine"):
         settle(answer, device="cuda", memory_limit_bytes=None, budget="5m", offline=True, say=lambda _: None)
-    assert Climbed(trials=(), ended="settled", bound=1, candidates=1).best is None
+    assert ProbeSeries(probes=(), ended="settled", bound=1, candidates=1).best is None

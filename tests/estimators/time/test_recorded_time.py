@@ -21,6 +21,7 @@ from ds_advise.estimators.time.step_time import estimate_time
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import DryRunResult, dry_run
 from ds_advise.probes.dry_run.step_time import step_time
+from ds_advise.probes.run import Run
 from rich.console import Console
 
 from benchmarks.accuracy import time as accuracy
@@ -98,7 +99,7 @@ def recorded() -> DryRunResult:
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
     }
-    return dry_run(config, MODEL, cluster=CLUSTER, workload=WORKLOAD, iterations=2)
+    return dry_run(Run(config=config, model=MODEL, cluster=CLUSTER, workload=WORKLOAD), iterations=2)
 
 
 def test_the_recording_counts_the_products_of_one_step(recorded: DryRunResult) -> None:

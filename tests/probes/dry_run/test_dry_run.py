@@ -10,6 +10,9 @@ from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import DryRunError, DryRunResult, dry_run
 from ds_advise.probes.dry_run.result import from_json
+from ds_advise.probes.run import Run
+
+from tests.machines import h100s
 
 MODEL: dict[str, Any] = {
     "model_type": "llama",
@@ -47,13 +50,15 @@ def offloaded() -> DryRunResult:
     """ZeRO-3 with the optimizer in host memory, the last rank of two nodes with four GPUs each."""
     cluster = Cluster(nodes=2, gpus_per_node=4, gpu=find_gpu("A100-80GB-SXM"))
     return dry_run(
-        config(3, offload_optimizer={"device": "cpu"}),
-        MODEL,
-        cluster=cluster,
+        Run(
+            config=config(3, offload_optimizer={"device": "cpu"}),
+            model=MODEL,
+            cluster=cluster,
+            workload=Workload(seq_len=256),
+            micro_batch_size=2,
+            gradient_accumulation_steps=2,
+        ),
         rank=7,
-        workload=Workload(seq_len=256),
-        micro_batch_size=2,
-        gradient_accumulation_steps=2,
     )
 
 
@@ -127,10 +132,12 @@ def test_the_callers_process_imports_no_torch() -> None:
 def test_lora_trains_adapters_only_in_float16_without_skipping_steps() -> None:
     """Master weights and states exist for the adapters alone; float16's loss scaling lets every step happen."""
     result = dry_run(
-        {"fp16": {"enabled": True}, "zero_optimization": {"stage": 2}},
-        MODEL,
-        world_size=2,
-        workload=Workload(method="lora", lora_rank=4, seq_len=128, precision="fp16"),
+        Run(
+            config={"fp16": {"enabled": True}, "zero_optimization": {"stage": 2}},
+            model=MODEL,
+            workload=Workload(method="lora", lora_rank=4, seq_len=128, precision="fp16"),
+            cluster=h100s(2),
+        ),
         iterations=2,
     )
     assert result.trainable_parameters == result.parameters - PARAMETERS > 0
@@ -145,7 +152,10 @@ def test_nvme_bytes_are_counted_and_the_named_folder_is_left_alone(tmp_path: Pat
     (swap / "of-another-training").touch()
     big = {**MODEL, "hidden_size": 2048, "intermediate_size": 4096, "num_hidden_layers": 2}
     nvme = {"device": "nvme", "nvme_path": str(tmp_path / "nvme")}
-    result = dry_run(config(3, offload_optimizer=nvme), big, world_size=2, workload=Workload(seq_len=64), iterations=2)
+    result = dry_run(
+        Run(config=config(3, offload_optimizer=nvme), model=big, workload=Workload(seq_len=64), cluster=h100s(2)),
+        iterations=2,
+    )
     assert [path.name for path in swap.iterdir()] == ["of-another-training"]
     assert 12 <= result.nvme_bytes_per_rank / (result.parameters / 2) <= 16.2
     step = result.phase("step", 2)
@@ -181,7 +191,7 @@ def test_a_module_of_the_users_own() -> None:
             "contiguous_gradients": True,
         },
     }
-    result = dry_run(config, CONVNET, world_size=1, workload=OWN, gradient_checkpointing=False)
+    result = dry_run(Run(config=config, model=CONVNET, workload=OWN, gradient_checkpointing=False, cluster=h100s(1)))
     assert result.parameters == 315_722
     assert result.config["train_micro_batch_size_per_gpu"] == 32
     parts = result.peak.by_category
@@ -217,7 +227,16 @@ def test_a_module_that_needs_values_is_told_the_line(tmp_path: Path) -> None:
     file.write_text(PICKY)
     line = PICKY.splitlines().index("        return output[output[:, 0].nonzero()]") + 1
     with pytest.raises(DryRunError) as caught:
-        dry_run(PLAIN, f"{file}:Picky", world_size=2, micro_batch_size=16, workload=FP32, input_shape=(4,))
+        dry_run(
+            Run(
+                config=PLAIN,
+                model=f"{file}:Picky",
+                micro_batch_size=16,
+                workload=FP32,
+                input_shape=(4,),
+                cluster=h100s(2),
+            )
+        )
     assert f"{file}:{line}" in caught.value.what and caught.value.fix
     assert caught.value.phase == "forward of iteration 1"
 
@@ -225,11 +244,11 @@ def test_a_module_that_needs_values_is_told_the_line(tmp_path: Path) -> None:
 def test_a_configuration_that_deepspeed_rejects_is_reported_in_its_words() -> None:
     """The misspelt key, DeepSpeed's message and the phase."""
     with pytest.raises(DryRunError) as caught:
-        dry_run(config(2, reduce_bucket_sise=1), MODEL, world_size=2)
+        dry_run(Run(config=config(2, reduce_bucket_sise=1), model=MODEL, cluster=h100s(2)))
     assert "reduce_bucket_sise" in caught.value.what and "initialize" in caught.value.what
 
 
 def test_a_model_that_needs_code_from_the_hub_is_refused() -> None:
     """transformers has no class, and code that comes with a model is not run."""
     with pytest.raises(DryRunError, match="no model type 'chatglm'"):
-        dry_run(config(2), {"model_type": "chatglm", "hidden_size": 8}, world_size=2)
+        dry_run(Run(config=config(2), model={"model_type": "chatglm", "hidden_size": 8}, cluster=h100s(2)))

@@ -11,6 +11,9 @@ from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import DryRunError, DryRunResult, dry_run
 from ds_advise.probes.dry_run.ask import ask_each
 from ds_advise.probes.dry_run.run import request_for
+from ds_advise.probes.run import Run
+
+from tests.machines import h100s
 
 FILE = """
 import os, signal
@@ -74,14 +77,15 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DryRunResult
     (folder / "neighbour.py").write_text("def same(module): return module\n")
     requests = [
         request_for(
-            {**PLAIN, **more},
-            f"{folder / file}:{function}",
-            cluster=None,
-            world_size=2,
-            workload=OWN,
+            Run(
+                config={**PLAIN, **more},
+                model=f"{folder / file}:{function}",
+                workload=OWN,
+                gradient_checkpointing=False,
+                input_shape=(4,),
+                cluster=h100s(2),
+            ),
             iterations=1,
-            gradient_checkpointing=False,
-            input_shape=(4,),
         )
         for file, function, more in CASES.values()
     ]
@@ -149,14 +153,14 @@ def test_a_file_that_does_not_exist_is_told_at_once(monkeypatch: pytest.MonkeyPa
     """Before torch and DeepSpeed are imported."""
     monkeypatch.setattr("ds_advise.probes.dry_run.run.ask", None)
     with pytest.raises(DryRunError, match="no such file"):
-        dry_run(PLAIN, "nowhere.py:net", world_size=2)
+        dry_run(Run(config=PLAIN, model="nowhere.py:net", cluster=h100s(2)))
 
 
 def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     file = tmp_path / "slow.py"
     file.write_text("import time\ndef net(): time.sleep(600)\n")
     with pytest.raises(DryRunError, match="did not end within 1 s"):
-        dry_run(PLAIN, f"{file}:net", world_size=2, timeout_s=1)
+        dry_run(Run(config=PLAIN, model=f"{file}:net", cluster=h100s(2)), timeout_s=1)
 
 
 def test_a_torch_without_a_simulated_device_is_told_which_has_one(monkeypatch: pytest.MonkeyPatch) -> None:

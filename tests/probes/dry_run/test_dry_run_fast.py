@@ -13,6 +13,9 @@ from ds_advise.probes.dry_run.ask import ask
 from ds_advise.probes.dry_run.extrapolate import DepthNotLinearError, DepthSeries, depth_series, extrapolated
 from ds_advise.probes.dry_run.request import Request
 from ds_advise.probes.dry_run.run import request_for
+from ds_advise.probes.run import Run
+
+from tests.machines import h100s
 
 TINY: dict[str, Any] = {
     "model_type": "llama",
@@ -42,7 +45,9 @@ def asked(model: dict[str, Any] | str = TINY, *, zero: dict[str, Any] | None = N
         "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
         "zero_optimization": zero or ZERO3,
     }
-    return request_for(config, model, cluster=None, world_size=2, workload=Workload(seq_len=64), iterations=2, **more)
+    return request_for(
+        Run(config=config, model=model, workload=Workload(seq_len=64), cluster=h100s(2)), iterations=2, **more
+    )
 
 
 @pytest.fixture(scope="module")
@@ -161,5 +166,8 @@ def test_a_refusal_is_part_of_the_answer(
         return [runs[2]]
 
     monkeypatch.setattr("ds_advise.probes.dry_run.run.ask", full_only)
-    result = dry_run({"zero_optimization": ZERO3}, {**TINY, "num_hidden_layers": 6}, world_size=2, fast=True)
+    result = dry_run(
+        Run(config={"zero_optimization": ZERO3}, model={**TINY, "num_hidden_layers": 6}, cluster=h100s(2)),
+        fast=True,
+    )
     assert asked_for == [1] and "6 layers are few enough" in result.not_extrapolated and not result.extrapolated_from

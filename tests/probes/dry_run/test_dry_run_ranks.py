@@ -7,6 +7,9 @@ from ds_advise.estimators.workload import Method, Workload
 from ds_advise.probes.dry_run.ask import ask
 from ds_advise.probes.dry_run.fullest_rank import fullest_rank
 from ds_advise.probes.dry_run.run import request_for
+from ds_advise.probes.run import Run
+
+from tests.machines import h100s
 
 RANKS = 8
 MODEL: dict[str, Any] = {
@@ -57,7 +60,11 @@ def test_no_other_rank_peaks_higher(asked: dict[str, Any], method: Method) -> No
         result.peak.allocated_bytes_per_gpu
         for result in ask(
             [
-                request_for(asked, MODEL, cluster=None, world_size=RANKS, rank=rank, workload=workload, iterations=2)
+                request_for(
+                    Run(config=asked, model=MODEL, workload=workload, cluster=h100s(RANKS)),
+                    rank=rank,
+                    iterations=2,
+                )
                 for rank in range(RANKS)
             ],
             timeout_s=300,
@@ -71,7 +78,7 @@ def test_the_piece_decides() -> None:
     head."""
     assert fullest_rank(config(2), MODEL, Workload(), RANKS) == 1
     assert fullest_rank(config(2, "cpu"), MODEL, Workload(), RANKS) == RANKS - 1
-    assert request_for(config(2), MODEL, cluster=None, world_size=RANKS, rank=None).rank == 1
+    assert request_for(Run(config=config(2), model=MODEL, cluster=h100s(RANKS)), rank=None).rank == 1
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from ds_advise.estimators.workload import Workload
 from ds_advise.probes.rank_processes import extension_lock
 from ds_advise.probes.real_run import ProbeResult, probe
 from ds_advise.probes.real_run.result import from_json
+from ds_advise.probes.run import Run
 
 MODEL = {
     "model_type": "qwen2",
@@ -64,13 +65,15 @@ def run(rung: Rung, *, ranks: int = 2, nvme_path: str = "", **settings: Any) -> 
     )
     config = ds_config(plan, shape, WORKLOAD, machine, flavor="hf")
     return probe(
-        config,
-        MODEL,
-        cluster=machine,
-        workload=WORKLOAD,
+        Run(
+            config=config,
+            model=MODEL,
+            cluster=machine,
+            workload=WORKLOAD,
+            micro_batch_size=2,
+            gradient_accumulation_steps=2,
+        ),
         device="cpu",
-        micro_batch_size=2,
-        gradient_accumulation_steps=2,
         **settings,
     )
 
@@ -99,7 +102,9 @@ build = Model
 
 def run_module(tmp_path: Path, body: str, **settings: Any) -> ProbeResult:
     return probe(
-        PLAIN, module(tmp_path, body), cluster=cluster(), workload=WORKLOAD, device="cpu", input_shape=(8,), **settings
+        Run(config=PLAIN, model=module(tmp_path, body), cluster=cluster(), workload=WORKLOAD, input_shape=(8,)),
+        device="cpu",
+        **settings,
     )
 
 
@@ -242,7 +247,10 @@ def test_a_checkpoint_that_is_gone_before_it_is_read_is_named(tmp_path: Path) ->
             shutil.rmtree(folder)
 
     failure = probe(
-        PLAIN, MODEL, cluster=cluster(1), workload=WORKLOAD, device="cpu", checkpoint=str(folder), on_progress=remove
+        Run(config=PLAIN, model=MODEL, cluster=cluster(1), workload=WORKLOAD),
+        device="cpu",
+        checkpoint=str(folder),
+        on_progress=remove,
     ).failure
     assert failure is not None and failure.kind == "crash" and failure.phase == "load"
     assert str(folder) in failure.message + failure.details
@@ -262,10 +270,7 @@ def test_a_checkpoint_that_is_gone_after_it_was_read_does_no_harm(tmp_path: Path
             shutil.rmtree(folder)
 
     result = probe(
-        PLAIN,
-        MODEL,
-        cluster=cluster(),
-        workload=WORKLOAD,
+        Run(config=PLAIN, model=MODEL, cluster=cluster(), workload=WORKLOAD),
         device="cpu",
         checkpoint=str(folder),
         steps=20,

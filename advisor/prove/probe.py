@@ -1,17 +1,18 @@
-"""A probe as an answer: what was measured, beside the closed form and the dry run of the same configuration."""
+"""A probe of a `Run`: what was measured, beside the closed form and the dry run of the same configuration."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ...ds_configs.read import plan_from_ds_config
 from ...estimators.estimate import Estimate, MemoryEstimate
-from ...estimators.estimate_plan import estimate_plan
-from ...estimators.hardware.cluster import Cluster
-from ...probes.dry_run import DryRunResult
+from ...probes.dry_run import DryRunResult, dry_run
 from ...probes.real_run import ProbeResult
-from ..question.run import RunQuestion
+from ...probes.run import Run
+from .dry_run import no_such_rank
+from .past_probes import probe_and_keep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,16 +35,14 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeAnswer:
-    """What a probe says about a configuration on this machine.
+    """What a probe says about a run on this machine."""
 
-    estimate: the closed form for the same plan, None for a module of the user's own.
-    dry_run:  None where none was made.
-    """
-
+    run: Run
     result: ProbeResult
-    cluster: Cluster
     estimate: Estimate | None
+    """The closed form for the same plan; None for a model or an optimizer that it does not know."""
     dry_run: DryRunResult | None
+    """None where none was made."""
 
     @property
     def figures(self) -> tuple[Figure, ...]:
@@ -82,16 +81,44 @@ class ProbeAnswer:
         }
 
 
-def probe_answer(result: ProbeResult, asked: RunQuestion, dry_run: DryRunResult | None) -> ProbeAnswer:
-    """Put a result beside the closed form for the plan that its configuration (`auto` filled) describes."""
-    estimate = None
-    config = result.config or (dry_run.config if dry_run is not None else None)
-    if asked.shape is not None and config is not None:
-        plan = plan_from_ds_config(
-            config, asked.shape, asked.cluster, gradient_checkpointing=asked.gradient_checkpointing
-        )
-        estimate = estimate_plan(asked.shape, asked.workload, asked.cluster, plan)
-    return ProbeAnswer(result=result, cluster=asked.cluster, estimate=estimate, dry_run=dry_run)
+def prove_by_probe(
+    run: Run,
+    *,
+    rank: int,
+    steps: int,
+    dry: bool,
+    on_progress: Callable[[str], None],
+    **settings: Any,
+) -> ProbeAnswer:
+    """Run it for a few steps, after a dry run of the same where `dry`, and keep the result.
+
+    settings: of `probe`. Weights are read where the model was named by a folder that holds safetensors.
+
+    Raises DsAdviseError for what cannot be run at all; a job that fails is an answer.
+    """
+    if rank >= run.cluster.world_size:
+        raise no_such_rank(rank, run.cluster.world_size)
+    dry_result = None
+    if dry:
+        on_progress("dry run ...")
+        dry_result = dry_run(run, rank=rank, iterations=steps)
+    result = probe_and_keep(
+        run,
+        rank=rank,
+        steps=steps,
+        checkpoint=_checkpoint(run.model_name),
+        on_progress=lambda phase: on_progress(f"probe: {phase} ..."),
+        **settings,
+    )
+    filled = result.config or (dry_result.config if dry_result is not None else None)
+    estimate = None if filled is None else run.estimate(filled)
+    return ProbeAnswer(run=run, result=result, estimate=estimate, dry_run=dry_result)
+
+
+def _checkpoint(model: str) -> str | None:
+    """The folder, where the model was named by one that holds safetensors."""
+    folder = Path(model)
+    return str(folder.resolve()) if folder.is_dir() and any(folder.glob("*.safetensors")) else None
 
 
 def cpu_rank_bytes(memory: MemoryEstimate, ranks_per_node: int) -> int:
@@ -109,7 +136,7 @@ def _on_the_cpu(answer: ProbeAnswer) -> tuple[Figure, ...]:
             name="memory per rank",
             unit="bytes",
             measured=answer.result.highest("host_tensor_bytes"),
-            analytic=None if estimate is None else cpu_rank_bytes(estimate.memory, answer.cluster.gpus_per_node),
+            analytic=None if estimate is None else cpu_rank_bytes(estimate.memory, answer.run.cluster.gpus_per_node),
             dry_run=None
             if dry is None
             else max(phase.total_peak_bytes for phase in dry.phases if phase.iteration)
@@ -123,7 +150,7 @@ def _on_the_cpu(answer: ProbeAnswer) -> tuple[Figure, ...]:
 
 
 def _on_cuda(answer: ProbeAnswer) -> tuple[Figure, ...]:
-    dry, memory, ranks = answer.dry_run, answer.estimate and answer.estimate.memory, answer.cluster.gpus_per_node
+    dry, memory, ranks = answer.dry_run, answer.estimate and answer.estimate.memory, answer.run.cluster.gpus_per_node
     result, peak = answer.result, dry and dry.peak
     host = result.highest("host_tensor_bytes")
     disk = result.ranks[0].nvme_bytes

@@ -1,0 +1,159 @@
+"""What a user says of a training, and the one way from there to a `Workload`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...ds_configs.read import optimizer_in, precision_in
+from ...estimators.errors import WorkloadError
+from ...estimators.hardware.cluster import Gpu
+from ...estimators.models.model_shape import ModelShape
+from ...estimators.optimizers import OPTIMIZERS
+from ...estimators.workload import AttentionKernel, Framework, LossKernel, Method, Precision, Workload
+
+DEFAULT_SEQ_LEN = 2048
+
+LARGEST_COUNT = 10**9
+"""Counts beyond this are typing errors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadOptions:
+    """The options that say what is trained, before the model and the GPU are known."""
+
+    method: Method = "full"
+    lora_rank: int = 8
+    lora_dropout: float = 0.0
+    lora_targets: str | Sequence[str] | None = None
+    """Ends of module names, as a list or separated by commas; None adapts all linear layers."""
+    seq_len: int | None = None
+    """None: 2048, or the model's learned positions where they are fewer."""
+    global_batch: int | None = None
+    precision: str = "auto"
+    """"auto" is bf16 where the GPU has it, else fp16."""
+    optimizer: str = "adamw"
+    attention: AttentionKernel = "sdpa"
+    loss: LossKernel = "standard"
+    framework: Framework = "hf"
+
+    def workload(self, model: ModelShape | None, gpu: Gpu | None) -> Workload:
+        """The workload of a model on a GPU.
+
+        model: None for a module of the user's own. gpu: None for one that is not known, which is taken to have bf16.
+
+        Raises WorkloadError for what is unknown, impossible or contradictory.
+        """
+        return Workload(
+            method=self.method,
+            lora_rank=positive("lora_rank", self.lora_rank),
+            lora_dropout=self._dropout(),
+            lora_targets=self._targets(),
+            seq_len=sequence_length(model, self.seq_len),
+            precision=resolve_precision(self.precision, gpu),
+            optimizer=_optimizer(self.optimizer),
+            attention=self.attention,
+            loss=self.loss,
+            framework=self.framework,
+            global_batch_size=None if self.global_batch is None else positive("global_batch", self.global_batch),
+        )
+
+    def workload_of(self, config: Mapping[str, Any], model: ModelShape | None, gpu: Gpu | None) -> Workload:
+        """The workload that a ds_config is run with: its precision and optimizer, where it says them.
+
+        The optimizer is as it stands in the file: closed forms do not know every class of torch.optim.
+        """
+        precision = precision_in(config)
+        workload = replace(self, precision=self.precision if precision == "auto" else "fp32").workload(model, gpu)
+        return replace(
+            workload,
+            precision=workload.precision if precision == "auto" else precision,
+            optimizer=optimizer_in(config) or workload.optimizer,
+        )
+
+    def _dropout(self) -> float:
+        if not 0 <= self.lora_dropout < 1:
+            raise WorkloadError(
+                f"lora_dropout is {self.lora_dropout}",
+                why="it must be from 0 to below 1",
+                fix="pass one such as --lora-dropout 0.05",
+            )
+        return 0.0 if self.method == "full" else self.lora_dropout
+
+    def _targets(self) -> tuple[str, ...] | None:
+        if self.lora_targets is None:
+            return None
+        listed = self.lora_targets.split(",") if isinstance(self.lora_targets, str) else self.lora_targets
+        targets = tuple(name.strip() for name in listed if name.strip())
+        if not targets and isinstance(self.lora_targets, str):
+            raise WorkloadError("--lora-targets names no module", fix="leave it out for all linear layers")
+        return targets or None
+
+
+def sequence_length(model: ModelShape | None, wanted: int | None) -> int:
+    """The sequence length that is asked for, or the model's default one.
+
+    Raises WorkloadError for a length that the model cannot have.
+    """
+    if model is not None and model.fixed_len is not None:
+        if wanted not in (None, model.fixed_len):
+            raise WorkloadError(
+                f"every sample of {model.name} has {model.fixed_len} tokens",
+                why="its images have one size",
+                fix="leave --seq-len out",
+            )
+        return model.fixed_len
+    longest = model.max_positions if model is not None and model.has_learned_positions else None
+    if wanted is None:
+        return min(DEFAULT_SEQ_LEN, longest) if longest else DEFAULT_SEQ_LEN
+    if model is not None and longest is not None and wanted > longest:
+        raise WorkloadError(
+            f"{model.name} has {longest} learned positions, fewer than a sequence of {wanted}",
+            why="the position embedding has no row for the tokens beyond",
+            fix=f"pass --seq-len {longest} or less",
+        )
+    return positive("seq_len", wanted)
+
+
+def resolve_precision(wanted: str, gpu: Gpu | None) -> Precision:
+    """The precision that is asked for, with `auto` resolved. Raises WorkloadError for one that the GPU lacks."""
+    if wanted == "auto":
+        return "bf16" if gpu is None or gpu.has_bf16 else "fp16"
+    if wanted == "bf16" and gpu is not None and not gpu.has_bf16:
+        raise WorkloadError(
+            f"the {gpu.name} has no bf16 units",
+            why="bf16 is emulated there, several times slower than fp16",
+            fix="pass --precision fp16 (or auto)",
+        )
+    if wanted not in ("bf16", "fp16", "fp32"):
+        raise WorkloadError(f"unknown precision {wanted!r}", fix="pass auto, bf16, fp16 or fp32")
+    return wanted  # type: ignore[return-value]  # narrowed by the line above
+
+
+def positive(name: str, value: int) -> int:
+    """The value of an option that counts something. Raises WorkloadError outside 1 to `LARGEST_COUNT`."""
+    if not 0 < value <= LARGEST_COUNT:
+        raise WorkloadError(
+            f"{name} is {value}",
+            why=f"it must be between 1 and {LARGEST_COUNT}",
+            fix=f"pass a sensible --{name.replace('_', '-')}",
+        )
+    return value
+
+
+def _optimizer(name: str) -> str:
+    known = {_letters(key): key for key in OPTIMIZERS}
+    key = known.get(_letters(name))
+    if key is None:
+        raise WorkloadError(
+            f"unknown optimizer {name!r}",
+            why="its state bytes per parameter decide the memory",
+            fix=f"pass one of {', '.join(sorted(OPTIMIZERS))}",
+        )
+    return key
+
+
+def _letters(name: str) -> str:
+    """`AdamW_8bit`, `adamw-8bit` and `adamw8bit` are one name."""
+    return name.lower().replace("-", "").replace("_", "")

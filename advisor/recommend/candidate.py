@@ -1,0 +1,46 @@
+"""A plan that was predicted and judged, and the best of each rung."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...estimators.estimate import Estimate
+from ...estimators.plan import Plan, Rung
+from .fit import Fit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One plan with its estimate and the verdict on it."""
+
+    estimate: Estimate
+    fit: Fit
+    measured_bytes: int | None = None
+    """Device memory that it needs by a probe's measurement; None where no probe measured it."""
+
+    @property
+    def plan(self) -> Plan:
+        return self.estimate.plan
+
+    @property
+    def rung(self) -> Rung:
+        return self.estimate.plan.rung
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.estimate.time.tokens_per_s
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory that it needs, measured or else predicted."""
+        return self.estimate.memory.device_bytes_per_gpu if self.measured_bytes is None else self.measured_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LadderStep:
+    """A rung's verdict: its best candidate, or why it cannot run at all (`candidate` is None then)."""
+
+    rung: Rung
+    candidate: Candidate | None
+    fits: bool
+    reason: str

@@ -1,0 +1,112 @@
+"""What dry runs and probes add to an answer: plans that were really run, and what came of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from .candidate import Candidate
+from .fit import MARGIN
+
+if TYPE_CHECKING:
+    from ...estimators.estimate import MemoryEstimate, TimeEstimate
+    from ...probes.dry_run import DryRunResult
+    from ...probes.real_run import ProbeResult
+    from ...probes.run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRunAnswer:
+    """A dry run of a `Run`, with the closed form beside it, and the verdict."""
+
+    run: Run
+    result: DryRunResult
+    analytic: MemoryEstimate | None
+    """The closed form for the same plan; None for a model or an optimizer that it does not know."""
+    time: TimeEstimate | None = None
+    """The step's time from the operations that were recorded; None where nothing is known of the GPU's speed."""
+    analytic_time: TimeEstimate | None = None
+
+    @property
+    def device_bytes_per_gpu(self) -> int:
+        assert self.result.peak.device_bytes_per_gpu is not None, "a dry run of a Run knows its GPU"
+        return self.result.peak.device_bytes_per_gpu
+
+    @property
+    def required_device_bytes_per_gpu(self) -> int:
+        """Device memory without which it cannot run: cached blocks that the allocator can return are left out."""
+        peak = self.result.peak
+        return self.device_bytes_per_gpu - peak.reserved_bytes_per_gpu + peak.required_bytes_per_gpu
+
+    @property
+    def fits_host(self) -> bool:
+        """The host has as much RAM as the ranks of a node take, or nobody knows how much it has."""
+        host = self.run.cluster.host_memory_bytes_per_node
+        return host is None or self.result.peak.host_bytes_per_node <= host
+
+    @property
+    def fits(self) -> bool:
+        """The GPU has what is required and the margin besides, and the host has its part."""
+        need = self.required_device_bytes_per_gpu * (1 + MARGIN["dry-run"])
+        return need <= self.run.cluster.gpu.memory_bytes and self.fits_host
+
+    def to_json(self) -> dict[str, Any]:
+        """The result without its timeline and operations, with the verdict, the step's time and the closed form."""
+        result = self.result.to_json()
+        del result["timeline"], result["operations"]
+        time, analytic = self.time, self.analytic
+        return {
+            **result,
+            "fits": self.fits,
+            "step_s": None if time is None else time.step_s,
+            "tokens_per_s": None if time is None else time.tokens_per_s,
+            "step_s_by_component": {} if time is None else time.components,
+            "required_device_bytes_per_gpu": self.required_device_bytes_per_gpu,
+            "analytic_allocated_bytes_per_gpu": None if analytic is None else analytic.allocated_bytes_per_gpu,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """A candidate and what the dry run of its configuration says."""
+
+    candidate: Candidate
+    dry_run: DryRunAnswer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbedPlan:
+    """A candidate that was probed on this machine: why it was chosen, and what happened."""
+
+    candidate: Candidate
+    reason: str
+    result: ProbeResult
+    age_s: float | None = None
+    """How long ago it ran; None where it ran for this answer."""
+
+
+SeriesEnd = Literal["settled", "budget", "interrupted"]
+"""Why a series of probes ended: nothing that is left could be faster by more than the search resolves; the time was
+over; Ctrl-C."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeSeries:
+    """All probes of one answer in their order; those of earlier times come first."""
+
+    probes: tuple[ProbedPlan, ...]
+    ended: SeriesEnd
+    bound: int
+    """No series over these candidates takes more probes of its own."""
+    candidates: int
+
+    @property
+    def runs(self) -> int:
+        """How many were run for this answer."""
+        return sum(probe.age_s is None for probe in self.probes)
+
+    @property
+    def best(self) -> ProbedPlan | None:
+        """The fastest that ran."""
+        ran = [probe for probe in self.probes if probe.result.failure is None]
+        return max(ran, key=lambda probe: probe.result.tokens_per_s, default=None)

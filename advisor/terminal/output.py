@@ -1,0 +1,39 @@
+"""Where every command's answer goes: text for people, one JSON object for programs, or nothing but the exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+OutputMode = Literal["human", "json", "quiet"]
+
+
+@dataclass(frozen=True)
+class Output:
+    """The answer on stdout in one of the modes, and what happens meanwhile on stderr, line by line."""
+
+    mode: OutputMode
+
+    def say(self, text: str) -> None:
+        """A line of progress or a warning; it never goes to stdout."""
+        if self.mode != "quiet":
+            print(f"ds-advise: {text}", file=sys.stderr, flush=True)
+
+    def show(self, to_json: Callable[[], Any], render: Callable[[Console], object]) -> None:
+        """The answer, made by one of the two functions."""
+        if self.mode == "json":
+            print(json.dumps(to_json(), indent=1))
+        elif self.mode == "human":
+            render(self.console())
+
+    def console(self, *, on_stderr: bool = False) -> Console:
+        """A terminal for people."""
+        from rich.console import Console  # imported here: JSON needs no terminal library
+
+        return Console(file=sys.stderr if on_stderr else sys.stdout, highlight=False)
