@@ -1,6 +1,6 @@
 """The dry run: the installed DeepSpeed's real engine and real model code, as one rank of N, on a simulated GPU.
 
-`dry_run(config, model, world_size=...)` answers a `DryRunResult`: bytes on the GPU, on the host and on NVMe, by phase
+`dry_run(run)` answers a `DryRunResult`: bytes on the GPU, on the host and on NVMe, by phase
 and by what they are. torch and DeepSpeed are imported only in the subprocess that it starts.
 """
 
