@@ -1,8 +1,14 @@
-"""What an estimator answers: named figures, each with its formula, its inputs and its source."""
+"""What an estimator answers: named figures, each with its formula, its inputs and its source.
+
+A formula is text: products are written side by side, `min`, `max`, `sum` and `ceil` as usual. Counts are of elements,
+sizes of bytes, rates of bytes or operations per second.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from .plan import Plan
@@ -10,21 +16,37 @@ from .plan import Plan
 Evidence = Literal["analytic", "dry-run", "solo-probe", "probe", "training"]
 """How a figure is known, weakest first."""
 
+COMMON_SYMBOLS: Mapping[str, str] = {
+    "w": "bytes per weight in the training precision",
+    "Pt": "trainable parameters",
+    "N": "GPUs",
+    "M": "nodes",
+    "L": "layers of this kind",
+    "B": "samples per micro batch",
+    "S": "tokens per sample",
+    "H": "hidden size",
+    "V": "vocabulary size",
+    "A": "attention heads",
+}
+"""Symbols that mean the same in every formula, unless a term gives one a meaning of its own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryTerm:
-    """Bytes of one component.
-
-    formula: in the legend's symbols, so that a reader can recompute `size_bytes` from `inputs`.
-    inputs:  (symbol, value) pairs of the formula.
-    source:  DeepSpeed file and version, paper equation, or measurement.
-    """
+    """Bytes of one component."""
 
     name: str
     size_bytes: int
     formula: str
+    """The text from which a reader can recompute `size_bytes`, given `inputs`."""
     inputs: tuple[tuple[str, float], ...] = ()
+    """(symbol, value) pairs."""
     source: str = ""
+    """A DeepSpeed file and version, a paper's equation, or a measurement."""
+    symbols: Mapping[str, str] = field(default_factory=lambda: COMMON_SYMBOLS, compare=False, repr=False)
+    """What the formula's symbols mean; there may be more than it uses."""
+    not_covered: str = ""
+    """What the component leaves out, as a phrase; empty where nothing is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,24 +63,23 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryEstimate:
-    """Memory of a plan. Three figures per GPU, never mixed: allocated <= reserved <= device.
-
-    phases:        the candidates for the peak of live tensors, per GPU.
-    reserved_terms: what the caching allocator must hold beyond the peak of live tensors (rounding, fragmentation). With
-                    memory to spare it also keeps blocks cached that it would return when asked; they are not in here.
-    device_terms:   what the device shows beyond that (CUDA context, NCCL, library workspaces outside the allocator).
-    host_pinned_terms, host_pageable_terms: per node, all local ranks together, while training.
-    host_loading_bytes_per_node: the peak while the model is loaded and partitioned, per node.
-    nvme_terms:     per node.
-    """
+    """Memory of a plan. Three figures per GPU, never mixed: allocated <= reserved <= device."""
 
     phases: tuple[Phase, ...]
+    """The candidates for the peak of live tensors, per GPU."""
     reserved_terms: tuple[MemoryTerm, ...]
+    """What the caching allocator must hold beyond the peak of live tensors (rounding, fragmentation). With memory to
+    spare it also keeps blocks cached that it would return when asked; they are not in here."""
     device_terms: tuple[MemoryTerm, ...]
+    """What the device shows beyond that (CUDA context, NCCL, library workspaces outside the allocator)."""
     host_pinned_terms: tuple[MemoryTerm, ...]
+    """Page-locked memory of a node while training, all local ranks together."""
     host_pageable_terms: tuple[MemoryTerm, ...]
+    """Other memory of a node while training, all local ranks together."""
     host_loading_bytes_per_node: int
+    """The peak while the model is loaded and partitioned."""
     nvme_terms: tuple[MemoryTerm, ...]
+    """Bytes on the disks of a node."""
 
     @property
     def peak(self) -> Phase:
@@ -114,21 +135,31 @@ class MemoryEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeTerm:
-    """Seconds of one component of an optimizer step (all micro batches of the accumulation together).
-
-    seconds: on the critical path, after what overlaps has been taken off.
-    hidden_s: seconds that run in the shadow of other terms and so cost nothing.
-    resource: what the term keeps busy: "gpu compute", "gpu memory", "launch", "gpu links", "network", "pcie", "cpu",
-        "nvme".
-    """
+    """Seconds of one component of an optimizer step (all micro batches of the accumulation together)."""
 
     name: str
     seconds: float
+    """Time on the critical path, after what overlaps has been taken off."""
     resource: str
+    """What the term keeps busy: "gpu compute", "gpu memory", "launch", "gpu links", "network", "pcie", "cpu" or
+    "nvme"."""
     formula: str
     inputs: tuple[tuple[str, float], ...] = ()
     source: str = ""
     hidden_s: float = 0.0
+    """Time in the shadow of other terms, which costs nothing."""
+    symbols: Mapping[str, str] = field(default_factory=lambda: COMMON_SYMBOLS, compare=False, repr=False)
+    """As in `MemoryTerm`."""
+    not_covered: str = ""
+    """As in `MemoryTerm`."""
+
+
+_SYMBOL = re.compile(r"(?<![\w'.])[A-Za-z]\w*'?(?!\w)")
+
+
+def symbols_of(term: MemoryTerm | TimeTerm) -> dict[str, str]:
+    """What the symbols in a term's formula mean, in the order in which they stand there."""
+    return {symbol: term.symbols[symbol] for symbol in _SYMBOL.findall(term.formula) if symbol in term.symbols}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,10 +176,7 @@ class TimeEstimate:
     @property
     def components(self) -> dict[str, float]:
         """Seconds by component name; they add up to `step_s`."""
-        total: dict[str, float] = {}
-        for term in self.terms:
-            total[term.name] = total.get(term.name, 0.0) + term.seconds
-        return total
+        return self._seconds_by("name")
 
     @property
     def tokens_per_s(self) -> float:
@@ -158,10 +186,15 @@ class TimeEstimate:
     @property
     def bottleneck(self) -> str:
         """The resource that takes the largest share of the step."""
-        shares: dict[str, float] = {}
-        for term in self.terms:
-            shares[term.resource] = shares.get(term.resource, 0.0) + term.seconds
+        shares = self._seconds_by("resource")
         return max(shares, key=lambda resource: shares[resource])
+
+    def _seconds_by(self, field_name: Literal["name", "resource"]) -> dict[str, float]:
+        total: dict[str, float] = {}
+        for term in self.terms:
+            key = getattr(term, field_name)
+            total[key] = total.get(key, 0.0) + term.seconds
+        return total
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ from rich.console import Console
 from rich.text import Text
 
 from ...estimators.estimate import MemoryTerm
-from ...estimators.legend import not_covered
 from ..terminal.lines import blank, row, sentence
 from ..terminal.units import gib, percent, seconds
 from ..terminal.words import component_title, phase_title, plan_title
@@ -80,8 +79,8 @@ def _term(term: Term, console: Console) -> None:
         detail(f"keeps busy: {term.resource}{hidden}")
     if term.source:
         detail(f"source: {term.source}")
-    if without := not_covered(term.name):
-        detail(f"not covered: {without}")
+    if term.not_covered:
+        detail(f"not covered: {term.not_covered}")
 
 
 def _phases(explanation: Explanation, console: Console) -> None:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...estimators.errors import WorkloadError
-from ...estimators.estimate import MemoryTerm, TimeTerm
-from ...estimators.legend import SYMBOLS, not_covered, symbols
+from ...estimators.estimate import MemoryTerm, TimeTerm, symbols_of
 from ...estimators.plan import RUNGS
 from ..recommend.candidate import Candidate
 from ..recommend.fit import margin
@@ -40,8 +39,14 @@ class Explanation:
 
     @property
     def symbols(self) -> dict[str, str]:
-        used = {symbol for section in self.sections for term in section.terms for symbol in symbols(term.formula)}
-        return {symbol: meaning for symbol, meaning in SYMBOLS.items() if symbol in used}
+        """What each symbol means, in the order of first use; a second meaning is given with its section."""
+        meanings: dict[str, dict[str, str]] = {}
+        for section in self.sections:
+            for term in section.terms:
+                for symbol, meaning in symbols_of(term).items():
+                    known = meanings.setdefault(symbol, {})
+                    known.setdefault(meaning, f"in {section.name.replace('_', ' ')}, {meaning}" if known else meaning)
+        return {symbol: "; ".join(known.values()) for symbol, known in meanings.items()}
 
     def to_json(self) -> dict[str, Any]:
         """One object; the terms of a section add up to its total."""
@@ -76,7 +81,7 @@ def _json(term: Term) -> dict[str, Any]:
         "formula": term.formula,
         "inputs": dict(term.inputs),
         "source": term.source,
-        "not_covered": not_covered(term.name),
+        "not_covered": term.not_covered,
     }
 
 

@@ -6,10 +6,9 @@ MiB until a probe has measured them.
 
 from __future__ import annotations
 
-from ..estimate import MemoryTerm
 from ..hardware.cluster import Cluster, Gpu
 from ..plan import Plan
-from .terms import term
+from .terms import Formula, Terms
 
 MIB = 1 << 20
 
@@ -26,9 +25,9 @@ NCCL_CHANNELS = {"nvlink": 24, "pcie": 4}
 NCCL_CONNECTIONS = 4
 """Ring and tree: about four peers' receive buffers per channel."""
 NCCL_CONNECTION_BYTES = 10 * MIB
-"""LL, LL128 and Simple buffers of one connection: 10,485,760 bytes (NVIDIA/nccl issue 1685, which reports 1.06 GB of
-context and NCCL before its first all-to-all on 8 H100). NCCL's memory is linear in its channels, of which it opens as
-many as the links need, and stops growing beyond two nodes (NVIDIA/nccl issue 864)."""
+"""The LL, LL128 and Simple buffers of one connection take 10,485,760 bytes (NVIDIA/nccl issue 1685, which reports
+1.06 GB of context and NCCL before its first all-to-all on 8 H100). NCCL's memory is linear in its channels, of which it
+opens as many as the links need, and stops growing beyond two nodes (NVIDIA/nccl issue 864)."""
 
 SLACK_SHARE = {0: 0.025, 1: 0.025, 2: 0.025, 3: 0.055}
 """Of the bytes that come and go: what the caching allocator cannot give back while the peak's tensors live, because
@@ -40,7 +39,7 @@ SEGMENT_BYTES = 20 * MIB
 CPU_PROCESS_BYTES = {0: 70 * 10**6, 1: 160 * 10**6, 2: 160 * 10**6, 3: 200 * 10**6}
 """Resident memory of a rank on the CPU beyond its model's tensors and the libraries that were loaded before, by ZeRO
 stage: what deepspeed.initialize and the first step load. Fitted together with the next
-    (benchmarks/probes/cpu_memory.py)."""
+(benchmarks/probes/cpu_memory.py)."""
 
 CPU_HEAP_SHARE = 0.4
 """Of the bytes that come and go in the passes of a step: what glibc's heap holds beyond them. It returns blocks of more
@@ -58,13 +57,56 @@ benchmarks/analytic_vs_dry_run by more than 2 % of the peak (docs/closed-form.md
 which hardly grows with the bytes that come and go: the share is rather too much than too little for a large model."""
 
 
+_WORKSPACE = Formula(
+    "library_workspace",
+    "handles workspace",
+    "torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp getChosenWorkspaceSize",
+    {"handles": "cuBLAS handles of a process", "workspace": "bytes of one handle's workspace"},
+)
+_TRANSIENT = {
+    "share": "share of what comes and goes that the allocator cannot give back",
+    "transient": "bytes that come and go within a step",
+}
+_SLACK = Formula(
+    "allocator_overhead",
+    "pages + share transient",
+    "torch 2.13 c10/cuda/CUDACachingAllocator.cpp: 512-byte blocks, pages of 2 and 20 MiB; the dry run's replay",
+    {"pages": "bytes of pages that are only partly used", **_TRANSIENT},
+    "settings other than expandable_segments:True",
+)
+_HEAP = Formula(
+    "allocator_overhead",
+    "passes + share transient - peak",
+    _ON_CPU,
+    {
+        "passes": "bytes at the peak of the forward and backward passes",
+        "peak": "bytes at the step's peak",
+        **_TRANSIENT,
+    },
+)
+_PROCESS = Formula("process", "by ZeRO stage", _ON_CPU, not_covered="other optimizers and libraries than were measured")
+_CONTEXT = Formula(
+    "cuda_context",
+    "by GPU generation",
+    "InvokeAI issue 9413, unsloth-zoo pull 1053, stas00/ml-engineering",
+    not_covered="kernels that a library loads later, and other processes on the GPU",
+)
+_NCCL = Formula(
+    "nccl_buffers",
+    "channels connections buffer",
+    "NVIDIA/nccl issues 864, 1685",
+    {"channels": "channels that NCCL opens", "connections": "peers of a channel", "buffer": "bytes of one buffer"},
+    "NCCL_BUFFSIZE and NVLink SHARP",
+)
+
+
 def _generation(capability: float | None) -> str:
     if capability is None or capability >= 9.0:
         return "hopper"
     return "ampere" if capability >= 8.0 else "older"
 
 
-def library_workspace(gpu: Gpu) -> tuple[MemoryTerm, ...]:
+def library_workspace(gpu: Gpu) -> Terms:
     """cuBLAS workspaces, which PyTorch takes from its own allocator: they count as allocated.
 
     32 MiB each on Hopper and later, 8.125 MiB before (`:4096:2:16:8` in CUBLAS_WORKSPACE_CONFIG's notation); none on a
@@ -74,76 +116,42 @@ def library_workspace(gpu: Gpu) -> tuple[MemoryTerm, ...]:
         return ()
     recent = _generation(gpu.compute_capability) == "hopper"
     size = 32 * MIB if recent else (2 * 4096 + 8 * 16) * 1024
-    return term(
-        "library_workspace",
-        CUBLAS_HANDLES * size,
-        "handles workspace",
-        "torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp getChosenWorkspaceSize",
-        handles=CUBLAS_HANDLES,
-        workspace=size,
-    )
+    return _WORKSPACE.term(CUBLAS_HANDLES * size, handles=CUBLAS_HANDLES, workspace=size)
 
 
-def allocator_overhead(plan: Plan, transient_bytes: int) -> tuple[MemoryTerm, ...]:
+def allocator_overhead(plan: Plan, transient_bytes: int) -> Terms:
     """What PyTorch's caching allocator holds beyond the live tensors at the peak and cannot give back.
 
     This decides whether a plan fits. With memory to spare the cache grows further: segments of the loss and of the
     backward pass stay reserved while the step asks for larger ones, and nvidia-smi shows them all, for a small model
     with a large vocabulary half as much again. Before a request fails, the allocator returns them.
     """
-    share = SLACK_SHARE[plan.zero_stage]
-    return term(
-        "allocator_overhead",
-        SLACK_PAGES * SEGMENT_BYTES + share * transient_bytes,
-        "pages + share transient",
-        "torch 2.13 c10/cuda/CUDACachingAllocator.cpp: 512-byte blocks, pages of 2 and 20 MiB; the dry run's replay",
-        pages=SLACK_PAGES * SEGMENT_BYTES,
-        share=share,
-        transient=transient_bytes,
-    )
+    share, pages = SLACK_SHARE[plan.zero_stage], SLACK_PAGES * SEGMENT_BYTES
+    return _SLACK.term(pages + share * transient_bytes, pages=pages, share=share, transient=transient_bytes)
 
 
-def heap_overhead(peak_bytes: int, passes_bytes: int, transient_bytes: int) -> tuple[MemoryTerm, ...]:
-    """The same on a CPU, where glibc's heap is the allocator.
+def heap_overhead(peak_bytes: int, passes_bytes: int, transient_bytes: int) -> Terms:
+    """What glibc's heap, which is the allocator on a CPU, holds beyond the live tensors at the peak of a step.
 
-    peak_bytes: of the whole step. passes_bytes: of its forward and backward passes, `transient_bytes` of it for a
-        while. What
-    the passes leave free the optimizer uses, so the overhead counts as far as it exceeds the peak of the whole.
+    `passes_bytes` is the peak of the forward and backward passes, of which `transient_bytes` come and go. What the
+    passes leave free the optimizer uses, so the overhead counts as far as it exceeds `peak_bytes`, the whole step's.
     """
-    size = max(0, round(passes_bytes + CPU_HEAP_SHARE * transient_bytes) - peak_bytes)
-    return term(
-        "allocator_overhead",
-        size,
-        "passes + share transient - peak",
-        _ON_CPU,
-        passes=passes_bytes,
-        share=CPU_HEAP_SHARE,
-        transient=transient_bytes,
-        peak=peak_bytes,
-    )
+    share, transient = CPU_HEAP_SHARE, transient_bytes
+    size = max(0, round(passes_bytes + share * transient) - peak_bytes)
+    return _HEAP.term(size, passes=passes_bytes, share=share, transient=transient, peak=peak_bytes)
 
 
-def outside_allocator(cluster: Cluster, plan: Plan | None = None) -> tuple[MemoryTerm, ...]:
-    """CUDA context and NCCL, which PyTorch's counters do not see and nvidia-smi does. On a CPU, which has neither, what
-    a rank takes besides tensors once its model is there; without a plan that is not known."""
+def outside_allocator(cluster: Cluster, plan: Plan | None = None) -> Terms:
+    """CUDA context and NCCL, which PyTorch's counters do not see and nvidia-smi does.
+
+    A CPU has neither; there it is what a rank takes besides tensors once its model is there, which is not known without
+    a plan.
+    """
     if cluster.gpu.is_cpu:
-        return () if plan is None else term("process", CPU_PROCESS_BYTES[plan.zero_stage], "by ZeRO stage", _ON_CPU)
-    context = CONTEXT_BYTES[_generation(cluster.gpu.compute_capability)]
-    terms = term(
-        "cuda_context",
-        context,
-        "by GPU generation",
-        "InvokeAI issue 9413, unsloth-zoo pull 1053, stas00/ml-engineering",
-    )
+        return () if plan is None else _PROCESS.term(CPU_PROCESS_BYTES[plan.zero_stage])
+    context = _CONTEXT.term(CONTEXT_BYTES[_generation(cluster.gpu.compute_capability)])
     if cluster.world_size == 1:
-        return terms
+        return context
     channels = NCCL_CHANNELS["pcie" if cluster.gpu.peer_link == "pcie" else "nvlink"]
-    return terms + term(
-        "nccl_buffers",
-        channels * NCCL_CONNECTIONS * NCCL_CONNECTION_BYTES,
-        "channels connections buffer",
-        "NVIDIA/nccl issues 864, 1685",
-        channels=channels,
-        connections=NCCL_CONNECTIONS,
-        buffer=NCCL_CONNECTION_BYTES,
-    )
+    size = channels * NCCL_CONNECTIONS * NCCL_CONNECTION_BYTES
+    return context + _NCCL.term(size, channels=channels, connections=NCCL_CONNECTIONS, buffer=NCCL_CONNECTION_BYTES)

@@ -25,11 +25,10 @@ from __future__ import annotations
 from collections import Counter
 from functools import lru_cache
 
-from ..estimate import MemoryTerm
 from ..optimizers import Optimizer
 from ..plan import Plan
-from .gradient_memory import SWAP_MIN_BYTES
-from .terms import term
+from .partition import SWAP_MIN_BYTES, shard_numel
+from .terms import ON_A_NODE, Formula, Terms, total_bytes
 from .trainable import ShardedTensors, TensorSet, optimizer_group_numels
 from .zero_states import state_bytes
 
@@ -39,6 +38,45 @@ in all."""
 
 _STAGE_1_2 = "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py"
 _STAGE_3 = "deepspeed 0.19.8 runtime/zero/stage3.py"
+_FIRST_HOME = "deepspeed 0.19.8 runtime/zero/partition_parameters.py _partition_param"
+_UNSWAPPED = "deepspeed 0.19.8 runtime/swap_tensor/optimizer_utils.py is_swappable_tensor"
+_BLOCKS = {"blocks": "bytes of pinned blocks, each tensor's rounded up to a power of two, that one rank holds"}
+
+
+def on_a_node(
+    name: str, text: str, source: str, symbols: dict[str, str] | None = None, leaves_out: str = ""
+) -> Formula:
+    """The formula of a component that all local ranks have."""
+    return Formula(name, text, source, {**ON_A_NODE, **(symbols or {})}, leaves_out)
+
+
+_PROCESSES = on_a_node(
+    "processes",
+    "L process",
+    "observed, to be calibrated",
+    {"process": "bytes of Python, torch and CUDA's libraries in one process"},
+    "data loader workers, tokenized data beyond it, the page cache",
+)
+_SHARDED_GRADIENTS = on_a_node("gradients", "L p2(w shards)", f"{_STAGE_3} _setup_for_real_optimizer")
+_FLAT_1_2 = on_a_node("gradients", "L p2(4 part)", f"{_STAGE_1_2} __init__, initialize_optimizer_states")
+_FLAT_STAGING = _FLAT_1_2._replace(name="offload_staging", text="L (p2(w part) + p2(w largest))")
+_ACCUMULATED = on_a_node(
+    "accumulated_gradients",
+    "L kept",
+    f"{_STAGE_1_2} async_accumulate_grad_in_cpu_via_gpu",
+    {"kept": "bytes of whole gradients that one rank keeps until the step"},
+)
+_GRADIENTS_3 = on_a_node(
+    "gradients",
+    "L (p2(w shards) + sum p2(4 G))",
+    f"{_STAGE_3} initialize_optimizer_states, _setup_for_real_optimizer",
+)
+_MASTERS_3 = on_a_node("master_weights", "L 4 shards", f"{_STAGE_3} _create_fp32_partitions")
+_SMALL_GRADIENTS = on_a_node("gradients", "L sum p2(4 G < 1 MiB)", _UNSWAPPED)
+_SMALL_MASTERS = on_a_node("master_weights", "L sum 4 G < 1 MiB", _UNSWAPPED)
+_FLAT_PARAMETERS = on_a_node("parameters", "L p2(w shards)", f"{_STAGE_3} _create_param_groups_fp16_flat_cpu_memory")
+_FROZEN = on_a_node("frozen_parameters", "L blocks", _FIRST_HOME, _BLOCKS)
+_CACHED = on_a_node("pinned_cache", "L blocks", _FIRST_HOME, _BLOCKS)
 
 
 def pinned_block(size_bytes: int) -> int:
@@ -56,7 +94,7 @@ def _shard_blocks(
 ) -> Counter[int]:
     """Pinned blocks of all shards of one rank, by size, each tensor in its own; persistent tensors stay on the GPU."""
     numels = sharded.tensors.trainable if trainable else sharded.tensors.frozen
-    shards = (width * -(-numel // sharded.world_size) for numel in numels if numel > threshold)
+    shards = (width * shard_numel(numel, sharded.world_size) for numel in numels if numel > threshold)
     return Counter(pinned_block(shard) for shard in shards if below_bytes is None or shard < below_bytes)
 
 
@@ -70,146 +108,79 @@ def _tensor_blocks(tensors: TensorSet, width: int) -> int:
     return sum(pinned_block(width * numel) for numel in tensors.trainable)
 
 
-def host_terms(
-    sharded: ShardedTensors,
-    plan: Plan,
-    optimizer: Optimizer,
-    local_ranks: int,
-) -> tuple[tuple[MemoryTerm, ...], tuple[MemoryTerm, ...]]:
+def host_terms(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> tuple[Terms, Terms]:
     """(pinned, pageable) terms of a node while training."""
-    pageable = term(
-        "processes",
-        local_ranks * PROCESS_BYTES,
-        "L process",
-        "observed, to be calibrated",
-        L=local_ranks,
-        process=PROCESS_BYTES,
-    )
-    pinned: tuple[MemoryTerm, ...] = ()
-    if plan.offload_optimizer == "cpu":
-        move = _optimizer_1_2 if plan.zero_stage < 3 else _optimizer_3
-        more_pinned, more_pageable = move(sharded, plan, optimizer, local_ranks)
-        pinned, pageable = pinned + more_pinned, pageable + more_pageable
-    elif plan.offload_optimizer == "nvme":
-        # The gradients' flat buffer stays in memory; masters, states and fp32 gradients go to the disk.
-        pinned += _blocks(
-            "gradients",
-            (sharded.tensors.workload.weight_bytes * sharded.shard_total,),
-            local_ranks,
-            "L p2(w shards)",
-            _STAGE_3 + " _setup_for_real_optimizer",
-            pin=plan.pin_memory,
-            w=sharded.tensors.workload.weight_bytes,
-            shards=sharded.shard_total,
-        )
-        # The first step creates a sub-group's states in ordinary memory before they are written.
-        states = state_bytes(
-            optimizer, sharded.tensors, max(swapped_groups(sharded, plan), default=0), stage=3, on_cpu=True
-        )
-        pageable += term(
-            "first_states", local_ranks * states, "L states", optimizer.source, L=local_ranks, states=states
-        )
-        more_pinned, more_pageable = _unswapped_groups(sharded, plan, optimizer, local_ranks)
-        pinned, pageable = pinned + more_pinned, pageable + more_pageable
+    pinned: Terms = ()
+    pageable = _PROCESSES.term(local_ranks * PROCESS_BYTES, L=local_ranks, process=PROCESS_BYTES)
+    if plan.offload_optimizer != "none":
+        offload = _optimizer_on_nvme
+        if plan.offload_optimizer == "cpu":
+            offload = _optimizer_1_2 if plan.zero_stage < 3 else _optimizer_3
+        pinned, further = offload(sharded, plan, optimizer, local_ranks)
+        pageable += further
     if plan.offload_param == "cpu":
         pinned += _parameters(sharded, plan, local_ranks)
-    if not plan.pin_memory:
-        pageable, pinned = pageable + pinned, ()
-    return pinned, pageable
+    return (pinned, pageable) if plan.pin_memory else ((), pageable + pinned)
 
 
-def _blocks(
-    name: str, sizes: tuple[int, ...], local_ranks: int, formula: str, source: str, *, pin: bool, **inputs: float
-) -> tuple[MemoryTerm, ...]:
+def _blocks(formula: Formula, sizes: tuple[int, ...], local_ranks: int, *, pin: bool, **inputs: float) -> Terms:
     """A block of each size on every rank; `formula` is the one of pinned blocks, p2(...)."""
+    if not pin:
+        formula = formula._replace(text=formula.text.replace("p2", ""))
     total = sum(pinned_block(size) for size in sizes) if pin else sum(sizes)
-    return term(
-        name, local_ranks * total, formula if pin else formula.replace("p2", ""), source, L=local_ranks, **inputs
-    )
+    return formula.term(local_ranks * total, L=local_ranks, **inputs)
 
 
-def _optimizer_1_2(
-    sharded: ShardedTensors,
-    plan: Plan,
-    optimizer: Optimizer,
-    local_ranks: int,
-) -> tuple[tuple[MemoryTerm, ...], tuple[MemoryTerm, ...]]:
-    tensors, part = sharded.tensors, sharded.partition
-    width = tensors.workload.weight_bytes
-    source = _STAGE_1_2 + " __init__, initialize_optimizer_states"
-    pinned = (
-        _blocks("master_weights", (4 * part,), local_ranks, "L p2(4 part)", source, pin=plan.pin_memory, part=part)
-        + _blocks("gradients", (4 * part,), local_ranks, "L p2(4 part)", source, pin=plan.pin_memory, part=part)
-        + _blocks(
-            "offload_staging",
-            (width * part, width * tensors.largest_trainable),
-            local_ranks,
-            "L (p2(w part) + p2(w largest))",
-            source,
-            pin=plan.pin_memory,
-            w=width,
-            part=part,
-            largest=tensors.largest_trainable,
-        )
-    )
+def _states(optimizer: Optimizer, text: str, states: int, local_ranks: int, **inputs: float) -> Terms:
+    formula = on_a_node("optimizer_states", text, optimizer.source)
+    return formula.term(local_ranks * states, L=local_ranks, **inputs)
+
+
+def _optimizer_1_2(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> tuple[Terms, Terms]:
+    tensors, part, pin = sharded.tensors, sharded.partition, plan.pin_memory
+    width, largest = tensors.workload.weight_bytes, tensors.largest_trainable
+    masters = _blocks(_FLAT_1_2._replace(name="master_weights"), (4 * part,), local_ranks, pin=pin, part=part)
+    gradients = _blocks(_FLAT_1_2, (4 * part,), local_ranks, pin=pin, part=part)
+    staging = (width * part, width * largest)
+    pinned = masters + gradients
+    pinned += _blocks(_FLAT_STAGING, staging, local_ranks, pin=pin, w=width, part=part, largest=largest)
     if plan.gradient_accumulation_steps > 1:
         # One buffer per tensor that the partition touches, as large as the whole tensor.
         kept = width * sharded.touched
-        if plan.pin_memory:
+        if pin:
             kept = kept * _tensor_blocks(tensors, width) // (width * tensors.trainable_numel)
-        pinned += term(
-            "accumulated_gradients",
-            local_ranks * kept,
-            "L kept",
-            _STAGE_1_2 + " async_accumulate_grad_in_cpu_via_gpu",
-            L=local_ranks,
-            kept=kept,
-        )
+        pinned += _ACCUMULATED.term(local_ranks * kept, L=local_ranks, kept=kept)
     states = state_bytes(optimizer, tensors, part, stage=plan.zero_stage, on_cpu=True)
-    return pinned, term(
-        "optimizer_states",
-        local_ranks * states,
-        "L o part",
-        optimizer.source,
-        L=local_ranks,
-        o=states / part,
-        part=part,
-    )
+    return pinned, _states(optimizer, "L o part", states, local_ranks, o=states / part, part=part)
 
 
-def _optimizer_3(
-    sharded: ShardedTensors,
-    plan: Plan,
-    optimizer: Optimizer,
-    local_ranks: int,
-) -> tuple[tuple[MemoryTerm, ...], tuple[MemoryTerm, ...]]:
-    tensors = sharded.tensors
-    pinned = _blocks(
-        "gradients",
-        _gradient_sizes(sharded, plan),
-        local_ranks,
-        "L (p2(w shards) + sum p2(4 G))",
-        _STAGE_3 + " initialize_optimizer_states, _setup_for_real_optimizer",
-        pin=plan.pin_memory,
+def _optimizer_3(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> tuple[Terms, Terms]:
+    shards = sharded.shard_total
+    pinned = _blocks(_GRADIENTS_3, _gradient_sizes(sharded, plan), local_ranks, pin=plan.pin_memory)
+    states = state_bytes(optimizer, sharded.tensors, shards, stage=3, on_cpu=True)
+    masters = _MASTERS_3.term(local_ranks * 4 * shards, L=local_ranks, shards=shards)
+    return pinned, masters + _states(optimizer, "L o shards", states, local_ranks, o=states / shards, shards=shards)
+
+
+def _optimizer_on_nvme(
+    sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int
+) -> tuple[Terms, Terms]:
+    """The gradients' flat buffer stays in memory; masters, states and fp32 gradients go to the disk, except those of
+    sub-groups that are too small for it."""
+    tensors, pin = sharded.tensors, plan.pin_memory
+    width, shards = tensors.workload.weight_bytes, sharded.shard_total
+    groups = optimizer_group_numels(sharded, plan.sub_group_size)
+    small = [group for group in groups if 4 * group < SWAP_MIN_BYTES]
+    # The first step creates a sub-group's states in ordinary memory before they are written.
+    first = state_bytes(optimizer, tensors, max(swapped_groups(sharded, plan), default=0), stage=3, on_cpu=True)
+    states = state_bytes(optimizer, tensors, sum(small), stage=3, on_cpu=True)
+    pinned = _blocks(_SHARDED_GRADIENTS, (width * shards,), local_ranks, pin=pin, w=width, shards=shards)
+    pinned += _blocks(_SMALL_GRADIENTS, tuple(4 * group for group in small), local_ranks, pin=pin)
+    pageable = on_a_node("first_states", "L states", optimizer.source).term(
+        local_ranks * first, L=local_ranks, states=first
     )
-    states = state_bytes(optimizer, tensors, sharded.shard_total, stage=3, on_cpu=True)
-    pageable = term(
-        "master_weights",
-        local_ranks * 4 * sharded.shard_total,
-        "L 4 shards",
-        _STAGE_3 + " _create_fp32_partitions",
-        L=local_ranks,
-        shards=sharded.shard_total,
-    )
-    return pinned, pageable + term(
-        "optimizer_states",
-        local_ranks * states,
-        "L o shards",
-        optimizer.source,
-        L=local_ranks,
-        o=states / sharded.shard_total,
-        shards=sharded.shard_total,
-    )
+    pageable += _SMALL_MASTERS.term(local_ranks * 4 * sum(small), L=local_ranks)
+    return pinned, pageable + _states(optimizer, "L o sum G < 1 MiB", states, local_ranks)
 
 
 def _gradient_sizes(sharded: ShardedTensors, plan: Plan) -> tuple[int, ...]:
@@ -223,67 +194,37 @@ def swapped_groups(sharded: ShardedTensors, plan: Plan) -> list[int]:
     return [group for group in optimizer_group_numels(sharded, plan.sub_group_size) if 4 * group >= SWAP_MIN_BYTES]
 
 
-def _unswapped_groups(
-    sharded: ShardedTensors,
-    plan: Plan,
-    optimizer: Optimizer,
-    local_ranks: int,
-) -> tuple[tuple[MemoryTerm, ...], tuple[MemoryTerm, ...]]:
-    """Masters, states and gradients of sub-groups that are too small for the disk."""
-    groups = [group for group in optimizer_group_numels(sharded, plan.sub_group_size) if 4 * group < SWAP_MIN_BYTES]
-    numel, source = sum(groups), "deepspeed 0.19.8 runtime/swap_tensor/optimizer_utils.py is_swappable_tensor"
-    states = state_bytes(optimizer, sharded.tensors, numel, stage=3, on_cpu=True)
-    pinned = _blocks(
-        "gradients",
-        tuple(4 * group for group in groups),
-        local_ranks,
-        "L sum p2(4 G < 1 MiB)",
-        source,
-        pin=plan.pin_memory,
-    )
-    return pinned, term("master_weights", local_ranks * 4 * numel, "L sum 4 G < 1 MiB", source, L=local_ranks) + term(
-        "optimizer_states", local_ranks * states, "L o sum G < 1 MiB", optimizer.source, L=local_ranks
-    )
-
-
-def small_shards(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> tuple[MemoryTerm, ...]:
+def small_shards(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> Terms:
     """Parameters offloaded to NVMe whose shard is too small for the disk: on the host, each in a block of its own.
 
     A trainable one moves on to the flat buffer, and the block stays in the pinned allocator's cache.
     """
     width, threshold = sharded.tensors.workload.weight_bytes, plan.stage3_param_persistence_threshold
-    source = "deepspeed 0.19.8 runtime/zero/partition_parameters.py _partition_param"
-    terms: tuple[MemoryTerm, ...] = ()
-    for name, trainable in (("frozen_parameters", False), ("pinned_cache", True)):
-        blocks = _shard_blocks(sharded, width, trainable=trainable, threshold=threshold, below_bytes=SWAP_MIN_BYTES)
-        terms += term(name, local_ranks * _total(blocks), "L blocks", source, L=local_ranks, blocks=_total(blocks))
+    terms: Terms = ()
+    for formula, trainable in ((_FROZEN, False), (_CACHED, True)):
+        blocks = _total(
+            _shard_blocks(sharded, width, trainable=trainable, threshold=threshold, below_bytes=SWAP_MIN_BYTES)
+        )
+        terms += formula.term(local_ranks * blocks, L=local_ranks, blocks=blocks)
     return terms
 
 
-def _parameters(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> tuple[MemoryTerm, ...]:
-    width, threshold = sharded.tensors.workload.weight_bytes, plan.stage3_param_persistence_threshold
-    source = "deepspeed 0.19.8 runtime/zero/partition_parameters.py _partition_param"
-    terms = _blocks(
-        "parameters",
-        (width * sharded.shard_total,),
-        local_ranks,
-        "L p2(w shards)",
-        _STAGE_3 + " _create_param_groups_fp16_flat_cpu_memory",
-        pin=plan.pin_memory,
-        w=width,
-        shards=sharded.shard_total,
+def _parameters(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> Terms:
+    width, threshold, shards = (
+        sharded.tensors.workload.weight_bytes,
+        plan.stage3_param_persistence_threshold,
+        sharded.shard_total,
     )
+    frozen, cached = width * sharded.frozen_shard_total, 0
     if plan.pin_memory:
         frozen = _total(_shard_blocks(sharded, width, trainable=False, threshold=threshold))
         homes = _shard_blocks(sharded, width, trainable=True, threshold=threshold)
         later = _gradient_sizes(sharded, plan) if plan.offload_optimizer == "cpu" else ()
         cached = _total(homes - Counter(map(pinned_block, later)))
-    else:
-        frozen, cached = width * sharded.frozen_shard_total, 0
     return (
-        terms
-        + term("frozen_parameters", local_ranks * frozen, "L blocks", source, L=local_ranks, blocks=frozen)
-        + term("pinned_cache", local_ranks * cached, "L blocks", source, L=local_ranks, blocks=cached)
+        _blocks(_FLAT_PARAMETERS, (width * shards,), local_ranks, pin=plan.pin_memory, w=width, shards=shards)
+        + _FROZEN.term(local_ranks * frozen, L=local_ranks, blocks=frozen)
+        + _CACHED.term(local_ranks * cached, L=local_ranks, blocks=cached)
     )
 
 
@@ -306,5 +247,5 @@ def loading_bytes(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> int:
         return processes + local_ranks * width * max(*tensors.frozen, *tensors.trainable)
     if plan.zero_stage < 3:
         return processes + local_ranks * width * tensors.numel
-    shards = 0 if plan.offload_param != "cpu" else sum(t.size_bytes for t in _parameters(sharded, plan, local_ranks))
+    shards = total_bytes(_parameters(sharded, plan, local_ranks)) if plan.offload_param == "cpu" else 0
     return processes + width * tensors.numel + shards

@@ -18,20 +18,45 @@ Not covered: pipelined swapping (`pipeline_read`, `pipeline_write`), which holds
 
 from __future__ import annotations
 
-from ..estimate import MemoryTerm
 from ..optimizers import Optimizer
 from ..plan import Plan
-from .gradient_memory import SWAP_MIN_BYTES
-from .host_memory import pinned_block, small_shards, swapped_groups
-from .partition import align_up
-from .terms import term
+from .host_memory import on_a_node, pinned_block, small_shards, swapped_groups
+from .partition import SWAP_MIN_BYTES, align_up
+from .terms import Terms
 from .trainable import ShardedTensors, optimizer_group_numels, optimizer_groups, shards_below
 from .zero_states import state_bytes
 
 ALIGNED_BYTES = 8 * 1024
 """Alignment of a swapped tensor: AIO_ALIGNED_BYTES (1 KiB) x intra_op_parallelism, 8 in the emitted configuration."""
 
-_SWAP = "deepspeed 0.19.8 runtime/swap_tensor/"
+_OPTIMIZER_SWAPPER = "deepspeed 0.19.8 runtime/swap_tensor/optimizer_utils.py"
+_PARAMETER_SWAPPER = "deepspeed 0.19.8 runtime/swap_tensor/partitioned_param_swapper.py"
+_SYMBOLS = {
+    "buffer_count": "buffers that the swapper has (buffer_count)",
+    "max_in_cpu": "parameters that stay in host memory (max_in_cpu)",
+    "buffer": "bytes of one buffer",
+    "whole": "elements of the sub-group that is updated, whole",
+    "swapped": "elements of one rank that are swapped (1 MiB and more at a time)",
+}
+_OPTIMIZER_BUFFERS = on_a_node(
+    "optimizer_swap_buffers",
+    "L buffer_count 4 G",
+    "deepspeed 0.19.8 runtime/swap_tensor/utils.py SwapBufferManager",
+    _SYMBOLS,
+)
+_PARAMETER_BUFFERS = on_a_node(
+    "parameter_swap_buffers", "L (buffer_count buffer + w whole)", _PARAMETER_SWAPPER, _SYMBOLS
+)
+_IN_CPU = on_a_node(
+    "parameters",
+    "L p2(w min(shards, max_in_cpu))",
+    "deepspeed 0.19.8 runtime/zero/stage3.py _create_param_groups_fp16_flat_cpu_memory",
+    _SYMBOLS,
+)
+_MASTERS = on_a_node("master_weights", "L 4 swapped", _OPTIMIZER_SWAPPER, _SYMBOLS)
+_STATES = on_a_node("optimizer_states", "L states", _OPTIMIZER_SWAPPER)
+_GRADIENTS = on_a_node("gradients", "L 4 swapped", _OPTIMIZER_SWAPPER, _SYMBOLS)
+_PARAMETERS = on_a_node("parameters", "L w swapped", _PARAMETER_SWAPPER, _SYMBOLS)
 
 
 def states_per_master(optimizer: Optimizer) -> int:
@@ -44,77 +69,55 @@ def _whole_sub_group(sharded: ShardedTensors, plan: Plan) -> int:
     0."""
     if sharded.shard_total <= plan.param_max_in_cpu:
         return 0
-    largest = max(
-        optimizer_groups(sharded, plan.sub_group_size), key=lambda group: sum(sharded.shards[index] for index in group)
-    )
+    groups = optimizer_groups(sharded, plan.sub_group_size)
+    largest = max(groups, key=lambda group: sum(sharded.shards[index] for index in group))
     return sum(sharded.tensors.trainable[index] for index in largest)
 
 
-def swap_buffers(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> tuple[MemoryTerm, ...]:
+def swap_buffers(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> Terms:
     """Pinned host buffers of the NVMe swappers, per node."""
-    width = sharded.tensors.workload.weight_bytes
-    terms: tuple[MemoryTerm, ...] = ()
+    terms: Terms = ()
     if plan.offload_optimizer == "nvme":
-        largest = align_up(4 * max(optimizer_group_numels(sharded, plan.sub_group_size)), ALIGNED_BYTES)
-        terms += term(
-            "optimizer_swap_buffers",
-            local_ranks * plan.optimizer_buffer_count * largest,
-            "L buffer_count 4 G",
-            _SWAP + "utils.py SwapBufferManager",
-            L=local_ranks,
-            buffer_count=plan.optimizer_buffer_count,
-            G=largest // 4,
+        count, group = plan.optimizer_buffer_count, max(optimizer_group_numels(sharded, plan.sub_group_size))
+        largest = align_up(4 * group, ALIGNED_BYTES)
+        terms = _OPTIMIZER_BUFFERS.term(
+            local_ranks * count * largest, L=local_ranks, buffer_count=count, G=largest // 4
         )
     if plan.offload_param == "nvme":
-        size = align_up(width * plan.param_buffer_size, ALIGNED_BYTES)
-        flat = min(sharded.shard_total, plan.param_max_in_cpu)
-        whole = width * _whole_sub_group(sharded, plan)
-        terms += term(
-            "parameter_swap_buffers",
-            local_ranks * (plan.param_buffer_count * size + whole),
-            "L (buffer_count buffer + w whole)",
-            _SWAP + "partitioned_param_swapper.py",
+        width, shards, count = sharded.tensors.workload.weight_bytes, sharded.shard_total, plan.param_buffer_count
+        size, whole = align_up(width * plan.param_buffer_size, ALIGNED_BYTES), _whole_sub_group(sharded, plan)
+        terms += _PARAMETER_BUFFERS.term(
+            local_ranks * (count * size + width * whole),
             L=local_ranks,
-            buffer_count=plan.param_buffer_count,
+            buffer_count=count,
             buffer=size,
             w=width,
-            whole=whole // width,
+            whole=whole,
         )
-        terms += term(
-            "parameters",
-            local_ranks * pinned_block(width * flat),
-            "L p2(w min(shards, max_in_cpu))",
-            "deepspeed 0.19.8 runtime/zero/stage3.py _create_param_groups_fp16_flat_cpu_memory",
+        terms += _IN_CPU.term(
+            local_ranks * pinned_block(width * min(shards, plan.param_max_in_cpu)),
             L=local_ranks,
             w=width,
-            shards=sharded.shard_total,
+            shards=shards,
             max_in_cpu=plan.param_max_in_cpu,
         )
         terms += small_shards(sharded, plan, local_ranks)
     return terms
 
 
-def nvme_terms(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> tuple[MemoryTerm, ...]:
+def nvme_terms(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> Terms:
     """Bytes on a node's NVMe."""
-    width = sharded.tensors.workload.weight_bytes
-    terms: tuple[MemoryTerm, ...] = ()
+    terms: Terms = ()
     if plan.offload_optimizer == "nvme":
         numel = sum(swapped_groups(sharded, plan))
         states = state_bytes(optimizer, sharded.tensors, numel, stage=3, on_cpu=True)
         gradients = max(0, numel - shards_below(sharded, SWAP_MIN_BYTES // 4)[0])
-        source = _SWAP + "optimizer_utils.py"
-        terms += term("master_weights", local_ranks * 4 * numel, "L 4 swapped", source, L=local_ranks, swapped=numel)
-        terms += term("optimizer_states", local_ranks * states, "L states", source, L=local_ranks, states=states)
-        terms += term("gradients", local_ranks * 4 * gradients, "L 4 swapped", source, L=local_ranks, swapped=gradients)
+        terms += _MASTERS.term(local_ranks * 4 * numel, L=local_ranks, swapped=numel)
+        terms += _STATES.term(local_ranks * states, L=local_ranks, states=states)
+        terms += _GRADIENTS.term(local_ranks * 4 * gradients, L=local_ranks, swapped=gradients)
     if plan.offload_param == "nvme":
-        swapped = sharded.shard_total + sharded.frozen_shard_total - sum(shards_below(sharded, SWAP_MIN_BYTES // width))
-        terms += term(
-            "parameters",
-            local_ranks * width * swapped,
-            "L w swapped",
-            _SWAP + "partitioned_param_swapper.py",
-            L=local_ranks,
-            w=width,
-            swapped=swapped,
-        )
+        width = sharded.tensors.workload.weight_bytes
+        small = sum(shards_below(sharded, SWAP_MIN_BYTES // width))
+        swapped = sharded.shard_total + sharded.frozen_shard_total - small
+        terms += _PARAMETERS.term(local_ranks * width * swapped, L=local_ranks, w=width, swapped=swapped)
     return terms

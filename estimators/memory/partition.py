@@ -14,6 +14,10 @@ NCCL_START_ALIGNMENT = 2
 """Elements: a partition starts on a 4-byte boundary in fp16 (stage_1_and_2.py `nccl_start_alignment_factor`)."""
 
 
+SWAP_MIN_BYTES = 1 << 20
+"""A smaller tensor is not swapped to NVMe (deepspeed 0.19.8 swap_tensor/constants.py MIN_AIO_BYTES, aio block_size)."""
+
+
 def align_up(size: int, multiple: int) -> int:
     """The smallest multiple of `multiple` that is not below `size`."""
     return -(-size // multiple) * multiple
@@ -64,18 +68,16 @@ def sub_group_numels(shards: tuple[int, ...], sub_group_size: int) -> tuple[int,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketFills:
-    """How gradients, last tensor first, fill the bucket in which they are reduced; elements.
-
-    flushed: largest content of a bucket that was reduced before the first tensor's gradient came, 0 for none.
-    pending: its content when that one comes.
-    waits:   it does not fit any more, so the bucket is reduced while it waits.
-    final:   content of the last bucket.
-    """
+    """How gradients, last tensor first, fill the bucket in which they are reduced; elements."""
 
     flushed: int
+    """The largest content of a bucket that was reduced before the first tensor's gradient came, 0 for none."""
     pending: int
+    """The bucket's content when that gradient comes."""
     waits: bool
+    """That gradient does not fit any more, so the bucket is reduced while it waits."""
     final: int
+    """The content of the last bucket."""
 
 
 def bucket_fills(numels: Sequence[int], bucket_size: int) -> BucketFills:
@@ -96,15 +98,12 @@ def bucket_fills(numels: Sequence[int], bucket_size: int) -> BucketFills:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLoad:
-    """What one rank's flat partition (stages 1 and 2) meets of the tensors, in elements.
-
-    touched: whole sizes of the tensors that lie at least partly in the partition; their full gradients stay on this
-             rank.
-    slice:   the largest piece of one tensor inside the partition.
-    """
+    """What one rank's flat partition (stages 1 and 2) meets of the tensors, in elements."""
 
     touched: int
+    """Whole sizes of the tensors that lie at least partly in the partition; their full gradients stay on this rank."""
     slice: int
+    """The largest piece of one tensor inside the partition."""
 
 
 def rank_loads(numels: Sequence[int], world_size: int) -> tuple[RankLoad, ...]:

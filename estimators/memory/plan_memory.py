@@ -16,7 +16,7 @@ came.
 - step: gradient norm, fp32 gradients, the optimizer's temporaries.
 
 Each phase is a sum of terms from one file each: `zero_states` (weights, masters, states), `gathered_parameters`,
-`gradient_memory`, `activations`. All arithmetic on sizes is exact in bytes of live tensors; `device_overhead` adds
+`gradients`, `activations`. All arithmetic on sizes is exact in bytes of live tensors; `device_overhead` adds
 what is only observed. Evidence: analytic, compared with dry runs of the real engine in `benchmarks/`.
 
 Quick enough for a search: what depends on the model and workload alone is computed once (`trainable.tensor_set`,
@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..estimate import MemoryEstimate, MemoryTerm, Phase
+from ..estimate import MemoryEstimate, Phase
 from ..hardware.cluster import Cluster
 from ..models.model_shape import ModelShape
 from ..optimizers import Optimizer, optimizer
@@ -36,15 +36,28 @@ from ..workload import Workload
 from .activations import activation_memory
 from .device_overhead import allocator_overhead, heap_overhead, library_workspace, outside_allocator
 from .gathered_parameters import GatheredParameters, gathered_parameters
-from .gradient_memory import gradient_memory
+from .gradients import GradientMemory, gradient_memory
 from .host_memory import host_terms, loading_bytes
 from .nvme_memory import nvme_terms, states_per_master, swap_buffers
-from .terms import term
+from .terms import SYMBOLS, Formula, Terms, total_bytes
 from .trainable import ShardedTensors, shard_tensors, tensor_set
 from .zero_states import masters_and_states, parameters
 
 INITIALIZE_SHARE = 0.85
-"""Of the GPU's memory, up to which two copies of the weights are surely flattened on the GPU."""
+"""Share of the GPU's memory up to which two copies of the weights are surely flattened on the GPU."""
+
+_TWICE = Formula(
+    "parameters",
+    "2 w Pt + frozen",
+    "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py __init__ (flatten_on_accelerator)",
+)
+_GATHERED = Formula(
+    "gathered_parameters",
+    "w gathered",
+    "estimators/memory/gathered_parameters.py, deepspeed 0.19.8 runtime/zero/partitioned_param_coordinator.py",
+    {**SYMBOLS, "gathered": "elements that are gathered from all ranks at this moment"},
+)
+_LOGITS = Formula("logits_and_loss", "w B S V", "gradient of the logits")
 
 
 def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> MemoryEstimate:
@@ -58,9 +71,11 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     gathered = gathered_parameters(tensors, plan, cluster.world_size)
     workspace = library_workspace(cluster.gpu)
     resident = parameters(sharded, plan, gathered) + masters_and_states(sharded, plan, runs) + workspace
-    phases = _initialize(sharded, plan, cluster, workspace) + _step(sharded, plan, cluster, runs, gathered, resident)
+    phases = _initialize(sharded, plan, cluster, workspace) + _step(
+        sharded, plan, cluster, gradient_memory(sharded, plan, runs), gathered, resident
+    )
 
-    peak, kept = max(phase.allocated_bytes for phase in phases), sum(part.size_bytes for part in resident)
+    peak, kept = max(phase.allocated_bytes for phase in phases), total_bytes(resident)
     if cluster.gpu.is_cpu:
         passes = max(phase.allocated_bytes for phase in phases if phase.name != "step")
         overhead = heap_overhead(peak, passes, max(0, passes - kept))
@@ -79,44 +94,31 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     )
 
 
-def _initialize(
-    sharded: ShardedTensors, plan: Plan, cluster: Cluster, workspace: tuple[MemoryTerm, ...]
-) -> tuple[Phase, ...]:
+def _initialize(sharded: ShardedTensors, plan: Plan, cluster: Cluster, workspace: Terms) -> tuple[Phase, ...]:
     if plan.zero_stage not in (1, 2):
         return ()
-    tensors, width = sharded.tensors, sharded.tensors.workload.weight_bytes
-    weights = width * tensors.trainable_numel + tensors.frozen_bytes
-    # Near the GPU's limit DeepSpeed may flatten on either side; it fits both ways, so the peak is not counted there.
-    fits = weights + width * tensors.trainable_numel < INITIALIZE_SHARE * cluster.gpu.memory_bytes
-    copy = width * tensors.trainable_numel * fits
-    return (
-        Phase(
-            name="initialize",
-            terms=workspace
-            + term(
-                "parameters",
-                weights + copy,
-                "2 w Pt + frozen" if fits else "w Pt + frozen",
-                "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py __init__ (flatten_on_accelerator)",
-                w=width,
-                Pt=tensors.trainable_numel,
-                frozen=tensors.frozen_bytes,
-            ),
-        ),
+    width, trainable, frozen = (
+        sharded.tensors.workload.weight_bytes,
+        sharded.tensors.trainable_numel,
+        sharded.tensors.frozen_bytes,
     )
+    # Near the GPU's limit DeepSpeed may flatten on either side; it fits both ways, so the peak is not counted there.
+    fits = 2 * width * trainable + frozen < INITIALIZE_SHARE * cluster.gpu.memory_bytes
+    formula = _TWICE if fits else _TWICE._replace(text="w Pt + frozen")
+    size = (2 if fits else 1) * width * trainable + frozen
+    return (Phase(name="initialize", terms=workspace + formula.term(size, w=width, Pt=trainable, frozen=frozen)),)
 
 
 def _step(
     sharded: ShardedTensors,
     plan: Plan,
     cluster: Cluster,
-    runs: Optimizer,
+    gradients: GradientMemory,
     gathered: GatheredParameters,
-    resident: tuple[MemoryTerm, ...],
+    resident: Terms,
 ) -> tuple[Phase, ...]:
     tensors = sharded.tensors
     model, workload = tensors.model, tensors.workload
-    gradients = gradient_memory(sharded, plan, runs)
     activations = activation_memory(
         model,
         workload,
@@ -125,81 +127,37 @@ def _step(
         compute_capability=cluster.gpu.compute_capability,
         zero_stage=plan.zero_stage,
     )
-    saved = activations.saved_terms
-    width = workload.weight_bytes
+    saved, width = activations.saved_terms, workload.weight_bytes
 
-    def whole(numel: int) -> tuple[MemoryTerm, ...]:
-        return term(
-            "gathered_parameters",
-            width * numel,
-            "w gathered",
-            "estimators/memory/gathered_parameters.py, deepspeed 0.19.8 runtime/zero/partitioned_param_coordinator.py",
-            w=width,
-            gathered=numel,
-        )
+    def phase(name: str, gradient_terms: Terms, gathered_numel: int = 0, further: Terms = ()) -> Phase:
+        whole = _GATHERED.term(width * gathered_numel, w=width, gathered=gathered_numel)
+        return Phase(name=name, terms=resident + gradient_terms + whole + further)
 
+    layers_reduced = gradients.reduced // max(1, sum(tensors.trainable_layer))
+    left = _without(saved, layers_reduced * activations.saved_per_layer_bytes)
+    forward = gradients.forward_terms()
     phases = [
-        Phase(
-            name="forward_backward_top",
-            terms=resident + gradients.forward + whole(gathered.loss) + saved + activations.loss_terms,
-        ),
-        Phase(
-            name="layer_backward",
-            terms=resident + gradients.layer + whole(gathered.layer) + saved + activations.block_terms,
-        ),
-        Phase(
-            name="gradient_reduction",
-            terms=resident
-            + gradients.reduction
-            + whole(gathered.reduction)
-            + _without(
-                saved, gradients.reduced // max(1, sum(tensors.trainable_layer)) * activations.saved_per_layer_bytes
-            )
-            + activations.block_terms,
-        ),
-        Phase(name="backward_end", terms=resident + gradients.end + whole(gathered.end) + _encoder(model, saved)),
-        Phase(name="step", terms=resident + gradients.step),
+        phase("forward_backward_top", forward, gathered.loss, saved + activations.loss_terms),
+        phase("layer_backward", gradients.layer_terms(), gathered.layer, saved + activations.block_terms),
+        phase("gradient_reduction", gradients.reduction_terms(), gathered.reduction, left + activations.block_terms),
+        phase("backward_end", gradients.end_terms(), gathered.end, _encoder(model, saved)),
+        phase("step", gradients.step_terms()),
     ]
     if gathered.last_layer > gathered.loss:
-        phases.append(
-            Phase(
-                name="last_layer_forward",
-                terms=resident + gradients.forward + whole(gathered.last_layer) + saved + activations.forward_terms,
-            )
-        )
+        phases.append(phase("last_layer_forward", forward, gathered.last_layer, saved + activations.forward_terms))
     if gathered.first_layer > gathered.last_layer:
-        phases.append(
-            Phase(name="first_layer_forward", terms=resident + gradients.forward + whole(gathered.first_layer))
-        )
+        phases.append(phase("first_layer_forward", forward, gathered.first_layer))
     if tensors.head and (tensors.trains_head or gathered.head > gathered.loss):
-        logits = 0 if workload.loss == "fused" else width * plan.micro_batch_size * workload.seq_len * model.vocab_size
-        gradient = term(
-            "logits_and_loss",
-            logits,
-            "w B S V",
-            "gradient of the logits",
-            w=width,
-            B=plan.micro_batch_size,
-            S=workload.seq_len,
-            V=model.vocab_size,
-        )
-        phases.append(
-            Phase(
-                name="head_backward",
-                terms=resident + gradients.head + whole(gathered.head) + saved + activations.head_terms + gradient,
-            )
-        )
+        batch, rows, logits = plan.micro_batch_size, workload.seq_len, model.vocab_size
+        size = 0 if workload.loss == "fused" else width * batch * rows * logits
+        further = activations.head_terms + _LOGITS.term(size, w=width, B=batch, S=rows, V=logits)
+        phases.append(phase("head_backward", gradients.head_terms(), gathered.head, saved + further))
     if tensors.head and tensors.trains_head:
-        phases.append(
-            Phase(
-                name="head_reduction",
-                terms=resident + gradients.head_reduction + whole(gathered.head_reduction) + saved,
-            )
-        )
+        phases.append(phase("head_reduction", gradients.head_reduction_terms(), gathered.head_reduction, saved))
     return tuple(phases)
 
 
-def _encoder(model: ModelShape, saved: tuple[MemoryTerm, ...]) -> tuple[MemoryTerm, ...]:
+def _encoder(model: ModelShape, saved: Terms) -> Terms:
     """Of an encoder-decoder model with one embedding: what the encoder keeps, whose backward pass follows the
     decoder's, in the end of which the gradients of the embedding meet."""
     if not model.tied or {block.stack for block in model.blocks} != {"encoder", "decoder"}:
@@ -207,9 +165,9 @@ def _encoder(model: ModelShape, saved: tuple[MemoryTerm, ...]) -> tuple[MemoryTe
     return tuple(part for part in saved if part.name.startswith(("encoder", "cross-attention")))
 
 
-def _without(terms: tuple[MemoryTerm, ...], size_bytes: int) -> tuple[MemoryTerm, ...]:
+def _without(terms: Terms, size_bytes: int) -> Terms:
     """The terms less so many bytes in all, each in proportion."""
-    total = sum(part.size_bytes for part in terms)
+    total = total_bytes(terms)
     left = max(0, total - size_bytes)
     return tuple(replace(part, size_bytes=part.size_bytes * left // total) for part in terms)
 

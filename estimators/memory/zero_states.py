@@ -14,23 +14,37 @@ In fp32, stage 0 has no master weights, but stages 1 to 3 keep a second copy all
 masters and states leave the GPU; with the parameters offloaded, the shards do too.
 
 Source: deepspeed 0.19.8 runtime/engine.py `_do_optimizer_sanity_check` (which wrapper),
-        runtime/fp16/fused_optimizer.py and
-unfused_optimizer.py (stage 0), runtime/zero/stage_1_and_2.py and stage3.py `__init__`.
+runtime/fp16/fused_optimizer.py and unfused_optimizer.py (stage 0), runtime/zero/stage_1_and_2.py and stage3.py
+`__init__`.
 """
 
 from __future__ import annotations
 
-from ..estimate import MemoryTerm
 from ..optimizers import Optimizer
 from ..plan import Plan
 from .gathered_parameters import GatheredParameters
 from .partition import flat_group_numel
-from .terms import term
+from .terms import SYMBOLS, Formula, Terms
 from .trainable import ShardedTensors, TensorSet
 
+_STAGE_0 = "deepspeed 0.19.8 runtime/fp16/fused_optimizer.py, unfused_optimizer.py __init__"
 _STAGE_1_2 = "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py DeepSpeedZeroOptimizer.__init__"
 _STAGE_3 = "deepspeed 0.19.8 runtime/zero/stage3.py DeepSpeedZeroOptimizer_Stage3"
-_STAGE_0 = "deepspeed 0.19.8 runtime/fp16/fused_optimizer.py, unfused_optimizer.py __init__"
+_MASTERS_3 = f"{_STAGE_3}._create_fp32_partitions"
+
+_WHOLE = Formula("parameters", "w Pt' + frozen", _STAGE_0)
+_SHARDS = Formula(
+    "parameters",
+    "w resting",
+    f"{_STAGE_3}._create_fp16_partitions_with_defragmentation",
+    {**SYMBOLS, "resting": "elements of one rank's shards, frozen ones included, but for what is persistent"},
+)
+_PERSISTENT = Formula(
+    "persistent_parameters",
+    "w persistent",
+    "deepspeed 0.19.8 runtime/zero/parameter_offload.py mark_persistent_parameters",
+    {**SYMBOLS, "persistent": "elements of tensors up to stage3_param_persistence_threshold"},
+)
 
 
 def master_numel(sharded: ShardedTensors, stage: int) -> int:
@@ -54,49 +68,29 @@ def state_bytes(optimizer: Optimizer, tensors: TensorSet, numel: int, *, stage: 
     return matrices * momentum + (numel - matrices) * 8
 
 
-def parameters(sharded: ShardedTensors, plan: Plan, gathered: GatheredParameters) -> tuple[MemoryTerm, ...]:
+def parameters(sharded: ShardedTensors, plan: Plan, gathered: GatheredParameters) -> Terms:
     """The model's weights as they rest on a GPU between uses."""
-    tensors = sharded.tensors
-    width = tensors.workload.weight_bytes
+    tensors, width = sharded.tensors, sharded.tensors.workload.weight_bytes
     if plan.zero_stage == 3:
         resting = 0 if plan.offload_param != "none" else sharded.shard_total + sharded.frozen_shard_total
-        shards = term(
-            "parameters",
-            width * resting,
-            "w resting",
-            _STAGE_3 + "._create_fp16_partitions_with_defragmentation",
-            w=width,
-            resting=resting,
-        )
-        return shards + term(
-            "persistent_parameters",
-            width * gathered.persistent,
-            "w persistent",
-            "deepspeed 0.19.8 runtime/zero/parameter_offload.py mark_persistent_parameters",
-            w=width,
-            persistent=gathered.persistent,
-        )
+        persistent = _PERSISTENT.term(width * gathered.persistent, w=width, persistent=gathered.persistent)
+        return _SHARDS.term(width * resting, w=width, resting=resting) + persistent
     trainable = tensors.trainable_numel
     if plan.zero_stage:
         trainable = flat_group_numel(trainable, sharded.world_size)
-    return term(
-        "parameters",
-        width * trainable + tensors.frozen_bytes,
-        "w Pt' + frozen",
-        _STAGE_1_2 if plan.zero_stage else _STAGE_0,
-        **{"w": width, "Pt'": trainable, "frozen": tensors.frozen_bytes},
-    )
+    formula = _WHOLE._replace(source=_STAGE_1_2) if plan.zero_stage else _WHOLE
+    inputs = {"w": width, "Pt'": trainable, "frozen": tensors.frozen_bytes}
+    return formula.term(width * trainable + tensors.frozen_bytes, **inputs)
 
 
-def masters_and_states(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer) -> tuple[MemoryTerm, ...]:
+def masters_and_states(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer) -> Terms:
     """Master weights and optimizer states on a GPU; none when the optimizer is offloaded."""
     if plan.offload_optimizer != "none":
         return ()
-    numel = master_numel(sharded, plan.zero_stage)
-    source = (_STAGE_0, _STAGE_1_2, _STAGE_1_2, _STAGE_3 + "._create_fp32_partitions")[plan.zero_stage]
-    masters = 0 if plan.zero_stage == 0 and sharded.tensors.workload.precision == "fp32" else 4 * numel
-    states = state_bytes(optimizer, sharded.tensors, numel, stage=plan.zero_stage, on_cpu=False)
-    symbol = ("Pt", "part", "part", "shards")[plan.zero_stage]
-    return term("master_weights", masters, f"4 {symbol}", source, **{symbol: numel}) + term(
-        "optimizer_states", states, f"o {symbol}", optimizer.source, **{"o": states / numel, symbol: numel}
-    )
+    stage, numel = plan.zero_stage, master_numel(sharded, plan.zero_stage)
+    source, symbol = ((_STAGE_0, "Pt"), (_STAGE_1_2, "part"), (_STAGE_1_2, "part"), (_MASTERS_3, "shards"))[stage]
+    masters = 0 if stage == 0 and sharded.tensors.workload.precision == "fp32" else 4 * numel
+    states = state_bytes(optimizer, sharded.tensors, numel, stage=stage, on_cpu=False)
+    return Formula("master_weights", f"4 {symbol}", source).term(masters, **{symbol: numel}) + Formula(
+        "optimizer_states", f"o {symbol}", optimizer.source
+    ).term(states, **{"o": states / numel, symbol: numel})

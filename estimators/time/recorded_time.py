@@ -28,6 +28,7 @@ from .collective_time import CONTENTION, Ring, ring
 from .host_time import HOST_S_PER_OPERATION, MICRO_STEP_HOST_S, ZERO3_SERIAL, ZERO3_VISIT_S
 from .offload_time import DRAM_SHARE, host_link_s
 from .roofline import attention_rate, memory_rate, product_rate, product_s
+from .terms import time_term
 
 KERNEL_S = 3e-6
 """The least that a kernel occupies a GPU: launched back to back, empty kernels follow each other every 2 to 4 us."""
@@ -178,7 +179,7 @@ def _collective_s(operation: RecordedOperation, link: Ring) -> float:
 
 
 def _term(name: str, resource: str, formula: str, seconds: float, *, hidden_s: float = 0.0) -> TimeTerm:
-    return TimeTerm(
+    return time_term(
         name=name,
         seconds=seconds,
         hidden_s=hidden_s,

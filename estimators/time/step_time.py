@@ -26,6 +26,7 @@ from .compute_time import ComputeTime, compute_time
 from .host_time import MICRO_STEP_HOST_S, ZERO3_SERIAL, host_work
 from .memory_bound import COPIED_PASSES, OPTIMIZER_PASSES_BYTES, SUMMED_PASSES
 from .roofline import memory_rate, product_rate
+from .terms import time_term
 
 
 def estimate_time(
@@ -137,7 +138,7 @@ class _Step:
         hidden_s: float = 0.0,
         **inputs: float,
     ) -> TimeTerm:
-        return TimeTerm(
+        return time_term(
             name=name,
             seconds=seconds,
             hidden_s=hidden_s,

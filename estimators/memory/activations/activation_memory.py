@@ -6,52 +6,53 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ...estimate import MemoryTerm
 from ...models.model_shape import Block, ModelShape
 from ...workload import Workload
+from ..terms import SYMBOLS, Terms, total_bytes
+from .linear_terms import LinearTerm, saved_terms
 from .loss import loss_terms
-from .outside import encoder_output_parts, end, input_part, shared_parts
-from .parts import SOURCE, Part, saved_parts
+from .outside import encoder_output_terms, end, input_term, shared_terms
 from .recording import LayerRecorder
 from .saved_tensors import ZERO, Size, frontier, total
+
+_LARGEST = {**SYMBOLS, "x": "bytes per sample", "y": "bytes whatever the batch"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationMemory:
-    """Activations of one micro batch on one GPU, in three groups of terms.
+    """Activations of one micro batch on one GPU, in groups of terms.
 
-    saved_terms: alive from the forward pass to their layer's backward pass; all of them at the moment of the loss. With
-                 gradient checkpointing: the input of every layer.
-    loss_terms:  on top of saved_terms, at the largest moment of the loss (forward or backward); gone before any layer's
-                 backward pass.
-    forward_terms: on top of saved_terms, at the largest moment of the forward pass of one layer.
-    head_terms:  of the loss_terms, what the final norm and the head save; alive until the head's backward pass.
-    block_terms: on top of saved_terms, at the largest moment while a layer is back-propagated: what checkpointing
-                 recomputes of that layer, gradients of activations, workspaces of kernels.
-
-    So the peak of activations is saved + max(loss, block). Gradients of weights are not in here, except the head's
-    under a fused loss, which computes it in the forward pass.
-    saved_per_layer_bytes: the largest layer's share of saved_terms.
+    The peak of activations is saved + max(loss, block). Gradients of weights are not in here, except the head's under a
+    fused loss, which computes it in the forward pass.
     """
 
-    saved_terms: tuple[MemoryTerm, ...]
-    loss_terms: tuple[MemoryTerm, ...]
-    forward_terms: tuple[MemoryTerm, ...]
-    head_terms: tuple[MemoryTerm, ...]
-    block_terms: tuple[MemoryTerm, ...]
+    saved_terms: Terms
+    """Alive from the forward pass to their layer's backward pass; all of them while the loss is computed. With gradient
+    checkpointing: the input of every layer."""
+    loss_terms: Terms
+    """On top of saved_terms, at the largest moment of the loss (forward or backward); gone before any layer's backward
+    pass."""
+    forward_terms: Terms
+    """On top of saved_terms, at the largest moment of the forward pass of one layer."""
+    head_terms: Terms
+    """Those of the loss_terms that the final norm and the head save; alive until the head's backward pass."""
+    block_terms: Terms
+    """On top of saved_terms, at the largest moment while a layer is back-propagated: what checkpointing recomputes of
+    that layer, gradients of activations, workspaces of kernels."""
     saved_per_layer_bytes: int
+    """The largest layer's share of saved_terms."""
 
     @property
     def saved_bytes(self) -> int:
-        return sum(term.size_bytes for term in self.saved_terms)
+        return total_bytes(self.saved_terms)
 
     @property
     def loss_bytes(self) -> int:
-        return sum(term.size_bytes for term in self.loss_terms)
+        return total_bytes(self.loss_terms)
 
     @property
     def block_bytes(self) -> int:
-        return sum(term.size_bytes for term in self.block_terms)
+        return total_bytes(self.block_terms)
 
     @property
     def peak_bytes(self) -> int:
@@ -81,9 +82,9 @@ def activation_memory(
     DeepSpeed's own `activation_checkpointing` block, kernels from the hub (Liger's other than the loss).
     """
     layout = layout_of(model, workload, gradient_checkpointing, compute_capability, zero_stage >= 3)
-    head = (layout.head.term(micro_batch_size),)
+    head = layout.head.terms(micro_batch_size)
     return ActivationMemory(
-        saved_terms=tuple(term for part in layout.saved if (term := part.term(micro_batch_size)).size_bytes),
+        saved_terms=tuple(term for part in layout.saved for term in part.terms(micro_batch_size)),
         loss_terms=head + loss_terms(model, workload, micro_batch_size),
         forward_terms=layout.forward_terms(micro_batch_size),
         head_terms=head,
@@ -94,50 +95,42 @@ def activation_memory(
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Everything about a model and workload that does not depend on the micro batch size.
+    """Everything about a model and workload that does not depend on the micro batch size."""
 
-    forward: for each kind of layer, the moments of its forward pass above all saved terms.
-    working: for each kind of layer, what it recomputes and the moments of its backward pass, above all saved terms.
-    """
-
-    saved: tuple[Part, ...]
-    head: Part
+    saved: tuple[LinearTerm, ...]
+    head: LinearTerm
     per_layer: Size
     forward: tuple[Size, ...]
+    """For each kind of layer, the moments of its forward pass above all saved terms."""
     working: tuple[tuple[Size, tuple[Size, ...]], ...]
+    """For each kind of layer, what it recomputes and the moments of its backward pass, above all saved terms."""
 
-    def forward_terms(self, micro_batch_size: int) -> tuple[MemoryTerm, ...]:
-        moment = max(self.forward, key=lambda moment: moment.at(micro_batch_size))
-        return _linear_term(
-            "forward pass of a layer", moment, micro_batch_size, "largest moment of one layer's forward pass"
-        )
+    def forward_terms(self, micro_batch_size: int) -> Terms:
+        largest = max(self.forward, key=lambda moment: moment.at(micro_batch_size))
+        meaning = "largest moment of one layer's forward pass"
+        return _linear("forward pass of a layer", largest, meaning, micro_batch_size)
 
-    def block_terms(self, micro_batch_size: int) -> tuple[MemoryTerm, ...]:
+    def block_terms(self, micro_batch_size: int) -> Terms:
         """The largest moment, split in what is recomputed and what the backward pass adds."""
-        again, moment = max(
+        again, largest = max(
             ((again, moment) for again, moments in self.working for moment in moments),
             key=lambda pair: pair[1].at(micro_batch_size),
         )
-        return _linear_term(
-            "recomputed layer", again, micro_batch_size, "what one layer saves without checkpointing"
-        ) + _linear_term(
+        recomputed = _linear("recomputed layer", again, "what one layer saves without checkpointing", micro_batch_size)
+        return recomputed + _linear(
             "gradients of activations",
-            moment.minus(again),
-            micro_batch_size,
+            largest.minus(again),
             "largest moment of the backward pass of one layer, of the final norm",
+            micro_batch_size,
+            not_covered="torch.compile, and fusions that a kernel library adds",
         )
 
 
-def _linear_term(name: str, size: Size, micro_batch_size: int, meaning: str) -> tuple[MemoryTerm, ...]:
+def _linear(name: str, size: Size, meaning: str, micro_batch_size: int, *, not_covered: str = "") -> Terms:
     """B x + y bytes, nothing for none."""
-    if size.at(micro_batch_size) <= 0:
-        return ()
-    inputs = (("B", micro_batch_size), ("x", size.per_sample), ("y", size.fixed))
-    return (
-        MemoryTerm(
-            name=name, size_bytes=size.at(micro_batch_size), formula=f"B x + y: {meaning}", inputs=inputs, source=SOURCE
-        ),
-    )
+    inputs = {"x": size.per_sample, "y": size.fixed}
+    term = LinearTerm(name, size, f"B x + y: {meaning}", inputs, _LARGEST, not_covered)
+    return term.terms(micro_batch_size) if size.at(micro_batch_size) > 0 else ()
 
 
 @lru_cache(maxsize=256)
@@ -152,7 +145,7 @@ def layout_of(
     blocks = recorder.blocks()
     records = [recorder.layer(block, first=first) for block, first in blocks]
     kept = [record.input_size if checkpointing else total(record.saved) for record in records]
-    parts: list[Part] = []
+    terms: list[LinearTerm] = []
     forward: list[Size] = []
     working = [(ZERO, frontier(moment.plus(total(last.recording.saved)) for moment in last.recording.backward))]
     for index, ((block, _), record) in enumerate(zip(blocks, records, strict=True)):
@@ -164,15 +157,15 @@ def layout_of(
                 *(moment.plus(layer) for moment in record.backward),
             ]
             forward.extend(record.unsaved)
-            parts.append(input_part(recorder, block))
+            terms.append(input_term(recorder, block))
         else:
             forward.extend(moment.minus(layer) for moment in record.forward)
             moments = [*(moment.minus(layer) for moment in record.forward), *record.backward]
-            parts.extend(saved_parts(block.stack, record.saved, count=block.count, rows=recorder.rows(block)))
+            terms.extend(saved_terms(block.stack, record.saved, count=block.count, rows=recorder.rows(block)))
         working.append((layer if checkpointing else ZERO, frontier(moment.minus(gone) for moment in moments)))
     return Layout(
-        saved=(*parts, *shared_parts(recorder)),
-        head=last.part,
+        saved=(*terms, *shared_terms(recorder)),
+        head=last.term,
         per_layer=max(kept),
         forward=frontier(forward),
         working=tuple(working),
@@ -190,6 +183,6 @@ def _saved_behind(recorder: LayerRecorder, blocks: Sequence[tuple[Block, bool]],
         if block.tensors != blocks[0][0].tensors:
             gone = gone.plus(size.times(block.count))
     if blocks[0][0].stack == "encoder":
-        for part in encoder_output_parts(recorder):
-            gone = gone.plus(part.size)
+        for term in encoder_output_terms(recorder):
+            gone = gone.plus(term.size)
     return gone

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...estimate import MemoryTerm
 from ...models.model_shape import ModelShape
 from ...workload import Workload
+from ..terms import SYMBOLS, Formula, Terms
 
 LOSS_SOURCE = "transformers 5.23 loss/loss_utils.py; torch 2.13 derivatives of cross_entropy"
 LIGER_SOURCE = "liger-kernel 0.8.5 ops/fused_linear_cross_entropy.py"
@@ -15,7 +15,7 @@ UPCAST_HEADS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")
 NATIVE_MASKED = ("BertForMaskedLM", "RobertaForMaskedLM", "DebertaForMaskedLM", "DebertaV2ForMaskedLM")
 
 FUSED_LOSS_MODEL_TYPES = frozenset(
-    {
+    [
         "deepseek_v2",
         "deepseek_v3",
         "gemma",
@@ -32,12 +32,27 @@ FUSED_LOSS_MODEL_TYPES = frozenset(
         "qwen3",
         "qwen3_moe",
         "smollm3",
-    }
+    ]
 )
 """`model_type`s whose loss Liger fuses unless told otherwise (liger-kernel 0.8.5 transformers/monkey_patch.py)."""
 
+_PER_LOGIT = {**SYMBOLS, "c": "bytes per logit that the loss keeps at this moment"}
+_KEPT = tuple(
+    Formula(name, "c B S V", LOSS_SOURCE, _PER_LOGIT)
+    for name in ("log-softmax", "gradient of log-softmax", "gradient of logits")
+)
+_SOFT_CAP = Formula("soft cap of logits", "w B S V", LOSS_SOURCE)
+_CHUNK = Formula(
+    "logits of one chunk",
+    "c V w, c = next_power_of_2(ceil(B S / ceil(V / H)))",
+    LIGER_SOURCE,
+    {**SYMBOLS, "c": "tokens of one chunk"},
+)
+_HIDDEN_GRADIENT = Formula("gradient of hidden states", "B S H w", LIGER_SOURCE)
+_HEAD_GRADIENT = Formula("gradient of the head's weight", "V H w", LIGER_SOURCE)
 
-def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> tuple[MemoryTerm, ...]:
+
+def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> Terms:
     """Tensors of B S V elements at the largest moment of the loss, with w bytes per weight.
 
     Backward, when the gradient of log_softmax is taken: its fp32 result (saved), the incoming gradient and the outgoing
@@ -55,60 +70,17 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
     if not v:
         return ()
     tokens = micro_batch_size * workload.seq_len
-    inputs = (("B", micro_batch_size), ("S", workload.seq_len), ("V", v), ("w", w))
+    inputs = {"B": micro_batch_size, "S": workload.seq_len, "V": v, "w": w}
     if workload.loss == "fused":
-        return _fused(model, workload, tokens, inputs)
+        h = model.hidden_size
+        chunk = min(tokens, _next_power_of_2(-(-tokens // -(-v // h))))
+        inputs |= {"H": h, "c": chunk}
+        head = _HEAD_GRADIENT.term(v * h * w, **inputs) if workload.method == "full" else ()
+        return _CHUNK.term(chunk * v * w, **inputs) + _HIDDEN_GRADIENT.term(tokens * h * w, **inputs) + head
     upcast = model.architecture.endswith(UPCAST_HEADS) and model.architecture not in NATIVE_MASKED
-    c = 4 if upcast else w
-
-    def term(name: str, width: int, formula: str) -> MemoryTerm:
-        return MemoryTerm(
-            name=name, size_bytes=width * tokens * v, formula=formula, inputs=(*inputs, ("c", c)), source=LOSS_SOURCE
-        )
-
-    backward = [
-        term("log-softmax", c, "c B S V"),
-        term("gradient of log-softmax", c, "c B S V"),
-        term("gradient of logits", c, "c B S V"),
-    ]
-    if model.logit_softcap:
-        backward.append(term("soft cap of logits", w, "w B S V"))
-    return tuple(backward)
-
-
-def _fused(
-    model: ModelShape, workload: Workload, tokens: int, inputs: tuple[tuple[str, float], ...]
-) -> tuple[MemoryTerm, ...]:
-    v, h, w = model.vocab_size, model.hidden_size, workload.weight_bytes
-    chunk = min(tokens, _next_power_of_2(-(-tokens // -(-v // h))))
-    inputs = (*inputs, ("H", h), ("c", chunk))
-    terms = [
-        MemoryTerm(
-            name="logits of one chunk",
-            size_bytes=chunk * v * w,
-            inputs=inputs,
-            source=LIGER_SOURCE,
-            formula="c V w, c = next_power_of_2(ceil(B S / ceil(V / H)))",
-        ),
-        MemoryTerm(
-            name="gradient of hidden states",
-            size_bytes=tokens * h * w,
-            formula="B S H w",
-            inputs=inputs,
-            source=LIGER_SOURCE,
-        ),
-    ]
-    if workload.method == "full":
-        terms.append(
-            MemoryTerm(
-                name="gradient of the head's weight",
-                size_bytes=v * h * w,
-                formula="V H w",
-                inputs=inputs,
-                source=LIGER_SOURCE,
-            )
-        )
-    return tuple(terms)
+    c = inputs["c"] = 4 if upcast else w
+    cap = _SOFT_CAP.term(w * tokens * v, **inputs) if model.logit_softcap else ()
+    return tuple(term for formula in _KEPT for term in formula.term(c * tokens * v, **inputs)) + cap
 
 
 def _next_power_of_2(number: int) -> int:

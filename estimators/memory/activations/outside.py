@@ -6,11 +6,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...models.model_shape import Block
+from ..terms import SYMBOLS
 from .feed_forward import activate
+from .linear_terms import LinearTerm, saved_term
 from .norms import norm
-from .parts import Part, saved_part
 from .recording import LayerRecorder, Recording
 from .saved_tensors import Size
+
+_SYMBOLS = {
+    **SYMBOLS,
+    "D": "head size",
+    "Se": "tokens of the encoder per sample",
+    "b": "bytes per element of the mask",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +26,7 @@ class End:
     """The end of the model, which is back-propagated before any layer."""
 
     recording: Recording
-    part: Part
+    term: LinearTerm
 
 
 def end(recorder: LayerRecorder) -> End:
@@ -37,35 +45,31 @@ def end(recorder: LayerRecorder) -> End:
     if (model.vocab_size or model.num_labels) and (ops.trains or adapted or recorder.zero3 or model.num_labels):
         ops.graph.apply("logits", (output,), width=1, saves=(output,))
     recording = Recording.of(ops.graph, value, output)
-    return End(recording, saved_part("final norm and head input", recording.saved, count=1, rows=rows))
+    return End(recording, saved_term("final norm and head input", recording.saved, count=1, rows=rows))
 
 
-def shared_parts(recorder: LayerRecorder) -> list[Part]:
+def shared_terms(recorder: LayerRecorder) -> list[LinearTerm]:
     """What lives as long as the layers do."""
-    return [*_tables(recorder), *_masks(recorder), *_embedding(recorder), *encoder_output_parts(recorder)]
+    return [*_tables(recorder), *_masks(recorder), *_embedding(recorder), *encoder_output_terms(recorder)]
 
 
-def _tables(recorder: LayerRecorder) -> list[Part]:
+def _tables(recorder: LayerRecorder) -> list[LinearTerm]:
     """cos and sin, shared by all samples and layers."""
     rotary = next((block.attention for block in recorder.model.blocks if block.attention.rotary), None)
     if rotary is None:
         return []
-    rows, item, width = (
-        recorder.workload.seq_len,
-        recorder.workload.weight_bytes,
-        rotary.rope_head_dim or rotary.head_dim,
-    )
-    return [
-        Part("rotary tables", Size(0, 2 * rows * width * item), "2 S D w", (("S", rows), ("D", width), ("w", item)))
-    ]
+    rows, item = recorder.workload.seq_len, recorder.workload.weight_bytes
+    width = rotary.rope_head_dim or rotary.head_dim
+    inputs = {"S": rows, "D": width, "w": item}
+    return [LinearTerm("rotary tables", Size(0, 2 * rows * width * item), "2 S D w", inputs, _SYMBOLS)]
 
 
-def _masks(recorder: LayerRecorder) -> list[Part]:
+def _masks(recorder: LayerRecorder) -> list[LinearTerm]:
     """Checkpointed layers hold their masks for the recomputation; otherwise they are gone with the forward pass.
 
     Relative positions (T5) are saved by the kernel in any case, a decoder's with the causal mask in every layer.
     """
-    item, parts, seen = recorder.workload.weight_bytes, [], set()
+    item, terms, seen = recorder.workload.weight_bytes, [], set()
     for block in recorder.model.blocks:
         rows, heads = recorder.rows(block), block.attention.heads
         kernel, masked = recorder.kernel(block.attention, recorder.variant(block), rows)
@@ -73,38 +77,29 @@ def _masks(recorder: LayerRecorder) -> list[Part]:
         if kind in seen:
             continue
         seen.add(kind)
-        inputs = (("S", rows), ("w", item), ("A", heads))
+        inputs: dict[str, float] = {"S": rows, "w": item, "A": heads}
         if masked and recorder.checkpointing:
             mask = recorder.mask(recorder.ops((), "mask"), recorder.variant(block), kernel, rows)
-            size = Size(0, mask.size) if mask.storage.fixed else Size(mask.size, 0)
-            parts.append(
-                Part(
-                    "attention mask", size, "S S" if mask.storage.fixed else "B S S b", (*inputs, ("b", mask.itemsize))
-                )
-            )
-        if recorder.variant(block).relative:
-            if block.stack == "encoder" or recorder.checkpointing:
-                parts.append(
-                    Part(f"{block.stack} position bias", Size(0, heads * rows * rows * item), "A S S w", inputs)
-                )
-            if recorder.checkpointing and block.cross_attention is not None:
-                keys = recorder.encoder_rows
-                parts.append(
-                    Part(
-                        "cross-attention position bias",
-                        Size(0, heads * rows * keys * item),
-                        "A S Se w",
-                        (*inputs, ("Se", keys)),
-                    )
-                )
-            if recorder.trains and not recorder.checkpointing:
-                parts.append(Part(f"{block.stack} position buckets", Size(0, 8 * rows * rows), "8 S S", inputs))
-    return parts
+            fixed = mask.storage.fixed
+            size, text = (Size(0, mask.size), "S S") if fixed else (Size(mask.size, 0), "B S S b")
+            terms.append(LinearTerm("attention mask", size, text, inputs | {"b": mask.itemsize}, _SYMBOLS))
+        if not recorder.variant(block).relative:
+            continue
+        if block.stack == "encoder" or recorder.checkpointing:
+            size = Size(0, heads * rows * rows * item)
+            terms.append(LinearTerm(f"{block.stack} position bias", size, "A S S w", inputs))
+        if recorder.checkpointing and block.cross_attention is not None:
+            keys = recorder.encoder_rows
+            size, inputs_of_both = Size(0, heads * rows * keys * item), inputs | {"Se": keys}
+            terms.append(LinearTerm("cross-attention position bias", size, "A S Se w", inputs_of_both, _SYMBOLS))
+        if recorder.trains and not recorder.checkpointing:
+            terms.append(LinearTerm(f"{block.stack} position buckets", Size(0, 8 * rows * rows), "8 S S", inputs))
+    return terms
 
 
-def _embedding(recorder: LayerRecorder) -> list[Part]:
+def _embedding(recorder: LayerRecorder) -> list[LinearTerm]:
     """Of each stream: what the embedding's norm, dropout and convolutions save before the first layer."""
-    model, parts = recorder.model, []
+    model, terms = recorder.model, []
     for block in {block.stack: block for block in reversed(model.blocks)}.values():
         variant, rows = recorder.variant(block), recorder.rows(block)
         ops = recorder.ops((), "embedding")
@@ -124,13 +119,13 @@ def _embedding(recorder: LayerRecorder) -> list[Part]:
             value = ops.dropout(value)
         saved = list(ops.graph.saved())
         if saved:
-            parts.append(saved_part(f"{block.stack} embedding", saved, count=1, rows=rows))
+            terms.append(saved_term(f"{block.stack} embedding", saved, count=1, rows=rows))
         if (variant.summed_input or drops) and recorder.checkpointing and not recorder.trains:
-            parts.append(_hidden(recorder, "embedding output", block))
-    return parts
+            terms.append(_hidden(recorder, "embedding output", block))
+    return terms
 
 
-def encoder_output_parts(recorder: LayerRecorder) -> list[Part]:
+def encoder_output_terms(recorder: LayerRecorder) -> list[LinearTerm]:
     """An encoder's final norm and the output that every cross-attention reads."""
     encoder = [block for block in recorder.model.blocks if block.stack == "encoder"]
     if not encoder or encoder[-1] is recorder.model.blocks[-1]:
@@ -142,15 +137,15 @@ def encoder_output_parts(recorder: LayerRecorder) -> list[Part]:
     if variant.relative and encoder[-1].hidden_dropout:
         output = ops.dropout(output)
     ops.graph.apply("keys", (output,), saves=(output,))
-    return [saved_part("encoder output", list(ops.graph.saved()), count=1, rows=recorder.encoder_rows)]
+    return [saved_term("encoder output", list(ops.graph.saved()), count=1, rows=recorder.encoder_rows)]
 
 
-def _hidden(recorder: LayerRecorder, name: str, block: Block) -> Part:
+def _hidden(recorder: LayerRecorder, name: str, block: Block) -> LinearTerm:
     rows, hidden, item = recorder.rows(block), recorder.model.hidden_size, recorder.workload.weight_bytes
-    return Part(name, Size(rows * hidden * item, 0), "B S H w", (("S", rows), ("H", hidden), ("w", item)))
+    return LinearTerm(name, Size(rows * hidden * item, 0), "B S H w", {"S": rows, "H": hidden, "w": item})
 
 
-def input_part(recorder: LayerRecorder, block: Block) -> Part:
+def input_term(recorder: LayerRecorder, block: Block) -> LinearTerm:
     """What checkpointing keeps of `block`: the input of each of its layers."""
     hidden = _hidden(recorder, f"{block.stack} layer inputs", block)
-    return Part(hidden.name, hidden.size.times(block.count), "L B S H w", (("L", block.count), *hidden.inputs))
+    return LinearTerm(hidden.name, hidden.size.times(block.count), "L B S H w", {"L": block.count, **hidden.inputs})

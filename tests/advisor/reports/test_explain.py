@@ -13,7 +13,7 @@ from ds_advise.advisor.cli import program, run
 from ds_advise.advisor.recommend.recommendation import Recommendation
 from ds_advise.advisor.reports.explanation import explain
 from ds_advise.estimators.errors import WorkloadError
-from ds_advise.estimators.legend import SYMBOLS, symbols
+from ds_advise.estimators.estimate import COMMON_SYMBOLS, MemoryTerm, symbols_of
 
 QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--ram", "512GB", "--nvme", "/nvme:2TB", "--offline"]
 
@@ -63,7 +63,7 @@ def test_every_term_has_a_formula_a_source_and_known_symbols(answers: list[Recom
             ):
                 assert term.formula and term.source, term
                 shorthand = set(re.findall(r"(?<![\w'.])[A-Z][a-z]?'{0,2}(?![\w'])", term.formula))
-                assert shorthand <= SYMBOLS.keys() | {"x"}, term.formula
+                assert shorthand <= symbols_of(term).keys() | {"x"}, term.formula
 
 
 def evaluated(formula: str, inputs: dict[str, float]) -> float | None:
@@ -152,8 +152,10 @@ def test_a_reader_can_recompute_the_terms_from_what_is_shown(answers: list[Recom
 
 def test_symbols_are_found_whole() -> None:
     """Pt' is not Pt, and letters within words are no symbols."""
-    assert symbols("w Pt' + w Pt") == ("w", "Pt", "Pt'")
-    assert symbols("weight of the Layer") == ()
+    meanings = {"w": "width", "Pt": "trained", "Pt'": "padded"}
+    for formula, expected in (("w Pt' + w Pt", {"w", "Pt", "Pt'"}), ("weight of the Layer, lora_w, 0.w", set())):
+        term = MemoryTerm(name="x", size_bytes=1, formula=formula, symbols=meanings)
+        assert symbols_of(term).keys() == expected
 
 
 def test_the_text_names_formula_numbers_and_source() -> None:
@@ -170,7 +172,7 @@ def test_json_is_one_object() -> None:
     done = CliRunner().invoke(program, ["explain", *QUESTION, "--component", "gradients", "--json"])
     explanation = json.loads(done.output)
     assert {term["name"] for section in explanation["sections"].values() for term in section["terms"]} >= {"gradients"}
-    assert explanation["evidence"] == "analytic" and explanation["symbols"]["w"] == SYMBOLS["w"]
+    assert explanation["evidence"] == "analytic" and explanation["symbols"]["w"] == COMMON_SYMBOLS["w"]
 
 
 @pytest.mark.parametrize(

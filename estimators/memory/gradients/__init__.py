@@ -1,0 +1,16 @@
+"""Gradients on the GPU, the buckets they are reduced in, and what leaves them for the host: backward pass and step."""
+
+from ...optimizers import Optimizer
+from ...plan import Plan
+from ..trainable import ShardedTensors
+from .gradient_memory import GradientMemory
+from .stage_0 import StageZero
+from .stage_3 import StageThree
+from .stages_1_2 import StageOne, StageTwo
+
+__all__ = ["GradientMemory", "gradient_memory"]
+
+
+def gradient_memory(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer) -> GradientMemory:
+    """Gradients, buckets, staging and step temporaries of one GPU."""
+    return (StageZero, StageOne, StageTwo, StageThree)[plan.zero_stage](sharded, plan, optimizer)

@@ -1,0 +1,89 @@
+"""What every ZeRO stage has to say about gradients: a function for each phase of a step.
+
+Not covered: Muon's gathered matrices and its Newton-Schulz products (up to a quarter of a GiB and a few matrices).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from ...optimizers import Optimizer
+from ...plan import Plan
+from ..terms import SYMBOLS, Terms
+from ..trainable import ShardedTensors, gradient_buckets
+
+NORM_BYTES = 8
+"""Per element: gradients are cast to fp64 for their norm, tensor by tensor (deepspeed 0.19.8 runtime/zero/utils.py
+`get_norm_dtype`)."""
+
+GRADIENT_SYMBOLS = {
+    **SYMBOLS,
+    "alive": "elements of whole gradients that are alive at this moment",
+    "bucket": "elements of a reduction bucket (reduce_bucket_size)",
+    "copied": "elements of a bucket that are copied while it is reduced",
+    "s": "temporaries of the optimizer's step, bytes per master weight",
+}
+STEP_NOT_COVERED = "optimizers that bring kernels of their own"
+
+
+class GradientMemory(ABC):
+    """Terms about gradients in the phases of a step, on the GPU where they are largest."""
+
+    def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: Optimizer) -> None:
+        tensors = sharded.tensors
+        self.sharded, self.tensors, self.plan, self.optimizer = sharded, tensors, plan, optimizer
+        self.width, self.trainable = tensors.workload.weight_bytes, tensors.trainable_numel
+        self.bucket_size = plan.reduce_bucket_size
+        self.offloaded, self.accumulates = plan.offload_optimizer != "none", plan.gradient_accumulation_steps > 1
+        self.fills = gradient_buckets(tensors, self.bucket_size)
+        # A bucket with gradients for several ranks is copied before it is reduced.
+        self.copies = sharded.world_size > 1
+        # Elements of single gradients: of the head, the widest of a layer, a tied head's, which waits for the
+        # embedding's through all layers, and the last one; then of all that are alive when the last one is made.
+        self.layer = max(tensors.trainable_layer, default=0)
+        self.head = self.tied_head = 0
+        self.last = self.at_end = self.layer
+        if tensors.trains_head:
+            self.head = tensors.head
+            self.tied_head = tensors.head if tensors.model.tied else 0
+            # A tied embedding has two gradients and their sum.
+            self.last, self.at_end = (
+                (self.head, 3 * self.head) if self.tied_head else (tensors.embedding, tensors.embedding)
+            )
+        self.large_head = self.head if self.head > self.bucket_size else 0
+
+    @property
+    def reduced(self) -> int:
+        """Elements of layers that the first bucket surely holds when it is full; it takes the head's first."""
+        if not self.plan.zero_stage or not self.fills.flushed:
+            return 0
+        head = 0 if self.tensors.model.tied or self.tensors.head > self.bucket_size else self.tensors.head
+        return max(0, self.bucket_size - self.layer - head)
+
+    @abstractmethod
+    def forward_terms(self) -> Terms:
+        """While a micro batch runs forward: gradients of earlier ones, permanent buffers."""
+
+    @abstractmethod
+    def head_terms(self) -> Terms:
+        """When the output head's gradient is made; nothing has been reduced yet."""
+
+    @abstractmethod
+    def head_reduction_terms(self) -> Terms:
+        """When that gradient is reduced, or copied to the bucket; the logits are gone."""
+
+    @abstractmethod
+    def layer_terms(self) -> Terms:
+        """In the backward pass of the last layer."""
+
+    @abstractmethod
+    def reduction_terms(self) -> Terms:
+        """In the backward pass of the last layer, while a full bucket is reduced."""
+
+    @abstractmethod
+    def end_terms(self) -> Terms:
+        """When the embedding's gradient is made."""
+
+    @abstractmethod
+    def step_terms(self) -> Terms:
+        """In the optimizer's step."""

@@ -1,0 +1,67 @@
+"""Terms of time, with what their symbols mean and what they leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..estimate import COMMON_SYMBOLS, TimeTerm
+
+SYMBOLS: Mapping[str, str] = {
+    **COMMON_SYMBOLS,
+    "n": "micro batches of a step",
+    "states": "optimizer states, bytes per master weight",
+    "Pr": "trainable parameters that one rank updates",
+    "Pn": "trainable parameters that one node's ranks update",
+    "weights": "bytes of all weights as stage 3 gathers them",
+    "bytes": "moved by the operations of a micro batch, forward and backward",
+    "passes": "times that all weights are gathered in a step",
+    "reductions": "micro batches whose gradients are reduced",
+    "d": "head size of queries and keys",
+    "dv": "head size of values",
+    "R": "operations per second of a matrix product of this size",
+    "rows": "rows of the left matrix: tokens of a micro batch",
+    "inner": "dimension that a matrix product sums over",
+    "columns": "columns of the right matrix",
+    "ramp": "seconds until a kernel is at full speed",
+    "W": "bytes per second of the GPU's memory",
+    "link": "bytes per second of the slowest link between the ranks",
+    "calls": "collectives of a step",
+    "t": "seconds to start a collective and to pass it on from rank to rank",
+    "PCIe": "bytes per second between a GPU and the host",
+    "host": "bytes per second that the optimizer's step on the host moves",
+    "G": "ranks of a node",
+    "DRAM": "bytes per second of a node's memory",
+    "read": "bytes per second from NVMe",
+    "write": "bytes per second to NVMe",
+}
+_NOT_COVERED = {
+    "matrix products": "GPUs that throttle or are shared",
+    "elementwise operations": "fused kernels (Liger, torch.compile)",
+    "weight gathering": "links shared with other jobs",
+    "gradient reduction": "links shared with other jobs",
+    "optimizer on the host": "cores taken by data loading",
+}
+
+
+def time_term(
+    *,
+    name: str,
+    seconds: float,
+    resource: str,
+    formula: str,
+    source: str,
+    inputs: tuple[tuple[str, float], ...] = (),
+    hidden_s: float = 0.0,
+) -> TimeTerm:
+    """A term that knows its symbols; that of launches is in plain words."""
+    return TimeTerm(
+        name=name,
+        seconds=seconds,
+        resource=resource,
+        formula=formula,
+        inputs=inputs,
+        source=source,
+        hidden_s=hidden_s,
+        symbols={} if resource == "launch" else SYMBOLS,
+        not_covered=_NOT_COVERED.get(name, ""),
+    )
