@@ -50,9 +50,9 @@ def render_rule(rule: Rule, console: Console) -> None:
     if rule.fix:
         sentence(console, f"Fix: {rule.fix}.")
     sentence(console, f"DeepSpeed {rule.versions}; read in {rule.source}.", style="dim")
+    options = "".join(f" --{name} {value}" for name, value in rule.options.items())
     for title, example in (("Found in", rule.bad), ("Not in", rule.good)):
-        said = "".join(f" --{name} {value}" for name, value in example.options.items())
-        sentence(console, f"{title}{f' (with{said})' if said else ''}: {_compact(example.config)}")
+        sentence(console, f"{title}{f' (with{options})' if options else ''}: {_compact(example)}")
 
 
 def render_rules(rules: Sequence[Rule], console: Console) -> None:

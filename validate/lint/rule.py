@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, Unpack
 
 from .linted_config import LintedConfig
 
@@ -59,35 +59,48 @@ def hit(path: str, what: str, *, fix: str = "", severity: Severity | None = None
 RuleCheck = Callable[[LintedConfig], Iterator[Hit]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Example:
-    """A configuration, as a dict or as the text of a file, and what is said besides it on the command line."""
+class RuleWords(TypedDict):
+    """What a rule says besides its code and title: the fields of `Rule` of these names."""
 
-    config: Mapping[str, Any] | str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    why: str
+    source: str
+    bad: Mapping[str, Any] | str
+    good: Mapping[str, Any] | str
+    fix: NotRequired[str]
+    since: NotRequired[str]
+    until: NotRequired[str]
+    options: NotRequired[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule.
-
-    why:    why it matters. fix: what to do, where it is the same for every hit.
-    source: the file of DeepSpeed (or transformers, accelerate) in which the claim was read.
-    versions: the DeepSpeed versions it holds for; `applies` says whether it does for one.
-    bad, good: an example that it finds, and one that it does not.
-    """
+    """A check with its words."""
 
     code: str
     severity: Severity
     title: str
-    why: str
-    fix: str
-    source: str
-    since: str
-    until: str
-    bad: Example
-    good: Example
     check: RuleCheck
+    why: str
+    """Why it matters."""
+
+    source: str
+    """The file of DeepSpeed (or transformers, accelerate) in which the claim was read."""
+
+    bad: Mapping[str, Any] | str
+    """A configuration that the rule finds, as a dict or as the text of a file."""
+
+    good: Mapping[str, Any] | str
+    """One that it does not."""
+
+    fix: str = ""
+    """What to do, where it is the same for every hit."""
+
+    since: str = "0.18"
+    until: str = ""
+    """The first DeepSpeed version for which it no longer holds."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The command's options with which the examples are read."""
 
     @property
     def versions(self) -> str:
@@ -98,46 +111,30 @@ class Rule:
         return facts.at_least(self.since) and not (self.until and facts.at_least(self.until))
 
 
+Registration = Callable[[RuleCheck], RuleCheck]
+
+
 class Rules:
-    """The rules of one config, in the order in which they are written."""
+    """The rules of one subject, in the order in which they are written.
+
+    `error`, `warning` and `advice` are decorators that make a rule of a check, with the fields of `Rule`.
+    """
 
     def __init__(self) -> None:
         self.rules: list[Rule] = []
 
-    def rule(
-        self,
-        code: str,
-        severity: Severity,
-        title: str,
-        *,
-        why: str,
-        source: str,
-        bad: Mapping[str, Any] | str,
-        good: Mapping[str, Any] | str,
-        fix: str = "",
-        since: str = "0.18",
-        until: str = "",
-        options: Mapping[str, Any] | None = None,
-    ) -> Callable[[RuleCheck], RuleCheck]:
-        """Register a check. `until` is the first version for which it no longer holds."""
+    def error(self, code: str, title: str, **words: Unpack[RuleWords]) -> Registration:
+        return self._register("error", code, title, words)
 
+    def warning(self, code: str, title: str, **words: Unpack[RuleWords]) -> Registration:
+        return self._register("warning", code, title, words)
+
+    def advice(self, code: str, title: str, **words: Unpack[RuleWords]) -> Registration:
+        return self._register("advice", code, title, words)
+
+    def _register(self, severity: Severity, code: str, title: str, words: RuleWords) -> Registration:
         def registered(check: RuleCheck) -> RuleCheck:
-            shared = dict(options or {})
-            self.rules.append(
-                Rule(
-                    code=code,
-                    severity=severity,
-                    title=title,
-                    why=why,
-                    fix=fix,
-                    source=source,
-                    since=since,
-                    until=until,
-                    bad=Example(config=bad, options=shared),
-                    good=Example(config=good, options=shared),
-                    check=check,
-                )
-            )
+            self.rules.append(Rule(code=code, severity=severity, title=title, check=check, **words))
             return check
 
         return registered

@@ -69,12 +69,12 @@ def test_the_engine_refuses_what_the_error_rules_show_as_bad(ranks: int) -> None
         for rule in RULES
         if rule.severity == "error"
         and rule.code not in NOT_SEEN
-        and not isinstance(rule.bad.config, str)
-        and rule.bad.options.get("framework") != "hf"
-        and "model" not in rule.bad.options
-        and ("4x" in str(rule.bad.options.get("gpus"))) == (ranks == 4)
+        and not isinstance(rule.bad, str)
+        and rule.options.get("framework") != "hf"
+        and "model" not in rule.options
+        and ("4x" in str(rule.options.get("gpus"))) == (ranks == 4)
     ]
-    said = outcomes([dict(rule.bad.config) for rule in rules if not isinstance(rule.bad.config, str)], world_size=ranks)
+    said = outcomes([dict(rule.bad) for rule in rules if not isinstance(rule.bad, str)], world_size=ranks)
     assert not [rule.code for rule, outcome in zip(rules, said, strict=True) if not outcome]
     assert len(rules) >= {2: 45, 4: 2}[ranks]
 

@@ -7,21 +7,21 @@ from collections.abc import Iterator
 from ...linted_config import LintedConfig
 from ...rule import Hit, Rules, hit
 from ...values import shown
+from ..examples import plain, trainer, zero
 
 rules = Rules()
 
 _CHECKPOINT = "runtime/model_checkpointing/config.py"
 
 
-@rules.rule(
+@rules.error(
     "DS801",
-    "error",
     "an unknown tag validation",
     why="DeepSpeed knows Warn, Ignore and Fail",
     fix='write "Warn"',
     source="runtime/config.py get_checkpoint_tag_validation_mode",
-    bad={"train_batch_size": 8, "checkpoint": {"tag_validation": "strict"}},
-    good={"train_batch_size": 8, "checkpoint": {"tag_validation": "Fail"}},
+    bad=plain(checkpoint={"tag_validation": "strict"}),
+    good=plain(checkpoint={"tag_validation": "Fail"}),
 )
 def tag_validation(config: LintedConfig) -> Iterator[Hit]:
     value = config.get("checkpoint.tag_validation")
@@ -30,15 +30,14 @@ def tag_validation(config: LintedConfig) -> Iterator[Hit]:
         yield hit("checkpoint.tag_validation", f"tag_validation is {shown(value)}")
 
 
-@rules.rule(
+@rules.error(
     "DS802",
-    "error",
     "an unknown checkpoint writer",
     why="DeepSpeed asserts the writer's type and its unit of data parallelism",
     fix='types are "mock", "python", "fast"; units "replica", "socket", "machine"',
     source=_CHECKPOINT,
-    bad={"train_batch_size": 8, "checkpoint": {"writer": {"type": "quick"}}},
-    good={"train_batch_size": 8, "checkpoint": {"writer": {"type": "fast"}}},
+    bad=plain(checkpoint={"writer": {"type": "quick"}}),
+    good=plain(checkpoint={"writer": {"type": "fast"}}),
 )
 def writer(config: LintedConfig) -> Iterator[Hit]:
     known = {"type": ("MOCK", "PYTHON", "FAST"), "data_parallel": ("REPLICA", "SOCKET", "MACHINE")}
@@ -48,31 +47,29 @@ def writer(config: LintedConfig) -> Iterator[Hit]:
             yield hit(f"checkpoint.writer.{name}", f"{name} is {shown(value)}")
 
 
-@rules.rule(
+@rules.advice(
     "DS806",
-    "advice",
     "a checkpoint writer and its launcher",
     why="the writer reads CROSS_SIZE from the environment, which only the deepspeed launcher sets: under torchrun "
     "or accelerate DeepSpeed stops with a KeyError",
     fix="start with the deepspeed launcher, or export CROSS_SIZE and CROSS_RANK (number of nodes, and this node's)",
     source="runtime/model_checkpointing/utils.py, launcher/launch.py",
-    bad={"train_batch_size": 8, "checkpoint": {"writer": {"type": "fast"}}},
-    good={"train_batch_size": 8, "checkpoint": {"tag_validation": "Warn"}},
+    bad=plain(checkpoint={"writer": {"type": "fast"}}),
+    good=plain(checkpoint={"tag_validation": "Warn"}),
 )
 def needs_launcher(config: LintedConfig) -> Iterator[Hit]:
     if isinstance(config.get("checkpoint.writer"), dict):
         yield hit("checkpoint.writer", "it needs the deepspeed launcher")
 
 
-@rules.rule(
+@rules.error(
     "DS803",
-    "error",
     "a pipeline stage that is not true or false",
     why="DeepSpeed raises an error for any other value",
     fix="write true or false",
     source="runtime/config.py get_checkpoint_parallel_write_pipeline",
-    bad={"train_batch_size": 8, "checkpoint": {"parallel_write": {"pipeline_stage": "yes"}}},
-    good={"train_batch_size": 8, "checkpoint": {"parallel_write": {"pipeline_stage": True}}},
+    bad=plain(checkpoint={"parallel_write": {"pipeline_stage": "yes"}}),
+    good=plain(checkpoint={"parallel_write": {"pipeline_stage": True}}),
 )
 def pipeline_stage(config: LintedConfig) -> Iterator[Hit]:
     value = config.get("checkpoint.parallel_write.pipeline_stage")
@@ -81,9 +78,8 @@ def pipeline_stage(config: LintedConfig) -> Iterator[Hit]:
         yield hit("checkpoint.parallel_write.pipeline_stage", f"pipeline_stage is {shown(value)}")
 
 
-@rules.rule(
+@rules.advice(
     "DS804",
-    "advice",
     "activation_checkpointing that nobody reads",
     why="it configures deepspeed.checkpointing; transformers' models use torch's checkpointing, so this block "
     "recomputes and "
@@ -91,12 +87,8 @@ def pipeline_stage(config: LintedConfig) -> Iterator[Hit]:
     fix="set gradient_checkpointing in TrainingArguments, and remove the block",
     source="runtime/activation_checkpointing/checkpointing.py configure",
     options={"framework": "hf"},
-    bad={
-        "train_micro_batch_size_per_gpu": "auto",
-        "zero_optimization": {"stage": 2},
-        "activation_checkpointing": {"partition_activations": True},
-    },
-    good={"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}},
+    bad=trainer(zero_optimization=zero(2), activation_checkpointing={"partition_activations": True}),
+    good=trainer(zero_optimization=zero(2)),
 )
 def activations(config: LintedConfig) -> Iterator[Hit]:
     block = config.block("activation_checkpointing")
@@ -104,22 +96,20 @@ def activations(config: LintedConfig) -> Iterator[Hit]:
         yield hit("activation_checkpointing", "the block does not checkpoint a transformers model")
 
 
-@rules.rule(
+@rules.warning(
     "DS805",
-    "warning",
     "contiguous checkpoints without what they need",
     why="deepspeed.checkpointing asserts that activations are partitioned and that the number of layers is known",
     fix='set "partition_activations": true and "number_checkpoints"',
     source="runtime/activation_checkpointing/checkpointing.py configure",
-    bad={"train_batch_size": 8, "activation_checkpointing": {"contiguous_memory_optimization": True}},
-    good={
-        "train_batch_size": 8,
-        "activation_checkpointing": {
+    bad=plain(activation_checkpointing={"contiguous_memory_optimization": True}),
+    good=plain(
+        activation_checkpointing={
             "contiguous_memory_optimization": True,
             "partition_activations": True,
             "number_checkpoints": 32,
-        },
-    },
+        }
+    ),
 )
 def contiguous(config: LintedConfig) -> Iterator[Hit]:
     block = "activation_checkpointing"

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from ...linted_config import LintedConfig
 from ...rule import Hit, Rules, hit
 from ...values import shown
+from ..examples import ON, plain, zero
 
 rules = Rules()
 
 
-@rules.rule(
+@rules.error(
     "DS701",
-    "error",
     "an unknown communication type",
     why="DeepSpeed knows fp32, fp16 and bf16, and stops at any other",
     fix='write "fp32", "fp16" or "bf16", or remove it',
     source="runtime/config.py get_communication_data_type",
-    bad={"train_batch_size": 8, "communication_data_type": "float16"},
-    good={"train_batch_size": 8, "communication_data_type": "fp16"},
+    bad=plain(communication_data_type="float16"),
+    good=plain(communication_data_type="fp16"),
 )
 def unknown_type(config: LintedConfig) -> Iterator[Hit]:
     for name in ("communication_data_type", "seq_parallel_communication_data_type"):
@@ -29,31 +29,29 @@ def unknown_type(config: LintedConfig) -> Iterator[Hit]:
             yield hit(name, f"{name} is {shown(value)}")
 
 
-@rules.rule(
+@rules.advice(
     "DS702",
-    "advice",
     "gradients that travel in fp32",
     why="twice the bytes of the 16-bit gradients, at every reduction",
     fix="remove it, unless sums over very many GPUs need it",
     source="runtime/engine.py communication_data_type",
-    bad={"train_batch_size": 8, "bf16": {"enabled": True}, "communication_data_type": "fp32"},
-    good={"train_batch_size": 8, "bf16": {"enabled": True}},
+    bad=plain(bf16=ON, communication_data_type="fp32"),
+    good=plain(bf16=ON),
 )
 def wide(config: LintedConfig) -> Iterator[Hit]:
     if config.text("communication_data_type").lower() == "fp32" and (config.bf16 or config.fp16):
         yield hit("communication_data_type", "16-bit gradients are reduced in fp32")
 
 
-@rules.rule(
+@rules.error(
     "DS703",
-    "error",
     "an unknown reduction of gradients",
     why='DeepSpeed knows "mean" and "sum"',
     fix='write "mean" or "sum"',
     source="runtime/config.py get_gradient_allreduce_op",
     since="0.19.6",
-    bad={"train_batch_size": 8, "gradient_allreduce_op": "avg"},
-    good={"train_batch_size": 8, "gradient_allreduce_op": "mean"},
+    bad=plain(gradient_allreduce_op="avg"),
+    good=plain(gradient_allreduce_op="mean"),
 )
 def unknown_operation(config: LintedConfig) -> Iterator[Hit]:
     value = config.get("gradient_allreduce_op")
@@ -62,16 +60,15 @@ def unknown_operation(config: LintedConfig) -> Iterator[Hit]:
         yield hit("gradient_allreduce_op", f"gradient_allreduce_op is {shown(value)}")
 
 
-@rules.rule(
+@rules.error(
     "DS704",
-    "error",
     "summed gradients where only means are reduced",
     why="stage 3, ZenFlow and DeepCompile refuse gradient_allreduce_op sum",
     fix='write "mean"',
     source="runtime/config.py _do_error_check",
     since="0.19.6",
-    bad={"train_batch_size": 8, "gradient_allreduce_op": "sum", "zero_optimization": {"stage": 3}},
-    good={"train_batch_size": 8, "gradient_allreduce_op": "sum", "zero_optimization": {"stage": 2}},
+    bad=plain(gradient_allreduce_op="sum", zero_optimization=zero(3)),
+    good=plain(gradient_allreduce_op="sum", zero_optimization=zero(2)),
 )
 def sums(config: LintedConfig) -> Iterator[Hit]:
     if config.text("gradient_allreduce_op").lower() != "sum" or not _knows(config, "gradient_allreduce_op"):
@@ -86,25 +83,16 @@ def sums(config: LintedConfig) -> Iterator[Hit]:
             return
 
 
-@rules.rule(
+@rules.error(
     "DS705",
-    "error",
     "unmanaged accumulation with overlapped communication",
     why="where the script decides about the step, DeepSpeed overlaps communication from stage 2 on, and not with "
     "DeepCompile",
     fix='set "overlap_comm": false, or use stage 2',
     source="runtime/engine.py _do_sanity_check",
     since="0.19.6",
-    bad={
-        "train_batch_size": 8,
-        "managed_gradient_accumulation": False,
-        "zero_optimization": {"stage": 1, "overlap_comm": True},
-    },
-    good={
-        "train_batch_size": 8,
-        "managed_gradient_accumulation": False,
-        "zero_optimization": {"stage": 2, "overlap_comm": True},
-    },
+    bad=plain(managed_gradient_accumulation=False, zero_optimization=zero(1, overlap_comm=True)),
+    good=plain(managed_gradient_accumulation=False, zero_optimization=zero(2, overlap_comm=True)),
 )
 def unmanaged(config: LintedConfig) -> Iterator[Hit]:
     path = "managed_gradient_accumulation"
@@ -116,9 +104,8 @@ def unmanaged(config: LintedConfig) -> Iterator[Hit]:
         yield hit(path, "DeepCompile is on")
 
 
-@rules.rule(
+@rules.error(
     "DS706",
-    "error",
     "tensor parallelism that does not divide the GPUs",
     why="the ranks are divided into groups of autotp_size",
     fix="choose a divisor of the number of GPUs",

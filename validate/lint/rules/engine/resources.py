@@ -11,6 +11,7 @@ from .....estimators.plan import Plan
 from .....estimators.time.step_time import estimate_time
 from ...linted_config import LintedConfig
 from ...rule import Hit, Rules, hit
+from ..examples import CPU, zero
 
 rules = Rules()
 
@@ -24,26 +25,25 @@ _SOURCE = "estimators/memory/plan_memory.py, estimators/time/step_time.py"
 _BF16: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}}
 
 
-@rules.rule(
+@rules.warning(
     "DS901",
-    "warning",
     "it does not fit the GPUs",
     why="the predicted need, with the margin of its error, is more than the GPU has",
     fix="`ds-advise MODEL --gpus SPEC` finds what fits",
     source=_SOURCE,
     options={"model": "Qwen2.5-7B", "gpus": "2x24GB"},
-    bad=_BF16 | {"zero_optimization": {"stage": 2}},
+    bad=_BF16 | {"zero_optimization": zero(2)},
     good=_BF16
     | {
-        "zero_optimization": {
-            "stage": 3,
-            "sub_group_size": 1e8,
-            "reduce_bucket_size": 5e7,
-            "stage3_max_live_parameters": 1e8,
-            "stage3_max_reuse_distance": 1e8,
-            "offload_optimizer": {"device": "cpu"},
-            "offload_param": {"device": "cpu"},
-        }
+        "zero_optimization": zero(
+            3,
+            sub_group_size=1e8,
+            reduce_bucket_size=5e7,
+            stage3_max_live_parameters=1e8,
+            stage3_max_reuse_distance=1e8,
+            offload_optimizer=CPU,
+            offload_param=CPU,
+        )
     },
 )
 def too_large(config: LintedConfig) -> Iterator[Hit]:
@@ -55,16 +55,15 @@ def too_large(config: LintedConfig) -> Iterator[Hit]:
         yield hit("zero_optimization", f"it needs about {_gb(need)} per GPU, which has {_gb(cluster.gpu.memory_bytes)}")
 
 
-@rules.rule(
+@rules.warning(
     "DS902",
-    "warning",
     "it does not fit the RAM",
     why="a process that the system kills for want of RAM leaves no message",
     fix="offload less, or use a machine with more RAM",
     source=_SOURCE,
     options={"model": "Qwen2.5-7B", "gpus": "2x24GB", "ram": "64GB"},
-    bad=_BF16 | {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}},
-    good=_BF16 | {"zero_optimization": {"stage": 3}},
+    bad=_BF16 | {"zero_optimization": zero(3, offload_optimizer=CPU)},
+    good=_BF16 | {"zero_optimization": zero(3)},
 )
 def too_much_ram(config: LintedConfig) -> Iterator[Hit]:
     plan, cluster = _plan(config), config.cluster
@@ -76,16 +75,15 @@ def too_much_ram(config: LintedConfig) -> Iterator[Hit]:
         yield hit("zero_optimization", f"it needs about {_gb(need)} of RAM per node, which has {_gb(ram)}")
 
 
-@rules.rule(
+@rules.advice(
     "DS903",
-    "advice",
     "an offload that is not needed",
     why="what fits the GPUs runs faster there: the CPU's optimizer and PCIe's copies are waited for",
     fix="remove it",
     source=_SOURCE,
     options={"model": "Qwen2.5-0.5B", "gpus": "8xA100-80GB"},
-    bad=_BF16 | {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
-    good=_BF16 | {"zero_optimization": {"stage": 2}},
+    bad=_BF16 | {"zero_optimization": zero(2, offload_optimizer=CPU)},
+    good=_BF16 | {"zero_optimization": zero(2)},
 )
 def unneeded_offload(config: LintedConfig) -> Iterator[Hit]:
     plan = _plan(config)
@@ -101,23 +99,19 @@ def unneeded_offload(config: LintedConfig) -> Iterator[Hit]:
             return
 
 
-@rules.rule(
+@rules.advice(
     "DS904",
-    "advice",
     "a higher stage than needed",
     why="stage 3 gathers the weights for every forward and backward pass; where the lower stage fits, it does less",
     source=_SOURCE,
     options={"model": "Qwen2.5-0.5B", "gpus": "8xL40S"},
     bad=_BF16
     | {
-        "zero_optimization": {
-            "stage": 3,
-            "stage3_max_live_parameters": 1e7,
-            "stage3_max_reuse_distance": 1e7,
-            "reduce_bucket_size": 5e7,
-        }
+        "zero_optimization": zero(
+            3, stage3_max_live_parameters=1e7, stage3_max_reuse_distance=1e7, reduce_bucket_size=5e7
+        )
     },
-    good=_BF16 | {"zero_optimization": {"stage": 2, "reduce_bucket_size": 5e7}},
+    good=_BF16 | {"zero_optimization": zero(2, reduce_bucket_size=5e7)},
 )
 def lower_stage(config: LintedConfig) -> Iterator[Hit]:
     plan = _plan(config)
@@ -128,16 +122,14 @@ def lower_stage(config: LintedConfig) -> Iterator[Hit]:
         yield hit("zero_optimization.stage", f"stage 2 fits, and is predicted {gain:.1f} x as fast", fix="use stage 2")
 
 
-@rules.rule(
+@rules.advice(
     "DS905",
-    "advice",
     "an offloaded optimizer that steps often",
     why="the CPU's optimizer takes its time once a step, however many micro batches the step has",
     source=_SOURCE,
     options={"model": "Qwen2.5-7B", "gpus": "4xA100-40GB", "framework": "deepspeed"},
-    bad=_BF16 | {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}},
-    good=_BF16
-    | {"gradient_accumulation_steps": 64, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}},
+    bad=_BF16 | {"zero_optimization": zero(3, offload_optimizer=CPU)},
+    good=_BF16 | {"gradient_accumulation_steps": 64, "zero_optimization": zero(3, offload_optimizer=CPU)},
 )
 def steps_often(config: LintedConfig) -> Iterator[Hit]:
     plan = _plan(config)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ...facts import ConfigBlock
 from ...linted_config import LintedConfig
 from ...rule import Edit, Hit, Path, Remove, Rename, Replace, Rules, hit
+from ..examples import CPU, ON, plain, zero
 
 rules = Rules()
 
@@ -31,15 +32,14 @@ _OWN_RULES = {
 _LONGEST_NAME = 60
 
 
-@rules.rule(
+@rules.error(
     "DS010",
-    "error",
     "an unknown key in a block that DeepSpeed checks",
     why="the block is read by a pydantic class that forbids other keys, so DeepSpeed stops",
     fix="remove it, or correct its name",
     source="runtime/config_utils.py DeepSpeedConfigModel (extra=forbid)",
-    bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_com": True}},
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_comm": True}},
+    bad=plain(zero_optimization=zero(2, overlap_com=True)),
+    good=plain(zero_optimization=zero(2, overlap_comm=True)),
 )
 def refused(config: LintedConfig) -> Iterator[Hit]:
     for path, block, place in _unknown(config):
@@ -52,15 +52,14 @@ def refused(config: LintedConfig) -> Iterator[Hit]:
             )
 
 
-@rules.rule(
+@rules.warning(
     "DS011",
-    "warning",
     "an unknown key that DeepSpeed ignores",
     why="nothing looks it up, so it has no effect, and nobody says so",
     fix="remove it, or correct its name",
     source="runtime/config.py (get_scalar_param)",
-    bad={"train_batch_size": 8, "gradient_cliping": 1.0},
-    good={"train_batch_size": 8, "gradient_clipping": 1.0},
+    bad=plain(gradient_cliping=1.0),
+    good=plain(gradient_clipping=1.0),
 )
 def ignored(config: LintedConfig) -> Iterator[Hit]:
     for path, block, place in _unknown(config):
@@ -69,14 +68,13 @@ def ignored(config: LintedConfig) -> Iterator[Hit]:
             yield Hit(path=path, what=f"{where} has no key {path[-1][:_LONGEST_NAME]!r}{_near(path[-1], block)}")
 
 
-@rules.rule(
+@rules.warning(
     "DS012",
-    "warning",
     "a key in the wrong block",
     why="DeepSpeed looks it up elsewhere: here it is ignored, or refused where the block is checked",
     source="runtime/config.py, runtime/zero/config.py",
-    bad={"train_batch_size": 8, "overlap_comm": True, "zero_optimization": {"stage": 2}},
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_comm": True}},
+    bad=plain(overlap_comm=True, zero_optimization=zero(2)),
+    good=plain(zero_optimization=zero(2, overlap_comm=True)),
 )
 def misplaced(config: LintedConfig) -> Iterator[Hit]:
     for path, block, place in _unknown(config):
@@ -89,16 +87,15 @@ def misplaced(config: LintedConfig) -> Iterator[Hit]:
             )
 
 
-@rules.rule(
+@rules.error(
     "DS013",
-    "error",
     "a feature that was removed from DeepSpeed",
     why="DeepSpeed stops at the key, so that nobody trains without the feature unawares",
     fix="remove the block",
     source="runtime/config.py _reject_removed_config_keys",
     since="0.19.7",
-    bad={"train_batch_size": 8, "amp": {"enabled": True}},
-    good={"train_batch_size": 8, "bf16": {"enabled": True}},
+    bad=plain(amp=ON),
+    good=plain(bf16=ON),
 )
 def removed(config: LintedConfig) -> Iterator[Hit]:
     for path, words in config.facts.removed.items():
@@ -109,14 +106,13 @@ def removed(config: LintedConfig) -> Iterator[Hit]:
             yield hit(path, words.partition(" See http")[0].strip(), edits=edits)
 
 
-@rules.rule(
+@rules.warning(
     "DS014",
-    "warning",
     "a deprecated key",
     why="DeepSpeed still reads it, says so in its log, and will drop it",
     source="runtime/zero/config.py (json_schema_extra deprecated)",
-    bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "cpu_offload": True}},
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
+    bad=plain(zero_optimization=zero(2, cpu_offload=True)),
+    good=plain(zero_optimization=zero(2, offload_optimizer=CPU)),
 )
 def deprecated(config: LintedConfig) -> Iterator[Hit]:
     for block in config.facts.blocks:
@@ -133,18 +129,14 @@ def deprecated(config: LintedConfig) -> Iterator[Hit]:
             )
 
 
-@rules.rule(
+@rules.error(
     "DS015",
-    "error",
     "a deprecated key together with its successor",
     why="DeepSpeed would have to overwrite one with the other, and stops",
     fix="remove the deprecated key",
     source="runtime/config_utils.py _process_deprecated_field",
-    bad={
-        "train_batch_size": 8,
-        "zero_optimization": {"stage": 2, "cpu_offload": True, "offload_optimizer": {"device": "cpu"}},
-    },
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
+    bad=plain(zero_optimization=zero(2, cpu_offload=True, offload_optimizer=CPU)),
+    good=plain(zero_optimization=zero(2, offload_optimizer=CPU)),
 )
 def both_names(config: LintedConfig) -> Iterator[Hit]:
     for block in config.facts.blocks:
@@ -155,15 +147,14 @@ def both_names(config: LintedConfig) -> Iterator[Hit]:
                 yield hit(path, f"{field.name} and {_shown(block, field.successor)} are both set")
 
 
-@rules.rule(
+@rules.warning(
     "DS016",
-    "warning",
     "the old name of the bf16 block",
     why="DeepSpeed reads bfloat16 only where bf16 is missing; the Trainer and accelerate never read it",
     fix="name the block bf16",
     source="runtime/precision_config.py get_bfloat16_config",
-    bad={"train_batch_size": 8, "bfloat16": {"enabled": True}},
-    good={"train_batch_size": 8, "bf16": {"enabled": True}},
+    bad=plain(bfloat16=ON),
+    good=plain(bf16=ON),
 )
 def old_bf16(config: LintedConfig) -> Iterator[Hit]:
     if config.has("bfloat16"):
@@ -175,18 +166,14 @@ def old_bf16(config: LintedConfig) -> Iterator[Hit]:
         )
 
 
-@rules.rule(
+@rules.error(
     "DS017",
-    "error",
     "one setting under two names",
     why="the class knows the key by both names, takes one and refuses the other as unknown",
     fix="remove one of them",
     source="runtime/zero/config.py (alias, populate_by_name)",
-    bad={
-        "train_batch_size": 8,
-        "zero_optimization": {"stage": 3, "prefetch_bucket_size": 1000, "stage3_prefetch_bucket_size": 1000},
-    },
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 1000}},
+    bad=plain(zero_optimization=zero(3, prefetch_bucket_size=1000, stage3_prefetch_bucket_size=1000)),
+    good=plain(zero_optimization=zero(3, stage3_prefetch_bucket_size=1000)),
 )
 def two_names(config: LintedConfig) -> Iterator[Hit]:
     for block in config.facts.blocks:

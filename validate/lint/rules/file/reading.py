@@ -16,9 +16,8 @@ _NOT_NUMBERS = ("NaN", "Infinity", "-Infinity")
 _HF = "accelerate/utils/deepspeed.py HfDeepSpeedConfig"
 
 
-@rules.rule(
+@rules.error(
     "DS001",
-    "error",
     "more than JSON in a file that is read as JSON",
     why="DeepSpeed reads Hjson, but the Trainer and accelerate read the file with Python's json and stop",
     fix="write plain JSON, or pass the file to deepspeed.initialize",
@@ -36,9 +35,8 @@ def more_than_json(config: LintedConfig) -> Iterator[Hit]:
         yield Hit(path=_path_at(config.document.root, first), what=f"{kinds} (first at line {line}, column {column})")
 
 
-@rules.rule(
+@rules.error(
     "DS002",
-    "error",
     "a number too large for a float",
     why="DeepSpeed's reader fails on it with an OverflowError; Python's json makes it infinite",
     fix="write a number below 1.8e308",
@@ -57,9 +55,8 @@ def infinite_number(config: LintedConfig) -> Iterator[Hit]:
             )
 
 
-@rules.rule(
+@rules.error(
     "DS003",
-    "error",
     "a byte order mark in front of the file",
     why="DeepSpeed's reader skips it, but Python's json, with which the Trainer and accelerate read, stops at it",
     fix="save the file as UTF-8 without a byte order mark",
@@ -73,9 +70,8 @@ def byte_order_mark(config: LintedConfig) -> Iterator[Hit]:
         yield Hit(path=(), what="the file begins with a byte order mark")
 
 
-@rules.rule(
+@rules.error(
     "DS004",
-    "error",
     "a key twice in one object",
     why="DeepSpeed refuses the file; the Trainer and accelerate silently take the last one",
     fix="remove one of them",
@@ -93,9 +89,8 @@ def duplicate(config: LintedConfig) -> Iterator[Hit]:
         )
 
 
-@rules.rule(
+@rules.warning(
     "DS005",
-    "warning",
     "NaN or Infinity",
     why="they are no JSON: DeepSpeed's reader takes them, and the rest of the line, as text",
     fix="write a number",

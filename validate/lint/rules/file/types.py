@@ -8,6 +8,7 @@ from ...facts import DeepSpeedFacts
 from ...linted_config import LintedConfig
 from ...rule import Hit, Replace, Rules, hit
 from ...values import is_converted_text, problem, shown
+from ..examples import ON, plain, zero
 
 rules = Rules()
 
@@ -16,14 +17,13 @@ _LEAF = "zero_optimization.leaf_module"
 (runtime/zero/leaf_module_config.py `_coerce_container_types`)."""
 
 
-@rules.rule(
+@rules.error(
     "DS020",
-    "error",
     "a value that DeepSpeed does not take",
     why="its pydantic class cannot convert it, or it is out of range, and DeepSpeed stops",
     source="runtime/zero/config.py, runtime/precision_config.py and the other classes of DeepSpeedConfigModel",
-    bad={"train_batch_size": 8, "zero_optimization": {"stage": 4}},
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 3}},
+    bad=plain(zero_optimization=zero(4)),
+    good=plain(zero_optimization=zero(3)),
 )
 def wrong_value(config: LintedConfig) -> Iterator[Hit]:
     for block in config.facts.blocks:
@@ -44,14 +44,13 @@ def wrong_value(config: LintedConfig) -> Iterator[Hit]:
                 yield hit(path, f"{key} {wrong}", fix=_fix(wrong))
 
 
-@rules.rule(
+@rules.error(
     "DS021",
-    "error",
     "not an object where DeepSpeed expects one",
     why="DeepSpeed takes keys from it, and stops with a TypeError or an AttributeError that does not name it",
     source="runtime/config.py, runtime/precision_config.py",
-    bad={"train_batch_size": 8, "bf16": True},
-    good={"train_batch_size": 8, "bf16": {"enabled": True}},
+    bad=plain(bf16=True),
+    good=plain(bf16=ON),
 )
 def no_object(config: LintedConfig) -> Iterator[Hit]:
     for path in _objects(config.facts):
@@ -68,16 +67,15 @@ def no_object(config: LintedConfig) -> Iterator[Hit]:
         yield hit(path, f"{path} is {shown(value)}", fix=switch)
 
 
-@rules.rule(
+@rules.warning(
     "DS022",
-    "warning",
     "a number or truth value written as text",
     why='DeepSpeed\'s class converts it, but the Trainer and accelerate compare the text with numbers: a stage "3" is '
     "not "
     "stage 3 to them",
     source="runtime/config_utils.py DeepSpeedConfigModel; accelerate/utils/deepspeed.py set_stage_and_offload",
-    bad={"train_batch_size": 8, "zero_optimization": {"stage": "3"}},
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 3}},
+    bad=plain(zero_optimization=zero("3")),
+    good=plain(zero_optimization=zero(3)),
 )
 def text(config: LintedConfig) -> Iterator[Hit]:
     for block in config.facts.blocks:
@@ -95,15 +93,14 @@ def text(config: LintedConfig) -> Iterator[Hit]:
             )
 
 
-@rules.rule(
+@rules.error(
     "DS023",
-    "error",
     "text where DeepSpeed computes with a number",
     why="this key is not checked when the file is read: the training stops later with a TypeError",
     fix="write a number or true or false",
     source="runtime/engine.py, runtime/config.py",
-    bad={"train_batch_size": 8, "gradient_clipping": "1.0"},
-    good={"train_batch_size": 8, "gradient_clipping": 1.0},
+    bad=plain(gradient_clipping="1.0"),
+    good=plain(gradient_clipping=1.0),
 )
 def unchecked(config: LintedConfig) -> Iterator[Hit]:
     for name in ("wall_clock_breakdown", "flops_profiler.enabled"):  # joined by | when the file is read

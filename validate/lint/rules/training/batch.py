@@ -14,9 +14,8 @@ _SOURCE = "runtime/config.py _set_batch_related_parameters, _batch_assertion"
 TOTAL, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 
 
-@rules.rule(
+@rules.error(
     "DS101",
-    "error",
     "batch sizes in contradiction",
     why="train_batch_size must be micro batch x accumulation steps x GPUs, and DeepSpeed stops where it is not",
     fix="remove train_batch_size: it follows from the others",
@@ -43,9 +42,8 @@ def contradiction(config: LintedConfig) -> Iterator[Hit]:
         yield hit(TOTAL, f"{total} is no multiple of {micro} samples x {ranks} GPUs")
 
 
-@rules.rule(
+@rules.error(
     "DS102",
-    "error",
     "no batch size",
     why="DeepSpeed derives one of the batch sizes from the others, and stops where both are missing",
     fix=f'set {MICRO} to a number, or to "auto" for the Trainer',
@@ -58,9 +56,8 @@ def missing(config: LintedConfig) -> Iterator[Hit]:
         yield hit(MICRO, f"neither {TOTAL} nor {MICRO} is set")
 
 
-@rules.rule(
+@rules.error(
     "DS103",
-    "error",
     "a batch size, or its divisor, that is no number above zero",
     why="DeepSpeed computes with it when it starts, and stops",
     fix="write a whole number above zero",
@@ -79,9 +76,8 @@ def not_positive(config: LintedConfig) -> Iterator[Hit]:
             yield hit(name, f"{name} is {shown(value)}, not a whole number")
 
 
-@rules.rule(
+@rules.error(
     "DS104",
-    "error",
     "a batch that does not divide by the GPUs",
     why="each GPU's micro batch is train_batch_size / GPUs / accumulation steps, rounded down, and DeepSpeed then "
     "finds that "
@@ -99,9 +95,8 @@ def indivisible(config: LintedConfig) -> Iterator[Hit]:
         yield hit(TOTAL, f"{total} is no multiple of {over}")
 
 
-@rules.rule(
+@rules.advice(
     "DS105",
-    "advice",
     "the whole batch in one micro batch",
     why="without the other two keys DeepSpeed takes train_batch_size / GPUs as the micro batch, without accumulation, "
     "and "
@@ -118,9 +113,8 @@ def only_total(config: LintedConfig) -> Iterator[Hit]:
         yield hit(TOTAL, f"the micro batch is {each} samples")
 
 
-@rules.rule(
+@rules.warning(
     "DS106",
-    "warning",
     "sequence parallelism that does not divide the GPUs",
     why="DeepSpeed divides the ranks by it to know how many a batch is spread over, and goes on with the fraction",
     fix="choose a divisor of the number of GPUs",

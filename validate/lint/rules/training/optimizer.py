@@ -9,6 +9,7 @@ from ...facts import Parameter
 from ...linted_config import LintedConfig
 from ...rule import Hit, Rules, hit
 from ...values import shown
+from ..examples import ADAMW, ON, plain, zero
 
 rules = Rules()
 
@@ -17,18 +18,17 @@ _TESTED = ("adam", "adamw", "adagrad", "lion", "muon")
 """DeepSpeed's names whose classes stand in runtime/zero/utils.py ZERO_SUPPORTED_OPTIMIZERS."""
 
 _SGD = {"type": "SGD", "params": {"lr": 0.1}}
-_ADAMW = {"type": "AdamW", "params": {"lr": 1e-5}}
+_ADAMW = ADAMW
 
 
-@rules.rule(
+@rules.error(
     "DS501",
-    "error",
     "an unknown optimizer",
     why="the type is one of DeepSpeed's names or a class of torch.optim; DeepSpeed asserts that it is",
     fix="correct the name, or create the optimizer in the script and remove the block",
     source="runtime/engine.py _is_supported_optimizer",
-    bad={"train_batch_size": 8, "optimizer": {"type": "AdamWW", "params": {"lr": 1e-5}}},
-    good={"train_batch_size": 8, "optimizer": _ADAMW},
+    bad=plain(optimizer={"type": "AdamWW", "params": {"lr": 1e-5}}),
+    good=plain(optimizer=_ADAMW),
 )
 def unknown(config: LintedConfig) -> Iterator[Hit]:
     kind = config.get("optimizer.type")
@@ -46,50 +46,42 @@ def unknown(config: LintedConfig) -> Iterator[Hit]:
         )
 
 
-@rules.rule(
+@rules.warning(
     "DS502",
-    "warning",
     "an optimizer block without a type",
     why="DeepSpeed then ignores the whole block",
     fix='add "type"',
     source="runtime/config.py get_optimizer_name",
-    bad={"train_batch_size": 8, "optimizer": {"params": {"lr": 1e-5}}},
-    good={"train_batch_size": 8, "optimizer": _ADAMW},
+    bad=plain(optimizer={"params": {"lr": 1e-5}}),
+    good=plain(optimizer=_ADAMW),
 )
 def no_type(config: LintedConfig) -> Iterator[Hit]:
     if isinstance(config.get("optimizer"), dict) and config.get("optimizer.type") is None:
         yield hit("optimizer", "no type, so the block is ignored")
 
 
-@rules.rule(
+@rules.error(
     "DS503",
-    "error",
     "max_grad_norm in the optimizer",
     why="DeepSpeed clips itself, and refuses the key there",
     fix='move it to the top level as "gradient_clipping"',
     source=_ENGINE,
-    bad={"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "max_grad_norm": 1.0}}},
-    good={"train_batch_size": 8, "gradient_clipping": 1.0, "optimizer": _ADAMW},
+    bad=plain(optimizer={"type": "AdamW", "params": {"lr": 1e-5, "max_grad_norm": 1.0}}),
+    good=plain(gradient_clipping=1.0, optimizer=_ADAMW),
 )
 def max_grad_norm(config: LintedConfig) -> Iterator[Hit]:
     if config.optimizer and "max_grad_norm" in config.block("optimizer.params"):
         yield hit("optimizer.params.max_grad_norm", "max_grad_norm stands in optimizer.params")
 
 
-@rules.rule(
+@rules.error(
     "DS504",
-    "error",
     "an optimizer that ZeRO has not tested",
     why="ZeRO accepts Adam, AdamW, Adagrad, Lion and Muon; for any other it asserts that you allowed it",
     fix='add "zero_allow_untested_optimizer": true',
     source="runtime/engine.py _do_optimizer_sanity_check",
-    bad={"train_batch_size": 8, "optimizer": _SGD, "zero_optimization": {"stage": 2}},
-    good={
-        "train_batch_size": 8,
-        "optimizer": _SGD,
-        "zero_optimization": {"stage": 2},
-        "zero_allow_untested_optimizer": True,
-    },
+    bad=plain(optimizer=_SGD, zero_optimization=zero(2)),
+    good=plain(optimizer=_SGD, zero_optimization=zero(2), zero_allow_untested_optimizer=True),
 )
 def untested(config: LintedConfig) -> Iterator[Hit]:
     known = config.optimizer in config.facts.optimizers or config.optimizer in config.facts.torch_optimizers
@@ -97,15 +89,14 @@ def untested(config: LintedConfig) -> Iterator[Hit]:
         yield hit("optimizer.type", f"{config.optimizer} is untested with ZeRO")
 
 
-@rules.rule(
+@rules.error(
     "DS505",
-    "error",
     "an argument that the optimizer does not take",
     why="DeepSpeed passes optimizer.params to the class, which raises a TypeError",
     fix="remove it, or correct its name",
     source=_ENGINE,
-    bad={"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"learning_rate": 1e-5}}},
-    good={"train_batch_size": 8, "optimizer": _ADAMW},
+    bad=plain(optimizer={"type": "AdamW", "params": {"learning_rate": 1e-5}}),
+    good=plain(optimizer=_ADAMW),
 )
 def wrong_argument(config: LintedConfig) -> Iterator[Hit]:
     taken = _arguments(config)
@@ -123,15 +114,14 @@ def wrong_argument(config: LintedConfig) -> Iterator[Hit]:
             )
 
 
-@rules.rule(
+@rules.error(
     "DS506",
-    "error",
     "amsgrad",
     why="DeepSpeed's Adams do not have it and raise a RuntimeError",
     fix="remove amsgrad",
     source="ops/adam/fused_adam.py, ops/adam/cpu_adam.py",
-    bad={"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": 1e-5, "amsgrad": True}}},
-    good={"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": 1e-5, "amsgrad": False}}},
+    bad=plain(optimizer={"type": "Adam", "params": {"lr": 1e-5, "amsgrad": True}}),
+    good=plain(optimizer={"type": "Adam", "params": {"lr": 1e-5, "amsgrad": False}}),
 )
 def amsgrad(config: LintedConfig) -> Iterator[Hit]:
     torch_adam = config.flag("optimizer.params.torch_adam") and config.optimizer != "lamb"
@@ -146,23 +136,14 @@ def amsgrad(config: LintedConfig) -> Iterator[Hit]:
         )
 
 
-@rules.rule(
+@rules.error(
     "DS507",
-    "error",
     "LAMB with a static loss scale",
     why="DeepSpeed asserts that LAMB comes with dynamic loss scaling",
     fix='set "loss_scale": 0 in fp16',
     source="runtime/engine.py _do_sanity_check",
-    bad={
-        "train_batch_size": 8,
-        "optimizer": {"type": "Lamb", "params": {"lr": 1e-5}},
-        "fp16": {"enabled": True, "loss_scale": 128},
-    },
-    good={
-        "train_batch_size": 8,
-        "optimizer": {"type": "Lamb", "params": {"lr": 1e-5}},
-        "fp16": {"enabled": True, "loss_scale": 0},
-    },
+    bad=plain(optimizer={"type": "Lamb", "params": {"lr": 1e-5}}, fp16=ON | {"loss_scale": 128}),
+    good=plain(optimizer={"type": "Lamb", "params": {"lr": 1e-5}}, fp16=ON | {"loss_scale": 0}),
 )
 def lamb(config: LintedConfig) -> Iterator[Hit]:
     scale = config.number("fp16.loss_scale")
@@ -170,39 +151,29 @@ def lamb(config: LintedConfig) -> Iterator[Hit]:
         yield hit("fp16.loss_scale", f"the loss scale is always {scale:g}")
 
 
-@rules.rule(
+@rules.error(
     "DS508",
-    "error",
     "Muon with reduce_scatter at stage 3",
     why="Muon needs whole gradient matrices, and stage 3 refuses it where gradients are scattered (the default)",
     fix='set "reduce_scatter": false',
     source="runtime/zero/stage3.py __init__",
     since="0.19",
-    bad={
-        "train_batch_size": 8,
-        "optimizer": {"type": "Muon", "params": {"lr": 1e-3}},
-        "zero_optimization": {"stage": 3},
-    },
-    good={
-        "train_batch_size": 8,
-        "optimizer": {"type": "Muon", "params": {"lr": 1e-3}},
-        "zero_optimization": {"stage": 3, "reduce_scatter": False},
-    },
+    bad=plain(optimizer={"type": "Muon", "params": {"lr": 1e-3}}, zero_optimization=zero(3)),
+    good=plain(optimizer={"type": "Muon", "params": {"lr": 1e-3}}, zero_optimization=zero(3, reduce_scatter=False)),
 )
 def muon(config: LintedConfig) -> Iterator[Hit]:
     if config.optimizer == "muon" and config.stage == 3 and not config.off("zero_optimization.reduce_scatter"):
         yield hit("zero_optimization.reduce_scatter", "gradients are scattered")
 
 
-@rules.rule(
+@rules.advice(
     "DS509",
-    "advice",
     "Adam that is AdamW",
     why="DeepSpeed's Adam decays weights as AdamW does, unless adam_w_mode is false",
     fix='write "AdamW", or set "adam_w_mode": false for L2 regularization',
     source="runtime/config.py ADAM_W_MODE_DEFAULT",
-    bad={"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": 1e-5, "weight_decay": 0.1}}},
-    good={"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "weight_decay": 0.1}}},
+    bad=plain(optimizer={"type": "Adam", "params": {"lr": 1e-5, "weight_decay": 0.1}}),
+    good=plain(optimizer={"type": "AdamW", "params": {"lr": 1e-5, "weight_decay": 0.1}}),
 )
 def decoupled(config: LintedConfig) -> Iterator[Hit]:
     decay = config.number("optimizer.params.weight_decay")
@@ -210,15 +181,14 @@ def decoupled(config: LintedConfig) -> Iterator[Hit]:
         yield hit("optimizer.type", f"the weight decay {decay:g} is decoupled")
 
 
-@rules.rule(
+@rules.error(
     "DS510",
-    "error",
     "an argument of the optimizer that is text",
     why="the compiled optimizer takes numbers only and raises a TypeError at the first step",
     fix="write a number",
     source="csrc/adam: multi_tensor_adam, create_adam",
-    bad={"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": "1e-5x"}}},
-    good={"train_batch_size": 8, "optimizer": _ADAMW},
+    bad=plain(optimizer={"type": "AdamW", "params": {"lr": "1e-5x"}}),
+    good=plain(optimizer=_ADAMW),
 )
 def text(config: LintedConfig) -> Iterator[Hit]:
     for name in ("lr", "weight_decay", "eps"):

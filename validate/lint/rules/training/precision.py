@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ...linted_config import LintedConfig
 from ...rule import Hit, Remove, Rules, hit
 from ...values import shown
+from ..examples import ADAMW, CPU, ON, plain, zero
 
 rules = Rules()
 
@@ -35,31 +36,29 @@ _ADAM = ("", "adam", "adamw")
 """Optimizers that become DeepSpeedCPUAdam under offload; the Trainer's own AdamW too."""
 
 
-@rules.rule(
+@rules.error(
     "DS201",
-    "error",
     "fp16 and bf16 both on",
     why="DeepSpeed asserts that at most one of them is",
     fix='keep one of them; "auto" lets the Trainer choose',
     source="runtime/config.py _initialize_params",
-    bad={"train_batch_size": 8, "fp16": {"enabled": True}, "bf16": {"enabled": True}},
-    good={"train_batch_size": 8, "fp16": {"enabled": False}, "bf16": {"enabled": True}},
+    bad=plain(fp16=ON, bf16=ON),
+    good=plain(fp16={"enabled": False}, bf16=ON),
 )
 def both(config: LintedConfig) -> Iterator[Hit]:
     if config.fp16 and config.bf16:
         yield hit("fp16.enabled", "fp16 and bf16 are both enabled")
 
 
-@rules.rule(
+@rules.warning(
     "DS202",
-    "warning",
     "bf16 on GPUs without bf16",
     why="GPUs before Ampere (compute capability 8.0) emulate it at a fraction of their fp16 speed",
     fix="use fp16",
     source="torch.cuda.is_bf16_supported (emulation counts); NVIDIA data sheets",
     options={"gpus": "2xV100-32GB"},
-    bad={"train_batch_size": 8, "bf16": {"enabled": True}},
-    good={"train_batch_size": 8, "fp16": {"enabled": True}},
+    bad=plain(bf16=ON),
+    good=plain(fp16=ON),
 )
 def old_gpu(config: LintedConfig) -> Iterator[Hit]:
     gpu = config.cluster.gpu if config.cluster is not None else None
@@ -67,15 +66,14 @@ def old_gpu(config: LintedConfig) -> Iterator[Hit]:
         yield hit(f"{config.bf16_block}.enabled", f"the {gpu.name} has compute capability {gpu.compute_capability:g}")
 
 
-@rules.rule(
+@rules.advice(
     "DS203",
-    "advice",
     "training in fp32",
     why="weights and gradients take four bytes each, and matrix products run without half-precision tensor cores",
     fix='add "bf16": {"enabled": true}, or fp16 before Ampere',
     source=_ENGINE + " get_data_types",
-    bad={"train_batch_size": 8},
-    good={"train_batch_size": 8, "bf16": {"enabled": True}},
+    bad=plain(),
+    good=plain(bf16=ON),
 )
 def full_precision(config: LintedConfig) -> Iterator[Hit]:
     filled = any(config.is_auto(f"{name}.enabled") for name in ("fp16", "bf16"))
@@ -85,15 +83,14 @@ def full_precision(config: LintedConfig) -> Iterator[Hit]:
         yield hit("bf16", "neither bf16 nor fp16 is on")
 
 
-@rules.rule(
+@rules.error(
     "DS204",
-    "error",
     "loss scaling under bf16",
     why="bf16 has fp32's range and needs none; its class forbids these keys, and DeepSpeed stops",
     fix="remove it",
     source=_CLASSES + " DeepSpeedBF16Config",
-    bad={"train_batch_size": 8, "bf16": {"enabled": True, "loss_scale": 0}},
-    good={"train_batch_size": 8, "bf16": {"enabled": True}},
+    bad=plain(bf16=ON | {"loss_scale": 0}),
+    good=plain(bf16=ON),
 )
 def scaled_bf16(config: LintedConfig) -> Iterator[Hit]:
     for block in ("bf16", "bfloat16"):
@@ -108,15 +105,14 @@ def scaled_bf16(config: LintedConfig) -> Iterator[Hit]:
                 )
 
 
-@rules.rule(
+@rules.advice(
     "DS205",
-    "advice",
     "fp16 settings that are off",
     why="loss scaling works only with fp16",
     fix="remove them, or enable fp16",
     source=_ENGINE + " dynamic_loss_scale",
-    bad={"train_batch_size": 8, "bf16": {"enabled": True}, "fp16": {"enabled": False, "loss_scale_window": 500}},
-    good={"train_batch_size": 8, "fp16": {"enabled": True, "loss_scale_window": 500}},
+    bad=plain(bf16=ON, fp16={"enabled": False, "loss_scale_window": 500}),
+    good=plain(fp16=ON | {"loss_scale_window": 500}),
 )
 def unused_scaling(config: LintedConfig) -> Iterator[Hit]:
     given = [name for name in _LOSS_SCALE if config.has(f"fp16.{name}")]
@@ -126,15 +122,14 @@ def unused_scaling(config: LintedConfig) -> Iterator[Hit]:
         )
 
 
-@rules.rule(
+@rules.advice(
     "DS206",
-    "advice",
     "a static loss scale",
     why="with loss_scale 0 DeepSpeed lowers the scale where gradients overflow; a fixed one skips every such step",
     fix="set loss_scale to 0",
     source=_ENGINE + " dynamic_loss_scale",
-    bad={"train_batch_size": 8, "fp16": {"enabled": True, "loss_scale": 128}},
-    good={"train_batch_size": 8, "fp16": {"enabled": True, "loss_scale": 0}},
+    bad=plain(fp16=ON | {"loss_scale": 128}),
+    good=plain(fp16=ON | {"loss_scale": 0}),
 )
 def static_scale(config: LintedConfig) -> Iterator[Hit]:
     scale = config.number("fp16.loss_scale")
@@ -142,16 +137,15 @@ def static_scale(config: LintedConfig) -> Iterator[Hit]:
         yield hit("fp16.loss_scale", f"the loss scale is always {scale:g}")
 
 
-@rules.rule(
+@rules.error(
     "DS207",
-    "error",
     "a loss scale that DeepSpeed refuses",
     why="the scale is a finite number from 0; with a dynamic scale its window and lowest value are above 0",
     fix="correct it, or remove the key",
     source=_CLASSES + " DeepSpeedFP16Config",
     since="0.19.6",
-    bad={"train_batch_size": 8, "fp16": {"enabled": True, "loss_scale_window": 0}},
-    good={"train_batch_size": 8, "fp16": {"enabled": True, "loss_scale_window": 1000}},
+    bad=plain(fp16=ON | {"loss_scale_window": 0}),
+    good=plain(fp16=ON | {"loss_scale_window": 1000}),
 )
 def refused_scale(config: LintedConfig) -> Iterator[Hit]:
     scale = config.get("fp16.loss_scale")
@@ -167,19 +161,14 @@ def refused_scale(config: LintedConfig) -> Iterator[Hit]:
             yield hit(f"fp16.{name}", f"{name} is {shown(value)}")
 
 
-@rules.rule(
+@rules.error(
     "DS208",
-    "error",
     "half-precision master weights without ZeRO",
     why="DeepSpeed keeps them in ZeRO's optimizers only, and stops at stage 0",
     fix="use ZeRO stage 1, 2 or 3, or remove the key",
     source="runtime/config.py _do_error_check",
-    bad={"train_batch_size": 8, "fp16": {"enabled": True, "fp16_master_weights_and_grads": True}},
-    good={
-        "train_batch_size": 8,
-        "fp16": {"enabled": True, "fp16_master_weights_and_grads": True},
-        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
-    },
+    bad=plain(fp16=ON | {"fp16_master_weights_and_grads": True}),
+    good=plain(fp16=ON | {"fp16_master_weights_and_grads": True}, zero_optimization=zero(2, offload_optimizer=CPU)),
 )
 def master_without_zero(config: LintedConfig) -> Iterator[Hit]:
     for path in (
@@ -191,24 +180,15 @@ def master_without_zero(config: LintedConfig) -> Iterator[Hit]:
             yield hit(path, f"{path.rpartition('.')[2]} is on at stage 0")
 
 
-@rules.rule(
+@rules.error(
     "DS209",
-    "error",
     "half-precision master weights without DeepSpeed's CPU Adam",
     why="DeepSpeed asserts that the optimizer is offloaded and is Adam (bf16 with bf16_optimizer_states may stay on "
     "the GPU)",
     fix='add "offload_optimizer": {"device": "cpu"} with AdamW, or remove the key',
     source="runtime/base_optimizer.py _configure_master_weights",
-    bad={
-        "train_batch_size": 8,
-        "fp16": {"enabled": True, "fp16_master_weights_and_grads": True},
-        "zero_optimization": {"stage": 2},
-    },
-    good={
-        "train_batch_size": 8,
-        "fp16": {"enabled": True, "fp16_master_weights_and_grads": True},
-        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
-    },
+    bad=plain(fp16=ON | {"fp16_master_weights_and_grads": True}, zero_optimization=zero(2)),
+    good=plain(fp16=ON | {"fp16_master_weights_and_grads": True}, zero_optimization=zero(2, offload_optimizer=CPU)),
 )
 def master_without_offload(config: LintedConfig) -> Iterator[Hit]:
     offloaded = config.offload("optimizer") != "none"
@@ -230,25 +210,18 @@ def master_without_offload(config: LintedConfig) -> Iterator[Hit]:
             )
 
 
-@rules.rule(
+@rules.error(
     "DS210",
-    "error",
     "bf16 optimizer states without bf16 master weights",
     why="DeepSpeed asserts that bf16_optimizer_states comes with bf16_master_weights_and_grads, and that fp16's and "
     "bf16's "
     "master weights exclude each other",
     fix='set "bf16_master_weights_and_grads": true, or remove the key',
     source="runtime/config.py _do_error_check",
-    bad={
-        "train_batch_size": 8,
-        "bf16": {"enabled": True, "bf16_optimizer_states": True},
-        "zero_optimization": {"stage": 2},
-    },
-    good={
-        "train_batch_size": 8,
-        "bf16": {"enabled": True, "bf16_optimizer_states": True, "bf16_master_weights_and_grads": True},
-        "zero_optimization": {"stage": 2},
-    },
+    bad=plain(bf16=ON | {"bf16_optimizer_states": True}, zero_optimization=zero(2)),
+    good=plain(
+        bf16=ON | {"bf16_optimizer_states": True, "bf16_master_weights_and_grads": True}, zero_optimization=zero(2)
+    ),
 )
 def states_without_master(config: LintedConfig) -> Iterator[Hit]:
     block = config.bf16_block
@@ -259,16 +232,15 @@ def states_without_master(config: LintedConfig) -> Iterator[Hit]:
         yield hit("fp16.fp16_master_weights_and_grads", "bf16_master_weights_and_grads is on, too")
 
 
-@rules.rule(
+@rules.error(
     "DS211",
-    "error",
     "a parameter type against the enabled precision",
     why="the model's type follows from fp16 and bf16; DeepSpeed asserts that param_dtype says the same",
     fix="remove data_types.param_dtype",
     source=_ENGINE + " _assert_valid_mixed_precision_config",
     since="0.19.6",
-    bad={"train_batch_size": 8, "bf16": {"enabled": True}, "data_types": {"param_dtype": "fp16"}},
-    good={"train_batch_size": 8, "bf16": {"enabled": True}, "data_types": {"param_dtype": "bf16"}},
+    bad=plain(bf16=ON, data_types={"param_dtype": "fp16"}),
+    good=plain(bf16=ON, data_types={"param_dtype": "bf16"}),
 )
 def other_type(config: LintedConfig) -> Iterator[Hit]:
     wanted = _DTYPES.get(config.text("data_types.param_dtype"))
@@ -276,15 +248,14 @@ def other_type(config: LintedConfig) -> Iterator[Hit]:
         yield hit("data_types.param_dtype", f"param_dtype is {wanted}, the model's type is {_model_type(config)}")
 
 
-@rules.rule(
+@rules.error(
     "DS212",
-    "error",
     "a type that DeepSpeed does not know",
     why="DeepSpeed looks the name up and stops",
     fix='write "bf16", "fp16" or "fp32"',
     source="runtime/config.py DtypeEnum",
-    bad={"train_batch_size": 8, "data_types": {"grad_accum_dtype": "fp8"}},
-    good={"train_batch_size": 8, "data_types": {"grad_accum_dtype": "fp32"}},
+    bad=plain(data_types={"grad_accum_dtype": "fp8"}),
+    good=plain(data_types={"grad_accum_dtype": "fp32"}),
 )
 def unknown_type(config: LintedConfig) -> Iterator[Hit]:
     block = config.facts.block("data_types")
@@ -319,26 +290,14 @@ def unknown_type(config: LintedConfig) -> Iterator[Hit]:
         )
 
 
-@rules.rule(
+@rules.error(
     "DS213",
-    "error",
     "another type for gradients without ZeRO",
     why="at stage 0 DeepSpeed accumulates in the model's type only, and stops with NotImplementedError",
     fix="use ZeRO stage 1 or more, or remove grad_accum_dtype",
     source=_ENGINE + " _do_optimizer_sanity_check",
-    bad={
-        "train_batch_size": 8,
-        "bf16": {"enabled": True},
-        "data_types": {"grad_accum_dtype": "fp32"},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
-    },
-    good={
-        "train_batch_size": 8,
-        "bf16": {"enabled": True},
-        "data_types": {"grad_accum_dtype": "fp32"},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
-        "zero_optimization": {"stage": 1},
-    },
+    bad=plain(bf16=ON, data_types={"grad_accum_dtype": "fp32"}, optimizer=ADAMW),
+    good=plain(bf16=ON, data_types={"grad_accum_dtype": "fp32"}, optimizer=ADAMW, zero_optimization=zero(1)),
 )
 def mixed_without_zero(config: LintedConfig) -> Iterator[Hit]:
     wanted = _DTYPES.get(config.text("data_types.grad_accum_dtype"))
@@ -346,22 +305,16 @@ def mixed_without_zero(config: LintedConfig) -> Iterator[Hit]:
         yield hit("data_types.grad_accum_dtype", f"gradients in {wanted}, weights in {_model_type(config)}, at stage 0")
 
 
-@rules.rule(
+@rules.advice(
     "DS214",
-    "advice",
     "stage 1 with full fp32 gradients",
     why="for bf16 with fp32 accumulation DeepSpeed takes its BF16_Optimizer at stage 1, which keeps fp32 gradients of "
     "all "
     "parameters on every GPU: four bytes per parameter that stage 2 does not have",
     fix="use stage 2",
     source="runtime/bf16_optimizer.py _setup_for_real_optimizer",
-    bad={
-        "train_batch_size": 8,
-        "bf16": {"enabled": True},
-        "data_types": {"grad_accum_dtype": "fp32"},
-        "zero_optimization": {"stage": 1},
-    },
-    good={"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": 1}},
+    bad=plain(bf16=ON, data_types={"grad_accum_dtype": "fp32"}, zero_optimization=zero(1)),
+    good=plain(bf16=ON, zero_optimization=zero(1)),
 )
 def bf16_optimizer(config: LintedConfig) -> Iterator[Hit]:
     wanted = _DTYPES.get(config.text("data_types.grad_accum_dtype"))
@@ -369,15 +322,14 @@ def bf16_optimizer(config: LintedConfig) -> Iterator[Hit]:
         yield hit("data_types.grad_accum_dtype", "fp32 gradients stay whole on every GPU")
 
 
-@rules.rule(
+@rules.warning(
     "DS215",
-    "warning",
     "torch_autocast without a type",
     why="DeepSpeed then has no type to compute in or to reduce gradients in",
     fix='add "dtype": "bfloat16"',
     source="runtime/config.py get_torch_autocast_dtype",
-    bad={"train_batch_size": 8, "torch_autocast": {"enabled": True}},
-    good={"train_batch_size": 8, "torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
+    bad=plain(torch_autocast=ON),
+    good=plain(torch_autocast=ON | {"dtype": "bfloat16"}),
 )
 def autocast_type(config: LintedConfig) -> Iterator[Hit]:
     if config.flag("torch_autocast.enabled") and not config.has("torch_autocast.dtype"):
@@ -392,17 +344,16 @@ def _number(value: object) -> float | None:
         return None
 
 
-@rules.rule(
+@rules.error(
     "DS216",
-    "error",
     "a first loss scale that no float holds",
     why="the scale begins at 2 to the power of initial_scale_power, which is made a float; with a static scale "
     "DeepSpeed still "
     "prints it, and Python prints no number of more than 4300 digits",
     fix="write 16, the default",
     source=_CLASSES + " initial_dynamic_scale",
-    bad={"train_batch_size": 8, "fp16": {"enabled": True, "initial_scale_power": 5000}},
-    good={"train_batch_size": 8, "fp16": {"enabled": True, "initial_scale_power": 16}},
+    bad=plain(fp16=ON | {"initial_scale_power": 5000}),
+    good=plain(fp16=ON | {"initial_scale_power": 16}),
 )
 def huge_scale(config: LintedConfig) -> Iterator[Hit]:
     power = config.number("fp16.initial_scale_power")

@@ -9,6 +9,7 @@ from ...facts import Parameter
 from ...linted_config import LintedConfig
 from ...rule import Hit, Rules, hit
 from ...values import shown
+from ..examples import ADAMW, plain, zero
 
 rules = Rules()
 
@@ -17,15 +18,14 @@ _SCHEDULES = "runtime/lr_schedules.py"
 _DECAY = {"type": "WarmupDecayLR", "params": {"total_num_steps": 1000, "warmup_num_steps": 100}}
 
 
-@rules.rule(
+@rules.error(
     "DS601",
-    "error",
     "an unknown scheduler",
     why="the type is a class of DeepSpeed's lr_schedules or of torch.optim.lr_scheduler; DeepSpeed asserts that it is",
     fix="correct the name",
     source=_ENGINE,
-    bad={"train_batch_size": 8, "scheduler": {"type": "WarmupDecay", "params": {}}},
-    good={"train_batch_size": 8, "scheduler": _DECAY},
+    bad=plain(scheduler={"type": "WarmupDecay", "params": {}}),
+    good=plain(scheduler=_DECAY),
 )
 def unknown(config: LintedConfig) -> Iterator[Hit]:
     kind = config.get("scheduler.type")
@@ -39,16 +39,15 @@ def unknown(config: LintedConfig) -> Iterator[Hit]:
         )
 
 
-@rules.rule(
+@rules.error(
     "DS602",
-    "error",
     "a scheduler without what it needs",
     why="DeepSpeed passes scheduler.params to the class, which raises a TypeError where an argument without a default "
     "is "
     "missing",
     source=_SCHEDULES,
-    bad={"train_batch_size": 8, "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 100}}},
-    good={"train_batch_size": 8, "scheduler": _DECAY},
+    bad=plain(scheduler={"type": "WarmupDecayLR", "params": {"warmup_num_steps": 100}}),
+    good=plain(scheduler=_DECAY),
 )
 def incomplete(config: LintedConfig) -> Iterator[Hit]:
     taken = _parameters(config)
@@ -71,15 +70,14 @@ def incomplete(config: LintedConfig) -> Iterator[Hit]:
         )
 
 
-@rules.rule(
+@rules.error(
     "DS603",
-    "error",
     "an argument that the scheduler does not take",
     why="DeepSpeed passes scheduler.params to the class, which raises a TypeError",
     fix="remove it, or correct its name",
     source=_SCHEDULES,
-    bad={"train_batch_size": 8, "scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 1000}}},
-    good={"train_batch_size": 8, "scheduler": _DECAY},
+    bad=plain(scheduler={"type": "WarmupLR", "params": {"total_num_steps": 1000}}),
+    good=plain(scheduler=_DECAY),
 )
 def wrong_argument(config: LintedConfig) -> Iterator[Hit]:
     taken = _parameters(config)
@@ -94,16 +92,15 @@ def wrong_argument(config: LintedConfig) -> Iterator[Hit]:
             )
 
 
-@rules.rule(
+@rules.error(
     "DS604",
-    "error",
     "a warm-up of no steps",
     why="the warm-up schedulers refuse anything but a whole number above zero",
     fix="write 1 for no warm-up",
     source=_SCHEDULES,
     since="0.19.6",
-    bad={"train_batch_size": 8, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}},
-    good={"train_batch_size": 8, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 1}}},
+    bad=plain(scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": 0}}),
+    good=plain(scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": 1}}),
 )
 def no_warmup(config: LintedConfig) -> Iterator[Hit]:
     value = config.get("scheduler.params.warmup_num_steps")
@@ -117,18 +114,14 @@ def no_warmup(config: LintedConfig) -> Iterator[Hit]:
         yield hit("scheduler.params.warmup_num_steps", f"warmup_num_steps is {shown(value)}")
 
 
-@rules.rule(
+@rules.warning(
     "DS605",
-    "warning",
     "a warm-up longer than the training",
     why="the learning rate never reaches its highest value",
     fix="write a smaller warmup_num_steps",
     source=_SCHEDULES,
-    bad={
-        "train_batch_size": 8,
-        "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 100, "warmup_num_steps": 1000}},
-    },
-    good={"train_batch_size": 8, "scheduler": _DECAY},
+    bad=plain(scheduler={"type": "WarmupDecayLR", "params": {"total_num_steps": 100, "warmup_num_steps": 1000}}),
+    good=plain(scheduler=_DECAY),
 )
 def long_warmup(config: LintedConfig) -> Iterator[Hit]:
     total, warmup = (config.number(f"scheduler.params.{name}") for name in ("total_num_steps", "warmup_num_steps"))
@@ -136,15 +129,14 @@ def long_warmup(config: LintedConfig) -> Iterator[Hit]:
         yield hit("scheduler.params.warmup_num_steps", f"{warmup:g} steps of warm-up, {total:g} in all")
 
 
-@rules.rule(
+@rules.warning(
     "DS606",
-    "warning",
     "an unknown warm-up",
     why="the schedulers know log and linear; for another they warn and take log",
     fix='write "linear" or "log"',
     source=_SCHEDULES,
-    bad={"train_batch_size": 8, "scheduler": {"type": "WarmupLR", "params": {"warmup_type": "cosine"}}},
-    good={"train_batch_size": 8, "scheduler": {"type": "WarmupLR", "params": {"warmup_type": "linear"}}},
+    bad=plain(scheduler={"type": "WarmupLR", "params": {"warmup_type": "cosine"}}),
+    good=plain(scheduler={"type": "WarmupLR", "params": {"warmup_type": "linear"}}),
 )
 def warmup_type(config: LintedConfig) -> Iterator[Hit]:
     value = config.get("scheduler.params.warmup_type")
@@ -152,38 +144,28 @@ def warmup_type(config: LintedConfig) -> Iterator[Hit]:
         yield hit("scheduler.params.warmup_type", f"warmup_type is {shown(value)}")
 
 
-@rules.rule(
+@rules.warning(
     "DS607",
-    "warning",
     "a scheduler block without a type",
     why="DeepSpeed then ignores the whole block",
     fix='add "type"',
     source="runtime/config.py get_scheduler_name",
-    bad={"train_batch_size": 8, "scheduler": {"params": {"warmup_num_steps": 10}}},
-    good={"train_batch_size": 8, "scheduler": _DECAY},
+    bad=plain(scheduler={"params": {"warmup_num_steps": 10}}),
+    good=plain(scheduler=_DECAY),
 )
 def no_type(config: LintedConfig) -> Iterator[Hit]:
     if isinstance(config.get("scheduler"), dict) and config.get("scheduler.type") is None:
         yield hit("scheduler", "no type, so the block is ignored")
 
 
-@rules.rule(
+@rules.warning(
     "DS608",
-    "warning",
     "a scheduler that overrides the learning rate",
     why="the warm-up ends at warmup_max_lr, whatever the optimizer's lr is",
     fix="write the same number in both, or leave warmup_max_lr out of WarmupLR",
     source=_SCHEDULES,
-    bad={
-        "train_batch_size": 8,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
-        "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-3}},
-    },
-    good={
-        "train_batch_size": 8,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
-        "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-5}},
-    },
+    bad=plain(optimizer=ADAMW, scheduler={"type": "WarmupLR", "params": {"warmup_max_lr": 1e-3}}),
+    good=plain(optimizer=ADAMW, scheduler={"type": "WarmupLR", "params": {"warmup_max_lr": 1e-5}}),
 )
 def two_rates(config: LintedConfig) -> Iterator[Hit]:
     rate, highest = config.number("optimizer.params.lr"), config.number("scheduler.params.warmup_max_lr")
@@ -196,27 +178,16 @@ def two_rates(config: LintedConfig) -> Iterator[Hit]:
         yield hit("scheduler.params.warmup_max_lr", f"lr is {rate:g}, warmup_max_lr {highest:g}")
 
 
-@rules.rule(
+@rules.error(
     "DS609",
-    "error",
     "torch's scheduler around DeepSpeed's optimizer",
     why="ZeRO, fp16 and bf16 wrap the optimizer in a class of DeepSpeed's, which torch's schedulers refuse with a "
     "TypeError; "
     "DeepSpeed's own look inside it",
     fix="use one of DeepSpeed's schedulers, or create torch's in the script from the optimizer that it wraps",
     source="runtime/engine.py _configure_lr_scheduler",
-    bad={
-        "train_batch_size": 8,
-        "zero_optimization": {"stage": 2},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
-        "scheduler": {"type": "StepLR", "params": {"step_size": 10}},
-    },
-    good={
-        "train_batch_size": 8,
-        "zero_optimization": {"stage": 2},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
-        "scheduler": _DECAY,
-    },
+    bad=plain(zero_optimization=zero(2), optimizer=ADAMW, scheduler={"type": "StepLR", "params": {"step_size": 10}}),
+    good=plain(zero_optimization=zero(2), optimizer=ADAMW, scheduler=_DECAY),
 )
 def torchs(config: LintedConfig) -> Iterator[Hit]:
     kind = config.text("scheduler.type")

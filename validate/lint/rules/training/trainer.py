@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ...linted_config import LintedConfig
 from ...rule import Hit, Rules, hit
+from ..examples import trainer, zero
 
 rules = Rules()
 
@@ -55,16 +56,15 @@ _OTHERS = {  # TrainingArguments' names
 }
 
 
-@rules.rule(
+@rules.error(
     "DS151",
-    "error",
     '"auto" that nobody fills',
     why="only the Trainer and accelerate replace it, and only for some keys; DeepSpeed computes with the text and "
     "stops",
     fix="write a value",
     source=_TRAINER,
     options={"framework": "deepspeed"},
-    bad={"train_micro_batch_size_per_gpu": "auto"},
+    bad=trainer(),
     good={"train_micro_batch_size_per_gpu": 1},
 )
 def unfilled(config: LintedConfig) -> Iterator[Hit]:
@@ -77,16 +77,15 @@ def unfilled(config: LintedConfig) -> Iterator[Hit]:
             yield hit(path, f'{who} does not fill "auto" here')
 
 
-@rules.rule(
+@rules.advice(
     "DS152",
-    "advice",
     '"auto" that means DeepSpeed\'s default',
     why='DeepSpeed drops "auto" from the blocks that it checks, and its own default holds',
     fix="write the value that you want",
     source="runtime/config_utils.py DeepSpeedConfigModel.__init__",
     options={"framework": "hf"},
-    bad={"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2, "allgather_bucket_size": "auto"}},
-    good={"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}},
+    bad=trainer(zero_optimization=zero(2, allgather_bucket_size="auto")),
+    good=trainer(zero_optimization=zero(2, reduce_bucket_size="auto")),
 )
 def default(config: LintedConfig) -> Iterator[Hit]:
     for block in config.facts.blocks:
@@ -103,32 +102,30 @@ def default(config: LintedConfig) -> Iterator[Hit]:
                 )
 
 
-@rules.rule(
+@rules.error(
     "DS153",
-    "error",
     "no zero_optimization for the Trainer",
     why="accelerate refuses a configuration without it, even for plain data parallelism",
     fix='add "zero_optimization": {"stage": 0}',
     source="accelerate/utils/dataclasses.py DeepSpeedPlugin.__post_init__",
     options={"framework": "hf"},
-    bad={"train_micro_batch_size_per_gpu": "auto"},
-    good={"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 0}},
+    bad=trainer(),
+    good=trainer(zero_optimization=zero(0)),
 )
 def no_zero(config: LintedConfig) -> Iterator[Hit]:
     if config.framework == "hf" and not config.has("zero_optimization"):
         yield hit("zero_optimization", "zero_optimization is missing")
 
 
-@rules.rule(
+@rules.advice(
     "DS154",
-    "advice",
     "a number that TrainingArguments has too",
     why="the Trainer compares them when it starts, and stops where they differ",
     fix='write "auto", so that TrainingArguments decides',
     source=_TRAINER + ".fill_match",
     options={"framework": "hf"},
-    bad={"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}},
-    good={"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}},
+    bad={"train_micro_batch_size_per_gpu": 4, "zero_optimization": zero(2)},
+    good=trainer(zero_optimization=zero(2)),
 )
 def in_both(config: LintedConfig) -> Iterator[Hit]:
     for path, argument in _OTHERS.items():
@@ -136,25 +133,16 @@ def in_both(config: LintedConfig) -> Iterator[Hit]:
             yield hit(path, f"{path} must be equal to TrainingArguments' {argument}")
 
 
-@rules.rule(
+@rules.warning(
     "DS155",
-    "warning",
     "a learning rate that TrainingArguments cannot set",
     why='the Trainer fills lr only where the file says "auto"; without the key DeepSpeed\'s Adam takes 1e-3, whatever '
     "learning_rate is",
     fix='add "lr": "auto" to optimizer.params',
     source=_TRAINER + ".fill_match; ops/adam/fused_adam.py",
     options={"framework": "hf"},
-    bad={
-        "train_micro_batch_size_per_gpu": "auto",
-        "zero_optimization": {"stage": 2},
-        "optimizer": {"type": "AdamW", "params": {"weight_decay": 0.0}},
-    },
-    good={
-        "train_micro_batch_size_per_gpu": "auto",
-        "zero_optimization": {"stage": 2},
-        "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
-    },
+    bad=trainer(zero_optimization=zero(2), optimizer={"type": "AdamW", "params": {"weight_decay": 0.0}}),
+    good=trainer(zero_optimization=zero(2), optimizer={"type": "AdamW", "params": {"lr": "auto"}}),
 )
 def no_rate(config: LintedConfig) -> Iterator[Hit]:
     adam = config.optimizer in ("adam", "adamw")
@@ -162,19 +150,15 @@ def no_rate(config: LintedConfig) -> Iterator[Hit]:
         yield hit("optimizer.params", "optimizer.params has no lr")
 
 
-@rules.rule(
+@rules.advice(
     "DS156",
-    "advice",
     "a bucket of H^2 that no link likes",
     why="the Trainer fills reduce_bucket_size with the square of the hidden size; below about a million elements every "
     "collective is latency",
     source=_TRAINER + ".trainer_config_finalize",
     options={"framework": "hf", "model": "gpt2", "gpus": "8xA100-80GB"},
-    bad={"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}},
-    good={
-        "train_micro_batch_size_per_gpu": "auto",
-        "zero_optimization": {"stage": 2, "reduce_bucket_size": 50_000_000},
-    },
+    bad=trainer(zero_optimization=zero(2, reduce_bucket_size="auto")),
+    good=trainer(zero_optimization=zero(2, reduce_bucket_size=50_000_000)),
 )
 def small_bucket(config: LintedConfig) -> Iterator[Hit]:
     path = "zero_optimization.reduce_bucket_size"

@@ -9,6 +9,7 @@ from .....estimators.memory.trainable import tensor_set
 from ...linted_config import LintedConfig
 from ...rule import Hit, Remove, Rules, hit
 from ...values import shown
+from ..examples import ADAMW, CPU, NVME, ON, plain, zero
 
 rules = Rules()
 
@@ -19,21 +20,17 @@ _ONLY_NVME = {
     "param": ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu"),
 }
 _ADAM = ("", "adam", "adamw")
-_ADAMW = {"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}}
+_ADAMW = plain(optimizer=ADAMW)
 
 
-@rules.rule(
+@rules.error(
     "DS401",
-    "error",
     "NVMe without a path",
     why="DeepSpeed joins the path with the name of its swap folder, and stops with a TypeError or an assertion",
     fix='add "nvme_path": a folder on the local NVMe drive',
     source=_STAGE_3 + " _configure_tensor_swapping; " + _SWAPPER,
-    bad={"train_batch_size": 8, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}},
-    good={
-        "train_batch_size": 8,
-        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}},
-    },
+    bad=plain(zero_optimization=zero(3, offload_optimizer={"device": "nvme"})),
+    good=plain(zero_optimization=zero(3, offload_optimizer=NVME)),
 )
 def no_path(config: LintedConfig) -> Iterator[Hit]:
     for what in ("optimizer", "param"):
@@ -42,39 +39,28 @@ def no_path(config: LintedConfig) -> Iterator[Hit]:
             yield hit(f"{block}.nvme_path", f"offload_{what} goes to NVMe, but nvme_path is missing")
 
 
-@rules.rule(
+@rules.warning(
     "DS402",
-    "warning",
     "an optimizer on NVMe below stage 3",
     why='stages 1 and 2 know one kind of offload: any device but "none" keeps the states in host RAM',
     fix='use stage 3, or write "device": "cpu"',
     source="runtime/zero/stage_1_and_2.py __init__ (cpu_offload)",
-    bad={
-        "train_batch_size": 8,
-        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}},
-    },
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
+    bad=plain(zero_optimization=zero(2, offload_optimizer=NVME)),
+    good=plain(zero_optimization=zero(2, offload_optimizer=CPU)),
 )
 def nvme_below_3(config: LintedConfig) -> Iterator[Hit]:
     if config.stage in (1, 2) and config.offload("optimizer") == "nvme":
         yield hit("zero_optimization.offload_optimizer.device", f"at stage {config.stage} the states stay in host RAM")
 
 
-@rules.rule(
+@rules.warning(
     "DS403",
-    "warning",
     "swapping to memory",
     why="a tmpfs is RAM: what is swapped there takes the memory that the swapping should save",
     fix="name a folder on a drive",
     source="statfs of the folder, /proc/self/mounts",
-    bad={
-        "train_batch_size": 8,
-        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/dev/shm"}},
-    },
-    good={
-        "train_batch_size": 8,
-        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}},
-    },
+    bad=plain(zero_optimization=zero(3, offload_optimizer={"device": "nvme", "nvme_path": "/dev/shm"})),
+    good=plain(zero_optimization=zero(3, offload_optimizer=NVME)),
 )
 def tmpfs(config: LintedConfig) -> Iterator[Hit]:
     for what in ("optimizer", "param"):
@@ -84,26 +70,14 @@ def tmpfs(config: LintedConfig) -> Iterator[Hit]:
             yield hit(path, f"{shown(folder)} is on a tmpfs on this machine")
 
 
-@rules.rule(
+@rules.error(
     "DS404",
-    "error",
     "NVMe buffers smaller than a parameter",
     why="a parameter's shard must fit into one buffer, and DeepSpeed stops at the first that does not",
     source=_SWAPPER + " (elements_per_buffer)",
     options={"model": "Qwen2.5-7B", "gpus": "2x24GB"},
-    bad={
-        "train_batch_size": 8,
-        "bf16": {"enabled": True},
-        "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/local_nvme"}},
-    },
-    good={
-        "train_batch_size": 8,
-        "bf16": {"enabled": True},
-        "zero_optimization": {
-            "stage": 3,
-            "offload_param": {"device": "nvme", "nvme_path": "/local_nvme", "buffer_size": 3e8},
-        },
-    },
+    bad=plain(bf16=ON, zero_optimization=zero(3, offload_param=NVME)),
+    good=plain(bf16=ON, zero_optimization=zero(3, offload_param=NVME | {"buffer_size": 3e8})),
 )
 def small_buffers(config: LintedConfig) -> Iterator[Hit]:
     model, ranks = config.model, config.world_size
@@ -121,28 +95,15 @@ def small_buffers(config: LintedConfig) -> Iterator[Hit]:
         )
 
 
-@rules.rule(
+@rules.warning(
     "DS405",
-    "warning",
     "NVMe buffers that pin more RAM than there is",
     why="every rank pins buffer_count buffers of one fp32 sub-group each",
     fix="write a smaller sub_group_size, such as 20000000",
     source="runtime/swap_tensor/optimizer_utils.py SwapBufferManager",
     options={"model": "Qwen2.5-72B", "gpus": "8xA100-80GB", "ram": "100GB"},
-    bad={
-        "train_batch_size": 8,
-        "bf16": {"enabled": True},
-        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}},
-    },
-    good={
-        "train_batch_size": 8,
-        "bf16": {"enabled": True},
-        "zero_optimization": {
-            "stage": 3,
-            "sub_group_size": 2e7,
-            "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"},
-        },
-    },
+    bad=plain(bf16=ON, zero_optimization=zero(3, offload_optimizer=NVME)),
+    good=plain(bf16=ON, zero_optimization=zero(3, sub_group_size=2e7, offload_optimizer=NVME)),
 )
 def pinned_sub_groups(config: LintedConfig) -> Iterator[Hit]:
     cluster, model = config.cluster, config.model
@@ -168,31 +129,16 @@ def pinned_sub_groups(config: LintedConfig) -> Iterator[Hit]:
         )
 
 
-@rules.rule(
+@rules.warning(
     "DS406",
-    "warning",
     "fewer NVMe buffers than Adam has states",
     why="a sub-group's parameter, gradient and states are in memory together, each in a buffer, and DeepSpeed asserts "
     "that "
     "there are enough once a sub-group is large enough to be swapped",
     fix='write "buffer_count": 4 or more for Adam',
     source="runtime/swap_tensor/partitioned_optimizer_swapper.py swap_in_optimizer_state",
-    bad={
-        "train_batch_size": 8,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
-        "zero_optimization": {
-            "stage": 3,
-            "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme", "buffer_count": 2},
-        },
-    },
-    good={
-        "train_batch_size": 8,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
-        "zero_optimization": {
-            "stage": 3,
-            "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme", "buffer_count": 4},
-        },
-    },
+    bad=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=NVME | {"buffer_count": 2})),
+    good=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=NVME | {"buffer_count": 4})),
 )
 def few_buffers(config: LintedConfig) -> Iterator[Hit]:
     path = "zero_optimization.offload_optimizer.buffer_count"
@@ -207,18 +153,14 @@ def few_buffers(config: LintedConfig) -> Iterator[Hit]:
         yield hit(path, f"{count:g} buffers for Adam's parameter, gradient and two states")
 
 
-@rules.rule(
+@rules.advice(
     "DS407",
-    "advice",
     "NVMe settings without NVMe",
     why='they have no effect with "device": "cpu" or "none"',
     fix="remove them",
     source="runtime/zero/offload_config.py; " + _STAGE_3,
-    bad={
-        "train_batch_size": 8,
-        "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu", "buffer_size": 1e9}},
-    },
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},
+    bad=plain(zero_optimization=zero(3, offload_param=CPU | {"buffer_size": 1e9})),
+    good=plain(zero_optimization=zero(3, offload_param=CPU)),
 )
 def unused_nvme(config: LintedConfig) -> Iterator[Hit]:
     for what, names in _ONLY_NVME.items():
@@ -232,21 +174,14 @@ def unused_nvme(config: LintedConfig) -> Iterator[Hit]:
             )
 
 
-@rules.rule(
+@rules.error(
     "DS408",
-    "error",
     "a partly offloaded optimizer below stage 3",
     why="the class asserts that a ratio below 1 comes with stage 3",
     fix="use stage 3, or remove ratio",
     source="runtime/zero/config.py offload_ratio_check",
-    bad={
-        "train_batch_size": 8,
-        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}},
-    },
-    good={
-        "train_batch_size": 8,
-        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}},
-    },
+    bad=plain(zero_optimization=zero(2, offload_optimizer=CPU | {"ratio": 0.5})),
+    good=plain(zero_optimization=zero(3, offload_optimizer=CPU | {"ratio": 0.5})),
 )
 def ratio_below_3(config: LintedConfig) -> Iterator[Hit]:
     ratio = config.get("zero_optimization.offload_optimizer.ratio")
@@ -255,23 +190,17 @@ def ratio_below_3(config: LintedConfig) -> Iterator[Hit]:
         yield hit("zero_optimization.offload_optimizer.ratio", f"ratio is {shown(ratio)} at stage {config.stage}")
 
 
-@rules.rule(
+@rules.error(
     "DS409",
-    "error",
     "a partly offloaded optimizer that is not Adam",
     why="the part on the GPU is a copy of DeepSpeed's CPU Adam, and stage 3 asserts that it is one",
     fix="use AdamW, or remove ratio",
     source=_STAGE_3 + " __init__ (Hybrid Optimizer)",
-    bad={
-        "train_batch_size": 8,
-        "optimizer": {"type": "Adagrad", "params": {"lr": 0.01}},
-        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}},
-    },
-    good={
-        "train_batch_size": 8,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
-        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}},
-    },
+    bad=plain(
+        optimizer={"type": "Adagrad", "params": {"lr": 0.01}},
+        zero_optimization=zero(3, offload_optimizer=CPU | {"ratio": 0.5}),
+    ),
+    good=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=CPU | {"ratio": 0.5})),
 )
 def ratio_without_adam(config: LintedConfig) -> Iterator[Hit]:
     path = "zero_optimization.offload_optimizer.ratio"
@@ -287,22 +216,15 @@ def ratio_without_adam(config: LintedConfig) -> Iterator[Hit]:
         yield hit(path, f"the optimizer is {config.optimizer}")
 
 
-@rules.rule(
+@rules.warning(
     "DS410",
-    "warning",
     "SuperOffload below stage 3",
     why="only stage 3 has an optimizer for it; other stages ignore it",
     fix="use stage 3, or remove super_offload",
     source="runtime/engine.py _configure_zero_optimizer",
     since="0.18",
-    bad={
-        "train_batch_size": 8,
-        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "super_offload": True}},
-    },
-    good={
-        "train_batch_size": 8,
-        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}},
-    },
+    bad=plain(zero_optimization=zero(2, offload_optimizer=CPU | {"super_offload": True})),
+    good=plain(zero_optimization=zero(3, offload_optimizer=CPU | {"super_offload": True})),
 )
 def super_below_3(config: LintedConfig) -> Iterator[Hit]:
     path = "zero_optimization.offload_optimizer.super_offload"
@@ -310,17 +232,15 @@ def super_below_3(config: LintedConfig) -> Iterator[Hit]:
         yield hit(path, f"super_offload has no effect at stage {config.stage}", edits=(Remove(tuple(path.split("."))),))
 
 
-@rules.rule(
+@rules.error(
     "DS411",
-    "error",
     "ZenFlow without CPU offload",
     why="ZenFlow hides the CPU optimizer's time, and refuses to run where there is none",
     fix='add "offload_optimizer": {"device": "cpu"}, or remove zenflow',
     since="0.18",
     source="runtime/zenflow/zenflow_stage_1_and_2.py _configure_zenflow",
-    bad=_ADAMW | {"zero_optimization": {"stage": 2, "zenflow": {"topk_ratio": 0.1}}},
-    good=_ADAMW
-    | {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "zenflow": {"topk_ratio": 0.1}}},
+    bad=_ADAMW | {"zero_optimization": zero(2, zenflow={"topk_ratio": 0.1})},
+    good=_ADAMW | {"zero_optimization": zero(2, offload_optimizer=CPU, zenflow={"topk_ratio": 0.1})},
 )
 def zenflow_alone(config: LintedConfig) -> Iterator[Hit]:
     if (
@@ -331,24 +251,16 @@ def zenflow_alone(config: LintedConfig) -> Iterator[Hit]:
         yield hit("zero_optimization.zenflow", "the optimizer is not offloaded")
 
 
-@rules.rule(
+@rules.error(
     "DS412",
-    "error",
     "ZenFlow's intervals in contradiction",
     why="select_strategy auto sets the interval itself and refuses a number; step and epoch need one",
     fix='with "select_strategy": "auto" leave select_interval out; else write a number',
     since="0.18",
     source="runtime/zenflow/engine.py configure_zenflow; runtime/zenflow/zenflow_config.py",
-    bad=_ADAMW
-    | {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "zenflow": {"select_interval": 4}}},
+    bad=_ADAMW | {"zero_optimization": zero(2, offload_optimizer=CPU, zenflow={"select_interval": 4})},
     good=_ADAMW
-    | {
-        "zero_optimization": {
-            "stage": 2,
-            "offload_optimizer": {"device": "cpu"},
-            "zenflow": {"select_strategy": "step", "select_interval": 4},
-        }
-    },
+    | {"zero_optimization": zero(2, offload_optimizer=CPU, zenflow={"select_strategy": "step", "select_interval": 4})},
 )
 def zenflow_intervals(config: LintedConfig) -> Iterator[Hit]:
     block = "zero_optimization.zenflow"
@@ -380,19 +292,14 @@ def zenflow_intervals(config: LintedConfig) -> Iterator[Hit]:
         )
 
 
-@rules.rule(
+@rules.error(
     "DS416",
-    "error",
     "ZenFlow without an optimizer block",
     why="its optimizer on the GPU is made from optimizer.params, and a TypeError comes where there are none",
     fix="add the optimizer block, with params",
     source="runtime/zenflow/zenflow_stage_1_and_2.py __init__",
-    bad={
-        "train_batch_size": 8,
-        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "zenflow": {"topk_ratio": 0.1}},
-    },
-    good=_ADAMW
-    | {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "zenflow": {"topk_ratio": 0.1}}},
+    bad=plain(zero_optimization=zero(2, offload_optimizer=CPU, zenflow={"topk_ratio": 0.1})),
+    good=_ADAMW | {"zero_optimization": zero(2, offload_optimizer=CPU, zenflow={"topk_ratio": 0.1})},
 )
 def zenflow_without_optimizer(config: LintedConfig) -> Iterator[Hit]:
     if (
@@ -403,49 +310,36 @@ def zenflow_without_optimizer(config: LintedConfig) -> Iterator[Hit]:
         yield hit("zero_optimization.zenflow", "the configuration has no optimizer.params")
 
 
-@rules.rule(
+@rules.warning(
     "DS413",
-    "warning",
     "torch's Adam on the CPU",
     why="torch_adam keeps DeepSpeed from its vectorized CPU Adam, which is several times as fast as torch's",
     fix="remove torch_adam",
     source="runtime/engine.py get_optimizer_configuration; ops/adam/cpu_adam.py",
-    bad={
-        "train_batch_size": 8,
-        "optimizer": {"type": "AdamW", "params": {"torch_adam": True}},
-        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
-    },
-    good={
-        "train_batch_size": 8,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
-        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
-    },
+    bad=plain(
+        optimizer={"type": "AdamW", "params": {"torch_adam": True}}, zero_optimization=zero(2, offload_optimizer=CPU)
+    ),
+    good=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU)),
 )
 def torch_adam(config: LintedConfig) -> Iterator[Hit]:
     if config.flag("optimizer.params.torch_adam") and config.stage and config.offload("optimizer") != "none":
         yield hit("optimizer.params.torch_adam", "the offloaded optimizer is torch's Adam")
 
 
-@rules.rule(
+@rules.advice(
     "DS414",
-    "advice",
     "an offloaded optimizer without a CPU form",
     why="DeepSpeed has CPU forms of Adam, AdamW, Adagrad and Lion; others of torch run as they are, slower, and LAMB "
     "is a "
     "kernel for GPUs",
     fix="use AdamW, or do not offload the optimizer",
     source="runtime/engine.py _configure_basic_optimizer",
-    bad={
-        "train_batch_size": 8,
-        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
-        "zero_allow_untested_optimizer": True,
-        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
-    },
-    good={
-        "train_batch_size": 8,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
-        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
-    },
+    bad=plain(
+        optimizer={"type": "SGD", "params": {"lr": 0.1}},
+        zero_allow_untested_optimizer=True,
+        zero_optimization=zero(2, offload_optimizer=CPU),
+    ),
+    good=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU)),
 )
 def no_cpu_form(config: LintedConfig) -> Iterator[Hit]:
     name = config.optimizer
@@ -458,21 +352,14 @@ def no_cpu_form(config: LintedConfig) -> Iterator[Hit]:
         yield hit("optimizer.type", f"{name} has no CPU form", severity="warning" if name == "lamb" else None)
 
 
-@rules.rule(
+@rules.advice(
     "DS415",
-    "advice",
     "offload to memory that is not pinned",
     why="copies from and to pageable memory are staged by the driver: slower, and never beside the computation",
     fix='set "pin_memory": true',
     source="runtime/zero/offload_config.py",
-    bad={
-        "train_batch_size": 8,
-        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": False}},
-    },
-    good={
-        "train_batch_size": 8,
-        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": True}},
-    },
+    bad=plain(zero_optimization=zero(2, offload_optimizer=CPU | {"pin_memory": False})),
+    good=plain(zero_optimization=zero(2, offload_optimizer=CPU | {"pin_memory": True})),
 )
 def pageable(config: LintedConfig) -> Iterator[Hit]:
     for what in ("optimizer", "param"):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ...linted_config import LintedConfig
 from ...rule import Hit, Remove, Replace, Rules, hit
 from ...values import shown
+from ..examples import ADAMW, CPU, ON, plain, trainer, zero
 
 rules = Rules()
 
@@ -30,15 +31,14 @@ _ONLY_12 = ("round_robin_gradients", "parameter_alignment")
 _BUCKET = 500_000_000
 
 
-@rules.rule(
+@rules.warning(
     "DS301",
-    "warning",
     "offload_param below stage 3",
     why="only stage 3 partitions the parameters; at other stages the block is read and nothing is offloaded",
     fix="use stage 3, or remove offload_param",
     source=_ENGINE,
-    bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},
+    bad=plain(zero_optimization=zero(2, offload_param=CPU)),
+    good=plain(zero_optimization=zero(3, offload_param=CPU)),
 )
 def param_below_3(config: LintedConfig) -> Iterator[Hit]:
     if config.offload("param") != "none" and config.stage < 3:
@@ -50,15 +50,14 @@ def param_below_3(config: LintedConfig) -> Iterator[Hit]:
         yield hit(path, f"no parameter is offloaded at stage {config.stage}", edits=(Remove(tuple(path.split("."))),))
 
 
-@rules.rule(
+@rules.warning(
     "DS302",
-    "warning",
     "a setting of another stage",
     why="DeepSpeed reads it and hands it to an optimizer that does not use it",
     fix="remove it, or use that stage",
     source=_ENGINE,
-    bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "stage3_max_live_parameters": 1e8}},
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "stage3_max_live_parameters": 1e8}},
+    bad=plain(zero_optimization=zero(2, stage3_max_live_parameters=1e8)),
+    good=plain(zero_optimization=zero(3, stage3_max_live_parameters=1e8)),
 )
 def other_stage(config: LintedConfig) -> Iterator[Hit]:
     unused = {0: (*_ONLY_3, *_ONLY_12), 1: _ONLY_3, 2: _ONLY_3, 3: _ONLY_12}[config.stage]
@@ -74,23 +73,14 @@ def other_stage(config: LintedConfig) -> Iterator[Hit]:
             )
 
 
-@rules.rule(
+@rules.error(
     "DS303",
-    "error",
     "an offloaded optimizer at stage 0",
     why="DeepSpeed makes the CPU optimizer, but only ZeRO moves the weights to it: the first step fails on GPU tensors",
     fix="use stage 1, 2 or 3, or remove offload_optimizer",
     source="ops/adam/cpu_adam.py step; runtime/engine.py",
-    bad={
-        "train_batch_size": 8,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
-        "zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}},
-    },
-    good={
-        "train_batch_size": 8,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
-        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
-    },
+    bad=plain(optimizer=ADAMW, zero_optimization=zero(0, offload_optimizer=CPU)),
+    good=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU)),
 )
 def offload_at_0(config: LintedConfig) -> Iterator[Hit]:
     moved = config.optimizer in ("adam", "adamw", "adagrad", "lion") and not config.flag("optimizer.params.torch_adam")
@@ -108,31 +98,29 @@ def offload_at_0(config: LintedConfig) -> Iterator[Hit]:
         )
 
 
-@rules.rule(
+@rules.advice(
     "DS304",
-    "advice",
     "allgather_bucket_size",
     why="DeepSpeed gathers updated parameters in place with torch's all_gather_into_tensor, without a bucket; stage 3 "
     "never had one",
     fix="remove it",
     source="runtime/utils.py all_gather_dp_groups",
-    bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "allgather_bucket_size": 2e8}},
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "reduce_bucket_size": 2e8}},
+    bad=plain(zero_optimization=zero(2, allgather_bucket_size=2e8)),
+    good=plain(zero_optimization=zero(2, reduce_bucket_size=2e8)),
 )
 def allgather_bucket(config: LintedConfig) -> Iterator[Hit]:
     if config.number("zero_optimization.allgather_bucket_size") is not None:
         yield hit("zero_optimization.allgather_bucket_size", "allgather_bucket_size has no effect")
 
 
-@rules.rule(
+@rules.error(
     "DS305",
-    "error",
     "an odd allgather_bucket_size",
     why="stages 1 and 2 assert that it is a multiple of 2, although nothing else uses it",
     fix="remove it",
     source=_STAGE_12 + " (nccl_start_alignment_factor)",
-    bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "allgather_bucket_size": 99_999}},
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "allgather_bucket_size": 100_000}},
+    bad=plain(zero_optimization=zero(2, allgather_bucket_size=99_999)),
+    good=plain(zero_optimization=zero(2, allgather_bucket_size=100_000)),
 )
 def odd_bucket(config: LintedConfig) -> Iterator[Hit]:
     path = "zero_optimization.allgather_bucket_size"
@@ -141,24 +129,22 @@ def odd_bucket(config: LintedConfig) -> Iterator[Hit]:
         yield hit(path, f"{size:g} is odd", edits=(Remove(tuple(path.split("."))),))
 
 
-@rules.rule(
+@rules.warning(
     "DS306",
-    "warning",
     "sub_group_size 0",
     why="every parameter then is a sub-group of its own, and the optimizer steps once for each",
     fix="remove it, or write a number such as 100000000",
     source=_STAGE_3 + " _create_fp16_sub_groups",
-    bad={"train_batch_size": 8, "zero_optimization": {"stage": 3, "sub_group_size": 0}},
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "sub_group_size": 100_000_000}},
+    bad=plain(zero_optimization=zero(3, sub_group_size=0)),
+    good=plain(zero_optimization=zero(3, sub_group_size=100_000_000)),
 )
 def no_sub_group(config: LintedConfig) -> Iterator[Hit]:
     if config.stage == 3 and config.number("zero_optimization.sub_group_size") == 0:
         yield hit("zero_optimization.sub_group_size", "sub-groups of one parameter")
 
 
-@rules.rule(
+@rules.advice(
     "DS307",
-    "advice",
     "sub-groups of 1e9 elements",
     why="the step flattens a sub-group's gradients and casts them to fp32: six bytes per element on top of everything "
     "else, "
@@ -166,8 +152,8 @@ def no_sub_group(config: LintedConfig) -> Iterator[Hit]:
     fix="write 100000000, which costs 0.6 GB at most",
     source=_STAGE_3 + " _prepare_fp32_grad_for_sub_group",
     options={"model": "Qwen2.5-14B", "gpus": "8xA100-80GB"},
-    bad={"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3}},
-    good={"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3, "sub_group_size": 1e8}},
+    bad=plain(bf16=ON, zero_optimization=zero(3)),
+    good=plain(bf16=ON, zero_optimization=zero(3, sub_group_size=1e8)),
 )
 def large_sub_group(config: LintedConfig) -> Iterator[Hit]:
     model, ranks = config.model, config.world_size
@@ -183,9 +169,8 @@ def large_sub_group(config: LintedConfig) -> Iterator[Hit]:
         )
 
 
-@rules.rule(
+@rules.advice(
     "DS308",
-    "advice",
     "ZeRO-3 that keeps every weight gathered",
     why="a weight that is used again within max_reuse_distance parameters is not released; with the defaults of 1e9, "
     "a model "
@@ -193,11 +178,8 @@ def large_sub_group(config: LintedConfig) -> Iterator[Hit]:
     fix="write both below the model's parameters, such as a few of its layers",
     source="runtime/zero/partitioned_param_coordinator.py",
     options={"model": "Qwen2.5-0.5B"},
-    bad={"train_batch_size": 8, "zero_optimization": {"stage": 3}},
-    good={
-        "train_batch_size": 8,
-        "zero_optimization": {"stage": 3, "stage3_max_live_parameters": 5e7, "stage3_max_reuse_distance": 5e7},
-    },
+    bad=plain(zero_optimization=zero(3)),
+    good=plain(zero_optimization=zero(3, stage3_max_live_parameters=5e7, stage3_max_reuse_distance=5e7)),
 )
 def all_live(config: LintedConfig) -> Iterator[Hit]:
     model = config.model
@@ -211,32 +193,30 @@ def all_live(config: LintedConfig) -> Iterator[Hit]:
         )
 
 
-@rules.rule(
+@rules.error(
     "DS309",
-    "error",
     "legacy_stage1",
     why="DeepSpeed raises an exception: the old stage 1 is gone since 0.5.9",
     fix="remove it",
     source=_ENGINE,
-    bad={"train_batch_size": 8, "zero_optimization": {"stage": 1, "legacy_stage1": True}},
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 1}},
+    bad=plain(zero_optimization=zero(1, legacy_stage1=True)),
+    good=plain(zero_optimization=zero(1)),
 )
 def legacy(config: LintedConfig) -> Iterator[Hit]:
     if config.flag("zero_optimization.legacy_stage1") and config.stage:
         yield hit("zero_optimization.legacy_stage1", "the old stage 1 is asked for")
 
 
-@rules.rule(
+@rules.error(
     "DS310",
-    "error",
     "compute_grad_norm off where the norm is needed",
     why="DeepSpeed does without the norm at stages 1 and 2 only, without clipping (which is on by default), ZenFlow, "
     "optimizer offload, or its BF16 optimizer",
     fix='set "gradient_clipping": 0, or remove compute_grad_norm',
     source=_STAGE_12 + " __init__; " + _CONFIG,
     since="0.19.7",
-    bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "compute_grad_norm": False}},
-    good={"train_batch_size": 8, "gradient_clipping": 0, "zero_optimization": {"stage": 2, "compute_grad_norm": False}},
+    bad=plain(zero_optimization=zero(2, compute_grad_norm=False)),
+    good=plain(gradient_clipping=0, zero_optimization=zero(2, compute_grad_norm=False)),
 )
 def no_norm(config: LintedConfig) -> Iterator[Hit]:
     path = "zero_optimization.compute_grad_norm"
@@ -257,31 +237,29 @@ def no_norm(config: LintedConfig) -> Iterator[Hit]:
             return
 
 
-@rules.rule(
+@rules.warning(
     "DS311",
-    "warning",
     "elastic_checkpoint at stage 3",
     why="stage 3 has no elastic checkpoints; DeepSpeed warns and goes on",
     fix="remove it; use universal checkpoints",
     source=_CONFIG + " elastic_checkpoint_deprecated",
-    bad={"train_batch_size": 8, "zero_optimization": {"stage": 3, "elastic_checkpoint": True}},
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 3}},
+    bad=plain(zero_optimization=zero(3, elastic_checkpoint=True)),
+    good=plain(zero_optimization=zero(3)),
 )
 def elastic(config: LintedConfig) -> Iterator[Hit]:
     if config.stage == 3 and config.flag("zero_optimization.elastic_checkpoint"):
         yield hit("zero_optimization.elastic_checkpoint", "it is no longer supported at stage 3")
 
 
-@rules.rule(
+@rules.error(
     "DS312",
-    "error",
     "scaled gradients with reduce_scatter",
     why="with reduce_scatter (the default), stages 2 and 3 assert that gradients are neither pre-scaled nor "
     "pre-divided",
     fix="remove prescale_gradients and gradient_predivide_factor",
     source=_STAGE_12 + ", " + _STAGE_3,
-    bad={"train_batch_size": 8, "prescale_gradients": True, "zero_optimization": {"stage": 2}},
-    good={"train_batch_size": 8, "prescale_gradients": True, "zero_optimization": {"stage": 1}},
+    bad=plain(prescale_gradients=True, zero_optimization=zero(2)),
+    good=plain(prescale_gradients=True, zero_optimization=zero(1)),
 )
 def scaled(config: LintedConfig) -> Iterator[Hit]:
     averages = config.stage == 3 or config.text("gradient_allreduce_op").lower() != "sum"
@@ -294,16 +272,15 @@ def scaled(config: LintedConfig) -> Iterator[Hit]:
         yield hit("gradient_predivide_factor", f"gradients are pre-divided by {factor:g} at stage {config.stage}")
 
 
-@rules.rule(
+@rules.warning(
     "DS313",
-    "warning",
     "the old form of zero_optimization",
     why="true means stage 1; DeepSpeed says that the form is deprecated",
     fix='write "zero_optimization": {"stage": 1}',
     source=_CONFIG + " read_zero_config_deprecated",
     options={"framework": "deepspeed"},
-    bad={"train_batch_size": 8, "zero_optimization": True},
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 1}},
+    bad=plain(zero_optimization=True),
+    good=plain(zero_optimization=zero(1)),
 )
 def boolean(config: LintedConfig) -> Iterator[Hit]:
     value = config.get("zero_optimization")
@@ -316,23 +293,14 @@ def boolean(config: LintedConfig) -> Iterator[Hit]:
         )
 
 
-@rules.rule(
+@rules.advice(
     "DS314",
-    "advice",
     "two buckets of reduce_bucket_size",
     why="at stages 1 and 2 overlap_comm fills one bucket while the other is reduced, so both are allocated",
     fix="write a smaller reduce_bucket_size, such as 50000000",
     source=_STAGE_12 + " setup_buckets",
-    bad={
-        "train_batch_size": 8,
-        "bf16": {"enabled": True},
-        "zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 5e8},
-    },
-    good={
-        "train_batch_size": 8,
-        "bf16": {"enabled": True},
-        "zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 5e7},
-    },
+    bad=plain(bf16=ON, zero_optimization=zero(2, overlap_comm=True, reduce_bucket_size=5e8)),
+    good=plain(bf16=ON, zero_optimization=zero(2, overlap_comm=True, reduce_bucket_size=5e7)),
 )
 def two_buckets(config: LintedConfig) -> Iterator[Hit]:
     path = "zero_optimization.reduce_bucket_size"
@@ -347,15 +315,14 @@ def two_buckets(config: LintedConfig) -> Iterator[Hit]:
             )
 
 
-@rules.rule(
+@rules.advice(
     "DS315",
-    "advice",
     "gradients that are not contiguous",
     why="each gradient then is an allocation of its own, and the GPU's memory fragments",
     fix="remove contiguous_gradients: true is the default",
     source=_CONFIG,
-    bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "contiguous_gradients": False}},
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "contiguous_gradients": True}},
+    bad=plain(zero_optimization=zero(2, contiguous_gradients=False)),
+    good=plain(zero_optimization=zero(2, contiguous_gradients=True)),
 )
 def scattered(config: LintedConfig) -> Iterator[Hit]:
     offloaded = config.offload("optimizer") != "none"  # which makes them contiguous, whatever this says
@@ -363,9 +330,8 @@ def scattered(config: LintedConfig) -> Iterator[Hit]:
         yield hit("zero_optimization.contiguous_gradients", "contiguous_gradients is off")
 
 
-@rules.rule(
+@rules.advice(
     "DS316",
-    "advice",
     "ZeRO-3 that saves only shards",
     why="without stage3_gather_16bit_weights_on_model_save a saved model holds no weights to load; zero_to_fp32.py "
     "must make "
@@ -373,11 +339,8 @@ def scattered(config: LintedConfig) -> Iterator[Hit]:
     fix='set "stage3_gather_16bit_weights_on_model_save": true',
     source=_CONFIG,
     options={"framework": "hf"},
-    bad={"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 3}},
-    good={
-        "train_micro_batch_size_per_gpu": "auto",
-        "zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True},
-    },
+    bad=trainer(zero_optimization=zero(3)),
+    good=trainer(zero_optimization=zero(3, stage3_gather_16bit_weights_on_model_save=True)),
 )
 def shards_only(config: LintedConfig) -> Iterator[Hit]:
     old = config.flag("zero_optimization.stage3_gather_fp16_weights_on_model_save")
@@ -395,22 +358,15 @@ def shards_only(config: LintedConfig) -> Iterator[Hit]:
         )
 
 
-@rules.rule(
+@rules.warning(
     "DS317",
-    "warning",
     "weights gathered into RAM that is too small",
     why="saving gathers all 16-bit weights in the first rank's RAM",
     fix='set "stage3_gather_16bit_weights_on_model_save": false',
     source="runtime/engine.py save_16bit_model",
     options={"framework": "hf", "model": "Qwen2.5-72B", "gpus": "8xA100-80GB", "ram": "100GB"},
-    bad={
-        "train_micro_batch_size_per_gpu": "auto",
-        "zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True},
-    },
-    good={
-        "train_micro_batch_size_per_gpu": "auto",
-        "zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": False},
-    },
+    bad=trainer(zero_optimization=zero(3, stage3_gather_16bit_weights_on_model_save=True)),
+    good=trainer(zero_optimization=zero(3, stage3_gather_16bit_weights_on_model_save=False)),
 )
 def gathered_in_ram(config: LintedConfig) -> Iterator[Hit]:
     ram = config.cluster.host_memory_bytes_per_node if config.cluster is not None else None
@@ -421,16 +377,15 @@ def gathered_in_ram(config: LintedConfig) -> Iterator[Hit]:
             yield hit(path, f"{need / 1e9:.0f} GB of weights, {ram / 1e9:.0f} GB of RAM")
 
 
-@rules.rule(
+@rules.advice(
     "DS318",
-    "advice",
     "gradients reduced whole",
     why="without reduce_scatter every rank receives all gradients and keeps its share: twice the traffic at stages 2 "
     "and 3",
     fix="remove reduce_scatter: true is the default",
     source=_STAGE_12,
-    bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "reduce_scatter": False}},
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 2, "reduce_scatter": True}},
+    bad=plain(zero_optimization=zero(2, reduce_scatter=False)),
+    good=plain(zero_optimization=zero(2, reduce_scatter=True)),
 )
 def all_reduce(config: LintedConfig) -> Iterator[Hit]:
     needed = config.optimizer == "muon" and config.stage == 3

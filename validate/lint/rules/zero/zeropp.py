@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ...linted_config import LintedConfig
 from ...rule import Hit, Remove, Rules, hit
+from ..examples import CPU, NVME, plain, zero
 
 rules = Rules()
 
@@ -18,16 +19,15 @@ _NAMES = (
 )
 
 
-@rules.rule(
+@rules.warning(
     "DS351",
-    "warning",
     "ZeRO++ below stage 3",
     why="ZeRO++ makes the collectives of partitioned weights and gradients of stage 3 smaller; other stages have no "
     "use for it",
     fix="use stage 3, or remove it",
     source="runtime/engine.py _configure_zero_optimizer",
-    bad={"train_batch_size": 8, "zero_optimization": {"stage": 2, "zero_quantized_weights": True}},
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
+    bad=plain(zero_optimization=zero(2, zero_quantized_weights=True)),
+    good=plain(zero_optimization=zero(3, zero_quantized_weights=True)),
 )
 def below_3(config: LintedConfig) -> Iterator[Hit]:
     for name in _NAMES:
@@ -42,16 +42,15 @@ def below_3(config: LintedConfig) -> Iterator[Hit]:
             )
 
 
-@rules.rule(
+@rules.error(
     "DS352",
-    "error",
     "hpZ groups that do not divide the GPUs",
     why="the ranks are divided into groups of zero_hpz_partition_size, each with a second copy of the weights",
     fix="write the number of GPUs per node",
     source=_GROUPS,
     options={"gpus": "4x24GB"},
-    bad={"train_batch_size": 8, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 3}},
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}},
+    bad=plain(zero_optimization=zero(3, zero_hpz_partition_size=3)),
+    good=plain(zero_optimization=zero(3, zero_hpz_partition_size=2)),
 )
 def indivisible(config: LintedConfig) -> Iterator[Hit]:
     size, ranks = config.number("zero_optimization.zero_hpz_partition_size"), config.world_size
@@ -59,9 +58,8 @@ def indivisible(config: LintedConfig) -> Iterator[Hit]:
         yield hit("zero_optimization.zero_hpz_partition_size", f"{size:g} does not divide {ranks} GPUs")
 
 
-@rules.rule(
+@rules.advice(
     "DS353",
-    "advice",
     "hpZ groups that are not one node",
     why="the second copy saves traffic between nodes; groups of another size than a node's GPUs still gather across "
     "nodes, or "
@@ -69,8 +67,8 @@ def indivisible(config: LintedConfig) -> Iterator[Hit]:
     fix="write the number of GPUs per node",
     source=_GROUPS,
     options={"gpus": "4x8xH100"},
-    bad={"train_batch_size": 32, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4}},
-    good={"train_batch_size": 32, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}},
+    bad={"train_batch_size": 32, "zero_optimization": zero(3, zero_hpz_partition_size=4)},
+    good={"train_batch_size": 32, "zero_optimization": zero(3, zero_hpz_partition_size=8)},
 )
 def not_a_node(config: LintedConfig) -> Iterator[Hit]:
     size, cluster = config.number("zero_optimization.zero_hpz_partition_size"), config.cluster
@@ -88,25 +86,14 @@ def not_a_node(config: LintedConfig) -> Iterator[Hit]:
         )
 
 
-@rules.rule(
+@rules.error(
     "DS355",
-    "error",
     "hpZ with parameters on NVMe",
     why="the second copy of the weights is allocated where the first one goes, and torch has no device nvme",
     fix="remove zero_hpz_partition_size, or offload the parameters to the CPU",
     source="runtime/zero/partition_parameters.py _partition_param_sec",
-    bad={
-        "train_batch_size": 8,
-        "zero_optimization": {
-            "stage": 3,
-            "zero_hpz_partition_size": 2,
-            "offload_param": {"device": "nvme", "nvme_path": "/local_nvme"},
-        },
-    },
-    good={
-        "train_batch_size": 8,
-        "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2, "offload_param": {"device": "cpu"}},
-    },
+    bad=plain(zero_optimization=zero(3, zero_hpz_partition_size=2, offload_param=NVME)),
+    good=plain(zero_optimization=zero(3, zero_hpz_partition_size=2, offload_param=CPU)),
 )
 def on_nvme(config: LintedConfig) -> Iterator[Hit]:
     size = config.number("zero_optimization.zero_hpz_partition_size")
@@ -114,18 +101,14 @@ def on_nvme(config: LintedConfig) -> Iterator[Hit]:
         yield hit("zero_optimization.zero_hpz_partition_size", f"groups of {size:g}, parameters on NVMe")
 
 
-@rules.rule(
+@rules.error(
     "DS354",
-    "error",
     "quantized gradients without reduce_scatter",
     why="the quantized all-to-all is a reduce-scatter, and stage 3 asserts that both are on",
     fix='remove "reduce_scatter": false',
     source="runtime/zero/stage3.py __init__ (all2all_process_group)",
-    bad={
-        "train_batch_size": 8,
-        "zero_optimization": {"stage": 3, "zero_quantized_gradients": True, "reduce_scatter": False},
-    },
-    good={"train_batch_size": 8, "zero_optimization": {"stage": 3, "zero_quantized_gradients": True}},
+    bad=plain(zero_optimization=zero(3, zero_quantized_gradients=True, reduce_scatter=False)),
+    good=plain(zero_optimization=zero(3, zero_quantized_gradients=True)),
 )
 def without_scatter(config: LintedConfig) -> Iterator[Hit]:
     if (
