@@ -35,7 +35,9 @@ from .options import COUNT
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--offline", is_flag=True, help="Never use the network.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def lint(config_file: str | None, listed: bool, explained: str | None, **options: Any) -> int:
+def lint(
+    config_file: str | None, listed: bool, explained: str | None, as_json: bool, debug: bool, **options: Any
+) -> int:
     """Check a DeepSpeed configuration file.
 
     \b
@@ -45,11 +47,25 @@ def lint(config_file: str | None, listed: bool, explained: str | None, **options
 
     Exit code: 0 without errors, 1 with errors, 2 where the file cannot be read.
     """
+    del debug  # read from the arguments by the program's error handler
     if listed or explained:
         return _show_rules(explained)
     if config_file is None:
         raise click.UsageError("missing argument 'DS_CONFIG'")
-    return _check(Path(config_file), **options)
+    from ..lint import lint_file
+
+    answer = lint_file(Path(config_file), **options)
+    if as_json:
+        from ..reports.lint import answer_json
+
+        print(json.dumps(answer_json(answer), indent=1))
+    else:
+        from rich.console import Console
+
+        from ..reports.lint import render_answer
+
+        render_answer(answer, Console(file=sys.stdout, highlight=False))
+    return int(answer.report.count("error") > 0)
 
 
 def _show_rules(code: str | None) -> int:
@@ -62,69 +78,8 @@ def _show_rules(code: str | None) -> int:
     if code is None:
         render_rules(RULES, console)
         return 0
-    found = next((rule for rule in RULES if rule.code == code.upper()), None)
-    if found is None:
+    rule = next((rule for rule in RULES if rule.code == code.upper()), None)
+    if rule is None:
         raise click.UsageError(f"there is no rule {code[:20]!r}; --list shows them")
-    render_rule(found, console)
+    render_rule(rule, console)
     return 0
-
-
-def _check(
-    path: Path,
-    *,
-    fix: bool,
-    as_json: bool,
-    debug: bool,
-    framework: Any,
-    model: str | None,
-    gpus: str | None,
-    ram: str | None,
-    seq_len: int | None,
-    offline: bool,
-) -> int:
-    del debug  # read from the arguments by the program's error handler
-    from ...validate.lint import apply, load_facts, read_document
-    from ...validate.lint import lint as check
-    from ...validate.lint.document import MAX_BYTES
-    from ...validate.lint.fix_file import read_file, write_corrected
-    from ..question.lint_question import lint_settings
-
-    raw = read_file(path, MAX_BYTES)
-    document = read_document(raw, name=str(path))
-    settings = lint_settings(
-        document.root.value, framework=framework, model=model, gpus=gpus, ram=ram, seq_len=seq_len, offline=offline
-    )
-    facts = load_facts()
-    report = check(document, facts=facts, **settings)
-    old, copy = document.text, None
-    if fix:
-        text, made = apply(document, report.edits)
-        if made or (document.byte_order_mark and report.framework == "hf"):
-            copy = write_corrected(path, raw, text)
-            document = read_document(text.encode(), name=str(path))
-            report = check(document, facts=facts, **settings | {"framework": report.framework})
-    if as_json:
-        from ..reports.lint import report_json
-
-        print(
-            json.dumps(
-                report_json(str(path), report, written=str(path) if copy else None, copy=str(copy) if copy else None),
-                indent=1,
-            )
-        )
-        return int(report.count("error") > 0)
-    from rich.console import Console
-
-    from ..reports.lint import render_diff, render_report
-    from ..terminal.lines import blank, sentence
-
-    console = Console(file=sys.stdout, highlight=False)
-    if copy is not None:
-        render_diff(str(path), old, document.text, console)
-        sentence(console, f"Corrected {path}; the old one is {copy.name}. What is left:")
-        blank(console)
-    elif fix:
-        sentence(console, "Nothing that can be corrected without changing the training.")
-        blank(console)
-    render_report(str(path), report, console)
-    return int(report.count("error") > 0)

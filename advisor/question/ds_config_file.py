@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ...validate.lint.document import MAX_BYTES, read_document
-from ...validate.lint.fix_file import read_file
+from ...validate.lint.config_file import read_config_file
 
 
 def read_ds_config(path: Path) -> dict[str, Any]:
     """The configuration, which may have comments, as DeepSpeed reads it. Raises ConfigFileError where it cannot be read
     or holds no object."""
-    value: dict[str, Any] = read_document(read_file(path, MAX_BYTES), name=str(path)).root.value
+    value: dict[str, Any] = read_config_file(path).document.root.value
     return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,13 +11,24 @@ from rich.console import Console
 from rich.text import Text
 
 from ...validate.lint import LintFinding, LintReport, Rule
-from ..terminal.lines import blank, row, sentence
+from ..lint import LintAnswer
+from ..terminal.lines import blank, printable, row, sentence
 
 _STYLES = {"error": "bold red", "warning": "bold yellow", "advice": "bold cyan"}
 
 
-def render_report(name: str, report: LintReport, console: Console) -> None:
-    """A line that counts, then every finding: place, what, and, where its rule is named first, why; what to do."""
+def render_answer(answer: LintAnswer, console: Console) -> None:
+    """What `--fix` changed, then a line that counts, then every finding: place, what, and, where its rule is named
+    first, why; what to do."""
+    name = str(answer.path)
+    if answer.copy is not None:
+        _render_diff(name, answer.old_text, answer.text, console)
+        sentence(console, f"Corrected {name}; the old one is {answer.copy.name}. What is left:")
+        blank(console)
+    elif answer.correction_wanted:
+        sentence(console, "Nothing can be corrected without changing the training.")
+        blank(console)
+    report = answer.report
     sentence(console, Text(_summary(name, report), style="bold" if report.findings else "bold green"))
     sentence(console, _basis(report), style="dim")
     explained: set[str] = set()
@@ -29,18 +41,11 @@ def render_report(name: str, report: LintReport, console: Console) -> None:
         sentence(console, f"{report.more} more are not shown.")
 
 
-def render_diff(name: str, old: str, new: str, console: Console) -> None:
-    """The lines that `--fix` changes."""
+def _render_diff(name: str, old: str, new: str, console: Console) -> None:
     lines = difflib.unified_diff(old.splitlines(), new.splitlines(), name, f"{name} (corrected)", n=1, lineterm="")
     for line in lines:
         style = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
-        row(
-            console,
-            Text(
-                "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in f"   {line}"),
-                style=style,
-            ),
-        )
+        row(console, Text(printable(f"   {line}"), style=style))
 
 
 def render_rule(rule: Rule, console: Console) -> None:
@@ -61,11 +66,12 @@ def render_rules(rules: Sequence[Rule], console: Console) -> None:
         row(console, Text(f" {rule.code} {rule.severity:<8} {rule.title}"))
 
 
-def report_json(name: str, report: LintReport, *, written: str | None, copy: str | None) -> dict[str, Any]:
+def answer_json(answer: LintAnswer) -> dict[str, Any]:
     """One object, described in docs/json.md."""
+    report = answer.report
     return {
         "schema_version": 1,
-        "file": name,
+        "file": str(answer.path),
         "framework": report.framework,
         "framework_is_assumed": report.framework_is_assumed,
         "deepspeed": report.facts.version,
@@ -74,8 +80,8 @@ def report_json(name: str, report: LintReport, *, written: str | None, copy: str
         "warnings": report.count("warning"),
         "advice": report.count("advice"),
         "more": report.more,
-        "written": written,
-        "copy": copy,
+        "written": str(answer.path) if answer.copy else None,
+        "copy": str(answer.copy) if answer.copy else None,
         "findings": [
             {
                 "code": finding.code,
@@ -97,17 +103,17 @@ def report_json(name: str, report: LintReport, *, written: str | None, copy: str
 
 
 def _render(finding: LintFinding, console: Console, *, why: bool) -> None:
-    path = _printable(".".join(finding.path))
+    path = printable(".".join(finding.path))
     title = Text(" ")
     title.append(f"{finding.code} {finding.severity}", style=_STYLES[finding.severity])
     title.append(f"  line {finding.line}  {path if len(path) <= 55 else path[:52] + '...'}", style="bold")
     row(console, title)
-    what = _capital(_printable(finding.what))
+    what = _capital(printable(finding.what))
     sentence(console, f"  {what}{'' if what.endswith('?') else '.'}", hang=2)
     if why:
         sentence(console, f"  Why: {finding.why}.", hang=2)
     if finding.fix:
-        sentence(console, f"  Fix: {_printable(finding.fix)}.", hang=2)
+        sentence(console, f"  Fix: {printable(finding.fix)}.", hang=2)
 
 
 def _summary(name: str, report: LintReport) -> str:
@@ -116,7 +122,7 @@ def _summary(name: str, report: LintReport) -> str:
     advice = report.count("advice")
     if advice:
         parts.append(f"{advice} piece{'s' if advice != 1 else ''} of advice")
-    return f"{_printable(name)}: {', '.join(parts) or 'nothing found'}."
+    return f"{printable(name)}: {', '.join(parts) or 'nothing found'}."
 
 
 def _basis(report: LintReport) -> str:
@@ -129,16 +135,10 @@ def _basis(report: LintReport) -> str:
 
 
 def _compact(config: Any) -> str:
-    import json
-
-    return _printable(config if isinstance(config, str) else json.dumps(config))
+    return printable(config if isinstance(config, str) else json.dumps(config))
 
 
 def _capital(text: str) -> str:
     """A sentence begins with a capital letter, a key keeps its own."""
     first = text.split(" ", 1)[0]
     return text if "_" in first or "." in first or not first.isalpha() else text[:1].upper() + text[1:]
-
-
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

@@ -74,12 +74,13 @@ class Member:
 
 @dataclass(frozen=True)
 class Document:
-    """A configuration that was read. byte_order_mark: the file begins with one; it is no part of `text`."""
+    """A configuration that was read."""
 
     text: str
     root: DocumentNode
     departures: tuple[Departure, ...]
     byte_order_mark: bool
+    """The file begins with one; it is no part of `text`."""
 
     def place(self, offset: int) -> tuple[int, int]:
         """Line and column of a position, both from 1."""
@@ -121,18 +122,13 @@ def read_document(raw: bytes, *, name: str) -> Document:
     """The document in a file's bytes. Raises ConfigFileError, with line and column, where there is no object in it."""
     if len(raw) > MAX_BYTES:
         raise ConfigFileError(f"{name}: larger than {MAX_BYTES:,} bytes, so it is no ds_config", fix=FIX)
+    utf_8 = {"why": "DeepSpeed reads UTF-8", "fix": "save it as UTF-8"}
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in raw:
-        raise ConfigFileError(
-            f"{name}: not UTF-8 text, but UTF-16 or not text at all",
-            why="DeepSpeed reads UTF-8",
-            fix="save it as UTF-8",
-        )
+        raise ConfigFileError(f"{name}: not UTF-8 text, but UTF-16 or not text at all", **utf_8)
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as problem:
-        raise ConfigFileError(
-            f"{name}: not UTF-8 text (byte {problem.start})", why="DeepSpeed reads UTF-8", fix="save it as UTF-8"
-        ) from problem
+        raise ConfigFileError(f"{name}: not UTF-8 text (byte {problem.start})", **utf_8) from problem
     marked = text.startswith("\ufeff")
     reader = _Reader(text[1:] if marked else text, name)
     root = reader.document()
@@ -265,9 +261,8 @@ class _Reader:
             node = self._value(self._skip(colon + 1), depth)
             members.append(Member(key=key, start=here, end=key_end, node=node))
             here = self._separator(node.end, "}")
-        return DocumentNode(
-            value={member.key: member.node.value for member in members}, start=at, end=here + 1, members=tuple(members)
-        )
+        value = {member.key: member.node.value for member in members}
+        return DocumentNode(value=value, start=at, end=here + 1, members=tuple(members))
 
     def _array(self, at: int, depth: int) -> DocumentNode:
         self._check(depth, at)

@@ -16,21 +16,22 @@ from .rule import Edit, Hit, Path, Rule, Severity
 from .rules import RULES
 
 MOST_FINDINGS = 200
-"""Of a file that is no configuration at all, nobody reads more."""
+"""Nobody reads more of a file that is no configuration at all."""
 
 _ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "advice": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintFinding:
-    """One thing that is wrong. path: names; line, column: from 1, of the key (of its block, where the key is
-    missing)."""
+    """One thing that is wrong, with its rule's words."""
 
     code: str
     severity: Severity
     title: str
     path: Path
     line: int
+    """From 1, as `column`: of the key, or of its block where the key is missing."""
+
     column: int
     what: str
     why: str
@@ -42,10 +43,14 @@ class LintFinding:
 
 @dataclass(frozen=True, kw_only=True)
 class LintReport:
-    """findings: errors first, each kind in the order of the file. more: how many beyond `MOST_FINDINGS` there are."""
+    """What lint found in one configuration."""
 
     findings: tuple[LintFinding, ...]
+    """Errors first, each severity in the order of the file."""
+
     more: int
+    """How many findings there are beyond `MOST_FINDINGS`."""
+
     facts: DeepSpeedFacts
     framework: Framework
     framework_is_assumed: bool

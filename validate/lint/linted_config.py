@@ -22,16 +22,16 @@ from .facts import DeepSpeedFacts
 
 @dataclass(frozen=True, kw_only=True)
 class LintedConfig:
-    """document: the file. values: what DeepSpeed makes of it, `auto` still in it.
-
-    framework: who reads the file: "hf" (the Trainer or accelerate, which fill `auto`) or "deepspeed".
-    cluster, model, workload: None where they were not told.
-    """
+    """A configuration with what is known besides it; `cluster`, `model` and `workload` may be unknown."""
 
     document: Document
     values: dict[str, Any]
+    """What DeepSpeed makes of the file, `auto` still in it."""
+
     facts: DeepSpeedFacts
     framework: Framework
+    """Who reads the file: "hf" (the Trainer or accelerate, which fill `auto`) or "deepspeed"."""
+
     cluster: Cluster | None = None
     model: ModelShape | None = None
     workload: Workload | None = None
@@ -81,14 +81,11 @@ class LintedConfig:
 
     def zero(self, name: str) -> Any:
         """A value of zero_optimization under any of its names, DeepSpeed's default where it is absent or `auto`."""
-        block = self.facts.block("zero_optimization")
-        found = block.field(name) if block else None
-        names = (found.alias, found.name) if found else (name,)
-        for key in names:
-            value = self.get(f"zero_optimization.{key}") if key else None
+        for path in self._zero_paths(name):
+            value = self.get(path)
             if value is not None and value != "auto":
                 return value
-        return found.default if found else None
+        return self.facts.default(f"zero_optimization.{name}")
 
     def zero_number(self, name: str) -> int:
         """A whole number of zero_optimization, 0 where something else stands there."""
@@ -97,10 +94,11 @@ class LintedConfig:
 
     def zero_path(self, name: str) -> str:
         """The path under which a value of zero_optimization stands in the file, "" if it is not there."""
-        block = self.facts.block("zero_optimization")
-        found = block.field(name) if block else None
-        names = (found.alias, found.name) if found else (name,)
-        return next((f"zero_optimization.{key}" for key in names if key and self.has(f"zero_optimization.{key}")), "")
+        return next(filter(self.has, self._zero_paths(name)), "")
+
+    def _zero_paths(self, name: str) -> list[str]:
+        field = self.facts.find_field(f"zero_optimization.{name}")
+        return [f"zero_optimization.{key}" for key in (field.names if field else (name,))]
 
     @cached_property
     def stage(self) -> int:

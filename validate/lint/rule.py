@@ -37,18 +37,22 @@ Edit = Remove | Rename | Replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """A place where a rule applies.
-
-    path: of the key; a key that is missing is named by the path where it would stand, its block's line is shown.
-    what: what happens, a sentence with the values of this configuration. fix: what to do, if it depends on them.
-    severity: where it is another than the rule's. edits: what `--fix` does; only what cannot change the training.
-    """
+    """A place where a rule applies."""
 
     path: Path
+    """Of the key; a missing key has the path where it would stand, and the line of its block is shown."""
+
     what: str
+    """What happens, a sentence with the values of this configuration."""
+
     fix: str = ""
+    """What to do, where it depends on them."""
+
     severity: Severity | None = None
+    """Where it is another than the rule's."""
+
     edits: tuple[Edit, ...] = ()
+    """What `--fix` does: only what cannot change the training."""
 
 
 def hit(path: str, what: str, *, fix: str = "", severity: Severity | None = None, edits: tuple[Edit, ...] = ()) -> Hit:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
+from difflib import get_close_matches
 from enum import Enum
 from typing import Any, Literal, Optional, Union
 
@@ -42,6 +44,12 @@ def shown(value: Any) -> str:
     except ValueError:
         text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."
+
+
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """`; did you mean 'overlap_comm'?`, "" where no known name is near."""
+    near = get_close_matches(name[:60], list(known), n=1, cutoff=cutoff)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def wanted(kind: FieldType) -> str:

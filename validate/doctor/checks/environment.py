@@ -307,8 +307,7 @@ def proxies(facts: MachineFacts) -> Iterator[DoctorFinding]:
             "proxies",
             f"{through} is set, and no_proxy does not name localhost",
             "services on this machine (TensorBoard, a reward model, Ray) are then asked for through the proxy; NCCL "
-            "and "
-            "Gloo use none",
+            "and Gloo use none",
             "export no_proxy=localhost,127.0.0.1",
         )
 

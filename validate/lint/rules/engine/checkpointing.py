@@ -49,7 +49,7 @@ def writer(config: LintedConfig) -> Iterator[Hit]:
 
 @rules.advice(
     "DS806",
-    "a checkpoint writer and its launcher",
+    "a checkpoint writer, which needs the deepspeed launcher",
     why="the writer reads CROSS_SIZE from the environment, which only the deepspeed launcher sets: under torchrun "
     "or accelerate DeepSpeed stops with a KeyError",
     fix="start with the deepspeed launcher, or export CROSS_SIZE and CROSS_RANK (number of nodes, and this node's)",
@@ -80,10 +80,9 @@ def pipeline_stage(config: LintedConfig) -> Iterator[Hit]:
 
 @rules.advice(
     "DS804",
-    "activation_checkpointing that nobody reads",
+    "activation_checkpointing that has no effect",
     why="it configures deepspeed.checkpointing; transformers' models use torch's checkpointing, so this block "
-    "recomputes and "
-    "saves nothing",
+    "recomputes and saves nothing",
     fix="set gradient_checkpointing in TrainingArguments, and remove the block",
     source="runtime/activation_checkpointing/checkpointing.py configure",
     options={"framework": "hf"},

@@ -32,7 +32,7 @@ def unknown_type(config: LintedConfig) -> Iterator[Hit]:
 @rules.advice(
     "DS702",
     "gradients that travel in fp32",
-    why="twice the bytes of the 16-bit gradients, at every reduction",
+    why="every reduction moves twice the bytes of 16-bit gradients",
     fix="remove it, unless sums over very many GPUs need it",
     source="runtime/engine.py communication_data_type",
     bad=plain(bf16=ON, communication_data_type="fp32"),
@@ -79,15 +79,14 @@ def sums(config: LintedConfig) -> Iterator[Hit]:
         (config.flag("compile.deepcompile"), "DeepCompile"),
     ):
         if holds:
-            yield hit("gradient_allreduce_op", f"gradients are summed, with {what}")
+            yield hit("gradient_allreduce_op", f"gradients are summed under {what}")
             return
 
 
 @rules.error(
     "DS705",
     "unmanaged accumulation with overlapped communication",
-    why="where the script decides about the step, DeepSpeed overlaps communication from stage 2 on, and not with "
-    "DeepCompile",
+    why="where the script decides when to step, overlap_comm needs stage 2 or 3, and DeepCompile is refused",
     fix='set "overlap_comm": false, or use stage 2',
     source="runtime/engine.py _do_sanity_check",
     since="0.19.6",

@@ -29,7 +29,7 @@ def steps_per_print(config: LintedConfig) -> Iterator[Hit]:
 
 @rules.advice(
     "DS852",
-    "wall_clock_breakdown",
+    "timing of every phase (wall_clock_breakdown)",
     why="every phase of every step then waits for the GPU to finish",
     fix="set it to false when you have seen the times",
     source="runtime/engine.py, utils/timer.py",
@@ -38,7 +38,7 @@ def steps_per_print(config: LintedConfig) -> Iterator[Hit]:
 )
 def breakdown(config: LintedConfig) -> Iterator[Hit]:
     if config.get("wall_clock_breakdown") is True:
-        yield hit("wall_clock_breakdown", "times of every step are measured")
+        yield hit("wall_clock_breakdown", "the phases of every step are timed")
 
 
 @rules.advice(

@@ -27,7 +27,7 @@ _BF16: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled"
 
 @rules.warning(
     "DS901",
-    "it does not fit the GPUs",
+    "a training that does not fit the GPUs",
     why="the predicted need, with the margin of its error, is more than the GPU has",
     fix="`ds-advise MODEL --gpus SPEC` finds what fits",
     source=_SOURCE,
@@ -52,13 +52,16 @@ def too_large(config: LintedConfig) -> Iterator[Hit]:
         return
     need = _need(config, plan)
     if need is not None and need * (1 + MARGIN) > cluster.gpu.memory_bytes:
-        yield hit("zero_optimization", f"it needs about {_gb(need)} per GPU, which has {_gb(cluster.gpu.memory_bytes)}")
+        yield hit(
+            "zero_optimization",
+            f"it needs about {_gb(need)} per GPU, which has {_gb(cluster.gpu.memory_bytes)}",
+        )
 
 
 @rules.warning(
     "DS902",
-    "it does not fit the RAM",
-    why="a process that the system kills for want of RAM leaves no message",
+    "a training that does not fit the RAM",
+    why="a process that the system kills because RAM runs out leaves no message",
     fix="offload less, or use a machine with more RAM",
     source=_SOURCE,
     options={"model": "Qwen2.5-7B", "gpus": "2x24GB", "ram": "64GB"},
@@ -78,7 +81,7 @@ def too_much_ram(config: LintedConfig) -> Iterator[Hit]:
 @rules.advice(
     "DS903",
     "an offload that is not needed",
-    why="what fits the GPUs runs faster there: the CPU's optimizer and PCIe's copies are waited for",
+    why="what fits the GPUs runs faster there, because nothing waits for the CPU's optimizer or for copies over PCIe",
     fix="remove it",
     source=_SOURCE,
     options={"model": "Qwen2.5-0.5B", "gpus": "8xA100-80GB"},
@@ -102,7 +105,7 @@ def unneeded_offload(config: LintedConfig) -> Iterator[Hit]:
 @rules.advice(
     "DS904",
     "a higher stage than needed",
-    why="stage 3 gathers the weights for every forward and backward pass; where the lower stage fits, it does less",
+    why="stage 3 gathers the weights for every forward and backward pass; a lower stage that fits communicates less",
     source=_SOURCE,
     options={"model": "Qwen2.5-0.5B", "gpus": "8xL40S"},
     bad=_BF16
@@ -142,7 +145,7 @@ def steps_often(config: LintedConfig) -> Iterator[Hit]:
             "gradient_accumulation_steps",
             f"{more.gradient_accumulation_steps} accumulation steps are predicted to give {gain:.1f} x the tokens per "
             "second",
-            fix="accumulate more, if the training bears the larger batch",
+            fix="accumulate more, if the training may have the larger batch",
         )
 
 

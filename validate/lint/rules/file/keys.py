@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 
-from ...facts import ConfigBlock
+from ...facts import ConfigBlock, ConfigField
 from ...linted_config import LintedConfig
 from ...rule import Edit, Hit, Path, Remove, Rename, Replace, Rules, hit
+from ...values import did_you_mean
 from ..examples import CPU, ON, plain, zero
 
 rules = Rules()
@@ -45,17 +45,13 @@ def refused(config: LintedConfig) -> Iterator[Hit]:
     for path, block, place in _unknown(config):
         if block.strict and not place:
             dropped = config.get(".".join(path)) == "auto"  # DeepSpeedConfigModel.__init__ drops these before it looks
-            yield Hit(
-                path=path,
-                severity="warning" if dropped else None,
-                what=f"{block.path} has no key {path[-1][:_LONGEST_NAME]!r}{_near(path[-1], block)}",
-            )
+            yield Hit(path=path, what=_no_such_key(path[-1], block), severity="warning" if dropped else None)
 
 
 @rules.warning(
     "DS011",
     "an unknown key that DeepSpeed ignores",
-    why="nothing looks it up, so it has no effect, and nobody says so",
+    why="DeepSpeed never looks it up, so it has no effect, and no message says so",
     fix="remove it, or correct its name",
     source="runtime/config.py (get_scalar_param)",
     bad=plain(gradient_cliping=1.0),
@@ -64,8 +60,7 @@ def refused(config: LintedConfig) -> Iterator[Hit]:
 def ignored(config: LintedConfig) -> Iterator[Hit]:
     for path, block, place in _unknown(config):
         if not block.strict and not place:
-            where = block.path or "DeepSpeed"
-            yield Hit(path=path, what=f"{where} has no key {path[-1][:_LONGEST_NAME]!r}{_near(path[-1], block)}")
+            yield Hit(path=path, what=_no_such_key(path[-1], block))
 
 
 @rules.warning(
@@ -90,7 +85,7 @@ def misplaced(config: LintedConfig) -> Iterator[Hit]:
 @rules.error(
     "DS013",
     "a feature that was removed from DeepSpeed",
-    why="DeepSpeed stops at the key, so that nobody trains without the feature unawares",
+    why="DeepSpeed stops at the key, so that nobody believes that the feature is still there",
     fix="remove the block",
     source="runtime/config.py _reject_removed_config_keys",
     since="0.19.7",
@@ -115,12 +110,9 @@ def removed(config: LintedConfig) -> Iterator[Hit]:
     good=plain(zero_optimization=zero(2, offload_optimizer=CPU)),
 )
 def deprecated(config: LintedConfig) -> Iterator[Hit]:
-    for block in config.facts.blocks:
-        for field in block.fields:
-            path = f"{block.path}.{field.name}"
-            if not field.deprecated or not config.has(path) or (field.moves and _successor_stands(config, block, path)):
-                continue
-            successor = _shown(block, field.successor)
+    for path, block, field in _given_fields(config):
+        if field.deprecated and not (field.moves and _successor_stands(config, block, field)):
+            successor = _usual_name(block, field.successor)
             yield hit(
                 path,
                 f"{field.name} is deprecated" + (f"; its successor is {successor}" if successor else ""),
@@ -139,12 +131,10 @@ def deprecated(config: LintedConfig) -> Iterator[Hit]:
     good=plain(zero_optimization=zero(2, offload_optimizer=CPU)),
 )
 def both_names(config: LintedConfig) -> Iterator[Hit]:
-    for block in config.facts.blocks:
-        for field in block.fields:
-            path = f"{block.path}.{field.name}"
-            stands = field.deprecated and field.moves and config.has(path) and not config.is_auto(path)
-            if stands and _successor_stands(config, block, path):
-                yield hit(path, f"{field.name} and {_shown(block, field.successor)} are both set")
+    for path, block, field in _given_fields(config):
+        moved = field.deprecated and field.moves and not config.is_auto(path)
+        if moved and _successor_stands(config, block, field):
+            yield hit(path, f"{field.name} and {_usual_name(block, field.successor)} are both set")
 
 
 @rules.warning(
@@ -176,13 +166,19 @@ def old_bf16(config: LintedConfig) -> Iterator[Hit]:
     good=plain(zero_optimization=zero(3, stage3_prefetch_bucket_size=1000)),
 )
 def two_names(config: LintedConfig) -> Iterator[Hit]:
+    for path, block, field in _given_fields(config):
+        paths = [block.path_of(name) for name in field.names]
+        if field.alias and all(config.has(path) and not config.is_auto(path) for path in paths):
+            yield hit(path, f"{field.name} and {field.alias} are the same setting")
+
+
+def _given_fields(config: LintedConfig) -> Iterator[tuple[str, ConfigBlock, ConfigField]]:
+    """(path, block, field) of every field of a checked block that stands in the file under its own name."""
     for block in config.facts.blocks:
         for field in block.fields:
-            if not field.alias:
-                continue
-            paths = [f"{block.path}.{name}" for name in (field.name, field.alias)]
-            if all(config.has(path) and not config.is_auto(path) for path in paths):
-                yield hit(paths[0], f"{field.name} and {field.alias} are the same setting")
+            path = block.path_of(field.name)
+            if config.has(path):
+                yield path, block, field
 
 
 def _unknown(config: LintedConfig) -> Iterator[tuple[Path, ConfigBlock, str]]:
@@ -192,11 +188,15 @@ def _unknown(config: LintedConfig) -> Iterator[tuple[Path, ConfigBlock, str]]:
             continue  # it is not read
         found = config.block(block.path) if block.path else config.values
         for key in found:
-            path = f"{block.path}.{key}" if block.path else key
+            path = block.path_of(key)
             known = block.path in config.facts.owners(key) or path in config.facts.removed
-            if known or path in _OWN_RULES or _is_comment(key, block):
-                continue
-            yield (*(block.path.split(".") if block.path else ()), key), block, _place(config, block, key)
+            if not (known or path in _OWN_RULES or _is_comment(key, block)):
+                yield (*(block.path.split(".") if block.path else ()), key), block, _place(config, block, key)
+
+
+def _no_such_key(key: str, block: ConfigBlock) -> str:
+    near = did_you_mean(key, block.names(), cutoff=0.75)
+    return f"{block.path or 'DeepSpeed'} has no key {key[:_LONGEST_NAME]!r}{near}"
 
 
 def _is_comment(key: str, block: ConfigBlock) -> bool:
@@ -213,24 +213,16 @@ def _place(config: LintedConfig, block: ConfigBlock, key: str) -> str:
     return (places[0] or "the top level") if len(places) == 1 else ""
 
 
-def _near(key: str, block: ConfigBlock) -> str:
-    """`; did you mean "overlap_comm"?`"""
-    near = difflib.get_close_matches(key, block.names(), n=1, cutoff=0.75) if len(key) <= _LONGEST_NAME else []
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def _shown(block: ConfigBlock, name: str) -> str:
+def _usual_name(block: ConfigBlock, name: str) -> str:
     """A key under the name that files use."""
     field = block.field(name)
-    return field.alias if field is not None and field.alias else name
+    return field.usual_name if field is not None else name
 
 
-def _successor_stands(config: LintedConfig, block: ConfigBlock, path: str) -> bool:
-    name = path.rpartition(".")[2]
-    field = block.field(name)
-    successor = block.field(field.successor) if field is not None else None
-    names = (successor.name, successor.alias) if successor is not None else ()
-    return any(config.has(f"{block.path}.{key}") and not config.is_auto(f"{block.path}.{key}") for key in names if key)
+def _successor_stands(config: LintedConfig, block: ConfigBlock, field: ConfigField) -> bool:
+    successor = block.field(field.successor)
+    paths = [block.path_of(name) for name in successor.names] if successor is not None else []
+    return any(config.has(path) and not config.is_auto(path) for path in paths)
 
 
 def _succession(config: LintedConfig, path: Path, successor: str) -> tuple[Edit, ...]:

@@ -92,7 +92,7 @@ def duplicate(config: LintedConfig) -> Iterator[Hit]:
 @rules.warning(
     "DS005",
     "NaN or Infinity",
-    why="they are no JSON: DeepSpeed's reader takes them, and the rest of the line, as text",
+    why="JSON has no such value: DeepSpeed's reader takes the word, and the rest of the line, as text",
     fix="write a number",
     source="hjson decoder.py scantfnns",
     bad='{"train_batch_size": 8, "gradient_clipping": NaN\n}',
@@ -101,7 +101,7 @@ def duplicate(config: LintedConfig) -> Iterator[Hit]:
 def not_a_number(config: LintedConfig) -> Iterator[Hit]:
     for found in config.document.departures:
         if found.kind in _NOT_NUMBERS:
-            yield Hit(path=_path_at(config.document.root, found), what=f"{found.kind} is no JSON")
+            yield Hit(path=_path_at(config.document.root, found), what=f"{found.kind} is not JSON")
 
 
 def _walk(node: DocumentNode, path: Path) -> Iterator[tuple[Path, DocumentNode]]:

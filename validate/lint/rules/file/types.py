@@ -47,7 +47,7 @@ def wrong_value(config: LintedConfig) -> Iterator[Hit]:
 @rules.error(
     "DS021",
     "not an object where DeepSpeed expects one",
-    why="DeepSpeed takes keys from it, and stops with a TypeError or an AttributeError that does not name it",
+    why="DeepSpeed takes keys from it, and stops with a TypeError or an AttributeError that does not name the key",
     source="runtime/config.py, runtime/precision_config.py",
     bad=plain(bf16=True),
     good=plain(bf16=ON),
@@ -71,8 +71,7 @@ def no_object(config: LintedConfig) -> Iterator[Hit]:
     "DS022",
     "a number or truth value written as text",
     why='DeepSpeed\'s class converts it, but the Trainer and accelerate compare the text with numbers: a stage "3" is '
-    "not "
-    "stage 3 to them",
+    "not stage 3 to them",
     source="runtime/config_utils.py DeepSpeedConfigModel; accelerate/utils/deepspeed.py set_stage_and_offload",
     bad=plain(zero_optimization=zero("3")),
     good=plain(zero_optimization=zero(3)),

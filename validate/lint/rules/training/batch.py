@@ -29,7 +29,7 @@ def contradiction(config: LintedConfig) -> Iterator[Hit]:
     if not total or not micro:
         return
     if steps and ranks is None and total % (micro * steps):
-        yield hit(TOTAL, f"{total} is no multiple of {micro} samples x {steps} accumulation steps, whatever the GPUs")
+        yield hit(TOTAL, f"{total} is not a multiple of {micro} samples x {steps} accumulation steps on any GPUs")
     elif steps and ranks and total != micro * steps * ranks:
         yield hit(
             TOTAL,
@@ -37,9 +37,9 @@ def contradiction(config: LintedConfig) -> Iterator[Hit]:
             f"which are {micro * steps * ranks}",
         )
     elif not steps and total % micro:
-        yield hit(TOTAL, f"{total} is no multiple of the micro batch {micro}")
+        yield hit(TOTAL, f"{total} is not a multiple of the micro batch {micro}")
     elif not steps and ranks and total % (micro * ranks):
-        yield hit(TOTAL, f"{total} is no multiple of {micro} samples x {ranks} GPUs")
+        yield hit(TOTAL, f"{total} is not a multiple of {micro} samples x {ranks} GPUs")
 
 
 @rules.error(
@@ -58,7 +58,7 @@ def missing(config: LintedConfig) -> Iterator[Hit]:
 
 @rules.error(
     "DS103",
-    "a batch size, or its divisor, that is no number above zero",
+    "a batch size, or its divisor, that is not a number above zero",
     why="DeepSpeed computes with it when it starts, and stops",
     fix="write a whole number above zero",
     source=_SOURCE,
@@ -80,8 +80,7 @@ def not_positive(config: LintedConfig) -> Iterator[Hit]:
     "DS104",
     "a batch that does not divide by the GPUs",
     why="each GPU's micro batch is train_batch_size / GPUs / accumulation steps, rounded down, and DeepSpeed then "
-    "finds that "
-    "the product is another",
+    "finds that the product is another",
     fix="choose a multiple of GPUs x accumulation steps",
     source=_SOURCE,
     options={"gpus": "4x24GB"},
@@ -92,15 +91,14 @@ def indivisible(config: LintedConfig) -> Iterator[Hit]:
     total, steps, ranks = _positive(config, TOTAL), _positive(config, STEPS), _data_parallel_ranks(config)
     if total and ranks and config.get(MICRO) is None and total % (ranks * (steps or 1)):
         over = f"{ranks} GPUs" + (f" x {steps} accumulation steps" if steps else "")
-        yield hit(TOTAL, f"{total} is no multiple of {over}")
+        yield hit(TOTAL, f"{total} is not a multiple of {over}")
 
 
 @rules.advice(
     "DS105",
     "the whole batch in one micro batch",
     why="without the other two keys DeepSpeed takes train_batch_size / GPUs as the micro batch, without accumulation, "
-    "and "
-    "activations grow with it",
+    "and activations grow with it",
     fix=f"set {MICRO} to what fits; DeepSpeed then accumulates",
     source=_SOURCE,
     bad={TOTAL: 64},
@@ -116,7 +114,7 @@ def only_total(config: LintedConfig) -> Iterator[Hit]:
 @rules.warning(
     "DS106",
     "sequence parallelism that does not divide the GPUs",
-    why="DeepSpeed divides the ranks by it to know how many a batch is spread over, and goes on with the fraction",
+    why="DeepSpeed divides the number of GPUs by it to learn how many share a batch, and goes on with the fraction",
     fix="choose a divisor of the number of GPUs",
     source="runtime/config.py DeepSpeedConfig.__init__",
     options={"gpus": "4x24GB"},

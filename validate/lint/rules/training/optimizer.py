@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 
 from ...facts import Parameter
 from ...linted_config import LintedConfig
 from ...rule import Hit, Rules, hit
-from ...values import shown
+from ...values import did_you_mean, shown
 from ..examples import ADAMW, ON, plain, zero
 
 rules = Rules()
@@ -18,17 +17,16 @@ _TESTED = ("adam", "adamw", "adagrad", "lion", "muon")
 """DeepSpeed's names whose classes stand in runtime/zero/utils.py ZERO_SUPPORTED_OPTIMIZERS."""
 
 _SGD = {"type": "SGD", "params": {"lr": 0.1}}
-_ADAMW = ADAMW
 
 
 @rules.error(
     "DS501",
     "an unknown optimizer",
-    why="the type is one of DeepSpeed's names or a class of torch.optim; DeepSpeed asserts that it is",
+    why="DeepSpeed asserts that the type is one of its own names or a class of torch.optim",
     fix="correct the name, or create the optimizer in the script and remove the block",
     source="runtime/engine.py _is_supported_optimizer",
     bad=plain(optimizer={"type": "AdamWW", "params": {"lr": 1e-5}}),
-    good=plain(optimizer=_ADAMW),
+    good=plain(optimizer=ADAMW),
 )
 def unknown(config: LintedConfig) -> Iterator[Hit]:
     kind = config.get("optimizer.type")
@@ -37,13 +35,8 @@ def unknown(config: LintedConfig) -> Iterator[Hit]:
         yield hit("optimizer.type", f"type is {shown(kind)}", fix="write the optimizer's name")
     elif kind is not None and torch_names and config.optimizer not in (*config.facts.optimizers, *torch_names):
         names = [*config.facts.optimizers, *torch_names]
-        near = difflib.get_close_matches(kind[:40], names, n=1) or difflib.get_close_matches(
-            kind[:40].lower(), names, n=1
-        )
-        yield hit(
-            "optimizer.type",
-            f"neither DeepSpeed nor torch.optim has {shown(kind)}" + (f"; did you mean {near[0]!r}?" if near else ""),
-        )
+        near = did_you_mean(kind, names) or did_you_mean(kind.lower(), names)
+        yield hit("optimizer.type", f"neither DeepSpeed nor torch.optim has {shown(kind)}{near}")
 
 
 @rules.warning(
@@ -53,21 +46,21 @@ def unknown(config: LintedConfig) -> Iterator[Hit]:
     fix='add "type"',
     source="runtime/config.py get_optimizer_name",
     bad=plain(optimizer={"params": {"lr": 1e-5}}),
-    good=plain(optimizer=_ADAMW),
+    good=plain(optimizer=ADAMW),
 )
 def no_type(config: LintedConfig) -> Iterator[Hit]:
     if isinstance(config.get("optimizer"), dict) and config.get("optimizer.type") is None:
-        yield hit("optimizer", "no type, so the block is ignored")
+        yield hit("optimizer", "the block has no type, so DeepSpeed ignores it")
 
 
 @rules.error(
     "DS503",
     "max_grad_norm in the optimizer",
-    why="DeepSpeed clips itself, and refuses the key there",
+    why="DeepSpeed itself clips the gradients, and refuses the key in optimizer.params",
     fix='move it to the top level as "gradient_clipping"',
     source=_ENGINE,
     bad=plain(optimizer={"type": "AdamW", "params": {"lr": 1e-5, "max_grad_norm": 1.0}}),
-    good=plain(gradient_clipping=1.0, optimizer=_ADAMW),
+    good=plain(gradient_clipping=1.0, optimizer=ADAMW),
 )
 def max_grad_norm(config: LintedConfig) -> Iterator[Hit]:
     if config.optimizer and "max_grad_norm" in config.block("optimizer.params"):
@@ -96,7 +89,7 @@ def untested(config: LintedConfig) -> Iterator[Hit]:
     fix="remove it, or correct its name",
     source=_ENGINE,
     bad=plain(optimizer={"type": "AdamW", "params": {"learning_rate": 1e-5}}),
-    good=plain(optimizer=_ADAMW),
+    good=plain(optimizer=ADAMW),
 )
 def wrong_argument(config: LintedConfig) -> Iterator[Hit]:
     taken = _arguments(config)
@@ -107,11 +100,8 @@ def wrong_argument(config: LintedConfig) -> Iterator[Hit]:
         return
     for name in given:
         if name not in taken and name != "max_grad_norm":
-            near = difflib.get_close_matches(name[:40], taken, n=1, cutoff=0.5)
-            yield hit(
-                f"optimizer.params.{name}" if "." not in name else "optimizer.params",
-                f"{config.optimizer} takes no {name[:40]!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
-            )
+            path = f"optimizer.params.{name}" if "." not in name else "optimizer.params"
+            yield hit(path, f"{config.optimizer} takes no {name[:40]!r}{did_you_mean(name, taken, cutoff=0.5)}")
 
 
 @rules.error(
@@ -131,7 +121,7 @@ def amsgrad(config: LintedConfig) -> Iterator[Hit]:
     if refuses and not torch_adam and value:
         yield hit(
             "optimizer.params.amsgrad",
-            f"{config.optimizer} without AMSGrad is all that there is",
+            f"DeepSpeed has no {config.optimizer} with AMSGrad",
             severity="warning" if value == "auto" else None,
         )
 
@@ -188,7 +178,7 @@ def decoupled(config: LintedConfig) -> Iterator[Hit]:
     fix="write a number",
     source="csrc/adam: multi_tensor_adam, create_adam",
     bad=plain(optimizer={"type": "AdamW", "params": {"lr": "1e-5x"}}),
-    good=plain(optimizer=_ADAMW),
+    good=plain(optimizer=ADAMW),
 )
 def text(config: LintedConfig) -> Iterator[Hit]:
     for name in ("lr", "weight_decay", "eps"):

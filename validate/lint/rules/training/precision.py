@@ -107,7 +107,7 @@ def scaled_bf16(config: LintedConfig) -> Iterator[Hit]:
 
 @rules.advice(
     "DS205",
-    "fp16 settings that are off",
+    "fp16 settings while fp16 is off",
     why="loss scaling works only with fp16",
     fix="remove them, or enable fp16",
     source=_ENGINE + " dynamic_loss_scale",
@@ -140,7 +140,7 @@ def static_scale(config: LintedConfig) -> Iterator[Hit]:
 @rules.error(
     "DS207",
     "a loss scale that DeepSpeed refuses",
-    why="the scale is a finite number from 0; with a dynamic scale its window and lowest value are above 0",
+    why="the scale must be finite and at least 0; the window and the lowest value of a dynamic scale must be above 0",
     fix="correct it, or remove the key",
     source=_CLASSES + " DeepSpeedFP16Config",
     since="0.19.6",
@@ -234,7 +234,7 @@ def states_without_master(config: LintedConfig) -> Iterator[Hit]:
 
 @rules.error(
     "DS211",
-    "a parameter type against the enabled precision",
+    "a param_dtype that contradicts the enabled precision",
     why="the model's type follows from fp16 and bf16; DeepSpeed asserts that param_dtype says the same",
     fix="remove data_types.param_dtype",
     source=_ENGINE + " _assert_valid_mixed_precision_config",
@@ -292,7 +292,7 @@ def unknown_type(config: LintedConfig) -> Iterator[Hit]:
 
 @rules.error(
     "DS213",
-    "another type for gradients without ZeRO",
+    "gradients of another type without ZeRO",
     why="at stage 0 DeepSpeed accumulates in the model's type only, and stops with NotImplementedError",
     fix="use ZeRO stage 1 or more, or remove grad_accum_dtype",
     source=_ENGINE + " _do_optimizer_sanity_check",
@@ -302,15 +302,17 @@ def unknown_type(config: LintedConfig) -> Iterator[Hit]:
 def mixed_without_zero(config: LintedConfig) -> Iterator[Hit]:
     wanted = _DTYPES.get(config.text("data_types.grad_accum_dtype"))
     if config.stage == 0 and wanted is not None and wanted != _model_type(config) and not _may_change(config):
-        yield hit("data_types.grad_accum_dtype", f"gradients in {wanted}, weights in {_model_type(config)}, at stage 0")
+        yield hit(
+            "data_types.grad_accum_dtype",
+            f"gradients are accumulated in {wanted}, but the weights are {_model_type(config)}, at stage 0",
+        )
 
 
 @rules.advice(
     "DS214",
     "stage 1 with full fp32 gradients",
     why="for bf16 with fp32 accumulation DeepSpeed takes its BF16_Optimizer at stage 1, which keeps fp32 gradients of "
-    "all "
-    "parameters on every GPU: four bytes per parameter that stage 2 does not have",
+    "all parameters on every GPU: four bytes per parameter that stage 2 does not have",
     fix="use stage 2",
     source="runtime/bf16_optimizer.py _setup_for_real_optimizer",
     bad=plain(bf16=ON, data_types={"grad_accum_dtype": "fp32"}, zero_optimization=zero(1)),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 
 from ...facts import Parameter
 from ...linted_config import LintedConfig
 from ...rule import Hit, Rules, hit
-from ...values import shown
+from ...values import did_you_mean, shown
 from ..examples import ADAMW, plain, zero
 
 rules = Rules()
@@ -21,7 +20,7 @@ _DECAY = {"type": "WarmupDecayLR", "params": {"total_num_steps": 1000, "warmup_n
 @rules.error(
     "DS601",
     "an unknown scheduler",
-    why="the type is a class of DeepSpeed's lr_schedules or of torch.optim.lr_scheduler; DeepSpeed asserts that it is",
+    why="DeepSpeed asserts that the type is a class of its lr_schedules or of torch.optim.lr_scheduler",
     fix="correct the name",
     source=_ENGINE,
     bad=plain(scheduler={"type": "WarmupDecay", "params": {}}),
@@ -33,18 +32,14 @@ def unknown(config: LintedConfig) -> Iterator[Hit]:
     if kind is not None and not isinstance(kind, str):
         yield hit("scheduler.type", f"type is {shown(kind)}", fix="write the scheduler's name")
     elif kind is not None and config.facts.torch_schedulers and kind not in names:
-        near = difflib.get_close_matches(kind[:40], names, n=1)
-        yield hit(
-            "scheduler.type", f"there is no scheduler {shown(kind)}" + (f"; did you mean {near[0]!r}?" if near else "")
-        )
+        yield hit("scheduler.type", f"there is no scheduler {shown(kind)}{did_you_mean(kind, names)}")
 
 
 @rules.error(
     "DS602",
-    "a scheduler without what it needs",
+    "a scheduler without an argument that it needs",
     why="DeepSpeed passes scheduler.params to the class, which raises a TypeError where an argument without a default "
-    "is "
-    "missing",
+    "is missing",
     source=_SCHEDULES,
     bad=plain(scheduler={"type": "WarmupDecayLR", "params": {"warmup_num_steps": 100}}),
     good=plain(scheduler=_DECAY),
@@ -81,15 +76,12 @@ def incomplete(config: LintedConfig) -> Iterator[Hit]:
 )
 def wrong_argument(config: LintedConfig) -> Iterator[Hit]:
     taken = _parameters(config)
+    names = [parameter.name for parameter in taken or ()]
     for name in config.block("scheduler.params") if taken is not None else ():
-        names = [parameter.name for parameter in taken or ()]
         if name not in names:
-            near = difflib.get_close_matches(name[:40], names, n=1)
-            yield hit(
-                f"scheduler.params.{name}" if "." not in name else "scheduler.params",
-                f"{config.text('scheduler.type')} takes no {name[:40]!r}"
-                + (f"; did you mean {near[0]!r}?" if near else ""),
-            )
+            path = f"scheduler.params.{name}" if "." not in name else "scheduler.params"
+            kind = config.text("scheduler.type")
+            yield hit(path, f"{kind} takes no {name[:40]!r}{did_you_mean(name, names)}")
 
 
 @rules.error(
@@ -126,13 +118,13 @@ def no_warmup(config: LintedConfig) -> Iterator[Hit]:
 def long_warmup(config: LintedConfig) -> Iterator[Hit]:
     total, warmup = (config.number(f"scheduler.params.{name}") for name in ("total_num_steps", "warmup_num_steps"))
     if total is not None and warmup is not None and warmup > total:
-        yield hit("scheduler.params.warmup_num_steps", f"{warmup:g} steps of warm-up, {total:g} in all")
+        yield hit("scheduler.params.warmup_num_steps", f"the warm-up has {warmup:g} steps, the training {total:g}")
 
 
 @rules.warning(
     "DS606",
     "an unknown warm-up",
-    why="the schedulers know log and linear; for another they warn and take log",
+    why="the schedulers know log and linear; for any other they print a warning and take log",
     fix='write "linear" or "log"',
     source=_SCHEDULES,
     bad=plain(scheduler={"type": "WarmupLR", "params": {"warmup_type": "cosine"}}),
@@ -155,7 +147,7 @@ def warmup_type(config: LintedConfig) -> Iterator[Hit]:
 )
 def no_type(config: LintedConfig) -> Iterator[Hit]:
     if isinstance(config.get("scheduler"), dict) and config.get("scheduler.type") is None:
-        yield hit("scheduler", "no type, so the block is ignored")
+        yield hit("scheduler", "the block has no type, so DeepSpeed ignores it")
 
 
 @rules.warning(
@@ -175,7 +167,7 @@ def two_rates(config: LintedConfig) -> Iterator[Hit]:
         and highest != rate
         and config.text("scheduler.type") in ("WarmupLR", "WarmupDecayLR")
     ):
-        yield hit("scheduler.params.warmup_max_lr", f"lr is {rate:g}, warmup_max_lr {highest:g}")
+        yield hit("scheduler.params.warmup_max_lr", f"lr is {rate:g}, but warmup_max_lr is {highest:g}")
 
 
 @rules.error(

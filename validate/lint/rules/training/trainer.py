@@ -152,9 +152,9 @@ def no_rate(config: LintedConfig) -> Iterator[Hit]:
 
 @rules.advice(
     "DS156",
-    "a bucket of H^2 that no link likes",
-    why="the Trainer fills reduce_bucket_size with the square of the hidden size; below about a million elements every "
-    "collective is latency",
+    "a bucket of H^2 that is too small for any link",
+    why="the Trainer fills reduce_bucket_size with the square of the hidden size; below about a million elements a "
+    "collective takes hardly more than its latency",
     source=_TRAINER + ".trainer_config_finalize",
     options={"framework": "hf", "model": "gpt2", "gpus": "8xA100-80GB"},
     bad=trainer(zero_optimization=zero(2, reduce_bucket_size="auto")),

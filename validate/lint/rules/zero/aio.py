@@ -17,7 +17,7 @@ _SWAPS = zero(3, offload_optimizer=NVME)
 
 @rules.warning(
     "DS451",
-    "aio.thread_count",
+    "aio.thread_count, which is an old name",
     why="the key's name is intra_op_parallelism; under the old one it is ignored",
     fix="write intra_op_parallelism",
     source=_SOURCE,
@@ -60,7 +60,7 @@ def idle_drive(config: LintedConfig) -> Iterator[Hit]:
 
 @rules.error(
     "DS454",
-    "aio settings that are no numbers",
+    "aio settings that are not numbers",
     why="DeepSpeed computes buffer sizes with them and hands them to the I/O library",
     fix="write a whole number above zero",
     source="runtime/swap_tensor/partitioned_param_swapper.py _configure_aio",

@@ -20,7 +20,6 @@ _ONLY_NVME = {
     "param": ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu"),
 }
 _ADAM = ("", "adam", "adamw")
-_ADAMW = plain(optimizer=ADAMW)
 
 
 @rules.error(
@@ -133,8 +132,7 @@ def pinned_sub_groups(config: LintedConfig) -> Iterator[Hit]:
     "DS406",
     "fewer NVMe buffers than Adam has states",
     why="a sub-group's parameter, gradient and states are in memory together, each in a buffer, and DeepSpeed asserts "
-    "that "
-    "there are enough once a sub-group is large enough to be swapped",
+    "that there are enough once a sub-group is large enough to be swapped",
     fix='write "buffer_count": 4 or more for Adam',
     source="runtime/swap_tensor/partitioned_optimizer_swapper.py swap_in_optimizer_state",
     bad=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=NVME | {"buffer_count": 2})),
@@ -150,7 +148,7 @@ def few_buffers(config: LintedConfig) -> Iterator[Hit]:
         and count < 4
         and (config.optimizer in _ADAM)
     ):
-        yield hit(path, f"{count:g} buffers for Adam's parameter, gradient and two states")
+        yield hit(path, f"there are {count:g} buffers for Adam's parameter, gradient and two states")
 
 
 @rules.advice(
@@ -239,8 +237,8 @@ def super_below_3(config: LintedConfig) -> Iterator[Hit]:
     fix='add "offload_optimizer": {"device": "cpu"}, or remove zenflow',
     since="0.18",
     source="runtime/zenflow/zenflow_stage_1_and_2.py _configure_zenflow",
-    bad=_ADAMW | {"zero_optimization": zero(2, zenflow={"topk_ratio": 0.1})},
-    good=_ADAMW | {"zero_optimization": zero(2, offload_optimizer=CPU, zenflow={"topk_ratio": 0.1})},
+    bad=plain(optimizer=ADAMW, zero_optimization=zero(2, zenflow={"topk_ratio": 0.1})),
+    good=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU, zenflow={"topk_ratio": 0.1})),
 )
 def zenflow_alone(config: LintedConfig) -> Iterator[Hit]:
     if (
@@ -258,9 +256,11 @@ def zenflow_alone(config: LintedConfig) -> Iterator[Hit]:
     fix='with "select_strategy": "auto" leave select_interval out; else write a number',
     since="0.18",
     source="runtime/zenflow/engine.py configure_zenflow; runtime/zenflow/zenflow_config.py",
-    bad=_ADAMW | {"zero_optimization": zero(2, offload_optimizer=CPU, zenflow={"select_interval": 4})},
-    good=_ADAMW
-    | {"zero_optimization": zero(2, offload_optimizer=CPU, zenflow={"select_strategy": "step", "select_interval": 4})},
+    bad=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU, zenflow={"select_interval": 4})),
+    good=plain(
+        optimizer=ADAMW,
+        zero_optimization=zero(2, offload_optimizer=CPU, zenflow={"select_strategy": "step", "select_interval": 4}),
+    ),
 )
 def zenflow_intervals(config: LintedConfig) -> Iterator[Hit]:
     block = "zero_optimization.zenflow"
@@ -275,9 +275,9 @@ def zenflow_intervals(config: LintedConfig) -> Iterator[Hit]:
         return
     automatic, numbered = strategy in (None, "auto"), isinstance(interval, int)
     if automatic and numbered:
-        yield hit(f"{block}.select_interval", f"select_interval is {shown(interval)}, the strategy is auto")
+        yield hit(f"{block}.select_interval", f"select_interval is {shown(interval)}, but the strategy is auto")
     elif isinstance(strategy, str) and not automatic and interval in (None, "auto"):
-        yield hit(f"{block}.select_interval", f"the strategy is {strategy}, without a select_interval")
+        yield hit(f"{block}.select_interval", f"the strategy is {strategy}, but select_interval is missing")
     for name in ("select_interval", "update_interval"):
         text = config.get(f"{block}.{name}")
         if isinstance(text, str) and text != "auto":
@@ -295,11 +295,11 @@ def zenflow_intervals(config: LintedConfig) -> Iterator[Hit]:
 @rules.error(
     "DS416",
     "ZenFlow without an optimizer block",
-    why="its optimizer on the GPU is made from optimizer.params, and a TypeError comes where there are none",
+    why="ZenFlow makes its optimizer on the GPU from optimizer.params, and raises a TypeError without them",
     fix="add the optimizer block, with params",
     source="runtime/zenflow/zenflow_stage_1_and_2.py __init__",
     bad=plain(zero_optimization=zero(2, offload_optimizer=CPU, zenflow={"topk_ratio": 0.1})),
-    good=_ADAMW | {"zero_optimization": zero(2, offload_optimizer=CPU, zenflow={"topk_ratio": 0.1})},
+    good=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU, zenflow={"topk_ratio": 0.1})),
 )
 def zenflow_without_optimizer(config: LintedConfig) -> Iterator[Hit]:
     if (
@@ -330,8 +330,7 @@ def torch_adam(config: LintedConfig) -> Iterator[Hit]:
     "DS414",
     "an offloaded optimizer without a CPU form",
     why="DeepSpeed has CPU forms of Adam, AdamW, Adagrad and Lion; others of torch run as they are, slower, and LAMB "
-    "is a "
-    "kernel for GPUs",
+    "is a kernel for GPUs",
     fix="use AdamW, or do not offload the optimizer",
     source="runtime/engine.py _configure_basic_optimizer",
     bad=plain(
@@ -355,7 +354,7 @@ def no_cpu_form(config: LintedConfig) -> Iterator[Hit]:
 @rules.advice(
     "DS415",
     "offload to memory that is not pinned",
-    why="copies from and to pageable memory are staged by the driver: slower, and never beside the computation",
+    why="the driver stages copies from and to pageable memory, which is slower and never overlaps with computation",
     fix='set "pin_memory": true',
     source="runtime/zero/offload_config.py",
     bad=plain(zero_optimization=zero(2, offload_optimizer=CPU | {"pin_memory": False})),

@@ -100,7 +100,7 @@ def offload_at_0(config: LintedConfig) -> Iterator[Hit]:
 
 @rules.advice(
     "DS304",
-    "allgather_bucket_size",
+    "allgather_bucket_size, which has no effect",
     why="DeepSpeed gathers updated parameters in place with torch's all_gather_into_tensor, without a bucket; stage 3 "
     "never had one",
     fix="remove it",
@@ -132,7 +132,7 @@ def odd_bucket(config: LintedConfig) -> Iterator[Hit]:
 @rules.warning(
     "DS306",
     "sub_group_size 0",
-    why="every parameter then is a sub-group of its own, and the optimizer steps once for each",
+    why="every parameter then is a sub-group of its own, for which the optimizer steps once",
     fix="remove it, or write a number such as 100000000",
     source=_STAGE_3 + " _create_fp16_sub_groups",
     bad=plain(zero_optimization=zero(3, sub_group_size=0)),
@@ -140,7 +140,7 @@ def odd_bucket(config: LintedConfig) -> Iterator[Hit]:
 )
 def no_sub_group(config: LintedConfig) -> Iterator[Hit]:
     if config.stage == 3 and config.number("zero_optimization.sub_group_size") == 0:
-        yield hit("zero_optimization.sub_group_size", "sub-groups of one parameter")
+        yield hit("zero_optimization.sub_group_size", "every sub-group has one parameter")
 
 
 @rules.advice(
@@ -165,7 +165,7 @@ def large_sub_group(config: LintedConfig) -> Iterator[Hit]:
     if elements >= 5e8:
         yield hit(
             config.zero_path("sub_group_size") or "zero_optimization.sub_group_size",
-            f"{elements * 6 / 1e9:.1f} GB per GPU during the step",
+            f"a sub-group takes {elements * 6 / 1e9:.1f} GB per GPU during the step",
         )
 
 
@@ -173,8 +173,7 @@ def large_sub_group(config: LintedConfig) -> Iterator[Hit]:
     "DS308",
     "ZeRO-3 that keeps every weight gathered",
     why="a weight that is used again within max_reuse_distance parameters is not released; with the defaults of 1e9, "
-    "a model "
-    "below 1e9 parameters is whole on every GPU",
+    "a model below 1e9 parameters is whole on every GPU",
     fix="write both below the model's parameters, such as a few of its layers",
     source="runtime/zero/partitioned_param_coordinator.py",
     options={"model": "Qwen2.5-0.5B"},
@@ -204,7 +203,7 @@ def all_live(config: LintedConfig) -> Iterator[Hit]:
 )
 def legacy(config: LintedConfig) -> Iterator[Hit]:
     if config.flag("zero_optimization.legacy_stage1") and config.stage:
-        yield hit("zero_optimization.legacy_stage1", "the old stage 1 is asked for")
+        yield hit("zero_optimization.legacy_stage1", "legacy_stage1 is on")
 
 
 @rules.error(
@@ -248,7 +247,7 @@ def no_norm(config: LintedConfig) -> Iterator[Hit]:
 )
 def elastic(config: LintedConfig) -> Iterator[Hit]:
     if config.stage == 3 and config.flag("zero_optimization.elastic_checkpoint"):
-        yield hit("zero_optimization.elastic_checkpoint", "it is no longer supported at stage 3")
+        yield hit("zero_optimization.elastic_checkpoint", "stage 3 no longer supports elastic_checkpoint")
 
 
 @rules.error(
@@ -334,8 +333,7 @@ def scattered(config: LintedConfig) -> Iterator[Hit]:
     "DS316",
     "ZeRO-3 that saves only shards",
     why="without stage3_gather_16bit_weights_on_model_save a saved model holds no weights to load; zero_to_fp32.py "
-    "must make "
-    "them from the checkpoint",
+    "must make them from the checkpoint",
     fix='set "stage3_gather_16bit_weights_on_model_save": true',
     source=_CONFIG,
     options={"framework": "hf"},
@@ -374,7 +372,7 @@ def gathered_in_ram(config: LintedConfig) -> Iterator[Hit]:
     if config.stage == 3 and ram and config.model is not None and path and config.flag(path):
         need = 2 * config.model.parameters
         if need > ram:
-            yield hit(path, f"{need / 1e9:.0f} GB of weights, {ram / 1e9:.0f} GB of RAM")
+            yield hit(path, f"the weights have {need / 1e9:.0f} GB, the RAM has {ram / 1e9:.0f} GB")
 
 
 @rules.advice(

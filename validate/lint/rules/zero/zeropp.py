@@ -82,7 +82,7 @@ def not_a_node(config: LintedConfig) -> Iterator[Hit]:
     ):
         yield hit(
             "zero_optimization.zero_hpz_partition_size",
-            f"groups of {size:g}, and a node has {cluster.gpus_per_node} GPUs",
+            f"a group has {size:g} GPUs, a node has {cluster.gpus_per_node}",
         )
 
 
@@ -98,7 +98,7 @@ def not_a_node(config: LintedConfig) -> Iterator[Hit]:
 def on_nvme(config: LintedConfig) -> Iterator[Hit]:
     size = config.number("zero_optimization.zero_hpz_partition_size")
     if config.stage == 3 and size and size > 1 and config.offload("param") == "nvme":
-        yield hit("zero_optimization.zero_hpz_partition_size", f"groups of {size:g}, parameters on NVMe")
+        yield hit("zero_optimization.zero_hpz_partition_size", f"a group has {size:g} GPUs, the parameters are on NVMe")
 
 
 @rules.error(

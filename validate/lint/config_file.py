@@ -1,14 +1,33 @@
-"""A corrected configuration in the place of the file, and the old one beside it."""
+"""The file of a configuration: read, and corrected in its place with the old one beside it."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...ds_configs.write import replace_file
 from ...estimators.errors import ConfigFileError
+from .document import FIX, MAX_BYTES, Document, read_document
+from .edits import apply
+from .lint import LintReport
 
 _MOST_COPIES = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigFile:
+    """A configuration in a file."""
+
+    path: Path
+    raw: bytes
+    document: Document
+
+
+def read_config_file(path: Path) -> ConfigFile:
+    """Raises ConfigFileError for a file that cannot be read or holds no configuration."""
+    raw = read_file(path, MAX_BYTES)
+    return ConfigFile(path=path, raw=raw, document=read_document(raw, name=str(path)))
 
 
 def read_file(path: Path, most_bytes: int) -> bytes:
@@ -16,18 +35,25 @@ def read_file(path: Path, most_bytes: int) -> bytes:
     try:
         if not path.is_file():
             found = "is no regular file" if path.exists() else "no such file"
-            raise ConfigFileError(f"{path}: {found}", fix="give the JSON file that you pass to DeepSpeed")
+            raise ConfigFileError(f"{path}: {found}", fix=FIX)
         with path.open("rb") as stream:
             return stream.read(most_bytes + 1)
-    except OSError as problem:
-        raise ConfigFileError(
-            f"{path}: cannot be read ({os.strerror(problem.errno or 0)})",
-            fix="give the JSON file that you pass to DeepSpeed",
-        ) from problem
-    except (ValueError, RuntimeError) as problem:  # a null byte in the name, a loop of links
-        raise ConfigFileError(
-            f"{path}: cannot be read ({problem})", fix="give the JSON file that you pass to DeepSpeed"
-        ) from problem
+    except (OSError, ValueError, RuntimeError) as problem:  # a null byte in the name, a loop of links
+        reason = os.strerror(problem.errno or 0) if isinstance(problem, OSError) else problem
+        raise ConfigFileError(f"{path}: cannot be read ({reason})", fix=FIX) from problem
+
+
+def correct(file: ConfigFile, report: LintReport) -> tuple[ConfigFile, Path] | None:
+    """Make the report's edits in the file: (the file now, the copy of the old one), None where there are none.
+
+    A byte order mark goes, too, where the Trainer or accelerate read the file. Raises as `write_corrected`.
+    """
+    text, made = apply(file.document, report.edits)
+    if not made and not (file.document.byte_order_mark and report.framework == "hf"):
+        return None
+    copy = write_corrected(file.path, file.raw, text)
+    raw = text.encode()
+    return ConfigFile(path=file.path, raw=raw, document=read_document(raw, name=str(file.path))), copy
 
 
 def write_corrected(path: Path, old: bytes, text: str) -> Path:
