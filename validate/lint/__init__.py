@@ -7,8 +7,8 @@ report = lint(read_document(Path("ds_config.json").read_bytes(), name="ds_config
 from .document import Document, read_document
 from .edits import apply
 from .facts import DeepSpeedFacts
+from .installed_facts import load_facts
 from .lint import LintFinding, LintReport, lint
-from .load_facts import load_facts
 from .rule import Rule
 from .rules import RULES
 

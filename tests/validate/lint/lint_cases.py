@@ -9,7 +9,7 @@ from typing import Any
 
 from ds_advise.advisor.question.lint_question import lint_settings
 from ds_advise.validate.lint import DeepSpeedFacts, LintReport, lint, read_document
-from ds_advise.validate.lint.load_facts import installed_version, source_folder
+from ds_advise.validate.lint.installed_facts import installed_version, source_folder
 from ds_advise.validate.lint.sources import read_facts
 
 

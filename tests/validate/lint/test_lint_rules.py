@@ -154,7 +154,7 @@ def test_advice_names_the_predicted_gain() -> None:
 
 def test_without_an_installed_deepspeed_the_bundled_facts_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the report says whose they are."""
-    monkeypatch.setattr("ds_advise.validate.lint.load_facts.installed_version", lambda _package: None)
+    monkeypatch.setattr("ds_advise.validate.lint.installed_facts.installed_version", lambda _package: None)
     found = load_facts()
     assert found.origin == "bundled" and found.block("zero_optimization") is not None
 

@@ -73,7 +73,7 @@ def no_object(config: LintedConfig) -> Iterator[Hit]:
     why='DeepSpeed\'s class converts it, but the Trainer and accelerate compare the text with numbers: a stage "3" is '
     "not stage 3 to them",
     source="runtime/config_utils.py DeepSpeedConfigModel; accelerate/utils/deepspeed.py set_stage_and_offload",
-    bad=plain(zero_optimization=zero("3")),
+    bad=plain(zero_optimization={"stage": "3"}),
     good=plain(zero_optimization=zero(3)),
 )
 def text(config: LintedConfig) -> Iterator[Hit]:
