@@ -12,27 +12,25 @@ from .parts import Tensors, linear, norm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What one transformers class adds to the base model.
-
-    tensors: on top, with their full names; base_tensors: inside the base model (BERT's pooler).
-    bare:    it is the base model itself, whose tensors have no prefix.
-    logits:  it predicts tokens; tied: with the input embedding's weight; labels: it predicts one of so many classes.
-    """
+    """What one transformers class adds to the base model."""
 
     tensors: Tensors = ()
+    """The tensors on top of the base model, with their full names."""
     base_tensors: Tensors = ()
+    """The tensors that it adds inside the base model (BERT's pooler)."""
     bare: bool = False
+    """The class is the base model itself, whose tensors have no prefix."""
     logits: bool = False
+    """The head predicts tokens."""
     tied: bool = False
+    """The head's weight is the input embedding's."""
     labels: int = 0
+    """The head predicts one of so many classes, 0: it predicts none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """A base model. Names are relative to `base`, the attribute under which the classes with a head keep it.
-
-    heads: by the suffix of the class name (`ForCausalLM`); the first is meant where a config names no class.
-    """
+    """A base model. Names are relative to `base`, the attribute under which the classes with a head keep it."""
 
     base: str
     hidden_size: int
@@ -40,6 +38,7 @@ class Body:
     blocks: tuple[Block, ...]
     outside: Tensors
     heads: Mapping[str, Head]
+    """The heads by the suffix of the class name (`ForCausalLM`); the first is meant where a config names no class."""
     max_positions: int | None = None
     encoder_len_fixed: int | None = None
     logit_softcap: bool = False

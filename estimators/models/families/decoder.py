@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..model_shape import Attention, Block, FeedForward, NormKind
 from .body import Body, decoder_heads, norms, stack
@@ -58,50 +58,58 @@ class Dims:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Style:
-    """How a family differs from Llama.
-
-    base, layers, embed, final_norm, head: names of the parts of the model; suffix: how its language model's class ends.
-    qkv, out, gate_up, down: names of the projections in a layer; one name in `qkv`, or for gate and up: fused.
-    qk_norm:    norm of queries and keys, over one head ("head") or over all of them ("all").
-    norms:      names of the norms over the hidden size in a layer, in the order of execution.
-    norm_kind, norm_weight, norm_bias: what a norm computes, whether it learns a scale and (LayerNorm only) a shift.
-    rotary:     rotary position embedding; transposed: GPT-2's `Conv1D` in place of `nn.Linear`.
-    hidden_dropout, attention_dropout: name of the field and the class's default; no name: the class has none.
-    softcap:    attention scores are soft-capped; logit_softcap: the final logits are.
-    tied:       the class's default of `tie_word_embeddings`.
-    """
+class Names(NamedTuple):
+    """The attributes under which a model keeps its parts; an empty `final_norm` means that it has none."""
 
     base: str = "model"
     layers: str = "layers"
     embed: str = "embed_tokens"
     final_norm: str = "norm"
+
+
+LLAMA_NAMES = Names()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Style:
+    """How a family differs from Llama."""
+
+    names: Names = LLAMA_NAMES
     head: str = "lm_head"
     head_bias: bool = False
     suffix: str = "ForCausalLM"
+    """How the class name of its language model ends."""
     tied: bool = False
+    """The class's default of `tie_word_embeddings`."""
     transposed: bool = False
-    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    out: str = "self_attn.o_proj"
-    qkv_bias: bool = False
-    out_bias: bool = False
+    """The linear layers are GPT-2's `Conv1D` in place of `nn.Linear`."""
+    attention: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+    """The projections of query, key and value (one name: fused), and of the output."""
+    feed_forward: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    """The projections of gate and up (one name: fused, or not gated), and of the output."""
+    biases: tuple[bool, bool, bool] = (False, False, False)
+    """Which projections have a bias: query, key and value; the attention's output; the feed-forward's."""
     rotary: bool = True
+    """Queries and keys get a rotary position embedding."""
     qk_norm: Literal["", "head", "all"] = ""
+    """Queries and keys are normed, over one head or over all of them."""
     gated: bool = True
-    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
-    down: str = "mlp.down_proj"
-    mlp_bias: bool = False
     activation: str = "silu"
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    """The norms over the hidden size in a layer, in the order of execution."""
     norm_kind: NormKind = "rms"
     norm_weight: bool = True
+    """A norm learns a scale."""
     norm_bias: bool = True
+    """A LayerNorm learns a shift."""
     parallel: bool = False
     hidden_dropout: tuple[str, float] = ("", 0.0)
+    """The field of a config that states the dropout, and the class's default; no name: the class has no dropout."""
     attention_dropout: tuple[str, float] = ("attention_dropout", 0.0)
     softcap: bool = False
+    """Attention scores are soft-capped."""
     logit_softcap: bool = False
+    """The final logits are soft-capped."""
 
 
 def build(
@@ -129,7 +137,7 @@ def build(
     def layer(expert: bool, reach: int | None) -> Block:
         feed_forward, tensors = sparse if sparse and expert else dense(c, dims, style)
         return Block(
-            prefix=style.layers,
+            prefix=style.names.layers,
             count=1,
             tensors=attention_tensors + tensors + norm_tensors,
             attention=replace(attend, window=reach),
@@ -144,11 +152,11 @@ def build(
     kinds = list(zip(is_sparse or (sparse is not None,) * dims.layers, window or (None,) * dims.layers, strict=True))
     layers = {kind: layer(*kind) for kind in set(kinds)}
     width, tied = embed_width or dims.hidden, c.flag("tie_word_embeddings", default=style.tied)
-    outside = embedding(style.embed, dims.vocab, width) + outside
-    if style.norm_weight and style.final_norm:
-        outside += norms((style.final_norm,), dims.hidden, style.norm_kind, bias=style.norm_bias)
+    outside = embedding(style.names.embed, dims.vocab, width) + outside
+    if style.norm_weight and style.names.final_norm:
+        outside += norms((style.names.final_norm,), dims.hidden, style.norm_kind, bias=style.norm_bias)
     return Body(
-        base=style.base,
+        base=style.names.base,
         hidden_size=dims.hidden,
         vocab_size=dims.vocab,
         blocks=stack([layers[kind] for kind in kinds]),
@@ -181,10 +189,9 @@ def grouped_query(dims: Dims, style: Style) -> AttentionPart:
     tensors = attention_linears(
         attention,
         dims.hidden,
-        style.qkv,
-        style.out,
-        bias=style.qkv_bias,
-        output_bias=style.out_bias,
+        style.attention,
+        bias=style.biases[0],
+        output_bias=style.biases[1],
         transposed=style.transposed,
     )
     if style.qk_norm:
@@ -202,7 +209,7 @@ def dense(c: Fields, dims: Dims, style: Style) -> FeedForwardPart:
         ),
     )
     return feed_forward, feed_forward_linears(
-        feed_forward, dims.hidden, style.gate_up, style.down, bias=style.mlp_bias, transposed=style.transposed
+        feed_forward, dims.hidden, style.feed_forward, bias=style.biases[2], transposed=style.transposed
     )
 
 

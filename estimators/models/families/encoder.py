@@ -9,7 +9,7 @@ from .body import Body, Head, norms
 from .fields import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields
 from .parts import Tensors, attention_linears, embedding, feed_forward_linears, linear, parameter
 
-BERT_QKV = ("attention.self.query", "attention.self.key", "attention.self.value")
+BERT_ATTENTION = ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,39 +25,46 @@ class Sizes:
 
     @classmethod
     def read(cls, c: Fields, *, activation: str = "gelu", dropout: float = 0.0, **defaults: int) -> Sizes:
-        hidden = c.size("hidden_size", default=defaults.get("hidden_size"))
-        heads = c.size("num_attention_heads", default=defaults.get("num_attention_heads"), limit=MAX_HEADS)
+        def size(name: str, **limit: int) -> int:
+            return c.size(name, default=defaults.get(name), **limit)
+
+        hidden, heads = size("hidden_size"), size("num_attention_heads", limit=MAX_HEADS)
         dim = c.divide("hidden_size", hidden, "num_attention_heads", heads)
+        layers, width = size("num_hidden_layers", limit=MAX_LAYERS), size("intermediate_size")
         return cls(
             hidden=hidden,
-            layers=c.size("num_hidden_layers", default=defaults.get("num_hidden_layers"), limit=MAX_LAYERS),
+            layers=layers,
             attention=Attention(heads=heads, kv_heads=heads, head_dim=dim, v_head_dim=dim, causal=False, rotary=False),
-            feed_forward=FeedForward(
-                hidden=c.size("intermediate_size", default=defaults.get("intermediate_size")),
-                gated=False,
-                activation=c.text("hidden_act", default=activation),
-            ),
+            feed_forward=FeedForward(hidden=width, gated=False, activation=c.text("hidden_act", default=activation)),
             hidden_dropout=c.probability("hidden_dropout_prob", default=dropout),
             attention_dropout=c.probability("attention_probs_dropout_prob", default=dropout),
         )
 
+    def block(self, prefix: str, tensors: Tensors) -> Block:
+        """All layers, of these tensors each."""
+        return Block(
+            prefix=prefix,
+            count=self.layers,
+            stack="encoder",
+            norm="layer",
+            attention=self.attention,
+            feed_forward=self.feed_forward,
+            hidden_dropout=self.hidden_dropout,
+            attention_dropout=self.attention_dropout,
+            tensors=tensors,
+        )
+
 
 def bert_block(sizes: Sizes, attention: Tensors) -> Block:
-    """One post-norm layer of BERT's make around the given attention tensors."""
-    return Block(
-        prefix="encoder.layer",
-        count=sizes.layers,
-        stack="encoder",
-        norm="layer",
-        attention=sizes.attention,
-        feed_forward=sizes.feed_forward,
-        hidden_dropout=sizes.hidden_dropout,
-        attention_dropout=sizes.attention_dropout,
-        tensors=attention
+    """Post-norm layers of BERT's make around the given attention tensors."""
+    feed_forward = ("intermediate.dense", "output.dense")
+    tensors = (
+        attention
         + norms(("attention.output.LayerNorm",), sizes.hidden, "layer")
-        + feed_forward_linears(sizes.feed_forward, sizes.hidden, ("intermediate.dense",), "output.dense", bias=True)
-        + norms(("output.LayerNorm",), sizes.hidden, "layer"),
+        + feed_forward_linears(sizes.feed_forward, sizes.hidden, feed_forward, bias=True)
+        + norms(("output.LayerNorm",), sizes.hidden, "layer")
     )
+    return sizes.block("encoder.layer", tensors)
 
 
 def bert_embeddings(c: Fields, hidden: int, vocab: int, *, types: int, learned_positions: bool = True) -> Tensors:
@@ -71,8 +78,9 @@ def bert_embeddings(c: Fields, hidden: int, vocab: int, *, types: int, learned_p
     return tensors + norms(("embeddings.LayerNorm",), hidden, "layer")
 
 
-def masked_head(name: str, hidden: int, vocab: int, *, dense: str, norm: str, tied: bool) -> Head:
+def masked_head(c: Fields, name: str, hidden: int, vocab: int, *, dense: str, norm: str) -> Head:
     """A dense layer, a norm, and the output embedding (tied with the input's) with a bias of its own."""
+    tied = c.flag("tie_word_embeddings", default=True)
     tensors = (
         parameter(f"{name}.bias", vocab, role="head")
         + linear(f"{name}.{dense}", hidden, hidden, "other", bias=True)
@@ -84,14 +92,7 @@ def masked_head(name: str, hidden: int, vocab: int, *, dense: str, norm: str, ti
 
 
 def bert_masked_head(c: Fields, hidden: int, vocab: int) -> Head:
-    return masked_head(
-        "cls.predictions",
-        hidden,
-        vocab,
-        dense="transform.dense",
-        norm="transform.LayerNorm",
-        tied=c.flag("tie_word_embeddings", default=True),
-    )
+    return masked_head(c, "cls.predictions", hidden, vocab, dense="transform.dense", norm="transform.LayerNorm")
 
 
 def bert(c: Fields) -> Body:
@@ -104,7 +105,7 @@ def bert(c: Fields) -> Body:
         hidden_size=sizes.hidden,
         vocab_size=vocab,
         max_positions=c.size("max_position_embeddings"),
-        blocks=(bert_block(sizes, bert_attention(sizes)),),
+        blocks=(bert_block(sizes, attention_linears(sizes.attention, sizes.hidden, BERT_ATTENTION, bias=True)),),
         outside=bert_embeddings(c, sizes.hidden, vocab, types=c.size("type_vocab_size", default=2)),
         heads={
             "Model": Head(bare=True, base_tensors=pooler),
@@ -121,12 +122,6 @@ def bert(c: Fields) -> Body:
     )
 
 
-def bert_attention(sizes: Sizes) -> Tensors:
-    return attention_linears(
-        sizes.attention, sizes.hidden, BERT_QKV, "attention.output.dense", bias=True, output_bias=True
-    )
-
-
 def classify(name: str, hidden: int, labels: int) -> Head:
     return Head(tensors=linear(name, hidden, labels, "head", bias=True), labels=labels)
 
@@ -135,26 +130,15 @@ def roberta(c: Fields) -> Body:
     """RoBERTa and XLM-RoBERTa: BERT with heads of its own."""
     body = bert(c)
     hidden, labels = body.hidden_size, c.labels()
-    masked = masked_head(
-        "lm_head",
-        hidden,
-        body.vocab_size,
-        dense="dense",
-        norm="layer_norm",
-        tied=c.flag("tie_word_embeddings", default=True),
-    )
-    sequence = Head(
-        tensors=linear("classifier.dense", hidden, hidden, "head", bias=True)
-        + linear("classifier.out_proj", hidden, labels, "head", bias=True),
-        labels=labels,
-    )
-    kept = ("Model", "ForTokenClassification", "ForQuestionAnswering")
-    return replace(
-        body,
-        base="roberta",
-        heads={name: body.heads[name] for name in kept}
-        | {"ForMaskedLM": masked, "ForSequenceClassification": sequence},
-    )
+    classifier = classify("classifier.out_proj", hidden, labels)
+    own = {
+        "ForMaskedLM": masked_head(c, "lm_head", hidden, body.vocab_size, dense="dense", norm="layer_norm"),
+        "ForSequenceClassification": replace(
+            classifier, tensors=linear("classifier.dense", hidden, hidden, "head", bias=True) + classifier.tensors
+        ),
+    }
+    shared = {name: body.heads[name] for name in ("Model", "ForTokenClassification", "ForQuestionAnswering")}
+    return replace(body, base="roberta", heads=shared | own)
 
 
 def deberta(c: Fields) -> Body:
@@ -167,7 +151,7 @@ def deberta(c: Fields) -> Body:
     attention = (
         parameter(f"{at}.q_bias", hidden, role="attention")
         + parameter(f"{at}.v_bias", hidden, role="attention")
-        + attention_linears(sizes.attention, hidden, (f"{at}.in_proj",), "attention.output.dense", output_bias=True)
+        + attention_linears(sizes.attention, hidden, (f"{at}.in_proj", BERT_ATTENTION[-1]), output_bias=True)
     )
     if "c2p" in kinds:
         attention += linear(f"{at}.pos_proj", hidden, hidden, "attention")
@@ -183,14 +167,8 @@ def deberta_v2(c: Fields) -> Body:
     """DeBERTa v2 and v3: separate projections, which relative positions may share, and buckets of positions."""
     sizes = Sizes.read(c, dropout=0.1)
     hidden, at = sizes.hidden, "attention.self"
-    attention = attention_linears(
-        sizes.attention,
-        hidden,
-        (f"{at}.query_proj", f"{at}.key_proj", f"{at}.value_proj"),
-        "attention.output.dense",
-        bias=True,
-        output_bias=True,
-    )
+    names = (f"{at}.query_proj", f"{at}.key_proj", f"{at}.value_proj", BERT_ATTENTION[-1])
+    attention = attention_linears(sizes.attention, hidden, names, bias=True)
     extra: Tensors = ()
     if c.flag("relative_attention", default=False):
         kinds = [] if c.flag("share_att_key", default=False) else c.words("pos_att_type")
@@ -222,16 +200,17 @@ def deberta_body(c: Fields, sizes: Sizes, attention: Tensors, outside: Tensors) 
         if c.size(name, default=hidden) != hidden:
             raise c.error(f"{name} other than hidden_size is not supported")
     vocab, classifier = c.size("vocab_size", limit=MAX_VOCABULARY), classify("classifier", hidden, labels)
+    pooler = linear("pooler.dense", hidden, hidden, "other", bias=True)
     heads = {
         "Model": Head(bare=True),
-        "ForSequenceClassification": replace(
-            classifier, tensors=linear("pooler.dense", hidden, hidden, "other", bias=True) + classifier.tensors
-        ),
+        "ForSequenceClassification": replace(classifier, tensors=pooler + classifier.tensors),
         "ForTokenClassification": classifier,
         "ForQuestionAnswering": classify("qa_outputs", hidden, labels),
     }
     if c.flag("legacy", default=True):
         heads["ForMaskedLM"] = bert_masked_head(c, hidden, vocab)
+    types, has_positions = c.count("type_vocab_size", default=0), c.flag("position_biased_input", default=True)
+    embeddings = bert_embeddings(c, hidden, vocab, types=types, learned_positions=has_positions)
     return Body(
         base="deberta",
         hidden_size=hidden,
@@ -239,14 +218,7 @@ def deberta_body(c: Fields, sizes: Sizes, attention: Tensors, outside: Tensors) 
         blocks=(bert_block(sizes, attention),),
         heads=heads,
         max_positions=c.size_or_none("max_position_embeddings", limit=MAX_POSITIONS),
-        outside=bert_embeddings(
-            c,
-            hidden,
-            vocab,
-            types=c.count("type_vocab_size", default=0),
-            learned_positions=c.flag("position_biased_input", default=True),
-        )
-        + outside,
+        outside=embeddings + outside,
     )
 
 
@@ -255,26 +227,18 @@ def vit(c: Fields) -> Body:
     hidden, labels = sizes.hidden, c.labels()
     patches, kernel = patch_grid(c, image=224, patch=16)
     bias = c.flag("qkv_bias", default=True)
-    names = ("attention.q_proj", "attention.k_proj", "attention.v_proj")
-    block = Block(
-        prefix="layers",
-        count=sizes.layers,
-        stack="encoder",
-        norm="layer",
-        attention=sizes.attention,
-        feed_forward=sizes.feed_forward,
-        hidden_dropout=sizes.hidden_dropout,
-        attention_dropout=sizes.attention_dropout,
-        tensors=attention_linears(sizes.attention, hidden, names, "attention.o_proj", bias=bias, output_bias=True)
-        + feed_forward_linears(sizes.feed_forward, hidden, ("mlp.fc1",), "mlp.fc2", bias=True)
-        + norms(("layernorm_before", "layernorm_after"), hidden, "layer"),
+    names = ("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj")
+    layer = (
+        attention_linears(sizes.attention, hidden, names, bias=bias, output_bias=True)
+        + feed_forward_linears(sizes.feed_forward, hidden, ("mlp.fc1", "mlp.fc2"), bias=True)
+        + norms(("layernorm_before", "layernorm_after"), hidden, "layer")
     )
     pooler = linear("pooler.dense", hidden, c.size("pooler_output_size", default=hidden), "other", bias=True)
     return Body(
         base="vit",
         hidden_size=hidden,
         vocab_size=0,
-        blocks=(block,),
+        blocks=(sizes.block("layers", layer),),
         encoder_len_fixed=patches + 1,
         outside=parameter("embeddings.cls_token", 1, 1, hidden, role="embedding")
         + parameter("embeddings.position_embeddings", 1, patches + 1, hidden, role="position")

@@ -36,15 +36,12 @@ def _t5(c: Fields, *, feed_forward: str) -> Body:
     buckets = c.size("relative_attention_num_buckets", default=32)
 
     def attend(at: str, name: str) -> Tensors:
-        return attention_linears(
-            attention, hidden, (f"{at}.{name}.q", f"{at}.{name}.k", f"{at}.{name}.v"), f"{at}.{name}.o"
-        ) + norms((f"{at}.layer_norm",), hidden, "rms")
+        names = tuple(f"{at}.{name}.{projection}" for projection in "qkvo")
+        return attention_linears(attention, hidden, names) + norms((f"{at}.layer_norm",), hidden, "rms")
 
     def feed(at: str) -> Tensors:
-        inputs = (f"{at}.DenseReluDense.wi_0", f"{at}.DenseReluDense.wi_1") if gated else (f"{at}.DenseReluDense.wi",)
-        return feed_forward_linears(ffn, hidden, inputs, f"{at}.DenseReluDense.wo") + norms(
-            (f"{at}.layer_norm",), hidden, "rms"
-        )
+        names = tuple(f"{at}.DenseReluDense.{name}" for name in (("wi_0", "wi_1", "wo") if gated else ("wi", "wo")))
+        return feed_forward_linears(ffn, hidden, names) + norms((f"{at}.layer_norm",), hidden, "rms")
 
     def blocks(layer: Block) -> tuple[Block, ...]:
         """The first layer holds the position bias for all."""
@@ -99,35 +96,22 @@ def whisper(c: Fields) -> Body:
     def stack(name: str) -> tuple[int, Attention, FeedForward]:
         heads = c.size(f"{name}_attention_heads", limit=MAX_HEADS)
         dim = c.divide("d_model", hidden, f"{name}_attention_heads", heads)
-        return (
-            c.size(f"{name}_layers", limit=MAX_LAYERS),
-            Attention(heads=heads, kv_heads=heads, head_dim=dim, v_head_dim=dim, causal=False, rotary=False),
-            FeedForward(
-                hidden=c.size(f"{name}_ffn_dim"), gated=False, activation=c.text("activation_function", default="gelu")
-            ),
-        )
+        layers, width = c.size(f"{name}_layers", limit=MAX_LAYERS), c.size(f"{name}_ffn_dim")
+        attention = Attention(heads=heads, kv_heads=heads, head_dim=dim, v_head_dim=dim, causal=False, rotary=False)
+        activation = c.text("activation_function", default="gelu")
+        return layers, attention, FeedForward(hidden=width, gated=False, activation=activation)
 
-    dropout = c.probability("dropout", default=0.0)
-    attention_dropout = c.probability("attention_dropout", default=0.0)
+    dropout, attention_dropout = (c.probability(name, default=0.0) for name in ("dropout", "attention_dropout"))
 
     def attend(dims: Attention, name: str) -> Tensors:
-        tensors = attention_linears(
-            dims,
-            hidden,
-            (f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj"),
-            f"{name}.out_proj",
-            bias=True,
-            output_bias=True,
-        )
+        names = tuple(f"{name}.{projection}" for projection in ("q_proj", "k_proj", "v_proj", "out_proj"))
+        tensors = attention_linears(dims, hidden, names, bias=True) + norms((f"{name}_layer_norm",), hidden, "layer")
         # Keys have no bias: softmax would not see it.
-        return tuple(tensor for tensor in tensors if not tensor.name.endswith("k_proj.bias")) + norms(
-            (f"{name}_layer_norm",), hidden, "layer"
-        )
+        return tuple(tensor for tensor in tensors if not tensor.name.endswith("k_proj.bias"))
 
     def feed(dims: FeedForward) -> Tensors:
-        return feed_forward_linears(dims, hidden, ("fc1",), "fc2", bias=True) + norms(
-            ("final_layer_norm",), hidden, "layer"
-        )
+        linears = feed_forward_linears(dims, hidden, ("fc1", "fc2"), bias=True)
+        return linears + norms(("final_layer_norm",), hidden, "layer")
 
     layers, attention, ffn = stack("encoder")
     encoder = Block(

@@ -13,11 +13,8 @@ from .fields import MAX_LAYERS, Fields
 from .llama import biased
 from .parts import Tensors, feed_forward_linears, linear, norm, parameter
 
-GATE_UP = ("gate_proj", "up_proj")
-
 
 def mixture(
-    c: Fields,
     hidden: int,
     experts: FeedForward,
     *,
@@ -27,8 +24,6 @@ def mixture(
     shared_bias: bool = False,
 ) -> FeedForwardPart:
     """A router, E fused experts and, where `shared_hidden` says so, a dense one that every token passes."""
-    if experts.experts_per_token > experts.experts:
-        raise c.error(f"num_experts_per_tok {experts.experts_per_token} is more than the {experts.experts} experts")
     count, width = experts.experts, experts.hidden
     tensors = (
         parameter(f"{at}.{router}.weight", count, hidden, role="router")
@@ -37,103 +32,79 @@ def mixture(
     )
     if experts.shared_hidden:
         everyone = FeedForward(hidden=experts.shared_hidden, gated=True, activation=experts.activation)
-        tensors += feed_forward_linears(
-            everyone,
-            hidden,
-            tuple(f"{at}.{shared}.{name}" for name in GATE_UP),
-            f"{at}.{shared}.down_proj",
-            bias=shared_bias,
-        )
+        names = tuple(f"{at}.{shared}.{name}" for name in ("gate_proj", "up_proj", "down_proj"))
+        tensors += feed_forward_linears(everyone, hidden, names, bias=shared_bias)
     return experts, tensors
 
 
-def routed(c: Fields, *, width: int, count: int, chosen: int, shared_hidden: int = 0) -> FeedForward:
-    return FeedForward(
+def routed(
+    c: Fields, width: int, *count_names: str, count: int, chosen: int | None, shared_hidden: int = 0
+) -> FeedForward:
+    """Experts of a width, as many as a field of one of these names says; `count` and `chosen` are the defaults."""
+    feed_forward = FeedForward(
         hidden=width,
         gated=True,
         activation=c.text("hidden_act", default="silu"),
-        experts=count,
-        experts_per_token=chosen,
+        experts=c.size(*count_names, default=count),
+        experts_per_token=c.size("num_experts_per_tok", default=chosen),
         shared_hidden=shared_hidden,
     )
+    if (per_token := feed_forward.experts_per_token) > feed_forward.experts:
+        raise c.error(f"num_experts_per_tok {per_token} is more than the {feed_forward.experts} experts")
+    return feed_forward
 
 
 def mixtral(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=8)
-    experts = routed(
-        c,
-        width=dims.feed_forward,
-        count=c.size("num_local_experts", "num_experts", default=8),
-        chosen=c.size("num_experts_per_tok", default=2),
-    )
-    return build(c, dims, Style(), sparse=mixture(c, dims.hidden, experts), window=(window_size(c),) * dims.layers)
+    experts = routed(c, dims.feed_forward, "num_local_experts", "num_experts", count=8, chosen=2)
+    return build(c, dims, Style(), sparse=mixture(dims.hidden, experts), window=(window_size(c),) * dims.layers)
 
 
 def granitemoe(c: Fields) -> Body:
     dims = Dims.read(c)
-    experts = routed(
-        c,
-        width=dims.feed_forward,
-        count=c.size("num_local_experts", default=8),
-        chosen=c.size("num_experts_per_tok", default=2),
-    )
-    sparse = mixture(c, dims.hidden, experts, at="block_sparse_moe", router="router")
+    experts = routed(c, dims.feed_forward, "num_local_experts", count=8, chosen=2)
+    sparse = mixture(dims.hidden, experts, at="block_sparse_moe", router="router")
     return build(c, dims, biased(c), sparse=sparse)
 
 
 def olmoe(c: Fields) -> Body:
     dims = Dims.read(c)
-    experts = routed(
-        c,
-        width=dims.feed_forward,
-        count=c.size("num_experts", "num_local_experts", default=64),
-        chosen=c.size("num_experts_per_tok", default=8),
-    )
-    return build(c, dims, biased(c, Style(qk_norm="all")), sparse=mixture(c, dims.hidden, experts))
+    experts = routed(c, dims.feed_forward, "num_experts", "num_local_experts", count=64, chosen=8)
+    return build(c, dims, biased(c, Style(qk_norm="all")), sparse=mixture(dims.hidden, experts))
 
 
 def qwen2_moe(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=16)
-    experts = routed(
-        c,
-        width=c.size("moe_intermediate_size", default=1408),
-        count=c.size("num_experts", default=60),
-        chosen=c.size("num_experts_per_tok", default=4),
-        shared_hidden=c.size("shared_expert_intermediate_size", default=5632),
+    width, shared = (
+        c.size("moe_intermediate_size", default=1408),
+        c.size("shared_expert_intermediate_size", default=5632),
     )
-    feed_forward, tensors = mixture(c, dims.hidden, experts, shared="shared_expert")
+    experts = routed(c, width, "num_experts", count=60, chosen=4, shared_hidden=shared)
+    feed_forward, tensors = mixture(dims.hidden, experts, shared="shared_expert")
     tensors += linear("mlp.shared_expert_gate", dims.hidden, 1, "router")
     slides = c.flag("use_sliding_window", default=False)
     last = c.count("max_window_layers", default=28, limit=MAX_LAYERS)
+    window = window_size(c, default=4096) if slides else None
     return build(
         c,
         dims,
-        Style(qkv_bias=c.flag("qkv_bias", default=True)),
+        Style(biases=(c.flag("qkv_bias", default=True), False, False)),
         sparse=(feed_forward, tensors),
         is_sparse=qwen_sparse(c, dims),
-        window=windows(
-            c,
-            dims.layers,
-            window_size(c, default=4096) if slides else None,
-            lambda layer: layer % 2 == 0 and layer < last,
-        ),
+        window=windows(c, dims.layers, window, lambda layer: layer % 2 == 0 and layer < last),
     )
 
 
 def qwen3_moe(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=4)
-    experts = routed(
-        c,
-        width=c.size("moe_intermediate_size", default=768),
-        count=c.size("num_experts", "num_local_experts", default=128),
-        chosen=c.size("num_experts_per_tok", default=8),
-    )
+    width = c.size("moe_intermediate_size", default=768)
+    experts = routed(c, width, "num_experts", "num_local_experts", count=128, chosen=8)
     window = window_size(c, default=4096) if c.flag("use_sliding_window", default=False) else None
     return build(
         c,
         dims,
         biased(c, Style(qk_norm="head")),
-        sparse=mixture(c, dims.hidden, experts),
+        sparse=mixture(dims.hidden, experts),
         is_sparse=qwen_sparse(c, dims),
         window=(window,) * dims.layers,
     )
@@ -150,14 +121,7 @@ def gpt_oss(c: Fields) -> Body:
     style = biased(c, default=True)
     attention, projections = grouped_query(dims, style)
     sinks = parameter("self_attn.sinks", dims.heads, role="attention")
-    experts = routed(
-        c,
-        width=dims.feed_forward,
-        count=c.size("num_local_experts", "num_experts", default=128),
-        chosen=c.size("num_experts_per_tok", default=4),
-    )
-    if experts.experts_per_token > experts.experts:
-        raise c.error(f"num_experts_per_tok {experts.experts_per_token} is more than the {experts.experts} experts")
+    experts = routed(c, dims.feed_forward, "num_local_experts", "num_experts", count=128, chosen=4)
     # Its experts are stored transposed, as (experts, in, out), and have biases.
     count, hidden, width = experts.experts, dims.hidden, experts.hidden
     weights = (
@@ -224,19 +188,15 @@ def deepseek(c: Fields, *, mlp_bias: bool, width: int, count: int, shared: int, 
     """
     dims = Dims.read(c)
     width = c.size("moe_intermediate_size", default=width)
-    experts = routed(
-        c,
-        width=width,
-        chosen=c.size("num_experts_per_tok"),
-        count=c.size("n_routed_experts", "num_experts", "num_local_experts", default=count),
-        shared_hidden=width * c.size("n_shared_experts", default=shared),
-    )
+    names = ("n_routed_experts", "num_experts", "num_local_experts")
+    shared_hidden = width * c.size("n_shared_experts", default=shared)
+    experts = routed(c, width, *names, count=count, chosen=None, shared_hidden=shared_hidden)
     first = c.count("first_k_dense_replace", default=first, limit=MAX_LAYERS)
     return build(
         c,
         dims,
-        Style(mlp_bias=mlp_bias),
+        Style(biases=(False, False, mlp_bias)),
         attention=latent_attention(c, dims, bias=c.flag("attention_bias", default=False)),
-        sparse=mixture(c, dims.hidden, experts, shared_bias=mlp_bias),
+        sparse=mixture(dims.hidden, experts, shared_bias=mlp_bias),
         is_sparse=[layer >= first for layer in range(dims.layers)],
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeGuard
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
 
 from ...errors import ModelConfigError
 
@@ -39,15 +39,20 @@ class Fields:
     def _raw(self, names: tuple[str, ...]) -> object:
         return next((value for name in names if (value := self._values.get(name)) is not None), None)
 
+    def _read(self, names: tuple[str, ...], types: type | tuple[type, ...], kind: str) -> Any:
+        """The value if it is of one of these types, None where the field is absent. true and false are no numbers."""
+        value = self._raw(names)
+        if value is not None and (not isinstance(value, types) or (isinstance(value, bool) and types is not bool)):
+            raise self.error(f"{names[0]} must be {kind}, not {_short(value)}")
+        return value
+
     def size(self, *names: str, default: int | None = None, limit: int = MAX_WIDTH) -> int:
         """A whole number of at least 1; the field is required unless there is a default."""
-        value = self._raw(names)
+        value: int | None = self._read(names, int, "a whole number")
         if value is None:
             if default is None:
                 raise self.error(f"{names[0]} is missing", why="the dimension cannot be guessed")
             return default
-        if not _is_int(value):
-            raise self.error(f"{names[0]} must be a whole number, not {_short(value)}")
         if not 1 <= value <= limit:
             raise self.error(f"{names[0]} must lie between 1 and {limit:,}, not {_short(value)}")
         return value
@@ -58,11 +63,8 @@ class Fields:
 
     def count(self, name: str, *, default: int, limit: int = MAX_WIDTH) -> int:
         """A whole number of at least 0."""
-        return (
-            0
-            if self._values.get(name) == 0 and _is_int(self._values[name])
-            else self.size(name, default=default, limit=limit)
-        )
+        value = self._values.get(name)
+        return 0 if _is_int(value) and value == 0 else self.size(name, default=default, limit=limit)
 
     def positive(self, name: str, *, limit: int = MAX_WIDTH) -> int | None:
         """A whole number that counts as absent where it is zero or negative, as in DeBERTa's `position_buckets`."""
@@ -89,21 +91,13 @@ class Fields:
         return [str(part).strip().lower() for part in parts]
 
     def flag(self, *names: str, default: bool) -> bool:
-        value = self._raw(names)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.error(f"{names[0]} must be true or false, not {_short(value)}")
-        return value
+        value: bool | None = self._read(names, bool, "true or false")
+        return default if value is None else value
 
     def number(self, name: str, *, default: int) -> int:
         """Any whole number."""
-        value = self._values.get(name)
-        if value is None:
-            return default
-        if not _is_int(value):
-            raise self.error(f"{name} must be a whole number, not {_short(value)}")
-        return value
+        value: int | None = self._read((name,), int, "a whole number")
+        return default if value is None else value
 
     def is_set(self, name: str, *, default: bool) -> bool:
         """An optional number is in force; an explicit `null` switches it off."""
@@ -123,30 +117,18 @@ class Fields:
         return float(value)
 
     def text(self, *names: str, default: str) -> str:
-        value = self._raw(names)
-        if value is None:
-            return default
-        if not isinstance(value, str):
-            raise self.error(f"{names[0]} must be a text, not {_short(value)}")
-        return value
+        value: str | None = self._read(names, str, "a text")
+        return default if value is None else value
 
     def items(self, name: str) -> list[object] | None:
         """A list, None where the field is absent."""
-        value = self._values.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, (list, tuple)):
-            raise self.error(f"{name} must be a list, not {_short(value)}")
-        return list(value)
+        value: Sequence[object] | None = self._read((name,), (list, tuple), "a list")
+        return None if value is None else list(value)
 
     def section(self, name: str) -> Fields | None:
         """A nested object such as `text_config`, None where the field is absent."""
-        value = self._values.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, Mapping):
-            raise self.error(f"{name} must be an object, not {_short(value)}")
-        return Fields(value, f"{self.where}, {name}")
+        value: Mapping[str, object] | None = self._read((name,), Mapping, "an object")
+        return None if value is None else Fields(value, f"{self.where}, {name}")
 
     def per_layer(self, name: str, layers: int, known: tuple[str, ...]) -> list[str] | None:
         """A list with one of the `known` texts for each layer, None where the field is absent."""

@@ -5,20 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .body import Body, norms
-from .decoder import Dims, Style, build
+from .decoder import Dims, Names, Style, build
 from .fields import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields
 from .parts import Tensors, embedding, linear
 
-Names = tuple[str, ...]
+Fieldnames = tuple[str, ...]
+WIDENED = ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
 HIDDEN, LAYERS, HEADS = ("hidden_size", "n_embd"), ("num_hidden_layers", "n_layer"), ("num_attention_heads", "n_head")
 
 
 def dims(
     c: Fields,
     *,
-    hidden: Names = HIDDEN,
-    layers: Names = LAYERS,
-    heads: Names = HEADS,
+    hidden: Fieldnames = HIDDEN,
+    layers: Fieldnames = LAYERS,
+    heads: Fieldnames = HEADS,
     feed_forward: str = "",
     factor: int | None = 4,
     kv_heads: int | None = None,
@@ -54,42 +55,32 @@ def gpt_positions(c: Fields, sizes: Dims) -> Tensors:
     return positions(c, "wpe", sizes.hidden, "n_positions", "max_position_embeddings")
 
 
-def gpt_style(*, transposed: bool = False, suffix: str = "ForCausalLM") -> Style:
-    return Style(
-        base="transformer",
-        layers="h",
-        embed="wte",
-        final_norm="ln_f",
-        suffix=suffix,
-        tied=True,
-        transposed=transposed,
-        hidden_dropout=("resid_pdrop", 0.1),
-        attention_dropout=("attn_pdrop", 0.1),
-        qkv=("attn.c_attn",),
-        out="attn.c_proj",
-        qkv_bias=True,
-        out_bias=True,
-        rotary=False,
-        gated=False,
-        gate_up=("mlp.c_fc",),
-        down="mlp.c_proj",
-        mlp_bias=True,
-        activation="gelu_new",
-        norms=("ln_1", "ln_2"),
-        norm_kind="layer",
-    )
+GPT = Style(
+    names=Names("transformer", "h", "wte", "ln_f"),
+    tied=True,
+    attention=("attn.c_attn", "attn.c_proj"),
+    feed_forward=("mlp.c_fc", "mlp.c_proj"),
+    biases=(True, True, True),
+    rotary=False,
+    gated=False,
+    activation="gelu_new",
+    norms=("ln_1", "ln_2"),
+    norm_kind="layer",
+    hidden_dropout=("resid_pdrop", 0.1),
+    attention_dropout=("attn_pdrop", 0.1),
+)
 
 
 def gpt2(c: Fields) -> Body:
     c.refuse("add_cross_attention")
     sizes = gpt_dims(c)
-    return build(c, sizes, gpt_style(transposed=True, suffix="LMHeadModel"), outside=gpt_positions(c, sizes))
+    return build(c, sizes, replace(GPT, transposed=True, suffix="LMHeadModel"), outside=gpt_positions(c, sizes))
 
 
 def gpt_bigcode(c: Fields) -> Body:
     c.refuse("add_cross_attention")
     sizes = gpt_dims(c, kv_heads=1 if c.flag("multi_query", default=True) else None)
-    return build(c, sizes, gpt_style(), outside=gpt_positions(c, sizes))
+    return build(c, sizes, GPT, outside=gpt_positions(c, sizes))
 
 
 def gpt_neo(c: Fields) -> Body:
@@ -100,24 +91,12 @@ def gpt_neo(c: Fields) -> Body:
         feed_forward="intermediate_size",
     )
     at = "attn.attention"
-    style = Style(
-        base="transformer",
-        layers="h",
-        embed="wte",
-        final_norm="ln_f",
-        tied=True,
-        rotary=False,
+    style = replace(
+        GPT,
+        attention=(f"{at}.q_proj", f"{at}.k_proj", f"{at}.v_proj", f"{at}.out_proj"),
+        biases=(False, True, True),
         hidden_dropout=("resid_dropout", 0.0),
-        qkv=(f"{at}.q_proj", f"{at}.k_proj", f"{at}.v_proj"),
-        out=f"{at}.out_proj",
-        out_bias=True,
-        gated=False,
-        gate_up=("mlp.c_fc",),
-        down="mlp.c_proj",
-        mlp_bias=True,
-        activation="gelu_new",
-        norms=("ln_1", "ln_2"),
-        norm_kind="layer",
+        attention_dropout=("attention_dropout", 0.0),
     )
     reach = c.size("window_size", default=256, limit=MAX_POSITIONS)
     return build(
@@ -146,24 +125,18 @@ def neo_attention(c: Fields, layers: int) -> list[str]:
 
 
 def gptj(c: Fields) -> Body:
-    style = Style(
-        base="transformer",
-        layers="h",
-        embed="wte",
-        final_norm="ln_f",
+    style = replace(
+        GPT,
+        tied=False,
         head_bias=True,
+        attention=("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.out_proj"),
+        feed_forward=("mlp.fc_in", "mlp.fc_out"),
+        biases=(False, False, True),
+        rotary=True,
+        norms=("ln_1",),
+        parallel=True,
         hidden_dropout=("resid_pdrop", 0.0),
         attention_dropout=("attn_pdrop", 0.0),
-        qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
-        out="attn.out_proj",
-        gated=False,
-        gate_up=("mlp.fc_in",),
-        down="mlp.fc_out",
-        mlp_bias=True,
-        activation="gelu_new",
-        norms=("ln_1",),
-        norm_kind="layer",
-        parallel=True,
     )
     return build(c, gpt_dims(c), style)
 
@@ -171,60 +144,34 @@ def gptj(c: Fields) -> Body:
 def gpt_neox(c: Fields) -> Body:
     bias = c.flag("attention_bias", default=True)
     style = Style(
-        base="gpt_neox",
-        embed="embed_in",
-        final_norm="final_layer_norm",
-        hidden_dropout=("hidden_dropout", 0.0),
-        qkv=("attention.query_key_value",),
-        out="attention.dense",
-        qkv_bias=bias,
-        out_bias=bias,
+        names=Names("gpt_neox", "layers", "embed_in", "final_layer_norm"),
+        attention=("attention.query_key_value", "attention.dense"),
+        feed_forward=WIDENED,
+        biases=(bias, bias, True),
         gated=False,
-        gate_up=("mlp.dense_h_to_4h",),
-        down="mlp.dense_4h_to_h",
-        mlp_bias=True,
         activation="gelu",
         norm_kind="layer",
         parallel=c.flag("use_parallel_residual", default=True),
+        hidden_dropout=("hidden_dropout", 0.0),
     )
     return build(c, dims(c, feed_forward="intermediate_size", factor=None), style)
 
 
-def bloom_style(*, bias: bool, names: tuple[str, ...], parallel: bool = False, rotary: bool = False) -> Style:
-    return Style(
-        base="transformer",
-        layers="h",
-        embed="word_embeddings",
-        final_norm="ln_f",
-        tied=True,
-        rotary=rotary,
-        hidden_dropout=("hidden_dropout", 0.0),
-        qkv=("self_attention.query_key_value",),
-        out="self_attention.dense",
-        qkv_bias=bias,
-        out_bias=bias,
-        gated=False,
-        gate_up=("mlp.dense_h_to_4h",),
-        down="mlp.dense_4h_to_h",
-        mlp_bias=bias,
-        activation="gelu",
-        norms=names,
-        norm_kind="layer",
-        parallel=parallel,
-    )
-
-
-TWO_NORMS = ("input_layernorm", "post_attention_layernorm")
+BLOOM = replace(
+    GPT,
+    names=Names("transformer", "h", "word_embeddings", "ln_f"),
+    attention=("self_attention.query_key_value", "self_attention.dense"),
+    feed_forward=WIDENED,
+    activation="gelu",
+    norms=Style().norms,
+    hidden_dropout=("hidden_dropout", 0.0),
+    attention_dropout=("attention_dropout", 0.0),
+)
 
 
 def bloom(c: Fields) -> Body:
     sizes = dims(c, hidden=("hidden_size", "n_embed"), layers=LAYERS[::-1], heads=HEADS[::-1])
-    return build(
-        c,
-        sizes,
-        bloom_style(bias=True, names=TWO_NORMS),
-        outside=norms(("word_embeddings_layernorm",), sizes.hidden, "layer"),
-    )
+    return build(c, sizes, BLOOM, outside=norms(("word_embeddings_layernorm",), sizes.hidden, "layer"))
 
 
 def falcon(c: Fields) -> Body:
@@ -233,9 +180,13 @@ def falcon(c: Fields) -> Body:
     parallel = new or c.flag("parallel_attn", default=True)
     single = c.size("num_ln_in_parallel_attn", default=2 if new else 1) == 1
     kv_heads = c.size_or_none("num_kv_heads") if new else 1 if c.flag("multi_query", default=True) else None
-    names = TWO_NORMS if not parallel else TWO_NORMS[:1] if single else ("ln_attn", "ln_mlp")
-    style = bloom_style(
-        bias=c.flag("bias", default=False), names=names, parallel=parallel, rotary=not c.flag("alibi", default=False)
+    bias = c.flag("bias", default=False)
+    style = replace(
+        BLOOM,
+        biases=(bias, bias, bias),
+        rotary=not c.flag("alibi", default=False),
+        norms=BLOOM.norms if not parallel else BLOOM.norms[:1] if single else ("ln_attn", "ln_mlp"),
+        parallel=parallel,
     )
     sizes = dims(c, hidden=("hidden_size", "n_embed"), feed_forward="ffn_hidden_size", kv_heads=kv_heads)
     return build(c, sizes, style)
@@ -249,48 +200,41 @@ def mpt(c: Fields) -> Body:
         layers=("n_layers", "num_hidden_layers"),
         heads=("n_heads", "num_attention_heads"),
     )
-    style = Style(
-        base="transformer",
-        layers="blocks",
-        embed="wte",
-        final_norm="norm_f",
-        tied=True,
-        rotary=False,
-        hidden_dropout=("resid_pdrop", 0.0),
-        qkv=("attn.Wqkv",),
-        out="attn.out_proj",
-        gated=False,
-        gate_up=("ffn.up_proj",),
-        down="ffn.down_proj",
+    style = replace(
+        GPT,
+        names=Names("transformer", "blocks", "wte", "norm_f"),
+        attention=("attn.Wqkv", "attn.out_proj"),
+        feed_forward=("ffn.up_proj", "ffn.down_proj"),
+        biases=(False, False, False),
         activation="gelu",
         norms=("norm_1", "norm_2"),
-        norm_kind="layer",
         norm_bias=False,
+        hidden_dropout=("resid_pdrop", 0.0),
+        attention_dropout=("attention_dropout", 0.0),
     )
     return build(c, sizes, style)
 
 
 def opt(c: Fields) -> Body:
     sizes, bias = dims(c, feed_forward="ffn_dim", factor=None), c.flag("enable_bias", default=True)
-    final = c.flag("do_layer_norm_before", default=True) and not c.flag("_remove_final_layer_norm", default=False)
+    has_final_norm = c.flag("do_layer_norm_before", default=True) and not c.flag(
+        "_remove_final_layer_norm", default=False
+    )
     style = Style(
-        layers="decoder.layers",
-        embed="decoder.embed_tokens",
-        final_norm="decoder.final_layer_norm" if final else "",
-        hidden_dropout=("dropout", 0.1),
+        names=Names(
+            "model", "decoder.layers", "decoder.embed_tokens", "decoder.final_layer_norm" if has_final_norm else ""
+        ),
         tied=True,
+        attention=(*Style().attention[:3], "self_attn.out_proj"),
+        feed_forward=("fc1", "fc2"),
+        biases=(bias, bias, bias),
         rotary=False,
-        out="self_attn.out_proj",
-        qkv_bias=bias,
-        out_bias=bias,
         gated=False,
-        gate_up=("fc1",),
-        down="fc2",
-        mlp_bias=bias,
         activation="relu",
         norms=("self_attn_layer_norm", "final_layer_norm"),
         norm_kind="layer",
         norm_weight=c.flag("layer_norm_elementwise_affine", default=True),
+        hidden_dropout=("dropout", 0.1),
     )
     width = c.size("word_embed_proj_dim", default=sizes.hidden)
     outside = positions(c, "decoder.embed_positions", sizes.hidden, "max_position_embeddings", offset=2)
@@ -312,20 +256,13 @@ def chatglm(c: Fields) -> Body:
     )
     bias = c.flag("add_bias_linear", default=False)
     style = Style(
-        base="transformer",
-        layers="encoder.layers",
-        embed="embedding.word_embeddings",
-        final_norm="encoder.final_layernorm",
-        hidden_dropout=("hidden_dropout", 0.0),
+        names=Names("transformer", "encoder.layers", "embedding.word_embeddings", "encoder.final_layernorm"),
         head="transformer.output_layer",
         suffix="ForConditionalGeneration",
-        qkv=("self_attention.query_key_value",),
-        out="self_attention.dense",
-        qkv_bias=bias or c.flag("add_qkv_bias", default=False),
-        out_bias=bias,
-        gate_up=("mlp.dense_h_to_4h",),
-        down="mlp.dense_4h_to_h",
-        mlp_bias=bias,
+        attention=BLOOM.attention,
+        feed_forward=WIDENED,
+        biases=(bias or c.flag("add_qkv_bias", default=False), bias, bias),
+        hidden_dropout=("hidden_dropout", 0.0),
     )
     body = build(c, sizes, style)
     # Published files name the class ChatGLMModel, and mean the one with a head.

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .body import Body
-from .decoder import AttentionPart, Dims, Style, build, grouped_query, window_size, windows
+from .decoder import AttentionPart, Dims, Names, Style, build, grouped_query, window_size, windows
 from .fields import MAX_LAYERS, Fields
 from .parts import Tensors, norm, parameter
 
 LLAMA = Style()
+GELU = "gelu_pytorch_tanh"
+FUSED_GATE = ("mlp.gate_up_proj", "mlp.down_proj")
 
 
 def llama(c: Fields) -> Body:
@@ -19,7 +21,7 @@ def llama(c: Fields) -> Body:
 def biased(c: Fields, style: Style = LLAMA, *, mlp: bool = False, default: bool = False) -> Style:
     """Llama's switches: `attention_bias` for all four projections, `mlp_bias` where the family has it."""
     bias = c.flag("attention_bias", default=default)
-    return replace(style, qkv_bias=bias, out_bias=bias, mlp_bias=mlp and c.flag("mlp_bias", default=False))
+    return replace(style, biases=(bias, bias, mlp and c.flag("mlp_bias", default=False)))
 
 
 def mistral(c: Fields) -> Body:
@@ -39,7 +41,7 @@ def ministral(c: Fields) -> Body:
 
 def qwen2(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=32)
-    return build(c, dims, Style(qkv_bias=True), window=late_windows(c, dims))
+    return build(c, dims, Style(biases=(True, False, False)), window=late_windows(c, dims))
 
 
 def qwen3(c: Fields) -> Body:
@@ -56,7 +58,11 @@ def late_windows(c: Fields, dims: Dims) -> tuple[int | None, ...]:
 
 def phi3(c: Fields) -> Body:
     dims = Dims.read(c)
-    style = Style(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",), hidden_dropout=("resid_pdrop", 0.0))
+    style = Style(
+        attention=("self_attn.qkv_proj", "self_attn.o_proj"),
+        feed_forward=FUSED_GATE,
+        hidden_dropout=("resid_pdrop", 0.0),
+    )
     return build(c, dims, style, window=(window_size(c),) * dims.layers)
 
 
@@ -73,30 +79,35 @@ def olmo2(c: Fields) -> Body:
 
 def olmo3(c: Fields) -> Body:
     dims = Dims.read(c)
-    window = windows(c, dims.layers, window_size(c, default=4096), lambda layer: (layer + 1) % 4 != 0)
-    return build(c, dims, biased(c, OLMO2), window=window)
+    return build(c, dims, biased(c, OLMO2), window=mostly_windows(c, dims, every=4))
+
+
+def mostly_windows(c: Fields, dims: Dims, *, every: int) -> tuple[int | None, ...]:
+    """All layers have a window but each `every`-th."""
+    return windows(c, dims.layers, window_size(c, default=4096), lambda layer: (layer + 1) % every != 0)
 
 
 def gemma(c: Fields) -> Body:
     return build(c, Dims.read(c, num_key_value_heads=16, head_dim=256), biased(c, Style(activation=GELU, tied=True)))
 
 
-GELU = "gelu_pytorch_tanh"
 SANDWICH = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 
 
-def gemma2(c: Fields) -> Body:
-    dims = Dims.read(c, num_key_value_heads=4, head_dim=256)
-    style = biased(
-        c,
-        Style(
-            activation=GELU,
-            norms=SANDWICH,
-            tied=True,
-            softcap=c.is_set("attn_logit_softcapping", default=True),
-            logit_softcap=c.is_set("final_logit_softcapping", default=True),
-        ),
+def sandwich(c: Fields, *, softcaps: bool) -> Style:
+    """Gemma's layers from the second generation on; `softcaps` are the class's default."""
+    style = Style(
+        activation=GELU,
+        norms=SANDWICH,
+        tied=True,
+        softcap=c.is_set("attn_logit_softcapping", default=softcaps),
+        logit_softcap=c.is_set("final_logit_softcapping", default=softcaps),
     )
+    return biased(c, style)
+
+
+def gemma2(c: Fields) -> Body:
+    dims, style = Dims.read(c, num_key_value_heads=4, head_dim=256), sandwich(c, softcaps=True)
     window = windows(c, dims.layers, window_size(c, default=4096), lambda layer: layer % 2 == 0)
     return build(c, dims, style, window=window)
 
@@ -113,20 +124,8 @@ def gemma3_text(c: Fields) -> Body:
         head_dim=256,
         vocab_size=262_208,
     )
-    style = biased(
-        c,
-        Style(
-            activation=GELU,
-            norms=SANDWICH,
-            tied=True,
-            qk_norm="head",
-            softcap=c.is_set("attn_logit_softcapping", default=False),
-            logit_softcap=c.is_set("final_logit_softcapping", default=False),
-        ),
-    )
-    every = c.size("sliding_window_pattern", default=6)
-    window = windows(c, dims.layers, window_size(c, default=4096), lambda layer: (layer + 1) % every != 0)
-    body = build(c, dims, style, window=window)
+    style = replace(sandwich(c, softcaps=False), qk_norm="head")
+    body = build(c, dims, style, window=mostly_windows(c, dims, every=c.size("sliding_window_pattern", default=6)))
     # Its base class is not called Gemma3Model, and its classifier not Gemma3ForSequenceClassification.
     return replace(body, heads={"ForCausalLM": body.heads["ForCausalLM"]})
 
@@ -135,78 +134,61 @@ def smollm3(c: Fields) -> Body:
     dims = Dims.read(c, num_key_value_heads=4)
     window = window_size(c) if c.flag("use_sliding_window", default=False) else None
     every = c.size("no_rope_layer_interval", default=4)
-    return build(
-        c,
-        dims,
-        biased(c, Style(tied=True), mlp=True),
-        window=windows(c, dims.layers, window, lambda layer: (layer + 1) % every == 0),
-    )
+    style = biased(c, Style(tied=True), mlp=True)
+    return build(c, dims, style, window=windows(c, dims.layers, window, lambda layer: (layer + 1) % every == 0))
 
 
 def seed_oss(c: Fields) -> Body:
-    style = Style(
-        qkv_bias=c.flag("attention_bias", default=True),
-        out_bias=c.flag("attention_out_bias", default=False),
-        mlp_bias=c.flag("mlp_bias", default=False),
-    )
-    return build(c, Dims.read(c, num_key_value_heads=8, head_dim=128), style)
+    fields = (("attention_bias", True), ("attention_out_bias", False), ("mlp_bias", False))
+    inputs, output, feed_forward = (c.flag(name, default=default) for name, default in fields)
+    dims = Dims.read(c, num_key_value_heads=8, head_dim=128)
+    return build(c, dims, Style(biases=(inputs, output, feed_forward)))
 
 
 def glm(c: Fields) -> Body:
-    return build(
-        c,
-        Dims.read(c, num_key_value_heads=2, head_dim=128),
-        Style(qkv_bias=c.flag("attention_bias", default=True), gate_up=("mlp.gate_up_proj",)),
-    )
+    return _glm(c, LLAMA.norms)
 
 
 def glm4(c: Fields) -> Body:
-    return build(
-        c,
-        Dims.read(c, num_key_value_heads=2, head_dim=128),
-        Style(
-            qkv_bias=c.flag("attention_bias", default=True),
-            gate_up=("mlp.gate_up_proj",),
-            norms=("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
-        ),
-    )
+    norms = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+    return _glm(c, norms)
 
 
-COHERE = Style(norms=("input_layernorm",), norm_kind="layer", norm_bias=False, parallel=True, tied=True)
+def _glm(c: Fields, norms: tuple[str, ...]) -> Body:
+    dims, bias = Dims.read(c, num_key_value_heads=2, head_dim=128), c.flag("attention_bias", default=True)
+    return build(c, dims, Style(biases=(bias, False, False), feed_forward=FUSED_GATE, norms=norms))
+
+
+COHERE = Style(norms=LLAMA.norms[:1], norm_kind="layer", norm_bias=False, parallel=True, tied=True)
 
 
 def cohere(c: Fields) -> Body:
     dims, style = Dims.read(c), biased(c, COHERE)
-    attention: AttentionPart | None = None
-    if c.flag("use_qk_norm", default=False):
-        plain, tensors = grouped_query(dims, style)
-        attention = (
-            replace(plain, qk_norm=True),
-            (
-                tensors
-                + parameter("self_attn.q_norm.weight", dims.heads, dims.head_dim, role="norm")
-                + parameter("self_attn.k_norm.weight", dims.kv_heads, dims.head_dim, role="norm")
-            ),
-        )
-    return build(c, dims, style, attention=attention)
+    queries = parameter("self_attn.q_norm.weight", dims.heads, dims.head_dim, role="norm")
+    keys = parameter("self_attn.k_norm.weight", dims.kv_heads, dims.head_dim, role="norm")
+    return build(c, dims, style, attention=_normed(c, dims, style, "use_qk_norm", queries + keys))
+
+
+def _normed(c: Fields, dims: Dims, style: Style, field: str, norms: Tensors) -> AttentionPart:
+    """Grouped-query attention, with these norms of queries and keys where the field is set."""
+    attention, tensors = grouped_query(dims, style)
+    if not c.flag(field, default=False):
+        return attention, tensors
+    return replace(attention, qk_norm=True), tensors + norms
 
 
 def cohere2(c: Fields) -> Body:
     dims = Dims.read(c)
-    every = c.size("sliding_window_pattern", default=4)
-    window = windows(c, dims.layers, window_size(c, default=4096), lambda layer: (layer + 1) % every != 0)
+    window = mostly_windows(c, dims, every=c.size("sliding_window_pattern", default=4))
     return build(c, dims, biased(c, COHERE), window=window)
 
 
 def starcoder2(c: Fields) -> Body:
     dims, bias = Dims.read(c, num_key_value_heads=2), c.flag("use_bias", default=True)
     style = Style(
-        qkv_bias=bias,
-        out_bias=bias,
-        mlp_bias=bias,
+        biases=(bias, bias, bias),
         gated=False,
-        gate_up=("mlp.c_fc",),
-        down="mlp.c_proj",
+        feed_forward=("mlp.c_fc", "mlp.c_proj"),
         activation=GELU,
         norm_kind="layer",
         tied=True,
@@ -218,48 +200,42 @@ def starcoder2(c: Fields) -> Body:
 def stablelm(c: Fields) -> Body:
     dims, parallel = Dims.read(c, num_key_value_heads=32), c.flag("use_parallel_residual", default=False)
     style = Style(
-        qkv_bias=c.flag("use_qkv_bias", default=False),
+        biases=(c.flag("use_qkv_bias", default=False), False, False),
         norm_kind="layer",
         parallel=parallel,
         hidden_dropout=("hidden_dropout", 0.0),
-        norms=("input_layernorm",) if parallel else ("input_layernorm", "post_attention_layernorm"),
+        norms=LLAMA.norms[:1] if parallel else LLAMA.norms,
     )
-    attention, tensors = grouped_query(dims, style)
-    if c.flag("qk_layernorm", default=False):
-        tensors += _norm_per_head("self_attn.q_layernorm", dims.heads, dims.head_dim)
-        tensors += _norm_per_head("self_attn.k_layernorm", dims.kv_heads, dims.head_dim)
-        attention = replace(attention, qk_norm=True)
-    return build(c, dims, style, attention=(attention, tensors))
-
-
-def _norm_per_head(name: str, heads: int, width: int) -> Tensors:
-    return tuple(tensor for head in range(heads) for tensor in norm(f"{name}.norms.{head}", width))
+    norms = tuple(
+        tensor
+        for name, heads in (("q_layernorm", dims.heads), ("k_layernorm", dims.kv_heads))
+        for head in range(heads)
+        for tensor in norm(f"self_attn.{name}.norms.{head}", dims.head_dim)
+    )
+    return build(c, dims, style, attention=_normed(c, dims, style, "qk_layernorm", norms))
 
 
 def phi(c: Fields) -> Body:
     dims = Dims.read(c)
     style = Style(
-        qkv_bias=True,
-        out="self_attn.dense",
-        out_bias=True,
+        names=Names(final_norm="final_layernorm"),
+        attention=(*LLAMA.attention[:3], "self_attn.dense"),
+        biases=(True, True, True),
         gated=False,
-        gate_up=("mlp.fc1",),
-        down="mlp.fc2",
-        mlp_bias=True,
+        feed_forward=("mlp.fc1", "mlp.fc2"),
         activation="gelu_new",
-        norms=("input_layernorm",),
+        norms=LLAMA.norms[:1],
         norm_kind="layer",
-        final_norm="final_layernorm",
         parallel=True,
         head_bias=True,
         hidden_dropout=("resid_pdrop", 0.0),
     )
-    attention, tensors = grouped_query(dims, style)
-    if c.flag("qk_layernorm", default=False):
-        tensors += norm("self_attn.q_layernorm", dims.head_dim, bias=True)
-        tensors += norm("self_attn.k_layernorm", dims.head_dim, bias=True)
-        attention = replace(attention, qk_norm=True)
-    return build(c, dims, style, attention=(attention, tensors))
+    norms = tuple(
+        tensor
+        for name in ("q_layernorm", "k_layernorm")
+        for tensor in norm(f"self_attn.{name}", dims.head_dim, bias=True)
+    )
+    return build(c, dims, style, attention=_normed(c, dims, style, "qk_layernorm", norms))
 
 
 def internlm3(c: Fields) -> Body:
@@ -268,7 +244,7 @@ def internlm3(c: Fields) -> Body:
     if bias != c.flag("mlp_bias", "bias", default=False):
         raise c.error("attention_bias (qkv_bias) and mlp_bias (bias) differ", why="transformers refuses that")
     dims = Dims.read(c, num_key_value_heads=2, head_dim=128)
-    return build(c, dims, Style(qkv_bias=bias, out_bias=bias, mlp_bias=bias))
+    return build(c, dims, Style(biases=(bias, bias, bias)))
 
 
 def minicpm(c: Fields) -> Body:
@@ -279,23 +255,17 @@ def minicpm(c: Fields) -> Body:
 def internlm2(c: Fields) -> Body:
     """InternLM2's remote code: one fused projection, and names of its own."""
     bias = c.flag("bias", default=True)
-    return build(
-        c,
-        Dims.read(c),
-        Style(
-            qkv=("attention.wqkv",),
-            out="attention.wo",
-            qkv_bias=bias,
-            out_bias=bias,
-            gate_up=("feed_forward.w1", "feed_forward.w3"),
-            down="feed_forward.w2",
-            norms=("attention_norm", "ffn_norm"),
-            embed="tok_embeddings",
-            head="output",
-        ),
+    style = Style(
+        names=Names(embed="tok_embeddings"),
+        head="output",
+        attention=("attention.wqkv", "attention.wo"),
+        feed_forward=("feed_forward.w1", "feed_forward.w3", "feed_forward.w2"),
+        biases=(bias, bias, False),
+        norms=("attention_norm", "ffn_norm"),
     )
+    return build(c, Dims.read(c), style)
 
 
 def baichuan(c: Fields) -> Body:
     """Baichuan's remote code: one fused projection. (The 13B models use ALiBi, which no tensor shows.)"""
-    return build(c, Dims.read(c), Style(qkv=("self_attn.W_pack",)))
+    return build(c, Dims.read(c), Style(attention=("self_attn.W_pack", "self_attn.o_proj")))

@@ -34,38 +34,34 @@ def parameter(name: str, *shape: int, role: Role) -> Tensors:
 def attention_linears(
     dims: Attention,
     hidden: int,
-    inputs: tuple[str, ...],
-    output: str,
+    names: tuple[str, ...],
     *,
     bias: bool = False,
-    output_bias: bool = False,
+    output_bias: bool | None = None,
     transposed: bool = False,
 ) -> Tensors:
-    """The projections of one attention: query, key, value (one name for all three: fused), and the output."""
+    """The projections of one attention: query, key, value (one name for all three: fused), and the output.
+
+    The output has a bias where the others have one, unless `output_bias` says otherwise.
+    """
+    *inputs, output = names
     widths = [dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim, dims.kv_heads * dims.v_head_dim]
     if len(inputs) == 1:
         widths = [sum(widths)]
-    projections = [
-        linear(name, hidden, width, "attention", bias=bias, transposed=transposed)
-        for name, width in zip(inputs, widths, strict=True)
-    ]
-    projections.append(
-        linear(output, dims.heads * dims.v_head_dim, hidden, "attention", bias=output_bias, transposed=transposed)
-    )
-    return sum(projections, ())
+    tensors: Tensors = ()
+    for name, width in zip(inputs, widths, strict=True):
+        tensors += linear(name, hidden, width, "attention", bias=bias, transposed=transposed)
+    last = bias if output_bias is None else output_bias
+    return tensors + linear(output, dims.heads * dims.v_head_dim, hidden, "attention", bias=last, transposed=transposed)
 
 
 def feed_forward_linears(
-    dims: FeedForward,
-    hidden: int,
-    inputs: tuple[str, ...],
-    output: str,
-    *,
-    bias: bool = False,
-    transposed: bool = False,
+    dims: FeedForward, hidden: int, names: tuple[str, ...], *, bias: bool = False, transposed: bool = False
 ) -> Tensors:
     """The projections of one dense feed-forward: gate and up (one name: fused) or a plain one, and the output."""
+    *inputs, output = names
     width = dims.hidden * 2 if dims.gated and len(inputs) == 1 else dims.hidden
-    projections = [linear(name, hidden, width, "feed_forward", bias=bias, transposed=transposed) for name in inputs]
-    projections.append(linear(output, dims.hidden, hidden, "feed_forward", bias=bias, transposed=transposed))
-    return sum(projections, ())
+    tensors: Tensors = ()
+    for name in inputs:
+        tensors += linear(name, hidden, width, "feed_forward", bias=bias, transposed=transposed)
+    return tensors + linear(output, dims.hidden, hidden, "feed_forward", bias=bias, transposed=transposed)

@@ -8,50 +8,29 @@ from ..model_shape import Block
 from .body import Body, decoder_heads, norms
 from .encoder import Sizes, patch_grid
 from .fields import Fields
-from .llama import gemma3_text, ministral3, mistral
+from .llama import GELU, LLAMA, gemma3_text, ministral3, mistral
 from .parts import Tensors, attention_linears, embedding, feed_forward_linears, linear, norm, parameter
-
-QKV = ("q_proj", "k_proj", "v_proj")
 
 
 def gemma3(c: Fields) -> Body:
     """SigLIP patches, a pooling projector, and Gemma 3's decoder. The vision stack sees one image a sample."""
     body = gemma3_text(part(c, "text_config", "gemma3_text"))
     vision = part(c, "vision_config", "siglip_vision_model")
-    sizes = Sizes.read(
-        vision,
-        hidden_size=768,
-        intermediate_size=3072,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        activation="gelu_pytorch_tanh",
-    )
+    defaults = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+    sizes = Sizes.read(vision, activation=GELU, **defaults)
     if vision.flag("vision_use_head", default=True):
         raise vision.error("vision_use_head must be false", why="Gemma 3's published models have no pooling head")
     hidden, at = sizes.hidden, "vision_tower."
     patches, kernel = patch_grid(vision, image=224, patch=16)
-    block = Block(
-        prefix=f"{at}encoder.layers",
-        count=sizes.layers,
-        stack="encoder",
-        norm="layer",
-        hidden_size=hidden,
-        attention=sizes.attention,
-        feed_forward=sizes.feed_forward,
-        tensors=attention_linears(
-            sizes.attention,
-            hidden,
-            tuple(f"self_attn.{name}" for name in QKV),
-            "self_attn.out_proj",
-            bias=True,
-            output_bias=True,
-        )
-        + feed_forward_linears(sizes.feed_forward, hidden, ("mlp.fc1",), "mlp.fc2", bias=True)
-        + norms(("layer_norm1", "layer_norm2"), hidden, "layer"),
+    layer = (
+        attention_linears(sizes.attention, hidden, (*LLAMA.attention[:3], "self_attn.out_proj"), bias=True)
+        + feed_forward_linears(sizes.feed_forward, hidden, ("mlp.fc1", "mlp.fc2"), bias=True)
+        + norms(("layer_norm1", "layer_norm2"), hidden, "layer")
     )
-    projector = parameter(
-        "multi_modal_projector.mm_input_projection_weight", hidden, body.hidden_size, role="other"
-    ) + norm("multi_modal_projector.mm_soft_emb_norm", hidden)
+    block = tower_block(sizes, f"{at}encoder.layers", layer)
+    project = "multi_modal_projector.mm_"
+    projector = parameter(f"{project}input_projection_weight", hidden, body.hidden_size, role="other")
+    projector += norm(f"{project}soft_emb_norm", hidden)
     tower = (
         parameter(f"{at}embeddings.patch_embedding.weight", hidden, *kernel, role="embedding")
         + parameter(f"{at}embeddings.patch_embedding.bias", hidden, role="embedding")
@@ -69,22 +48,17 @@ def mistral3(c: Fields) -> Body:
     sizes = Sizes.read(vision, hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16)
     hidden, at = sizes.hidden, "vision_tower."
     patches, kernel = patch_grid(vision, image=1540, patch=14)
-    feed_forward = replace(sizes.feed_forward, gated=True)
-    block = Block(
-        prefix=f"{at}transformer.layers",
-        count=sizes.layers,
-        stack="encoder",
-        hidden_size=hidden,
-        attention=replace(sizes.attention, rotary=True),
-        feed_forward=feed_forward,
-        tensors=attention_linears(
-            sizes.attention, hidden, tuple(f"attention.{name}" for name in QKV), "attention.o_proj"
-        )
-        + feed_forward_linears(
-            feed_forward, hidden, ("feed_forward.gate_proj", "feed_forward.up_proj"), "feed_forward.down_proj"
-        )
-        + norms(("attention_norm", "ffn_norm"), hidden, "rms"),
+    sizes = replace(
+        sizes, attention=replace(sizes.attention, rotary=True), feed_forward=replace(sizes.feed_forward, gated=True)
     )
+    attention = tuple(f"attention.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
+    feed_forward = tuple(f"feed_forward.{name}" for name in ("gate_proj", "up_proj", "down_proj"))
+    layer = (
+        attention_linears(sizes.attention, hidden, attention)
+        + feed_forward_linears(sizes.feed_forward, hidden, feed_forward)
+        + norms(("attention_norm", "ffn_norm"), hidden, "rms")
+    )
+    block = replace(tower_block(sizes, f"{at}transformer.layers", layer), norm="rms")
     if (layer := c.number("vision_feature_layer", default=-1)) != -1:
         raise c.error(f"vision_feature_layer {layer} is not supported")
     merge, bias = c.size("spatial_merge_size", default=2), c.flag("multimodal_projector_bias", default=False)
@@ -98,6 +72,11 @@ def mistral3(c: Fields) -> Body:
         + linear(f"{project}linear_2", body.hidden_size, body.hidden_size, "other", bias=bias)
     )
     return combine(c, body, block, outside, patches=patches)
+
+
+def tower_block(sizes: Sizes, prefix: str, layer: Tensors) -> Block:
+    """The layers of a vision tower, which has a width of its own and no dropout."""
+    return replace(sizes.block(prefix, layer), hidden_size=sizes.hidden, hidden_dropout=0.0, attention_dropout=0.0)
 
 
 def part(c: Fields, name: str, *model_types: str) -> Fields:
