@@ -17,18 +17,16 @@ the numbers with its own and says where they differ."""
 
 
 class _Block(NamedTuple):
-    """An optimizer that DeepSpeed creates (runtime/engine.py `_configure_basic_optimizer`, 0.19.8).
-
-    type:    DeepSpeed's name for it, or a class of torch.optim.
-    shared:  its parameters that TrainingArguments has too.
-    further: what DeepSpeed must be told besides.
-    tested:  ZeRO accepts it as it is (runtime/zero/utils.py `ZERO_SUPPORTED_OPTIMIZERS`).
-    """
+    """An optimizer that DeepSpeed creates (runtime/engine.py `_configure_basic_optimizer`, 0.19.8)."""
 
     type: str
+    """DeepSpeed's name for it, or a class of torch.optim."""
     shared: tuple[str, ...] = ("lr", "betas", "eps", "weight_decay")
+    """Parameters that TrainingArguments has too."""
     further: dict[str, Any] = {}  # noqa: RUF012  never changed
+    """Parameters that DeepSpeed needs besides."""
     tested: bool = True
+    """ZeRO accepts it as it is (runtime/zero/utils.py `ZERO_SUPPORTED_OPTIMIZERS`)."""
 
 
 _BLOCKS = {

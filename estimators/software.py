@@ -8,21 +8,19 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
-    """The defaults are what the project plans for; published runs need the rest.
-
-    sharding:        what stage 3 stands for: ZeRO-3, whose hooks gather submodule by submodule, or PyTorch's FSDP with
-                     one unit per layer.
-    fused_kernels:   RMSNorm, rotary embedding and gated activation are one kernel each, forward and backward, which
-                     read their inputs and write their result once (Liger, unsloth's kernels, torch.compile).
-    attention_forward, attention_backward: speed of the flash kernel against FlashAttention-2.
-    reentrant:       checkpointing runs whole layers again (`flops`, rule 6).
-    """
+    """The defaults are what the project plans for; published runs need the rest."""
 
     sharding: Literal["zero", "fsdp"] = "zero"
+    """What stage 3 stands for: ZeRO-3, whose hooks gather submodule by submodule, or PyTorch's FSDP with one unit per
+    layer."""
     fused_kernels: bool = False
+    """RMSNorm, rotary embedding and gated activation are one kernel each, forward and backward, which reads its inputs
+    and writes its result once (Liger, unsloth's kernels, torch.compile)."""
     attention_forward: float = 1.0
+    """The speed of the flash kernel's forward pass against FlashAttention-2."""
     attention_backward: float = 1.0
     reentrant: bool = False
+    """Checkpointing runs whole layers again (`flops`, rule 6)."""
 
 
 DEFAULT = Software()

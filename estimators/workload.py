@@ -14,33 +14,30 @@ Framework = Literal["hf", "deepspeed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A training job without its parallelism; what the plan decides is in `Plan`.
-
-    lora_rank:    r of every adapter; no effect with method "full".
-    lora_targets: ends of module names (`q_proj`), None for all that peft's "all-linear" means; see `lora.adapters`.
-    lora_dropout: probability of the dropout before each adapter; memory depends on whether there is one, time is not
-        counted.
-    adapters_fp32: adapters stay in the fp32 that peft creates them in; DeepSpeed's engine casts them to `precision`.
-    seq_len:      S, tokens per sample as the model sees them (padded or packed).
-    precision:    of weights and activations; masters and optimizer states follow from DeepSpeed's rules for it.
-    optimizer:    a key of `estimators.optimizers.OPTIMIZERS`.
-    global_batch_size: samples per optimizer step over all GPUs, kept exactly; None leaves it to the search.
-    loss:         "fused" for a loss that never holds all logits (Liger's fused linear cross entropy).
-    framework:    "hf" for Trainer and accelerate, "deepspeed" for plain `deepspeed.initialize`.
-    """
+    """A training job without its parallelism; what the plan decides is in `Plan`."""
 
     method: Method = "full"
     lora_rank: int = 8
+    """The rank r of every adapter; it has no effect with method "full"."""
     lora_targets: tuple[str, ...] | None = None
+    """The ends of module names (`q_proj`), None for all that peft's "all-linear" means; see `lora.adapters`."""
     lora_dropout: float = 0.0
+    """The probability of dropout before each adapter. Memory and time depend on whether it is 0, not on its size."""
     adapters_fp32: bool = False
+    """Adapters stay in the fp32 that peft creates them in; DeepSpeed's engine casts them to `precision`."""
     seq_len: int = 2048
+    """S, the tokens of a sample as the model sees it (padded or packed)."""
     precision: Precision = "bf16"
+    """The precision of weights and activations; masters and optimizer states follow from DeepSpeed's rules for it."""
     optimizer: str = "adamw"
+    """A key of `estimators.optimizers.OPTIMIZERS`."""
     global_batch_size: int | None = None
+    """Samples per optimizer step over all GPUs, which the search keeps exactly; None leaves them to it."""
     attention: AttentionKernel = "sdpa"
     loss: LossKernel = "standard"
+    """A "fused" loss never holds all logits (Liger's fused linear cross entropy)."""
     framework: Framework = "hf"
+    """Trainer and accelerate are "hf"; "deepspeed" is plain `deepspeed.initialize`."""
 
     @property
     def weight_bytes(self) -> int:

@@ -7,37 +7,33 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """Facts about one kind of GPU; None where no source gives a figure.
-
-    memory_bytes:   what CUDA offers to a process (an "80 GB" A100 has 79.15 GiB), from the data file when measured,
-                    else nominal less a stated allowance.
-    *_flops_per_s:  dense peak by dtype, never the sparse one. None: the GPU has no such unit (bf16 before Ampere).
-    gemm_*_flops_per_s: highest measured rate of a large matrix product, None where nobody published one.
-    memory_bytes_per_s: device memory bandwidth.
-    pcie_bytes_per_s:   host link, one way, theoretical.
-    peer_bytes_per_s:   GPU-to-GPU link within a node, one way per GPU (NVLink; else PCIe through the host).
-    peer_link:      "nvlink", "pcie", ... as printed.
-    assumed:        True when only a memory size was given and a reference GPU of that size lends its speed.
-    """
+    """Facts about one kind of GPU; None where no source gives a figure."""
 
     name: str
     vendor: str
     architecture: str
     compute_capability: float | None
     memory_bytes: int
+    """What CUDA offers to a process (an "80 GB" A100 has 79.15 GiB), measured or else nominal less a stated share."""
     nominal_gb: int
     fp16_flops_per_s: float | None
+    """The dense peak, never the sparse one; None: the GPU has no such unit. The same holds of the other types."""
     bf16_flops_per_s: float | None
     tf32_flops_per_s: float | None
     fp32_flops_per_s: float | None
     gemm_bf16_flops_per_s: float | None
+    """The highest measured rate of a large matrix product, None where nobody published one; fp16 likewise."""
     gemm_fp16_flops_per_s: float | None
     memory_bytes_per_s: float | None
     pcie_bytes_per_s: float | None
+    """The host link's theoretical rate, one way."""
     peer_bytes_per_s: float | None
+    """The GPU-to-GPU link within a node, one way per GPU (NVLink; else PCIe through the host)."""
     peer_link: str
+    """The name of that link as it is printed: "nvlink", "pcie", ..."""
     source: str
     assumed: bool = False
+    """Only a memory size was given, and a reference GPU of that size lends its speed."""
 
     @property
     def has_bf16(self) -> bool:
@@ -52,42 +48,38 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """nodes M x gpus_per_node G of one kind of GPU, and what each node has besides.
+    """`nodes` M times `gpus_per_node` G of one kind of GPU, and what each node has besides.
 
-    host_memory_bytes_per_node: RAM that training may use, the cgroup's limit first; None when not known.
-    nvme_bytes_per_node:        free space for swapping; None when not known, 0 when there is none.
-    nvme_path:                  the folder on it, "" when none was named.
-    interconnect_bytes_per_s:   node to node, one way, per node; None on one node.
-    cpu_cores_per_node, dram_bytes_per_s_per_node: for CPU Adam; None when not known.
-    nvme_read_bytes_per_s_per_node, nvme_write_bytes_per_s_per_node: None when not known.
-    cpu_adam_parameters_per_s_per_node: DeepSpeedCPUAdam with fp32 states, all cores together; None when not measured.
-    collective_call_s: one collective over all ranks, however little it carries; None when not measured, and not used
-                   for several nodes.
-    all_reduce_bytes_per_s: bus bandwidth of an all-reduce where it was measured; None: that of the GPU's links. As
-        above.
-    is_this_machine:            the figures were detected here.
-    measured:                   phrase for the answer: which figures were measured on this machine, and when; "" for
-        none.
-    assumptions:                phrases for the answer: what was not said and therefore assumed.
+    A figure that is not known is None; `host_defaults` has the assumptions that then stand in.
     """
 
     nodes: int
     gpus_per_node: int
     gpu: Gpu
     host_memory_bytes_per_node: int | None = None
+    """RAM that training may use: the cgroup's limit where there is one."""
     nvme_bytes_per_node: int | None = None
+    """Free space for swapping; 0 when there is none."""
     nvme_path: str = ""
+    """The folder on the NVMe drive, "" when none was named."""
     interconnect_bytes_per_s: float | None = None
+    """The network between nodes, one way, per node; None on one node."""
     cpu_cores_per_node: int | None = None
     dram_bytes_per_s_per_node: float | None = None
     nvme_read_bytes_per_s_per_node: float | None = None
     nvme_write_bytes_per_s_per_node: float | None = None
     cpu_adam_parameters_per_s_per_node: float | None = None
+    """The measured rate of DeepSpeedCPUAdam with fp32 states on all cores together."""
     collective_call_s: float | None = None
+    """The measured time of one collective over all ranks that carries next to nothing; not used for several nodes."""
     all_reduce_bytes_per_s: float | None = None
+    """The measured bus bandwidth of an all-reduce; not used for several nodes. None: that of the GPU's links."""
     is_this_machine: bool = False
+    """The figures were detected on this machine."""
     measured: str = ""
+    """A phrase for the answer: which figures were measured on this machine, and when; "" for none."""
     assumptions: tuple[str, ...] = ()
+    """Phrases for the answer: what the user did not state and was therefore assumed."""
 
     @property
     def world_size(self) -> int:

@@ -37,18 +37,15 @@ _FUSED_SINCE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
-    """Which weights of a model LoRA adapts, and how wide.
-
-    rank:       r.
-    modules:    ends of the names of linear layers, None: all but the output head.
-    left_out:   last parts of names that are not meant all the same.
-    parameters: whole names of tensors outside any linear layer: fused experts, routers.
-    """
+    """Which weights of a model LoRA adapts, and how wide."""
 
     rank: int
     modules: frozenset[str] | None
+    """The ends of the names of linear layers, None: all but the output head."""
     left_out: frozenset[str] = frozenset()
+    """The last parts of names that `modules` does not mean although they fit."""
     parameters: frozenset[str] = frozenset()
+    """The whole names of tensors outside any linear layer: fused experts, routers."""
 
     def rank_of(self, tensor: Tensor) -> int:
         """Inner width of the tensor's adapter: r; E r of E fused experts, 2 E r of their gate and up; 0 without one."""

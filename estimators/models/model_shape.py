@@ -18,20 +18,17 @@ NormKind = Literal["rms", "layer"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """One parameter tensor.
-
-    name:   as in `named_parameters()`; inside a `Block` relative to the layer (`self_attn.q_proj.weight`).
-    shape:  as in torch, so (out_features, in_features) for `nn.Linear` and (in, out) for GPT-2's `Conv1D`.
-    linear: the weight of an `nn.Linear` or `Conv1D`, which `--lora-targets` may name (peft's "all-linear" takes all of
-            them except the output head).
-    transposed: stored as (in, out), as `Conv1D` does.
-    """
+    """One parameter tensor."""
 
     name: str
+    """The name in `named_parameters()`; inside a `Block` relative to the layer (`self_attn.q_proj.weight`)."""
     shape: tuple[int, ...]
+    """The shape in torch, so (out_features, in_features) for `nn.Linear` and (in, out) for GPT-2's `Conv1D`."""
     role: Role
     linear: bool = False
+    """It is the weight of an `nn.Linear` or `Conv1D`, which `--lora-targets` may name."""
     transposed: bool = False
+    """It is stored as (in, out), as `Conv1D` does."""
 
     @property
     def numel(self) -> int:
@@ -49,24 +46,26 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Dimensions of one attention module.
+    """Dimensions of one attention module: A heads, K key/value heads.
 
-    heads A, kv_heads K; head_dim is the width of one query/key head, v_head_dim of one value head (they differ in MLA).
-    window:    keys that one query sees at most (sliding window), None: all.
-    rotary:    rotary position embedding is applied to queries and keys.
-    cross:     keys and values come from the encoder.
-    q_lora_rank, kv_lora_rank, rope_head_dim: DeepSeek's multi-head latent attention; 0 where it is not used.
+    `q_lora_rank`, `kv_lora_rank` and `rope_head_dim` belong to DeepSeek's multi-head latent attention; they are 0
+    elsewhere.
     """
 
     heads: int
     kv_heads: int
     head_dim: int
+    """The width of one query or key head."""
     v_head_dim: int
+    """The width of one value head, which differs in latent attention."""
     causal: bool = True
     cross: bool = False
+    """Keys and values come from the encoder."""
     rotary: bool = True
+    """A rotary position embedding is applied to queries and keys."""
     qk_norm: bool = False
     window: int | None = None
+    """The keys that one query sees at most (sliding window), None: all."""
     softcap: bool = False
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
@@ -75,20 +74,18 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedForward:
-    """Dimensions of one feed-forward module (dense, or a mixture of experts).
-
-    hidden:  F, the inner width of one expert (of the only one when `experts` is 0).
-    gated:   SwiGLU and its like: two input projections.
-    experts: routed experts, 0 for a dense module; experts_per_token of them see each token.
-    shared_hidden: inner width of the experts that see every token, 0 for none.
-    """
+    """Dimensions of one feed-forward module (dense, or a mixture of experts)."""
 
     hidden: int
+    """F, the inner width of one expert, or of the dense module."""
     gated: bool
+    """There are two input projections, as in SwiGLU."""
     activation: str
     experts: int = 0
+    """The number of routed experts, 0 for a dense module; `experts_per_token` of them see each token."""
     experts_per_token: int = 0
     shared_hidden: int = 0
+    """The inner width of the experts that see every token, 0 for none."""
 
     @property
     def active_hidden(self) -> int:
@@ -98,31 +95,29 @@ class FeedForward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A run of `count` identical transformer layers.
-
-    prefix:     name of the layer list (`model.layers`); layer i is `prefix.i`, counted over all blocks of that prefix.
-    tensors:    the parameters of ONE layer.
-    stack:      which token stream it runs over: "decoder" sees S tokens, "encoder" `ModelShape.encoder_len(S)`.
-    norm_count: norms over the hidden size in one layer (2 for pre-norm, 4 for Gemma's sandwich, 1 for parallel blocks).
-    hidden_size: width of its stream where it is not the model's (a vision tower), 0: the model's.
-    parallel:   attention and feed-forward read the same input and are added together (GPT-J, Falcon, Cohere).
-    hidden_dropout, attention_dropout: probabilities while training, of the branches' outputs and of the attention
-        weights.
-    """
+    """A run of `count` identical transformer layers."""
 
     prefix: str
+    """The name of the layer list (`model.layers`); layer i is `prefix.i`, counted over all blocks of that prefix."""
     count: int
     tensors: tuple[Tensor, ...]
+    """The parameters of ONE layer."""
     attention: Attention
     feed_forward: FeedForward
     cross_attention: Attention | None = None
     stack: Literal["decoder", "encoder"] = "decoder"
+    """The token stream that it runs over: "decoder" has S tokens, "encoder" `ModelShape.encoder_len(S)`."""
     norm: NormKind = "rms"
     norm_count: int = 2
+    """Norms over the hidden size in one layer: 2 for pre-norm, 4 for Gemma's sandwich, 1 for parallel blocks."""
     hidden_size: int = 0
+    """The width of its stream where that is not the model's (a vision tower), 0: the model's."""
     parallel: bool = False
+    """Attention and feed-forward read the same input and are added together (GPT-J, Falcon, Cohere)."""
     hidden_dropout: float = 0.0
+    """The probability of dropout on the branches' outputs while training."""
     attention_dropout: float = 0.0
+    """The probability of dropout on the attention weights while training."""
 
     @property
     def parameters_per_layer(self) -> int:
@@ -135,33 +130,31 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """A model: its tensors, blocks and the dimensions outside the blocks.
-
-    name:        what the user calls it, or the catalogue's hub id.
-    model_type, architecture: transformers' `model_type` and class name.
-    outside:     parameters outside the repeated layers (embeddings, final norm, untied head); tied tensors appear once.
-    tied:        the output head is the input embedding.
-    vocab_size:  V, the width of the logits (0 for a model without a vocabulary, such as ViT).
-    num_labels:  width of a classification head's output, 0 for a language model.
-    max_positions: longest sequence the positions allow, None when unknown.
-    encoder_len_fixed: tokens of the encoder stream when they do not follow S (ViT: patches + 1, Whisper: 1500 frames).
-    logit_softcap: final logits are soft-capped (Gemma 2), which keeps extra copies.
-    source:      where the dimensions come from (a catalogue's source, a file, the hub).
-    """
+    """A model: its tensors, blocks and the dimensions outside the blocks."""
 
     name: str
+    """The name that the user gave, or the catalogue's hub id."""
     model_type: str
     architecture: str
+    """The name of transformers' class."""
     hidden_size: int
     vocab_size: int
+    """V, the width of the logits; 0 for a model without a vocabulary, such as ViT."""
     blocks: tuple[Block, ...]
     outside: tuple[Tensor, ...]
+    """The parameters outside the repeated layers (embeddings, final norm, untied head); tied tensors appear once."""
     tied: bool
+    """The output head is the input embedding."""
     num_labels: int = 0
+    """The width of a classification head's output, 0 for a language model."""
     max_positions: int | None = None
+    """The longest sequence that the positions allow, None when unknown."""
     encoder_len_fixed: int | None = None
+    """Tokens of the encoder stream where they do not follow S (ViT: patches + 1, Whisper: 1500 frames)."""
     logit_softcap: bool = False
+    """The final logits are soft-capped (Gemma 2), which keeps extra copies."""
     source: str = ""
+    """Where the dimensions come from: a catalogue's source, a file, the hub."""
 
     def __hash__(self) -> int:
         # Estimators cache by model; hashing thousands of tensors for each look-up would cost more than it saves.

@@ -62,17 +62,18 @@ memory bandwidth, copies through the host take the latter. Fitted."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """The path that a collective takes over all ranks.
-
-    bytes_per_s: of the slowest link, after protocol losses; resource: which that is. all_reduce_bytes_per_s: the same
-                 for an all-reduce, where it was measured apart: gloo's is three times as fast as its other collectives.
-    """
+    """The path that a collective takes over all ranks."""
 
     ranks: int
     bytes_per_s: float
+    """The rate of the slowest link, after protocol losses."""
     all_reduce_bytes_per_s: float
+    """The same for an all-reduce, where it was measured apart: gloo's is three times as fast as its other
+    collectives."""
     call_s: float
+    """Seconds of starting a collective and passing it on from rank to rank."""
     resource: str
+    """Which the slowest link is: "gpu links" or "network"."""
 
     def gather_s(self, size_bytes: float, calls: int) -> float:
         """All-gather (or reduce-scatter) of `size_bytes` in all, split into `calls`."""

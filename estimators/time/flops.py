@@ -55,12 +55,7 @@ _ENCODER_KEYS = re.compile(r"(EncDecAttention|encoder_attn|crossattention)\W(\w+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """`copies` matrix products of (rows x inner) by (inner x columns); forward, one layer.
-
-    backward: products of that size in the backward pass: 2 with the gradient of the weight, 1 where it is frozen, 0
-              where the result is thrown away.
-    again:    checkpointing runs it a second time (rule 6).
-    """
+    """`copies` matrix products of (rows x inner) by (inner x columns); forward, one layer."""
 
     name: str
     rows: int
@@ -68,7 +63,10 @@ class Product:
     columns: int
     copies: int = 1
     backward: int = 2
+    """Products of that size in the backward pass: 2 with the gradient of the weight, 1 where it is frozen, 0 where
+    nothing is derived from the result."""
     again: bool = True
+    """Checkpointing runs the product a second time (rule 6)."""
 
     @property
     def forward_flops(self) -> int:
@@ -81,14 +79,12 @@ class Product:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFlops:
-    """FLOPs of one micro batch on one GPU.
-
-    recompute: what checkpointing runs a second time; 0 without it.
-    """
+    """FLOPs of one micro batch on one GPU."""
 
     forward: int
     backward: int
     recompute: int
+    """FLOPs that checkpointing runs a second time; 0 without it."""
 
     @property
     def total(self) -> int:

@@ -71,16 +71,16 @@ The host runs at most two fetches ahead of the GPU (deepspeed 0.19.8 partitioned
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostWork:
-    """What the host does in one forward pass of all layers.
-
-    operations: kernels launched. folds: weights that LoRA computes. visits: calls of submodules that ZeRO-3 hooks.
-    parameters: trained tensors. visit_s: of one visit. operation_s: of one operation.
-    """
+    """What the host does in one forward pass of all layers."""
 
     operations: int
+    """Kernels that it launches."""
     folds: int
+    """Weights W + B A that LoRA computes."""
     visits: int
+    """Calls of submodules that ZeRO-3 hooks, each taking `visit_s`."""
     parameters: int
+    """Trained tensors."""
     visit_s: float
     operation_s: float
 

@@ -38,26 +38,25 @@ Kind = Literal["product", "attention", "memory", "host", "to device", "to host",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedOperation:
-    """`count` equal operations of one phase.
-
-    phase:      "forward", "backward" or "step", all micro batches together.
-    kind:       "memory" is anything on the GPU that is no product or attention; "host" runs on the CPU; "visit" is a
-                submodule that ran, which ZeRO-3's hooks surround.
-    precision:  of the result, as torch names it ("bfloat16").
-    size_bytes: of one: inputs and outputs; what a copy or collective moves.
-    product:    (copies, rows, inner, columns) of a product, () otherwise.
-    flops:      of attention, after the mask; keys: length of its sequences.
-    """
+    """`count` equal operations of one phase."""
 
     phase: str
+    """One of "forward", "backward" and "step", all micro batches together."""
     kind: Kind
+    """Anything on the GPU that is no product or attention is "memory"; "host" runs on the CPU; "visit" is a submodule
+    that ran, which ZeRO-3's hooks surround."""
     name: str
     count: int
     precision: str = ""
+    """The data type of the result, as torch names it ("bfloat16")."""
     size_bytes: int = 0
+    """What one operation reads and writes, or what one copy or collective moves."""
     product: tuple[int, ...] = ()
+    """(copies, rows, inner, columns) of a product."""
     flops: int = 0
+    """FLOPs of attention, after the mask."""
     keys: int = 0
+    """The sequence length of attention."""
 
 
 def recorded_time(

@@ -62,14 +62,11 @@ def _together(gpu_s: float, host_s: float, serial: float) -> float:
 
 @dataclass(slots=True)
 class _Lane:
-    """What the links carry beside one kind of pass, all micro batches together.
-
-    carried: a term for each thing, all of it in `seconds`. pieces: collectives one after the other, of which the last
-        has no
-    pass left to hide behind.
-    """
+    """What the links carry beside one kind of pass, all micro batches together."""
 
     carried: list[TimeTerm] = field(default_factory=list)
+    """A term for each thing, all of it in `seconds`. pieces: collectives one after the other, of which the last has no
+    pass left to hide behind."""
     pieces: int = 1
 
     def terms(self, shadow_s: float, *, overlaps: bool) -> list[TimeTerm]:
