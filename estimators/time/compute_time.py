@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..hardware.cluster import Gpu
-from ..models.model_shape import ModelShape
+from ..models.model_shape import Block, ModelShape
 from ..software import DEFAULT, Software
 from ..workload import Workload
 from .flops import Product, attention_backward, block_attention, block_products, head_product
@@ -17,40 +17,37 @@ from .memory_bound import block_bytes, block_weight_bytes, loss_bytes
 from .roofline import attention_rate, memory_rate, product_rate, product_s
 
 
+@dataclass(slots=True)
+class PassTime:
+    """Seconds of one pass of a micro batch, by what the GPU runs."""
+
+    products_s: float = 0.0
+    attention_s: float = 0.0
+    elementwise_s: float = 0.0
+    loss_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return self.products_s + self.attention_s + self.elementwise_s + self.loss_s
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeTime:
-    """Seconds of one micro batch on one GPU, by pass. What checkpointing runs again is `recompute` of each kind."""
+    """Seconds of one micro batch on one GPU, by pass."""
 
-    products_forward_s: float
-    products_backward_s: float
-    products_recompute_s: float
-    attention_forward_s: float
-    attention_backward_s: float
-    attention_recompute_s: float
-    elementwise_forward_s: float
-    elementwise_backward_s: float
-    elementwise_recompute_s: float
-    loss_forward_s: float
-    loss_backward_s: float
+    forward: PassTime
+    backward: PassTime
+    recompute: PassTime
+    """What checkpointing runs again; nothing without it."""
 
     @property
     def forward_s(self) -> float:
-        return self.products_forward_s + self.attention_forward_s + self.elementwise_forward_s + self.loss_forward_s
-
-    @property
-    def recompute_s(self) -> float:
-        return self.products_recompute_s + self.attention_recompute_s + self.elementwise_recompute_s
+        return self.forward.total_s
 
     @property
     def backward_s(self) -> float:
         """The backward pass with what it recomputes."""
-        return (
-            self.products_backward_s
-            + self.attention_backward_s
-            + self.elementwise_backward_s
-            + self.loss_backward_s
-            + self.recompute_s
-        )
+        return self.backward.total_s + self.recompute.total_s
 
 
 @lru_cache(maxsize=512)
@@ -64,61 +61,60 @@ def compute_time(
 ) -> ComputeTime:
     """Seconds of one micro batch; see the module's formulas. Raises ClusterError for a GPU without any published
     rate."""
-    rate, bandwidth = product_rate(gpu, workload.precision), memory_rate(gpu)
-    element = workload.weight_bytes
-
-    def forward_and_backward(product: Product) -> tuple[float, float]:
-        rows, inner, columns = product.rows, product.inner, product.columns
-
-        def seconds(rows: int, inner: int, columns: int) -> float:
-            return product_s(
-                rows, inner, columns, copies=product.copies, rate=rate, bandwidth=bandwidth, element=element
-            )
-
-        # The gradient of the input sums over the output's width, that of the weight over the rows.
-        of_input = seconds(rows, columns, inner) if product.backward else 0.0
-        of_weight = seconds(inner, rows, columns) if product.backward == 2 else 0.0
-        return seconds(rows, inner, columns), of_input + of_weight
-
-    forward = backward = again = attention_forward_s = attention_backward_s = 0.0
-    elementwise_forward = elementwise_backward = 0.0
+    passes = _Passes(model, workload, gpu, micro_batch, software)
     for block in model.blocks:
         for product in block_products(model, block, workload, micro_batch):
-            once, back = forward_and_backward(product)
-            forward += block.count * once
-            backward += block.count * back
-            again += block.count * once if product.again or software.reentrant else 0.0
-        for attention, flops in block_attention(model, block, workload, micro_batch):
-            keys = min(attention.window or workload.seq_len, workload.seq_len)
-            rates = [
-                attention_rate(gpu, workload.precision, workload.attention, keys, backward=back)
-                for back in (False, True)
-            ]
-            attention_forward_s += block.count * flops / (rates[0] * software.attention_forward)
-            attention_backward_s += (
-                block.count * flops * attention_backward(workload.attention) / (rates[1] * software.attention_backward)
-            )
-        forward_bytes, backward_bytes = block_bytes(model, block, workload, micro_batch, fused=software.fused_kernels)
-        weights_forward, weights_backward = block_weight_bytes(model, block, workload)
-        elementwise_forward += block.count * (forward_bytes + weights_forward) / bandwidth
-        elementwise_backward += block.count * (backward_bytes + weights_backward) / bandwidth
+            passes.add_product(product, block.count, again=product.again or software.reentrant)
+        passes.add_attention(block)
+        passes.add_elementwise(block)
+    passes.again.attention_s, passes.again.elementwise_s = passes.forward.attention_s, passes.forward.elementwise_s
     head = head_product(model, workload, micro_batch)
     if head is not None:
-        once, back = forward_and_backward(head)
-        forward += once
-        backward += back
+        passes.add_product(head, 1, again=False)
     loss_forward, loss_backward = loss_bytes(model, workload, micro_batch)
-    recomputed = 1.0 if gradient_checkpointing else 0.0
-    return ComputeTime(
-        products_forward_s=forward,
-        products_backward_s=backward,
-        products_recompute_s=again * recomputed,
-        attention_forward_s=attention_forward_s,
-        attention_backward_s=attention_backward_s,
-        attention_recompute_s=attention_forward_s * recomputed,
-        elementwise_forward_s=elementwise_forward,
-        elementwise_backward_s=elementwise_backward,
-        elementwise_recompute_s=elementwise_forward * recomputed,
-        loss_forward_s=loss_forward / bandwidth,
-        loss_backward_s=loss_backward / bandwidth,
-    )
+    passes.forward.loss_s, passes.backward.loss_s = loss_forward / passes.bandwidth, loss_backward / passes.bandwidth
+    again = passes.again if gradient_checkpointing else PassTime()
+    return ComputeTime(forward=passes.forward, backward=passes.backward, recompute=again)
+
+
+class _Passes:
+    """The passes of one micro batch while its layers are added to them."""
+
+    def __init__(self, model: ModelShape, workload: Workload, gpu: Gpu, micro_batch: int, software: Software) -> None:
+        self.model, self.workload, self.gpu = model, workload, gpu
+        self.micro_batch, self.software = micro_batch, software
+        self.rate, self.bandwidth = product_rate(gpu, workload.precision), memory_rate(gpu)
+        self.forward, self.backward, self.again = PassTime(), PassTime(), PassTime()
+
+    def add_product(self, product: Product, layers: int, *, again: bool) -> None:
+        rows, inner, columns = product.rows, product.inner, product.columns
+        once = self._product_s(product, rows, inner, columns)
+        # The gradient of the input sums over the output's width, that of the weight over the rows.
+        of_input = self._product_s(product, rows, columns, inner) if product.backward else 0.0
+        of_weight = self._product_s(product, inner, rows, columns) if product.backward == 2 else 0.0
+        self.forward.products_s += layers * once
+        self.backward.products_s += layers * (of_input + of_weight)
+        self.again.products_s += layers * once if again else 0.0
+
+    def _product_s(self, product: Product, rows: int, inner: int, columns: int) -> float:
+        copies, element = product.copies, self.workload.weight_bytes
+        return product_s(rows, inner, columns, copies=copies, rate=self.rate, bandwidth=self.bandwidth, element=element)
+
+    def add_attention(self, block: Block) -> None:
+        workload, software = self.workload, self.software
+        for attention, flops in block_attention(self.model, block, workload, self.micro_batch):
+            keys = min(attention.window or workload.seq_len, workload.seq_len)
+            forward, backward = (
+                attention_rate(self.gpu, workload.precision, workload.attention, keys, backward=back)
+                for back in (False, True)
+            )
+            backward_flops = block.count * flops * attention_backward(workload.attention)
+            self.forward.attention_s += block.count * flops / (forward * software.attention_forward)
+            self.backward.attention_s += backward_flops / (backward * software.attention_backward)
+
+    def add_elementwise(self, block: Block) -> None:
+        fused = self.software.fused_kernels
+        forward, backward = block_bytes(self.model, block, self.workload, self.micro_batch, fused=fused)
+        weights_forward, weights_backward = block_weight_bytes(self.model, block, self.workload)
+        self.forward.elementwise_s += block.count * (forward + weights_forward) / self.bandwidth
+        self.backward.elementwise_s += block.count * (backward + weights_backward) / self.bandwidth

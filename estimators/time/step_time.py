@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from ..estimate import TimeEstimate, TimeTerm
 from ..hardware.cluster import Cluster
 from ..hardware.host_defaults import assumed_of_host
-from ..memory.trainable import TensorSet, tensor_set
+from ..memory.trainable import tensor_set
 from ..models.model_shape import ModelShape
 from ..optimizers import optimizer
 from ..plan import Plan
@@ -21,8 +21,8 @@ from ..software import DEFAULT, Software
 from ..workload import Workload
 from . import collective_time as collective
 from . import offload_time as offload
-from .collective_time import CONTENTION, Ring
-from .compute_time import ComputeTime, compute_time
+from .collective_time import CONTENTION
+from .compute_time import compute_time
 from .host_time import MICRO_STEP_HOST_S, ZERO3_SERIAL, host_work
 from .memory_bound import COPIED_PASSES, OPTIMIZER_PASSES_BYTES, SUMMED_PASSES
 from .roofline import memory_rate, product_rate
@@ -61,42 +61,48 @@ def _together(gpu_s: float, host_s: float, serial: float) -> float:
 
 
 @dataclass(slots=True)
-class _Lane:
+class _Transfers:
     """What the links carry beside one kind of pass, all micro batches together."""
 
     carried: list[TimeTerm] = field(default_factory=list)
-    """A term for each thing, all of it in `seconds`. pieces: collectives one after the other, of which the last has no
-    pass left to hide behind."""
+    """A term for each thing, all of it in `seconds`."""
     pieces: int = 1
+    """Collectives that follow each other; the last of them has no pass left to hide behind."""
 
-    def terms(self, shadow_s: float, *, overlaps: bool) -> list[TimeTerm]:
+    def terms(self, pass_s: float, *, overlaps: bool) -> list[TimeTerm]:
         """Terms of what the pass does not hide; each thing carried is hidden in the same proportion."""
         total = sum(term.seconds for term in self.carried)
         if not total or not overlaps:
             return self.carried
-        hidden = (1 - CONTENTION) * min(total * (1 - 1 / self.pieces), shadow_s) / total
+        hidden = (1 - CONTENTION) * min(total * (1 - 1 / self.pieces), pass_s) / total
         return [
             replace(term, seconds=term.seconds * (1 - hidden), hidden_s=term.seconds * hidden) for term in self.carried
         ]
 
 
-class _Step:
-    """One optimizer step, put together once.
+_SOURCES = {
+    "gpu memory": "memory_bound.py",
+    "launch": "host_time.py",
+    "gpu links": "collective_time.py",
+    "network": "collective_time.py",
+    "pcie": "offload_time.py",
+    "cpu": "offload_time.py",
+    "nvme": "offload_time.py",
+}
+"""The module with the formula of a term, by what the term keeps busy."""
 
-    micro_batches: n. trained, trained_per_rank, trained_per_node: parameters that the optimizer updates.
-    gradient_s:    copying gradients into buckets, or summing them up, over all micro batches.
-    forward_s, backward_s: all passes of a kind, without what the links add.
-    """
+
+class _Step:
+    """One optimizer step, put together once."""
 
     def __init__(self, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan, software: Software) -> None:
         stage, n = plan.zero_stage, plan.gradient_accumulation_steps
         self.workload, self.cluster, self.plan = workload, cluster, plan
         self.micro_batches, self.element = n, workload.weight_bytes
-        self.tensors: TensorSet = tensor_set(model, workload)
-        self.ring: Ring = collective.ring(cluster)
+        self.tensors, self.ring = tensor_set(model, workload), collective.ring(cluster)
         # On a CPU the process that computes also moves what the ranks exchange.
         self.overlaps = plan.overlap_comm and not cluster.gpu.is_cpu
-        self.compute: ComputeTime = compute_time(
+        self.compute = compute_time(
             model, workload, cluster.gpu, plan.micro_batch_size, plan.gradient_checkpointing, software
         )
         self.trained = self.tensors.trainable_numel
@@ -121,329 +127,205 @@ class _Step:
         serial = 1.0 if cluster.gpu.is_cpu else ZERO3_SERIAL if stage == 3 else 0.0
         self.forward_s = n * _together(self.compute.forward_s, forward_host, serial)
         self.backward_s = n * _together(self.compute.backward_s + self.gradient_s / n, backward_host, serial)
+        self.values = self._symbols()
+
+    def _symbols(self) -> dict[str, float]:
+        """The values of the symbols that several formulas share."""
+        plan, cluster = self.plan, self.cluster
+        return {
+            "n": self.micro_batches,
+            "B": plan.micro_batch_size,
+            "S": self.workload.seq_len,
+            "N": cluster.world_size,
+            "M": cluster.nodes,
+            "w": self.element,
+            "Pt": self.trained,
+            "Pr": self.trained_per_rank,
+            "Pn": self.trained_per_node,
+            "reductions": self.reductions,
+            "R": product_rate(cluster.gpu, self.workload.precision),
+            "W": memory_rate(cluster.gpu),
+            "PCIe": 1 / offload.host_link_s(cluster, 1, pinned=plan.pin_memory),
+            "read": 1 / offload.nvme_read_s(cluster, 1),
+            "write": 1 / offload.nvme_write_s(cluster, 1),
+            "t": self.ring.call_s,
+        }
 
     def terms(self) -> list[TimeTerm]:
         return [*self._computing(), *self._forward_links(), *self._backward_links(), *self._optimizer()]
 
     def _term(
-        self,
-        name: str,
-        resource: str,
-        formula: str,
-        seconds: float,
-        source: str,
-        hidden_s: float = 0.0,
-        **inputs: float,
+        self, name: str, resource: str, seconds: float, formula: str, symbols: str, source: str = "", **values: float
     ) -> TimeTerm:
+        """One term; `values` are those of its symbols that are its own."""
+        values = self.values | values
         return time_term(
             name=name,
             seconds=seconds,
-            hidden_s=hidden_s,
             resource=resource,
             formula=formula,
-            inputs=tuple(inputs.items()),
-            source=f"estimators/{source}",
+            inputs=tuple((symbol, values[symbol]) for symbol in symbols.split()),
+            source=f"estimators/time/{source or _SOURCES[resource]}",
         )
 
     def _computing(self) -> list[TimeTerm]:
-        compute, n, cluster = self.compute, self.micro_batches, self.cluster
-        on_gpu = n * (compute.forward_s + compute.backward_s) + self.gradient_s
+        n, forward, backward = self.micro_batches, self.compute.forward, self.compute.backward
+        on_gpu = n * (self.compute.forward_s + self.compute.backward_s) + self.gradient_s
         launched = max(0.0, self.forward_s + self.backward_s - on_gpu)
-        rate, memory = product_rate(cluster.gpu, self.workload.precision), memory_rate(cluster.gpu)
-        batch: dict[str, float] = {"n": n, "B": self.plan.micro_batch_size, "S": self.workload.seq_len}
-        elementwise = compute.elementwise_forward_s + compute.elementwise_backward_s
-        loss = compute.loss_forward_s + compute.loss_backward_s
+        products = n * (forward.products_s + backward.products_s)
+        attention = n * (forward.attention_s + backward.attention_s)
+        elementwise, loss = forward.elementwise_s + backward.elementwise_s, forward.loss_s + backward.loss_s
+        moved, loss_moved = elementwise * self.values["W"], loss * self.values["W"]
+        products_formula = "n sum(max(2 rows (inner + tile start) columns / R, bytes / W) + ramp)"
+        attention_formula = "n L 2 B A (d + dv) pairs (1 + backward) / rate(S)"
+        recompute_formula = "n (forward of every layer, up to its last product)"
+        copies_formula = f"({COPIED_PASSES:g} reductions + {SUMMED_PASSES:g} (n - 1)) w Pt / W"
+        launch = self._term(
+            "launch overhead", "launch", launched, "host time that the GPU waits for, forward and backward apart", ""
+        )
         return [
             self._term(
-                "matrix products",
-                "gpu compute",
-                "n sum(max(2 rows (inner + tile start) columns / R, bytes / W) + ramp)",
-                n * (compute.products_forward_s + compute.products_backward_s),
-                "roofline.py product_s",
-                **batch,
-                R=rate,
-                W=memory,
+                "matrix products", "gpu compute", products, products_formula, "n B S R W", "roofline.py product_s"
+            ),
+            self._term("attention", "gpu compute", attention, attention_formula, "n B S", "roofline.py attention_rate"),
+            self._term(
+                "elementwise operations", "gpu memory", n * elementwise, "n bytes / W", "n bytes W", bytes=moved
             ),
             self._term(
-                "attention",
-                "gpu compute",
-                "n L 2 B A (d + dv) pairs (1 + backward) / rate(S)",
-                n * (compute.attention_forward_s + compute.attention_backward_s),
-                "roofline.py attention_rate",
-                **batch,
-            ),
-            self._term(
-                "elementwise operations",
-                "gpu memory",
-                "n bytes / W",
-                n * elementwise,
-                "memory_bound.py",
-                n=n,
-                bytes=elementwise * memory,
-                W=memory,
-            ),
-            self._term(
-                "loss over the vocabulary",
-                "gpu memory",
-                "n bytes / W",
-                n * loss,
-                "memory_bound.py",
-                n=n,
-                bytes=loss * memory,
-                W=memory,
+                "loss over the vocabulary", "gpu memory", n * loss, "n bytes / W", "n bytes W", bytes=loss_moved
             ),
             self._term(
                 "recomputation",
                 "gpu compute",
-                "n (forward of every layer, up to its last product)",
-                n * compute.recompute_s,
+                n * self.compute.recompute.total_s,
+                recompute_formula,
+                "n",
                 "compute_time.py",
-                n=n,
             ),
-            self._term(
-                "gradient copies",
-                "gpu memory",
-                f"({COPIED_PASSES:g} reductions + {SUMMED_PASSES:g} (n - 1)) w Pt / W",
-                self.gradient_s,
-                "memory_bound.py",
-                reductions=self.reductions,
-                n=n,
-                w=self.element,
-                Pt=self.trained,
-                W=memory,
-            ),
-            self._term(
-                "launch overhead",
-                "launch",
-                "host time that the GPU waits for, forward and backward apart",
-                launched,
-                "host_time.py",
-                hidden_s=max(0.0, self.host_s - launched),
-            ),
+            self._term("gradient copies", "gpu memory", self.gradient_s, copies_formula, "reductions n w Pt W"),
+            replace(launch, hidden_s=max(0.0, self.host_s - launched)),
         ]
 
     def _forward_links(self) -> list[TimeTerm]:
-        lane = _Lane()
+        transfers = _Transfers()
         if self.plan.zero_stage == 3:
-            self._gather(lane, self.micro_batches * self._gathered_shares()[0])
-        return lane.terms(self.forward_s, overlaps=self.overlaps)
+            self._gather(transfers, self.micro_batches * self._gathered_shares()[0])
+        return transfers.terms(self.forward_s, overlaps=self.overlaps)
 
     def _backward_links(self) -> list[TimeTerm]:
         plan, n = self.plan, self.micro_batches
-        lane = _Lane(pieces=collective.reduce_calls(self.tensors, plan))
+        transfers = _Transfers(pieces=collective.reduce_calls(self.tensors, plan))
         if plan.zero_stage == 3:
             passes = n * self._gathered_shares()[1]
             if plan.gradient_checkpointing and plan.stage3_max_reuse_distance < 2 * self.tensors.layer_numel:
                 passes *= 2  # a layer is released between its recomputation and its backward pass
-            self._gather(lane, passes)
-        self._reduce(lane)
-        self._gradients_to_host(lane)
-        return lane.terms(self.backward_s * self.reductions / n, overlaps=self.overlaps and plan.zero_stage >= 1)
+            self._gather(transfers, passes)
+        if self.ring.ranks > 1:
+            transfers.carried.append(self._reduction())
+        if plan.offload_optimizer != "none":
+            transfers.carried.append(self._gradients_to_host())
+        return transfers.terms(self.backward_s * self.reductions / n, overlaps=self.overlaps and plan.zero_stage >= 1)
 
     def _gathered_shares(self) -> tuple[float, float]:
         return collective.gathered_shares(self.tensors, self.plan, self.cluster.world_size)
 
     def _collective(
-        self,
-        name: str,
-        times: float,
-        size_bytes: float,
-        calls: int,
-        what: str,
-        *,
-        all_reduce: bool = False,
-        **inputs: float,
+        self, name: str, times: float, size_bytes: float, calls: int, formula: str, symbols: str, **values: float
     ) -> TimeTerm:
-        """`times` all-gathers, reduce-scatters or all-reduces of a size; `what` is the formula of the bytes that go
-        around."""
-        ring = self.ring
-        seconds, link, rounds = (
-            (ring.all_reduce_s, ring.all_reduce_bytes_per_s, 2) if all_reduce else (ring.gather_s, ring.bytes_per_s, 1)
+        """`times` all-gathers or reduce-scatters of a size; `formula` is that of the bytes that go around."""
+        ring, formula = self.ring, f"{formula} (N - 1) / N / link + calls t"
+        seconds, values = (
+            times * ring.gather_s(size_bytes, calls),
+            {"link": ring.bytes_per_s, "calls": times * calls} | values,
         )
-        return self._term(
-            name,
-            ring.resource,
-            f"{what} (N - 1) / N / link + calls t",
-            times * seconds(size_bytes, calls),
-            "collective_time.py",
-            **inputs,
-            N=ring.ranks,
-            link=link,
-            calls=rounds * times * calls,
-            t=ring.call_s,
-        )
+        return self._term(name, ring.resource, seconds, formula, f"{symbols} N link calls t", **values)
 
-    def _gather(self, lane: _Lane, passes: float) -> None:
-        """Stage 3: weights from the ranks' shards, which may lie in host memory or on NVMe."""
+    def _gather(self, transfers: _Transfers, passes: float) -> None:
+        """Stage 3 gathers weights from the ranks' shards, which may lie in host memory or on NVMe."""
         plan, cluster, tensors = self.plan, self.cluster, self.tensors
         size, calls = collective.gathered_bytes(tensors, self.workload), collective.gather_calls(tensors, plan)
         if not passes:
             return
-        lane.pieces = max(lane.pieces, calls)
+        carried, own = transfers.carried, {"passes": passes, "weights": size}
+        transfers.pieces = max(transfers.pieces, calls)
         if self.ring.ranks > 1:
-            lane.carried.append(
-                self._collective("weight gathering", passes, size, calls, "passes weights", passes=passes, weights=size)
+            carried.append(
+                self._collective("weight gathering", passes, size, calls, "passes weights", "passes weights", **own)
             )
         if plan.offload_param != "none":
-            lane.carried.append(
-                self._pcie(
-                    "weights from host",
-                    "passes weights / N / PCIe",
-                    passes * size / cluster.world_size,
-                    passes=passes,
-                    weights=size,
-                    N=cluster.world_size,
-                )
-            )
+            per_rank, formula = passes * size / cluster.world_size, "passes weights / N / PCIe"
+            carried.append(self._pcie("weights from host", per_rank, formula, "passes weights N", **own))
         if plan.offload_param == "nvme":
-            lane.carried.append(
-                self._term(
-                    "weights from NVMe",
-                    "nvme",
-                    "passes weights / M / read",
-                    passes * offload.nvme_read_s(cluster, size / cluster.nodes),
-                    "offload_time.py",
-                    passes=passes,
-                    weights=size,
-                    M=cluster.nodes,
-                    read=1 / offload.nvme_read_s(cluster, 1),
-                )
-            )
+            seconds, formula = passes * offload.nvme_read_s(cluster, size / cluster.nodes), "passes weights / M / read"
+            carried.append(self._term("weights from NVMe", "nvme", seconds, formula, "passes weights M read", **own))
 
-    def _pcie(self, name: str, formula: str, size_bytes: float, **inputs: float) -> TimeTerm:
-        pinned = self.plan.pin_memory
+    def _pcie(self, name: str, size_bytes: float, formula: str, symbols: str, **values: float) -> TimeTerm:
+        seconds = offload.host_link_s(self.cluster, size_bytes, pinned=self.plan.pin_memory)
+        return self._term(name, "pcie", seconds, formula, f"{symbols} PCIe", **values)
+
+    def _reduction(self) -> TimeTerm:
+        ring, times = self.ring, self.reductions
+        size, calls = self.trained * self.element, collective.reduce_calls(self.tensors, self.plan)
+        if self.plan.zero_stage == 3:
+            return self._collective("gradient reduction", times, size, calls, "n w Pt", "n w Pt", n=times)
         return self._term(
-            name,
-            "pcie",
-            formula,
-            offload.host_link_s(self.cluster, size_bytes, pinned=pinned),
-            "offload_time.py",
-            **inputs,
-            PCIe=1 / offload.host_link_s(self.cluster, 1, pinned=pinned),
+            "gradient reduction",
+            ring.resource,
+            times * ring.all_reduce_s(size, calls),
+            "2 reductions w Pt (N - 1) / N / link + calls t",
+            "reductions w Pt N link calls t",
+            link=ring.all_reduce_bytes_per_s,
+            calls=2 * times * calls,
         )
 
-    def _reduce(self, lane: _Lane) -> None:
-        plan, times = self.plan, self.reductions
-        if self.ring.ranks == 1:
-            return
-        size, calls = self.trained * self.element, collective.reduce_calls(self.tensors, plan)
-        if plan.zero_stage < 3:
-            lane.carried.append(
-                self._collective(
-                    "gradient reduction",
-                    times,
-                    size,
-                    calls,
-                    "2 reductions w Pt",
-                    all_reduce=True,
-                    reductions=times,
-                    w=self.element,
-                    Pt=self.trained,
-                )
-            )
-        else:
-            lane.carried.append(
-                self._collective(
-                    "gradient reduction", times, size, calls, "n w Pt", n=times, w=self.element, Pt=self.trained
-                )
-            )
-
-    def _gradients_to_host(self, lane: _Lane) -> None:
-        plan, n = self.plan, self.micro_batches
-        if plan.offload_optimizer == "none":
-            return
-        if plan.zero_stage == 3:
-            per_parameter, formula = 4 + 2 * self.element * n, "(4 + 2 w n) Pr / PCIe"
-        elif plan.zero_stage == 2 and n > 1:
-            per_parameter, formula = 4 + self.element * (2 * n - 1), "(4 + w (2 n - 1)) Pr / PCIe"
+    def _gradients_to_host(self) -> TimeTerm:
+        stage, n, w = self.plan.zero_stage, self.micro_batches, self.element
+        if stage == 3:
+            per_parameter, formula = 4 + 2 * w * n, "(4 + 2 w n) Pr / PCIe"
+        elif stage == 2 and n > 1:
+            per_parameter, formula = 4 + w * (2 * n - 1), "(4 + w (2 n - 1)) Pr / PCIe"
         else:
             per_parameter, formula = 4, "4 Pr / PCIe"
-        lane.carried.append(
-            self._pcie(
-                "gradients to host",
-                formula,
-                per_parameter * self.trained_per_rank,
-                w=self.element,
-                n=n,
-                Pr=self.trained_per_rank,
-            )
-        )
+        return self._pcie("gradients to host", per_parameter * self.trained_per_rank, formula, "w n Pr")
 
     def _optimizer(self) -> list[TimeTerm]:
-        plan, cluster = self.plan, self.cluster
-        kind, ranks, node = optimizer(self.workload.optimizer), self.trained_per_rank, self.trained_per_node
-        updated: dict[str, float] = {"w": self.element, "Pr": ranks}
+        plan, cluster, ring = self.plan, self.cluster, self.ring
+        kind, node = optimizer(self.workload.optimizer), self.trained_per_node
+        weights = self.element * self.trained_per_rank
         terms: list[TimeTerm] = []
         if plan.offload_optimizer == "none":
-            rate = memory_rate(cluster.gpu)
+            seconds = (OPTIMIZER_PASSES_BYTES + 2 * kind.state_bytes) * self.trained_per_rank / self.values["W"]
+            formula = f"({OPTIMIZER_PASSES_BYTES:g} + 2 states) Pr / W"
             terms.append(
-                self._term(
-                    "optimizer",
-                    "gpu memory",
-                    f"({OPTIMIZER_PASSES_BYTES:g} + 2 states) Pr / W",
-                    (OPTIMIZER_PASSES_BYTES + 2 * kind.state_bytes) * ranks / rate,
-                    "memory_bound.py",
-                    states=kind.state_bytes,
-                    Pr=ranks,
-                    W=rate,
-                )
+                self._term("optimizer", "gpu memory", seconds, formula, "states Pr W", states=kind.state_bytes)
             )
         else:
-            states = kind.cpu_state_bytes or 0.0
-            seconds, per_parameter = offload.cpu_step_s(cluster, self.workload, node), offload.cpu_step_bytes(states)
-            terms.append(
-                self._term(
-                    "optimizer on the host",
-                    "cpu",
-                    "(26 + 2 states) Pn / host",
-                    seconds,
-                    "offload_time.py",
-                    states=states,
-                    Pn=node,
-                    host=per_parameter * node / seconds,
-                )
-            )
-            if plan.offload_optimizer == "nvme":
-                terms.append(
-                    self._term(
-                        "states from and to NVMe",
-                        "nvme",
-                        "(8 + states) Pn (1 / read + 1 / write)",
-                        offload.nvme_step_s(cluster, self.workload, node),
-                        "offload_time.py",
-                        states=states,
-                        Pn=node,
-                        read=1 / offload.nvme_read_s(cluster, 1),
-                        write=1 / offload.nvme_write_s(cluster, 1),
-                    )
-                )
+            terms += self._optimizer_on_host(kind.cpu_state_bytes or 0.0)
             if plan.offload_param == "none":
-                terms.append(self._pcie("updated weights to GPU", "w Pr / PCIe", self.element * ranks, **updated))
+                terms.append(self._pcie("updated weights to GPU", weights, "w Pr / PCIe", "w Pr"))
         if plan.offload_param != "none" and plan.offload_optimizer == "none":
-            terms.append(self._pcie("updated weights to host", "w Pr / PCIe", self.element * ranks, **updated))
+            terms.append(self._pcie("updated weights to host", weights, "w Pr / PCIe", "w Pr"))
         if plan.offload_param == "nvme":
-            terms.append(
-                self._term(
-                    "updated weights to NVMe",
-                    "nvme",
-                    "w Pn / write",
-                    offload.nvme_write_s(cluster, self.element * node),
-                    "offload_time.py",
-                    w=self.element,
-                    Pn=node,
-                    write=1 / offload.nvme_write_s(cluster, 1),
-                )
+            seconds = offload.nvme_write_s(cluster, self.element * node)
+            terms.append(self._term("updated weights to NVMe", "nvme", seconds, "w Pn / write", "w Pn write"))
+        if plan.zero_stage in (1, 2) and ring.ranks > 1:
+            size = self.element * self.trained
+            terms.append(self._collective("updated weights gathered", 1, size, 1, "w Pt", "w Pt"))
+        return terms
+
+    def _optimizer_on_host(self, states: float) -> list[TimeTerm]:
+        """The step on the host, with the optimizer's states read from and written to NVMe where they are there."""
+        cluster, node = self.cluster, self.trained_per_node
+        seconds = offload.cpu_step_s(cluster, self.workload, node)
+        rate, formula = offload.cpu_step_bytes(states) * node / seconds, "(26 + 2 states) Pn / host"
+        own = {"states": states, "host": rate}
+        terms = [self._term("optimizer on the host", "cpu", seconds, formula, "states Pn host", **own)]
+        if self.plan.offload_optimizer == "nvme":
+            seconds, formula = (
+                offload.nvme_step_s(cluster, self.workload, node),
+                "(8 + states) Pn (1 / read + 1 / write)",
             )
-        if plan.zero_stage in (1, 2) and self.ring.ranks > 1:
             terms.append(
-                self._collective(
-                    "updated weights gathered",
-                    1,
-                    self.element * self.trained,
-                    1,
-                    "w Pt",
-                    w=self.element,
-                    Pt=self.trained,
-                )
+                self._term("states from and to NVMe", "nvme", seconds, formula, "states Pn read write", states=states)
             )
         return terms
