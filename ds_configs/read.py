@@ -124,6 +124,11 @@ def is_true(value: Any) -> bool:
     return isinstance(value, bool | int | float) and value == 1
 
 
+def has_auto(value: Any) -> bool:
+    """Whether a configuration leaves any of its values to the Trainer or to accelerate."""
+    return any(map(has_auto, value.values())) if isinstance(value, Mapping) else bool(value == "auto")
+
+
 def _zero_block(config: Mapping[str, Any]) -> Mapping[str, Any]:
     zero = config.get("zero_optimization", {})
     if isinstance(zero, bool):

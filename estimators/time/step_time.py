@@ -88,8 +88,11 @@ _SOURCES = {
     "pcie": "offload_time.py",
     "cpu": "offload_time.py",
     "nvme": "offload_time.py",
+    "matrix products": "roofline.py product_s",
+    "attention": "roofline.py attention_rate",
+    "recomputation": "compute_time.py",
 }
-"""The module with the formula of a term, by what the term keeps busy."""
+"""The module with the formula of a term, by the term's name or else by what it keeps busy."""
 
 
 class _Step:
@@ -154,9 +157,7 @@ class _Step:
     def terms(self) -> list[TimeTerm]:
         return [*self._computing(), *self._forward_links(), *self._backward_links(), *self._optimizer()]
 
-    def _term(
-        self, name: str, resource: str, seconds: float, formula: str, symbols: str, source: str = "", **values: float
-    ) -> TimeTerm:
+    def _term(self, name: str, resource: str, seconds: float, formula: str, symbols: str, **values: float) -> TimeTerm:
         """One term; `values` are those of its symbols that are its own."""
         values = self.values | values
         return time_term(
@@ -165,7 +166,7 @@ class _Step:
             resource=resource,
             formula=formula,
             inputs=tuple((symbol, values[symbol]) for symbol in symbols.split()),
-            source=f"estimators/time/{source or _SOURCES[resource]}",
+            source=f"estimators/time/{_SOURCES.get(name) or _SOURCES[resource]}",
         )
 
     def _computing(self) -> list[TimeTerm]:
@@ -174,6 +175,7 @@ class _Step:
         launched = max(0.0, self.forward_s + self.backward_s - on_gpu)
         products = n * (forward.products_s + backward.products_s)
         attention = n * (forward.attention_s + backward.attention_s)
+        recomputed = n * self.compute.recompute.total_s
         elementwise, loss = forward.elementwise_s + backward.elementwise_s, forward.loss_s + backward.loss_s
         moved, loss_moved = elementwise * self.values["W"], loss * self.values["W"]
         products_formula = "n sum(max(2 rows (inner + tile start) columns / R, bytes / W) + ramp)"
@@ -184,24 +186,15 @@ class _Step:
             "launch overhead", "launch", launched, "host time that the GPU waits for, forward and backward apart", ""
         )
         return [
-            self._term(
-                "matrix products", "gpu compute", products, products_formula, "n B S R W", "roofline.py product_s"
-            ),
-            self._term("attention", "gpu compute", attention, attention_formula, "n B S", "roofline.py attention_rate"),
+            self._term("matrix products", "gpu compute", products, products_formula, "n B S R W"),
+            self._term("attention", "gpu compute", attention, attention_formula, "n B S"),
             self._term(
                 "elementwise operations", "gpu memory", n * elementwise, "n bytes / W", "n bytes W", bytes=moved
             ),
             self._term(
                 "loss over the vocabulary", "gpu memory", n * loss, "n bytes / W", "n bytes W", bytes=loss_moved
             ),
-            self._term(
-                "recomputation",
-                "gpu compute",
-                n * self.compute.recompute.total_s,
-                recompute_formula,
-                "n",
-                "compute_time.py",
-            ),
+            self._term("recomputation", "gpu compute", recomputed, recompute_formula, "n"),
             self._term("gradient copies", "gpu memory", self.gradient_s, copies_formula, "reductions n w Pt W"),
             replace(launch, hidden_s=max(0.0, self.host_s - launched)),
         ]

@@ -48,8 +48,3 @@ def problem(check: str, what: str, why: str, fix: str = "") -> DoctorFinding:
 
 def unknown(check: str, what: str, why: str = "", fix: str = "") -> DoctorFinding:
     return DoctorFinding(check=check, status="unknown", what=what, why=why, fix=fix)
-
-
-def gib(size_bytes: int) -> str:
-    """GiB with one decimal, for the sentences of findings."""
-    return f"{size_bytes / 2**30:,.1f}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ...ds_configs.read import has_auto
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import Framework, Workload
@@ -79,7 +80,7 @@ def lint(
     cluster:   batch sizes are checked against its ranks, precision against its GPUs; with a model, memory and speed.
     """
     assumed = framework is None
-    chosen: Framework = framework or ("hf" if _holds_auto(document.root.value) else "deepspeed")
+    chosen: Framework = framework or ("hf" if has_auto(document.root.value) else "deepspeed")
     config = LintedConfig(
         document=document,
         values=_as_read(document.root, chosen),
@@ -135,12 +136,6 @@ def _offset(document: Document, path: Path) -> int:
             break
         offset, node = member.start, member.node
     return offset
-
-
-def _holds_auto(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(_holds_auto(item) for item in value.values())
-    return bool(value == "auto")
 
 
 def _as_read(node: DocumentNode, framework: Framework) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ....ds_configs.launch_commands import Launcher
+from ....ds_configs.read import has_auto
 from ....estimators.errors import ConfigFileError
 from ....estimators.workload import Framework
 from ..request import Script
@@ -20,7 +21,7 @@ _ACCELERATE = re.compile(r"\bAccelerator\s*\(")
 def framework_of(config: Mapping[str, Any], source: str) -> Framework:
     """ "hf" where the configuration has an `auto`, which plain DeepSpeed does not fill, or the script uses the Trainer
     or accelerate; else "deepspeed"."""
-    if _has_auto(config) or _TRAINER.search(source) or _ACCELERATE.search(source):
+    if has_auto(config) or _TRAINER.search(source) or _ACCELERATE.search(source):
         return "hf"
     return "deepspeed"
 
@@ -55,9 +56,3 @@ def source_of(script: Script) -> str:
         return "" if path is None else path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def _has_auto(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(_has_auto, value.values()))
-    return bool(value == "auto")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from ....estimators.units import gib
 from ..facts import GpuState, MachineFacts
-from ..findings import DoctorFinding, gib, note, ok, problem, warning
+from ..findings import DoctorFinding, note, ok, problem, warning
 
 _IDLE_SHARE = 0.05
 """Of a GPU's memory that the driver itself may keep: 0.5 to 1 GiB of 80."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ....estimators.units import gib
 from ..facts import MachineFacts
-from ..findings import DoctorFinding, gib, note, ok, problem, warning
+from ..findings import DoctorFinding, note, ok, problem, warning
 from .building import install
 
 _SHORT = 0.1
