@@ -59,8 +59,8 @@ def mistral3(c: Fields) -> Body:
         + norms(("attention_norm", "ffn_norm"), hidden, "rms")
     )
     block = replace(tower_block(sizes, f"{at}transformer.layers", layer), norm="rms")
-    if (layer := c.number("vision_feature_layer", default=-1)) != -1:
-        raise c.error(f"vision_feature_layer {layer} is not supported")
+    if (features := c.number("vision_feature_layer", default=-1)) != -1:
+        raise c.error(f"vision_feature_layer {features} is not supported")
     merge, bias = c.size("spatial_merge_size", default=2), c.flag("multimodal_projector_bias", default=False)
     project = "multi_modal_projector."
     outside = (
