@@ -150,7 +150,7 @@ def _rungs(*in_every_run: tuple[Rung, Framework]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("rung", "flavor"), _rungs(("zero3-offload", "hf"), ("zero2-offload", "deepspeed")))
+@pytest.mark.parametrize(("rung", "flavor"), _rungs(("zero3-offload", "hf")))
 def test_a_rung_trains(prepare: Prepare, rung: Rung, flavor: Framework) -> None:
     """The loss falls, gradients accumulate, and the engine does what the plan says with the plan's numbers."""
     # With NVMe some parameters stay in RAM and others do not, in several sub-groups, as in a model of real size.

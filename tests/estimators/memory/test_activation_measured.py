@@ -433,7 +433,7 @@ def modes() -> list[Any]:
             name,
             method,
             checkpointing,
-            marks=[] if name in FAST else [pytest.mark.slow],
+            marks=[] if name in FAST and checkpointing == (method == "lora") else [pytest.mark.slow],
             id=f"{name}-{method}{'-checkpointing' if checkpointing else ''}",
         )
         for name in CASES

@@ -29,7 +29,7 @@ NUMELS = [77, 13, 30, 51, 1, 29]
 """Elements of the tensors in the script."""
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def allocated(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """What `deepspeed.initialize` allocated on each rank of 2 and of 4."""
     world_size = request.param
@@ -59,7 +59,7 @@ def allocated(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     try:
         answers = []
         for rank in ranks:
-            out, errors = rank.communicate(timeout=240)
+            out, errors = rank.communicate(timeout=1200)
             lines = [line for line in out.splitlines() if line.startswith("SIZES ")]
             assert lines, errors[-3000:]
             answers.append(json.loads(lines[0].removeprefix("SIZES ")))

@@ -9,7 +9,9 @@ from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import DryRunError, DryRunResult, dry_run
+from ds_advise.probes.dry_run.ask import ask_each
 from ds_advise.probes.dry_run.result import from_json
+from ds_advise.probes.dry_run.run import request_for
 from ds_advise.probes.run import Run
 
 from tests.machines import h100s
@@ -129,78 +131,27 @@ def test_the_callers_process_imports_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=Path.home(), check=False).returncode == 0
 
 
-def test_lora_trains_adapters_only_in_float16_without_skipping_steps() -> None:
-    """Master weights and states exist for the adapters alone; float16's loss scaling lets every step happen."""
-    result = dry_run(
-        Run(
-            config={"fp16": {"enabled": True}, "zero_optimization": {"stage": 2}},
-            model=MODEL,
-            workload=Workload(method="lora", lora_rank=4, seq_len=128, precision="fp16"),
-            cluster=h100s(2),
-        ),
-        iterations=2,
-    )
-    assert result.trainable_parameters == result.parameters - PARAMETERS > 0
-    states = result.peak.by_category["optimizer states"]
-    assert states == pytest.approx(8 * result.trainable_parameters / 2, rel=0.02)
-
-
-def test_nvme_bytes_are_counted_and_the_named_folder_is_left_alone(tmp_path: Path) -> None:
-    """Sixteen bytes per parameter on NVMe (master, two states, gradient), none of them really written."""
-    swap = tmp_path / "nvme" / "zero_stage_3"
-    swap.mkdir(parents=True)
-    (swap / "of-another-training").touch()
-    big = {**MODEL, "hidden_size": 2048, "intermediate_size": 4096, "num_hidden_layers": 2}
-    nvme = {"device": "nvme", "nvme_path": str(tmp_path / "nvme")}
-    result = dry_run(
-        Run(config=config(3, offload_optimizer=nvme), model=big, workload=Workload(seq_len=64), cluster=h100s(2)),
-        iterations=2,
-    )
-    assert [path.name for path in swap.iterdir()] == ["of-another-training"]
-    assert 12 <= result.nvme_bytes_per_rank / (result.parameters / 2) <= 16.2
-    step = result.phase("step", 2)
-    assert step.nvme_read_bytes > 0 and step.nvme_written_bytes > 0
-
-
 CONVNET = f"{Path(__file__).with_name('convnet.py')}:ConvNet"
 OWN = Workload(precision="fp16", framework="deepspeed")
-
-
-def test_a_module_of_the_users_own() -> None:
-    """CIFAR-10's network of a tutorial under plain DeepSpeed and its configuration: nearly all of the peak is two
-    buckets.
-
-    `overlap_comm` takes a second bucket, each of 2e8 elements whatever the network's size; float32 masters and Adam's
-    two states are whole on the one GPU.
-    """
-    config = {
-        "train_batch_size": 32,
-        "gradient_accumulation_steps": 1,
-        "fp16": {"enabled": True, "loss_scale": 0},
-        "optimizer": {
-            "type": "Adam",
-            "params": {"lr": 0.001, "betas": [0.8, 0.999], "eps": 1e-8, "weight_decay": 3e-7},
-        },
-        "zero_optimization": {
-            "stage": 2,
-            "allgather_partitions": True,
-            "allgather_bucket_size": 200_000_000,
-            "overlap_comm": True,
-            "reduce_scatter": True,
-            "reduce_bucket_size": 200_000_000,
-            "contiguous_gradients": True,
-        },
-    }
-    result = dry_run(Run(config=config, model=CONVNET, workload=OWN, gradient_checkpointing=False, cluster=h100s(1)))
-    assert result.parameters == 315_722
-    assert result.config["train_micro_batch_size_per_gpu"] == 32
-    parts = result.peak.by_category
-    assert parts["buckets"] == 2 * 200_000_000 * 2
-    assert parts["activations"] > 32 * (32 * 30 * 30 + 64 * 13 * 13) * 2
-    assert parts["master weights"] == pytest.approx(4 * 315_722, abs=512)
-    assert parts["optimizer states"] == pytest.approx(8 * 315_722, abs=2048)
-
-
+TUTORIAL = {
+    "train_batch_size": 32,
+    "gradient_accumulation_steps": 1,
+    "fp16": {"enabled": True, "loss_scale": 0},
+    "optimizer": {
+        "type": "Adam",
+        "params": {"lr": 0.001, "betas": [0.8, 0.999], "eps": 1e-8, "weight_decay": 3e-7},
+    },
+    "zero_optimization": {
+        "stage": 2,
+        "allgather_partitions": True,
+        "allgather_bucket_size": 200_000_000,
+        "overlap_comm": True,
+        "reduce_scatter": True,
+        "reduce_bucket_size": 200_000_000,
+        "contiguous_gradients": True,
+    },
+}
+"""The configuration of DeepSpeed's CIFAR-10 tutorial."""
 PICKY = """
 from torch import nn
 
@@ -221,34 +172,94 @@ PLAIN = {
 FP32 = Workload(precision="fp32", framework="deepspeed")
 
 
-def test_a_module_that_needs_values_is_told_the_line(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Picky's file, and a folder for NVMe where another training keeps a file."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "picky.py").write_text(PICKY)
+    (folder / "nvme" / "zero_stage_3").mkdir(parents=True)
+    (folder / "nvme" / "zero_stage_3" / "of-another-training").touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> dict[str, Any]:
+    """Result or error of each run; all are forks of one process, because importing torch is what takes time."""
+    nvme = config(3, offload_optimizer={"device": "nvme", "nvme_path": str(folder / "nvme")})
+    large = {**MODEL, "hidden_size": 2048, "intermediate_size": 4096, "num_hidden_layers": 2}
+    float16 = {"fp16": {"enabled": True}, "zero_optimization": {"stage": 2}}
+    lora = Workload(method="lora", lora_rank=4, seq_len=128, precision="fp16")
+    hub = {"model_type": "chatglm", "hidden_size": 8}
+    jobs = {
+        "lora": Run(config=float16, model=MODEL, workload=lora, cluster=h100s(2)),
+        "nvme": Run(config=nvme, model=large, workload=Workload(seq_len=64), cluster=h100s(2)),
+        "own": Run(config=TUTORIAL, model=CONVNET, workload=OWN, gradient_checkpointing=False, cluster=h100s(1)),
+        "picky": Run(
+            config=PLAIN,
+            model=f"{folder / 'picky.py'}:Picky",
+            micro_batch_size=16,
+            workload=FP32,
+            input_shape=(4,),
+            cluster=h100s(2),
+        ),
+        "misspelt": Run(config=config(2, reduce_bucket_sise=1), model=MODEL, cluster=h100s(2)),
+        "from the hub": Run(config=config(2), model=hub, cluster=h100s(2)),
+    }
+    requests = [request_for(job, rank=None, iterations=2) for job in jobs.values()]
+    return dict(zip(jobs, ask_each(requests, timeout_s=1200), strict=True))
+
+
+def test_lora_trains_adapters_only_in_float16_without_skipping_steps(runs: dict[str, Any]) -> None:
+    """Master weights and states exist for the adapters alone; float16's loss scaling lets every step happen."""
+    result = runs["lora"]
+    assert result.trainable_parameters == result.parameters - PARAMETERS > 0
+    states = result.peak.by_category["optimizer states"]
+    assert states == pytest.approx(8 * result.trainable_parameters / 2, rel=0.02)
+
+
+def test_nvme_bytes_are_counted_and_the_named_folder_is_left_alone(runs: dict[str, Any], folder: Path) -> None:
+    """Sixteen bytes per parameter on NVMe (master, two states, gradient), none of them really written."""
+    result = runs["nvme"]
+    assert [path.name for path in (folder / "nvme" / "zero_stage_3").iterdir()] == ["of-another-training"]
+    assert 12 <= result.nvme_bytes_per_rank / (result.parameters / 2) <= 16.2
+    step = result.phase("step", 2)
+    assert step.nvme_read_bytes > 0 and step.nvme_written_bytes > 0
+
+
+def test_a_module_of_the_users_own(runs: dict[str, Any]) -> None:
+    """CIFAR-10's network of a tutorial under plain DeepSpeed and its configuration: nearly all of the peak is two
+    buckets.
+
+    `overlap_comm` takes a second bucket, each of 2e8 elements whatever the network's size; float32 masters and Adam's
+    two states are whole on the one GPU.
+    """
+    result = runs["own"]
+    assert result.parameters == 315_722
+    assert result.config["train_micro_batch_size_per_gpu"] == 32
+    parts = result.peak.by_category
+    assert parts["buckets"] == 2 * 200_000_000 * 2
+    assert parts["activations"] > 32 * (32 * 30 * 30 + 64 * 13 * 13) * 2
+    assert parts["master weights"] == pytest.approx(4 * 315_722, abs=512)
+    assert parts["optimizer states"] == pytest.approx(8 * 315_722, abs=2048)
+
+
+def test_a_module_that_needs_values_is_told_the_line(runs: dict[str, Any], folder: Path) -> None:
     """Shapes that depend on values end the run with the file and line that asked, and what to do."""
-    file = tmp_path / "picky.py"
-    file.write_text(PICKY)
     line = PICKY.splitlines().index("        return output[output[:, 0].nonzero()]") + 1
-    with pytest.raises(DryRunError) as caught:
-        dry_run(
-            Run(
-                config=PLAIN,
-                model=f"{file}:Picky",
-                micro_batch_size=16,
-                workload=FP32,
-                input_shape=(4,),
-                cluster=h100s(2),
-            )
-        )
-    assert f"{file}:{line}" in caught.value.what and caught.value.fix
-    assert caught.value.phase == "forward of iteration 1"
+    error = runs["picky"]
+    assert isinstance(error, DryRunError)
+    assert f"{folder / 'picky.py'}:{line}" in error.what and error.fix
+    assert error.phase == "forward of iteration 1"
 
 
-def test_a_configuration_that_deepspeed_rejects_is_reported_in_its_words() -> None:
+def test_a_configuration_that_deepspeed_rejects_is_reported_in_its_words(runs: dict[str, Any]) -> None:
     """The misspelt key, DeepSpeed's message and the phase."""
-    with pytest.raises(DryRunError) as caught:
-        dry_run(Run(config=config(2, reduce_bucket_sise=1), model=MODEL, cluster=h100s(2)))
-    assert "reduce_bucket_sise" in caught.value.what and "initialize" in caught.value.what
+    error = runs["misspelt"]
+    assert isinstance(error, DryRunError)
+    assert "reduce_bucket_sise" in error.what and "initialize" in error.what
 
 
-def test_a_model_that_needs_code_from_the_hub_is_refused() -> None:
+def test_a_model_that_needs_code_from_the_hub_is_refused(runs: dict[str, Any]) -> None:
     """transformers has no class, and code that comes with a model is not run."""
-    with pytest.raises(DryRunError, match="no model type 'chatglm'"):
-        dry_run(Run(config=config(2), model={"model_type": "chatglm", "hidden_size": 8}, cluster=h100s(2)))
+    error = runs["from the hub"]
+    assert isinstance(error, DryRunError) and "no model type 'chatglm'" in str(error)

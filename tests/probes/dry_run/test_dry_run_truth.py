@@ -114,6 +114,7 @@ class Case:
 
 
 SMOKE = [Case("zero2"), Case("zero3-offload", checkpointing=False), Case("zero3", world_size=16, real="alone")]
+CHANGED = Case("zero1", world_size=4, real="alone")
 GRID = [
     *(Case(rung, checkpointing=checkpointing) for rung in RUNGS for checkpointing in (True, False)),
     *(Case(rung, accumulation=2) for rung in ("ddp", "zero1", "zero2", "zero2-offload", "zero3", "zero3-offload")),
@@ -246,9 +247,17 @@ def differences(case: Case, answer: dict[str, Any]) -> list[str]:
     return found
 
 
-def test_a_dry_run_counts_what_the_real_engine_allocates(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The answers for SMOKE, and for CHANGED with another sequence length in the real run."""
+    folder = tmp_path_factory.mktemp("smoke")
+    dry = request(CHANGED, folder)
+    return answers([*(both(case, folder) for case in SMOKE), (dry, replace(dry, seq_len=160), "alone")], folder)
+
+
+def test_a_dry_run_counts_what_the_real_engine_allocates(smoke: list[dict[str, Any]]) -> None:
     """Three rungs, with and without checkpointing and offload, two ranks over gloo and one of sixteen alone."""
-    for case, answer in zip(SMOKE, answers([both(case, tmp_path) for case in SMOKE], tmp_path), strict=True):
+    for case, answer in zip(SMOKE, smoke[:-1], strict=True):
         assert not differences(case, answer), str(case)
 
 
@@ -291,12 +300,9 @@ def test_an_older_deepspeed_is_followed(tmp_path: Path) -> None:
         assert answer["dry"]["versions"]["deepspeed"] == answer["real"]["versions"]["deepspeed"] == "0.18.3"
 
 
-def test_a_changed_step_is_noticed(tmp_path: Path) -> None:
+def test_a_changed_step_is_noticed(smoke: list[dict[str, Any]]) -> None:
     """The comparison fails for another sequence length, so it can tell right from wrong."""
-    case = Case("zero1", world_size=4, real="alone")
-    dry = request(case, tmp_path)
-    (answer,) = answers([(dry, replace(dry, seq_len=160), "alone")], tmp_path)
-    assert "error" not in answer and differences(case, answer)
+    assert "error" not in smoke[-1] and differences(CHANGED, smoke[-1])
 
 
 @pytest.mark.slow
