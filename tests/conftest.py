@@ -15,6 +15,7 @@ from typing import TextIO
 import pytest
 from ds_advise.probes.rank_processes import extension_lock
 from ds_advise.probes.search_path import search_path
+from hypothesis import HealthCheck, settings
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -22,9 +23,13 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 SCRIPTS = Path(__file__).with_name("training_scripts")
-BUILD_LIMIT_S = 1200
+BUILD_LIMIT_S = 1800
 EXTENSIONS = ("FusedAdamBuilder", "CPUAdamBuilder", "AsyncIOBuilder", "ShareMemCommBuilder")
 SESSIONS: pytest.StashKey[TextIO] = pytest.StashKey()
+
+# A busy machine may stretch every example.
+settings.register_profile("ds-advise", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ds-advise")
 
 
 def pytest_configure(config: pytest.Config) -> None:

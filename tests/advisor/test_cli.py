@@ -23,7 +23,7 @@ def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedP
         capture_output=True,
         encoding=environment.get("PYTHONIOENCODING"),
         text=True,
-        timeout=60,
+        timeout=900,
         env={**clean, **environment},
     )
 
@@ -280,7 +280,7 @@ def test_a_stdout_that_takes_nothing(tmp_path: Path, redirection: str, code: int
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=900,
     )
     assert done.returncode == code
     assert done.stderr == (f"ds-advise: {told}\n" if told else "")
@@ -368,7 +368,7 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=900,
     )
     assert len(done.stdout.splitlines()) == 1 and done.stderr == ""
 

@@ -85,7 +85,7 @@ def ask(*arguments: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(model=MODELS, options=st.dictionaries(st.sampled_from(sorted(OPTIONS)), st.none(), max_size=4), data=st.data())
 def test_anything_typed_gets_an_answer_or_one_line(model: str, options: dict[str, None], data: st.DataObject) -> None:
     """Exit code 0 or 1 with an answer, or 2 with one line that is no traceback and no fault of the program."""
@@ -143,7 +143,7 @@ CONFIGS = {
 }
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(base=st.sampled_from(sorted(CONFIGS)), data=st.data(), value=JSON)
 @example(base="llama", data=None, value=None)
 def test_any_config_json_gets_an_answer_or_one_line(base: str, data: st.DataObject | None, value: object) -> None:

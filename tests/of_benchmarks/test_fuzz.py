@@ -38,7 +38,7 @@ def test_two_thousand_broken_inputs_break_nothing(tmp_path: Path) -> None:
     assert min(tally.answered, tally.refused) > 200
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(raw=st.binary(max_size=200))
 def test_any_bytes_are_a_configuration_or_one_line(raw: bytes) -> None:
     """Both readers' view of it."""
@@ -51,7 +51,7 @@ def test_any_bytes_are_a_configuration_or_one_line(raw: bytes) -> None:
         lint(document, facts=facts(), framework=framework)  # type: ignore[arg-type]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_any_values_of_known_keys_are_judged(data: st.DataObject) -> None:
     """Keys that DeepSpeed knows with values of any type and depth; every finding has a line that exists."""

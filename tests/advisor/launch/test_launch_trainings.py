@@ -31,7 +31,7 @@ from ds_advise.estimators.workload import Framework, Workload
 from ds_advise.probes.store import Store
 
 SCRIPTS = Path(__file__).parents[2] / "training_scripts"
-LIMIT_S, BUILD_LIMIT_S = 300, 1200
+LIMIT_S, BUILD_LIMIT_S = 900, 1800
 STEPS = 5
 
 MODEL = {
@@ -166,7 +166,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         for process in started:
             process.kill()
             process.wait()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 900
         while left_behind(tmp_path) and time.monotonic() < deadline:
             time.sleep(0.1)  # the leash ends them, which takes a moment
         assert not left_behind(tmp_path)

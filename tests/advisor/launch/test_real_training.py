@@ -35,7 +35,7 @@ SCRIPTS = Path(__file__).parents[2] / "training_scripts"
 SCRIPT = {"hf": SCRIPTS / "train_with_trainer.py", "deepspeed": SCRIPTS / "train_with_deepspeed.py"}
 FLAVORS: tuple[Framework, ...] = ("hf", "deepspeed")
 RANKS, STEPS = 2, 5
-TRAINING_LIMIT_S, BUILD_LIMIT_S = 240, 1200
+TRAINING_LIMIT_S, BUILD_LIMIT_S = 900, 1800
 
 SMALL = {
     "hidden_size": 64,

@@ -28,7 +28,7 @@ ON = ("--gpus", "2x24GB", "--seq-len", "128")
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "ds_advise", *arguments], cwd=cwd, capture_output=True, text=True, timeout=240
+        [sys.executable, "-m", "ds_advise", *arguments], cwd=cwd, capture_output=True, text=True, timeout=900
     )
 
 

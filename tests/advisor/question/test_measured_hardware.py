@@ -231,7 +231,7 @@ def test_without_results_no_database_is_loaded(gpus: str, tmp_path: Path) -> Non
         "sys.exit('loaded' if 'sqlite3' in sys.modules else code == 2)\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=900, env=environment)
     assert done.returncode == 0, done.stderr
 
 

@@ -367,7 +367,7 @@ def _kill_rank_1_after(output: Path, step: int) -> None:
 def _after(output: Path, rank: int, step: int, act: Callable[[int], None], is_checkpoint: bool = False) -> None:
     """Do something to a rank once it has made a step, and all have saved its checkpoint."""
     record = output / f"training/launch-1/rank{rank}.jsonl"
-    deadline = time.monotonic() + 600
+    deadline = time.monotonic() + 900
     while time.monotonic() < deadline:
         lines = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
         is_saved = not is_checkpoint or (output / f"checkpoint-{step}" / WHOLE).exists()

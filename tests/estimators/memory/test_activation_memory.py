@@ -84,7 +84,7 @@ def test_the_fused_loss_goes_in_chunks() -> None:
 
 @BOTH
 @pytest.mark.parametrize("model", [LLAMA, GPT2], ids=["llama", "gpt2"])
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(batch=st.integers(1, 64), seq=st.sampled_from([128, 512, 1000]))
 def test_bytes_grow_with_batch_and_sequence(model: ModelShape, checkpointing: bool, batch: int, seq: int) -> None:
     """One more sample or a longer sequence never needs less, and what is saved is linear in the batch."""

@@ -97,7 +97,7 @@ plans = st.builds(
     stage3_max_reuse_distance=st.sampled_from([0, 10**6, 10**9]),
     stage3_prefetch_bucket_size=st.sampled_from([0, 10**5, 5 * 10**7]),
 )
-quick = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.filter_too_much])
+quick = settings(max_examples=60, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 
 
 def runnable(model: ModelShape, workload: Workload, plan: Plan, machines: Cluster) -> MemoryEstimate:

@@ -9,7 +9,7 @@ from ds_advise.estimators.errors import ModelConfigError
 from ds_advise.estimators.models import catalogue
 from ds_advise.estimators.models.families import FAMILIES, shape_from_config
 from ds_advise.estimators.models.model_shape import ModelShape
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 CONFIGS: dict[str, dict[str, Any]] = {}
@@ -54,7 +54,7 @@ OPTIONAL = [
 ]
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=600)
 @given(data=st.data())
 def test_no_value_in_any_field_brings_another_error(data: st.DataObject) -> None:
     """Every family; one to three fields changed, removed or added; inside nested configurations too."""

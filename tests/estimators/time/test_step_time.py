@@ -72,7 +72,7 @@ PLANS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     plan=PLANS,
     cluster=st.sampled_from([PAIR, EIGHT, NODES, parse_cluster("24GB")]),

@@ -27,7 +27,7 @@ def command(
         [*prefix, sys.executable, *program, "doctor", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=900,
         env={**os.environ, **environment},
         cwd="/",
     )
