@@ -5,13 +5,17 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter, defaultdict
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import ds_advise
 import pytest
 
 PACKAGE = Path(ds_advise.__file__).parent
-MAY_IMPORT = {
+MAY_IMPORT: dict[str, set[str]] = {
     "estimators": set(),
     "ds_configs": {"estimators"},
     "probes": {"estimators", "ds_configs"},
@@ -21,32 +25,85 @@ MAY_IMPORT = {
 SLOW = ("torch", "deepspeed", "transformers", "accelerate", "pydantic", "numpy", "huggingface_hub", "psutil")
 
 
-def _modules() -> list[Path]:
-    return [path for folder in MAY_IMPORT for path in sorted((PACKAGE / folder).rglob("*.py"))]
+CHECKOUT = Path(__file__).parents[1]
+MOST_LOOSE_MODULES = 12
+
+Module = tuple[str, ...]
+"""A module by its names below `ds_advise`; a folder's `__init__.py` has the folder's name."""
 
 
-def _imported_folders(path: Path) -> set[str]:
-    """Top-level folders of ours that a module imports, at any depth of its code."""
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    package = parts[:-1]
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else ()
-            target = (*base, *(node.module or "").split(".")) if node.level else tuple((node.module or "").split("."))
-            if not node.level and target[0] != "ds_advise":
-                continue
-            target = target if node.level else target[1:]
-            names = [target] if target and target[0] else [(alias.name,) for alias in node.names]
-            found |= {name[0] for name in names if name and name[0] in MAY_IMPORT}
-    return found
+@cache
+def imports() -> dict[Module, set[Module]]:
+    """The modules of ours that each module imports, at any depth of its code."""
+    paths = {
+        path.relative_to(PACKAGE).with_suffix("").parts: path
+        for folder in MAY_IMPORT
+        for path in sorted((PACKAGE / folder).rglob("*.py"))
+    }
+    modules = {name[:-1] if name[-1] == "__init__" else name for name in paths}
+    graph: dict[Module, set[Module]] = {module: set() for module in modules}
+    for name, path in paths.items():
+        module = name[:-1] if name[-1] == "__init__" else name
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                target = _target(node, package=name[:-1])
+                graph[module] |= {
+                    (*target, alias.name) if (*target, alias.name) in modules else target for alias in node.names
+                }
+        graph[module] = (graph[module] & modules) - {module}
+    return graph
 
 
-@pytest.mark.parametrize("path", _modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_folder_imports_only_what_stands_below_it(path: Path) -> None:
+def _target(node: ast.ImportFrom, package: Module) -> Module:
+    names = tuple(node.module.split(".")) if node.module else ()
+    if node.level:
+        return package[: len(package) - node.level + 1] + names
+    return names[1:] if names[0] == "ds_advise" else ()
+
+
+def circle(graph: dict[Any, set[Any]]) -> list[Any]:
+    """One circle of the graph, whose last member is its first; empty where there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_a_folder_imports_only_what_stands_below_it() -> None:
     """estimators <- ds_configs <- probes <- validate <- advisor, and never back up."""
-    folder = path.relative_to(PACKAGE).parts[0]
-    assert _imported_folders(path) <= MAY_IMPORT[folder] | {folder}
+    upwards = [
+        (".".join(module), ".".join(target))
+        for module, targets in imports().items()
+        for target in targets
+        if target[0] not in MAY_IMPORT[module[0]] | {module[0]}
+    ]
+    assert not upwards
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert not circle(imports())
+
+
+def test_no_rooms_of_a_folder_import_each_other_in_a_circle() -> None:
+    """In every folder, with what lies loose in it as rooms of their own."""
+    circles = {}
+    for folder in {module[:depth] for module in imports() for depth in range(1, len(module))}:
+        rooms: dict[str, set[str]] = defaultdict(set)
+        for module, targets in imports().items():
+            for target in targets:
+                if all(name[: len(folder)] == folder and len(name) > len(folder) for name in (module, target)):
+                    rooms[module[len(folder)]] |= {target[len(folder)]} - {module[len(folder)]}
+        if circle(rooms):
+            circles[folder] = circle(rooms)
+    assert not circles
+
+
+def test_no_folder_is_a_pile_of_modules() -> None:
+    """A newcomer sees at most a dozen modules at once."""
+    folders = [PACKAGE / name for name in MAY_IMPORT] + [CHECKOUT / name for name in ("tests", "benchmarks")]
+    loose = Counter(path.parent for folder in folders for path in folder.rglob("*.py") if path.name != "__init__.py")
+    assert not {str(folder): count for folder, count in loose.items() if count > MOST_LOOSE_MODULES}
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ def test_every_key_with_a_meaning_exists(facts: DeepSpeedFacts) -> None:
         assert owner == "optimizer.params" or (block is not None and name in block.names()), path
 
 
-def test_a_file_that_was_written_for_a_rung_does_what_the_rung_does(tmp_path: Path) -> None:
+def test_a_file_written_for_a_rung_does_what_the_rung_does(tmp_path: Path) -> None:
     """Written, read back and compared, every rung is equal to itself, in its settings and in its figures."""
     known = read_circumstances("Qwen2.5-1.5B", **{**WHERE, "micro_batch": 2, "accumulation": 3})
     ladder, _ = predict_all(

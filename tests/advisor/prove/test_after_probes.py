@@ -114,7 +114,7 @@ def first(answer: Recommendation) -> Candidate:
     return answer.recommended
 
 
-def test_a_plan_that_ran_has_its_measured_speed_and_corrects_the_others(model: str) -> None:
+def test_a_plan_that_ran_has_its_speed_and_corrects_the_others(model: str) -> None:
     """The evidence of the one is a probe; the others are slower by as much, in the same order."""
     before = ask(model)
     keep(before, first(before), ran(first(before), slower=3.0))
@@ -127,7 +127,7 @@ def test_a_plan_that_ran_has_its_measured_speed_and_corrects_the_others(model: s
     assert [step.candidate for step in after.ladder].count(first(after)) == 1
 
 
-def test_one_that_ran_out_of_memory_does_not_fit_nor_what_needs_more(model: str) -> None:
+def test_a_plan_out_of_memory_does_not_fit_nor_what_needs_more(model: str) -> None:
     """Whatever was predicted; the answer is then another plan."""
     before = ask(model)
     out = first(before)
@@ -195,7 +195,7 @@ def test_other_versions_and_forms_do_not_count(model: str, own_store: Path, monk
     assert ask(model).past_probes == ()
 
 
-def test_a_plan_that_swaps_to_a_folder_that_nobody_named_never_ran(model: str) -> None:
+def test_a_plan_that_swaps_to_an_unnamed_folder_never_ran(model: str) -> None:
     """It is a candidate that does not fit, and looking for its probe is no error."""
     answer = ask(model)
     keep(answer, first(answer), ran(first(answer)))
@@ -273,7 +273,7 @@ def test_an_answer_about_the_cpu_speaks_of_ranks(model: str, capsys: pytest.Capt
     assert max(len(line) for line in text.splitlines() if not line.startswith("   ")) <= 80
 
 
-def test_a_rank_on_the_cpu_is_its_tensors_its_heap_and_its_process(model: str) -> None:
+def test_a_rank_on_the_cpu_is_its_tensors_heap_and_process(model: str) -> None:
     """No CUDA context; DeepSpeed loads more with ZeRO than without. What the heap keeps of the passes counts as far as
     the optimizer's step does not need more: in DDP, whose step holds all states' temporaries, it is nothing."""
     for candidate in ask(model).candidates:

@@ -69,7 +69,7 @@ def probed(time: TimeEstimate, device: float, optimizer: float, links: float, *,
     )
 
 
-def test_one_probe_predicts_the_other_rungs_of_a_machine_unlike_the_prediction(answer: Recommendation) -> None:
+def test_one_probe_predicts_the_other_rungs_of_an_unlike_machine(answer: Recommendation) -> None:
     """The factors found on ZeRO-2 give the step of ZeRO-3, whose shares of the work are others."""
     factors = {"device": 1.7, "optimizer": 3.0, "links": 0.4}
     known = plan(answer, "zero2").estimate.time

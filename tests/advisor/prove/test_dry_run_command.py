@@ -211,7 +211,7 @@ def points(*phases: tuple[int, str, int, int]) -> list[TimelinePoint]:
     ]
 
 
-def test_a_spark_is_as_high_as_its_stretch_and_phases_are_marked_where_they_begin() -> None:
+def test_sparks_are_as_high_as_their_stretch_and_phases_are_marked() -> None:
     run = points(
         (0, "load", 0, 0),
         (0, "initialize", 10, 40),

@@ -74,16 +74,17 @@ def run_to_the_end(machine: Machine) -> ProbeOrder:
     return state
 
 
-def test_a_climb_finds_what_trying_everything_finds_with_a_fraction_of_the_runs(answer: Recommendation) -> None:
-    """Over 200 machines unlike the prediction: the regret is within 3 % in nineteen of twenty."""
+@pytest.mark.parametrize("machines", [60, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_climb_finds_the_best_plan_in_a_fraction_of_the_runs(answer: Recommendation, machines: int) -> None:
+    """On machines unlike the prediction: the regret is within 3 % in nineteen of twenty."""
     regrets, runs = [], []
-    for seed in range(200):
+    for seed in range(machines):
         machine = Machine(answer, seed)
         state = run_to_the_end(machine)
         assert len(state.verdicts) <= state.bound
         regrets.append(1 - max(verdict.tokens_per_s or 0 for verdict in state.verdicts.values()) / machine.fastest)
         runs.append(len(state.verdicts))
-    assert sorted(regrets)[190] <= 0.03
+    assert sorted(regrets)[machines * 19 // 20] <= 0.03
     assert max(runs) <= len(Machine(answer, 0).candidates) / 3
 
 
@@ -110,7 +111,7 @@ def test_want_of_memory_strikes_out_what_needs_more(answer: Recommendation) -> N
         state.learn(choice.candidate, machine.outcome(choice.candidate))
 
 
-def test_a_crash_strikes_out_its_series_but_not_what_is_larger_elsewhere(answer: Recommendation) -> None:
+def test_a_crash_strikes_out_its_series_but_no_other_one(answer: Recommendation) -> None:
     """An error that is not about memory says nothing of other rungs."""
     machine = Machine(answer, 0)
     state = ProbeOrder(machine.candidates, MEMORY)
@@ -201,7 +202,7 @@ def test_nothing_that_ran_means_no_recommendation(answer: Recommendation) -> Non
     assert len(failed) == len(series.probes) and not any(candidate.fit.fits for candidate in failed)
 
 
-def test_a_climb_that_is_stopped_before_anything_ran_leaves_the_prediction(answer: Recommendation) -> None:
+def test_a_climb_stopped_before_any_run_leaves_the_prediction(answer: Recommendation) -> None:
     """Which the answer says."""
 
     def interrupt(*_: object) -> ProbeResult:

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from ds_advise.advisor import cli
 from ds_advise.advisor.question.ds_config_file import read_ds_config
 from ds_advise.estimators.errors import ConfigFileError
+from ds_advise.probes.dry_run import DryRunError
 
 SMALL = {
     "model_type": "llama",
@@ -51,6 +53,7 @@ def test_a_verified_answer_carries_its_dry_run(folder: Path) -> None:
     )
 
 
+@pytest.mark.slow  # the default run has this command with another configuration in test_dry_run_command.py
 def test_the_dry_run_command_reports_phases_peak_and_versions(folder: Path) -> None:
     """The documented JSON, from the file that the advice wrote."""
     assert run("config.json", *ON, "--no-deepspeed-estimate", cwd=folder).returncode == 0
@@ -64,7 +67,26 @@ def test_the_dry_run_command_reports_phases_peak_and_versions(folder: Path) -> N
     assert answer["world_size"] == 2 and set(answer["versions"]) == {"torch", "deepspeed", "transformers"}
 
 
-def test_a_configuration_that_deepspeed_rejects_is_told_in_its_words(folder: Path) -> None:
+def test_a_dry_run_that_fails_is_one_line_of_what_why_and_fix(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the process of the run reports; the two tests below have real reports."""
+
+    def rejected(*_: object, **__: object) -> None:
+        raise DryRunError("no_such_key is unknown", phase="initialize", why="DeepSpeed rejects it", fix="leave it out")
+
+    monkeypatch.setattr("ds_advise.probes.dry_run.run.ask", rejected)
+    monkeypatch.chdir(folder)
+    (folder / "plain.json").write_text(json.dumps({"train_batch_size": 2, "zero_optimization": {"stage": 1}}))
+    assert cli.run(["dry-run", "plain.json", "--model", "config.json", "--gpus", "2x24GB"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and len(printed.err.splitlines()) == 1
+    for words in ("no_such_key is unknown", "DeepSpeed rejects it", "leave it out"):
+        assert words in printed.err
+
+
+@pytest.mark.slow
+def test_a_configuration_that_deepspeed_rejects_is_told(folder: Path) -> None:
     (folder / "bad.json").write_text(
         json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2, "no_such_key": 1}})
     )
@@ -72,8 +94,9 @@ def test_a_configuration_that_deepspeed_rejects_is_told_in_its_words(folder: Pat
     assert done.returncode == 2 and "no_such_key" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-def test_a_model_that_needs_code_of_its_own_is_refused_with_a_way_out(folder: Path) -> None:
-    """transformers has no class for it, and code that comes with a model is not run."""
+@pytest.mark.slow
+def test_a_model_that_needs_code_of_its_own_is_refused(folder: Path) -> None:
+    """With a way out: transformers has no class for it, and code that comes with a model is not run."""
     (folder / "remote").mkdir()
     (folder / "remote" / "config.json").write_text(
         json.dumps({"model_type": "chatglm", "hidden_size": 64, "auto_map": {"AutoModel": "modeling_chatglm.ChatGLM"}})

@@ -163,7 +163,7 @@ def test_only_what_was_measured_is_replaced(monkeypatch: pytest.MonkeyPatch) -> 
     assert cluster.measured == "here 3 days ago (bench): matrix products"
 
 
-def test_figures_of_another_machine_device_or_version_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_of_another_machine_or_version_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor are they for GPUs that were described."""
     _gpus(monkeypatch, "NVIDIA GeForce RTX 3090")
     before = parse_cluster("auto")

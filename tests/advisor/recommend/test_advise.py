@@ -166,7 +166,7 @@ def test_the_least_ram_that_helps_is_told() -> None:
     assert offered[0] == -(-min(needs) // 2**30)
 
 
-def test_a_loss_without_logits_is_offered_where_they_are_what_is_too_large() -> None:
+def test_a_loss_without_logits_is_offered_where_they_are_too_large() -> None:
     """A long sequence on a small card: Liger's loss makes it fit, and where Liger has none it is not offered."""
     long = ask("llama3.1-8b", "RTX4090", method="qlora", seq_len=16384)
     assert long.recommended is None and any(change.flags == "--loss fused" for change in long.changes)
@@ -198,7 +198,7 @@ def test_every_optimizer_can_be_asked_for(name: str) -> None:
     assert ask("gpt2", "T4", optimizer=name).question.workload.optimizer in OPTIMIZERS
 
 
-def test_the_sequence_defaults_to_the_learned_positions_where_they_are_fewer() -> None:
+def test_the_sequence_defaults_to_the_learned_positions_if_fewer() -> None:
     assert ask("gpt2-xl", "A40").question.workload.seq_len == 1024
     assert ask("Qwen2.5-0.5B", "A40").question.workload.seq_len == 2048
     with pytest.raises(WorkloadError, match="1024 learned positions"):
@@ -234,7 +234,7 @@ def test_contradictory_settings_are_refused(settings: dict[str, object], message
 
 
 @pytest.mark.parametrize("gpu", gpus(), ids=lambda gpu: gpu.name)
-def test_the_gpus_argument_that_is_suggested_names_the_same_cluster(gpu: object) -> None:
+def test_the_suggested_gpus_argument_names_the_same_cluster(gpu: object) -> None:
     """What the answer suggests to type means what was predicted."""
     cluster = Cluster(nodes=1, gpus_per_node=4, gpu=gpu)  # type: ignore[arg-type]
     assert parse_cluster(gpus_argument(cluster), ram=None, nvme=None, interconnect=None).gpu == gpu
