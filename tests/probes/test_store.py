@@ -132,7 +132,7 @@ def test_processes_write_at_once(own_store: Path) -> None:
         assert writer.stdin is not None
         writer.stdin.write(b"go\n")
         writer.stdin.flush()
-    assert [writer.wait(900) for writer in writers] == [0] * 4
+    assert [writer.wait(60) for writer in writers] == [0] * 4
     for writer in writers:
         assert writer.stdin is not None
         writer.stdin.close()
@@ -240,7 +240,7 @@ def test_a_file_that_another_process_holds(own_store: Path) -> None:
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(StoreError, match="locked by another process"):
             store.add(_probe())
-        holder.communicate(b"\n", timeout=900)
+        holder.communicate(b"\n", timeout=30)
     assert len(store.find()) == 1
 
 
@@ -299,7 +299,7 @@ def test_a_full_disk(own_store: Path) -> None:
         "    print(error.what)\n"
     )
     said = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=900
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     ).stdout
     assert "cannot be written" in said
     assert len(Store(own_store).find()) == 1

@@ -45,7 +45,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory, extensions: Callable[...,
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=400,
         env={**os.environ, "DS_ADVISE_CACHE": str(folder / "cache"), "TMPDIR": str(folder / "tmp")},
     )
     assert done.returncode == 0, done.stderr
@@ -110,13 +110,13 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        deadline = time.monotonic() + 900
+        deadline = time.monotonic() + 60
         while not list((tmp_path / "tmp").glob("*/rank1.jsonl")) and time.monotonic() < deadline:
             time.sleep(0.05)
         workers = psutil.Process(process.pid).children(recursive=True)
         assert len(workers) == 2
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=900)
+        _, said = process.communicate(timeout=30)
     assert process.returncode == 2
     assert "interrupted" in said
     assert not any(worker.is_running() for worker in workers)

@@ -89,7 +89,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DryRunResult
         )
         for file, function, more in CASES.values()
     ]
-    return dict(zip(CASES, ask_each(requests, timeout_s=1200), strict=True))
+    return dict(zip(CASES, ask_each(requests, timeout_s=3000), strict=True))
 
 
 def failed(outcomes: dict[str, DryRunResult | DryRunError], name: str) -> DryRunError:

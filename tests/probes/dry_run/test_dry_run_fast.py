@@ -57,7 +57,7 @@ def runs() -> tuple[DepthSeries, list[DryRunResult], DryRunResult]:
     """A model whose optimizer steps sub-group by sub-group, at three depths and whole."""
     request = asked(zero={**ZERO3, "sub_group_size": 700_000})
     steps = depth_series(request)
-    *shallow, full = ask([*steps.requests, request], timeout_s=1200)
+    *shallow, full = ask([*steps.requests, request], timeout_s=3000)
     return steps, shallow, full
 
 

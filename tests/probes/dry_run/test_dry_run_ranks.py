@@ -59,7 +59,7 @@ def test_no_other_rank_peaks_higher(asked: dict[str, Any], method: Method, ranks
     """Of eight ranks the chosen one is within 2 % of the highest, where others may be a quarter below."""
     workload = Workload(seq_len=32, method=method)
     run = Run(config=asked, model=MODEL, workload=workload, cluster=h100s(RANKS))
-    answers = ask([request_for(run, rank=rank, iterations=2) for rank in ranks], timeout_s=1200)
+    answers = ask([request_for(run, rank=rank, iterations=2) for rank in ranks], timeout_s=3000)
     peaks = {rank: answer.peak.allocated_bytes_per_gpu for rank, answer in zip(ranks, answers, strict=True)}
     assert peaks[fullest_rank(asked, MODEL, workload, RANKS)] >= 0.98 * max(peaks.values()), peaks
 

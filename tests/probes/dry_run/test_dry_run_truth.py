@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run.request import Request
 
 JOBS = Path(__file__).with_name("dry_run_jobs.py")
@@ -163,14 +164,9 @@ def request(case: Case, folder: Path) -> Request:
         world_size=case.world_size,
         gpus_per_node=case.world_size,
         rank=case.rank,
-        method=case.method,
-        lora_rank=8,
-        lora_targets=None,
-        seq_len=128,
-        precision=case.precision,
-        optimizer="adamw",
-        attention="eager",
-        framework="hf",
+        workload=Workload(
+            method=case.method, lora_rank=8, seq_len=128, precision=case.precision, optimizer="adamw", attention="eager"
+        ),
         micro_batch_size=32 if case.model == "convnet" else 2,
         gradient_accumulation_steps=case.accumulation,
         gradient_checkpointing=case.checkpointing,
@@ -182,7 +178,7 @@ def request(case: Case, folder: Path) -> Request:
 
 
 def answers(
-    asked: Sequence[tuple[Request, Request, str]], folder: Path, *, deepspeed: str = "", seconds: int = 120
+    asked: Sequence[tuple[Request, Request, str]], folder: Path, *, deepspeed: str = "", seconds: int = 900
 ) -> list[dict[str, Any]]:
     """{"dry": ..., "real": ...}, or {"error": why not}, for each (dry run's request, real run's, "gloo" or "alone").
 
@@ -252,7 +248,13 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The answers for SMOKE, and for CHANGED with another sequence length in the real run."""
     folder = tmp_path_factory.mktemp("smoke")
     dry = request(CHANGED, folder)
-    return answers([*(both(case, folder) for case in SMOKE), (dry, replace(dry, seq_len=160), "alone")], folder)
+    return answers(
+        [
+            *(both(case, folder) for case in SMOKE),
+            (dry, replace(dry, workload=replace(dry.workload, seq_len=160)), "alone"),
+        ],
+        folder,
+    )
 
 
 def test_a_dry_run_counts_what_the_real_engine_allocates(smoke: list[dict[str, Any]]) -> None:

@@ -231,7 +231,7 @@ def test_a_phase_without_progress_is_a_hang(tmp_path: Path) -> None:
     started = time.monotonic()
     failure = run_module(tmp_path, "time.sleep(3600 if self.calls > 1 else 0)", stall_s=20).failure
     assert failure is not None and failure.kind == "hang" and failure.phase == "step 2"
-    assert "20 s" in failure.message and time.monotonic() - started < 1500
+    assert "20 s" in failure.message and time.monotonic() - started < 600
 
 
 @pytest.mark.slow
@@ -293,9 +293,9 @@ def test_ranks_whose_folder_is_gone_fail_at_once(tmp_path: Path) -> None:
             shutil.rmtree(next((tmp_path / "temporary").glob("ds-advise-probe-*")))
             started.append(time.monotonic())
 
-    failure = run_module(tmp_path, "pass", on_progress=remove, stall_s=3600).failure
+    failure = run_module(tmp_path, "pass", on_progress=remove).failure
     assert failure is not None and failure.kind == "crash" and "was removed meanwhile" in failure.message
-    assert time.monotonic() - started[0] < 1500, "not the stall's time"
+    assert time.monotonic() - started[0] < 300, "not the stall's time"
 
 
 @pytest.mark.slow
@@ -326,14 +326,14 @@ def test_ranks_die_with_the_process_that_watches_them(tmp_path: Path) -> None:
     )
     watcher = subprocess.Popen([sys.executable, "-c", script])
     try:
-        deadline = time.monotonic() + 900
+        deadline = time.monotonic() + 120
         while len(ranks_alive()) < 2 and time.monotonic() < deadline:
             time.sleep(0.1)
         assert len(ranks_alive()) == 2
     finally:
         watcher.kill()
         watcher.wait()
-    deadline = time.monotonic() + 900
+    deadline = time.monotonic() + 10
     while ranks_alive() and time.monotonic() < deadline:
         time.sleep(0.1)
     for leftover in (tmp_path / "temporary").glob("ds-advise*"):  # nobody is left to remove it

@@ -4,6 +4,7 @@ library."""
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -40,30 +41,29 @@ run.probe(config, {}, cluster=Cluster(nodes=1, gpus_per_node=2, gpu=gpu_of_memor
 
 
 def test_an_interrupt_at_any_of_ten_moments_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From before the first rank starts to the middle of a step: no process, no file, no swap folder."""
+    """From before the first rank starts to the middle of a step: no process, no file, no swap folder, within ten
+    seconds."""
     temporary, disk = tmp_path / "temporary", tmp_path / "disk"
     temporary.mkdir()
     disk.mkdir()
     (tmp_path / "stand_in.py").write_text(RANK)
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
-    for reported_phases in range(10):
+    dice, had_ranks = random.Random(5), 0
+    for moment in (dice.uniform(0.0, 1.2) for _ in range(10)):
         process = subprocess.Popen(
             [sys.executable, "-c", PROBE, str(disk)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        while phases_of(temporary) < reported_phases:
-            time.sleep(0.01)
-        assert processes_of(temporary) or not reported_phases
+        time.sleep(moment)
+        had_ranks += bool(processes_of(temporary))
         process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=900)
+        started = time.monotonic()
+        _, error = process.communicate(timeout=60)
+        assert time.monotonic() - started < 10
         assert process.returncode == -signal.SIGINT and error.rstrip().endswith("KeyboardInterrupt")
         assert not processes_of(temporary) and not list(temporary.iterdir()) and not list(disk.iterdir())
-
-
-def phases_of(folder: Path) -> int:
-    """Phases that both ranks together have come to."""
-    return sum(log.read_text().count("\n") for log in folder.glob("*/rank*.jsonl"))
+    assert had_ranks > 2, "most of the moments are after the start of the ranks"
 
 
 def processes_of(folder: Path) -> list[Any]:
