@@ -356,7 +356,7 @@ def test_how_to_go_on_after_memory_ran_out(
             prediction=prediction,
             model=run.shape,
         ),
-        asked=run,
+        run=run,
         arguments=ScriptArguments(arguments),
         said=(),
     )
