@@ -159,6 +159,4 @@ def with_deepspeed_estimate(recommendation: Recommendation) -> Recommendation:
     question, shown = recommendation.question, recommendation.recommended or closest(recommendation.ladder)
     if shown is None:
         return recommendation
-    return replace(
-        recommendation, deepspeed_estimate=deepspeed_estimate(question.model, question.cluster, shown.estimate.plan)
-    )
+    return replace(recommendation, deepspeed_estimate=deepspeed_estimate(question.model, question.cluster, shown.plan))

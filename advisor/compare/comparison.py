@@ -256,10 +256,8 @@ def _rung_side(rung: Rung, circumstances: Circumstances, facts: DeepSpeedFacts) 
     candidate = step.candidate
     if candidate is None:
         raise WorkloadError(f"{rung} cannot run here: {step.reason}", fix="compare another rung")
-    config = ds_config(candidate.estimate.plan, model, workload, cluster, flavor=workload.framework)
-    return Side(
-        name=rung, candidate=candidate, settings=Settings(config, facts, candidate.estimate.plan, workload, cluster)
-    )
+    config = ds_config(candidate.plan, model, workload, cluster, flavor=workload.framework)
+    return Side(name=rung, candidate=candidate, settings=Settings(config, facts, candidate.plan, workload, cluster))
 
 
 class Part(NamedTuple):

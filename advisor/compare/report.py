@@ -26,7 +26,7 @@ _SAME_SPEED = 0.03
 
 _SMALL_SHARE = 0.01
 _SAME = 0.005
-"""Relative difference of two times that is not told."""
+"""Relative difference below which two times are shown as equal."""
 
 _LONGEST_VALUE = 24
 
@@ -58,7 +58,7 @@ def _verdict(comparison: Comparison, candidates: Sequence[Candidate]) -> tuple[T
             return (Text("Both do the same.", style="bold green"),)
         return (
             Text(f"{count} setting{'s differ' if count > 1 else ' differs'}.", style="bold"),
-            "With --model and --gpus it is told what that does to memory and speed.",
+            "Pass --model and --gpus to see what that does to memory and speed.",
         )
     first, second = candidates
     lines: list[Text | str] = [Text(_speed(first, second), style="bold")]
@@ -93,8 +93,8 @@ def _subject(comparison: Comparison, console: Console) -> None:
 
 
 def _figures(first: Candidate, second: Candidate, console: Console) -> None:
-    memories = first.estimate.memory, second.estimate.memory
-    plans = first.estimate.plan, second.estimate.plan
+    memories = first.memory, second.memory
+    plans = first.plan, second.plan
     _row("", ("A", "B", "B - A"), console, bold=True)
     _row("fits", ["yes" if candidate.fit.fits else "no" for candidate in (first, second)], console)
     _row(
@@ -114,22 +114,22 @@ def _figures(first: Candidate, second: Candidate, console: Console) -> None:
 
 
 def _memory(first: Candidate, second: Candidate, console: Console) -> None:
-    memories = first.estimate.memory, second.estimate.memory
+    memories = first.memory, second.memory
     peaks = [phase_title(memory.peak.name) for memory in memories]
     at = f"peak: {peaks[0]}" if peaks[0] == peaks[1] else f"peak of A: {peaks[0]}; of B: {peaks[1]}"
     blank(console)
-    sentence(console, Text(f"Where a GPU's memory goes, GiB ({at})", style="bold"))
+    sentence(console, f"Where a GPU's memory goes, GiB ({at})", style="bold")
     for part in parts(memories[0].components, memories[1].components, _SMALL_SHARE):
         _row(component_title(part.name), _gib_cells(int(part.first), int(part.second)), console)
 
 
 def _time(first: Candidate, second: Candidate, console: Console) -> None:
     """Of a step where both have the same tokens, else of as many tokens: steps of unequal work are no comparison."""
-    ours, theirs = first.estimate.time, second.estimate.time
+    ours, theirs = first.time, second.time
     same = ours.tokens_per_step == theirs.tokens_per_step
     of = f"a step of {ours.tokens_per_step:,} tokens" if same else "1,000 tokens"
     blank(console)
-    sentence(console, Text(f"Where the time goes, ms of {of}", style="bold"))
+    sentence(console, f"Where the time goes, ms of {of}", style="bold")
     columns = [
         {
             name: 1e3 * seconds if same else 1e6 * seconds / time.tokens_per_step
@@ -139,8 +139,8 @@ def _time(first: Candidate, second: Candidate, console: Console) -> None:
     ]
     for part in parts(columns[0], columns[1], _SMALL_SHARE):
         change = part.second - part.first
-        told = _signed(_ms(abs(change)), change) if abs(change) > _SAME * max(part.first, part.second) else "="
-        _row(component_title(part.name), (_ms(part.first), _ms(part.second), told), console)
+        difference = _signed(_ms(abs(change)), change) if abs(change) > _SAME * max(part.first, part.second) else "="
+        _row(component_title(part.name), (_ms(part.first), _ms(part.second), difference), console)
 
 
 def _differences(differences: Sequence[Difference], console: Console) -> None:
@@ -148,20 +148,20 @@ def _differences(differences: Sequence[Difference], console: Console) -> None:
     acting = [found for found in differences if found.acts]
     if acting:
         blank(console)
-        row(console, Text(f" {'What differs':<{_KEY}}{'A':>{_WIDE}}{'B':>{_WIDE}}", style="bold"))
+        row(console, f" {'What differs':<{_KEY}}{'A':>{_WIDE}}{'B':>{_WIDE}}", style="bold")
     block = ""
     for found in acting:
         here, dot, name = found.path.partition(".")
         if dot and here != block:
-            row(console, Text(f" {here}"))
+            row(console, f" {here}")
         block = here
         label, values = f" {'  ' * bool(dot)}{printable(name or here)}", (_value(found.first), _value(found.second))
         if len(label) <= _KEY and all(len(value) < _WIDE for value in values):
-            row(console, Text(f"{label:<{_KEY + 1}}{values[0]:>{_WIDE}}{values[1]:>{_WIDE}}"))
+            row(console, f"{label:<{_KEY + 1}}{values[0]:>{_WIDE}}{values[1]:>{_WIDE}}")
         else:
             sentence(console, f"{label[1:]}: A {values[0]}; B {values[1]}", hang=4)
         if found.meaning:
-            sentence(console, Text(f"    {found.meaning}", style="dim"), hang=4)
+            sentence(console, f"    {found.meaning}", style="dim", hang=4)
     idle = [found for found in differences if not found.acts]
     if idle:
         blank(console)
@@ -225,4 +225,4 @@ def _signed(text: str, difference: float) -> str:
 
 def _row(name: str, cells: Sequence[str], console: Console, *, bold: bool = False) -> None:
     line = f" {name:<{_LABEL}}" + "".join(f"{cell:>{_CELL}}" for cell in cells)
-    row(console, Text(line.rstrip(), style="bold" if bold else ""))
+    row(console, line.rstrip(), style="bold" if bold else "")

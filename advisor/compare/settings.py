@@ -76,14 +76,12 @@ UNSET = Setting(value=None, origin="unset")
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one configuration.
-
-    plan, workload, cluster: what fills `auto` and follows from other keys; None where model or GPUs are not known.
-    """
+    """The settings of one configuration."""
 
     config: Mapping[str, Any]
     facts: DeepSpeedFacts
     plan: Plan | None = None
+    """This and the next 2: what fills `auto` and follows from other keys; None where model or GPUs are not known."""
     workload: Workload | None = None
     cluster: Cluster | None = None
 

@@ -81,7 +81,7 @@ def runnable(answer: Recommendation) -> list[Candidate]:
     return [
         candidate
         for candidate in answer.candidates
-        if candidate.fit.limit in ("", "gpu") and (has_nvme or not candidate.estimate.memory.nvme_bytes_per_node)
+        if candidate.fit.limit in ("", "gpu") and (has_nvme or not candidate.memory.nvme_bytes_per_node)
     ]
 
 
@@ -89,7 +89,7 @@ def verdict_on(candidate: Candidate, result: ProbeResult, answer: Recommendation
     """What a probe of a candidate teaches."""
     if result.failure is not None:
         return ProbeVerdict(tokens_per_s=None, out_of_memory=result.failure.kind == "out_of_memory")
-    memory = candidate.estimate.memory
+    memory = candidate.memory
     if result.device == "cpu":
         # The prediction's scale: what the closed form says of a rank, corrected by what it took.
         measured = result.highest("host_tensor_bytes")
@@ -99,7 +99,7 @@ def verdict_on(candidate: Candidate, result: ProbeResult, answer: Recommendation
     return ProbeVerdict(
         tokens_per_s=result.tokens_per_s,
         need_bytes=None if measured is None else round(memory.device_bytes_per_gpu * measured / predicted),
-        calibration=calibration(result, candidate.estimate.time),
+        calibration=calibration(result, candidate.time),
     )
 
 

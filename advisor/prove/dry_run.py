@@ -39,7 +39,7 @@ def prove_by_dry_run(
 def beside_closed_form(run: Run, result: DryRunResult) -> DryRunAnswer:
     """A result beside the closed form for the plan that its configuration, with `auto` filled, describes."""
     time = analytic = analytic_time = None
-    with contextlib.suppress(ClusterError):  # no published speed of this GPU: its memory is told all the same
+    with contextlib.suppress(ClusterError):  # no published speed of this GPU: its memory is known all the same
         time = step_time(result, run.cluster, seq_len=run.workload.seq_len)
     plan = run.plan(result.config)
     if plan is not None and run.shape is not None:

@@ -39,7 +39,7 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
         error = closed / peak.allocated_bytes_per_gpu - 1
         sentence(
             console,
-            f"The closed form said {gib(closed)} GiB allocated, {percent(abs(error))} "
+            f"The closed form says {gib(closed)} GiB allocated, {percent(abs(error))} "
             f"{'more' if error >= 0 else 'less'}.",
         )
     if answer.time is not None:
@@ -84,26 +84,26 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
 def _other_allocator(answer: DryRunAnswer) -> str:
     """What the other setting of `expandable_segments` would need, where that is another figure."""
     peak, needed = answer.result.peak, answer.required_device_bytes_per_gpu
-    asked = peak.required_bytes_per_gpu
-    plain = asked == peak.with_expandable_segments.required_bytes_per_gpu
+    required = peak.required_bytes_per_gpu
+    plain = required == peak.with_expandable_segments.required_bytes_per_gpu
     other = (peak.without_expandable_segments if plain else peak.with_expandable_segments).required_bytes_per_gpu
-    if gib(needed - asked + other) == gib(needed):
+    if gib(needed - required + other) == gib(needed):
         return ""
-    return f" {'Without' if plain else 'With'} expandable_segments {gib(needed - asked + other)} are needed."
+    return f" {'Without' if plain else 'With'} expandable_segments {gib(needed - required + other)} are needed."
 
 
 def _phases(answer: DryRunAnswer, console: Console) -> None:
-    """One row a phase, with a spark for its GPU peak; an iteration that repeats the one before is only said to."""
+    """One row a phase, with a spark for its GPU peak; an iteration like the one before is only named."""
     phases = answer.result.phases
     top = max(phase.gpu_peak_bytes for phase in phases)
     sparks = SPARKS if can_encode(console, SPARKS) else PLAIN_SPARKS
-    row(console, Text("  step phase         GPU peak  GPU live  host live    pinned  NVMe r/w (GiB)", style="bold"))
+    row(console, "  step phase         GPU peak  GPU live  host live    pinned  NVMe r/w (GiB)", style="bold")
     previous: list[tuple[str, int, int]] = []
     for iteration in sorted({phase.iteration for phase in phases}):
         own = [phase for phase in phases if phase.iteration == iteration]
         key = [(phase.phase, phase.gpu_peak_bytes, phase.gpu_live_bytes) for phase in own]
         if key == previous:
-            row(console, Text(f"  {iteration:>4} as {iteration - 1}", style="dim"))
+            row(console, f"  {iteration:>4} as {iteration - 1}", style="dim")
             continue
         previous = key
         for phase in own:
@@ -115,11 +115,9 @@ def _phases(answer: DryRunAnswer, console: Console) -> None:
             drawn = spark(phase.gpu_peak_bytes, top, sparks)
             row(
                 console,
-                Text(
-                    f"  {iteration or '':>4} {phase.phase:<10} {drawn} {gib(phase.gpu_peak_bytes):>9} "
-                    f"{gib(phase.gpu_live_bytes):>9} {gib(phase.host_live_bytes):>10} "
-                    f"{gib(phase.host_pinned_live_bytes):>9} {nvme:>8}"
-                ),
+                f"  {iteration or '':>4} {phase.phase:<10} {drawn} {gib(phase.gpu_peak_bytes):>9} "
+                f"{gib(phase.gpu_live_bytes):>9} {gib(phase.host_live_bytes):>10} "
+                f"{gib(phase.host_pinned_live_bytes):>9} {nvme:>8}",
             )
 
 
@@ -131,8 +129,8 @@ def _timeline(answer: DryRunAnswer, console: Console) -> None:
     columns = max(NARROWEST, console.width) - 4
     drawn, marks = sparkline(answer.result.timeline, columns, sparks)
     blank(console)
-    row(console, Text(f"  {drawn}", style="cyan"))
-    row(console, Text(f"  {marks}", style="dim"))
+    row(console, f"  {drawn}", style="cyan")
+    row(console, f"  {marks}", style="dim")
     sentence(
         console,
         "(each iteration by its number; load, initialize, forward, backward, step by their initials)",
@@ -146,15 +144,13 @@ def _explain(answer: DryRunAnswer, console: Console) -> None:
     blank(console)
     sentence(console, "Largest modules at the peak")
     for module, size_bytes in sorted(peak.by_module.items(), key=lambda pair: -pair[1])[:10]:
-        row(console, Text(f"  {gib(size_bytes):>8} GiB  {module or '(no module)'}"))
+        row(console, f"  {gib(size_bytes):>8} GiB  {module or '(no module)'}")
     blank(console)
     sentence(console, "Largest tensors at the peak")
     for tensor in peak.largest[:20]:
         shape = "x".join(map(str, tensor.shape))
         row(
             console,
-            Text(
-                f"  {gib(tensor.size_bytes):>8} GiB  {component_title(tensor.category):<20} {tensor.dtype:<9} "
-                f"{shape:<20} {tensor.module} ({tensor.phase})"
-            ),
+            f"  {gib(tensor.size_bytes):>8} GiB  {component_title(tensor.category):<20} {tensor.dtype:<9} "
+            f"{shape:<20} {tensor.module} ({tensor.phase})",
         )

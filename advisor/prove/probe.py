@@ -15,15 +15,13 @@ from .dry_run import no_such_rank
 from .past_probes import probe_and_keep
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One quantity of the job: measured on its highest rank, and as predicted. None: not known that way.
-
-    unit: "bytes", "s" or "tokens/s".
-    """
+@dataclass(frozen=True, slots=True)
+class ProbeFigure:
+    """One quantity of the job: measured on its highest rank, and as predicted. None: not known that way."""
 
     name: str
     unit: str
+    """"bytes", "s" or "tokens/s"."""
     measured: float | None
     analytic: float | None
     dry_run: float | None = None
@@ -45,21 +43,15 @@ class ProbeAnswer:
     """None where none was made."""
 
     @property
-    def figures(self) -> tuple[Figure, ...]:
+    def figures(self) -> tuple[ProbeFigure, ...]:
         """Memory first, then time; empty after a failure."""
         if self.result.failure is not None:
             return ()
-        memory = _on_the_cpu(self) if self.result.device == "cpu" else _on_cuda(self)
         time = None if self.estimate is None else self.estimate.time
         return (
-            *memory,
-            Figure(name="step", unit="s", measured=self.result.step_s, analytic=time.step_s if time else None),
-            Figure(
-                name="tokens/s",
-                unit="tokens/s",
-                measured=self.result.tokens_per_s,
-                analytic=time.tokens_per_s if time else None,
-            ),
+            *(_on_the_cpu(self) if self.result.device == "cpu" else _on_cuda(self)),
+            ProbeFigure("step", "s", self.result.step_s, time and time.step_s),
+            ProbeFigure("tokens/s", "tokens/s", self.result.tokens_per_s, time and time.tokens_per_s),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -129,66 +121,43 @@ def cpu_rank_bytes(memory: MemoryEstimate, ranks_per_node: int) -> int:
     return memory.device_bytes_per_gpu + host // ranks_per_node
 
 
-def _on_the_cpu(answer: ProbeAnswer) -> tuple[Figure, ...]:
-    dry, estimate = answer.dry_run, answer.estimate
-    return (
-        Figure(
-            name="memory per rank",
-            unit="bytes",
-            measured=answer.result.highest("host_tensor_bytes"),
-            analytic=None if estimate is None else cpu_rank_bytes(estimate.memory, answer.run.cluster.gpus_per_node),
-            dry_run=None
-            if dry is None
-            else max(phase.total_peak_bytes for phase in dry.phases if phase.iteration)
-            + (
-                0
-                if estimate is None
-                else sum(term.size_bytes for term in estimate.memory.reserved_terms + estimate.memory.device_terms)
-            ),
-        ),
-    )
+def _on_the_cpu(answer: ProbeAnswer) -> tuple[ProbeFigure, ...]:
+    dry, memory = answer.dry_run, answer.estimate and answer.estimate.memory
+    dry_bytes = None if dry is None else max(phase.total_peak_bytes for phase in dry.phases if phase.iteration)
+    if dry_bytes is not None and memory is not None:  # what lies beside tensors, no dry run shows
+        dry_bytes += sum(term.size_bytes for term in memory.reserved_terms + memory.device_terms)
+    analytic = memory and cpu_rank_bytes(memory, answer.run.cluster.gpus_per_node)
+    return (ProbeFigure("memory per rank", "bytes", answer.result.highest("host_tensor_bytes"), analytic, dry_bytes),)
 
 
-def _on_cuda(answer: ProbeAnswer) -> tuple[Figure, ...]:
+def _on_cuda(answer: ProbeAnswer) -> tuple[ProbeFigure, ...]:
     dry, memory, ranks = answer.dry_run, answer.estimate and answer.estimate.memory, answer.run.cluster.gpus_per_node
     result, peak = answer.result, dry and dry.peak
-    host = result.highest("host_tensor_bytes")
-    disk = result.ranks[0].nvme_bytes
-    figures = (
-        Figure(
-            name="allocated per GPU",
-            unit="bytes",
-            measured=result.highest("allocated_bytes"),
-            analytic=memory.allocated_bytes_per_gpu if memory else None,
-            dry_run=peak.allocated_bytes_per_gpu if peak else None,
-        ),
-        Figure(
-            name="reserved per GPU",
-            unit="bytes",
-            measured=result.highest("reserved_bytes"),
-            analytic=memory.reserved_bytes_per_gpu if memory else None,
-            dry_run=peak.reserved_bytes_per_gpu if peak else None,
-        ),
-        Figure(
-            name="device memory",
-            unit="bytes",
-            measured=result.highest("device_bytes"),
-            analytic=memory.device_bytes_per_gpu if memory else None,
-            dry_run=peak.device_bytes_per_gpu if peak else None,
-        ),
-        Figure(
-            name="host RAM per rank",
-            unit="bytes",
-            measured=host,
-            analytic=memory.host_training_bytes_per_node / ranks if memory else None,
-            dry_run=peak.host_bytes_per_node / ranks if peak else None,
-        ),
-        Figure(
-            name="NVMe",
-            unit="bytes",
-            measured=disk or None,
-            analytic=memory.nvme_bytes_per_node if memory else None,
-            dry_run=dry.nvme_bytes_per_rank * ranks if dry else None,
-        ),
+    rows = [
+        ProbeFigure(
+            title,
+            "bytes",
+            result.highest(f"{kind}_bytes"),
+            memory and getattr(memory, f"{kind}_bytes_per_gpu"),
+            peak and getattr(peak, f"{kind}_bytes_per_gpu"),
+        )
+        for title, kind in (
+            ("allocated per GPU", "allocated"),
+            ("reserved per GPU", "reserved"),
+            ("device memory", "device"),
+        )
+    ]
+    rows.append(
+        ProbeFigure(
+            "host RAM per rank",
+            "bytes",
+            result.highest("host_tensor_bytes"),
+            memory and memory.host_training_bytes_per_node / ranks,
+            peak and peak.host_bytes_per_node / ranks,
+        )
     )
-    return tuple(figure for figure in figures if figure.measured is not None or figure.analytic)
+    swapped = dry and dry.nvme_bytes_per_rank * ranks
+    rows.append(
+        ProbeFigure("NVMe", "bytes", result.ranks[0].nvme_bytes or None, memory and memory.nvme_bytes_per_node, swapped)
+    )
+    return tuple(figure for figure in rows if figure.measured is not None or figure.analytic)

@@ -98,7 +98,7 @@ class ProbeOrder:
 
     def expected_time(self, candidate: Candidate) -> TimeEstimate:
         """The candidate's time, corrected by the probe of the plan that is most like it."""
-        nearest, predicted = self._nearest(candidate, measured="tokens_per_s"), candidate.estimate.time
+        nearest, predicted = self._nearest(candidate, measured="tokens_per_s"), candidate.time
         if nearest is None:
             return predicted
         verdict = self.verdicts[nearest.plan]
@@ -173,7 +173,7 @@ class ProbeOrder:
 
 def _predicted_need(candidate: Candidate) -> int:
     """On the one scale on which all candidates can be compared."""
-    return candidate.estimate.memory.device_bytes_per_gpu
+    return candidate.memory.device_bytes_per_gpu
 
 
 def _series(candidate: Candidate) -> tuple[str, bool]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from statistics import median
 
 from rich.console import Console
-from rich.text import Text
 
 from ...probes.real_run import ProbeResult, RankFailure
 from ..terminal.lines import blank, row, sentence
 from ..terminal.units import gib, percent, rate, seconds
 from ..terminal.words import cluster_title
-from .probe import Figure, ProbeAnswer
+from .probe import ProbeAnswer, ProbeFigure
 
 _ENDED = {
     "out_of_memory": "Out of memory.",
@@ -33,7 +32,7 @@ def render_probe(answer: ProbeAnswer, console: Console) -> None:
     ranks = (
         f"rank {result.ranks[0].rank} of {result.world_size}, alone" if result.solo else f"{result.world_size} ranks"
     )
-    sentence(console, Text("It runs.", style="bold green"))
+    sentence(console, "It runs.", style="bold green")
     sentence(
         console,
         f"{rate(result.tokens_per_s)} tokens/s; {seconds(result.step_s)} per optimizer step; {ranks} on "
@@ -44,14 +43,12 @@ def render_probe(answer: ProbeAnswer, console: Console) -> None:
             console, "Communication is not in the times, and NCCL not in the memory: the other ranks do not exist."
         )
     blank(console)
-    row(console, Text("                       measured   analytic           dry run", style="bold"))
+    row(console, "                       measured   analytic           dry run", style="bold")
     for figure in answer.figures:
         row(
             console,
-            Text(
-                f"  {figure.name:<18}{_value(figure, figure.measured):>13}{_predicted(figure, figure.analytic)}"
-                f"{_predicted(figure, figure.dry_run)}"
-            ),
+            f"  {figure.name:<18}{_value(figure, figure.measured):>13}{_predicted(figure, figure.analytic)}"
+            f"{_predicted(figure, figure.dry_run)}",
         )
     blank(console)
     sentence(console, _parts(result))
@@ -67,19 +64,19 @@ def render_probe(answer: ProbeAnswer, console: Console) -> None:
 
 def render_failure(failure: RankFailure, console: Console) -> None:
     """How a probe failed: the kind, the rank and phase, the true error."""
-    sentence(console, Text(_ENDED[failure.kind], style="bold red"))
+    sentence(console, _ENDED[failure.kind], style="bold red")
     sentence(console, f"Rank {failure.rank} was the first, at {failure.phase}: {failure.message}")
     for line in failure.details.strip().splitlines()[-12:]:
-        row(console, Text(f"   {line}", style="dim"))
+        row(console, f"   {line}", style="dim")
 
 
-def _value(figure: Figure, value: float | None) -> str:
+def _value(figure: ProbeFigure, value: float | None) -> str:
     if value is None:
         return "-"
     return {"bytes": lambda v: f"{gib(int(v))} GiB", "s": seconds, "tokens/s": rate}[figure.unit](value)
 
 
-def _predicted(figure: Figure, value: float | None) -> str:
+def _predicted(figure: ProbeFigure, value: float | None) -> str:
     error = figure.error(value)
     return f"{_value(figure, value):>11}" + (f" {_signed(error):>7}" if error is not None else " " * 8)
 
@@ -101,5 +98,5 @@ def _parts(result: ProbeResult) -> str:
         f"{percent(share('optimizer_s'))} the optimizer"
     )
     if slowest.steps[0].waiting_s is not None:
-        text += f"; {percent(share('waiting_s'))} of it, all told, in collectives"
+        text += f"; {percent(share('waiting_s'))} of it in collectives"
     return text + "."

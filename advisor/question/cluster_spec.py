@@ -13,9 +13,10 @@ MOST_GPUS_PER_NODE, MOST_NODES = 16, 1024
 """Beyond these a typing error is likelier than such a machine (DGX-2 has the most GPUs in one host, 16)."""
 
 _ASSUMED_GBIT_PER_S = {"Ampere": 400, "Hopper": 3200, "Blackwell": 3200}
-"""Node to node when nothing is said, by the architecture of GPUs joined by NVLink: AWS p4d (8 x A100, 400 Gb/s), p5 and
-p6-b200 (8 x H100 or B200, 3200 Gb/s), the widest-spread cloud machines of each (docs.aws.amazon.com, EC2 accelerated
-computing instances). Any other node is given 100 Gb/s, as AWS p3dn (8 x V100) has and g5 (8 x A10G) at most."""
+"""Node to node where --interconnect is not given, by the architecture of GPUs joined by NVLink: AWS p4d (8 x A100,
+400 Gb/s), p5 and p6-b200 (8 x H100 or B200, 3200 Gb/s), the widest-spread cloud machines of each (docs.aws.amazon.com,
+EC2 accelerated computing instances). Any other node is given 100 Gb/s, as AWS p3dn (8 x V100) has and g5 (8 x A10G) at
+most."""
 
 _UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "pb": 10**15, "gib": 2**30, "tib": 2**40, "mib": 2**20}
 _LONGEST_TEXT = 200
@@ -42,14 +43,13 @@ def parse_cluster(
 ) -> Cluster:
     """The cluster that the four options describe.
 
-    gpus:   [nodes x] GPUs per node x kind. A kind is a GPU's name in any spelling, or a memory size (`32GB`); alone it
-            means one GPU. `auto` asks the driver of this machine.
-    ram:    host memory per node (`256GB`, `256GiB`, `0.5TB`). Not given: this machine's when gpus is `auto` (the
-            container's limit first), else unknown.
-    nvme:   `PATH:SIZE` or `SIZE`, per node. Not given: unknown.
+    gpus: [nodes x] GPUs per node x kind. A kind is a GPU's name in any spelling, or a memory size (`32GB`); alone it
+        means one GPU. `auto` asks the driver of this machine.
+    ram: host memory per node (`256GB`, `256GiB`, `0.5TB`). Without it, this machine's when gpus is `auto` (the
+        container's limit first), else unknown.
+    nvme: `PATH:SIZE` or `SIZE`, per node. Without it, unknown.
     interconnect: node to node, per node: `200Gb/s`, `400gbps`, `25GB/s`, `10GbE`, `ib-hdr`, each with an optional `8x`.
-            `GB/s` is bytes and everything else bits. Not given on several nodes: `join_nodes`,
-            and said.
+        `GB/s` is bytes and everything else bits. Without it, several nodes get the assumption of `join_nodes`.
 
     Raises ClusterError for anything that is unknown, contradictory, not positive or beyond what machines have.
     """
@@ -99,8 +99,8 @@ def _described(gpus: str) -> Cluster:
             why=f"a node holds at most {MOST_GPUS_PER_NODE}, and GPUs of different nodes talk over the network",
             fix=f"write nodes x GPUs x kind, such as {min(MOST_NODES, -(-per_node // 8))}x8x{kind}",
         )
-    gpu, said = _gpu_of_kind(kind, gpus)
-    return Cluster(nodes=nodes, gpus_per_node=per_node, gpu=gpu, assumptions=said)
+    gpu, assumptions = _gpu_of_kind(kind, gpus)
+    return Cluster(nodes=nodes, gpus_per_node=per_node, gpu=gpu, assumptions=assumptions)
 
 
 def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:

@@ -87,7 +87,7 @@ def cpu_cluster(ranks: int, memory_limit_bytes: int | None = None) -> Cluster:
     if known is None:
         return cluster
     changes, more = node_figures(cluster, known.result)
-    return replace(cluster, measured=known.said([*names, *more]), **changes)
+    return replace(cluster, measured=known.phrase([*names, *more]), **changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

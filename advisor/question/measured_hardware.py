@@ -39,7 +39,7 @@ class MeasuredHardware:
     result: BenchResult
     age_s: float
 
-    def said(self, names: Sequence[str]) -> str:
+    def phrase(self, names: Sequence[str]) -> str:
         """`here 3 days ago (bench): matrix products, PCIe`."""
         return f"here {age(self.age_s)} (bench): {', '.join(names)}" if names else ""
 
@@ -69,7 +69,7 @@ def with_measured_hardware(cluster: Cluster) -> Cluster:
         return cluster
     gpu, names = _gpu(cluster.gpu, known.result)
     changes, more = node_figures(cluster, known.result)
-    return replace(cluster, gpu=gpu, measured=known.said([*names, *more]), **changes)
+    return replace(cluster, gpu=gpu, measured=known.phrase([*names, *more]), **changes)
 
 
 def _gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[str]]:

@@ -17,17 +17,15 @@ CheckpointingChoice = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """Everything that the answer depends on.
-
-    micro_batch_size:       samples per GPU and forward pass when the user fixes them, None leaves them to the search.
-    gradient_checkpointing: "auto" tries both.
-    """
+    """Everything that the answer depends on."""
 
     model: ModelShape
     workload: Workload
     cluster: Cluster
     micro_batch_size: int | None = None
+    """Samples per GPU and forward pass when the user fixes them, None leaves them to the search."""
     gradient_checkpointing: CheckpointingChoice = "auto"
+    """"auto" tries both."""
 
     def __post_init__(self) -> None:
         ranks, wanted, micro = self.cluster.world_size, self.workload.global_batch_size, self.micro_batch_size

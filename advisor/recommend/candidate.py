@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...estimators.estimate import Estimate
+from ...estimators.estimate import Estimate, MemoryEstimate, TimeEstimate
 from ...estimators.plan import Plan, Rung
 from .fit import Fit
 
@@ -23,17 +23,25 @@ class Candidate:
         return self.estimate.plan
 
     @property
+    def memory(self) -> MemoryEstimate:
+        return self.estimate.memory
+
+    @property
+    def time(self) -> TimeEstimate:
+        return self.estimate.time
+
+    @property
     def rung(self) -> Rung:
-        return self.estimate.plan.rung
+        return self.plan.rung
 
     @property
     def tokens_per_s(self) -> float:
-        return self.estimate.time.tokens_per_s
+        return self.time.tokens_per_s
 
     @property
     def device_bytes(self) -> int:
         """Device memory that it needs, measured or else predicted."""
-        return self.estimate.memory.device_bytes_per_gpu if self.measured_bytes is None else self.measured_bytes
+        return self.memory.device_bytes_per_gpu if self.measured_bytes is None else self.measured_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

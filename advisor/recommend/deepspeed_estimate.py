@@ -20,19 +20,17 @@ from ..terminal.units import gib
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSpeedEstimate:
-    """The answer of one of DeepSpeed's functions.
-
-    function:  the function that was called.
-    gpu_bytes, host_bytes: per GPU and per node; None when it could not be called.
-    leaves_out: what the plan needs that the function does not count.
-    problem:   why it could not be called, "" when it was.
-    """
+    """The answer of one of DeepSpeed's functions."""
 
     function: str
+    """The function that was called."""
     gpu_bytes: int | None
+    """This and the next: per GPU and per node; None when it could not be called."""
     host_bytes: int | None
     leaves_out: tuple[str, ...]
+    """What the plan needs that the function does not count."""
     problem: str = ""
+    """Why it could not be called, "" when it was."""
 
     def sentence(self, device_bytes: int) -> str:
         """The figures beside ours, in words. device_bytes: our prediction for one GPU."""

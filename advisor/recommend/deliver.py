@@ -62,7 +62,7 @@ def recommended_config(answer: Recommendation) -> dict[str, Any] | None:
         return None
     question = answer.question
     return ds_config(
-        answer.recommended.estimate.plan,
+        answer.recommended.plan,
         question.model,
         question.workload,
         question.cluster,

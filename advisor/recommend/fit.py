@@ -32,18 +32,16 @@ failed for another reason."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """The verdict on one plan.
-
-    fits:   every requirement that is known to be bounded is met.
-    reason: a short phrase for a table ("1.2 x the GPU", "too tight", "fits").
-    utilization: the largest of need / offer over GPU (with the margin), host and NVMe; at most 1 where it fits.
-    limit:  what is exceeded: "gpu", "host", "nvme" (the first of them), or "" where it fits.
-    """
+    """The verdict on one plan."""
 
     fits: bool
+    """Every requirement that is known to be bounded is met."""
     reason: str
+    """A short phrase for a table ("1.2 x the GPU", "too tight", "fits")."""
     utilization: float
+    """The largest of need / offer over GPU (with the margin), host and NVMe; at most 1 where it fits."""
     limit: str
+    """What is exceeded: "gpu", "host", "nvme" (the first of them), or "" where it fits."""
 
 
 def margin(cluster: Cluster, evidence: Evidence) -> float:

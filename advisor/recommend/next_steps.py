@@ -26,7 +26,7 @@ def render_next_steps(answer: Recommendation, config_path: str, console: Console
     """
     if answer.recommended is None:
         return
-    question, plan = answer.question, answer.recommended.estimate.plan
+    question, plan = answer.question, answer.recommended.plan
     workload = question.workload
     blank(console)
     for path in answer.files:

@@ -47,7 +47,7 @@ def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
     if offloads(rival) and not offloads(chosen) and ratio > 1 + SAME_SPEED:
         return (
             f"{rival.rung} might gain {percent(ratio - 1)}, too little to be sure of, and takes "
-            f"{gib(rival.estimate.memory.host_bytes_per_node)} GiB of host RAM."
+            f"{gib(rival.memory.host_bytes_per_node)} GiB of host RAM."
         )
     if ratio >= 1 - SAME_SPEED and RUNGS.index(rival.rung) < RUNGS.index(chosen.rung):
         return (
@@ -57,7 +57,7 @@ def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
         return f"{rival.rung} is as fast within {percent(SAME_SPEED)}; {chosen.rung} has fewer moving parts."
     return (
         f"The next best, {rival.rung}, runs at {percent(ratio)} of its speed; the difference is mostly "
-        f"{component_title(_largest_extra(rival.estimate.time, chosen.estimate.time))}."
+        f"{component_title(_largest_extra(rival.time, chosen.time))}."
     )
 
 
@@ -79,7 +79,7 @@ def _simpler_that_fails(ladder: Sequence[LadderStep], chosen: Candidate, device:
 
 
 def _obstacle(candidate: Candidate, device: str) -> str:
-    memory, rung = candidate.estimate.memory, candidate.rung
+    memory, rung = candidate.memory, candidate.rung
     if candidate.fit.reason in (RAN_OUT, FAILED):
         return f"{rung} {candidate.fit.reason} when it was probed on this machine."
     if candidate.fit.reason == NEEDS_MORE:
@@ -96,12 +96,11 @@ def _obstacle(candidate: Candidate, device: str) -> str:
 
 
 def _checkpointing(chosen: Candidate, candidates: Sequence[Candidate], device: str) -> str:
-    plan = chosen.estimate.plan
+    plan = chosen.plan
     others = [
         candidate
         for candidate in candidates
-        if candidate.rung == chosen.rung
-        and candidate.estimate.plan.gradient_checkpointing != plan.gradient_checkpointing
+        if candidate.rung == chosen.rung and candidate.plan.gradient_checkpointing != plan.gradient_checkpointing
     ]
     if not others:
         return ""
@@ -112,7 +111,7 @@ def _checkpointing(chosen: Candidate, candidates: Sequence[Candidate], device: s
             return ""
         return (
             f"Without gradient checkpointing it would need {gib(least.device_bytes)} GiB per {device} at micro batch "
-            f"{least.estimate.plan.micro_batch_size}."
+            f"{least.plan.micro_batch_size}."
         )
     rival = max(fitting, key=lambda candidate: candidate.tokens_per_s)
     ratio = chosen.tokens_per_s / rival.tokens_per_s
@@ -121,35 +120,32 @@ def _checkpointing(chosen: Candidate, candidates: Sequence[Candidate], device: s
     if not plan.gradient_checkpointing:
         return f"Without gradient checkpointing it is {times(ratio)} as fast: nothing is computed twice."
     gain = f"Gradient checkpointing makes it {times(ratio)} as fast"
-    if plan.micro_batch_size == rival.estimate.plan.micro_batch_size:
+    if plan.micro_batch_size == rival.plan.micro_batch_size:
         return f"{gain}."
-    return (
-        f"{gain}: there is room for micro batch {plan.micro_batch_size} instead of "
-        f"{rival.estimate.plan.micro_batch_size}."
-    )
+    return f"{gain}: there is room for micro batch {plan.micro_batch_size} instead of {rival.plan.micro_batch_size}."
 
 
 def _micro_batch(question: Question, chosen: Candidate, candidates: Sequence[Candidate]) -> str:
-    plan = chosen.estimate.plan
+    plan = chosen.plan
     if question.micro_batch_size is not None:
         return ""
     larger = [
         candidate
         for candidate in candidates
         if candidate.rung == chosen.rung
-        and candidate.estimate.plan.gradient_checkpointing == plan.gradient_checkpointing
-        and candidate.estimate.plan.micro_batch_size > plan.micro_batch_size
+        and candidate.plan.gradient_checkpointing == plan.gradient_checkpointing
+        and candidate.plan.micro_batch_size > plan.micro_batch_size
     ]
     if not larger:
-        next_step_tokens = 2 * chosen.estimate.time.tokens_per_step
+        next_step_tokens = 2 * chosen.time.tokens_per_step
         if question.workload.global_batch_size is not None or next_step_tokens <= MAX_TOKENS_PER_STEP:
             return ""
         return (
             f"A larger micro batch was not tried: it takes more than {count(MAX_TOKENS_PER_STEP)} tokens per step "
             "(--micro-batch or --global-batch to have it)."
         )
-    following = min(larger, key=lambda candidate: candidate.estimate.plan.micro_batch_size)
-    size = following.estimate.plan.micro_batch_size
+    following = min(larger, key=lambda candidate: candidate.plan.micro_batch_size)
+    size = following.plan.micro_batch_size
     if following.fit.limit == "gpu":
         bare = following.device_bytes <= question.cluster.gpu.memory_bytes
         tight = f", which does not leave {percent(margin(question.cluster, 'analytic'))} free" if bare else ""

@@ -16,14 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Something that would change the answer.
-
-    flags:   the arguments to add or replace (`--method lora`).
-    outcome: what the answer would then be.
-    """
+    """Something that would change the answer."""
 
     flags: str
+    """The arguments to add or replace (`--method lora`)."""
     outcome: str
+    """What the answer would then be."""
 
 
 @dataclass(frozen=True, kw_only=True)

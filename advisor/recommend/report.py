@@ -35,11 +35,9 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
     blank(console)
     if chosen is not None:
         shares = ", ".join(
-            f"{component_title(name)} {percent(share)}"
-            for name, share in time_shares(chosen.estimate.time)
-            if share >= 0.01
+            f"{component_title(name)} {percent(share)}" for name, share in time_shares(chosen.time) if share >= 0.01
         )
-        sentence(console, f"Where the {seconds(chosen.estimate.time.step_s)} of a step go: {shares}.")
+        sentence(console, f"Where the {seconds(chosen.time.step_s)} of a step go: {shares}.")
     for reason in answer.reasons:
         sentence(console, reason)
     for run in answer.verifications:
@@ -49,7 +47,7 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
         _series(answer.probe_series, console)
     elif answer.past_probes:
         blank(console)
-        sentence(console, Text("Earlier probes on this machine", style="bold"))
+        sentence(console, "Earlier probes on this machine", style="bold")
         for probe in answer.past_probes:
             _probe(probe, console)
     _deepspeed(answer, shown, console)
@@ -67,7 +65,7 @@ def _verdict(answer: Recommendation) -> tuple[str | Text, ...]:
     offer = gib(cluster.gpu.memory_bytes)
     if chosen is None:
         return _nothing_fits(answer)
-    plan = chosen.estimate.plan
+    plan = chosen.plan
     steps, ranks = plan.gradient_accumulation_steps, cluster.world_size
     device = device_word(cluster)
     each = f" ({rate(chosen.tokens_per_s / ranks)} per {device})" if ranks > 1 else ""
@@ -102,7 +100,7 @@ def _nothing_fits(answer: Recommendation) -> tuple[Text, ...]:
     text, missed, cluster = Text("Nothing fits.", style="bold red"), closest(answer.ladder), answer.question.cluster
     if missed is None:
         return (text,)
-    memory, have = missed.estimate.memory, cluster.host_memory_bytes_per_node
+    memory, have = missed.memory, cluster.host_memory_bytes_per_node
     needs = f"{gib(missed.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device_word(cluster)}"
     if missed.fit.reason == TOO_TIGHT:
         needs += f" ({percent(margin(cluster, 'analytic'))} must stay free)"
@@ -113,7 +111,7 @@ def _nothing_fits(answer: Recommendation) -> tuple[Text, ...]:
 
 
 def _host_need(answer: Recommendation, chosen: Candidate) -> str:
-    memory, cluster = chosen.estimate.memory, answer.question.cluster
+    memory, cluster = chosen.memory, answer.question.cluster
     have = cluster.host_memory_bytes_per_node
     per_node = " per node" if cluster.nodes > 1 else ""
     disk = f" and {gib(memory.nvme_bytes_per_node)} GiB of NVMe" if memory.nvme_bytes_per_node else ""
@@ -142,15 +140,15 @@ def _table(answer: Recommendation, console: Console, *, all_candidates: bool) ->
     cpu = answer.question.cluster.gpu.is_cpu
     header = " ".join(f"{title:<{-width}}" if width < 0 else f"{title:>{width}}" for title, width in _COLUMNS)
     header = header.replace("GPU GiB", "    GiB") if cpu else header
-    row(console, Text("  " + header, style="bold"))
-    said = ""
+    row(console, "  " + header, style="bold")
+    last_reason = ""
     for step in answer.ladder:
         if step.candidate is None:
-            reason = step.reason if step.reason != said else "the same"
-            sentence(console, Text(f" {step.rung:<19} {reason}", style="dim"), hang=21)
-            said = step.reason
+            reason = step.reason if step.reason != last_reason else "the same"
+            sentence(console, f" {step.rung:<19} {reason}", style="dim", hang=21)
+            last_reason = step.reason
             continue
-        said = ""
+        last_reason = ""
         for candidate in answer.candidates if all_candidates else (step.candidate,):
             if candidate.rung == step.rung:
                 _row(candidate, candidate is answer.recommended, console)
@@ -163,7 +161,7 @@ def _table(answer: Recommendation, console: Console, *, all_candidates: bool) ->
         f"{TOO_TIGHT}: not {percent(share)} of {'it' if cpu else 'the GPU'} would stay free" * tight,
     ):
         if line:
-            sentence(console, Text(f" {line}", style="dim"))
+            sentence(console, f" {line}", style="dim")
 
 
 def _row(candidate: Candidate, chosen: bool, console: Console) -> None:
@@ -172,11 +170,11 @@ def _row(candidate: Candidate, chosen: bool, console: Console) -> None:
         for cell, (_, width) in zip(_cells(candidate), _COLUMNS, strict=True)
     ]
     style = "bold green" if chosen else "" if candidate.fit.fits else "dim"
-    row(console, Text(f"{'>' if chosen else ' '} {' '.join(cells)}  {candidate.fit.reason}", style=style))
+    row(console, f"{'>' if chosen else ' '} {' '.join(cells)}  {candidate.fit.reason}", style=style)
 
 
 def _cells(candidate: Candidate) -> tuple[str, ...]:
-    plan, memory = candidate.estimate.plan, candidate.estimate.memory
+    plan, memory = candidate.plan, candidate.memory
     steps = plan.gradient_accumulation_steps
     return (
         plan.rung,
@@ -190,7 +188,7 @@ def _cells(candidate: Candidate) -> tuple[str, ...]:
 
 
 def _memory_bar(candidate: Candidate, device: str, console: Console) -> None:
-    memory = candidate.estimate.memory
+    memory = candidate.memory
     predicted = "" if candidate.measured_bytes is None else "predicted "
     sentence(
         console,
@@ -212,10 +210,8 @@ def _series(series: ProbeSeries, console: Console) -> None:
     blank(console)
     sentence(
         console,
-        Text(
-            f"Probes on this machine: {series.runs} of {series.candidates} plans were run (at most {series.bound})",
-            style="bold",
-        ),
+        f"Probes on this machine: {series.runs} of {series.candidates} plans were run (at most {series.bound})",
+        style="bold",
     )
     for probe in series.probes:
         _probe(probe, console)
@@ -223,7 +219,7 @@ def _series(series: ProbeSeries, console: Console) -> None:
 
 
 def _probe(probe: ProbedPlan, console: Console) -> None:
-    plan, failure = probe.candidate.estimate.plan, probe.result.failure
+    plan, failure = probe.candidate.plan, probe.result.failure
     predicted = f" (predicted {rate(probe.candidate.tokens_per_s)})" if probe.age_s is None else ""
     outcome = (
         f"{rate(probe.result.tokens_per_s)} tokens/s{predicted}"
@@ -279,7 +275,7 @@ def _earlier_evidence(answer: Recommendation) -> str:
 
 
 def _verification(run: Verification) -> str:
-    peak, memory = run.dry_run.result.peak, run.candidate.estimate.memory
+    peak, memory = run.dry_run.result.peak, run.candidate.memory
     versions = run.dry_run.result.versions
     return (
         f"Dry run of {run.candidate.rung} (DeepSpeed {versions['deepspeed']}, transformers "
@@ -297,7 +293,7 @@ def _recorded_time(run: Verification) -> str:
         return ""
     return (
         f"; a step takes {seconds(time.step_s)} by the operations that it executed "
-        f"(predicted: {seconds(run.candidate.estimate.time.step_s)})"
+        f"(predicted: {seconds(run.candidate.time.step_s)})"
     )
 
 

@@ -63,7 +63,7 @@ def as_fast(candidate: Candidate, fastest: Candidate) -> bool:
 
 
 def offloads(candidate: Candidate) -> bool:
-    plan = candidate.estimate.plan
+    plan = candidate.plan
     return plan.offload_optimizer != "none" or plan.offload_param != "none"
 
 
@@ -116,8 +116,8 @@ def best_of_rung(candidates: list[Candidate]) -> Candidate | None:
     if not possible:
         return min(
             candidates,
-            key=lambda candidate: (candidate.fit.utilization, not candidate.estimate.plan.gradient_checkpointing),
+            key=lambda candidate: (candidate.fit.utilization, not candidate.plan.gradient_checkpointing),
         )
     enough = max(candidate.tokens_per_s for candidate in possible) * (1 - SAME_SPEED)
     fast = [candidate for candidate in possible if candidate.tokens_per_s >= enough]
-    return min(fast, key=lambda candidate: (candidate.estimate.plan.micro_batch_size, candidate.device_bytes))
+    return min(fast, key=lambda candidate: (candidate.plan.micro_batch_size, candidate.device_bytes))

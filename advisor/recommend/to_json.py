@@ -85,7 +85,7 @@ def _probed_plan(probe: ProbedPlan) -> dict[str, Any]:
 
 def candidate_json(candidate: Candidate) -> dict[str, Any]:
     """A plan with its figures and the verdict on it."""
-    estimate, plan = candidate.estimate, candidate.estimate.plan
+    estimate, plan = candidate.estimate, candidate.plan
     memory, time = estimate.memory, estimate.time
     return {
         "rung": plan.rung,

@@ -46,15 +46,15 @@ def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate 
     if question.cluster.gpu.is_cpu:  # there is no other machine to buy
         kinds = [_methods(question), _losses(question), _sequences(question)]
     for series in kinds:
-        told: set[str] = set() if chosen is None else {chosen.rung}
+        rungs: set[str] = set() if chosen is None else {chosen.rung}
         for position, (flags, altered) in enumerate(series):
             best = fastest_that_fits(predict_all(altered)[0])
             if best is None:
                 continue
             worth = chosen is None or best.tokens_per_s >= WORTH_TELLING * chosen.tokens_per_s
-            if worth and (position == 0 or best.rung not in told):
+            if worth and (position == 0 or best.rung not in rungs):
                 found.append(Change(flags=flags, outcome=_outcome(best, chosen)))
-                told.add(best.rung)
+                rungs.add(best.rung)
             if chosen is None or position == MOST_STEPS - 1:
                 break
     return tuple(found)
@@ -139,32 +139,30 @@ def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate
         fastest = max(stopped, key=lambda candidate: candidate.tokens_per_s)
         if chosen is not None and fastest.tokens_per_s < WORTH_TELLING * chosen.tokens_per_s:
             continue
-        told = [fastest]
+        shown = [fastest]
         if chosen is None:
             least = min(stopped, key=lambda candidate: _need(candidate, limit))
-            told = [least] if fastest.tokens_per_s < WORTH_TELLING * least.tokens_per_s else [least, fastest]
+            shown = [least] if fastest.tokens_per_s < WORTH_TELLING * least.tokens_per_s else [least, fastest]
         separator = " " if limit == "host" else ""
-        for best in told:
+        for best in shown:
             yield Change(
                 flags=f"{flag}{separator}{_round_up_gib(_need(best, limit))}GiB", outcome=_outcome(best, chosen)
             )
     if chosen is not None and cluster.host_memory_bytes_per_node is None:
-        need = chosen.estimate.memory.host_bytes_per_node
+        need = chosen.memory.host_bytes_per_node
         lean = [
             step.candidate
             for step in ladder
-            if step.fits
-            and step.candidate is not None
-            and step.candidate.estimate.memory.host_bytes_per_node <= need * 0.7
+            if step.fits and step.candidate is not None and step.candidate.memory.host_bytes_per_node <= need * 0.7
         ]
         if lean:
             best = max(lean, key=lambda candidate: candidate.tokens_per_s)
-            needed = best.estimate.memory.host_bytes_per_node
+            needed = best.memory.host_bytes_per_node
             yield Change(flags=f"--ram {_round_up_gib(needed)}GiB", outcome=f"suffices for {_outcome(best, chosen)}")
 
 
 def _need(candidate: Candidate, limit: str) -> int:
-    memory = candidate.estimate.memory
+    memory = candidate.memory
     return memory.host_bytes_per_node if limit == "host" else memory.nvme_bytes_per_node
 
 

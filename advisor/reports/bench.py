@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.text import Text
 
 from ...probes.bench.result import BenchFigure, BenchResult, bench_from_json
 from ...probes.machine import Machine
@@ -32,24 +31,24 @@ TITLES = {
 def render_bench(record: Record, console: Console) -> None:
     """Print everything."""
     result = bench_from_json(record.result)
-    sentence(console, Text(f"This machine: {machine_title(record.machine)}.", style="bold"))
+    sentence(console, f"This machine: {machine_title(record.machine)}.", style="bold")
     sentence(
         console,
         f"{_devices(result)}; measured in {duration(result.seconds)} with torch {result.versions['torch']}, "
         f"DeepSpeed {result.versions['deepspeed']}.",
     )
     blank(console)
-    row(console, Text(f"  {'':<28}{'size':>9}{'median':>20}   lowest to highest", style="bold"))
+    row(console, f"  {'':<28}{'size':>9}{'median':>20}   lowest to highest", style="bold")
     for figure in result.figures:
-        row(console, Text(_line(figure)))
+        row(console, _line(figure))
     blank(console)
     for skipped in result.skipped:
         sentence(console, f"Not measured: {skipped.what}: {skipped.reason}.")
     if record.id is not None:
-        asked = "--gpus auto" if result.device == "cuda" else "--device cpu"
+        option = "--gpus auto" if result.device == "cuda" else "--device cpu"
         sentence(
             console,
-            f"Kept as number {record.id} (ds-advise history). Answers to {asked} on this machine use these "
+            f"Kept as number {record.id} (ds-advise history). Answers to {option} on this machine use these "
             "speeds from now on.",
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.text import Text
 
 from ...estimators.estimate import MemoryTerm
 from ..terminal.lines import blank, row, sentence
@@ -18,33 +17,31 @@ _INDENT = 14
 def render_explanation(explanation: Explanation, console: Console) -> None:
     """Print every section; the terms of one are printed largest first."""
     candidate, evidence = explanation.candidate, explanation.candidate.estimate.evidence
-    plan = candidate.estimate.plan
+    plan = candidate.plan
     sentence(
         console,
-        Text(
-            f"{plan_title(plan)}, micro batch {plan.micro_batch_size}, gradient checkpointing "
-            f"{'on' if plan.gradient_checkpointing else 'off'}",
-            style="bold",
-        ),
+        f"{plan_title(plan)}, micro batch {plan.micro_batch_size}, gradient checkpointing "
+        f"{'on' if plan.gradient_checkpointing else 'off'}",
+        style="bold",
     )
     sentence(
         console, f"Evidence: {evidence}; {percent(explanation.margin)} of the need must stay free besides.", style="dim"
     )
     for section in explanation.sections:
         blank(console)
-        sentence(console, Text(_title(explanation, section), style="bold"))
+        sentence(console, _title(explanation, section), style="bold")
         for term in sorted(section.terms, key=_size, reverse=True):
             _term(term, console)
     _phases(explanation, console)
     blank(console)
-    sentence(console, Text("Symbols", style="bold"))
+    sentence(console, "Symbols", style="bold")
     width = max((len(symbol) for symbol in explanation.symbols), default=0)
     for symbol, meaning in explanation.symbols.items():
         sentence(console, f"  {symbol:<{width}}  {meaning}", hang=width + 4)
 
 
 def _title(explanation: Explanation, section: Section) -> str:
-    memory = explanation.candidate.estimate.memory
+    memory = explanation.candidate.memory
     return {
         "gpu_memory": f"{gib(int(section.total))} GiB of each GPU's memory, at the peak "
         f"({phase_title(memory.peak.name)})",
@@ -61,10 +58,10 @@ def _size(term: Term) -> float:
 
 def _term(term: Term, console: Console) -> None:
     figure = f"{gib(term.size_bytes)} GiB" if isinstance(term, MemoryTerm) else seconds(term.seconds)
-    row(console, Text(f" {figure:>{_INDENT - 3}}  {component_title(term.name)}"))
+    row(console, f" {figure:>{_INDENT - 3}}  {component_title(term.name)}")
 
     def detail(text: str) -> None:
-        sentence(console, Text(" " * (_INDENT - 1) + text, style="dim"), hang=_INDENT + 1)
+        sentence(console, " " * (_INDENT - 1) + text, style="dim", hang=_INDENT + 1)
 
     detail(f"= {term.formula}")
     if term.inputs:
@@ -88,6 +85,6 @@ def _phases(explanation: Explanation, console: Console) -> None:
     if not any(section.name == "gpu_memory" for section in explanation.sections):
         return
     blank(console)
-    sentence(console, Text("Allocated at each moment of a step; the largest is the peak", style="bold"))
-    for phase in sorted(explanation.candidate.estimate.memory.phases, key=lambda phase: -phase.allocated_bytes):
-        row(console, Text(f" {gib(phase.allocated_bytes) + ' GiB':>{_INDENT - 3}}  {phase_title(phase.name)}"))
+    sentence(console, "Allocated at each moment of a step; the largest is the peak", style="bold")
+    for phase in sorted(explanation.candidate.memory.phases, key=lambda phase: -phase.allocated_bytes):
+        row(console, f" {gib(phase.allocated_bytes) + ' GiB':>{_INDENT - 3}}  {phase_title(phase.name)}")

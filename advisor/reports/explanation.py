@@ -50,7 +50,7 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """One object; the terms of a section add up to its total."""
-        plan, memory = self.candidate.estimate.plan, self.candidate.estimate.memory
+        plan, memory = self.candidate.plan, self.candidate.memory
         return {
             "rung": plan.rung,
             "micro_batch_size": plan.micro_batch_size,
@@ -91,7 +91,7 @@ def explain(answer: Recommendation, *, rung: str | None = None, component: str |
     Raises WorkloadError for a rung that has no plan and for a component that the plan does not have.
     """
     candidate = _candidate(answer, rung)
-    memory, time = candidate.estimate.memory, candidate.estimate.time
+    memory, time = candidate.memory, candidate.time
     every = (
         Section(name="gpu_memory", terms=memory.gpu_terms, total=memory.device_bytes_per_gpu),
         Section(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from ...estimators.plan import Plan
 from ...probes.bench.result import BENCH_VERSION, bench_from_json
@@ -40,22 +39,20 @@ def render_history(records: Sequence[Record], console: Console, *, path: Path, m
         )
         return
     machine = ""
-    row(console, Text(_cells([title for title, _ in _COLUMNS]), style="bold"))
+    row(console, _cells([title for title, _ in _COLUMNS]), style="bold")
     for record in records:
         if record.machine.key != machine:
             machine = record.machine.key
-            sentence(console, Text(f"machine {machine}: {machine_title(record.machine)}", style="dim"))
-        row(console, Text(_line(record)))
+            sentence(console, f"machine {machine}: {machine_title(record.machine)}", style="dim")
+        row(console, _line(record))
     if more:
-        sentence(console, Text("Older ones: --limit N.", style="dim"))
+        sentence(console, "Older ones: --limit N.", style="dim")
     blank(console)
     sentence(
         console,
-        Text(
-            "tokens/s and GiB: as measured; GiB is the highest rank's memory on the GPU, or its tensors in RAM "
-            "on the CPU; of a training, of the fullest GPU, or all ranks' RAM.",
-            style="dim",
-        ),
+        "tokens/s and GiB: as measured; GiB is the highest rank's memory on the GPU, or its tensors in RAM "
+        "on the CPU; of a training, of the fullest GPU, or all ranks' RAM.",
+        style="dim",
     )
 
 

@@ -40,8 +40,9 @@ def copyable(console: Console, lines: Sequence[str]) -> None:
         row(console, Text(f"   {line}", style="bold"))
 
 
-def row(console: Console, text: Text) -> None:
+def row(console: Console, line: str | Text, *, style: str = "") -> None:
     """One line as it is, however wide the terminal; what its encoding lacks is replaced by the nearest ASCII."""
+    text = Text(line, style=style) if isinstance(line, str) else line
     text.plain = text.plain.replace(GLUE, " ")
     if not can_encode(console, text.plain):
         plain = text.plain.replace("·", "|")
