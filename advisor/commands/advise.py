@@ -20,11 +20,11 @@ from .options import CPU_RANKS, device, memory, output_options, question_options
     default="ds_config.json",
     metavar="FILE",
     show_default=True,
-    help="Where the configuration is written; - for stdout.",
+    help="Write the configuration to this file; - is stdout.",
 )
 @click.option("--no-write", is_flag=True, help="Write no file.")
 @click.option("--force", is_flag=True, help="Overwrite a file that differs.")
-@click.option("--all", "all_candidates", is_flag=True, help="Every candidate, not only each rung's best.")
+@click.option("--all", "all_candidates", is_flag=True, help="Show every candidate, not only each rung's best.")
 @click.option(
     "--no-deepspeed-estimate", is_flag=True, help="Do not call DeepSpeed's own estimator (saves a second or two)."
 )
@@ -36,7 +36,9 @@ from .options import CPU_RANKS, device, memory, output_options, question_options
 @click.option(
     "--probe", is_flag=True, help="Settle it by a few real runs on this machine; needs --gpus auto, or --device cpu."
 )
-@click.option("--budget", metavar="TIME", default="30m", show_default=True, help="Bounds the probes: 90s, 5m, 1h.")
+@click.option(
+    "--budget", metavar="TIME", default="30m", show_default=True, help="Limit the time of the probes: 90s, 5m, 1h."
+)
 @device()
 @CPU_RANKS
 @memory()

@@ -11,10 +11,16 @@ from .options import COUNT, output_options
 
 
 @click.command(short_help="Measure this machine's own speeds, which answers then use.")
-@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="What trains.  [default: cuda where there is a GPU]")
-@click.option("--ranks", type=COUNT, help="GPUs to use, or processes on the CPU.  [default: all GPUs, 2 on the CPU]")
 @click.option(
-    "--nvme", metavar="PATH", help="A folder on an NVMe drive: measure it, with a file that is removed again."
+    "--device",
+    type=click.Choice(["cuda", "cpu"]),
+    help="Measure GPUs or the CPU.  [default: cuda where there is a GPU]",
+)
+@click.option(
+    "--ranks", type=COUNT, help="Use so many GPUs, or processes on the CPU.  [default: all GPUs, 2 on the CPU]"
+)
+@click.option(
+    "--nvme", metavar="PATH", help="Measure the NVMe drive of this folder, with a file that is removed again."
 )
 @output_options
 def bench(device: Literal["cuda", "cpu"] | None, ranks: int | None, nvme: str | None, output: Output) -> int:

@@ -10,7 +10,7 @@ from ..terminal.output import Output
 from .options import compare_options, output_options
 
 
-@click.command(short_help="Two configurations side by side: what differs, and what that does.")
+@click.command(short_help="Compare two configurations: what differs, and what that does.")
 @click.argument("first", metavar="A")
 @click.argument("second", metavar="B")
 @compare_options

@@ -14,15 +14,17 @@ from .options import COUNT, gpus, output_options, run_options
 
 @click.command("dry-run", short_help="Run a configuration through the real DeepSpeed engine on a simulated GPU.")
 @run_options
-@gpus("As for the advice: 2x32GB, 4x8xH100, ...")
-@click.option("--ram", metavar="SIZE", help="Host RAM per node, such as 256GB; unset: not checked.")
-@click.option("--rank", type=click.IntRange(min=0), help="Which rank to be (default: the fullest).")
-@click.option("--iterations", type=COUNT, default=4, show_default=True, help="Optimizer steps.")
+@gpus("Name the GPUs, as for the advice: 2x32GB, 4x8xH100, ...")
+@click.option(
+    "--ram", metavar="SIZE", help="Set the host RAM per node, such as 256GB; without it host memory is not checked."
+)
+@click.option("--rank", type=click.IntRange(min=0), help="Be this rank; by default the one whose GPU is the fullest.")
+@click.option("--iterations", type=COUNT, default=4, show_default=True, help="Run so many optimizer steps.")
 @click.option(
     "--expandable-segments/--no-expandable-segments",
     default=True,
     show_default=True,
-    help="The PYTORCH_CUDA_ALLOC_CONF setting that the advice prints.",
+    help="Replay the allocator with the PYTORCH_CUDA_ALLOC_CONF setting that the advice prints.",
 )
 @click.option(
     "--fast",

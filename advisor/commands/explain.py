@@ -12,8 +12,12 @@ from .options import output_options, question_options
 
 @click.command(short_help="Show each figure's formula, the numbers put in, and the source.")
 @question_options
-@click.option("--rung", metavar="NAME", help="The rung to explain, such as zero2-offload; unset: the recommended one.")
-@click.option("--component", metavar="NAME", help="One component, such as gradients or matrix products; unset: all.")
+@click.option(
+    "--rung", metavar="NAME", help="Explain this rung, such as zero2-offload; by default the recommended one."
+)
+@click.option(
+    "--component", metavar="NAME", help="Explain one component, such as gradients or matrix products; by default all."
+)
 @output_options
 def explain(question: dict[str, Any], rung: str | None, component: str | None, output: Output) -> int:
     """Explain the memory and the time of one plan, component by component.

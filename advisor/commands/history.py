@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.argument("ids", nargs=-1, metavar="[ID ...]")
 @click.option("--forget", is_flag=True, help="Remove the records with these numbers, or `all`.")
 @click.option(
-    "--limit", type=COUNT, default=20, metavar="N", show_default=True, help="Lines of the list; --json has all."
+    "--limit", type=COUNT, default=20, metavar="N", show_default=True, help="Show so many lines; --json has all."
 )
 @output_options
 def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int:

@@ -31,7 +31,7 @@ from .options import COUNT, run_options
     show_default=True,
     help="cpu: DeepSpeed's CPU accelerator, for small models.",
 )
-@click.option("--ranks", type=COUNT, help="Ranks with --device cpu.  [default: 2]")
+@click.option("--ranks", type=COUNT, help="Run so many ranks with --device cpu.  [default: 2]")
 @click.option(
     "--hostfile",
     type=click.Path(path_type=Path),

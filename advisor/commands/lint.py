@@ -33,7 +33,7 @@ from .options import COUNT
 @click.option("--list", "listed", is_flag=True, help="List the rules.")
 @click.option("--explain", "explained", metavar="CODE", help="Explain one rule, such as DS101.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--offline", is_flag=True, help="Never use the network.")
+@click.option("--offline", is_flag=True, help="Do not use the network.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def lint(
     config_file: str | None, listed: bool, explained: str | None, as_json: bool, debug: bool, **options: Any

@@ -35,39 +35,43 @@ COUNT = _Count()
 DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 """The program's error handler reads it from the arguments."""
 
-OFFLINE = click.option("--offline", is_flag=True, help="Never use the network.")
-RAM = click.option("--ram", metavar="SIZE", help="Host RAM per node, such as 256GB; unset: detected on this machine.")
-CPU_RANKS = click.option("--ranks", type=COUNT, help="Ranks with --device cpu.  [default: 2]")
+OFFLINE = click.option("--offline", is_flag=True, help="Do not use the network.")
+RAM = click.option(
+    "--ram", metavar="SIZE", help="Set the host RAM per node, such as 256GB; this machine's is detected."
+)
+CPU_RANKS = click.option("--ranks", type=COUNT, help="Run so many ranks with --device cpu.  [default: 2]")
 
 
 def gpus(
-    text: str = "2x32GB, 8xA100-80GB, 4x8xH100 (nodes x GPUs x kind), RTX4090, or auto (this machine).",
+    text: str = "Name the GPUs: 2x32GB, 8xA100-80GB, 4x8xH100 (nodes x GPUs x kind), RTX4090, or auto (this machine).",
 ) -> Decorator:
     return click.option("--gpus", default="auto", metavar="SPEC", show_default=True, help=text)
 
 
-def device(text: str = "cpu: the ranks are processes on this machine's CPU, in place of GPUs.") -> Decorator:
+def device(text: str = "Train on GPUs, or with processes on this machine's CPU in their place.") -> Decorator:
     return click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True, help=text)
 
 
-def memory(text: str = "What each rank may take with --device cpu, such as 2GB; unset: no limit.") -> Decorator:
+def memory(text: str = "Limit what each rank takes with --device cpu, such as 2GB.") -> Decorator:
     return click.option("--memory", metavar="SIZE", help=text)
 
 
-def _seq_len(unset: str = "2048, or the model's positions if fewer") -> Decorator:
-    return click.option("--seq-len", type=COUNT, help=f"Tokens per sample; unset: {unset}.")
+def _seq_len(default: str = "2048, or the model's positions if those are fewer") -> Decorator:
+    return click.option("--seq-len", type=COUNT, help=f"Set the tokens per sample; by default {default}.")
 
 
-def _micro_batch(text: str = "Samples per GPU and forward pass; unset: what is fastest.") -> Decorator:
+def _micro_batch(
+    text: str = "Fix the samples per GPU and forward pass; by default the fastest number is searched.",
+) -> Decorator:
     return click.option("--micro-batch", type=COUNT, help=text)
 
 
-def _precision(text: str = "auto: bf16 where the GPU has it, else fp16.") -> Decorator:
+def _precision(text: str = "Choose the precision; auto is bf16 where the GPU has it, else fp16.") -> Decorator:
     choices = click.Choice(["auto", "bf16", "fp16", "fp32"])
     return click.option("--precision", type=choices, default="auto", show_default=True, help=text)
 
 
-def _optimizer(text: str = "adamw, adamw_8bit, adafactor, lion, muon, sgd, ...") -> Decorator:
+def _optimizer(text: str = "Choose the optimizer: adamw, adamw_8bit, adafactor, lion, muon, sgd, ...") -> Decorator:
     return click.option("--optimizer", default="adamw", metavar="NAME", show_default=True, help=text)
 
 
@@ -80,7 +84,7 @@ def _checkpointing(*choices: str) -> Decorator:
         default=choices[0],
         show_default=True,
         callback=as_bool,
-        help="Recompute each layer in the backward pass.",
+        help="Recompute each layer in the backward pass, which saves memory.",
     )
 
 
@@ -100,35 +104,43 @@ def _method(*choices: str, text: str = "Train all weights, LoRA adapters, or LoR
 
 
 _LORA = (
-    click.option("--lora-rank", type=COUNT, default=8, show_default=True, help="Rank of the adapters."),
+    click.option("--lora-rank", type=COUNT, default=8, show_default=True, help="Set the rank of the adapters."),
     click.option(
         "--lora-dropout",
         type=float,
         default=0.0,
         metavar="P",
         show_default=True,
-        help="Dropout before each adapter, from 0 to below 1.",
+        help="Drop inputs of each adapter with this probability, from 0 to below 1.",
     ),
-    click.option("--lora-targets", metavar="NAMES", help="Modules to adapt, such as q_proj,v_proj; unset: all linear."),
+    click.option(
+        "--lora-targets",
+        metavar="NAMES",
+        help="Adapt these modules, such as q_proj,v_proj; by default all linear ones.",
+    ),
 )
 _ATTENTION = click.option(
     "--attention",
     type=click.Choice(["flash", "sdpa", "eager"]),
     default="sdpa",
     show_default=True,
-    help="The attention implementation of the model.",
+    help="Choose the attention implementation of the model.",
 )
 _LOSS = click.option(
     "--loss",
     type=click.Choice(["standard", "fused"]),
     default="standard",
     show_default=True,
-    help="fused: a loss that never holds all logits (Liger).",
+    help="Choose the loss; fused never holds all logits (Liger).",
 )
 _MACHINES = (
     RAM,
-    click.option("--nvme", metavar="PATH:SIZE", help="Folder on an NVMe drive and its free space, such as /nvme:2TB."),
-    click.option("--interconnect", metavar="RATE", help="Between nodes, one way per node, such as 200Gb/s."),
+    click.option(
+        "--nvme", metavar="PATH:SIZE", help="Name a folder on an NVMe drive and its free space, such as /nvme:2TB."
+    ),
+    click.option(
+        "--interconnect", metavar="RATE", help="Set the speed between nodes, one way per node, such as 200Gb/s."
+    ),
 )
 
 
@@ -146,17 +158,19 @@ def _question(seq_len: Decorator, global_batch: str) -> tuple[Decorator, ...]:
         _checkpointing("auto", "on", "off"),
         _ATTENTION,
         _LOSS,
-        OFFLINE,
     )
 
 
-_TRAINING_QUESTION = _question(
-    _seq_len("the longest of the data, within the model's"),
-    "Samples per optimizer step; unset: 32, fewer for little data.",
+_TRAINING_QUESTION = (
+    *_question(
+        _seq_len("the longest sample of the data, within the model's limit"),
+        "Set the samples per optimizer step; by default 32, fewer for little data.",
+    ),
+    OFFLINE,
 )
 
 ACCUMULATION = click.option(
-    "--accumulation", type=COUNT, help="Fills `auto` gradient_accumulation_steps.  [default: 1]"
+    "--accumulation", type=COUNT, help="Fill an `auto` gradient_accumulation_steps.  [default: 1]"
 )
 
 
@@ -165,16 +179,16 @@ def _run(model: Decorator) -> tuple[Decorator, ...]:
         click.argument("config_file", metavar="DS_CONFIG", type=click.Path(path_type=Path)),
         model,
         _seq_len(),
-        _micro_batch("Fills an `auto` micro batch.  [default: 1]"),
+        _micro_batch("Fill an `auto` micro batch.  [default: 1]"),
         ACCUMULATION,
         _method("full", "lora", text="Train all weights, or LoRA adapters through peft."),
         *_LORA,
-        _precision("Fills an `auto` in bf16 or fp16."),
+        _precision("Fill an `auto` in bf16 or fp16."),
         _checkpointing("on", "off"),
         _ATTENTION,
-        _framework("Who fills `auto`, and builds a ZeRO-3 model in shards: the HF Trainer, or nobody."),
+        _framework("Say who fills `auto` and builds a ZeRO-3 model in shards: the HF Trainer (hf), or nobody."),
         click.option(
-            "--input-shape", metavar="SIZES", help="Shape of one sample for FILE.py:FACTORY, such as 3,32,32."
+            "--input-shape", metavar="SIZES", help="Set the shape of one sample for FILE.py:FACTORY, such as 3,32,32."
         ),
         OFFLINE,
     )
@@ -190,9 +204,9 @@ def run_options(command: Command, *, model_required: bool = True) -> Command:
         "--model",
         required=model_required,
         metavar="MODEL",
-        help="A name, folder, config.json or hub id; or FILE.py:FACTORY, a function of yours that returns a module."
+        help="Name the model as for the advice; or FILE.py:FACTORY, a function of yours that returns a module."
         if model_required
-        else "As for the advice; unset: what the script's arguments name.",
+        else "Name the model as for the advice; by default the script's arguments name it.",
     )
     return _handed("run", command, _run(model))
 
@@ -202,9 +216,9 @@ def compare_options(command: Command) -> Command:
     model = click.option(
         "--model",
         metavar="MODEL",
-        help="A name, folder, config.json or hub id; with it memory and speed are compared.",
+        help="Name a model, as for the advice: then memory and speed are compared too.",
     )
-    spec = click.option("--gpus", metavar="SPEC", help="As for the advice: 2x32GB, 4x8xH100, ...; unset: auto.")
+    spec = click.option("--gpus", metavar="SPEC", help="Name the GPUs, as for the advice; by default auto.")
     return _handed(
         "with_",
         command,
@@ -215,14 +229,14 @@ def compare_options(command: Command) -> Command:
             _method(),
             *_LORA,
             _seq_len(),
-            _micro_batch("Fills `auto`.  [default: 1; for a rung what is fastest]"),
+            _micro_batch("Fill an `auto` micro batch.  [default: 1; for a rung the fastest]"),
             ACCUMULATION,
-            _precision("Fills `auto`; the precision of rungs."),
-            _optimizer("The optimizer where a file names none, and of rungs."),
+            _precision("Fill an `auto`, and choose the precision of rungs."),
+            _optimizer("Choose the optimizer of rungs, and of a file that names none."),
             _checkpointing("on", "off"),
             _ATTENTION,
             _LOSS,
-            _framework("Who trains: the HF Trainer, or plain DeepSpeed."),
+            _framework("Say who trains: the HF Trainer, or plain DeepSpeed."),
             OFFLINE,
         ),
     )
@@ -233,8 +247,11 @@ def question_options(command: Command) -> Command:
     of `advisor.advise.advise`."""
     options = (
         click.argument("model", metavar="MODEL"),
-        *_question(_seq_len(), "Samples per optimizer step, kept exactly; unset: what is fastest."),
-        _framework("Flavour of the configuration: HF Trainer and accelerate, or plain deepspeed.initialize."),
+        *_question(
+            _seq_len(), "Keep exactly so many samples per optimizer step; by default the fastest number is searched."
+        ),
+        _framework("Write for the HF Trainer and accelerate, or for plain deepspeed.initialize."),
+        OFFLINE,
     )
     return _handed("question", command, options)
 
@@ -246,9 +263,13 @@ def training_question_options(command: Command) -> Command:
         command,
         (
             click.option(
-                "--model", metavar="MODEL", help="A folder with config.json, tokenizer and safetensors, or a hub id."
+                "--model",
+                metavar="MODEL",
+                help="Name the model: a folder with config.json, tokenizer and safetensors, or a hub id.",
             ),
-            click.option("--data", metavar="FILE", help="Rows to train on: .jsonl, .json, .csv, .tsv or .parquet."),
+            click.option(
+                "--data", metavar="FILE", help="Train on the rows of this file: .jsonl, .json, .csv, .tsv or .parquet."
+            ),
             *_TRAINING_QUESTION,
         ),
     )

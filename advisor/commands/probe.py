@@ -12,14 +12,16 @@ from .options import CPU_RANKS, device, gpus, memory, output_options, run_option
 
 @click.command(short_help="Run a configuration for a few real steps on this machine.")
 @run_options
-@gpus("The GPUs of this machine to use, such as 2x24GB; with --solo, of the job that one rank is run of.")
-@device("cpu: DeepSpeed's CPU accelerator, ranks joined by gloo.")
+@gpus("Use these GPUs of this machine, such as 2x24GB; with --solo, name those of the whole job.")
+@device("Run on GPUs, or on DeepSpeed's CPU accelerator with ranks joined by gloo.")
 @CPU_RANKS
 @click.option(
     "--solo", is_flag=True, help="Run one rank of the job alone, on one device: its memory without the others."
 )
-@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Which rank, with --solo.")
-@click.option("--steps", type=click.IntRange(min=4, max=1000), default=4, show_default=True, help="Optimizer steps.")
+@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Be this rank, with --solo.")
+@click.option(
+    "--steps", type=click.IntRange(min=4, max=1000), default=4, show_default=True, help="Run so many optimizer steps."
+)
 @memory()
 @click.option(
     "--timeout",
@@ -28,7 +30,7 @@ from .options import CPU_RANKS, device, gpus, memory, output_options, run_option
     default=1800,
     show_default=True,
     metavar="SECONDS",
-    help="When the whole is given up.",
+    help="Give up after so many seconds.",
 )
 @click.option(
     "--stall",
@@ -37,7 +39,7 @@ from .options import CPU_RANKS, device, gpus, memory, output_options, run_option
     default=300,
     show_default=True,
     metavar="SECONDS",
-    help="When a phase without progress is called a hang.",
+    help="Call a phase a hang after so many seconds without progress.",
 )
 @click.option("--dry-run/--no-dry-run", "dry", default=True, show_default=True, help="Put a dry run beside it.")
 @output_options

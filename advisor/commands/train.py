@@ -78,9 +78,9 @@ _OF_THIS_CALL = ("output_dir", "resume", "force", "fallback", "dry", "verbose", 
     type=click.Choice(["cuda", "cpu"]),
     default="cuda",
     show_default=True,
-    help="cpu: the ranks are processes on this machine's CPU, in place of GPUs.",
+    help="Train on GPUs, or with processes on this machine's CPU in their place.",
 )
-@click.option("--ranks", type=COUNT, help="Ranks with --device cpu.  [default: 2]")
+@click.option("--ranks", type=COUNT, help="Run so many ranks with --device cpu.  [default: 2]")
 @click.option("--memory", metavar="SIZE", help="What each rank may plan with, with --device cpu, such as 2GB.")
 @click.option("--verbose", is_flag=True, help="Show the first rank's output while it trains.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")

@@ -28,7 +28,7 @@ from ..recommend.candidate import Candidate
 from ..recommend.search import predict, predict_all
 from ..recommend.to_json import candidate_json
 from .key_meanings import meaning, rank
-from .settings import Setting, Settings
+from .settings import ConfigSettings, Setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Side:
     """One of the two. name: the file or the rung. candidate: its figures, None where model or GPUs are not known."""
 
     name: str
-    settings: Settings
+    settings: ConfigSettings
     candidate: Candidate | None = None
 
 
@@ -155,7 +155,7 @@ def compare(first: str, second: str, circumstances: Circumstances | None = None)
     )
 
 
-def differences(first: Settings, second: Settings) -> tuple[Difference, ...]:
+def differences(first: ConfigSettings, second: ConfigSettings) -> tuple[Difference, ...]:
     """The keys of either file whose settings are not the same once `auto` and what is missing have their values."""
     found = []
     for path in sorted(first.paths() | second.paths(), key=rank):
@@ -175,7 +175,7 @@ def _follows(path: str, ours: Setting, theirs: Setting) -> bool:
     return path == "train_batch_size" and (ours.value in (None, "auto") or theirs.value in (None, "auto"))
 
 
-def _only_repeats_the_default(path: str, first: Settings, second: Settings) -> bool:
+def _only_repeats_the_default(path: str, first: ConfigSettings, second: ConfigSettings) -> bool:
     """A key of a block that only one of the two switches on, with the value that it has there anyway."""
     for here, there in ((first, second), (second, first)):
         if here.active(path) and not there.active(path):
@@ -193,7 +193,7 @@ def _side(name: str, circumstances: Circumstances | None, facts: DeepSpeedFacts)
         return _rung_side(name, circumstances, facts)
     config = read_ds_config(Path(name))
     if circumstances is None:
-        return Side(name=name, settings=Settings(config, facts))
+        return Side(name=name, settings=ConfigSettings(config, facts))
     model, cluster = circumstances.model, circumstances.cluster
     workload = circumstances.options.workload_of(config, model, cluster.gpu)
     if workload.optimizer not in OPTIMIZERS:
@@ -216,7 +216,7 @@ def _side(name: str, circumstances: Circumstances | None, facts: DeepSpeedFacts)
         raise ConfigFileError(f"{name}: {error.what}", why=error.why, fix=error.fix) from error
     return Side(
         name=name,
-        settings=Settings(config, facts, plan, workload, cluster),
+        settings=ConfigSettings(config, facts, plan, workload, cluster),
         candidate=_candidate(name, plan, model, workload, cluster),
     )
 
@@ -257,10 +257,12 @@ def _rung_side(rung: Rung, circumstances: Circumstances, facts: DeepSpeedFacts) 
     if candidate is None:
         raise WorkloadError(f"{rung} cannot run here: {step.reason}", fix="compare another rung")
     config = ds_config(candidate.plan, model, workload, cluster, flavor=workload.framework)
-    return Side(name=rung, candidate=candidate, settings=Settings(config, facts, candidate.plan, workload, cluster))
+    return Side(
+        name=rung, candidate=candidate, settings=ConfigSettings(config, facts, candidate.plan, workload, cluster)
+    )
 
 
-class Part(NamedTuple):
+class ComponentPair(NamedTuple):
     """A component of both sides: bytes or seconds, 0 where a side does not have it."""
 
     name: str
@@ -268,12 +270,12 @@ class Part(NamedTuple):
     second: float
 
 
-def parts(first: Mapping[str, float], second: Mapping[str, float], least: float) -> list[Part]:
+def parts(first: Mapping[str, float], second: Mapping[str, float], least: float) -> list[ComponentPair]:
     """The components of both, the largest first; those below the share `least` of both totals together as `other`."""
-    every = [Part(name, first.get(name, 0), second.get(name, 0)) for name in dict.fromkeys([*first, *second])]
+    every = [ComponentPair(name, first.get(name, 0), second.get(name, 0)) for name in dict.fromkeys([*first, *second])]
     ours, theirs = sum(first.values()), sum(second.values())
     large = [part for part in every if part.first >= least * ours or part.second >= least * theirs]
     small = [part for part in every if part not in large]
     ordered = sorted(large, key=lambda part: -max(part.first, part.second))
-    rest = Part("other", sum(part.first for part in small), sum(part.second for part in small))
+    rest = ComponentPair("other", sum(part.first for part in small), sum(part.second for part in small))
     return [*ordered, rest] if rest.first or rest.second else ordered

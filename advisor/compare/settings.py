@@ -75,7 +75,7 @@ UNSET = Setting(value=None, origin="unset")
 
 
 @dataclass(frozen=True)
-class Settings:
+class ConfigSettings:
     """The settings of one configuration."""
 
     config: Mapping[str, Any]

@@ -17,7 +17,7 @@ from ds_advise.advisor.cli import run as run_here
 from ds_advise.advisor.compare.comparison import Comparison, compare, differences, parts, read_circumstances
 from ds_advise.advisor.compare.key_meanings import MEANINGS
 from ds_advise.advisor.compare.report import render_comparison
-from ds_advise.advisor.compare.settings import LOOSE_DEFAULTS, Settings
+from ds_advise.advisor.compare.settings import LOOSE_DEFAULTS, ConfigSettings
 from ds_advise.advisor.question.question import Question
 from ds_advise.advisor.recommend.search import predict_all
 from ds_advise.ds_configs.emit import ds_config
@@ -115,8 +115,8 @@ def test_what_is_the_same_to_deepspeed_is_no_difference(
     facts: DeepSpeedFacts, first: dict[str, Any], second: dict[str, Any]
 ) -> None:
     """Defaults, older names of keys, numbers as floats, `auto` that DeepSpeed drops, blocks that are switched off."""
-    assert differences(Settings(first, facts), Settings(second, facts)) == ()
-    assert differences(Settings(second, facts), Settings(first, facts)) == ()
+    assert differences(ConfigSettings(first, facts), ConfigSettings(second, facts)) == ()
+    assert differences(ConfigSettings(second, facts), ConfigSettings(first, facts)) == ()
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,10 @@ def test_what_differs_is_found_with_both_values(
     acts: bool,
 ) -> None:
     """The value that DeepSpeed takes, where it comes from, and whether it does anything at the stages of the two."""
-    found = {difference.path: difference for difference in differences(Settings(first, facts), Settings(second, facts))}
+    found = {
+        difference.path: difference
+        for difference in differences(ConfigSettings(first, facts), ConfigSettings(second, facts))
+    }
     assert path in found, found.keys()
     difference = found[path]
     assert (
