@@ -159,11 +159,11 @@ def test_forgetting_tells_what_it_removed(capsys: pytest.CaptureFixture[str]) ->
     for _ in range(4):
         Store().add(PROBE)
     assert run(["history", "--forget", "2", "99"]) == 0
-    assert capsys.readouterr().out == "Forgot 2. There is no 99.\n"
+    assert capsys.readouterr().out == " Forgot 2. There is no 99.\n"
     assert run(["history", "--forget", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"forgotten": [3]}
     assert run(["history", "--forget", "all"]) == 0
-    assert capsys.readouterr().out == "Forgot 1, 4.\n"
+    assert capsys.readouterr().out == " Forgot 1, 4.\n"
     assert Store().find() == []
 
 
