@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .checks import building as check_building
-from .checks import environment as check_environment
-from .checks import folder as check_folder
-from .checks import gpus as check_gpus
-from .checks import host as check_host
-from .checks import nodes as check_nodes
-from .checks import versions as check_versions
+from .checks import building, environment, folder, gpus, host, nodes, versions
 from .facts import MachineFacts
-from .findings import STATUSES, DoctorFinding, FindingStatus, unknown
+from .findings import STATUSES, DoctorFinding, FindingStatus
 from .gather import gather
 
 DoctorCheck = Callable[[MachineFacts], Iterator[DoctorFinding]]
 
 AREAS: Mapping[str, tuple[DoctorCheck, ...]] = {
-    "versions": check_versions.CHECKS,
-    "building ops": check_building.CHECKS,
-    "gpus": check_gpus.CHECKS,
-    "links": check_gpus.LINKS,
-    "memory": check_host.MEMORY,
-    "processor": check_host.PROCESSOR,
-    "swap folder": check_folder.CHECKS,
-    "environment": check_environment.CHECKS,
-    "network": check_host.LIMITS,
-    "nodes": check_nodes.CHECKS,
+    "versions": versions.CHECKS,
+    "building ops": building.CHECKS,
+    "gpus": gpus.CHECKS,
+    "links": gpus.LINKS,
+    "memory": host.MEMORY,
+    "processor": host.PROCESSOR,
+    "swap folder": folder.CHECKS,
+    "environment": environment.CHECKS,
+    "network": host.LIMITS,
+    "nodes": nodes.CHECKS,
 }
 """Every check, by what it is about, in the order of the report."""
 
@@ -44,7 +38,7 @@ class Checkup:
 
     @property
     def findings(self) -> tuple[DoctorFinding, ...]:
-        return tuple(finding for found in self.areas.values() for finding in found)
+        return tuple(finding for findings in self.areas.values() for finding in findings)
 
     @property
     def worst(self) -> FindingStatus:
@@ -68,8 +62,8 @@ class Checkup:
                     "why": finding.why,
                     "fix": finding.fix,
                 }
-                for area, found in self.areas.items()
-                for finding in found
+                for area, findings in self.areas.items()
+                for finding in findings
             ],
         }
 
@@ -81,15 +75,21 @@ def examine(*, nvme: str | None = None, hostfile: Path | None = None) -> Checkup
 
 
 def judge(facts: MachineFacts) -> Checkup:
-    """The findings of facts."""
-    areas = {area: tuple(finding for check in checks for finding in check(facts)) for area, checks in AREAS.items()}
+    """The findings of facts. A check's function has the check's name (`cuda_toolkit`: cuda-toolkit)."""
+    areas = {
+        area: tuple(
+            replace(finding, check=check.__name__.replace("_", "-")) for check in checks for finding in check(facts)
+        )
+        for area, checks in AREAS.items()
+    }
     areas["unread"] = tuple(
-        unknown(
-            part,
-            f"could not be read: {reason}",
-            "its checks are missing above",
-            "report it with what ds-advise doctor --report prints",
+        DoctorFinding(
+            check=part,
+            status="unknown",
+            what=f"could not be read: {reason}",
+            why="its checks are missing above",
+            fix="report it with what ds-advise doctor --report prints",
         )
         for part, reason in facts.unread
     )
-    return Checkup(facts=facts, areas={area: found for area, found in areas.items() if found})
+    return Checkup(facts=facts, areas={area: findings for area, findings in areas.items() if findings})

@@ -15,36 +15,37 @@ STATUSES: tuple[FindingStatus, ...] = ("problem", "warning", "note", "unknown", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorFinding:
-    """One line of the doctor's report.
+    """One line of the doctor's report."""
 
-    check: the name of what was looked at, the same on every machine (`cuda-toolkit`).
-    what:  what was seen, a phrase without a full stop.
-    why:   why it matters to DeepSpeed; "" where nothing has to be done.
-    fix:   the command or setting that mends it; "" where there is none or nothing to mend.
-    """
-
-    check: str
     status: FindingStatus
     what: str
+    """What was seen, a phrase without a full stop."""
+
     why: str = ""
+    """Why it matters to DeepSpeed; "" where nothing has to be done."""
+
     fix: str = ""
+    """The command or setting that mends it; "" where there is none or nothing to mend."""
+
+    check: str = ""
+    """The name of the check that found it, the same on every machine (`cuda-toolkit`)."""
 
 
-def ok(check: str, what: str) -> DoctorFinding:
-    return DoctorFinding(check=check, status="ok", what=what)
+def ok(what: str) -> DoctorFinding:
+    return DoctorFinding(status="ok", what=what)
 
 
-def note(check: str, what: str, why: str, fix: str = "") -> DoctorFinding:
-    return DoctorFinding(check=check, status="note", what=what, why=why, fix=fix)
+def note(what: str, why: str, fix: str = "") -> DoctorFinding:
+    return DoctorFinding(status="note", what=what, why=why, fix=fix)
 
 
-def warning(check: str, what: str, why: str, fix: str = "") -> DoctorFinding:
-    return DoctorFinding(check=check, status="warning", what=what, why=why, fix=fix)
+def warning(what: str, why: str, fix: str = "") -> DoctorFinding:
+    return DoctorFinding(status="warning", what=what, why=why, fix=fix)
 
 
-def problem(check: str, what: str, why: str, fix: str = "") -> DoctorFinding:
-    return DoctorFinding(check=check, status="problem", what=what, why=why, fix=fix)
+def problem(what: str, why: str, fix: str = "") -> DoctorFinding:
+    return DoctorFinding(status="problem", what=what, why=why, fix=fix)
 
 
-def unknown(check: str, what: str, why: str = "", fix: str = "") -> DoctorFinding:
-    return DoctorFinding(check=check, status="unknown", what=what, why=why, fix=fix)
+def unknown(what: str, why: str = "", fix: str = "") -> DoctorFinding:
+    return DoctorFinding(status="unknown", what=what, why=why, fix=fix)

@@ -7,6 +7,7 @@ has a thread that the program does not wait for at its end.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -31,40 +32,10 @@ _Part = TypeVar("_Part")
 _LIMIT_S = 4.0
 """For everything; the programs that are asked end themselves before."""
 
-_LOOKED_AT = (
-    "NCCL_",
-    "TORCH_NCCL_",
-    "GLOO_",
-    "UCX_",
-    "CUDA_",
-    "NVIDIA_",
-    "PYTORCH_",
-    "TORCH_",
-    "DS_",
-    "OMP_",
-    "KMP_",
-    "MKL_",
-    "HF_HUB_",
-    "HF_DATASETS_OFFLINE",
-    "TRANSFORMERS_OFFLINE",
-    "ACCELERATE_",
-    "MASTER_",
-    "LD_LIBRARY_PATH",
-)
-_BY_NAME = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "http_proxy",
-    "https_proxy",
-    "all_proxy",
-    "no_proxy",
-    "HTTP_PROXY",
-    "HTTPS_PROXY",
-    "ALL_PROXY",
-    "NO_PROXY",
-    "CXX",
-    "CC",
+_LOOKED_AT = re.compile(
+    r"(?:NCCL|TORCH_NCCL|GLOO|UCX|CUDA|NVIDIA|PYTORCH|TORCH|DS|OMP|KMP|MKL|HF_HUB|ACCELERATE|MASTER)_"
+    r"|HF_DATASETS_OFFLINE|TRANSFORMERS_OFFLINE|LD_LIBRARY_PATH|(?:(?:LOCAL_)?RANK|WORLD_SIZE|CXX|CC)$"
+    r"|(?i:https?|all|no)_(?:proxy|PROXY)$"
 )
 _SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 
@@ -112,7 +83,7 @@ def looked_at(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(environment.items())
-        if (name.startswith(_LOOKED_AT) or name in _BY_NAME) and not any(word in name for word in _SECRET)
+        if _LOOKED_AT.match(name) and not any(word in name for word in _SECRET)
     }
 
 

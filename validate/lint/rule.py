@@ -121,22 +121,25 @@ Registration = Callable[[RuleCheck], RuleCheck]
 class Rules:
     """The rules of one subject, in the order in which they are written.
 
-    `error`, `warning` and `advice` are decorators that make a rule of a check, with the fields of `Rule`.
+    `error`, `warning` and `advice` are decorators that make a rule of a check: the code and the title are one string,
+    the other words are the fields of `Rule` of the same names.
     """
 
     def __init__(self) -> None:
         self.rules: list[Rule] = []
 
-    def error(self, code: str, title: str, **words: Unpack[RuleWords]) -> Registration:
-        return self._register("error", code, title, words)
+    def error(self, title: str, **words: Unpack[RuleWords]) -> Registration:
+        return self._register("error", title, words)
 
-    def warning(self, code: str, title: str, **words: Unpack[RuleWords]) -> Registration:
-        return self._register("warning", code, title, words)
+    def warning(self, title: str, **words: Unpack[RuleWords]) -> Registration:
+        return self._register("warning", title, words)
 
-    def advice(self, code: str, title: str, **words: Unpack[RuleWords]) -> Registration:
-        return self._register("advice", code, title, words)
+    def advice(self, title: str, **words: Unpack[RuleWords]) -> Registration:
+        return self._register("advice", title, words)
 
-    def _register(self, severity: Severity, code: str, title: str, words: RuleWords) -> Registration:
+    def _register(self, severity: Severity, title: str, words: RuleWords) -> Registration:
+        code, _, title = title.partition(" ")
+
         def registered(check: RuleCheck) -> RuleCheck:
             self.rules.append(Rule(code=code, severity=severity, title=title, check=check, **words))
             return check

@@ -297,7 +297,7 @@ BROKEN: dict[str, tuple[MachineFacts, str, str, str]] = {
         "warning",
         "libaio-dev",
     ),
-    "dead lock": (facts(ops_folder={"locks": (("cpu_adam", 7200.0),)}), "ops-folder", "problem", "for ever"),
+    "dead lock": (facts(ops_folder={"locks": (("cpu_adam", 7200.0),)}), "ops-folder", "problem", "without end"),
     "young lock": (facts(ops_folder={"locks": (("cpu_adam", 60.0),)}), "ops-folder", "note", "being compiled"),
     "ops folder of another": (facts(ops_folder={"writable": False}), "ops-folder", "problem", "TORCH_EXTENSIONS_DIR"),
     "ops folder shared": (facts(ops_folder={"filesystem": "nfs4"}), "ops-folder", "warning", "nfs4"),

@@ -12,11 +12,10 @@ _LITTLE_BYTES = 100 * 10**9
 precision."""
 
 
-def usable(facts: MachineFacts) -> Iterator[DoctorFinding]:
+def swap_folder(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """It is a folder that may be written to."""
     if facts.folder is not None and facts.folder.error:
         yield problem(
-            "swap-folder",
             facts.folder.error,
             "DeepSpeed writes its swap files there",
             "name a folder of yours on the drive: nvme_path in the configuration",
@@ -32,46 +31,41 @@ def drive(facts: MachineFacts) -> Iterator[DoctorFinding]:
     measure = "ds-advise bench --nvme PATH measures it"
     match folder.device:
         case "nvme":
-            yield ok("drive", f"an NVMe drive ({kind})")
+            yield ok(f"an NVMe drive ({kind})")
         case "memory":
             yield problem(
-                "drive",
                 f"{kind}: the folder is in RAM",
                 "what is swapped there takes the memory that it was to save",
                 "name a folder on a drive",
             )
         case "network":
             yield warning(
-                "drive",
                 f"{kind}: a network drive",
-                "every step reads and writes all optimizer states: minutes",
+                "every step reads and writes all optimizer states, which takes minutes",
                 "name a folder on a drive of this machine",
             )
         case "layered":
             yield warning(
-                "drive",
                 "the container's own layers (overlay)",
                 "swap files fill the drive of the container engine, wherever that is",
                 "mount a folder of the NVMe drive: docker run -v /mnt/nvme:/nvme",
             )
         case "disk":
             yield warning(
-                "drive",
                 f"a rotating disk ({kind})",
-                "0.2 GB/s instead of 3 and more: minutes a step",
+                "it moves 0.2 GB/s instead of 3 or more, so a step takes minutes",
                 "name a folder on an NVMe drive",
             )
         case "ssd":
             yield note(
-                "drive",
                 f"an SSD that is not NVMe ({kind})",
                 "SATA carries 0.5 GB/s, a fifth of a slow NVMe drive or less",
                 measure,
             )
         case "virtual":
-            yield note("drive", f"a virtual machine's drive ({kind})", "what is under it cannot be seen", measure)
+            yield note(f"a virtual machine's drive ({kind})", "what is under it cannot be seen", measure)
         case _:
-            yield note("drive", f"a drive of unknown kind ({kind})", "its speed decides the speed of training", measure)
+            yield note(f"a drive of unknown kind ({kind})", "its speed decides the speed of training", measure)
 
 
 def direct_io(facts: MachineFacts) -> Iterator[DoctorFinding]:
@@ -81,13 +75,12 @@ def direct_io(facts: MachineFacts) -> Iterator[DoctorFinding]:
         return
     if folder.direct_error:
         yield problem(
-            "direct-io",
             f"files cannot be opened past the page cache: {folder.direct_error}",
             "DeepSpeed opens its swap files with O_DIRECT and stops",
             "name a folder on ext4 or xfs",
         )
     else:
-        yield ok("direct-io", "files open past the page cache (O_DIRECT)")
+        yield ok("files open past the page cache (O_DIRECT)")
 
 
 def room(facts: MachineFacts) -> Iterator[DoctorFinding]:
@@ -97,9 +90,9 @@ def room(facts: MachineFacts) -> Iterator[DoctorFinding]:
         return
     free = f"{folder.free_bytes / 10**9:,.0f} GB free"
     if folder.free_bytes < _LITTLE_BYTES:
-        yield note("room", free, "full training swaps 18 bytes a parameter: 126 GB of a 7 B model", "make room there")
+        yield note(free, "full training swaps 18 bytes a parameter: 126 GB of a 7 B model", "make room there")
     else:
-        yield ok("room", free)
+        yield ok(free)
 
 
-CHECKS = (usable, drive, direct_io, room)
+CHECKS = (swap_folder, drive, direct_io, room)

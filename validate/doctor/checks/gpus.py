@@ -41,13 +41,12 @@ def gpus(facts: MachineFacts) -> Iterator[DoctorFinding]:
     )
     if len(kinds) > 1:
         yield warning(
-            "gpus",
             listed,
             "every rank holds the same share of the model and waits for the slowest",
             "choose equal ones: CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0,1",
         )
     else:
-        yield ok("gpus", listed)
+        yield ok(listed)
 
 
 def gpu_memory(facts: MachineFacts) -> Iterator[DoctorFinding]:
@@ -57,7 +56,6 @@ def gpu_memory(facts: MachineFacts) -> Iterator[DoctorFinding]:
     for gpu in held:
         by = ", ".join(f"{name} ({gib(size)} GiB)" if size else name for name, size in gpu.holders[:3])
         yield warning(
-            "gpu-memory",
             f"GPU {gpu.index}: {gib(gpu.memory_bytes - gpu.free_bytes)} of {gib(gpu.memory_bytes)} GiB "
             f"in use{f' by {by}' if by else ', by no process that can be seen'}",
             "training has that much less, and shares the GPU's time",
@@ -65,21 +63,17 @@ def gpu_memory(facts: MachineFacts) -> Iterator[DoctorFinding]:
             "CUDA_VISIBLE_DEVICES",
         )
     if found and not held:
-        yield ok("gpu-memory", "free on all of them")
+        yield ok("free on all of them")
 
 
 def compute_mode(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """Processes may use them."""
     if closed := _where(facts, lambda gpu: gpu.compute_mode == "prohibited"):
         yield problem(
-            "compute-mode",
-            f'{named(closed)}: compute mode "prohibited"',
-            "CUDA refuses every process",
-            "sudo nvidia-smi -c DEFAULT",
+            f'{named(closed)}: compute mode "prohibited"', "CUDA refuses every process", "sudo nvidia-smi -c DEFAULT"
         )
     if single := _where(facts, lambda gpu: gpu.compute_mode == "exclusive"):
         yield note(
-            "compute-mode",
             f'{named(single)}: compute mode "exclusive process"',
             "one rank a GPU runs; a second process beside it, such as an evaluation, is refused",
             "sudo nvidia-smi -c DEFAULT",
@@ -90,7 +84,6 @@ def mig(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """They are not split."""
     if split := _where(facts, lambda gpu: gpu.mig):
         yield warning(
-            "mig",
             f"{named(split)}: split into MIG instances",
             "a process sees one instance, and NCCL joins none of them: several ranks cannot train together here",
             "sudo nvidia-smi -mig 0, or train on one instance",
@@ -102,34 +95,31 @@ def bf16(facts: MachineFacts) -> Iterator[DoctorFinding]:
     lacking = _where(facts, lambda gpu: gpu.capability is not None and gpu.capability < (8, 0))
     if lacking:
         yield note(
-            "bf16",
             f"{named(lacking)}: no bf16 units, which came with sm_80",
             "bf16 is emulated, several times slower than fp16",
             'use "fp16": {"enabled": true}',
         )
     elif _where(facts, lambda gpu: gpu.capability is not None):
-        yield ok("bf16", "bf16 units are there")
+        yield ok("bf16 units are there")
 
 
 def memory_errors(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """Their memory is sound."""
     if worn := _where(facts, lambda gpu: gpu.remapping_failed):
         yield problem(
-            "memory-errors",
             f"{named(worn)}: a broken row of memory could not be replaced",
             "training stops with CUDA errors, or goes on with wrong numbers",
             "have the GPU exchanged",
         )
     if failing := _where(facts, lambda gpu: bool(gpu.uncorrected_errors) and not gpu.remapping_failed):
         yield warning(
-            "memory-errors",
             f"{named(failing)}: {sum(gpu.uncorrected_errors or 0 for gpu in failing)} uncorrected "
             "memory errors since the driver was loaded",
             "each ends the process that met it",
             "sudo nvidia-smi --gpu-reset, or reboot; exchange the GPU if they come back",
         )
     if not worn and not failing and _where(facts, lambda gpu: gpu.uncorrected_errors == 0):
-        yield ok("memory-errors", "no uncorrected memory errors")
+        yield ok("no uncorrected memory errors")
 
 
 def power(facts: MachineFacts) -> Iterator[DoctorFinding]:
@@ -143,7 +133,6 @@ def power(facts: MachineFacts) -> Iterator[DoctorFinding]:
     if lowered:
         first = lowered[0]
         yield warning(
-            "power",
             f"{named(lowered)}: limited to {first.power_limit_w:.0f} of {first.default_power_limit_w:.0f} W",
             "matrix products run slower, and predictions are too fast",
             f"sudo nvidia-smi -pl {first.default_power_limit_w:.0f}",
@@ -157,13 +146,12 @@ def throttling(facts: MachineFacts) -> Iterator[DoctorFinding]:
         reasons = sorted({reason for gpu in hot for reason in gpu.slowed_by})
         warmest = max((gpu.temperature_c or 0 for gpu in hot), default=0)
         yield warning(
-            "throttling",
             f"{named(hot)}: clocks lowered now by {', '.join(reasons)}{f' at {warmest} degrees' if warmest else ''}",
             "all ranks wait for the slowest GPU",
             "look at the cooling and at the power supply of the GPU",
         )
     elif _gpus(facts):
-        yield ok("throttling", "no clock is lowered by heat or by the hardware")
+        yield ok("no clock is lowered by heat or by the hardware")
 
 
 def pcie(facts: MachineFacts) -> Iterator[DoctorFinding]:
@@ -175,7 +163,6 @@ def pcie(facts: MachineFacts) -> Iterator[DoctorFinding]:
     if narrow:
         link = links[narrow[0].index]
         yield warning(
-            "pcie",
             f"{named(narrow)}: PCIe x{link.width} of x{link.most_width}",
             "offloads, and GPUs without NVLink, are that much slower",
             "seat the card anew, take a slot that has all lanes, look at the riser and at how the board shares them",
@@ -183,14 +170,13 @@ def pcie(facts: MachineFacts) -> Iterator[DoctorFinding]:
     if slow:
         link = links[slow[0].index]
         yield warning(
-            "pcie",
             f"{named(slow)}: PCIe generation {link.generation} of {link.most_generation} at work",
             "offloads, and GPUs without NVLink, are that much slower",
             "look at the slot and at the BIOS setting",
         )
     if known and not narrow and not slow:
         link = links[known[0].index]
-        yield ok("pcie", f"x{link.width}, up to generation {link.most_generation}")
+        yield ok(f"x{link.width}, up to generation {link.most_generation}")
 
 
 def nvlink(facts: MachineFacts) -> Iterator[DoctorFinding]:
@@ -200,7 +186,6 @@ def nvlink(facts: MachineFacts) -> Iterator[DoctorFinding]:
     bare = _where(facts, lambda gpu: gpu.nvlinks[0] == 0) if linked else []
     if bare:
         yield warning(
-            "nvlink",
             f"{named(bare)}: no NVLink, others here have it",
             "the slowest link decides every collective",
             "train on the GPUs that NVLink joins: CUDA_VISIBLE_DEVICES",
@@ -208,13 +193,12 @@ def nvlink(facts: MachineFacts) -> Iterator[DoctorFinding]:
     elif down:
         active, inactive = down[0].nvlinks
         yield note(
-            "nvlink",
             f"{named(down)}: {active} NVLinks up, {inactive} down",
             "some boards connect fewer than the GPU has; if others of this kind have more, collectives are slower",
             "nvidia-smi nvlink --status; on HGX and DGX: systemctl status nvidia-fabricmanager",
         )
     elif linked:
-        yield ok("nvlink", f"{linked[0].nvlinks[0]} links up on every GPU")
+        yield ok(f"{linked[0].nvlinks[0]} links up on every GPU")
 
 
 def peer_to_peer(facts: MachineFacts) -> Iterator[DoctorFinding]:
@@ -226,23 +210,25 @@ def peer_to_peer(facts: MachineFacts) -> Iterator[DoctorFinding]:
     barred = [pair for pair in known if not pair.direct]
     if barred and len(barred) < len(known):
         yield warning(
-            "peer-to-peer",
             f"{len(barred)} of {len(pairs)} pairs of GPUs cannot reach each other's memory",
             "those go through host memory, and the slowest pair decides every collective",
             "train on GPUs that can: nvidia-smi topo -p2p w",
         )
     elif barred:
         yield note(
-            "peer-to-peer",
             "no GPU reaches another's memory",
             "NCCL goes through /dev/shm in host memory, as on "
             "GeForce cards and in most virtual machines; ZeRO-3 suffers most",
         )
     elif known:
-        yield ok("peer-to-peer", "every GPU reaches every other's memory")
+        yield ok("every GPU reaches every other's memory")
+
+
+def gpu_paths(facts: MachineFacts) -> Iterator[DoctorFinding]:
+    """GPUs without NVLink are on one socket."""
+    pairs = facts.graphics.pairs if facts.graphics else ()
     if any(pair.path == "sockets" for pair in pairs) and not any(gpu.nvlinks[0] for gpu in _gpus(facts)):
         yield note(
-            "gpu-paths",
             "some GPUs hang on different sockets",
             "what they tell each other crosses the link between the CPUs",
             "with fewer ranks than GPUs, choose those of one socket: nvidia-smi topo -m",
@@ -250,4 +236,4 @@ def peer_to_peer(facts: MachineFacts) -> Iterator[DoctorFinding]:
 
 
 CHECKS = (gpus, gpu_memory, compute_mode, mig, bf16, memory_errors, power, throttling)
-LINKS = (pcie, nvlink, peer_to_peer)
+LINKS = (pcie, nvlink, peer_to_peer, gpu_paths)

@@ -24,29 +24,25 @@ _LEAST_FILES = 4096
 
 def ram(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """There is RAM to be had."""
-    memory = facts.memory
-    if memory is None:
+    if (memory := facts.memory) is None:
         return
     seen = f"{gib(memory.available_bytes)} of {gib(memory.total_bytes)} GiB available"
     if memory.available_bytes < _SHORT * memory.total_bytes:
         yield warning(
-            "ram",
             seen,
-            "a model that loads, or an offload, is killed where no more is to be had",
+            "a process that loads a model or offloads to RAM is killed when no more is left",
             "end what holds it: ps aux --sort=-rss | head",
         )
     else:
-        yield ok("ram", seen)
+        yield ok(seen)
 
 
 def memory_limit(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """What the container may use, and whether the kernel killed in it."""
-    memory = facts.memory
-    if memory is None:
+    if (memory := facts.memory) is None:
         return
     if memory.killed:
         yield warning(
-            "memory-limit",
             f"the kernel has killed {memory.killed} process{'es' * (memory.killed > 1)} in this "
             "container or session for memory",
             "such a rank ends without a message, and the others hang",
@@ -55,29 +51,26 @@ def memory_limit(facts: MachineFacts) -> Iterator[DoctorFinding]:
     if memory.limit_bytes is not None:
         used = f", {gib(memory.limit_used_bytes)} in use" if memory.limit_used_bytes is not None else ""
         yield note(
-            "memory-limit",
             f"{gib(memory.limit_bytes)} of the machine's {gib(memory.total_bytes)} GiB may be used{used}",
             "a job beyond the container's limit is killed without a message, however much RAM is free",
             f"ask ds-advise with --ram {memory.limit_bytes // 2**30}GiB",
         )
     elif not memory.killed:
-        yield ok("memory-limit", "no limit below the machine's RAM")
+        yield ok("no limit below the machine's RAM")
 
 
 def swap(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """Nothing is swapped out."""
-    memory = facts.memory
-    if memory is None:
+    if (memory := facts.memory) is None:
         return
     if memory.swap_used_bytes > _SHORT * memory.total_bytes:
         yield warning(
-            "swap",
             f"{gib(memory.swap_used_bytes)} GiB are swapped out",
             "the host is short of memory; optimizer states that are swapped slow every step down",
             "end what holds the memory",
         )
     else:
-        yield ok("swap", f"{gib(memory.swap_bytes)} GiB, unused" if memory.swap_bytes else "none")
+        yield ok(f"{gib(memory.swap_bytes)} GiB, unused" if memory.swap_bytes else "none")
 
 
 def locked_memory(facts: MachineFacts) -> Iterator[DoctorFinding]:
@@ -91,15 +84,14 @@ def locked_memory(facts: MachineFacts) -> Iterator[DoctorFinding]:
     limit, rdma = facts.memory.lockable_bytes, bool(facts.host and facts.host.rdma)
     fix = "ulimit -l unlimited (limits.conf: memlock; docker run --ulimit memlock=-1; Slurm: PropagateResourceLimits)"
     if limit is None or limit >= _LEAST_LOCKED_BYTES:
-        yield ok("locked-memory", "no limit" if limit is None else f"{gib(limit)} GiB may be locked")
+        yield ok("no limit" if limit is None else f"{gib(limit)} GiB may be locked")
     elif facts.folder is not None or rdma:
         what = (
             "DeepSpeed locks its NVMe buffers" if facts.folder is not None else "InfiniBand registers what NCCL sends"
         )
-        yield problem("locked-memory", f"a process may lock {limit / 2**20:,.0f} MiB", f"{what}, which then fails", fix)
+        yield problem(f"a process may lock {limit / 2**20:,.0f} MiB", f"{what}, which then fails", fix)
     else:
         yield note(
-            "locked-memory",
             f"a process may lock {limit / 2**20:,.0f} MiB",
             "enough for CUDA, which pins without it; offload to NVMe locks its buffers and fails",
             fix,
@@ -108,30 +100,27 @@ def locked_memory(facts: MachineFacts) -> Iterator[DoctorFinding]:
 
 def shared_memory(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """/dev/shm holds what NCCL and data loaders share."""
-    memory = facts.memory
-    if memory is None:
+    if (memory := facts.memory) is None:
         return
     several = bool(facts.graphics and len(facts.graphics.gpus) > 1)
     fix = "docker run --shm-size=16g or --ipc=host; Kubernetes: an emptyDir of medium Memory at /dev/shm"
     if memory.shared_bytes is None:
-        yield problem("shared-memory", "/dev/shm is missing", "NCCL and data loaders with workers fail", fix)
+        yield problem("/dev/shm is missing", "NCCL and data loaders with workers fail", fix)
     elif memory.shared_bytes < _LEAST_SHARED_BYTES:
         say = problem if several and memory.shared_bytes <= _DOCKERS_SHARED_BYTES else warning
         yield say(
-            "shared-memory",
             f"/dev/shm has {memory.shared_bytes // 2**20} MiB",
             'NCCL between GPUs stops with "No space left on device", data loaders with "bus error"',
             fix,
         )
     elif (memory.shared_free_bytes or 0) < _LEAST_SHARED_BYTES:
         yield warning(
-            "shared-memory",
             f"/dev/shm is full: {(memory.shared_free_bytes or 0) // 2**20} MiB free",
             "NCCL and data loaders put their buffers there",
             "look for what earlier runs left: ls -la /dev/shm",
         )
     else:
-        yield ok("shared-memory", f"/dev/shm has {gib(memory.shared_free_bytes or 0)} GiB free")
+        yield ok(f"/dev/shm has {gib(memory.shared_free_bytes or 0)} GiB free")
 
 
 def huge_pages(facts: MachineFacts) -> Iterator[DoctorFinding]:
@@ -139,7 +128,6 @@ def huge_pages(facts: MachineFacts) -> Iterator[DoctorFinding]:
     memory = facts.memory
     if memory is not None and memory.huge_bytes > _SHORT * memory.total_bytes:
         yield warning(
-            "huge-pages",
             f"{gib(memory.huge_bytes)} GiB are set aside for huge pages",
             "neither torch nor DeepSpeed uses them: that RAM is lost to an offload",
             "sudo sysctl vm.nr_hugepages=0",
@@ -150,7 +138,6 @@ def overcommit(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """Memory may be promised before it is used."""
     if facts.memory is not None and facts.memory.overcommit == 2:
         yield warning(
-            "overcommit",
             "vm.overcommit_memory is 2",
             "CUDA maps more address space than there is memory, and "
             "forked data loaders count twice: allocations fail with RAM to spare",
@@ -160,67 +147,59 @@ def overcommit(facts: MachineFacts) -> Iterator[DoctorFinding]:
 
 def cores(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """Cores for data loading and CPU Adam, and a quota that agrees with the threads that will be started."""
-    processor = facts.processor
-    if processor is None:
+    if (processor := facts.processor) is None:
         return
     usable = len(processor.usable)
     ranks = max(1, len(facts.graphics.gpus) if facts.graphics else 1)
     if processor.quota is not None and processor.quota < 0.9 * usable:
         yield warning(
-            "cores",
             f"{usable} cores are shown, {processor.quota:g} of them may be used",
             "a thread is started for each that is shown, and all are stopped when the share is used up",
             f"export OMP_NUM_THREADS={max(1, int(processor.quota / ranks))}",
         )
     elif usable < 2 * ranks:
         yield warning(
-            "cores",
             f"{usable} core{'s' * (usable > 1)} for {ranks} rank{'s' * (ranks > 1)}",
             "launching kernels, loading data and CPU Adam share them",
             "take a machine with more cores per GPU",
         )
     elif usable < processor.online:
         yield note(
-            "cores",
             f"{usable} of {processor.online} cores may be used",
             "the scheduler or taskset bound this process; CPU Adam has no others",
             "ask for more (Slurm: --cpus-per-task)",
         )
     else:
-        yield ok("cores", f"{usable} cores")
+        yield ok(f"{usable} cores")
 
 
 def numa(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """Each rank can have the cores and the memory that are near its GPU."""
-    processor = facts.processor
-    if processor is None:
+    if (processor := facts.processor) is None:
         return
     found = facts.graphics.gpus if facts.graphics else ()
     far = [gpu for gpu in found if gpu.near_cpus and not gpu.near_cpus & processor.usable]
     if far:
         yield warning(
-            "numa",
             f"no core near GPU {', '.join(str(gpu.index) for gpu in far)} may be used",
             "all that it takes from the host crosses the sockets",
             "ask the scheduler for cores beside the GPUs",
         )
     elif len(processor.nodes) > 1 and not processor.numactl:
         yield note(
-            "numa",
             f"{len(processor.nodes)} NUMA nodes, and numactl is not installed",
             "with the optimizer in host RAM "
             "`deepspeed --bind_cores_to_rank` gives each rank its own cores and near memory, and needs it",
             install("numactl", facts),
         )
     elif len(processor.nodes) > 1:
-        yield ok("numa", f"{len(processor.nodes)} NUMA nodes; bind ranks with deepspeed --bind_cores_to_rank")
+        yield ok(f"{len(processor.nodes)} NUMA nodes; bind ranks with deepspeed --bind_cores_to_rank")
 
 
 def governor(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """The cores' clock is not held low."""
     if facts.processor is not None and facts.processor.governor == "powersave":
         yield note(
-            "governor",
             'the cores\' clock governor is "powersave"',
             "with some drivers this keeps CPU Adam and kernel launches at the lowest clock",
             "sudo cpupower frequency-set -g performance",
@@ -232,7 +211,6 @@ def open_files(facts: MachineFacts) -> Iterator[DoctorFinding]:
     limit = facts.host.open_files if facts.host else None
     if limit is not None and limit < _LEAST_FILES:
         yield note(
-            "open-files",
             f"a process may open {limit} files",
             "data loaders with many workers, and NCCL with many peers, open more",
             "ulimit -n 65536",
@@ -243,7 +221,6 @@ def own_name(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """This machine's own name resolves, which Gloo looks up at its start."""
     if facts.host is not None and facts.host.own_name_resolves is False:
         yield warning(
-            "own-name",
             "this machine's own host name does not resolve",
             "Gloo, and so the start of many jobs, looks it up and fails",
             "add it to /etc/hosts, or `export GLOO_SOCKET_IFNAME` with the network interface",
@@ -257,13 +234,12 @@ def port(facts: MachineFacts) -> Iterator[DoctorFinding]:
         return
     if host.port_in_use:
         yield warning(
-            "port",
             f"port {host.port} is in use",
             'the ranks meet there; a second job on one machine ends with "address already in use"',
             f"deepspeed --master_port {host.port + 1} ...",
         )
     else:
-        yield ok("port", f"port {host.port} is free")
+        yield ok(f"port {host.port} is free")
 
 
 MEMORY = (ram, memory_limit, swap, locked_memory, shared_memory, huge_pages, overcommit)

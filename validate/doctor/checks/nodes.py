@@ -16,7 +16,6 @@ def names(facts: MachineFacts) -> Iterator[DoctorFinding]:
     lost = [node for node in facts.nodes if node.unresolved]
     if lost:
         yield problem(
-            "names",
             f"{_listed(lost)}: {lost[0].unresolved}",
             "the launcher cannot reach what it cannot find",
             "put the name into /etc/hosts or DNS, or its address into the hostfile",
@@ -26,13 +25,12 @@ def names(facts: MachineFacts) -> Iterator[DoctorFinding]:
     ]
     if len(facts.nodes) > 1 and looped:
         yield problem(
-            "names",
             f"{_listed(looped)} means this machine itself ({looped[0].addresses[0]})",
-            "the other nodes would look for it on themselves and wait for ever",
+            "the other nodes would look for it on themselves and wait without end",
             "remove the 127.0.1.1 line from /etc/hosts, or pass --master_addr with the address on the network",
         )
     if facts.nodes and not lost and not (looped and len(facts.nodes) > 1):
-        yield ok("names", f"{len(facts.nodes)} name{'s' * (len(facts.nodes) > 1)} resolved")
+        yield ok(f"{len(facts.nodes)} name{'s' * (len(facts.nodes) > 1)} resolved")
 
 
 def ssh(facts: MachineFacts) -> Iterator[DoctorFinding]:
@@ -42,7 +40,6 @@ def ssh(facts: MachineFacts) -> Iterator[DoctorFinding]:
     if shut:
         said = shut[0].ssh_error.lower()
         yield problem(
-            "ssh",
             f"{_listed(shut)}: {shut[0].ssh_error[:100].rstrip('.')}",
             "DeepSpeed's launcher starts the ranks over ssh and cannot type a password",
             "ssh to it once by hand and accept its key"
@@ -52,14 +49,13 @@ def ssh(facts: MachineFacts) -> Iterator[DoctorFinding]:
             else "start an ssh server there, or launch with --no_ssh on every node",
         )
     elif found:
-        yield ok("ssh", "no password is asked for")
+        yield ok("no password is asked for")
 
 
 def pdsh(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """The launcher's default way to the nodes is installed."""
     if len(facts.nodes) > 1 and not facts.pdsh:
         yield problem(
-            "pdsh",
             "pdsh is not installed",
             "DeepSpeed's launcher starts several nodes with it unless told otherwise",
             "install the package pdsh, or pass --launcher openmpi, mpich or slurm",
@@ -73,36 +69,40 @@ def clocks(facts: MachineFacts) -> Iterator[DoctorFinding]:
     if off:
         most = max((node.clock_ahead_s or 0.0 for node in off), key=abs)
         yield warning(
-            "clocks",
             f"{_listed(off)}: {abs(most):,.1f} s {'ahead' if most > 0 else 'behind'}",
             "logs do not line up, and ninja compiles anew, or not at all, on a shared drive",
             "start chrony or systemd-timesyncd on it",
         )
     elif known:
-        yield ok("clocks", f"within {_CLOCK_S:.0f} s")
+        yield ok(f"within {_CLOCK_S:.0f} s")
 
 
 def slots(facts: MachineFacts) -> Iterator[DoctorFinding]:
-    """They have as many GPUs as the hostfile gives them slots, and one driver."""
+    """They have as many GPUs as the hostfile gives them slots."""
     wrong = [node for node in facts.nodes if node.gpus is not None and node.gpus < node.slots]
     if wrong:
         yield problem(
-            "slots",
             f"{wrong[0].name} has {wrong[0].gpus} GPU{'s' * (wrong[0].gpus != 1)} for {wrong[0].slots} slots",
             "a rank without a GPU stops, and the others wait for it",
             "correct slots= in the hostfile",
         )
-    drivers = {node.driver for node in facts.nodes if node.driver}
-    if len(drivers) > 1:
+    elif any(node.gpus is not None for node in facts.nodes) and len(_drivers(facts)) <= 1:
+        yield ok("every node has the GPUs that the hostfile says")
+
+
+def drivers(facts: MachineFacts) -> Iterator[DoctorFinding]:
+    """They have one driver."""
+    versions = _drivers(facts)
+    if len(versions) > 1:
         yield warning(
-            "drivers",
-            f"the nodes have different drivers: {', '.join(sorted(drivers))}",
+            f"the nodes have different drivers: {', '.join(versions)}",
             "what works on one may fail on another",
             "install the same driver on all",
         )
-    counts = {node.gpus for node in facts.nodes if node.gpus is not None}
-    if counts and not wrong and len(drivers) <= 1:
-        yield ok("slots", "every node has the GPUs that the hostfile says")
+
+
+def _drivers(facts: MachineFacts) -> list[str]:
+    return sorted({node.driver for node in facts.nodes if node.driver})
 
 
 def meeting_point(facts: MachineFacts) -> Iterator[DoctorFinding]:
@@ -111,19 +111,15 @@ def meeting_point(facts: MachineFacts) -> Iterator[DoctorFinding]:
         return
     first, port = facts.nodes[0], facts.host.port
     if first.port_answer == "free":
-        yield ok("meeting-point", f"port {port} of {first.name} is reached and free")
+        yield ok(f"port {port} of {first.name} is reached and free")
     elif first.port_answer == "in use":
         yield problem(
-            "meeting-point",
-            f"port {port} of {first.name} is in use",
-            "the ranks meet there",
-            f"deepspeed --master_port {port + 1} ...",
+            f"port {port} of {first.name} is in use", "the ranks meet there", f"deepspeed --master_port {port + 1} ..."
         )
     elif first.ssh_error:
-        yield unknown("meeting-point", f"port {port} of {first.name}: the machine does not answer")
+        yield unknown(f"port {port} of {first.name}: the machine does not answer")
     else:
         yield problem(
-            "meeting-point",
             f"port {port} of {first.name}: no answer, though ssh gets in",
             "a firewall drops what the ranks say to each other, and the job hangs at its start",
             "open the port, and those of NCCL, between the nodes",
@@ -139,4 +135,4 @@ def _is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
-CHECKS = (names, ssh, pdsh, clocks, slots, meeting_point)
+CHECKS = (names, ssh, pdsh, clocks, slots, drivers, meeting_point)

@@ -29,17 +29,15 @@ _OLDEST_OF_13 = (7, 5)
 
 def driver(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """The NVIDIA driver answers, or it is told which of its parts is missing."""
-    graphics = facts.graphics
-    if graphics is None:
+    if (graphics := facts.graphics) is None:
         return
     if graphics.gpus:
         runs = f", runs CUDA up to {graphics.driver_cuda}" if graphics.driver_cuda else ""
-        yield ok("driver", f"NVIDIA driver {graphics.driver}{runs}")
+        yield ok(f"NVIDIA driver {graphics.driver}{runs}")
         return
     seen = f"{graphics.on_the_bus} NVIDIA GPU{'s' * (graphics.on_the_bus > 1)} on the PCI bus"
     if "mismatch" in graphics.error.lower():
         yield problem(
-            "driver",
             "the driver in the kernel and its library are of different versions",
             "the driver was updated while the machine ran, and no program can use CUDA until it is loaded anew",
             "reboot, or unload and load the nvidia kernel modules",
@@ -47,35 +45,29 @@ def driver(facts: MachineFacts) -> Iterator[DoctorFinding]:
     elif not graphics.on_the_bus and not graphics.module_loaded:
         if graphics.other_vendor:
             yield note(
-                "driver",
                 f"{graphics.other_vendor} accelerators",
                 "only NVIDIA's are looked at; the checks of memory, processor and storage hold all the same",
             )
         else:
             yield note(
-                "driver", "no NVIDIA GPU here", "DeepSpeed takes the CPU; on a login node this is as it should be"
+                "there is no NVIDIA GPU here", "DeepSpeed takes the CPU; on a login node this is as it should be"
             )
     elif graphics.error == NO_PYNVML:
-        yield unknown(
-            "driver", f"{seen}, but {NO_PYNVML}", "nothing is known of the GPUs without it", "pip install nvidia-ml-py"
-        )
+        yield unknown(f"{seen}, but {NO_PYNVML}", "nothing is known of the GPUs without it", "pip install nvidia-ml-py")
     elif not graphics.module_loaded:
         yield problem(
-            "driver",
             f"{seen}, but the kernel has no NVIDIA driver loaded",
             "CUDA cannot be used",
             "install the driver and reboot, or `sudo modprobe nvidia`; with Secure Boot its module must be signed",
         )
     elif not graphics.device_files:
         yield problem(
-            "driver",
             f"{seen} and the driver is loaded, but their device files are not here",
             "the container or the job was started without GPUs",
             "docker run --gpus all ..., or ask the scheduler for GPUs (--gres=gpu:2, nvidia.com/gpu)",
         )
     else:
         yield problem(
-            "driver",
             f"the driver does not answer: {graphics.error or 'it shows no GPU'}",
             "CUDA cannot be used",
             "in a container mount the driver's libraries (NVIDIA Container Toolkit); else install the driver anew",
@@ -84,21 +76,18 @@ def driver(facts: MachineFacts) -> Iterator[DoctorFinding]:
 
 def torch(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """torch is there, and of a build that can use what is."""
-    software = facts.software
-    if software is None:
+    if (software := facts.software) is None:
         return
     version = software.packages.get("torch")
     gpus = bool(facts.graphics and facts.graphics.on_the_bus)
     if version is None:
         yield problem(
-            "torch",
             f"torch is not installed in this Python ({software.python})",
             "DeepSpeed needs it",
             "pip install torch, or run ds-advise with the Python that trains",
         )
     elif gpus and not software.torch_cuda:
         yield problem(
-            "torch",
             f"torch {version} is built without CUDA",
             "torch.cuda.is_available() is False on it",
             "install torch's build for CUDA in its place",
@@ -109,7 +98,7 @@ def torch(facts: MachineFacts) -> Iterator[DoctorFinding]:
             if software.torch_cuda
             else (f"ROCm {software.torch_hip}" if software.torch_hip else "CPU only")
         )
-        yield ok("torch", f"torch {version}, {build}")
+        yield ok(f"torch {version}, {build}")
 
 
 def torch_and_driver(facts: MachineFacts) -> Iterator[DoctorFinding]:
@@ -123,7 +112,6 @@ def torch_and_driver(facts: MachineFacts) -> Iterator[DoctorFinding]:
     if torchs.major > drivers.major:
         least = _FIRST_DRIVER.get(torchs.major, "")
         yield problem(
-            "torch-and-driver",
             f"torch is built for CUDA {built}, the driver runs CUDA up to {runs}",
             "torch says that the driver is too old and finds no GPU",
             f"update the driver{f' to {least} or newer' if least else ''}, or install torch built for CUDA "
@@ -131,13 +119,12 @@ def torch_and_driver(facts: MachineFacts) -> Iterator[DoctorFinding]:
         )
     elif torchs > drivers:
         yield note(
-            "torch-and-driver",
             f"torch is built for CUDA {built}, the driver for {runs}",
             "compiled kernels run (same major version), but PTX that is translated at run time may be refused",
             "update the driver when kernels compiled by Triton or at run time fail",
         )
     else:
-        yield ok("torch-and-driver", f"the driver (CUDA {runs}) runs torch's CUDA {built}")
+        yield ok(f"the driver (CUDA {runs}) runs torch's CUDA {built}")
 
 
 def gpu_architecture(facts: MachineFacts) -> Iterator[DoctorFinding]:
@@ -148,7 +135,6 @@ def gpu_architecture(facts: MachineFacts) -> Iterator[DoctorFinding]:
         if gpu.capability is not None and (wanted := lacks_architecture(facts.software.torch_cuda, gpu.capability)):
             major, minor = gpu.capability
             yield problem(
-                "gpu-architecture",
                 f"{gpu.name} (sm_{major}{minor}) and torch for CUDA {facts.software.torch_cuda}",
                 'the first kernel ends with "no kernel image is available for execution on the device"',
                 f"install torch built for {wanted}",
@@ -171,7 +157,6 @@ def torch_libraries(facts: MachineFacts) -> Iterator[DoctorFinding]:
         name, wanted, found = wrong[0]
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         yield warning(
-            "torch-libraries",
             f"torch wants {name} {wanted}, {found or 'none'} is installed{more}",
             "symbols that are missing, or NCCL and cuDNN that nobody tested with this torch",
             "pip install " + " ".join(f"{name}=={wanted}" for name, wanted, _ in wrong[:3]),
@@ -180,20 +165,17 @@ def torch_libraries(facts: MachineFacts) -> Iterator[DoctorFinding]:
 
 def deepspeed(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """DeepSpeed is there, and recent enough for what ds-advise says of it."""
-    software = facts.software
-    if software is None:
+    if (software := facts.software) is None:
         return
     found = software.packages.get("deepspeed")
     if found is None:
         yield problem(
-            "deepspeed",
             f"DeepSpeed is not installed in this Python ({software.python})",
             "nothing can be trained with it",
             "pip install deepspeed, or run ds-advise with the Python that trains",
         )
     elif parse_version(found) < parse_version("0.18"):
         yield note(
-            "deepspeed",
             f"DeepSpeed {found}",
             "the figures of ds-advise follow 0.18 and newer; older ones may hold gigabytes more",
             "pip install --upgrade deepspeed",
@@ -202,15 +184,14 @@ def deepspeed(facts: MachineFacts) -> Iterator[DoctorFinding]:
         others = ", ".join(
             f"{name} {software.packages[name]}" for name in ("transformers", "accelerate") if name in software.packages
         )
-        yield ok("deepspeed", f"DeepSpeed {found}{f', {others}' if others else ''}")
+        yield ok(f"DeepSpeed {found}{f', {others}' if others else ''}")
 
 
 def trainer(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """The Trainer hands its model to DeepSpeed through accelerate."""
     if facts.software and "transformers" in facts.software.packages and "accelerate" not in facts.software.packages:
         yield problem(
-            "trainer",
-            "transformers without accelerate",
+            "accelerate is not installed beside transformers",
             "Trainer stops when it is given a DeepSpeed configuration",
             "pip install accelerate",
         )
@@ -226,13 +207,12 @@ def ops_built_ahead(facts: MachineFacts) -> Iterator[DoctorFinding]:
     names = ", ".join(software.built_ahead[:4])
     if software.built_with_torch not in ("", "0.0", own):  # DeepSpeed writes 0.0 where it did not know
         yield problem(
-            "ops-built-ahead",
             f"{names} were compiled for torch {software.built_with_torch}; torch is {own}",
             'DeepSpeed stops with "PyTorch version mismatch" where one of them is loaded',
             "pip install --force-reinstall --no-deps --no-cache-dir deepspeed",
         )
     else:
-        yield ok("ops-built-ahead", f"compiled when DeepSpeed was installed: {names}")
+        yield ok(f"compiled when DeepSpeed was installed: {names}")
 
 
 CHECKS = (driver, torch, torch_and_driver, gpu_architecture, torch_libraries, deepspeed, trainer, ops_built_ahead)

@@ -15,8 +15,7 @@ _CHECKPOINT = "runtime/model_checkpointing/config.py"
 
 
 @rules.error(
-    "DS801",
-    "an unknown tag validation",
+    "DS801 an unknown tag validation",
     why="DeepSpeed knows Warn, Ignore and Fail",
     fix='write "Warn"',
     source="runtime/config.py get_checkpoint_tag_validation_mode",
@@ -31,8 +30,7 @@ def tag_validation(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS802",
-    "an unknown checkpoint writer",
+    "DS802 an unknown checkpoint writer",
     why="DeepSpeed asserts the writer's type and its unit of data parallelism",
     fix='types are "mock", "python", "fast"; units "replica", "socket", "machine"',
     source=_CHECKPOINT,
@@ -48,8 +46,7 @@ def writer(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS806",
-    "a checkpoint writer, which needs the deepspeed launcher",
+    "DS806 a checkpoint writer, which needs the deepspeed launcher",
     why="the writer reads CROSS_SIZE from the environment, which only the deepspeed launcher sets: under torchrun "
     "or accelerate DeepSpeed stops with a KeyError",
     fix="start with the deepspeed launcher, or export CROSS_SIZE and CROSS_RANK (number of nodes, and this node's)",
@@ -63,8 +60,7 @@ def needs_launcher(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS803",
-    "a pipeline stage that is not true or false",
+    "DS803 a pipeline stage that is not true or false",
     why="DeepSpeed raises an error for any other value",
     fix="write true or false",
     source="runtime/config.py get_checkpoint_parallel_write_pipeline",
@@ -79,8 +75,7 @@ def pipeline_stage(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS804",
-    "activation_checkpointing that has no effect",
+    "DS804 activation_checkpointing that has no effect",
     why="it configures deepspeed.checkpointing; transformers' models use torch's checkpointing, so this block "
     "recomputes and saves nothing",
     fix="set gradient_checkpointing in TrainingArguments, and remove the block",
@@ -96,8 +91,7 @@ def activations(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS805",
-    "contiguous checkpoints without what they need",
+    "DS805 contiguous checkpoints without what they need",
     why="deepspeed.checkpointing asserts that activations are partitioned and that the number of layers is known",
     fix='set "partition_activations": true and "number_checkpoints"',
     source="runtime/activation_checkpointing/checkpointing.py configure",

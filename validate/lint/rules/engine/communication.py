@@ -13,8 +13,7 @@ rules = Rules()
 
 
 @rules.error(
-    "DS701",
-    "an unknown communication type",
+    "DS701 an unknown communication type",
     why="DeepSpeed knows fp32, fp16 and bf16, and stops at any other",
     fix='write "fp32", "fp16" or "bf16", or remove it',
     source="runtime/config.py get_communication_data_type",
@@ -30,8 +29,7 @@ def unknown_type(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS702",
-    "gradients that travel in fp32",
+    "DS702 gradients that travel in fp32",
     why="every reduction moves twice the bytes of 16-bit gradients",
     fix="remove it, unless sums over very many GPUs need it",
     source="runtime/engine.py communication_data_type",
@@ -44,8 +42,7 @@ def wide(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS703",
-    "an unknown reduction of gradients",
+    "DS703 an unknown reduction of gradients",
     why='DeepSpeed knows "mean" and "sum"',
     fix='write "mean" or "sum"',
     source="runtime/config.py get_gradient_allreduce_op",
@@ -61,8 +58,7 @@ def unknown_operation(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS704",
-    "summed gradients where only means are reduced",
+    "DS704 summed gradients where only means are reduced",
     why="stage 3, ZenFlow and DeepCompile refuse gradient_allreduce_op sum",
     fix='write "mean"',
     source="runtime/config.py _do_error_check",
@@ -84,8 +80,7 @@ def sums(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS705",
-    "unmanaged accumulation with overlapped communication",
+    "DS705 unmanaged accumulation with overlapped communication",
     why="where the script decides when to step, overlap_comm needs stage 2 or 3, and DeepCompile is refused",
     fix='set "overlap_comm": false, or use stage 2',
     source="runtime/engine.py _do_sanity_check",
@@ -104,8 +99,7 @@ def unmanaged(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS706",
-    "tensor parallelism that does not divide the GPUs",
+    "DS706 tensor parallelism that does not divide the GPUs",
     why="the ranks are divided into groups of autotp_size",
     fix="choose a divisor of the number of GPUs",
     source="utils/groups.py _init_tp_mesh_device",

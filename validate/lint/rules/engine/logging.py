@@ -13,8 +13,7 @@ rules = Rules()
 
 
 @rules.error(
-    "DS851",
-    "steps_per_print that cannot divide",
+    "DS851 steps_per_print that cannot divide",
     why="DeepSpeed computes step % steps_per_print after every step",
     fix="write a whole number above zero, or remove it",
     source="runtime/engine.py _take_model_step",
@@ -28,8 +27,7 @@ def steps_per_print(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS852",
-    "timing of every phase (wall_clock_breakdown)",
+    "DS852 timing of every phase (wall_clock_breakdown)",
     why="every phase of every step then waits for the GPU to finish",
     fix="set it to false when you have seen the times",
     source="runtime/engine.py, utils/timer.py",
@@ -42,8 +40,7 @@ def breakdown(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS853",
-    "the FLOPs profiler in a training",
+    "DS853 the FLOPs profiler in a training",
     why="at profile_step it hooks into every module; it also turns wall_clock_breakdown on for all steps",
     fix="disable it when you have its table",
     source="runtime/config.py, profiling/config.py",
@@ -56,8 +53,7 @@ def profiler(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS854",
-    "logging of every collective",
+    "DS854 logging of every collective",
     why="each one is timed with a synchronization of the GPU",
     fix="disable it when you have its table",
     source="comm/comm.py timed_op, utils/comms_logging.py",
@@ -70,8 +66,7 @@ def collectives(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS855",
-    "a secret in the file",
+    "DS855 a secret in the file",
     why="DeepSpeed prints the whole configuration to the log when it starts",
     fix="set COMET_API_KEY in the environment and remove the key",
     source="runtime/config.py print_user_config",
@@ -84,8 +79,7 @@ def secret(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS856",
-    "autotuning in a training",
+    "DS856 autotuning in a training",
     why="the launcher reads it: with --autotuning it starts many short jobs",
     fix="disable it, or see `ds-advise MODEL --gpus SPEC`",
     source="autotuning/config.py, launcher/runner.py",
@@ -98,8 +92,7 @@ def autotuning(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS857",
-    "autotuning without a folder",
+    "DS857 autotuning without a folder",
     why="DeepSpeed asserts that the folders' names are not empty, even with autotuning off",
     fix="remove the key",
     source="autotuning/config.py _initialize",

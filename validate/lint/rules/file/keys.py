@@ -33,8 +33,7 @@ _LONGEST_NAME = 60
 
 
 @rules.error(
-    "DS010",
-    "an unknown key in a block that DeepSpeed checks",
+    "DS010 an unknown key in a block that DeepSpeed checks",
     why="the block is read by a pydantic class that forbids other keys, so DeepSpeed stops",
     fix="remove it, or correct its name",
     source="runtime/config_utils.py DeepSpeedConfigModel (extra=forbid)",
@@ -49,8 +48,7 @@ def refused(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS011",
-    "an unknown key that DeepSpeed ignores",
+    "DS011 an unknown key that DeepSpeed ignores",
     why="DeepSpeed never looks it up, so it has no effect, and no message says so",
     fix="remove it, or correct its name",
     source="runtime/config.py (get_scalar_param)",
@@ -64,8 +62,7 @@ def ignored(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS012",
-    "a key in the wrong block",
+    "DS012 a key in the wrong block",
     why="DeepSpeed looks it up elsewhere: here it is ignored, or refused where the block is checked",
     source="runtime/config.py, runtime/zero/config.py",
     bad=plain(overlap_comm=True, zero_optimization=zero(2)),
@@ -83,8 +80,7 @@ def misplaced(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS013",
-    "a feature that was removed from DeepSpeed",
+    "DS013 a feature that was removed from DeepSpeed",
     why="DeepSpeed stops at the key, so that nobody believes that the feature is still there",
     fix="remove the block",
     source="runtime/config.py _reject_removed_config_keys",
@@ -102,8 +98,7 @@ def removed(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS014",
-    "a deprecated key",
+    "DS014 a deprecated key",
     why="DeepSpeed still reads it, says so in its log, and will drop it",
     source="runtime/zero/config.py (json_schema_extra deprecated)",
     bad=plain(zero_optimization=zero(2, cpu_offload=True)),
@@ -122,8 +117,7 @@ def deprecated(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS015",
-    "a deprecated key together with its successor",
+    "DS015 a deprecated key together with its successor",
     why="DeepSpeed would have to overwrite one with the other, and stops",
     fix="remove the deprecated key",
     source="runtime/config_utils.py _process_deprecated_field",
@@ -138,8 +132,7 @@ def both_names(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS016",
-    "the old name of the bf16 block",
+    "DS016 the old name of the bf16 block",
     why="DeepSpeed reads bfloat16 only where bf16 is missing; the Trainer and accelerate never read it",
     fix="name the block bf16",
     source="runtime/precision_config.py get_bfloat16_config",
@@ -157,8 +150,7 @@ def old_bf16(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS017",
-    "one setting under two names",
+    "DS017 one setting under two names",
     why="the class knows the key by both names, takes one and refuses the other as unknown",
     fix="remove one of them",
     source="runtime/zero/config.py (alias, populate_by_name)",

@@ -17,8 +17,7 @@ _HF = "accelerate/utils/deepspeed.py HfDeepSpeedConfig"
 
 
 @rules.error(
-    "DS001",
-    "more than JSON in a file that is read as JSON",
+    "DS001 more than JSON in a file that is read as JSON",
     why="DeepSpeed reads Hjson, but the Trainer and accelerate read the file with Python's json and stop",
     fix="write plain JSON, or pass the file to deepspeed.initialize",
     source=_HF,
@@ -36,8 +35,7 @@ def more_than_json(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS002",
-    "a number too large for a float",
+    "DS002 a number too large for a float",
     why="DeepSpeed's reader fails on it with an OverflowError; Python's json makes it infinite",
     fix="write a number below 1.8e308",
     source="hjson decoder.py scantfnns",
@@ -56,8 +54,7 @@ def infinite_number(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS003",
-    "a byte order mark in front of the file",
+    "DS003 a byte order mark in front of the file",
     why="DeepSpeed's reader skips it, but Python's json, with which the Trainer and accelerate read, stops at it",
     fix="save the file as UTF-8 without a byte order mark",
     source=_HF,
@@ -71,8 +68,7 @@ def byte_order_mark(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS004",
-    "a key twice in one object",
+    "DS004 a key twice in one object",
     why="DeepSpeed refuses the file; the Trainer and accelerate silently take the last one",
     fix="remove one of them",
     source="runtime/config_utils.py dict_raise_error_on_duplicate_keys",
@@ -90,8 +86,7 @@ def duplicate(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS005",
-    "NaN or Infinity",
+    "DS005 NaN or Infinity",
     why="JSON has no such value: DeepSpeed's reader takes the word, and the rest of the line, as text",
     fix="write a number",
     source="hjson decoder.py scantfnns",

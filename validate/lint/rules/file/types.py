@@ -18,8 +18,7 @@ _LEAF = "zero_optimization.leaf_module"
 
 
 @rules.error(
-    "DS020",
-    "a value that DeepSpeed does not take",
+    "DS020 a value that DeepSpeed does not take",
     why="its pydantic class cannot convert it, or it is out of range, and DeepSpeed stops",
     source="runtime/zero/config.py, runtime/precision_config.py and the other classes of DeepSpeedConfigModel",
     bad=plain(zero_optimization=zero(4)),
@@ -45,8 +44,7 @@ def wrong_value(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS021",
-    "not an object where DeepSpeed expects one",
+    "DS021 not an object where DeepSpeed expects one",
     why="DeepSpeed takes keys from it, and stops with a TypeError or an AttributeError that does not name the key",
     source="runtime/config.py, runtime/precision_config.py",
     bad=plain(bf16=True),
@@ -68,8 +66,7 @@ def no_object(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS022",
-    "a number or truth value written as text",
+    "DS022 a number or truth value written as text",
     why='DeepSpeed\'s class converts it, but the Trainer and accelerate compare the text with numbers: a stage "3" is '
     "not stage 3 to them",
     source="runtime/config_utils.py DeepSpeedConfigModel; accelerate/utils/deepspeed.py set_stage_and_offload",
@@ -93,8 +90,7 @@ def text(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS023",
-    "text where DeepSpeed computes with a number",
+    "DS023 text where DeepSpeed computes with a number",
     why="this key is not checked when the file is read: the training stops later with a TypeError",
     fix="write a number or true or false",
     source="runtime/engine.py, runtime/config.py",

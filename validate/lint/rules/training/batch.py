@@ -15,8 +15,7 @@ TOTAL, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gra
 
 
 @rules.error(
-    "DS101",
-    "batch sizes in contradiction",
+    "DS101 batch sizes in contradiction",
     why="train_batch_size must be micro batch x accumulation steps x GPUs, and DeepSpeed stops where it is not",
     fix="remove train_batch_size: it follows from the others",
     source=_SOURCE,
@@ -43,8 +42,7 @@ def contradiction(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS102",
-    "no batch size",
+    "DS102 no batch size",
     why="DeepSpeed derives one of the batch sizes from the others, and stops where both are missing",
     fix=f'set {MICRO} to a number, or to "auto" for the Trainer',
     source=_SOURCE,
@@ -57,8 +55,7 @@ def missing(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS103",
-    "a batch size, or its divisor, that is not a number above zero",
+    "DS103 a batch size, or its divisor, that is not a number above zero",
     why="DeepSpeed computes with it when it starts, and stops",
     fix="write a whole number above zero",
     source=_SOURCE,
@@ -77,8 +74,7 @@ def not_positive(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS104",
-    "a batch that does not divide by the GPUs",
+    "DS104 a batch that does not divide by the GPUs",
     why="each GPU's micro batch is train_batch_size / GPUs / accumulation steps, rounded down, and DeepSpeed then "
     "finds that the product is another",
     fix="choose a multiple of GPUs x accumulation steps",
@@ -95,8 +91,7 @@ def indivisible(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS105",
-    "the whole batch in one micro batch",
+    "DS105 the whole batch in one micro batch",
     why="without the other two keys DeepSpeed takes train_batch_size / GPUs as the micro batch, without accumulation, "
     "and activations grow with it",
     fix=f"set {MICRO} to what fits; DeepSpeed then accumulates",
@@ -112,8 +107,7 @@ def only_total(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS106",
-    "sequence parallelism that does not divide the GPUs",
+    "DS106 sequence parallelism that does not divide the GPUs",
     why="DeepSpeed divides the number of GPUs by it to learn how many share a batch, and goes on with the fraction",
     fix="choose a divisor of the number of GPUs",
     source="runtime/config.py DeepSpeedConfig.__init__",

@@ -20,8 +20,7 @@ _SGD = {"type": "SGD", "params": {"lr": 0.1}}
 
 
 @rules.error(
-    "DS501",
-    "an unknown optimizer",
+    "DS501 an unknown optimizer",
     why="DeepSpeed asserts that the type is one of its own names or a class of torch.optim",
     fix="correct the name, or create the optimizer in the script and remove the block",
     source="runtime/engine.py _is_supported_optimizer",
@@ -40,8 +39,7 @@ def unknown(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS502",
-    "an optimizer block without a type",
+    "DS502 an optimizer block without a type",
     why="DeepSpeed then ignores the whole block",
     fix='add "type"',
     source="runtime/config.py get_optimizer_name",
@@ -54,8 +52,7 @@ def no_type(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS503",
-    "max_grad_norm in the optimizer",
+    "DS503 max_grad_norm in the optimizer",
     why="DeepSpeed itself clips the gradients, and refuses the key in optimizer.params",
     fix='move it to the top level as "gradient_clipping"',
     source=_ENGINE,
@@ -68,8 +65,7 @@ def max_grad_norm(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS504",
-    "an optimizer that ZeRO has not tested",
+    "DS504 an optimizer that ZeRO has not tested",
     why="ZeRO accepts Adam, AdamW, Adagrad, Lion and Muon; for any other it asserts that you allowed it",
     fix='add "zero_allow_untested_optimizer": true',
     source="runtime/engine.py _do_optimizer_sanity_check",
@@ -83,8 +79,7 @@ def untested(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS505",
-    "an argument that the optimizer does not take",
+    "DS505 an argument that the optimizer does not take",
     why="DeepSpeed passes optimizer.params to the class, which raises a TypeError",
     fix="remove it, or correct its name",
     source=_ENGINE,
@@ -105,8 +100,7 @@ def wrong_argument(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS506",
-    "amsgrad",
+    "DS506 amsgrad",
     why="DeepSpeed's Adams do not have it and raise a RuntimeError",
     fix="remove amsgrad",
     source="ops/adam/fused_adam.py, ops/adam/cpu_adam.py",
@@ -127,8 +121,7 @@ def amsgrad(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS507",
-    "LAMB with a static loss scale",
+    "DS507 LAMB with a static loss scale",
     why="DeepSpeed asserts that LAMB comes with dynamic loss scaling",
     fix='set "loss_scale": 0 in fp16',
     source="runtime/engine.py _do_sanity_check",
@@ -142,8 +135,7 @@ def lamb(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS508",
-    "Muon with reduce_scatter at stage 3",
+    "DS508 Muon with reduce_scatter at stage 3",
     why="Muon needs whole gradient matrices, and stage 3 refuses it where gradients are scattered (the default)",
     fix='set "reduce_scatter": false',
     source="runtime/zero/stage3.py __init__",
@@ -157,8 +149,7 @@ def muon(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS509",
-    "Adam that is AdamW",
+    "DS509 Adam that is AdamW",
     why="DeepSpeed's Adam decays weights as AdamW does, unless adam_w_mode is false",
     fix='write "AdamW", or set "adam_w_mode": false for L2 regularization',
     source="runtime/config.py ADAM_W_MODE_DEFAULT",
@@ -172,8 +163,7 @@ def decoupled(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS510",
-    "an argument of the optimizer that is text",
+    "DS510 an argument of the optimizer that is text",
     why="the compiled optimizer takes numbers only and raises a TypeError at the first step",
     fix="write a number",
     source="csrc/adam: multi_tensor_adam, create_adam",

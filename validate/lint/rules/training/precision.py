@@ -37,8 +37,7 @@ _ADAM = ("", "adam", "adamw")
 
 
 @rules.error(
-    "DS201",
-    "fp16 and bf16 both on",
+    "DS201 fp16 and bf16 both on",
     why="DeepSpeed asserts that at most one of them is",
     fix='keep one of them; "auto" lets the Trainer choose',
     source="runtime/config.py _initialize_params",
@@ -51,8 +50,7 @@ def both(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS202",
-    "bf16 on GPUs without bf16",
+    "DS202 bf16 on GPUs without bf16",
     why="GPUs before Ampere (compute capability 8.0) emulate it at a fraction of their fp16 speed",
     fix="use fp16",
     source="torch.cuda.is_bf16_supported (emulation counts); NVIDIA data sheets",
@@ -67,8 +65,7 @@ def old_gpu(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS203",
-    "training in fp32",
+    "DS203 training in fp32",
     why="weights and gradients take four bytes each, and matrix products run without half-precision tensor cores",
     fix='add "bf16": {"enabled": true}, or fp16 before Ampere',
     source=_ENGINE + " get_data_types",
@@ -84,8 +81,7 @@ def full_precision(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS204",
-    "loss scaling under bf16",
+    "DS204 loss scaling under bf16",
     why="bf16 has fp32's range and needs none; its class forbids these keys, and DeepSpeed stops",
     fix="remove it",
     source=_CLASSES + " DeepSpeedBF16Config",
@@ -106,8 +102,7 @@ def scaled_bf16(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS205",
-    "fp16 settings while fp16 is off",
+    "DS205 fp16 settings while fp16 is off",
     why="loss scaling works only with fp16",
     fix="remove them, or enable fp16",
     source=_ENGINE + " dynamic_loss_scale",
@@ -123,8 +118,7 @@ def unused_scaling(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS206",
-    "a static loss scale",
+    "DS206 a static loss scale",
     why="with loss_scale 0 DeepSpeed lowers the scale where gradients overflow; a fixed one skips every such step",
     fix="set loss_scale to 0",
     source=_ENGINE + " dynamic_loss_scale",
@@ -138,8 +132,7 @@ def static_scale(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS207",
-    "a loss scale that DeepSpeed refuses",
+    "DS207 a loss scale that DeepSpeed refuses",
     why="the scale must be finite and at least 0; the window and the lowest value of a dynamic scale must be above 0",
     fix="correct it, or remove the key",
     source=_CLASSES + " DeepSpeedFP16Config",
@@ -162,8 +155,7 @@ def refused_scale(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS208",
-    "half-precision master weights without ZeRO",
+    "DS208 half-precision master weights without ZeRO",
     why="DeepSpeed keeps them in ZeRO's optimizers only, and stops at stage 0",
     fix="use ZeRO stage 1, 2 or 3, or remove the key",
     source="runtime/config.py _do_error_check",
@@ -181,8 +173,7 @@ def master_without_zero(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS209",
-    "half-precision master weights without DeepSpeed's CPU Adam",
+    "DS209 half-precision master weights without DeepSpeed's CPU Adam",
     why="DeepSpeed asserts that the optimizer is offloaded and is Adam (bf16 with bf16_optimizer_states may stay on "
     "the GPU)",
     fix='add "offload_optimizer": {"device": "cpu"} with AdamW, or remove the key',
@@ -211,8 +202,7 @@ def master_without_offload(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS210",
-    "bf16 optimizer states without bf16 master weights",
+    "DS210 bf16 optimizer states without bf16 master weights",
     why="DeepSpeed asserts that bf16_optimizer_states comes with bf16_master_weights_and_grads, and that fp16's and "
     "bf16's "
     "master weights exclude each other",
@@ -233,8 +223,7 @@ def states_without_master(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS211",
-    "a param_dtype that contradicts the enabled precision",
+    "DS211 a param_dtype that contradicts the enabled precision",
     why="the model's type follows from fp16 and bf16; DeepSpeed asserts that param_dtype says the same",
     fix="remove data_types.param_dtype",
     source=_ENGINE + " _assert_valid_mixed_precision_config",
@@ -249,8 +238,7 @@ def other_type(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS212",
-    "a type that DeepSpeed does not know",
+    "DS212 a type that DeepSpeed does not know",
     why="DeepSpeed looks the name up and stops",
     fix='write "bf16", "fp16" or "fp32"',
     source="runtime/config.py DtypeEnum",
@@ -291,8 +279,7 @@ def unknown_type(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS213",
-    "gradients of another type without ZeRO",
+    "DS213 gradients of another type without ZeRO",
     why="at stage 0 DeepSpeed accumulates in the model's type only, and stops with NotImplementedError",
     fix="use ZeRO stage 1 or more, or remove grad_accum_dtype",
     source=_ENGINE + " _do_optimizer_sanity_check",
@@ -309,8 +296,7 @@ def mixed_without_zero(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS214",
-    "stage 1 with full fp32 gradients",
+    "DS214 stage 1 with full fp32 gradients",
     why="for bf16 with fp32 accumulation DeepSpeed takes its BF16_Optimizer at stage 1, which keeps fp32 gradients of "
     "all parameters on every GPU: four bytes per parameter that stage 2 does not have",
     fix="use stage 2",
@@ -325,8 +311,7 @@ def bf16_optimizer(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS215",
-    "torch_autocast without a type",
+    "DS215 torch_autocast without a type",
     why="DeepSpeed then has no type to compute in or to reduce gradients in",
     fix='add "dtype": "bfloat16"',
     source="runtime/config.py get_torch_autocast_dtype",
@@ -347,8 +332,7 @@ def _number(value: object) -> float | None:
 
 
 @rules.error(
-    "DS216",
-    "a first loss scale that no float holds",
+    "DS216 a first loss scale that no float holds",
     why="the scale begins at 2 to the power of initial_scale_power, which is made a float; with a static scale "
     "DeepSpeed still "
     "prints it, and Python prints no number of more than 4300 digits",

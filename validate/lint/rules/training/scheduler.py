@@ -18,8 +18,7 @@ _DECAY = {"type": "WarmupDecayLR", "params": {"total_num_steps": 1000, "warmup_n
 
 
 @rules.error(
-    "DS601",
-    "an unknown scheduler",
+    "DS601 an unknown scheduler",
     why="DeepSpeed asserts that the type is a class of its lr_schedules or of torch.optim.lr_scheduler",
     fix="correct the name",
     source=_ENGINE,
@@ -36,8 +35,7 @@ def unknown(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS602",
-    "a scheduler without an argument that it needs",
+    "DS602 a scheduler without an argument that it needs",
     why="DeepSpeed passes scheduler.params to the class, which raises a TypeError where an argument without a default "
     "is missing",
     source=_SCHEDULES,
@@ -66,8 +64,7 @@ def incomplete(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS603",
-    "an argument that the scheduler does not take",
+    "DS603 an argument that the scheduler does not take",
     why="DeepSpeed passes scheduler.params to the class, which raises a TypeError",
     fix="remove it, or correct its name",
     source=_SCHEDULES,
@@ -85,8 +82,7 @@ def wrong_argument(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS604",
-    "a warm-up of no steps",
+    "DS604 a warm-up of no steps",
     why="the warm-up schedulers refuse anything but a whole number above zero",
     fix="write 1 for no warm-up",
     source=_SCHEDULES,
@@ -107,8 +103,7 @@ def no_warmup(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS605",
-    "a warm-up longer than the training",
+    "DS605 a warm-up longer than the training",
     why="the learning rate never reaches its highest value",
     fix="write a smaller warmup_num_steps",
     source=_SCHEDULES,
@@ -122,8 +117,7 @@ def long_warmup(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS606",
-    "an unknown warm-up",
+    "DS606 an unknown warm-up",
     why="the schedulers know log and linear; for any other they print a warning and take log",
     fix='write "linear" or "log"',
     source=_SCHEDULES,
@@ -137,8 +131,7 @@ def warmup_type(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS607",
-    "a scheduler block without a type",
+    "DS607 a scheduler block without a type",
     why="DeepSpeed then ignores the whole block",
     fix='add "type"',
     source="runtime/config.py get_scheduler_name",
@@ -151,8 +144,7 @@ def no_type(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS608",
-    "a scheduler that overrides the learning rate",
+    "DS608 a scheduler that overrides the learning rate",
     why="the warm-up ends at warmup_max_lr, whatever the optimizer's lr is",
     fix="write the same number in both, or leave warmup_max_lr out of WarmupLR",
     source=_SCHEDULES,
@@ -171,8 +163,7 @@ def two_rates(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS609",
-    "torch's scheduler around DeepSpeed's optimizer",
+    "DS609 torch's scheduler around DeepSpeed's optimizer",
     why="ZeRO, fp16 and bf16 wrap the optimizer in a class of DeepSpeed's, which torch's schedulers refuse with a "
     "TypeError; "
     "DeepSpeed's own look inside it",

@@ -57,8 +57,7 @@ _OTHERS = {  # TrainingArguments' names
 
 
 @rules.error(
-    "DS151",
-    '"auto" that nobody fills',
+    'DS151 "auto" that nobody fills',
     why="only the Trainer and accelerate replace it, and only for some keys; DeepSpeed computes with the text and "
     "stops",
     fix="write a value",
@@ -78,8 +77,7 @@ def unfilled(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS152",
-    '"auto" that means DeepSpeed\'s default',
+    'DS152 "auto" that means DeepSpeed\'s default',
     why='DeepSpeed drops "auto" from the blocks that it checks, and its own default holds',
     fix="write the value that you want",
     source="runtime/config_utils.py DeepSpeedConfigModel.__init__",
@@ -103,8 +101,7 @@ def default(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS153",
-    "no zero_optimization for the Trainer",
+    "DS153 no zero_optimization for the Trainer",
     why="accelerate refuses a configuration without it, even for plain data parallelism",
     fix='add "zero_optimization": {"stage": 0}',
     source="accelerate/utils/dataclasses.py DeepSpeedPlugin.__post_init__",
@@ -118,8 +115,7 @@ def no_zero(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS154",
-    "a number that TrainingArguments has too",
+    "DS154 a number that TrainingArguments has too",
     why="the Trainer compares them when it starts, and stops where they differ",
     fix='write "auto", so that TrainingArguments decides',
     source=_TRAINER + ".fill_match",
@@ -134,8 +130,7 @@ def in_both(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS155",
-    "a learning rate that TrainingArguments cannot set",
+    "DS155 a learning rate that TrainingArguments cannot set",
     why='the Trainer fills lr only where the file says "auto"; without the key DeepSpeed\'s Adam takes 1e-3, whatever '
     "learning_rate is",
     fix='add "lr": "auto" to optimizer.params',
@@ -151,8 +146,7 @@ def no_rate(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS156",
-    "a bucket of H^2 that is too small for any link",
+    "DS156 a bucket of H^2 that is too small for any link",
     why="the Trainer fills reduce_bucket_size with the square of the hidden size; below about a million elements a "
     "collective takes hardly more than its latency",
     source=_TRAINER + ".trainer_config_finalize",

@@ -16,8 +16,7 @@ _SWAPS = zero(3, offload_optimizer=NVME)
 
 
 @rules.warning(
-    "DS451",
-    "aio.thread_count, which is an old name",
+    "DS451 aio.thread_count, which is an old name",
     why="the key's name is intra_op_parallelism; under the old one it is ignored",
     fix="write intra_op_parallelism",
     source=_SOURCE,
@@ -30,8 +29,7 @@ def thread_count(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS452",
-    "aio without NVMe",
+    "DS452 aio without NVMe",
     why="only swapping to NVMe reads these settings",
     fix="remove the block",
     source="runtime/zero/stage3.py, runtime/swap_tensor/",
@@ -44,8 +42,7 @@ def unused(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS453",
-    "NVMe with one thread",
+    "DS453 NVMe with one thread",
     why="DeepSpeed's defaults, 8 requests in flight from one thread, leave a modern drive idle",
     fix='set "intra_op_parallelism": 8 and "queue_depth": 32, or what ds_nvme_tune finds',
     source=_SOURCE,
@@ -59,8 +56,7 @@ def idle_drive(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS454",
-    "aio settings that are not numbers",
+    "DS454 aio settings that are not numbers",
     why="DeepSpeed computes buffer sizes with them and hands them to the I/O library",
     fix="write a whole number above zero",
     source="runtime/swap_tensor/partitioned_param_swapper.py _configure_aio",

@@ -23,8 +23,7 @@ _ADAM = ("", "adam", "adamw")
 
 
 @rules.error(
-    "DS401",
-    "NVMe without a path",
+    "DS401 NVMe without a path",
     why="DeepSpeed joins the path with the name of its swap folder, and stops with a TypeError or an assertion",
     fix='add "nvme_path": a folder on the local NVMe drive',
     source=_STAGE_3 + " _configure_tensor_swapping; " + _SWAPPER,
@@ -39,8 +38,7 @@ def no_path(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS402",
-    "an optimizer on NVMe below stage 3",
+    "DS402 an optimizer on NVMe below stage 3",
     why='stages 1 and 2 know one kind of offload: any device but "none" keeps the states in host RAM',
     fix='use stage 3, or write "device": "cpu"',
     source="runtime/zero/stage_1_and_2.py __init__ (cpu_offload)",
@@ -53,8 +51,7 @@ def nvme_below_3(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS403",
-    "swapping to memory",
+    "DS403 swapping to memory",
     why="a tmpfs is RAM: what is swapped there takes the memory that the swapping should save",
     fix="name a folder on a drive",
     source="statfs of the folder, /proc/self/mounts",
@@ -70,8 +67,7 @@ def tmpfs(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS404",
-    "NVMe buffers smaller than a parameter",
+    "DS404 NVMe buffers smaller than a parameter",
     why="a parameter's shard must fit into one buffer, and DeepSpeed stops at the first that does not",
     source=_SWAPPER + " (elements_per_buffer)",
     options={"model": "Qwen2.5-7B", "gpus": "2x24GB"},
@@ -95,8 +91,7 @@ def small_buffers(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS405",
-    "NVMe buffers that pin more RAM than there is",
+    "DS405 NVMe buffers that pin more RAM than there is",
     why="every rank pins buffer_count buffers of one fp32 sub-group each",
     fix="write a smaller sub_group_size, such as 20000000",
     source="runtime/swap_tensor/optimizer_utils.py SwapBufferManager",
@@ -129,8 +124,7 @@ def pinned_sub_groups(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS406",
-    "fewer NVMe buffers than Adam has states",
+    "DS406 fewer NVMe buffers than Adam has states",
     why="a sub-group's parameter, gradient and states are in memory together, each in a buffer, and DeepSpeed asserts "
     "that there are enough once a sub-group is large enough to be swapped",
     fix='write "buffer_count": 4 or more for Adam',
@@ -152,8 +146,7 @@ def few_buffers(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS407",
-    "NVMe settings without NVMe",
+    "DS407 NVMe settings without NVMe",
     why='they have no effect with "device": "cpu" or "none"',
     fix="remove them",
     source="runtime/zero/offload_config.py; " + _STAGE_3,
@@ -173,8 +166,7 @@ def unused_nvme(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS408",
-    "a partly offloaded optimizer below stage 3",
+    "DS408 a partly offloaded optimizer below stage 3",
     why="the class asserts that a ratio below 1 comes with stage 3",
     fix="use stage 3, or remove ratio",
     source="runtime/zero/config.py offload_ratio_check",
@@ -189,8 +181,7 @@ def ratio_below_3(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS409",
-    "a partly offloaded optimizer that is not Adam",
+    "DS409 a partly offloaded optimizer that is not Adam",
     why="the part on the GPU is a copy of DeepSpeed's CPU Adam, and stage 3 asserts that it is one",
     fix="use AdamW, or remove ratio",
     source=_STAGE_3 + " __init__ (Hybrid Optimizer)",
@@ -215,8 +206,7 @@ def ratio_without_adam(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS410",
-    "SuperOffload below stage 3",
+    "DS410 SuperOffload below stage 3",
     why="only stage 3 has an optimizer for it; other stages ignore it",
     fix="use stage 3, or remove super_offload",
     source="runtime/engine.py _configure_zero_optimizer",
@@ -231,8 +221,7 @@ def super_below_3(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS411",
-    "ZenFlow without CPU offload",
+    "DS411 ZenFlow without CPU offload",
     why="ZenFlow hides the CPU optimizer's time, and refuses to run where there is none",
     fix='add "offload_optimizer": {"device": "cpu"}, or remove zenflow',
     since="0.18",
@@ -250,8 +239,7 @@ def zenflow_alone(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS412",
-    "ZenFlow's intervals in contradiction",
+    "DS412 ZenFlow's intervals in contradiction",
     why="select_strategy auto sets the interval itself and refuses a number; step and epoch need one",
     fix='with "select_strategy": "auto" leave select_interval out; else write a number',
     since="0.18",
@@ -293,8 +281,7 @@ def zenflow_intervals(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS416",
-    "ZenFlow without an optimizer block",
+    "DS416 ZenFlow without an optimizer block",
     why="ZenFlow makes its optimizer on the GPU from optimizer.params, and raises a TypeError without them",
     fix="add the optimizer block, with params",
     source="runtime/zenflow/zenflow_stage_1_and_2.py __init__",
@@ -311,8 +298,7 @@ def zenflow_without_optimizer(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS413",
-    "torch's Adam on the CPU",
+    "DS413 torch's Adam on the CPU",
     why="torch_adam keeps DeepSpeed from its vectorized CPU Adam, which is several times as fast as torch's",
     fix="remove torch_adam",
     source="runtime/engine.py get_optimizer_configuration; ops/adam/cpu_adam.py",
@@ -327,8 +313,7 @@ def torch_adam(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS414",
-    "an offloaded optimizer without a CPU form",
+    "DS414 an offloaded optimizer without a CPU form",
     why="DeepSpeed has CPU forms of Adam, AdamW, Adagrad and Lion; others of torch run as they are, slower, and LAMB "
     "is a kernel for GPUs",
     fix="use AdamW, or do not offload the optimizer",
@@ -352,8 +337,7 @@ def no_cpu_form(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS415",
-    "offload to memory that is not pinned",
+    "DS415 offload to memory that is not pinned",
     why="the driver stages copies from and to pageable memory, which is slower and never overlaps with computation",
     fix='set "pin_memory": true',
     source="runtime/zero/offload_config.py",

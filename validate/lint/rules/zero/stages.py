@@ -32,8 +32,7 @@ _BUCKET = 500_000_000
 
 
 @rules.warning(
-    "DS301",
-    "offload_param below stage 3",
+    "DS301 offload_param below stage 3",
     why="only stage 3 partitions the parameters; at other stages the block is read and nothing is offloaded",
     fix="use stage 3, or remove offload_param",
     source=_ENGINE,
@@ -51,8 +50,7 @@ def param_below_3(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS302",
-    "a setting of another stage",
+    "DS302 a setting of another stage",
     why="DeepSpeed reads it and hands it to an optimizer that does not use it",
     fix="remove it, or use that stage",
     source=_ENGINE,
@@ -74,8 +72,7 @@ def other_stage(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS303",
-    "an offloaded optimizer at stage 0",
+    "DS303 an offloaded optimizer at stage 0",
     why="DeepSpeed makes the CPU optimizer, but only ZeRO moves the weights to it: the first step fails on GPU tensors",
     fix="use stage 1, 2 or 3, or remove offload_optimizer",
     source="ops/adam/cpu_adam.py step; runtime/engine.py",
@@ -99,8 +96,7 @@ def offload_at_0(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS304",
-    "allgather_bucket_size, which has no effect",
+    "DS304 allgather_bucket_size, which has no effect",
     why="DeepSpeed gathers updated parameters in place with torch's all_gather_into_tensor, without a bucket; stage 3 "
     "never had one",
     fix="remove it",
@@ -114,8 +110,7 @@ def allgather_bucket(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS305",
-    "an odd allgather_bucket_size",
+    "DS305 an odd allgather_bucket_size",
     why="stages 1 and 2 assert that it is a multiple of 2, although nothing else uses it",
     fix="remove it",
     source=_STAGE_12 + " (nccl_start_alignment_factor)",
@@ -130,8 +125,7 @@ def odd_bucket(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS306",
-    "sub_group_size 0",
+    "DS306 sub_group_size 0",
     why="every parameter then is a sub-group of its own, for which the optimizer steps once",
     fix="remove it, or write a number such as 100000000",
     source=_STAGE_3 + " _create_fp16_sub_groups",
@@ -144,8 +138,7 @@ def no_sub_group(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS307",
-    "sub-groups of 1e9 elements",
+    "DS307 sub-groups of 1e9 elements",
     why="the step flattens a sub-group's gradients and casts them to fp32: six bytes per element on top of everything "
     "else, "
     "for as many as the rank's share has",
@@ -170,8 +163,7 @@ def large_sub_group(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS308",
-    "ZeRO-3 that keeps every weight gathered",
+    "DS308 ZeRO-3 that keeps every weight gathered",
     why="a weight that is used again within max_reuse_distance parameters is not released; with the defaults of 1e9, "
     "a model below 1e9 parameters is whole on every GPU",
     fix="write both below the model's parameters, such as a few of its layers",
@@ -193,8 +185,7 @@ def all_live(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS309",
-    "legacy_stage1",
+    "DS309 legacy_stage1",
     why="DeepSpeed raises an exception: the old stage 1 is gone since 0.5.9",
     fix="remove it",
     source=_ENGINE,
@@ -207,8 +198,7 @@ def legacy(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS310",
-    "compute_grad_norm off where the norm is needed",
+    "DS310 compute_grad_norm off where the norm is needed",
     why="DeepSpeed does without the norm at stages 1 and 2 only, without clipping (which is on by default), ZenFlow, "
     "optimizer offload, or its BF16 optimizer",
     fix='set "gradient_clipping": 0, or remove compute_grad_norm',
@@ -237,8 +227,7 @@ def no_norm(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS311",
-    "elastic_checkpoint at stage 3",
+    "DS311 elastic_checkpoint at stage 3",
     why="stage 3 has no elastic checkpoints; DeepSpeed warns and goes on",
     fix="remove it; use universal checkpoints",
     source=_CONFIG + " elastic_checkpoint_deprecated",
@@ -251,8 +240,7 @@ def elastic(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS312",
-    "scaled gradients with reduce_scatter",
+    "DS312 scaled gradients with reduce_scatter",
     why="with reduce_scatter (the default), stages 2 and 3 assert that gradients are neither pre-scaled nor "
     "pre-divided",
     fix="remove prescale_gradients and gradient_predivide_factor",
@@ -272,8 +260,7 @@ def scaled(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS313",
-    "the old form of zero_optimization",
+    "DS313 the old form of zero_optimization",
     why="true means stage 1; DeepSpeed says that the form is deprecated",
     fix='write "zero_optimization": {"stage": 1}',
     source=_CONFIG + " read_zero_config_deprecated",
@@ -293,8 +280,7 @@ def boolean(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS314",
-    "two buckets of reduce_bucket_size",
+    "DS314 two buckets of reduce_bucket_size",
     why="at stages 1 and 2 overlap_comm fills one bucket while the other is reduced, so both are allocated",
     fix="write a smaller reduce_bucket_size, such as 50000000",
     source=_STAGE_12 + " setup_buckets",
@@ -315,8 +301,7 @@ def two_buckets(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS315",
-    "gradients that are not contiguous",
+    "DS315 gradients that are not contiguous",
     why="each gradient then is an allocation of its own, and the GPU's memory fragments",
     fix="remove contiguous_gradients: true is the default",
     source=_CONFIG,
@@ -330,8 +315,7 @@ def scattered(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS316",
-    "ZeRO-3 that saves only shards",
+    "DS316 ZeRO-3 that saves only shards",
     why="without stage3_gather_16bit_weights_on_model_save a saved model holds no weights to load; zero_to_fp32.py "
     "must make them from the checkpoint",
     fix='set "stage3_gather_16bit_weights_on_model_save": true',
@@ -357,8 +341,7 @@ def shards_only(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
-    "DS317",
-    "weights gathered into RAM that is too small",
+    "DS317 weights gathered into RAM that is too small",
     why="saving gathers all 16-bit weights in the first rank's RAM",
     fix='set "stage3_gather_16bit_weights_on_model_save": false',
     source="runtime/engine.py save_16bit_model",
@@ -376,8 +359,7 @@ def gathered_in_ram(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS318",
-    "gradients reduced whole",
+    "DS318 gradients reduced whole",
     why="without reduce_scatter every rank receives all gradients and keeps its share: twice the traffic at stages 2 "
     "and 3",
     fix="remove reduce_scatter: true is the default",

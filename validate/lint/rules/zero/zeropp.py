@@ -20,8 +20,7 @@ _NAMES = (
 
 
 @rules.warning(
-    "DS351",
-    "ZeRO++ below stage 3",
+    "DS351 ZeRO++ below stage 3",
     why="ZeRO++ makes the collectives of partitioned weights and gradients of stage 3 smaller; other stages have no "
     "use for it",
     fix="use stage 3, or remove it",
@@ -43,8 +42,7 @@ def below_3(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS352",
-    "hpZ groups that do not divide the GPUs",
+    "DS352 hpZ groups that do not divide the GPUs",
     why="the ranks are divided into groups of zero_hpz_partition_size, each with a second copy of the weights",
     fix="write the number of GPUs per node",
     source=_GROUPS,
@@ -59,8 +57,7 @@ def indivisible(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.advice(
-    "DS353",
-    "hpZ groups that are not one node",
+    "DS353 hpZ groups that are not one node",
     why="the second copy saves traffic between nodes; groups of another size than a node's GPUs still gather across "
     "nodes, or "
     "hold more copies than needed",
@@ -87,8 +84,7 @@ def not_a_node(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS355",
-    "hpZ with parameters on NVMe",
+    "DS355 hpZ with parameters on NVMe",
     why="the second copy of the weights is allocated where the first one goes, and torch has no device nvme",
     fix="remove zero_hpz_partition_size, or offload the parameters to the CPU",
     source="runtime/zero/partition_parameters.py _partition_param_sec",
@@ -102,8 +98,7 @@ def on_nvme(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
-    "DS354",
-    "quantized gradients without reduce_scatter",
+    "DS354 quantized gradients without reduce_scatter",
     why="the quantized all-to-all is a reduce-scatter, and stage 3 asserts that both are on",
     fix='remove "reduce_scatter": false',
     source="runtime/zero/stage3.py __init__ (all2all_process_group)",
