@@ -20,96 +20,78 @@ class VariableRule:
     name: str
     status: FindingStatus
     why: str
-    fix: str = ""
-    values: tuple[str, ...] = ()
+    fix: str
+    values: tuple[str, ...]
     """In lower case; without any, every value counts that is not empty."""
 
-    several_gpus: bool = False
+    several_gpus: bool
     """It matters between GPUs only."""
 
     def applies_to(self, value: str) -> bool:
         return value.lower() in self.values if self.values else bool(value)
 
 
+def _rules(
+    status: FindingStatus, values: tuple[str, ...], *, several_gpus: bool = False, fix: str = "", **whys: str
+) -> Iterator[VariableRule]:
+    """One rule for each variable, which is named with the reason why it matters."""
+    for name, why in whys.items():
+        yield VariableRule(name, status, why, fix or f"unset {name}", values, several_gpus)
+
+
 SETTINGS = (
-    VariableRule(
-        "NCCL_P2P_DISABLE",
+    *_rules(
         "warning",
-        "GPUs talk through host memory even where NVLink joins them; no other switch of NCCL costs as much",
-        values=_ON,
+        _ON,
+        NCCL_P2P_DISABLE="GPUs talk through host memory even where NVLink joins them, which costs most of all",
+        NCCL_SHM_DISABLE="GPUs that cannot reach each other directly talk through the network stack",
         several_gpus=True,
     ),
-    VariableRule(
-        "NCCL_SHM_DISABLE",
+    *_rules(
         "warning",
-        "GPUs that cannot reach each other directly talk through the network stack",
-        values=_ON,
-        several_gpus=True,
+        _ON,
+        NCCL_IB_DISABLE="nodes talk over TCP although InfiniBand or RoCE may be there; on one node it changes nothing",
+        TORCH_NCCL_BLOCKING_WAIT="the host waits for every collective: nothing overlaps",
+        CUDA_LAUNCH_BLOCKING="the host waits for every kernel: nothing overlaps, small models run several times slower",
     ),
-    VariableRule(
-        "NCCL_IB_DISABLE",
+    *_rules(
+        "note",
+        ("0", "loc"),
+        NCCL_NET_GDR_LEVEL="the network adapter cannot read from the GPU, so messages go through host memory",
+    ),
+    *_rules("note", ("0", "loc"), NCCL_P2P_LEVEL="GPUs do not write to each other", several_gpus=True),
+    *_rules(
+        "note",
+        (),
+        NCCL_ALGO="NCCL's own choice by message size is switched off",
+        NCCL_PROTO="NCCL's own choice is switched off; a wrong one corrupts data on some hardware",
+        NCCL_MAX_NCHANNELS="it bounds how much NCCL can send at a time",
+    ),
+    *_rules("note", ("info", "trace"), NCCL_DEBUG="NCCL writes a lot; leave it to look for a fault"),
+    *_rules(
+        "note",
+        _ON,
+        NCCL_BLOCKING_WAIT="torch now reads TORCH_NCCL_BLOCKING_WAIT, with which the host waits for collectives",
+        TORCH_SHOW_CPP_STACKTRACES="errors are collected slowly and printed at length",
+        HF_HUB_OFFLINE="models and data that are not in the cache are not found",
+    ),
+    *_rules("warning", ("detail",), TORCH_DISTRIBUTED_DEBUG="every collective is checked by another one first"),
+    *_rules(
+        "note",
+        ("1",),
+        CUDA_DEVICE_MAX_CONNECTIONS="all streams wait in one queue, which helps Megatron and hinders ZeRO's overlap",
+        DS_SKIP_CUDA_CHECK="DeepSpeed compiles ops for another CUDA than torch's without a word",
+    ),
+    *_rules(
+        "warning", (), PYTORCH_NO_CUDA_MEMORY_CACHING="every tensor is asked of the driver: steps are many times slower"
+    ),
+    *_rules(
         "warning",
-        "nodes talk over TCP although InfiniBand or RoCE may be there; on one node it changes nothing",
-        values=_ON,
-    ),
-    VariableRule(
-        "NCCL_NET_GDR_LEVEL",
-        "note",
-        "the network adapter does not read from the GPU: every message is copied to host memory first",
-        values=("0", "loc"),
-    ),
-    VariableRule("NCCL_P2P_LEVEL", "note", "GPUs do not write to each other", values=("0", "loc"), several_gpus=True),
-    VariableRule("NCCL_ALGO", "note", "NCCL's own choice by message size is switched off"),
-    VariableRule(
-        "NCCL_PROTO",
-        "note",
-        "NCCL's own choice is switched off; some of its choices corrupt data on hardware that does not support them",
-    ),
-    VariableRule("NCCL_MAX_NCHANNELS", "note", "it bounds what NCCL can send at a time"),
-    VariableRule("NCCL_DEBUG", "note", "NCCL writes a lot; leave it to look for a fault", values=("info", "trace")),
-    VariableRule(
-        "NCCL_BLOCKING_WAIT",
-        "note",
-        "torch reads TORCH_NCCL_BLOCKING_WAIT now; and then the host waits without endy collective",
-        values=_ON,
-    ),
-    VariableRule(
-        "TORCH_NCCL_BLOCKING_WAIT", "warning", "the host waits without endy collective: nothing overlaps", values=_ON
-    ),
-    VariableRule(
-        "TORCH_DISTRIBUTED_DEBUG", "warning", "every collective is checked by another one first", values=("detail",)
-    ),
-    VariableRule(
-        "CUDA_LAUNCH_BLOCKING",
-        "warning",
-        "the host waits without endy kernel: nothing overlaps, and small models run several times slower",
-        values=_ON,
-    ),
-    VariableRule(
-        "CUDA_DEVICE_MAX_CONNECTIONS",
-        "note",
-        "kernels of all streams wait in one queue: meant for Megatron's tensor parallelism, it hinders ZeRO's overlap",
-        values=("1",),
-    ),
-    VariableRule(
-        "PYTORCH_NO_CUDA_MEMORY_CACHING", "warning", "every tensor is asked of the driver: steps are many times slower"
-    ),
-    VariableRule("TORCH_SHOW_CPP_STACKTRACES", "note", "errors are collected slowly and printed at length", values=_ON),
-    VariableRule(
-        "OMP_NUM_THREADS",
-        "warning",
-        "CPU Adam runs on one thread per rank (torchrun sets it where nobody else does)",
+        ("1",),
+        OMP_NUM_THREADS="CPU Adam runs on one thread per rank (torchrun sets it where nobody else does)",
         fix="set it to the cores per rank",
-        values=("1",),
     ),
-    VariableRule("DS_ACCELERATOR", "warning", "DeepSpeed takes the CPU and leaves the GPUs alone", values=("cpu",)),
-    VariableRule(
-        "DS_SKIP_CUDA_CHECK",
-        "note",
-        "DeepSpeed compiles ops for another CUDA than torch's without a word",
-        values=("1",),
-    ),
-    VariableRule("HF_HUB_OFFLINE", "note", "models and data that are not in the cache are not found", values=_ON),
+    *_rules("warning", ("cpu",), DS_ACCELERATOR="DeepSpeed takes the CPU and leaves the GPUs alone"),
 )
 """NCCL's by its user guide ("Environment Variables"), torch's by torch/csrc/distributed/c10d and c10/cuda, DeepSpeed's
 by accelerator/real_accelerator.py and ops/op_builder/builder.py of 0.19.8."""
@@ -128,7 +110,7 @@ def environment(facts: MachineFacts) -> Iterator[DoctorFinding]:
             status=setting.status,
             what=f"{setting.name}={facts.environment[setting.name][:40]}",
             why=setting.why,
-            fix=setting.fix or f"unset {setting.name}",
+            fix=setting.fix,
         )
     if not found:
         yield ok("no variable that slows NCCL, CUDA or torch down")

@@ -38,36 +38,19 @@ def read_toolchain(run: Runner, environment: Mapping[str, str], torch_version: s
     paths = environment.get("PATH", os.defpath)
     cuda_home = find_cuda_home(environment)
     nvcc = str(Path(cuda_home) / "bin/nvcc")
+    host_compiler = ["-ccbin", environment["CC"]] if environment.get("CC") else []  # as torch's ninja file has it
+    c_flags, linker_flags = (_words(environment.get(name, "")) for name in ("CFLAGS", "LDFLAGS"))
+    includes = f"-I{sysconfig.get_paths()['include']}"
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(6) as pool:
+        fast_cpu = [f"-std={standard}", "-march=native", "-fopenmp", "-x", "c++", "-", "-o", f"{folder}/cpu"]
+        with_aio = [*c_flags, "-x", "c", "-", *linker_flags, "-laio", "-o", f"{folder}/aio"]
         cpu = pool.submit(
-            _trial,
-            run,
-            [*cxx, f"-std={standard}", "-march=native", "-fopenmp", "-x", "c++", "-", "-o", f"{folder}/cpu"],
-            "#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n",
+            _trial, run, [*cxx, *fast_cpu], "#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n"
         )
-        python = pool.submit(
-            _trial,
-            run,
-            [*cxx, "-x", "c++", "-fsyntax-only", f"-I{sysconfig.get_paths()['include']}", "-"],
-            "#include <Python.h>\n",
-        )
+        python = pool.submit(_trial, run, [*cxx, "-x", "c++", "-fsyntax-only", includes, "-"], "#include <Python.h>\n")
         aio = pool.submit(
-            _trial,
-            run,
-            [
-                *cc,
-                *_words(environment.get("CFLAGS", "")),
-                "-x",
-                "c",
-                "-",
-                *_words(environment.get("LDFLAGS", "")),
-                "-laio",
-                "-o",
-                f"{folder}/aio",
-            ],
-            "void io_submit(void);\nint main(void) { io_submit(); return 0; }\n",
+            _trial, run, [*cc, *with_aio], "void io_submit(void);\nint main(void) { io_submit(); return 0; }\n"
         )
-        host_compiler = ["-ccbin", environment["CC"]] if environment.get("CC") else []  # as torch's ninja file has it
         cuda = pool.submit(_trial, run, [nvcc, "-x", "cu", *host_compiler, "-E", "-"], "#include <cuda_runtime.h>\n")
         name = pool.submit(run, [*cxx, "--version"], "", _LIMIT_S)
         release = pool.submit(run, [nvcc, "--version"], "", _LIMIT_S)

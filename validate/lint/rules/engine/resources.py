@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .....estimators.estimate import MemoryEstimate
 from .....estimators.hardware.cluster import Cluster
-from .....estimators.memory.plan_memory import MemoryEstimate, estimate_memory, unsupported
+from .....estimators.memory.plan_memory import estimate_memory, unsupported
 from .....estimators.models.model_shape import ModelShape
 from .....estimators.plan import Plan
 from .....estimators.time.step_time import estimate_time
