@@ -21,13 +21,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ds_advise.advisor.launch.question.nodes import read_hostfile, slurm_rendezvous, static_rendezvous
-from ds_advise.advisor.prove.settle import budget_seconds
+from ds_advise.advisor.launch.question.nodes import slurm_rendezvous, static_rendezvous
+from ds_advise.advisor.lint import LintAnswer
+from ds_advise.advisor.prove.probe_series import budget_seconds
 from ds_advise.advisor.question.cluster_spec import parse_cluster
 from ds_advise.advisor.question.lint_question import lint_settings
 from ds_advise.advisor.question.model_source import load_model
-from ds_advise.advisor.question.run import sample_shape
-from ds_advise.advisor.reports.lint import report_json
+from ds_advise.advisor.question.run import _sample_shape
+from ds_advise.advisor.reports.lint import answer_json
+from ds_advise.ds_configs.hostfile import read_hostfile
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.validate.lint import DeepSpeedFacts, apply, lint, load_facts, read_document
 
@@ -253,7 +255,10 @@ def _lint(raw: bytes, facts: DeepSpeedFacts, rng: random.Random) -> None:
     if settings["cluster"] is None:
         settings["workload"] = None
     report = lint(document, facts=facts, **settings)
-    json.dumps(report_json("ds_config.json", report, written=None, copy=None))
+    path = Path("ds_config.json")
+    json.dumps(
+        answer_json(LintAnswer(path=path, report=report, correction_wanted=False, old_text="", text="", copy=None))
+    )
     apply(document, report.edits)
 
 
@@ -265,7 +270,7 @@ def _model(raw: bytes, folder: Path) -> None:
 
 def _parse(name: str, text: str, folder: Path) -> None:
     if name == "input_shape":
-        sample_shape(text)
+        _sample_shape(text)
     elif name == "budget":
         budget_seconds(text)
     elif name == "master":

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ds_advise.estimators.estimate import MemoryTerm
 from ds_advise.estimators.memory.device_overhead import SEGMENT_BYTES
-from ds_advise.estimators.memory.terms import term
+from ds_advise.estimators.memory.terms import Formula
 
 FIXED_SEGMENTS = 0.26
 """Share of what comes and goes during a step that fixed segments waste; `memory.fitted_slack` recomputes it."""
@@ -19,11 +19,6 @@ FIXED_SEGMENTS = 0.26
 
 def overhead(transient_bytes: int) -> tuple[MemoryTerm, ...]:
     """Reserved beyond allocated: one half-used segment, and a share of the bytes that come and go."""
-    return term(
-        "allocator_overhead",
-        SEGMENT_BYTES + FIXED_SEGMENTS * transient_bytes,
-        "20 MiB + share x transient",
-        "benchmarks/accuracy/allocator.py",
-        share=FIXED_SEGMENTS,
-        transient=transient_bytes,
-    )
+    formula = Formula("allocator_overhead", "20 MiB + share x transient", "benchmarks/accuracy/allocator.py")
+    wasted = SEGMENT_BYTES + FIXED_SEGMENTS * transient_bytes
+    return formula.term(wasted, share=FIXED_SEGMENTS, transient=transient_bytes)

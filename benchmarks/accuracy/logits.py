@@ -22,7 +22,7 @@ modules/loss/cross_entropy_loss.py; litgpt utils.py `chunked_cross_entropy`.
 from __future__ import annotations
 
 from ds_advise.estimators.estimate import MemoryTerm
-from ds_advise.estimators.memory.terms import term
+from ds_advise.estimators.memory.terms import Formula
 
 from .rows import Run
 
@@ -50,6 +50,7 @@ def loss_terms(run: Run) -> tuple[MemoryTerm, ...]:
         "half": 2 * width + min(softmax, width),
     }[run.logits]
     tokens = run.plan.micro_batch_size * run.workload.seq_len
-    return term("last_hidden_state", width * tokens * hidden, "w B S H", _SOURCE, w=width, H=hidden) + term(
-        "logits_and_loss", per_logit * tokens * vocabulary, "c B S V", _SOURCE, c=per_logit, V=vocabulary
+    states, logits = Formula("last_hidden_state", "w B S H", _SOURCE), Formula("logits_and_loss", "c B S V", _SOURCE)
+    return states.term(width * tokens * hidden, w=width, H=hidden) + logits.term(
+        per_logit * tokens * vocabulary, c=per_logit, V=vocabulary
     )

@@ -14,7 +14,7 @@ from math import ceil
 from statistics import mean, median
 from typing import Literal
 
-from ds_advise.advisor.recommend.fit import MARGIN, judge
+from ds_advise.advisor.recommend.fit import MARGIN, fit_of
 from ds_advise.estimators.estimate import MemoryEstimate
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 
@@ -83,7 +83,7 @@ def _result(run: Run) -> Result:
         run=run,
         kind=_kind(run),
         predicted_bytes=predicted,
-        fits=judge(memory, run.cluster).fits,
+        fits=fit_of(memory, run.cluster).fits,
         deepspeed_bytes=rivals.deepspeed_bytes(run.model, run.cluster, run.plan, stage3=sharded),
         rule_bytes=rivals.rule_bytes(run.model, run.workload, run.cluster, sharded=sharded),
     )

@@ -27,7 +27,7 @@ from __future__ import annotations
 from ds_advise.estimators.estimate import MemoryEstimate, MemoryTerm, Phase
 from ds_advise.estimators.memory.activations import activation_memory
 from ds_advise.estimators.memory.device_overhead import library_workspace, outside_allocator
-from ds_advise.estimators.memory.terms import term
+from ds_advise.estimators.memory.terms import Formula
 from ds_advise.estimators.memory.trainable import TensorSet, tensor_set
 from ds_advise.estimators.models.nf4 import nf4_bytes, quantized
 from ds_advise.estimators.optimizers import optimizer
@@ -51,7 +51,7 @@ def estimate(run: Run) -> MemoryEstimate:
     frozen = _frozen_bytes(run, tensors)
 
     def part(name: str, size: float, formula: str) -> tuple[MemoryTerm, ...]:
-        return term(name, size, formula, _SOURCE, t=trained, w=width, Pt=numel, N=shards)
+        return Formula(name, formula, _SOURCE).term(size, t=trained, w=width, Pt=numel, N=shards)
 
     states = _state_bytes(run, trained) * numel / shards
     workspace = library_workspace(run.cluster.gpu)

@@ -1,6 +1,6 @@
 """The closed form against the dry run of the real engine: GPU memory at the peak, by component; host memory; NVMe.
 
-    python -m ds_advise.benchmarks.analytic_vs_dry_run [NAME ...] [--sample K] [--workers N] [--answers FILE
+    python -m benchmarks.dry_run.analytic_vs_dry_run [NAME ...] [--sample K] [--workers N] [--answers FILE
                                                        [--offline]] [--json FILE] [--write]
 
 Runs a grid of six families x eight rungs x checkpointing x three sequence lengths x world sizes 2, 8, 64 x full and

@@ -1,13 +1,13 @@
-"""The climb against trying every plan, on the CPU, with a limit on each rank's memory in place of a GPU's.
+"""The order of probes against trying every plan, on the CPU, with a limit on each rank's memory in place of a GPU's.
 
     ds-advise bench --device cpu
-    python -m ds_advise.benchmarks.climb ANSWERS [--write] [MODEL ...]
+    python -m benchmarks.probes.climb ANSWERS [--write] [MODEL ...]
 
 ANSWERS holds the runs of `cpu_probes`, which are made where they are missing: every plan of every model without a
 limit. The limits are `SHARES` of what the neediest plan of the model took. A plan that took less than `CLEAR` below a
-limit fits, one that took as much more does not; all between are run again under the limit. The climb sees of each plan
-it chooses what its run says, so its regret comes from its decisions alone: 1 - its plan's speed / the speed of the
-fastest plan that fits.
+limit fits, one that took as much more does not; all between are run again under the limit. The order of probes sees of
+each plan that it chooses what its run says, so its regret comes from its decisions alone: 1 - its plan's speed / the
+speed of the fastest plan that fits.
 
 MODEL: of `cpu_probes`, by default all. --write: put the table into docs/probe.md. Exit 1 when the regret of a pair
     exceeds
@@ -28,8 +28,7 @@ from ds_advise.advisor.recommend.fit import fit_of
 from ds_advise.advisor.recommend.recommendation import Recommendation
 from ds_advise.probes.real_run import ProbeResult, RankFailure
 
-from ..document import put
-from .cpu_probes import MODELS, RANKS, Runs, ask, candidates
+from .cpu_probes import MODELS, RANKS, Runs, ask, candidates, publish
 
 SHARES = (1.3, 0.95, 0.8, 0.65)
 CLEAR = 0.1
@@ -37,21 +36,21 @@ REGRET, RUNS = 0.03, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Climbed:
-    """One model under one limit.
-
-    plans, fitting: how many there are, and fit. runs, bound: of the climb. found, best: its plan, and the fastest that
-        fits.
-    """
+class OrderedProbes:
+    """The order of probes for one model under one limit, beside the outcome of trying every plan."""
 
     model: str
     limit_bytes: int
     plans: int
     fitting: int
+    """Plans that fit."""
     runs: int
     bound: int
+    """The most runs that the order may take."""
     found: str
+    """The plan that the order ends with."""
     best: str
+    """The fastest plan that fits."""
     regret: float
 
 
@@ -66,15 +65,17 @@ _OUT = ProbeResult(
 )
 
 
-def compare(model: str, limit_bytes: int, runs: Runs) -> Climbed:
-    asked = _under(ask(model), limit_bytes)
-    results = {_name(candidate): _result(asked, candidate, limit_bytes, runs) for candidate in candidates(asked)}
-    series, _ = run_series(asked, lambda candidate, _left_s: results[_name(candidate)], budget_s=1e9)
+def compare(model: str, limit_bytes: int, runs: Runs) -> OrderedProbes:
+    prediction = _under(ask(model), limit_bytes)
+    results = {
+        _name(candidate): _result(prediction, candidate, limit_bytes, runs) for candidate in candidates(prediction)
+    }
+    series, _ = run_series(prediction, lambda candidate, _left_s: results[_name(candidate)], budget_s=1e9)
     speeds = {name: result.tokens_per_s for name, result in results.items() if result.failure is None}
     best = max(speeds, key=lambda name: speeds[name], default="")
     found = _name(series.best.candidate) if series.best else ""
     regret = 1 - speeds[found] / speeds[best] if found else float(bool(best))
-    return Climbed(
+    return OrderedProbes(
         model=model,
         limit_bytes=limit_bytes,
         plans=len(results),
@@ -87,26 +88,26 @@ def compare(model: str, limit_bytes: int, runs: Runs) -> Climbed:
     )
 
 
-def _under(asked: Recommendation, limit_bytes: int) -> Recommendation:
+def _under(prediction: Recommendation, limit_bytes: int) -> Recommendation:
     """The same plans, buckets and all, judged by another limit."""
     cluster = cpu_cluster(RANKS, limit_bytes)
     return replace(
-        asked,
-        question=replace(asked.question, cluster=cluster),
+        prediction,
+        question=replace(prediction.question, cluster=cluster),
         candidates=tuple(
-            replace(candidate, fit=fit_of(candidate.estimate.memory, cluster)) for candidate in asked.candidates
+            replace(candidate, fit=fit_of(candidate.estimate.memory, cluster)) for candidate in prediction.candidates
         ),
     )
 
 
-def _result(asked: Recommendation, candidate: Candidate, limit_bytes: int, runs: Runs) -> ProbeResult:
+def _result(prediction: Recommendation, candidate: Candidate, limit_bytes: int, runs: Runs) -> ProbeResult:
     """What happens to a plan under a limit."""
-    free = runs.get(asked, candidate.estimate.plan)
+    free = runs.get(prediction, candidate.estimate.plan)
     assert free.failure is None, free.failure
     need = free.highest("host_tensor_bytes") or 0
     if abs(need / limit_bytes - 1) >= CLEAR:
         return free if need < limit_bytes else _OUT
-    limited = runs.get(asked, candidate.estimate.plan, limit_bytes)
+    limited = runs.get(prediction, candidate.estimate.plan, limit_bytes)
     return free if limited.failure is None else limited
 
 
@@ -120,13 +121,13 @@ def _name(candidate: Candidate) -> str:
 
 def limits(model: str, runs: Runs) -> list[int]:
     """From what the plans of a model took without one."""
-    asked = ask(model)
-    results = [runs.get(asked, candidate.estimate.plan) for candidate in candidates(asked)]
+    prediction = ask(model)
+    results = [runs.get(prediction, candidate.estimate.plan) for candidate in candidates(prediction)]
     most = max(result.highest("host_tensor_bytes") or 0 for result in results)
     return [round(most * share) for share in SHARES]
 
 
-def report(rows: Sequence[Climbed]) -> str:
+def report(rows: Sequence[OrderedProbes]) -> str:
     lines = [
         "| model | limit | plans that fit | runs | the climb's plan | the fastest | regret |",
         "|---|---|---|---|---|---|---|",
@@ -146,9 +147,7 @@ def main(arguments: Sequence[str]) -> int:
     runs, models = Runs(Path(arguments[0])), [name for name in MODELS if name in arguments] or list(MODELS)
     rows = [compare(model, limit, runs) for model in models for limit in limits(model, runs)]
     text = report(rows)
-    print(text, end="")
-    if "--write" in arguments:
-        put("climb", text)
+    publish("climb", text, arguments)
     return int(any(row.regret > REGRET or row.runs > RUNS * row.plans for row in rows))
 
 

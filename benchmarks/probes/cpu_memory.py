@@ -1,6 +1,6 @@
 """Memory of ranks on the CPU: the closed form against probes, and the margin that the verdict "fits" leaves there.
 
-    python -m ds_advise.benchmarks.cpu_memory ANSWERS [--write]
+    python -m benchmarks.probes.cpu_memory ANSWERS [--write]
 
 ANSWERS holds the runs of `cpu_probes`, which are made where they are missing: every plan of its models once, and of the
 two larger ones those of `SOME`. Error: the predicted memory of a rank over the measured, all runs of a plan taken by
@@ -18,12 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
-from ds_advise.advisor.prove.probe_answer import cpu_rank_bytes
+from ds_advise.advisor.prove.probe import cpu_rank_bytes
 from ds_advise.advisor.recommend.candidate import Candidate
 from ds_advise.advisor.recommend.fit import CPU_MARGIN
 
-from ..document import put
-from .cpu_probes import LARGER, MODELS, RANKS, Runs, ask, candidates
+from .cpu_probes import LARGER, MODELS, RANKS, Runs, ask, candidates, publish
 
 SOME = (("ddp", 1, False), ("zero1", 2, False), ("zero2", 1, True), ("zero3", 2, False), ("zero3", 1, True))
 """Rung, micro batch, checkpointing."""
@@ -36,12 +35,12 @@ COVERED = 0.975
 
 def errors(model: str, runs: Runs) -> list[float]:
     """Predicted over measured, less one, of every run of a model's plans without a limit."""
-    asked, found = ask(model), []
-    for candidate in candidates(asked):
+    prediction, found = ask(model), []
+    for candidate in candidates(prediction):
         plan = candidate.estimate.plan
         if model in LARGER and _kind(candidate) not in SOME:
             continue
-        runs.get(asked, plan)
+        runs.get(prediction, plan)
         predicted = cpu_rank_bytes(candidate.estimate.memory, RANKS)
         measured = [
             run.result.highest("host_tensor_bytes")
@@ -81,9 +80,7 @@ def main(arguments: Sequence[str]) -> int:
             f"\nAll but 1 in 40 runs took at most {needed:.0%} more than predicted.\n",
         )
     )
-    print(text, end="")
-    if "--write" in arguments:
-        put("cpu_memory", text)
+    publish("cpu_memory", text, arguments)
     return int(needed != CPU_MARGIN)
 
 

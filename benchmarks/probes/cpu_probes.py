@@ -1,6 +1,6 @@
 """Probes of every plan of some small models on this machine's CPU, for the benchmarks that compare with them.
 
-    python -m ds_advise.benchmarks.cpu_probes ANSWERS [--models NAME ...] [--rounds N]
+    python -m benchmarks.probes.cpu_probes ANSWERS [--models NAME ...] [--rounds N]
 
 ANSWERS is a file of JSON lines, one a run; what is in it is not run again, so an interrupted run goes on. Two ranks,
 all plans that `ds-advise --device cpu` considers at a global batch of 4, about 12 s a run. Times are wall times, so run
@@ -30,6 +30,8 @@ from ds_advise.estimators.workload import Workload
 from ds_advise.probes.real_run import ProbeResult, probe
 from ds_advise.probes.real_run.result import from_json
 from ds_advise.probes.run import Run
+
+from ..document import put
 
 RANKS, GLOBAL_BATCH = 2, 4
 STEPS = 10
@@ -108,9 +110,16 @@ def ask(model: str, limit_bytes: int | None = None) -> Recommendation:
     )
 
 
-def candidates(asked: Recommendation) -> list[Candidate]:
-    """What a climb would consider."""
-    return list(runnable(asked))
+def candidates(prediction: Recommendation) -> list[Candidate]:
+    """What the probe order would consider."""
+    return list(runnable(prediction))
+
+
+def publish(table: str, text: str, arguments: Sequence[str]) -> None:
+    """Print a table, and put it into its document with --write."""
+    print(text, end="")
+    if "--write" in arguments:
+        put(table, text)
 
 
 class Runs:
@@ -122,17 +131,17 @@ class Runs:
         self.all = [_read(json.loads(line)) for line in lines]
 
     def get(
-        self, asked: Recommendation, plan: Plan, limit_bytes: int | None = None, *, at_least: int = 1
+        self, prediction: Recommendation, plan: Plan, limit_bytes: int | None = None, *, at_least: int = 1
     ) -> ProbeResult:
         """All runs of a plan as one, made now where the file has fewer than `at_least`."""
-        name = asked.question.model.name
+        name = prediction.question.model.name
         known = [run.result for run in self.all if (run.model, run.plan, run.limit_bytes) == (name, plan, limit_bytes)]
         while len(known) < at_least:
-            known.append(self._make(asked, plan, limit_bytes))
+            known.append(self._make(prediction, plan, limit_bytes))
         return _together(known)
 
-    def _make(self, asked: Recommendation, plan: Plan, limit_bytes: int | None) -> ProbeResult:
-        question = asked.question
+    def _make(self, prediction: Recommendation, plan: Plan, limit_bytes: int | None) -> ProbeResult:
+        question = prediction.question
         model = (MODELS | LARGER)[question.model.name][0]
         result = probe(
             Run.of_plan(plan, question.model, question.workload, question.cluster, description=model),
@@ -187,9 +196,9 @@ def main(arguments: Sequence[str]) -> int:
     runs = Runs(options.answers)
     for number in range(1, options.rounds + 1):
         for model in options.models:
-            asked = ask(model)
-            for candidate in candidates(asked):
-                runs.get(asked, candidate.estimate.plan, at_least=number)
+            prediction = ask(model)
+            for candidate in candidates(prediction):
+                runs.get(prediction, candidate.estimate.plan, at_least=number)
     return 0
 
 

@@ -1,6 +1,6 @@
 """What a probe costs beside the job that it runs: a small model on the CPU, two ranks, four optimizer steps.
 
-    python -m ds_advise.benchmarks.probe_overhead [REPEATS]
+    python -m benchmarks.probes.overhead [REPEATS]
 
 The plain job is a script that trains the same model with the same configuration and says nothing. Both are run in turn,
 REPEATS times (3), after one of each that compiles what DeepSpeed compiles. Wall time, and the processor time of all
@@ -28,18 +28,10 @@ from ds_advise.probes.real_run import probe
 from ds_advise.probes.run import Run
 from ds_advise.probes.this_machine import threads_of_a_rank
 
+from .cpu_probes import MODELS
+
 RANKS, STEPS, SEQ_LEN = 2, 4, 128
-MODEL = {
-    "model_type": "qwen2",
-    "hidden_size": 256,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 4096,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-}
+MODEL = MODELS["balanced"][0]
 CONFIG = {
     "train_micro_batch_size_per_gpu": 1,
     "gradient_accumulation_steps": 1,

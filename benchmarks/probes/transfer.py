@@ -2,7 +2,7 @@
 CPU.
 
     ds-advise bench --device cpu
-    python -m ds_advise.benchmarks.probe_transfer ANSWERS [--write] [MODEL ...]
+    python -m benchmarks.probes.transfer ANSWERS [--write] [MODEL ...]
 
 ANSWERS holds the runs of `cpu_probes`, which are made where they are missing. For every model each plan in turn is the
 one that was probed; the plans of all other rungs are predicted with that probe's calibration, and compared with what
@@ -30,8 +30,7 @@ from ds_advise.advisor.recommend.candidate import Candidate
 from ds_advise.estimators.time.host_time import host_work
 from ds_advise.probes.real_run import ProbeResult
 
-from ..document import put
-from .cpu_probes import MODELS, Runs, ask, candidates
+from .cpu_probes import MODELS, Runs, ask, candidates, publish
 
 TARGET = 0.15
 
@@ -53,20 +52,18 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """One model's figures.
-
-    before, after: median relative error of the step of other rungs' plans without a probe, and with one, over all
-                   choices of the probed plan. recommended: the same for the plan that the prediction recommends.
-    right, wrong, equal: pairs of rungs, their fastest plans as predicted: in order, not, or not told apart by their
-        runs.
-    """
+    """One model's figures: errors are medians of the relative error of the step."""
 
     model: str
     plans: int
     before: float
+    """The error for the plans of all rungs without a probe."""
     after: float
+    """The error for the plans of other rungs than the probed one, over all choices of the probed plan."""
     recommended: float
+    """The same where the plan that the prediction recommends was probed."""
     right: int
+    """Pairs of rungs whose fastest plans are predicted in order; `wrong` ones are not, `equal` ones run alike."""
     wrong: int
     equal: int
     loads: tuple[float, float]
@@ -74,8 +71,8 @@ class Transfer:
 
 def measured(model: str, runs: Runs) -> list[Measured]:
     """Every plan of a model that ran, predicted with what a benchmark of this machine says."""
-    asked = ask(model)
-    rows = [(candidate, runs.get(asked, candidate.estimate.plan)) for candidate in candidates(asked)]
+    prediction = ask(model)
+    rows = [(candidate, runs.get(prediction, candidate.estimate.plan)) for candidate in candidates(prediction)]
     return [Measured(candidate=candidate, result=result) for candidate, result in rows if not result.failure]
 
 
@@ -185,9 +182,7 @@ def main(arguments: Sequence[str]) -> int:
         + (f"; {median(fitted) * 1e6:.0f} us in all that the constant was fitted on" if fitted else "")
         + ".\n"
     )
-    print(text, end="")
-    if "--write" in arguments:
-        put("probe_transfer", text)
+    publish("transfer", text, arguments)
     return int(median(row.recommended for row in rows) > TARGET or any(row.wrong for row in rows))
 
 

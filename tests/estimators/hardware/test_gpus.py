@@ -109,7 +109,7 @@ def test_a_size_that_no_gpu_has_is_refused(gigabytes: float) -> None:
         gpu_of_memory(gigabytes)
 
 
-def test_measured_memory_stays_below_nominal_and_the_allowance_below_what_was_measured() -> None:
+def test_usable_memory_lies_between_the_allowance_and_nominal() -> None:
     """Usable memory is a little less than the nominal GiB; only GDDR6 with ECC loses more than the stated allowance."""
     with_ecc = {"T4", "A10", "A10G", "A40", "L4", "L40", "L40S", "RTX 6000 Ada"}
     for gpu in gpus():

@@ -54,7 +54,7 @@ def test_gemma_2_alternates_windows_and_has_four_norms() -> None:
     assert shape.logit_softcap and all(block.attention.softcap for block in shape.blocks)
 
 
-def test_deepseek_v3_is_dense_for_three_layers_and_attends_through_bottlenecks() -> None:
+def test_deepseek_v3_has_dense_layers_and_latent_attention() -> None:
     shape = catalogue.find("DeepSeek-V3")
     dense, sparse = shape.blocks
     assert (dense.count, sparse.count) == (3, 58)

@@ -182,7 +182,7 @@ def test_rank_eight_on_all_linear_layers_of_qwen2_5_14b() -> None:
     assert lora_parameters(catalogue.find("Qwen2.5-14B"), 8, None) == 8 * 48 * widths
 
 
-def test_a_target_that_matches_nothing_is_refused_with_the_names_that_exist() -> None:
+def test_an_unknown_target_is_refused_with_the_known_names() -> None:
     with pytest.raises(WorkloadError, match="no linear layer named 'query_key_value'") as caught:
         lora_parameters(catalogue.find("Qwen2.5-14B"), 8, ["q_proj", "query_key_value"])
     assert caught.value.why == ("it has: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, lm_head")

@@ -127,7 +127,7 @@ def test_an_ambiguous_name_lists_its_candidates(name: str, candidates: list[str]
     assert caught.value.why == f"it may be: {', '.join(candidates)}"
 
 
-def test_equal_shapes_behind_one_name_have_no_length_where_they_differ() -> None:
+def test_equal_shapes_with_other_lengths_have_no_length() -> None:
     """Phi-3-mini exists with 4k and with 128k positions, and is otherwise one shape."""
     assert catalogue.find("Phi-3-mini-4k-instruct").max_positions == 4096
     assert catalogue.find("phi-3-mini").max_positions is None

@@ -8,7 +8,7 @@ from io import StringIO
 from typing import Any
 
 import pytest
-from ds_advise.advisor.prove.dry_run_answer import dry_run_answer
+from ds_advise.advisor.prove.dry_run import beside_closed_form
 from ds_advise.advisor.prove.dry_run_report import render_dry_run
 from ds_advise.advisor.question.cluster_spec import parse_cluster
 from ds_advise.estimators.models.families import shape_from_config
@@ -76,7 +76,7 @@ def test_the_gpu_waits_for_hooks_at_stage_3_only() -> None:
     assert at["backward: launch overhead"] == pytest.approx(100 * ZERO3_VISIT_S)
 
 
-def test_a_collective_hides_behind_its_pass_but_not_behind_the_optimizers_step() -> None:
+def test_a_collective_hides_behind_its_pass_only() -> None:
     """An all-reduce takes twice what an all-gather does, and less where it overlaps."""
     gather = RecordedOperation(
         phase="step", kind="collective", name="c10d::_allgather_base_", count=1, size_bytes=10**9
@@ -127,7 +127,7 @@ def test_the_recording_counts_the_products_of_one_step(recorded: DryRunResult) -
         assert kernels == pytest.approx(MICRO_BATCHES * attention * (1 if phase == "forward" else 3.5), rel=1e-6)
 
 
-def test_the_recording_tells_where_the_step_runs(recorded: DryRunResult) -> None:
+def test_the_recording_shows_where_the_step_runs(recorded: DryRunResult) -> None:
     """ZeRO-Offload: gradients go to the host, Adam runs there, updated weights come back and are gathered."""
     kinds = {(operation.phase, operation.kind) for operation in recorded.operations}
     assert {("backward", "to host"), ("step", "host"), ("step", "to device"), ("step", "collective")} <= kinds
@@ -139,11 +139,11 @@ def test_the_recording_tells_where_the_step_runs(recorded: DryRunResult) -> None
     )
 
 
-def test_the_answer_tells_the_step_time(recorded: DryRunResult) -> None:
+def test_the_answer_holds_the_step_time(recorded: DryRunResult) -> None:
     """In JSON by component, without the operations; for people in a line beside the closed form's."""
-    answer = dry_run_answer(
-        recorded, CLUSTER, shape_from_config(MODEL, name="small"), WORKLOAD, gradient_checkpointing=True
-    )
+    shape = shape_from_config(MODEL, name="small")
+    run = Run(config=recorded.config, model=MODEL, cluster=CLUSTER, workload=WORKLOAD, shape=shape)
+    answer = beside_closed_form(run, recorded)
     printed = answer.to_json()
     assert "operations" not in printed
     assert printed["step_s"] == pytest.approx(sum(printed["step_s_by_component"].values()))
@@ -166,7 +166,7 @@ def test_both_depths_agree_on_published_runs() -> None:
         assert known[key].recorded_s(operations) == pytest.approx(known[key].step_s, rel=0.15), key
 
 
-def test_both_depths_tell_about_the_same_time(recorded: DryRunResult) -> None:
+def test_both_depths_are_close_in_time(recorded: DryRunResult) -> None:
     """A launch-bound model of three layers: within 40 %, with neither told what the other counts."""
     plan = Plan(zero_stage=2, micro_batch_size=2, gradient_accumulation_steps=MICRO_BATCHES, offload_optimizer="cpu")
     closed = estimate_time(shape_from_config(MODEL, name="small"), WORKLOAD, CLUSTER, plan)
