@@ -27,7 +27,7 @@ from ds_advise.advisor.prove.probe_series import budget_seconds
 from ds_advise.advisor.question.cluster_spec import parse_cluster
 from ds_advise.advisor.question.lint_question import lint_settings
 from ds_advise.advisor.question.model_source import load_model
-from ds_advise.advisor.question.run import _sample_shape
+from ds_advise.advisor.question.run import sample_shape
 from ds_advise.advisor.reports.lint import answer_json
 from ds_advise.ds_configs.hostfile import read_hostfile
 from ds_advise.estimators.errors import DsAdviseError
@@ -270,7 +270,7 @@ def _model(raw: bytes, folder: Path) -> None:
 
 def _parse(name: str, text: str, folder: Path) -> None:
     if name == "input_shape":
-        _sample_shape(text)
+        sample_shape(text)
     elif name == "budget":
         budget_seconds(text)
     elif name == "master":

@@ -55,7 +55,7 @@ def read_run(
         micro_batch_size=micro_batch or 1,
         gradient_accumulation_steps=accumulation or 1,
         gradient_checkpointing=gradient_checkpointing,
-        input_shape=_sample_shape(input_shape),
+        input_shape=sample_shape(input_shape),
     )
 
 
@@ -76,7 +76,7 @@ def _shape_if_known(config: dict[str, Any], name: str) -> ModelShape | None:
         return None
 
 
-def _sample_shape(text: str | None) -> tuple[int, ...] | None:
+def sample_shape(text: str | None) -> tuple[int, ...] | None:
     """`3,32,32` as numbers. Raises WorkloadError for anything else."""
     if text is None:
         return None
