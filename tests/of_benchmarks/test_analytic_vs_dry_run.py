@@ -33,7 +33,7 @@ def below(rows: list[Comparison]) -> list[str]:
 
 def test_closed_form_is_that_of_the_dry_run() -> None:
     """Allocated, host and NVMe bytes within the targets, reserved memory not below what the allocator must hold."""
-    rows = comparisons(spread(GRID, 12))
+    rows = comparisons(spread(GRID, 8))
     assert not missed(rows)
     assert not below(rows)
     assert sum(bool(row.host[1]) for row in rows) >= 3, "cases with offload are among them"

@@ -141,16 +141,8 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
     return prepare
 
 
-def _rungs(*in_every_run: tuple[Rung, Framework]) -> list[Any]:
-    """Every rung in both flavours; all but the named ones are slow."""
-    return [
-        pytest.param(rung, flavor, marks=() if (rung, flavor) in in_every_run else pytest.mark.slow)
-        for rung in RUNGS
-        for flavor in FLAVORS
-    ]
-
-
-@pytest.mark.parametrize(("rung", "flavor"), _rungs(("zero3-offload", "hf")))
+@pytest.mark.slow
+@pytest.mark.parametrize(("rung", "flavor"), [(rung, flavor) for rung in RUNGS for flavor in FLAVORS])
 def test_a_rung_trains(prepare: Prepare, rung: Rung, flavor: Framework) -> None:
     """The loss falls, gradients accumulate, and the engine does what the plan says with the plan's numbers."""
     # With NVMe some parameters stay in RAM and others do not, in several sub-groups, as in a model of real size.

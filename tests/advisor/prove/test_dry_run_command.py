@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +12,9 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli import run
 from ds_advise.advisor.prove.timeline import PLAIN_SPARKS, SPARKS, sparkline
-from ds_advise.probes.dry_run import TimelinePoint
+from ds_advise.probes.dry_run import DryRunResult, TimelinePoint
+from ds_advise.probes.dry_run.ask import ask
+from ds_advise.probes.dry_run.request import Request
 
 MODEL = {
     "model_type": "llama",
@@ -56,61 +57,40 @@ PEAK = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with its files: `answer.json` and `trace.json`."""
+    """A run with its files: `answer.json`, `trace.json`, and `printed.txt` as a terminal without Unicode shows it."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "config.json").write_text(json.dumps(MODEL))
     (folder / "ds_config.json").write_text(json.dumps(CONFIG))
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "ds_advise",
-            "dry-run",
-            "ds_config.json",
-            "--model",
-            "config.json",
-            "--gpus",
-            "2x24GB",
-            "--seq-len",
-            "128",
-            "--iterations",
-            "2",
-            "--fast",
-            "--json",
-        ],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr
-    (folder / "answer.json").write_text(done.stdout)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "ds_advise",
-            "dry-run",
-            "ds_config.json",
-            "--model",
-            "config.json",
-            "--gpus",
-            "2x24GB",
-            "--seq-len",
-            "128",
-            "--iterations",
-            "2",
-            "--timeline",
-            "trace.json",
-        ],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env={"PATH": "/usr/bin:/bin", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-    )
-    assert done.returncode == 0, done.stderr
-    (folder / "printed.txt").write_text(done.stdout)
+    arguments = [
+        "dry-run",
+        "ds_config.json",
+        "--model",
+        "config.json",
+        "--gpus",
+        "2x24GB",
+        "--seq-len",
+        "128",
+        "--iterations",
+        "2",
+    ]
+    answers: dict[str, list[DryRunResult]] = {}
+
+    def ask_once(requests: list[Request], timeout_s: float) -> list[DryRunResult]:
+        key = repr(requests)
+        return answers[key] if key in answers else answers.setdefault(key, ask(requests, timeout_s))
+
+    answer, printed = io.StringIO(), io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr("ds_advise.probes.dry_run.run.ask", ask_once)
+        patch.setattr(sys, "stdout", answer)
+        assert run([*arguments, "--fast", "--json"]) == 0
+        patch.setattr(sys, "stdout", printed)
+        assert run([*arguments, "--timeline", "trace.json"]) == 0
+    assert len(answers) == 1, "both commands make the same run, which is done once"
+    (folder / "answer.json").write_text(answer.getvalue())
+    printed.flush()
+    (folder / "printed.txt").write_bytes(printed.buffer.getvalue())  # type: ignore[attr-defined]
     return folder
 
 
