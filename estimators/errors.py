@@ -4,16 +4,11 @@ from __future__ import annotations
 
 
 class DsAdviseError(Exception):
-    """A question that cannot be answered as it was asked.
-
-    Every error says three things, each one line without a full stop at the end of `fix`:
-
-    what: what was wrong, naming the offending value;
-    why:  why it matters or why it cannot be guessed;
-    fix:  the exact flag, file or command that mends it.
-    """
+    """A question that cannot be answered. Every error says three things, each in one line."""
 
     def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
+        """`what` was wrong, naming the value; `why` it matters or cannot be guessed; the flag, file or command that
+        will `fix` it, without a full stop."""
         super().__init__(what)
         self.what, self.why, self.fix = what, why, fix
 

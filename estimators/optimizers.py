@@ -14,38 +14,33 @@ from .errors import WorkloadError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """One optimizer, as DeepSpeed 0.19.8 builds it from a `ds_config` or takes it from the user.
-
-    state_bytes:     bytes of state per fp32 master element on the GPU, beside the master weight itself.
-    cpu_state_bytes: the same for the optimizer that runs on the host under CPU offload; None: it cannot be offloaded.
-    step_bytes:      temporaries per element while `step()` runs on the GPU; 0 for fused kernels.
-    fused:           a FusedAdam, which decides stage 0's wrapper (`FP16_Optimizer` keeps one flat group, the other one
-                     works tensor by tensor).
-    partitions:      it stays itself when ZeRO hands it flat partitions; why not is in `source`.
-    source:          where the figures come from.
-    """
+    """One optimizer, as DeepSpeed 0.19.8 builds it from a `ds_config` or takes it from the user."""
 
     state_bytes: float
+    """Bytes of state per fp32 master element on the GPU, beside the master weight itself."""
     cpu_state_bytes: float | None
+    """The same for the optimizer that runs on the host under CPU offload; None where it cannot be offloaded."""
     step_bytes: float = 0.0
+    """Temporaries per element while `step()` runs on the GPU; 0 for fused kernels."""
     fused: bool = False
+    """It is a FusedAdam, which decides stage 0's wrapper (`FP16_Optimizer` keeps one flat group, the other one works
+    tensor by tensor)."""
     partitions: bool = True
+    """It stays itself when ZeRO hands it flat partitions; why not is in `source`."""
     source: str
+    """Where the figures come from."""
 
+
+_ADAM = Optimizer(
+    state_bytes=8,
+    cpu_state_bytes=8,
+    fused=True,
+    source="deepspeed 0.19.8 ops/adam/fused_adam.py, cpu_adam.py: exp_avg and exp_avg_sq in fp32",
+)
 
 OPTIMIZERS: dict[str, Optimizer] = {
-    "adamw": Optimizer(
-        state_bytes=8,
-        cpu_state_bytes=8,
-        fused=True,
-        source="deepspeed 0.19.8 ops/adam/fused_adam.py, cpu_adam.py: exp_avg and exp_avg_sq in fp32",
-    ),
-    "adam": Optimizer(
-        state_bytes=8,
-        cpu_state_bytes=8,
-        fused=True,
-        source="deepspeed 0.19.8 ops/adam/fused_adam.py, cpu_adam.py: exp_avg and exp_avg_sq in fp32",
-    ),
+    "adamw": _ADAM,
+    "adam": _ADAM,
     # Two int8 states and, for each, one fp32 scale per block of 256 elements: 2 (1 + 4/256).
     "adamw_8bit": Optimizer(
         state_bytes=2.03125,
@@ -60,8 +55,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         cpu_state_bytes=None,
         step_bytes=8,
         source="transformers optimization.py Adafactor._get_options: factored only from two dimensions on; DeepSpeed "
-        "refuses "
-        "to offload a client optimizer other than its own CPU ones (zero_force_ds_cpu_optimizer)",
+        "refuses to offload a client optimizer other than its own CPU ones (zero_force_ds_cpu_optimizer)",
     ),
     "sgd": Optimizer(state_bytes=0, cpu_state_bytes=0, source="torch.optim.SGD without momentum"),
     "sgd_momentum": Optimizer(state_bytes=4, cpu_state_bytes=4, source="torch.optim.SGD momentum_buffer"),
@@ -84,7 +78,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         step_bytes=4,
         source="torch.optim.Adagrad sum; deepspeed 0.19.8 ops/adagrad/cpu_adagrad.py exp_avg_sq",
     ),
-    # Of a Muon matrix; everything else is AdamW's. See `zero_states.optimizer_state_bytes`.
+    # These are the figures of a Muon matrix; everything else is AdamW's. See `zero_states.optimizer_state_bytes`.
     "muon": Optimizer(
         state_bytes=4,
         cpu_state_bytes=4,

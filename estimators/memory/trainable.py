@@ -32,18 +32,7 @@ from .partition import (
 class TensorSet:
     """All tensors of a model under a workload, in `named_parameters()` order.
 
-    Compared by identity, so that it keys caches fast.
-
-    trainable:     elements of every trainable tensor.
-    frozen:        elements of every frozen tensor.
-    muon:          trainable elements that Muon would orthogonalize (matrices besides embeddings and head).
-    frozen_bytes:  bytes of the frozen tensors when each GPU holds them whole.
-    layer_tensors: elements of each tensor of the largest layer, adapters included.
-    trainable_layer: elements of each trainable tensor of that layer.
-    viewed, viewed_layer: elements of the fused experts that the forward pass reads through a transposed view, in all
-                   layers and in the largest one: autograd saves the view, and with it the whole tensor.
-    head, embedding: elements of the output head (the embedding when tied) and of the largest embedding.
-    embeddings:    elements of every embedding, those of positions and segments too.
+    Compared by identity, so that it keys caches fast. Tensors are given by their number of elements.
     """
 
     model: ModelShape
@@ -51,14 +40,24 @@ class TensorSet:
     trainable: tuple[int, ...]
     frozen: tuple[int, ...]
     muon: int
+    """Trainable elements that Muon would orthogonalize (matrices besides embeddings and head)."""
     frozen_bytes: int
+    """Bytes of the frozen tensors when each GPU holds them whole."""
     layer_tensors: tuple[int, ...]
+    """The tensors of the largest layer, adapters included."""
     trainable_layer: tuple[int, ...]
+    """The trainable tensors of that layer."""
     viewed: int
+    """Elements of the fused experts that the forward pass reads through a transposed view, in all layers: autograd
+    saves the view, and with it the whole tensor."""
     viewed_layer: int
+    """Such elements in the largest layer."""
     head: int
+    """The output head (the embedding when tied)."""
     embedding: int
+    """The largest embedding."""
     embeddings: tuple[int, ...]
+    """Every embedding, those of positions and segments too."""
 
     @cached_property
     def trainable_numel(self) -> int:
@@ -92,62 +91,45 @@ def tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
     """
     first = [tensor for tensor in model.outside if tensor.role in ("embedding", "position")]
     last = [tensor for tensor in model.outside if tensor.role not in ("embedding", "position")]
+    blocks = [([tensor.numel for tensor in block.tensors], block) for block in model.blocks]
     base = (
         *(tensor.numel for tensor in first),
-        *(numel for block in model.blocks for numel in [tensor.numel for tensor in block.tensors] * block.count),
+        *(numel for numels, block in blocks for numel in numels * block.count),
         *(tensor.numel for tensor in last),
     )
     chosen = adapters(model, workload)
     # Counted with its adapters, which may not reach every kind of layer.
-    layer, layer_adapters = max(
-        (
-            (
-                [tensor.numel for tensor in block.tensors],
-                [matrix.numel for tensor in block.tensors for matrix in chosen.matrices(tensor)],
-            )
-            for block in model.blocks
-        ),
-        key=lambda pair: sum(map(sum, pair)),
-        default=([], []),
-    )
-    trainable: tuple[int, ...] = base
-    frozen: tuple[int, ...] = ()
+    added = [[matrix.numel for tensor in block.tensors for matrix in chosen.matrices(tensor)] for block in model.blocks]
+    layers = [(numels, matrices) for (numels, _), matrices in zip(blocks, added, strict=True)]
+    layer, trainable_layer = max(layers, key=lambda pair: sum(map(sum, pair)), default=([], []))
+    trainable, frozen, frozen_bytes = base, tuple[int, ...](), 0
     if workload.method == "full":
         muon = sum(tensor.numel * count for tensor, count in model.tensor_counts if _is_hidden_matrix(tensor))
-        layer_adapters = layer
+        trainable_layer = layer
     else:
         # In one run per adapter instead of layer by layer: no size depends on their order.
-        trainable = tuple(
-            matrix.numel
-            for tensor, count in model.tensor_counts
-            for matrix in chosen.matrices(tensor)
-            for _ in range(count)
-        )
+        counts = ((matrix.numel, count) for tensor, count in model.tensor_counts for matrix in chosen.matrices(tensor))
+        trainable = tuple(numel for numel, count in counts for _ in range(count))
         frozen, muon = base, sum(trainable)
-        layer = layer + layer_adapters
+        frozen_bytes = sum(_frozen_bytes(tensor, workload) * count for tensor, count in model.tensor_counts)
+        layer = layer + trainable_layer
     embedding = max((tensor.numel for tensor in first), default=0)
-    # A tied head may have tensors of its own beside the embedding (a masked language model's transform and bias).
-    head = max([tensor.numel for tensor in last if tensor.role == "head"] + [embedding if model.tied else 0])
-    viewed = [
-        (sum(tensor.numel for tensor in block.tensors if _is_viewed(tensor, model, chosen)), block.count)
-        for block in model.blocks
-    ]
+    viewed = [sum(tensor.numel for tensor in block.tensors if _is_viewed(tensor, model, chosen)) for _, block in blocks]
     return TensorSet(
         model=model,
         workload=workload,
         trainable=trainable,
         frozen=frozen,
         muon=muon,
+        frozen_bytes=frozen_bytes,
         layer_tensors=tuple(layer),
-        trainable_layer=tuple(layer_adapters),
-        viewed=sum(numel * count for numel, count in viewed),
-        viewed_layer=max((numel for numel, _ in viewed), default=0),
-        head=head,
+        trainable_layer=tuple(trainable_layer),
+        viewed=sum(numel * block.count for numel, (_, block) in zip(viewed, blocks, strict=True)),
+        viewed_layer=max(viewed, default=0),
+        # A tied head may have tensors of its own beside the embedding (a masked language model's transform and bias).
+        head=max([tensor.numel for tensor in last if tensor.role == "head"] + [embedding if model.tied else 0]),
         embedding=embedding,
         embeddings=tuple(tensor.numel for tensor in first),
-        frozen_bytes=sum(_frozen_bytes(tensor, workload) * count for tensor, count in model.tensor_counts)
-        if frozen
-        else 0,
     )
 
 
@@ -175,20 +157,18 @@ def _frozen_bytes(tensor: Tensor, workload: Workload) -> int:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ShardedTensors:
-    """A tensor set cut for N ranks. Compared by identity.
-
-    partition:   elements of one rank's flat partition (stages 1 and 2), padding included.
-    loads:       the load of each rank under stages 1 and 2.
-    last_load:   the load of the last rank that holds parameters: it owns the head, whose gradient comes first.
-    shards:      elements of one rank's shard of every trainable tensor (stage 3).
-    """
+    """A tensor set as N ranks share it. Compared by identity."""
 
     tensors: TensorSet
     world_size: int
     partition: int
+    """Elements of one rank's flat partition (stages 1 and 2), padding included."""
     loads: tuple[RankLoad, ...]
+    """The load of each rank under stages 1 and 2."""
     last_load: RankLoad
+    """The load of the last rank that holds parameters: it owns the head, whose gradient comes first."""
     shards: tuple[int, ...]
+    """Elements of one rank's shard of every trainable tensor (stage 3)."""
     shard_total: int
     frozen_shard_total: int
 

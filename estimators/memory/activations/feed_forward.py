@@ -45,9 +45,7 @@ def dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value, *, d
         inner = ops.multiply(activate(ops, shape.activation, gate), up, "gated")
     else:
         inner = activate(ops, shape.activation, ops.linear(inputs[0], value))
-    if dropout:
-        inner = ops.dropout(inner)
-    output = ops.linear(down, inner)
+    output = ops.linear(down, ops.dropout(inner, dropout))
     ops.graph.hold(value)
     return output
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from ...models.model_shape import Attention
 from ...workload import Workload
+from .layer_variants import LayerVariant
 from .ops import Ops
 from .saved_tensors import Value
 
@@ -61,27 +62,20 @@ def attention_kernel(
 def attend(
     ops: Ops,
     kernel: Kernel,
+    variant: LayerVariant,
     attention: Attention,
-    query: Value,
-    key: Value,
-    value: Value,
+    states: tuple[Value, Value, Value],
     *,
     mask: Value | None = None,
     bias: Value | None = None,
     dropout: bool = False,
-    softmax_fp32: bool = True,
-    scores_fp32: bool = False,
-    holds_scores: bool = False,
 ) -> Value:
-    """Attention of `query` (S x A heads) to `key` and `value` (K heads each, repeated where the kernel cannot group).
-
-    softmax_fp32: eager code that takes the softmax in fp32 and casts it back. scores_fp32: queries and keys are cast
-    first.
-    """
+    """Attention of queries (S x A heads) to keys and values (K heads each, repeated where the kernel cannot group)."""
+    query, key, value = states
     heads, rows, keys = attention.heads, query.rows, key.rows
     out_width = heads * attention.v_head_dim
     if kernel == "flash":
-        return _fused(ops, attention, (query, key, value), rows, out_width, lse_rows=rows)
+        return _fused(ops, attention, states, out_width, lse_rows=rows)
     if key.width < heads * attention.head_dim:
         key = ops.new("repeated k", (key,), width=heads * attention.head_dim)
         value = ops.new("repeated v", (value,), width=out_width)
@@ -90,42 +84,41 @@ def attend(
         if mask is not None:
             bias = ops.graph.tensor(rows, keys, ops.itemsize, "mask", needs_grad=False)
         elif bias is not None and (attention.causal or attention.cross):
-            bias = _causal_bias(ops, bias, rows, keys)
-        return _fused(ops, attention, (query, key, value), rows, out_width, lse_rows=-(-rows // 32) * 32, bias=bias)
+            # Relative positions where the causal mask allows, in every layer of a decoder (T5's cross-attention too).
+            allowed = ops.graph.tensor(rows, keys, 1, "causal mask", needs_grad=False, fixed=True)
+            bias = ops.graph.apply("position bias", (bias,), saves=(allowed,))
+        return _fused(ops, attention, (query, key, value), out_width, lse_rows=-(-rows // 32) * 32, bias=bias)
     if kernel == "math":
-        return _math(ops, heads, query, key, value, mask or bias, keys, out_width, dropout=dropout)
+        # torch's composite path: everything in fp32, the scores and their softmax in full.
+        scaled, keyed, value = (ops.cast(part, 4) for part in (query, key, value))
+        scores = ops.product("scores", ops.scale(scaled), ops.scale(keyed), width=heads * keys)
+        if mask is not None or bias is not None:
+            scores = ops.graph.apply("scores", (scores, mask or bias), view=True)
+        weights = ops.saves_output("softmax", scores)
+        output = ops.product("attention output", ops.dropout(weights, dropout), value, width=out_width)
+        return ops.cast(output, query.itemsize)
     itemsize = query.itemsize
-    if scores_fp32:
+    if variant.scores_fp32:
         query, key = ops.cast(query, 4), ops.cast(key, 4)
-    query, key = ops.new("q", (query,)), ops.new("k", (key,))
-    raw = scores = ops.product("scores", query, key, width=heads * keys)
-    scores = ops.scale(scores)
+    raw = ops.product("scores", ops.new("q", (query,)), ops.new("k", (key,)), width=heads * keys)
+    scores = ops.scale(raw)
     if attention.softcap:
         scores = ops.scale(ops.saves_output("soft cap", ops.scale(scores)))
     for addend in (bias, mask):
         scores = scores if addend is None else ops.add(scores, addend)
-    if softmax_fp32:
+    if variant.softmax_fp32:
         scores = ops.cast(scores, 4)
-    weights = ops.cast(ops.saves_output("softmax", scores), itemsize)
-    if dropout:
-        weights = ops.dropout(weights)
+    weights = ops.dropout(ops.cast(ops.saves_output("softmax", scores), itemsize), dropout)
     output = ops.product("attention output", weights, ops.new("v", (value,)), width=out_width)
-    if holds_scores:
+    if variant.holds_scores:
         ops.graph.hold(raw)
     return output
-
-
-def _causal_bias(ops: Ops, bias: Value, rows: int, keys: int) -> Value:
-    """Relative positions where the causal mask allows, in every layer of a decoder (T5's cross-attention too)."""
-    allowed = ops.graph.tensor(rows, keys, 1, "causal mask", needs_grad=False, fixed=True)
-    return ops.graph.apply("position bias", (bias,), saves=(allowed,))
 
 
 def _fused(
     ops: Ops,
     attention: Attention,
     inputs: tuple[Value, ...],
-    rows: int,
     out_width: int,
     *,
     lse_rows: int,
@@ -142,18 +135,17 @@ def _fused(
             ops.new("padded heads", (part,), width=part.width // attention.head_dim * (attention.head_dim + padding))
             for part in inputs
         )
-    query, key, value = inputs
+    query, key, _ = inputs
     lse = ops.graph.tensor(lse_rows, attention.heads, 4, "log-sum-exp")
     workspace = backward_workspace(query, key, lse, out_width)
+    biases = () if bias is None else (bias,)
     if bias is not None and bias.needs_grad:
-        workspace += attention.heads * rows * key.rows * ops.itemsize
-    saves = (query, key, value, lse) if bias is None else (query, key, value, lse, bias)
+        workspace += attention.heads * query.rows * key.rows * ops.itemsize
     return ops.graph.apply(
         "attention output",
-        inputs if bias is None else (*inputs, bias),
-        rows=rows,
+        (*inputs, *biases),
         width=out_width,
-        saves=saves,
+        saves=(*inputs, lse, *biases),
         saves_output=True,
         workspace=workspace,
     )
@@ -168,28 +160,3 @@ def backward_workspace(query: Value, key: Value, lse: Value, out_width: int) -> 
     """
     expanded = key.rows * (query.width + out_width) * key.itemsize if key.width < query.width else 0
     return query.rows * query.width * 4 + lse.size + expanded
-
-
-def _math(
-    ops: Ops,
-    heads: int,
-    query: Value,
-    key: Value,
-    value: Value,
-    mask: Value | None,
-    keys: int,
-    out_width: int,
-    *,
-    dropout: bool,
-) -> Value:
-    """torch's composite path: everything in fp32, the scores and their softmax in full."""
-    itemsize = query.itemsize
-    query, key, value = (ops.cast(part, 4) for part in (query, key, value))
-    query, key = ops.scale(query), ops.scale(key)
-    scores = ops.product("scores", query, key, width=heads * keys)
-    if mask is not None:
-        scores = ops.graph.apply("scores", (scores, mask), view=True)
-    weights = ops.saves_output("softmax", scores)
-    if dropout:
-        weights = ops.dropout(weights)
-    return ops.cast(ops.product("attention output", weights, value, width=out_width), itemsize)

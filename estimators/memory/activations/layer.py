@@ -16,12 +16,7 @@ from .saved_tensors import Value
 
 @dataclass(slots=True, kw_only=True)
 class Layer:
-    """A layer's dimensions, the variant of transformers' code that runs it and the tensors that reach it from outside.
-
-    mask:   added to the scores: the causal mask of eager attention, a sliding window's.
-    bias, cross_bias: relative positions (T5), added to the scores too.
-    memory: the encoder's output, which cross-attention reads.
-    """
+    """A layer's dimensions, the variant of its code and the tensors that reach it from outside."""
 
     ops: Ops
     variant: LayerVariant
@@ -29,9 +24,12 @@ class Layer:
     kernel: Kernel
     cross_kernel: Kernel = "flash"
     mask: Value | None = None
+    """Added to the scores: the causal mask of eager attention, a sliding window's."""
     bias: Value | None = None
+    """Relative positions (T5), added to the scores too."""
     cross_bias: Value | None = None
     memory: Value | None = None
+    """The encoder's output, which cross-attention reads."""
 
     def forward(self, value: Value) -> Value:
         """The layer's output for its input."""
@@ -50,7 +48,8 @@ class Layer:
         output = run(inner)
         if layout in ("output", "sandwich"):
             output = norm(ops, self.variant.norm, output)
-        total = ops.add(value, self._scaled(self._dropped(output)), "residual")
+        output = self._dropped(output)
+        total = ops.add(value, ops.scale(output) if self.variant.residual_scaled else output, "residual")
         return norm(ops, self.variant.norm, total) if layout == "post" else total
 
     def _parallel(self, value: Value) -> Value:
@@ -65,10 +64,7 @@ class Layer:
         return ops.add(ops.add(attention, self._dropped(self._feed_forward(normed))), value, "residual")
 
     def _dropped(self, value: Value) -> Value:
-        return self.ops.dropout(value) if self.block.hidden_dropout else value
-
-    def _scaled(self, value: Value) -> Value:
-        return self.ops.scale(value) if self.variant.residual_scaled else value
+        return self.ops.dropout(value, self.block.hidden_dropout)
 
     def _names(self, role: str) -> list[str]:
         """The layer's linear modules of a role, in the order of the state dict."""
@@ -93,9 +89,7 @@ class Layer:
             query, key = self._normed_heads("q", query), self._normed_heads("k", key)
         if attention.rotary:
             query, key = self._rotate(query), self._rotate(key)
-        attended = self.ops.linear(
-            output, self._attend(attention, self.kernel, query, key, states, self.mask, self.bias)
-        )
+        attended = self._attend(output, attention, (query, key, states))
         self.ops.graph.hold(value)
         return attended
 
@@ -112,10 +106,7 @@ class Layer:
         attention = self.block.cross_attention
         assert attention is not None and self.memory is not None
         *inputs, output = self._attention_names(cross=True)
-        query, key, states = self._project(attention, inputs, value, self.memory)
-        return self.ops.linear(
-            output, self._attend(attention, self.cross_kernel, query, key, states, None, self.cross_bias)
-        )
+        return self._attend(output, attention, self._project(attention, inputs, value, self.memory))
 
     def _project(
         self, attention: Attention, names: Sequence[str], value: Value, memory: Value
@@ -134,41 +125,25 @@ class Layer:
             key, states = ops.linear(names[1], memory, "k"), ops.linear(names[2], memory, "v")
         return (ops.scale(query) if self.variant.scaled_query else query), key, states
 
-    def _attend(
-        self,
-        attention: Attention,
-        kernel: Kernel,
-        query: Value,
-        key: Value,
-        states: Value,
-        mask: Value | None,
-        bias: Value | None,
-    ) -> Value:
-        ops = self.ops
-        if self.variant.heads == "copies":
+    def _attend(self, output: str, attention: Attention, states: tuple[Value, Value, Value]) -> Value:
+        """Attention, and the linear layer `output` behind it."""
+        ops, copies = self.ops, self.variant.heads == "copies"
+        kernel = self.cross_kernel if attention.cross else self.kernel
+        mask, bias = (None, self.cross_bias) if attention.cross else (self.mask, self.bias)
+        if copies:
             # Falcon repeats the heads of keys and values in these copies, unless there is one.
             heads = attention.heads if attention.kv_heads > 1 else 1
-            query, key, states = (
+            query, key, value = states
+            states = (
                 ops.new("q", (query,)),
                 ops.new("k", (key,), width=heads * attention.head_dim),
-                ops.new("v", (states,), width=heads * attention.v_head_dim),
+                ops.new("v", (value,), width=heads * attention.v_head_dim),
             )
-        output = attend(
-            ops,
-            kernel,
-            attention,
-            query,
-            key,
-            states,
-            mask=mask,
-            bias=bias,
-            dropout=bool(self.block.attention_dropout),
-            softmax_fp32=self.variant.softmax_fp32,
-            scores_fp32=self.variant.scores_fp32,
-            holds_scores=self.variant.holds_scores,
-        )
-        head_major = self.variant.heads == "copies" or self.variant.joined
-        return ops.new("attention output", (output,)) if head_major and kernel == "flash" else output
+        dropout = bool(self.block.attention_dropout)
+        attended = attend(ops, kernel, self.variant, attention, states, mask=mask, bias=bias, dropout=dropout)
+        if kernel == "flash" and (copies or self.variant.joined):  # its output is head-major
+            attended = ops.new("attention output", (attended,))
+        return ops.linear(output, attended)
 
     def _rotate(self, value: Value) -> Value:
         """x cos + rotate_half(x) sin: a new tensor; the tables need no gradient, so x is not saved."""
@@ -192,19 +167,16 @@ class Layer:
         key_width = heads * (attention.head_dim - attention.rope_head_dim)
         key, states = ops.graph.split(expanded, (key_width, heads * attention.v_head_dim))
         query, key = ops.new("q", (query,)), ops.new("k", (key,), width=heads * attention.head_dim)
-        return ops.linear(
-            find["o_proj"], self._attend(attention, self.kernel, query, key, states, self.mask, self.bias)
-        )
+        return self._attend(find["o_proj"], attention, (query, key, states))
 
     def _feed_forward(self, value: Value) -> Value:
         ops, shape, variant = self.ops, self.block.feed_forward, self.variant
         names = self._names("feed_forward")
         if not shape.experts:
             return dense(ops, shape, names, value, dropout=variant.relative and bool(self.block.hidden_dropout))
-        router = next(
-            name for name, tensor in ops.weights.items() if tensor.role == "router" and len(tensor.shape) == 2
-        )
-        gate = next((name for name in ops.weights if name.endswith("shared_expert_gate")), None)
+        matrices = [name for name, tensor in ops.weights.items() if len(tensor.shape) == 2]
+        router = next(name for name in matrices if ops.weights[name].role == "router")
+        gate = next((name for name in matrices if name.endswith("shared_expert_gate")), None)
         if gate is not None:
             shared = dense(ops, shape, names, value)
             output = experts(ops, shape, router, value, variant=variant)

@@ -75,8 +75,10 @@ class Ops:
         """A matrix product of two activations."""
         return self.graph.apply(label, (left, right), width=width, itemsize=left.itemsize, saves=(left, right))
 
-    def dropout(self, value: Value) -> Value:
-        """torch's fused dropout keeps a mask of one byte per element."""
+    def dropout(self, value: Value, applied: object = True) -> Value:
+        """torch's fused dropout keeps a mask of one byte per element; nothing happens where it is not `applied`."""
+        if not applied:
+            return value
         mask = self.graph.tensor(value.rows, value.width, 1, "dropout mask")
         return self.graph.apply(value.storage.label, (value,), saves=(mask,))
 
@@ -127,7 +129,7 @@ class Ops:
         if not rank:
             return base
         given = self.cast(value, 4) if self.workload.adapters_fp32 else value
-        taken = self.dropout(given) if self.workload.lora_dropout else given
+        taken = self.dropout(given, self.workload.lora_dropout)
         low = self.graph.apply(f"lora_A of {label}", (taken,), width=rank, saves=(taken,), trains=True)
         update = self.scale(self.graph.apply(f"lora_B of {label}", (low,), width=width, saves=(low,), trains=True))
         output = self.add(base, self.cast(update, base.itemsize), label)

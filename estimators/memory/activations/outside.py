@@ -37,7 +37,7 @@ def end(recorder: LayerRecorder) -> End:
     value = output = ops.graph.tensor(rows, model.hidden_size, ops.itemsize, "last hidden state")
     if variant.layout != "post":
         output = norm(ops, variant.norm, output)
-        output = ops.dropout(output) if variant.relative and block.hidden_dropout else output
+        output = ops.dropout(output, variant.relative and block.hidden_dropout)
     elif model.vocab_size:
         output = ops.graph.apply("transform", (output,), saves=(output,) if ops.trains else (), trains=ops.trains)
         output = norm(ops, variant.norm, activate(ops, block.feed_forward.activation, output))
@@ -115,8 +115,7 @@ def _embedding(recorder: LayerRecorder) -> list[LinearTerm]:
         if variant.embedding_norm:
             value = norm(ops, variant.norm, value)
         drops = variant.embedding_dropout and block.hidden_dropout > 0
-        if drops:
-            value = ops.dropout(value)
+        ops.dropout(value, drops)
         saved = list(ops.graph.saved())
         if saved:
             terms.append(saved_term(f"{block.stack} embedding", saved, count=1, rows=rows))
@@ -134,8 +133,7 @@ def encoder_output_terms(recorder: LayerRecorder) -> list[LinearTerm]:
     ops = recorder.ops((), "encoder output")
     value = ops.graph.tensor(recorder.encoder_rows, recorder.model.hidden_size, ops.itemsize, "last encoder state")
     output = norm(ops, variant.norm, value, "encoder output")
-    if variant.relative and encoder[-1].hidden_dropout:
-        output = ops.dropout(output)
+    output = ops.dropout(output, variant.relative and encoder[-1].hidden_dropout)
     ops.graph.apply("keys", (output,), saves=(output,))
     return [saved_term("encoder output", list(ops.graph.saved()), count=1, rows=recorder.encoder_rows)]
 

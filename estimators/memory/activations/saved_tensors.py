@@ -1,4 +1,4 @@
-"""A symbolic autograd graph: what operations save for their backward pass, and what that pass needs besides.
+"""The tensors that an autograd graph saves for its backward pass, and what that pass needs besides.
 
 The graph records operations on tensors that have a size and no values, with torch's own rules: an operation saves what
 its derivative reads (`mul` its factors, `tanh` its result, a linear layer its input when the weight trains), nothing
@@ -14,6 +14,7 @@ Sizes are bytes for one sample, or, with `fixed`, bytes for the whole batch what
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -45,14 +46,18 @@ IN_PLACE = True
 index into fresh zeros. Under a TorchDispatchMode, as in a dry run, it never does: both take one tensor more."""
 
 
+@dataclass(slots=True, eq=False)
 class Storage:
-    """Memory that one or more tensors view. `outer`: it belongs to the surroundings of the graph, which account for
-    it."""
+    """The memory behind one or more tensors, as torch's UntypedStorage is: views share it, and it is saved once."""
 
-    __slots__ = ("fixed", "label", "outer", "part", "size")
-
-    def __init__(self, size: int, label: str, part: str, *, fixed: bool = False, outer: bool = False) -> None:
-        self.size, self.label, self.part, self.fixed, self.outer = size, label, part, fixed, outer
+    size: int
+    label: str
+    part: str
+    """The group that it is reported under."""
+    fixed: bool = False
+    """Its size does not depend on the micro batch size."""
+    outer: bool = False
+    """It belongs to the surroundings of the graph, which account for it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,27 +77,22 @@ class Value:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """One operation. `passes`: the gradient of the output is handed on as it is (add, view) instead of a new tensor."""
+    """One operation."""
 
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
-    saved: tuple[Storage, ...]
-    passes: bool
-    workspace: Size
-
-
-@dataclass(slots=True)
-class _Gradient:
-    size: int
-    fixed: bool
-    users: int = 0
+    saved: tuple[Storage, ...] = ()
+    passes: bool = False
+    """The gradient of the output is handed on as it is (add, view) instead of a new tensor."""
+    workspace: Size = ZERO
 
 
 @dataclass(slots=True)
 class AutogradGraph:
-    """Operations in the order in which they run. `part` names the group that new storages are reported under."""
+    """Operations in the order in which they run."""
 
     part: str = ""
+    """The group that new storages are reported under."""
     nodes: list[_Node] = field(default_factory=list)
 
     def tensor(
@@ -107,7 +107,7 @@ class AutogradGraph:
         outer: bool = False,
     ) -> Value:
         """A tensor that no recorded operation made."""
-        storage = Storage(rows * width * itemsize, label, self.part, fixed=fixed, outer=outer)
+        storage = Storage(rows * width * itemsize, label, self.part, fixed, outer)
         return Value(rows, width, itemsize, storage, needs_grad)
 
     def apply(
@@ -126,35 +126,28 @@ class AutogradGraph:
         workspace: int = 0,
         fixed_workspace: int = 0,
     ) -> Value:
-        """One operation with one output, shaped like the first input unless told otherwise.
+        """One operation with one output, shaped like the first input unless other sizes are given.
 
         saves:     inputs that the derivative reads. passes: its gradient is the output's, as in add and view.
         view:      the output shares the first input's storage. trains: a weight of the operation requires a gradient.
         workspace, fixed_workspace: bytes that the backward pass takes for the operation's own use, per sample and once.
         """
         first = inputs[0]
-        rows, width = rows or first.rows, width or first.width
-        itemsize = itemsize or first.itemsize
-        storage = (
-            first.storage
-            if view
-            else Storage(rows * width * itemsize, label, self.part, fixed=all(value.storage.fixed for value in inputs))
-        )
-        needs_grad = trains or any(value.needs_grad for value in inputs)
-        output = Value(rows, width, itemsize, storage, needs_grad)
-        kept = tuple({id(value.storage): value.storage for value in saves}.values())
-        if saves_output:
-            kept += (storage,)
-        self.nodes.append(
-            _Node(
-                tuple(inputs), (output,), kept if needs_grad else (), passes or view, Size(workspace, fixed_workspace)
-            )
-        )
+        rows, width, itemsize = rows or first.rows, width or first.width, itemsize or first.itemsize
+        storage = first.storage
+        if not view:
+            fixed = all(value.storage.fixed for value in inputs)
+            storage = Storage(rows * width * itemsize, label, self.part, fixed)
+        output = Value(rows, width, itemsize, storage, trains or any(value.needs_grad for value in inputs))
+        saved: tuple[Storage, ...] = ()
+        if output.needs_grad:
+            saved = tuple(dict.fromkeys(value.storage for value in saves)) + ((storage,) if saves_output else ())
+        self.nodes.append(_Node(tuple(inputs), (output,), saved, passes or view, Size(workspace, fixed_workspace)))
         return output
 
     def hold(self, *values: Value) -> None:
         """Local variables of the code hold these tensors up to here, although nothing reads them any more."""
-        self.nodes.append(_Node(values, (), (), True, ZERO))
+        self.nodes.append(_Node(values, (), passes=True))
 
     def gather(self, label: str, value: Value, index: Value, *, rows: int) -> Value:
         """value[index]: the index is saved; the gradient is scattered into zeros."""
@@ -163,100 +156,108 @@ class AutogradGraph:
     def split(self, value: Value, widths: Sequence[int]) -> tuple[Value, ...]:
         """Views of neighbouring columns whose gradients are joined in one new tensor (`split`, `chunk`)."""
         parts = tuple(Value(value.rows, width, value.itemsize, value.storage, value.needs_grad) for width in widths)
-        self.nodes.append(_Node((value,), parts, (), False, ZERO))
+        self.nodes.append(_Node((value,), parts))
         return parts
 
     def saved(self) -> tuple[Storage, ...]:
         """Distinct storages that the backward pass will read, the surroundings' own left out."""
-        kept = {id(storage): storage for node in self.nodes for storage in node.saved if not storage.outer}
-        return tuple(kept.values())
+        return tuple(dict.fromkeys(storage for node in self.nodes for storage in node.saved if not storage.outer))
 
     def forward_moments(self, *, saves: bool = True) -> list[Size]:
         """Live bytes after each operation of the forward pass: what is saved so far, if anything is, and what is still
         to be read."""
-        last = {id(value.storage): step for step, node in enumerate(self.nodes) for value in node.inputs}
-        kept = {id(storage) for storage in self.saved()} if saves else set()
-        born: set[int] = set()
-        live, moments = [0, 0], []
+        last = {value.storage: step for step, node in enumerate(self.nodes) for value in node.inputs}
+        kept = set(self.saved()) if saves else set()
+        alive: set[Storage] = set()
+        live = _LiveBytes()
         for step, node in enumerate(self.nodes):
             # What is saved may be no operation's output, as the mask of a dropout.
             for storage in (*(value.storage for value in node.outputs), *node.saved):
-                if id(storage) not in born and not storage.outer:
-                    born.add(id(storage))
-                    live[storage.fixed] += storage.size
-            moments.append(Size(live[0], live[1]))
-            for storage in {id(value.storage): value.storage for value in (*node.inputs, *node.outputs)}.values():
-                if (
-                    id(storage) in born
-                    and id(storage) not in kept
-                    and last.get(id(storage), step) <= step
-                    and step < len(self.nodes) - 1
-                ):
-                    born.discard(id(storage))
-                    live[storage.fixed] -= storage.size
-        return moments
+                if storage not in alive and not storage.outer:
+                    alive.add(storage)
+                    live.add(storage.size, storage.fixed)
+            live.mark()
+            if step == len(self.nodes) - 1:
+                break
+            for storage in {value.storage for value in (*node.inputs, *node.outputs)}:
+                if storage in alive and storage not in kept and last.get(storage, step) <= step:
+                    alive.discard(storage)
+                    live.add(-storage.size, storage.fixed)
+        return live.moments
 
     def backward_moments(self, output: Value) -> list[Size]:
         """Live bytes during each node of the backward pass, less what is saved when it starts."""
-        users: dict[int, int] = {}
-        for node in self.nodes:
-            for storage in node.saved:
-                users[id(storage)] = users.get(id(storage), 0) + 1
-        live, moments = [0, 0], []
-
-        def create(value: Value) -> _Gradient:
-            live[value.storage.fixed] += value.size
-            return _Gradient(value.size, value.storage.fixed)
-
-        def release(gradient: _Gradient) -> None:
-            gradient.users -= 1
-            if not gradient.users:
-                live[gradient.fixed] -= gradient.size
-
-        gradients: dict[int, _Gradient] = {id(output): create(output)}
-        gradients[id(output)].users = 1
+        users = Counter(storage for node in self.nodes for storage in node.saved)
+        live = _LiveBytes()
+        gradients = {id(output): live.gradient(output, users=1)}
         for node in reversed(self.nodes):
             incoming = [gradients.pop(id(value)) for value in node.outputs if id(value) in gradients]
+            outgoing: list[tuple[Value, _Gradient]] = []
             if incoming:
-                outgoing: list[tuple[Value, _Gradient]] = []
-                for value in node.inputs:
-                    if value.needs_grad:
-                        gradient = incoming[0] if node.passes else create(value)
-                        gradient.users += 1
-                        outgoing.append((value, gradient))
-                moments.append(Size(live[0], live[1]).plus(node.workspace))
+                for value in (value for value in node.inputs if value.needs_grad):
+                    gradient = incoming[0] if node.passes else live.gradient(value)
+                    gradient.users += 1
+                    outgoing.append((value, gradient))
+                live.mark(node.workspace)
             for storage in node.saved:
-                users[id(storage)] -= 1
-                if not users[id(storage)] and not storage.outer:
-                    live[storage.fixed] -= storage.size
+                users[storage] -= 1
+                if not users[storage] and not storage.outer:
+                    live.add(-storage.size, storage.fixed)
             for gradient in incoming:
-                release(gradient)
-            if incoming:
-                for value, gradient in outgoing:
-                    earlier = gradients.get(id(value))
-                    if earlier is None:
-                        gradients[id(value)] = gradient
-                    elif earlier.users == 1 and IN_PLACE:
-                        release(gradient)
-                    else:
-                        total = create(value)
-                        total.users = 1
-                        moments.append(Size(live[0], live[1]))
-                        release(gradient)
-                        release(earlier)
-                        gradients[id(value)] = total
-        return moments
+                live.release(gradient)
+            for value, gradient in outgoing:
+                earlier = gradients.get(id(value))
+                gradients[id(value)] = gradient if earlier is None else live.sum(value, earlier, gradient)
+        return live.moments
+
+
+@dataclass(slots=True)
+class _Gradient:
+    size: int
+    fixed: bool
+    users: int
+
+
+class _LiveBytes:
+    """Bytes that are alive during a pass, and what they were at each moment."""
+
+    def __init__(self) -> None:
+        self.live, self.moments = [0, 0], list[Size]()
+
+    def add(self, size: int, fixed: bool) -> None:
+        self.live[fixed] += size
+
+    def mark(self, workspace: Size = ZERO) -> None:
+        self.moments.append(Size(*self.live).plus(workspace))
+
+    def gradient(self, value: Value, users: int = 0) -> _Gradient:
+        """A new gradient of a tensor."""
+        self.add(value.size, value.storage.fixed)
+        return _Gradient(value.size, value.storage.fixed, users)
+
+    def release(self, gradient: _Gradient) -> None:
+        gradient.users -= 1
+        if not gradient.users:
+            self.add(-gradient.size, gradient.fixed)
+
+    def sum(self, value: Value, earlier: _Gradient, later: _Gradient) -> _Gradient:
+        """Two gradients of one tensor are added, in the earlier one where nobody else holds it."""
+        if earlier.users == 1 and IN_PLACE:
+            self.release(later)
+            return earlier
+        both = self.gradient(value, users=1)
+        self.mark()
+        self.release(later)
+        self.release(earlier)
+        return both
 
 
 def total(storages: Iterable[Storage]) -> Size:
     """Bytes of distinct storages."""
-    per_sample = fixed = 0
+    sums = [0, 0]
     for storage in storages:
-        if storage.fixed:
-            fixed += storage.size
-        else:
-            per_sample += storage.size
-    return Size(per_sample, fixed)
+        sums[storage.fixed] += storage.size
+    return Size(*sums)
 
 
 def frontier(moments: Iterable[Size]) -> tuple[Size, ...]:
