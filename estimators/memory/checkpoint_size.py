@@ -9,10 +9,10 @@ from .trainable import tensor_set
 
 _MASTER_BYTES = 4
 _ADAPTER_BYTES = 4
-"""Of a parameter in peft's own file, in fp32."""
+"""peft writes adapters in fp32."""
 
 _LARGEST_STATES_BYTES = 8.0
-"""Adam's two fp32 states, for an optimizer that is not known."""
+"""An optimizer that is not known is taken for Adam, which has two fp32 states."""
 
 
 def checkpoint_bytes(model: ModelShape, workload: Workload) -> int:

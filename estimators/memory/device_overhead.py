@@ -30,8 +30,9 @@ NCCL_CONNECTION_BYTES = 10 * MIB
 opens as many as the links need, and stops growing beyond two nodes (NVIDIA/nccl issue 864)."""
 
 SLACK_SHARE = {0: 0.025, 1: 0.025, 2: 0.025, 3: 0.055}
-"""Of the bytes that come and go: what the caching allocator cannot give back while the peak's tensors live, because
-pages are partly used. ZeRO-3 gathers and releases tensors of many sizes on two streams, so its cache fits worse."""
+"""The share of the bytes that come and go which the caching allocator cannot give back while the peak's tensors live,
+because pages are partly used. ZeRO-3 gathers and releases tensors of many sizes on two streams, so its cache fits
+worse."""
 
 SEGMENT_BYTES = 20 * MIB
 """Smallest segment for requests over 1 MiB, and a page of an expandable one (torch 2.13 CUDACachingAllocator)."""
@@ -42,9 +43,9 @@ stage: what deepspeed.initialize and the first step load. Fitted together with t
 (benchmarks/probes/cpu_memory.py)."""
 
 CPU_HEAP_SHARE = 0.4
-"""Of the bytes that come and go in the passes of a step: what glibc's heap holds beyond them. It returns blocks of more
-than 32 MiB at once, and of the smaller ones only those at the heap's end; with `MALLOC_MMAP_THRESHOLD_` set, which has
-every block returned, this share is gone and a step takes half as long again."""
+"""The share of the bytes that come and go in the passes of a step which glibc's heap holds beyond them. It returns
+blocks of more than 32 MiB at once, and of the smaller ones only those at the heap's end; with `MALLOC_MMAP_THRESHOLD_`
+set, which has every block returned, this share is gone and a step takes half as long again."""
 
 _ON_CPU = "benchmarks/probes/cpu_memory.py"
 

@@ -38,7 +38,7 @@ class GatheredParameters:
 
 
 class _Limits(NamedTuple):
-    """What of a plan decides; elements, unless said otherwise."""
+    """The settings of a plan that decide; in elements, unless another unit is given."""
 
     threshold: int
     max_live: int

@@ -7,7 +7,7 @@ A training step passes through a few phases, and any of them may be the peak:
 - initialize: stages 1 and 2 hold the trainable weights twice while they flatten them (on the host instead, when the
   GPU is short).
 - first_layer_forward, last_layer_forward: ZeRO-3 has prefetched what follows, and still holds the buffers in which it
-came.
+  came.
 - forward_backward_top: all activations are saved, the loss and its copies are alive.
 - head_backward, head_reduction: the output head's gradient is made, then reduced; all activations are still saved.
 - layer_backward, gradient_reduction: the last layer runs backward, with recomputation when checkpointing; a full
@@ -15,12 +15,13 @@ came.
 - backward_end: the embedding's gradient is made, few activations are left.
 - step: gradient norm, fp32 gradients, the optimizer's temporaries.
 
-Each phase is a sum of terms from one file each: `zero_states` (weights, masters, states), `gathered_parameters`,
-`gradients`, `activations`. All arithmetic on sizes is exact in bytes of live tensors; `device_overhead` adds
-what is only observed. Evidence: analytic, compared with dry runs of the real engine in `benchmarks/`.
+Each phase is a sum of terms, which one place each computes: `zero_states` (weights, masters, states),
+`gathered_parameters`, `gradients`, `activations`. All arithmetic on sizes is exact in bytes of live tensors;
+`device_overhead` adds what is only observed. Evidence: analytic, compared with dry runs of the real engine in
+`benchmarks/`.
 
 Quick enough for a search: what depends on the model and workload alone is computed once (`trainable.tensor_set`,
-`trainable.partitions`).
+`trainable.shard_tensors`).
 """
 
 from __future__ import annotations
@@ -158,8 +159,10 @@ def _step(
 
 
 def _encoder(model: ModelShape, saved: Terms) -> Terms:
-    """Of an encoder-decoder model with one embedding: what the encoder keeps, whose backward pass follows the
-    decoder's, in the end of which the gradients of the embedding meet."""
+    """What the encoder of an encoder-decoder model with one embedding keeps at the end of the backward pass.
+
+    Its backward pass follows the decoder's, and the gradients of the embedding meet at its end.
+    """
     if not model.tied or {block.stack for block in model.blocks} != {"encoder", "decoder"}:
         return ()
     return tuple(part for part in saved if part.name.startswith(("encoder", "cross-attention")))

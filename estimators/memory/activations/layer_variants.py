@@ -9,114 +9,114 @@ from typing import Literal
 from ...models.model_shape import Block
 from .norms import NormVariant
 
-SDPA_AND_FLASH = frozenset({"sdpa", "flash"})
-FLASH_ONLY = frozenset({"flash"})
-SDPA_ONLY = frozenset({"sdpa"})
-NEITHER: frozenset[str] = frozenset()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerVariant:
-    """What `modeling_<model type>.py` does.
-
-    norm:     the norms over the hidden size; qk_norm: those of queries and keys.
-    layout:   "pre": x + f(norm(x)), twice; "output": x + norm(f(x)) (OLMo 2); "sandwich": x + norm(f(norm(x)))
-              (Gemma 2); "post": norm(x + f(x)) (BERT). Parallel blocks have no layout.
-    rotary:   type in which queries and keys are rotated: the model's, or fp32 and cast back.
-    heads:    how queries, keys and values reach the kernel: "views" of the projections (rotated ones are new tensors
-              anyway), or "copies".
-    scaled_query: queries are scaled before the kernel, which makes a new tensor.
-    kernels:  attention implementations that the class supports besides eager.
-    softmax_fp32, scores_fp32: eager attention takes the softmax, or all of the scores, in fp32.
-    holds_scores: eager attention keeps the raw scores in a variable until it returns.
-    boolean_mask: eager attention is given a mask of booleans, and fills with it.
-    masked:   sdpa is always given a mask.
-    joined:   rotated and passed-through columns are joined by `cat`, which makes queries and keys head-major; flash's
-              output then is too, and has to be copied for the output projection.
-    residual_scaled: each branch is multiplied by a constant before it is added.
-    relative: relative positions are added to the scores of every layer (T5), and dropout is applied within
-              the feed-forward.
-    embedding_norm, embedding_dropout: the embedding is normed, dropped out (with the layers' probability).
-    summed_input: the first layer's input is a sum or product of the embedding (learned positions, a multiplier).
-    router_fp32, softmax_of_top_k, routing_fp32, clamped_gate: a mixture of experts computes the router's logits in
-              fp32, takes the softmax after the top-k, leaves routing weights in fp32, has gpt-oss's gate.
-    """
+    """What `modeling_<model type>.py` does."""
 
     norm: NormVariant = "rms"
+    """The norms over the hidden size."""
     qk_norm: NormVariant = "rms"
+    """The norms of queries and keys."""
     layout: Literal["pre", "output", "sandwich", "post"] = "pre"
+    """pre: x + f(norm(x)), twice; output: x + norm(f(x)) (OLMo 2); sandwich: x + norm(f(norm(x))) (Gemma 2); post:
+    norm(x + f(x)) (BERT). Parallel blocks have no layout."""
     rotary: Literal["model", "fp32"] = "model"
+    """The type in which queries and keys are rotated: the model's, or fp32 and cast back."""
     heads: Literal["views", "copies"] = "views"
+    """How queries, keys and values reach the kernel: as views of the projections (rotated ones are new tensors anyway),
+    or as copies."""
     scaled_query: bool = False
-    kernels: frozenset[str] = SDPA_AND_FLASH
+    """Queries are scaled before the kernel, which makes a new tensor."""
+    kernels: frozenset[str] = frozenset({"sdpa", "flash"})
+    """The attention implementations that the class supports besides eager."""
     softmax_fp32: bool = True
+    """Eager attention takes the softmax in fp32 and casts it back."""
     scores_fp32: bool = False
+    """Eager attention casts queries and keys to fp32 first."""
     holds_scores: bool = False
+    """Eager attention keeps the raw scores in a variable until it returns."""
     boolean_mask: bool = False
+    """Eager attention is given a mask of booleans, and fills with it."""
     masked: bool = False
+    """sdpa is always given a mask."""
     joined: bool = False
+    """Rotated and passed-through columns are joined by `cat`, which makes queries and keys head-major; flash's output
+    then is too, and has to be copied for the output projection."""
     residual_scaled: bool = False
+    """Each branch is multiplied by a constant before it is added."""
     relative: bool = False
+    """Relative positions are added to the scores of every layer (T5); the feed-forward has a dropout of its own."""
     embedding_norm: bool = False
     embedding_dropout: bool = False
+    """The embedding is dropped out, with the layers' probability."""
     summed_input: bool = False
+    """The first layer's input is a sum or product of the embedding (learned positions, a multiplier)."""
     router_fp32: bool = False
+    """A mixture of experts computes the router's logits in fp32."""
     softmax_of_top_k: bool = False
+    """A mixture of experts takes the softmax after the top-k."""
     routing_fp32: bool = False
+    """A mixture of experts leaves its routing weights in fp32."""
     clamped_gate: bool = False
+    """A mixture of experts has gpt-oss's gate."""
 
 
 LLAMA = LayerVariant()
 GPT = LayerVariant(norm="layer")
+_BERT = LayerVariant(
+    norm="layer", layout="post", softmax_fp32=False, embedding_norm=True, embedding_dropout=True, summed_input=True
+)
+_GEMMA_3 = LayerVariant(norm="rms_plus_one", qk_norm="rms_plus_one", layout="sandwich")
+_OLMO_2 = LayerVariant(norm="rms_fp32", qk_norm="rms_fp32", layout="output", rotary="fp32")
+_T5 = LayerVariant(
+    norm="rms_t5", kernels=frozenset({"sdpa"}), softmax_fp32=False, relative=True, embedding_dropout=True
+)
+_EAGER_ONLY: frozenset[str] = frozenset()
+_FLASH_ONLY = frozenset({"flash"})
 
 VARIANTS: Mapping[str, LayerVariant] = {
-    "bert": LayerVariant(
-        norm="layer", layout="post", softmax_fp32=False, embedding_norm=True, embedding_dropout=True, summed_input=True
-    ),
-    "bloom": LayerVariant(norm="layer", embedding_norm=True, heads="copies", kernels=NEITHER, holds_scores=True),
+    "bert": _BERT,
+    "bloom": LayerVariant(norm="layer", embedding_norm=True, heads="copies", kernels=_EAGER_ONLY, holds_scores=True),
     "cohere": LayerVariant(norm="layer_fp32", qk_norm="layer_fp32", rotary="fp32"),
     "cohere2": LayerVariant(norm="layer_fp32", rotary="fp32"),
     "deepseek_v2": LayerVariant(rotary="fp32", router_fp32=True, routing_fp32=True),
     "deepseek_v3": LayerVariant(router_fp32=True, routing_fp32=True),
     "falcon": LayerVariant(norm="layer", heads="copies", softmax_fp32=False, masked=True),
     "gemma": LayerVariant(norm="rms_plus_one"),
-    "gemma2": LayerVariant(norm="rms_plus_one", layout="sandwich", kernels=FLASH_ONLY),
-    "gemma3": LayerVariant(norm="rms_plus_one", qk_norm="rms_plus_one", layout="sandwich"),
-    "gemma3_text": LayerVariant(norm="rms_plus_one", qk_norm="rms_plus_one", layout="sandwich"),
+    "gemma2": LayerVariant(norm="rms_plus_one", layout="sandwich", kernels=_FLASH_ONLY),
+    "gemma3": _GEMMA_3,
+    "gemma3_text": _GEMMA_3,
     "glm": LayerVariant(joined=True),
     "glm4": LayerVariant(layout="sandwich", joined=True),
     "gpt2": LayerVariant(norm="layer", softmax_fp32=False, summed_input=True, embedding_dropout=True),
     "gpt_bigcode": LayerVariant(norm="layer", summed_input=True, embedding_dropout=True),
-    "gpt_neo": LayerVariant(norm="layer", kernels=FLASH_ONLY, softmax_fp32=False, scores_fp32=True, summed_input=True),
+    "gpt_neo": LayerVariant(norm="layer", kernels=_FLASH_ONLY, softmax_fp32=False, scores_fp32=True, summed_input=True),
     "gpt_neox": LayerVariant(norm="layer", joined=True),
     "gpt_oss": LayerVariant(
-        norm="rms_fp32", kernels=FLASH_ONLY, softmax_fp32=False, clamped_gate=True, softmax_of_top_k=True
+        norm="rms_fp32", kernels=_FLASH_ONLY, softmax_fp32=False, clamped_gate=True, softmax_of_top_k=True
     ),
-    "gptj": LayerVariant(norm="layer", kernels=FLASH_ONLY, softmax_fp32=False, scores_fp32=True),
+    "gptj": LayerVariant(norm="layer", kernels=_FLASH_ONLY, softmax_fp32=False, scores_fp32=True),
     "granite": LayerVariant(residual_scaled=True, summed_input=True),
     "granitemoe": LayerVariant(residual_scaled=True, summed_input=True, softmax_of_top_k=True),
     "mixtral": LayerVariant(routing_fp32=True),
-    "mpt": LayerVariant(norm="layer", kernels=NEITHER, boolean_mask=True),
+    "mpt": LayerVariant(norm="layer", kernels=_EAGER_ONLY, boolean_mask=True),
     "olmo": LayerVariant(norm="layer_bare", rotary="fp32"),
-    "olmo2": LayerVariant(norm="rms_fp32", qk_norm="rms_fp32", layout="output", rotary="fp32"),
-    "olmo3": LayerVariant(norm="rms_fp32", qk_norm="rms_fp32", layout="output", rotary="fp32"),
+    "olmo2": _OLMO_2,
+    "olmo3": _OLMO_2,
     "opt": LayerVariant(norm="layer", scaled_query=True, summed_input=True),
     "phi": LayerVariant(norm="layer", qk_norm="layer", joined=True),
     "phi3": LayerVariant(joined=True),
-    "roberta": LayerVariant(
-        norm="layer", layout="post", softmax_fp32=False, embedding_norm=True, embedding_dropout=True, summed_input=True
-    ),
+    "roberta": _BERT,
     "stablelm": LayerVariant(norm="layer", qk_norm="layer", joined=True),
     "starcoder2": GPT,
-    "t5": LayerVariant(norm="rms_t5", kernels=SDPA_ONLY, softmax_fp32=False, relative=True, embedding_dropout=True),
-    "mt5": LayerVariant(norm="rms_t5", kernels=SDPA_ONLY, softmax_fp32=False, relative=True, embedding_dropout=True),
+    "t5": _T5,
+    "mt5": _T5,
     "vit": LayerVariant(norm="layer", summed_input=True),
     "whisper": LayerVariant(
         norm="layer", scaled_query=True, heads="copies", softmax_fp32=False, embedding_dropout=True
     ),
-    "xlm-roberta": LayerVariant(
-        norm="layer", layout="post", softmax_fp32=False, embedding_norm=True, embedding_dropout=True, summed_input=True
-    ),
+    "xlm-roberta": _BERT,
 }
 
 

@@ -14,20 +14,21 @@ from .saved_tensors import AutogradGraph, Value
 
 @dataclass(slots=True, kw_only=True)
 class Ops:
-    """Records operations for one workload.
-
-    itemsize: bytes of an element of weights and activations.
-    weights:  the layer's matrices by module name, fused experts by their own.
-    keeps_frozen_inputs: DeepSpeed's linear layer of ZeRO-3 is in use, which saves its input whether the weight trains
-              or not (deepspeed 0.19 `runtime/zero/linear.py`).
-    """
+    """Records operations for one workload."""
 
     graph: AutogradGraph
     workload: Workload
-    itemsize: int
     weights: Mapping[str, Tensor]
+    """The layer's matrices by module name, fused experts by their own."""
     adapters: Adapters
     keeps_frozen_inputs: bool = False
+    """DeepSpeed's linear layer of ZeRO-3 is in use, which saves its input whether the weight trains or not (deepspeed
+    0.19 `runtime/zero/linear.py`)."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of weights and activations."""
+        return self.workload.weight_bytes
 
     @property
     def trains(self) -> bool:

@@ -98,7 +98,7 @@ def _masks(recorder: LayerRecorder) -> list[LinearTerm]:
 
 
 def _embedding(recorder: LayerRecorder) -> list[LinearTerm]:
-    """Of each stream: what the embedding's norm, dropout and convolutions save before the first layer."""
+    """What the embedding's norm, dropout and convolutions save before the first layer of each stream."""
     model, terms = recorder.model, []
     for block in {block.stack: block for block in reversed(model.blocks)}.values():
         variant, rows = recorder.variant(block), recorder.rows(block)
@@ -116,8 +116,7 @@ def _embedding(recorder: LayerRecorder) -> list[LinearTerm]:
             value = norm(ops, variant.norm, value)
         drops = variant.embedding_dropout and block.hidden_dropout > 0
         ops.dropout(value, drops)
-        saved = list(ops.graph.saved())
-        if saved:
+        if saved := ops.graph.saved():
             terms.append(saved_term(f"{block.stack} embedding", saved, count=1, rows=rows))
         if (variant.summed_input or drops) and recorder.checkpointing and not recorder.trains:
             terms.append(_hidden(recorder, "embedding output", block))
@@ -135,7 +134,7 @@ def encoder_output_terms(recorder: LayerRecorder) -> list[LinearTerm]:
     output = norm(ops, variant.norm, value, "encoder output")
     output = ops.dropout(output, variant.relative and encoder[-1].hidden_dropout)
     ops.graph.apply("keys", (output,), saves=(output,))
-    return [saved_term("encoder output", list(ops.graph.saved()), count=1, rows=recorder.encoder_rows)]
+    return [saved_term("encoder output", ops.graph.saved(), count=1, rows=recorder.encoder_rows)]
 
 
 def _hidden(recorder: LayerRecorder, name: str, block: Block) -> LinearTerm:

@@ -17,15 +17,13 @@ from .saved_tensors import AutogradGraph, Size, Storage, Value, frontier
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a run of operations saves, the size of its input, and the moments of its forward and backward pass.
-
-    unsaved: the moments of a forward pass that saves nothing, as checkpointing runs it first.
-    """
+    """What a run of operations saves, and the largest moments of its passes."""
 
     saved: tuple[Storage, ...]
     input_size: Size
     forward: tuple[Size, ...]
     unsaved: tuple[Size, ...]
+    """The moments of a forward pass that saves nothing, as checkpointing runs it first."""
     backward: tuple[Size, ...]
 
     @classmethod
@@ -75,13 +73,12 @@ class LayerRecorder:
         apart: list[tuple[Block, bool]] = []
         seen: set[str] = set()
         for block in self.model.blocks:
-            rest = block.count
-            if block.stack not in seen:
+            is_first = block.stack not in seen
+            if is_first:
                 seen.add(block.stack)
                 apart.append((replace(block, count=1), True))
-                rest -= 1
-            if rest:
-                apart.append((replace(block, count=rest), False))
+            if block.count > is_first:
+                apart.append((replace(block, count=block.count - is_first), False))
         return apart
 
     def ops(self, tensors: Iterable[Tensor], part: str) -> Ops:
@@ -89,14 +86,13 @@ class LayerRecorder:
         return Ops(
             graph=AutogradGraph(part),
             workload=self.workload,
-            itemsize=self.workload.weight_bytes,
             weights=weights,
             adapters=adapters(self.model, self.workload),
             keeps_frozen_inputs=self.zero3,
         )
 
     def layer(self, block: Block, *, first: bool) -> Recording:
-        """Run one layer on a graph. Checkpointing keeps its input anyway, so it is not among what is recomputed."""
+        """Run one layer. Checkpointing keeps its input anyway, so it is not among what is recomputed."""
         variant, rows, ops = self.variant(block), self.rows(block), self.ops(block.tensors, "input")
         graph, hidden, item = ops.graph, self.model.hidden_size, ops.itemsize
         value = graph.tensor(rows, hidden, item, "layer input", needs_grad=not first, outer=self.checkpointing)
@@ -119,25 +115,15 @@ class LayerRecorder:
         """Shared by all layers: of booleans for sdpa, one for all samples; of the scores' type for eager, one per
         sample."""
         eager = kernel == "eager"
-        return ops.graph.tensor(
-            rows,
-            rows,
-            ops.itemsize if eager and not variant.boolean_mask else 1,
-            "mask",
-            needs_grad=False,
-            fixed=not eager,
-            outer=True,
-        )
+        itemsize = ops.itemsize if eager and not variant.boolean_mask else 1
+        return ops.graph.tensor(rows, rows, itemsize, "mask", needs_grad=False, fixed=not eager, outer=True)
 
     def kernel(self, attention: Attention, variant: LayerVariant, rows: int) -> tuple[Kernel, bool]:
         """The kernel, and whether a mask of S x S reaches it."""
         windowed = attention.window is not None and rows >= attention.window
         masked = (windowed or variant.masked) and not attention.cross
-        repeated = (
-            windowed
-            or (variant.heads == "copies" and attention.kv_heads > 1)
-            or (max(attention.head_dim, attention.v_head_dim) > LARGEST_FUSED_HEAD)
-        )
+        repeated = windowed or (variant.heads == "copies" and attention.kv_heads > 1)
+        repeated |= max(attention.head_dim, attention.v_head_dim) > LARGEST_FUSED_HEAD
         kernel = attention_kernel(
             self.workload,
             attention,
@@ -146,9 +132,7 @@ class LayerRecorder:
             grouped=attention.kv_heads < attention.heads and not repeated,
             compute_capability=self.compute_capability,
         )
-        if kernel == "eager":
-            return kernel, attention.causal
-        return kernel, masked and kernel != "flash"
+        return kernel, attention.causal if kernel == "eager" else masked and kernel != "flash"
 
 
 def _bias(ops: Ops, attention: Attention, rows: int, keys: int, *, needs_grad: bool) -> Value:

@@ -23,8 +23,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import torch
 import torch.nn.functional as F
 import transformers as T
-from ds_advise.estimators.memory.activations import ActivationMemory, activation_memory, kernels
-from ds_advise.estimators.memory.activations import saved_tensors as graph
+from ds_advise.estimators.memory.activations import ActivationMemory, activation_memory, kernels, saved_tensors
 from ds_advise.estimators.memory.activations.activation_memory import layout_of
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.workload import Workload
@@ -418,7 +417,7 @@ def kept(memory: ActivationMemory) -> int:
 @pytest.fixture(autouse=True)
 def as_a_dispatch_mode_sees_it(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Under a dispatch mode torch never adds gradients in place, and the inside of a kernel is not seen."""
-    monkeypatch.setattr(graph, "IN_PLACE", False)
+    monkeypatch.setattr(saved_tensors, "IN_PLACE", False)
     monkeypatch.setattr(kernels, "backward_workspace", lambda *_: 0)
     # peft turns autocast off around its products; the meta device has none.
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
@@ -443,7 +442,7 @@ def modes() -> list[Any]:
 
 
 ROUGH_PEAK = {"bert": 0.1, "bloom": 0.16, "gpt_oss": 0.06, "roberta": 0.1}
-"""Eager code of these keeps large intermediate results in local variables that the graph does not know of."""
+"""Eager code of these keeps large intermediate results in local variables that the recorded graph does not know of."""
 
 
 @pytest.mark.parametrize(("name", "method", "checkpointing"), modes())

@@ -194,7 +194,7 @@ def test_the_kernel_that_the_dispatcher_takes(changes: dict, how: dict, kernel: 
     assert attention_kernel(workload, replace(ATTENTION, **changes), **how) == kernel
 
 
-def test_a_tape_saves_each_storage_once_and_nothing_without_gradients() -> None:
+def test_each_storage_is_saved_once_and_only_for_gradients() -> None:
     """x * x saves x once; the same on an input that needs no gradient saves nothing."""
     for needs_grad, bytes_saved in ((True, 40), (False, 0)):
         graph = AutogradGraph()
