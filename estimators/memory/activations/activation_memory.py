@@ -47,17 +47,9 @@ class ActivationMemory:
         return total_bytes(self.saved_terms)
 
     @property
-    def loss_bytes(self) -> int:
-        return total_bytes(self.loss_terms)
-
-    @property
-    def block_bytes(self) -> int:
-        return total_bytes(self.block_terms)
-
-    @property
     def peak_bytes(self) -> int:
         """saved + the larger of loss and block."""
-        return self.saved_bytes + max(self.loss_bytes, self.block_bytes)
+        return self.saved_bytes + max(total_bytes(self.loss_terms), total_bytes(self.block_terms))
 
 
 def activation_memory(

@@ -92,8 +92,9 @@ def attend(
         # torch's composite path: everything in fp32, the scores and their softmax in full.
         scaled, keyed, value = (ops.cast(part, 4) for part in (query, key, value))
         scores = ops.product("scores", ops.scale(scaled), ops.scale(keyed), width=heads * keys)
-        if mask is not None or bias is not None:
-            scores = ops.graph.apply("scores", (scores, mask or bias), view=True)
+        added = mask or bias
+        if added is not None:
+            scores = ops.graph.apply("scores", (scores, added), view=True)
         weights = ops.saves_output("softmax", scores)
         output = ops.product("attention output", ops.dropout(weights, dropout), value, width=out_width)
         return ops.cast(output, query.itemsize)
