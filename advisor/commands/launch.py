@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from .options import COUNT, run_options
+from .options import COUNT, CPU_RANKS, device, gpus, output_options, run_options
+
+if TYPE_CHECKING:
+    from ..launch.session import Check
+    from ..terminal.output import Output
+
+_PATH = click.Path(path_type=Path)
+_CHECKS, _LAUNCHERS = click.Choice(["auto", "dry-run", "probe"]), click.Choice(["deepspeed", "torchrun", "accelerate"])
 
 
 @click.command(short_help="Launch the training with your own script, and watch it.")
 @partial(run_options, model_required=False)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT [ARGUMENTS]")
 @click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
-@click.option(
-    "--launcher",
-    type=click.Choice(["deepspeed", "torchrun", "accelerate"]),
-    help="What starts the ranks; unset: what the script needs.",
-)
-@click.option("--gpus", default="auto", metavar="SPEC", show_default=True, help="GPUs of this machine, such as 2x24GB.")
-@click.option(
-    "--device",
-    type=click.Choice(["cuda", "cpu"]),
-    default="cuda",
-    show_default=True,
-    help="cpu: DeepSpeed's CPU accelerator, for small models.",
-)
-@click.option("--ranks", type=COUNT, help="Run so many ranks with --device cpu.  [default: 2]")
-@click.option(
-    "--hostfile",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Several nodes by ssh, with the deepspeed launcher.",
-)
+@click.option("--launcher", type=_LAUNCHERS, help="What starts the ranks; unset: what the script needs.")
+@gpus("GPUs of this machine, such as 2x24GB.")
+@device("cpu: DeepSpeed's CPU accelerator, for small models.")
+@CPU_RANKS
+@click.option("--hostfile", type=_PATH, metavar="FILE", help="Several nodes by ssh, with the deepspeed launcher.")
 @click.option("--slurm", is_flag=True, help="The nodes of this Slurm allocation, with srun and torchrun.")
 @click.option(
     "--master", metavar="ADDRESS[:PORT]", help="Several nodes, on each of which this is run: the first one's address."
@@ -53,7 +43,7 @@ from .options import COUNT, run_options
 @click.option("--dry", is_flag=True, help="Print what would run on each node, and start nothing.")
 @click.option(
     "--check",
-    type=click.Choice(["auto", "dry-run", "probe"]),
+    type=_CHECKS,
     default="auto",
     show_default=True,
     help="How to see first that it fits; auto: a probe where the whole job runs here, else a dry run.",
@@ -63,24 +53,19 @@ from .options import COUNT, run_options
     "--fallback", is_flag=True, help="Out of memory: go on with the next plan that fits, from the last checkpoint."
 )
 @click.option(
-    "--log-dir",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Where the ranks' output goes.  [default: ds-advise-launch/TIME]",
+    "--log-dir", type=_PATH, metavar="FOLDER", help="Where the ranks' output goes.  [default: ds-advise-launch/TIME]"
 )
 @click.option("--verbose", is_flag=True, help="Show rank 0's output.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@output_options
 def launch(
     run: dict[str, Any],
     words: tuple[str, ...],
     dry: bool,
-    check: Any,
+    check: Check,
     no_check: bool,
     fallback: bool,
     verbose: bool,
-    as_json: bool,
-    debug: bool,
+    output: Output,
     **place: Any,
 ) -> int:
     """Start the training that DS_CONFIG is for with a script of yours: on the Hugging Face Trainer, on accelerate, or
@@ -93,43 +78,21 @@ def launch(
 
     Exit code: 0 it finished, 1 it failed, was stopped or not started (and why), 2 it cannot be launched.
     """
-    del debug  # read from the arguments by the program's error handler
     if not words:
         raise click.UsageError("no script; write -- and then the script with its arguments")
     if fallback and place["master"] is not None:
         raise click.UsageError("--fallback does not go with --master: the other nodes would not change their plan")
-    from rich.console import Console
-
     from ..launch.question.question import launch_question
-    from ..launch.report import dry_lines, json_form, render_session
-    from ..launch.run import environment_of
+    from ..launch.report import json_form, render_session, show_dry
     from ..launch.session import run_session
 
     source = click.get_current_context().get_parameter_source
     given = {name for name in run if source(name) is ParameterSource.COMMANDLINE}
-    question = launch_question(run.pop("config_file"), words, run, given=given, **place)
-
-    def say(text: str) -> None:
-        click.echo(f"ds-advise: {text}", err=True)
-
-    for sentence in question.said:
-        say(sentence)
+    request, remarks = launch_question(run, words, given=given, **place)
+    for remark in remarks:
+        output.say(remark)
     if dry:
-        lines = dry_lines(question.request)
-        if as_json:
-            print(json.dumps([{"where": where, "command": line} for where, line in lines], indent=1))
-        for where, line in () if as_json else lines:
-            print(f"# {where}\n{line}")
-        return 0
-    variables = environment_of(question.request)
-    if variables:
-        say("sets " + " ".join(f"{name}={value}" for name, value in variables.items()))
-    console = Console(stderr=True, highlight=False)
-    session = run_session(
-        question, check=None if no_check else check, fallback=fallback, verbose=verbose, console=console, say=say
-    )
-    if as_json:
-        print(json.dumps(json_form(session), indent=1))
-    else:
-        render_session(session, Console(file=sys.stdout, highlight=False))
-    return 0 if session.attempts and session.attempts[-1][1].status == "finished" else 1
+        return show_dry(request, output)
+    session = run_session(request, None if no_check else check, fallback=fallback, verbose=verbose, output=output)
+    output.show(lambda: json_form(session), lambda console: render_session(session, console))
+    return 0 if session.finished else 1

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from ...estimators.plan import RUNGS
-from .options import COUNT, training_question, training_question_options
+from ..terminal.output import Output
+from .options import COUNT, CPU_RANKS, DEBUG, device, memory, training_question, training_question_options
 
-if TYPE_CHECKING:
-    from ...estimators.models.model_shape import ModelShape
-    from ..trainer.settings import Settings
-
-_SHAPES = ("chat", "prompt-completion", "instruction", "text-label", "text")
-
-_OF_THIS_CALL = ("output_dir", "resume", "force", "fallback", "dry", "verbose", "debug")
-"""Options that say nothing of the training itself; the others are kept with it, for --resume."""
+_ROW_SHAPES = click.Choice(["chat", "prompt-completion", "instruction", "text-label", "text"])
+_REPORTERS = click.Choice(["auto", "tensorboard", "swanlab", "wandb", "none"])
 
 
 @click.command(short_help="Train a model on a data file: advise, prove, launch and save.")
 @training_question_options
-@click.option("--format", "shape", type=click.Choice(_SHAPES), help="What a row is; unset: recognised.")
+@click.option("--format", "shape", type=_ROW_SHAPES, help="What a row is; unset: recognised.")
 @click.option("--system", metavar="TEXT", help="A system message for chats that bring none.")
 @click.option("--packing", is_flag=True, help="Fill each sample with several rows, which do not see each other.")
 @click.option(
@@ -53,7 +47,7 @@ _OF_THIS_CALL = ("output_dir", "resume", "force", "fallback", "dry", "verbose", 
 )
 @click.option(
     "--report-to",
-    type=click.Choice(["auto", "tensorboard", "swanlab", "wandb", "none"]),
+    type=_REPORTERS,
     default="auto",
     show_default=True,
     help="Where the loss is drawn; auto: TensorBoard where it is installed.",
@@ -73,20 +67,12 @@ _OF_THIS_CALL = ("output_dir", "resume", "force", "fallback", "dry", "verbose", 
     help="Where memory runs out, go on with the next plan that fits, from the last checkpoint.",
 )
 @click.option("--dry", is_flag=True, help="Show data, plan and command, and start nothing.")
-@click.option(
-    "--device",
-    type=click.Choice(["cuda", "cpu"]),
-    default="cuda",
-    show_default=True,
-    help="Train on GPUs, or with processes on this machine's CPU in their place.",
-)
-@click.option("--ranks", type=COUNT, help="Run so many ranks with --device cpu.  [default: 2]")
-@click.option("--memory", metavar="SIZE", help="What each rank may plan with, with --device cpu, such as 2GB.")
+@device()
+@CPU_RANKS
+@memory("What each rank may plan with, with --device cpu, such as 2GB.")
 @click.option("--verbose", is_flag=True, help="Show the first rank's output while it trains.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def train(
-    output_dir: str, resume: bool, force: bool, fallback: bool, dry: bool, verbose: bool, debug: bool, **options: Any
-) -> int:
+@DEBUG
+def train(output_dir: str, resume: bool, force: bool, fallback: bool, dry: bool, verbose: bool, **options: Any) -> int:
     """Train a model on a data file: recommend a configuration, prove that it fits, train, save.
 
     \b
@@ -96,122 +82,22 @@ def train(
 
     Exit code: 0 trained and saved, 1 it was stopped, it failed, or nothing fits, 2 it could not be started.
     """
-    del debug  # read from the arguments by the program's error handler
-    from ..trainer.output import Output
+    from ..trainer.session import go_on, show, train_anew
+    from ..trainer.train import TrainingControls
 
-    output = Output(Path(output_dir).expanduser().absolute())
+    output, folder = Output("human"), Path(output_dir).expanduser().absolute()
     for name in ("model", "data", "evaluation_data"):  # to be resumed from wherever somebody stands
         if options[name] and Path(options[name]).expanduser().exists():
             options[name] = str(Path(options[name]).expanduser().absolute())
+    controls = TrainingControls(output=output, fallback=fallback, verbose=verbose)
     if resume:
-        return _resumed(output, options, fallback=fallback, verbose=verbose)
+        source = click.get_current_context().get_parameter_source
+        given = {name: value for name, value in options.items() if source(name) is ParameterSource.COMMANDLINE}
+        return go_on(given, folder, controls)
     for name in ("model", "data"):
         if not options[name]:
             raise click.UsageError(f"--{name} is missing")
+    advice = training_question(options)
     if dry:
-        from tempfile import TemporaryDirectory
-
-        with TemporaryDirectory() as folder:
-            return _new(Output(Path(folder)), options, shown_as=output, verbose=verbose)
-    return _new(output, options, force=force, fallback=fallback, verbose=verbose)
-
-
-def _new(
-    output: Any,
-    options: dict[str, Any],
-    *,
-    verbose: bool,
-    fallback: bool = False,
-    force: bool = False,
-    shown_as: Any = None,
-) -> int:
-    """A training from its beginning. shown_as: only show it, as if its output went there."""
-    from rich.console import Console
-
-    from ..trainer.proposal import propose
-    from ..trainer.report import render_proposal, render_proven, render_start, render_trained
-    from ..trainer.train import proven, start
-
-    console = Console(file=sys.stdout, highlight=False)
-    settings, shape, question, limit = _asked(options)
-    output.claim(force=force)
-    output.write_asked({name: value for name, value in options.items() if name not in _OF_THIS_CALL})
-    proposed = propose(settings, shape, question, output, _say)
-    render_proposal(proposed, console)
-    if proposed.answer.recommended is None:
-        return 1
-    if shown_as is not None:
-        render_start(proposed, shown_as, console)
-        return 0
-    ready = proven(proposed, memory_limit_bytes=limit, say=_say)
-    render_proven(proposed, ready, console)
-    if ready.answer.recommended is None:
-        return 1
-    trained = start(ready, fallback=fallback, verbose=verbose, say=_say)
-    render_trained(trained, console)
-    return 0 if trained.finished else 1
-
-
-def _resumed(output: Any, options: dict[str, Any], *, fallback: bool, verbose: bool) -> int:
-    from rich.console import Console
-
-    from ..trainer.output import differing
-    from ..trainer.report import render_trained
-    from ..trainer.train import resume
-
-    asked = output.read_asked()
-    source = click.get_current_context().get_parameter_source
-    given = {name: value for name, value in options.items() if source(name) is ParameterSource.COMMANDLINE}
-    for name, before in differing(asked, given):
-        raise click.UsageError(
-            f"--{name.replace('_', '-')} was {before} in the training that is to go on; leave it out"
-        )
-    settings, shape, question, _ = _asked(asked)
-    trained = resume(settings, shape, question["gpus"], output, fallback=fallback, verbose=verbose, say=_say)
-    render_trained(trained, Console(file=sys.stdout, highlight=False))
-    return 0 if trained.finished else 1
-
-
-def _asked(options: dict[str, Any]) -> tuple[Settings, ModelShape, dict[str, Any], int | None]:
-    """(the training's own options, the model, the question to `advise`, what a rank on the CPU may take)."""
-    from ..question.cluster_options import ClusterOptions
-    from ..question.model_source import load_model
-    from ..trainer.settings import Settings
-
-    question = training_question(options)
-    machines = ClusterOptions(
-        **{name: options[name] for name in ("gpus", "ram", "nvme", "interconnect", "device", "ranks", "memory")}
-    )
-    question["gpus"], limit = machines.cluster(), machines.memory_limit_bytes
-    own = {
-        name: options[name]
-        for name in (
-            "model",
-            "device",
-            "evaluation_share",
-            "shape",
-            "system",
-            "packing",
-            "lora_alpha",
-            "epochs",
-            "max_steps",
-            "learning_rate",
-            "seed",
-            "save_steps",
-            "report_to",
-            "merge",
-            "rung",
-            "offline",
-        )
-    }
-    settings = Settings(
-        **own,
-        data=Path(options["data"]),
-        evaluation_data=Path(options["evaluation_data"]) if options["evaluation_data"] else None,
-        proof="none" if options["no_check"] else "dry-run" if options["no_probe"] else "probe",
-    )
-    return settings, load_model(settings.model, offline=settings.offline), question, limit
-
-
-def _say(text: str) -> None:
-    click.echo(f"ds-advise: {text}", err=True)
+        return show(options, advice, folder, output)
+    return train_anew(options, advice, folder, controls, force=force)

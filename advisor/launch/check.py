@@ -54,14 +54,13 @@ def objections(
 ) -> list[Objection]:
     """Everything that speaks against starting it; empty where it may start.
 
-    how:         "probe" runs a few real steps on this machine, "dry-run" the real engine on a simulated GPU.
-    output_dir:  where checkpoints go, None where that is not known. checkpoints: how many are on the disk at once at
-        most.
+    how: "probe" runs a few real steps on this machine, "dry-run" the real engine on a simulated GPU.
+    output_dir: where checkpoints go, None where that is not known. checkpoints: the most that are on the disk at once.
 
     Raises DsAdviseError where the check itself cannot be made.
     """
-    found = _disk(run, output_dir, checkpoints) + _loading(run, prediction)
-    return found + (_probed(run, device, on_progress) if how == "probe" else _dry_run(run, on_progress))
+    before = [*_disk(run, output_dir, checkpoints), *_loading(run, prediction)]
+    return before + (_probe(run, device, on_progress) if how == "probe" else _dry_run(run, on_progress))
 
 
 def _dry_run(run: Run, on_progress: Callable[[str], None]) -> list[Objection]:
@@ -69,30 +68,24 @@ def _dry_run(run: Run, on_progress: Callable[[str], None]) -> list[Objection]:
     answer = prove_by_dry_run(run)
     if answer.fits:
         return []
-    need, offer = answer.required_device_bytes_per_gpu, run.cluster.gpu.memory_bytes
-    host, there = answer.result.peak.host_bytes_per_node, run.cluster.host_memory_bytes_per_node
-    return [
-        Objection(
-            what=f"the dry run needs {gib(host)} GiB of the host's {gib(there)}"
-            if there is not None and host > there
-            else f"the dry run needs {gib(need)} GiB of the {run.cluster.gpu.name}'s {gib(offer)}, and "
-            f"{percent(MARGIN['dry-run'])} must stay free",
-            fix=_other_plan(run),
-        )
-    ]
+    gpu, host_bytes = run.cluster.gpu, run.cluster.host_memory_bytes_per_node
+    host_need_bytes = answer.result.peak.host_bytes_per_node
+    if host_bytes is not None and host_need_bytes > host_bytes:
+        what = f"the dry run needs {gib(host_need_bytes)} GiB of the host's {gib(host_bytes)}"
+    else:
+        need = f"{gib(answer.required_device_bytes_per_gpu)} GiB of the {gpu.name}'s {gib(gpu.memory_bytes)}"
+        what = f"the dry run needs {need}, and {percent(MARGIN['dry-run'])} must stay free"
+    return [Objection(what=what, fix=_other_plan(run))]
 
 
-def _probed(run: Run, device: Device, on_progress: Callable[[str], None]) -> list[Objection]:
+def _probe(run: Run, device: Device, on_progress: Callable[[str], None]) -> list[Objection]:
     result = probe_and_keep(run, device=device, on_progress=lambda phase: on_progress(f"probe: {phase} ..."))
-    if result.failure is None:
-        return []
     failure = result.failure
-    return [
-        Objection(
-            what=f"the probe failed in {failure.phase} on rank {failure.rank}: {failure.message}",
-            fix=_other_plan(run) if failure.kind in ("out_of_memory", "killed") else "mend that first",
-        )
-    ]
+    if failure is None:
+        return []
+    is_memory = failure.kind in ("out_of_memory", "killed")
+    what = f"the probe failed in {failure.phase} on rank {failure.rank}: {failure.message}"
+    return [Objection(what=what, fix=_other_plan(run) if is_memory else "repair that first")]
 
 
 def _loading(run: Run, prediction: Estimate | None) -> list[Objection]:
@@ -101,28 +94,21 @@ def _loading(run: Run, prediction: Estimate | None) -> list[Objection]:
     need = 0 if prediction is None else prediction.memory.host_loading_bytes_per_node
     if offer is None or need <= offer:
         return []
-    return [
-        Objection(
-            what=f"loading the model takes {gib(need)} GiB of the host's {gib(offer)}",
-            fix="use ZeRO-3, under which the model is loaded in shards, or fewer ranks on this node",
-        )
-    ]
+    what = f"loading the model takes {gib(need)} GiB of the host's {gib(offer)}"
+    fix = "use ZeRO-3, under which the model is loaded in shards, or fewer ranks on this node"
+    return [Objection(what=what, fix=fix)]
 
 
 def _disk(run: Run, output_dir: Path | None, checkpoints: int) -> list[Objection]:
     if output_dir is None or run.shape is None:
         return []
-    need, free = checkpoints * checkpoint_bytes(run.shape, run.workload), free_bytes(output_dir)
-    if need <= free:
+    one, free = checkpoint_bytes(run.shape, run.workload), free_bytes(output_dir)
+    if checkpoints * one <= free:
         return []
-    return [
-        Objection(
-            what=f"{checkpoints} checkpoint{'s' * (checkpoints > 1)} of {gib(need // checkpoints)} GiB need more than "
-            "the "
-            f"{gib(free)} GiB free in {output_dir}",
-            fix="free some space, name another --output_dir, or keep fewer with --save_total_limit 1",
-        )
-    ]
+    needed = f"{checkpoints} checkpoint{'s' * (checkpoints > 1)} of {gib(one)} GiB"
+    what = f"{needed} need more than the {gib(free)} GiB free in {output_dir}"
+    fix = "free some space, name another --output_dir, or keep fewer with --save_total_limit 1"
+    return [Objection(what=what, fix=fix)]
 
 
 def free_bytes(folder: Path) -> int:
@@ -136,12 +122,11 @@ def free_bytes(folder: Path) -> int:
 def _other_plan(run: Run) -> str:
     """What fits in its place, with the same samples in a step."""
     plans = plans_that_fit(run)
-    if not plans:
+    if not plans or run.shape is None:
         return "no plan with this global batch is predicted to fit: a smaller model, LoRA or a shorter --seq-len might"
-    best, shape = plans[0].estimate.plan, run.shape
-    assert shape is not None, "plans are those of a known model"
+    best = plans[0].estimate.plan
     return (
         f"{plan_title(best)} with micro batch {best.micro_batch_size} and checkpointing "
-        f"{'on' if best.gradient_checkpointing else 'off'} is predicted to fit: ds-advise {shape.name} "
+        f"{'on' if best.gradient_checkpointing else 'off'} is predicted to fit: ds-advise {run.shape.name} "
         f"--seq-len {run.workload.seq_len} --global-batch {run.samples_per_step} writes it"
     )

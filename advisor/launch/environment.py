@@ -6,16 +6,14 @@ import os
 from collections.abc import Mapping
 
 from ...ds_configs.launch_commands import ALLOCATOR_SETTING
-from ...probes.real_run.job import Device
 from ...probes.this_machine import cpu_cores
+from .request import LaunchRequest
 
 _NCCL_SWITCHES = {
     "NCCL_P2P_DISABLE": "GPUs of a node then exchange everything through host memory: 28 % fewer samples per second "
-    "where it "
-    "was measured (StarCoder, ZeRO-3, 2 nodes of 8 A800)",
+    "where it was measured (StarCoder, ZeRO-3, 2 nodes of 8 A800)",
     "NCCL_SHM_DISABLE": "without P2P as well even a node's own GPUs talk over the network: 36 % fewer samples per "
-    "second in "
-    "the same measurement, and nothing lost where P2P works",
+    "second in the same measurement, and nothing lost where P2P works",
     "NCCL_IB_DISABLE": "nodes then talk over TCP even where there is InfiniBand or RoCE",
 }
 """Variable -> what its 1 does."""
@@ -23,34 +21,31 @@ _NCCL_SWITCHES = {
 _OFF = ("", "0", "false", "no")
 
 
-def plan_environment(
-    *, device: Device, offloads_optimizer: bool, ranks_per_node: int, environment: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """Variables to set for the ranks; what the user has set already is left alone.
+def environment_of(request: LaunchRequest, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables that are set for the ranks; what the user's `environment` has already is left alone.
 
     PYTORCH_CUDA_ALLOC_CONF: the setting that the memory figures rest on (torch >= 2.9 also reads PYTORCH_ALLOC_CONF).
     OMP_NUM_THREADS: an equal part of the cores for each rank where the CPU computes, that is on the CPU and for CPU
-                     Adam. torchrun would set 1, with which CPU Adam takes as many times longer as there are idle cores.
-    DS_ACCELERATOR, CUDA_VISIBLE_DEVICES: training on the CPU does not touch a GPU.
+    Adam. torchrun would set 1, with which CPU Adam takes as many times longer as there are idle cores.
+    DS_ACCELERATOR, CUDA_VISIBLE_DEVICES: training on the CPU does not touch a GPU, whatever the user has set.
     """
-    there = os.environ if environment is None else environment
+    zero = request.run.config.get("zero_optimization")
+    offload = zero.get("offload_optimizer") if isinstance(zero, dict) else None
+    offloads_optimizer = isinstance(offload, dict) and offload.get("device", "none") != "none"
+    on_cpu = request.device == "cpu"
     wanted: dict[str, str] = {}
-    if device == "cpu":
-        wanted |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    elif "PYTORCH_ALLOC_CONF" not in there:
-        name, _, value = ALLOCATOR_SETTING.partition("=")
-        wanted[name] = value
-    if device == "cpu" or offloads_optimizer:
-        wanted["OMP_NUM_THREADS"] = str(max(1, cpu_cores() // ranks_per_node))
-    forced = ("DS_ACCELERATOR", "CUDA_VISIBLE_DEVICES")
-    return {name: value for name, value in wanted.items() if name not in there or name in forced}
+    if not on_cpu and "PYTORCH_ALLOC_CONF" not in environment:
+        wanted = dict([ALLOCATOR_SETTING.split("=")])
+    if on_cpu or offloads_optimizer:
+        wanted["OMP_NUM_THREADS"] = str(max(1, cpu_cores() // request.run.cluster.gpus_per_node))
+    forced = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""} if on_cpu else {}
+    return forced | {name: value for name, value in wanted.items() if name not in environment}
 
 
-def costly_switches(environment: Mapping[str, str] | None = None) -> list[str]:
+def costly_switches(environment: Mapping[str, str] = os.environ) -> list[str]:
     """A sentence for each of NCCL's switches that is set and makes communication slower."""
-    there = os.environ if environment is None else environment
     return [
-        f"{name}={there[name]} is set: {what}; unset it unless NCCL fails without"
-        for name, what in _NCCL_SWITCHES.items()
-        if there.get(name, "").lower() not in _OFF
+        f"{name}={environment[name]} is set: {effect}; unset it unless NCCL fails without"
+        for name, effect in _NCCL_SWITCHES.items()
+        if environment.get(name, "").lower() not in _OFF
     ]

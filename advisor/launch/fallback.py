@@ -9,76 +9,91 @@ from pathlib import Path
 
 from ...ds_configs.write import write_config
 from ...estimators.errors import ConfigFileError
-from ...probes.run import Run
 from ..terminal.words import plan_title
 from .other_plans import next_plan
-from .question.question import LaunchQuestion
 from .question.script_arguments import ScriptArguments
-from .request import Failure, Outcome, Script
+from .request import LaunchOutcome, LaunchRequest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Continuation:
-    """The next attempt: what it is, and the question that launches it; None with the reason where there is none."""
+    """The next attempt."""
 
-    what: str
-    question: LaunchQuestion | None
+    description: str
+    """What it is, or why there is none."""
+    request: LaunchRequest | None = None
 
     @property
-    def command(self) -> str:
-        """The line that starts it, apart from options that only name this machine's GPUs."""
-        assert self.question is not None, "there is an attempt"
-        request = self.question.request
-        module = ["--module"] if request.script.is_module else []
-        device = ["--device", "cpu", "--ranks", str(request.cluster.gpus_per_node)] if request.device == "cpu" else []
-        return shlex.join(
-            [
-                "ds-advise",
-                "launch",
-                str(request.config_path),
-                *device,
-                *module,
-                "--",
-                request.script.target,
-                *request.script.arguments,
-            ]
+    def command(self) -> str | None:
+        """The line that starts it, apart from options that only name this machine's GPUs; None where there is none."""
+        if self.request is None:
+            return None
+        script = self.request.script
+        words = ["ds-advise", "launch", str(self.request.config_path)]
+        if self.request.device == "cpu":
+            words += ["--device", "cpu", "--ranks", str(self.request.run.cluster.gpus_per_node)]
+        module = ["--module"] if script.is_module else []
+        return shlex.join([*words, *module, "--", script.target, *script.arguments])
+
+
+def with_less_memory(
+    request: LaunchRequest, outcome: LaunchOutcome, checkpoint: Path | None, folder: Path
+) -> Continuation:
+    """The same training under the fastest plan that needs less of what ran out, from a checkpoint of the Trainer's or,
+    where there is none, from the beginning.
+
+    A checkpoint that the next plan cannot read is never passed over in silence: only plans that can read it are taken,
+    and where there is none that is the answer.
+
+    folder: of the new request.
+    """
+    run, failed, failure = request.run, request.prediction, outcome.failure
+    assert failure is not None, "a training that failed"
+    if failed is None:
+        return Continuation(description="the model is not known, so neither is a plan that takes less: pass --model")
+    candidate = next_plan(run, failed, failure.kind, reads_checkpoint_of=failed.plan if checkpoint else None)
+    if candidate is not None:
+        plan = candidate.estimate.plan
+        start = f"from {checkpoint}" if checkpoint else "from the beginning, since no checkpoint was saved"
+        return Continuation(
+            description=f"{plan_title(plan)}, micro batch {plan.micro_batch_size} x "
+            f"{plan.gradient_accumulation_steps}, {start}",
+            request=replace(
+                request,
+                run=run.with_plan(plan),
+                prediction=candidate.estimate,
+                folder=folder,
+                resumes_after=0 if checkpoint is None else _step_of(checkpoint),
+            ),
         )
+    unread = next_plan(run, failed, failure.kind, reads_checkpoint_of=None)
+    if unread is None:
+        return Continuation(description="no other plan with this global batch is predicted to take enough less")
+    return Continuation(
+        description=f"{plan_title(unread.estimate.plan)} would fit, but DeepSpeed cannot load {checkpoint} under it "
+        "(another ZeRO stage partitions the states otherwise): convert it with deepspeed.checkpoint.ds_to_universal "
+        "and set checkpoint.load_universal, or begin anew from the weights in it"
+    )
 
 
-def continuation(question: LaunchQuestion, outcome: Outcome, folder: Path) -> Continuation:
-    """What would go on after this outcome; its configuration is written into `folder`.
-
-    A DeepSpeed checkpoint that the next plan cannot read is never passed over in silence: only plans that can read it
-    are taken, and where there is none that is the answer.
+def next_launch(request: LaunchRequest, outcome: LaunchOutcome, folder: Path) -> Continuation:
+    """What would go on with a user's script after memory ran out; its configuration is written into `folder`.
 
     Raises ConfigFileError where the configuration cannot be written.
     """
-    failure, run, request = outcome.failure, question.run, question.request
-    assert failure is not None, "a training that failed"
-    if run is None or request.prediction is None or run.shape is None:
+    arguments = ScriptArguments(request.script.arguments)
+    resumes = request.run.workload.framework == "hf" and arguments.are_training_arguments
+    checkpoint = outcome.checkpoint if resumes else None
+    following = with_less_memory(request, outcome, checkpoint, folder)
+    if following.request is None:
+        return following
+    run, prediction = following.request.run, following.request.prediction
+    if prediction is not None and not resumes:
         return Continuation(
-            what="the model is not known, so neither is a plan that takes less: pass --model", question=None
+            description=f"{plan_title(prediction.plan)} with micro batch {run.micro_batch_size} x "
+            f"{run.gradient_accumulation_steps} and checkpointing {'on' if run.gradient_checkpointing else 'off'} is "
+            "predicted to fit; how this script takes them and resumes cannot be known, so it is not started"
         )
-    if request.framework != "hf" or not question.arguments.are_training_arguments:
-        return _by_hand(run, failure, question)
-    checkpoint = outcome.checkpoint
-    written_by = None if checkpoint is None else request.prediction.plan
-    candidate = next_plan(run, request.prediction, failure.kind, reads_checkpoint_of=written_by)
-    if candidate is None:
-        unread = next_plan(run, request.prediction, failure.kind, reads_checkpoint_of=None)
-        what = "no other plan with this global batch is predicted to take enough less"
-        if unread is not None:
-            what = (
-                f"{plan_title(unread.estimate.plan)} would fit, but DeepSpeed cannot load {checkpoint} under it "
-                "(another "
-                "ZeRO stage partitions the states otherwise): convert it with deepspeed.checkpoint.ds_to_universal "
-                "and set "
-                "checkpoint.load_universal, or begin anew from the weights in it"
-            )
-        return Continuation(what=what, question=None)
-    plan = candidate.estimate.plan
-    next_run = run.with_plan(plan)
-    path = folder / "ds_config.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -87,60 +102,21 @@ def continuation(question: LaunchQuestion, outcome: Outcome, folder: Path) -> Co
             why="the next plan's configuration goes there",
             fix="free some space, or make the folder writable",
         ) from None
-    write_config(next_run.config, path, force=True)
+    path = folder / "ds_config.json"
+    write_config(run.config, path, force=True)
     values = {
-        "per_device_train_batch_size": str(plan.micro_batch_size),
-        "gradient_accumulation_steps": str(plan.gradient_accumulation_steps),
-        "gradient_checkpointing": str(plan.gradient_checkpointing),
+        "per_device_train_batch_size": str(run.micro_batch_size),
+        "gradient_accumulation_steps": str(run.gradient_accumulation_steps),
+        "gradient_checkpointing": str(run.gradient_checkpointing),
     }
     if checkpoint is not None:
         values["resume_from_checkpoint"] = str(checkpoint)
-    words = question.arguments.with_values(values)
-    how = f"from {checkpoint}" if checkpoint is not None else "from the beginning, since no checkpoint was saved"
-    return Continuation(
-        what=f"{plan_title(plan)}, micro batch {plan.micro_batch_size} x {plan.gradient_accumulation_steps}, {how}",
-        question=replace(
-            question,
-            arguments=ScriptArguments(words),
-            said=(),
-            run=next_run,
-            request=replace(
-                request,
-                script=Script(target=request.script.target, arguments=words, is_module=request.script.is_module),
-                config=dict(next_run.config),
-                config_path=path,
-                folder=folder,
-                prediction=candidate.estimate,
-                gradient_checkpointing=plan.gradient_checkpointing,
-                resumes_after=_step(checkpoint),
-            ),
-        ),
-    )
+    script = replace(request.script, arguments=arguments.with_values(values))
+    return replace(following, request=replace(following.request, script=script, config_path=path))
 
 
-def _by_hand(run: Run, failure: Failure, question: LaunchQuestion) -> Continuation:
-    """For a script whose batch size and resumption are its own business."""
-    assert question.request.prediction is not None, "called with a prediction"
-    candidate = next_plan(run, question.request.prediction, failure.kind, reads_checkpoint_of=None)
-    if candidate is None:
-        return Continuation(what="no other plan with this global batch is predicted to take enough less", question=None)
-    plan = candidate.estimate.plan
-    return Continuation(
-        question=None,
-        what=(
-            f"{plan_title(plan)} with micro batch {plan.micro_batch_size} x {plan.gradient_accumulation_steps} and "
-            "checkpointing "
-            f"{'on' if plan.gradient_checkpointing else 'off'} is predicted to fit; how this script takes them and "
-            "resumes cannot "
-            "be known, so it is not started"
-        ),
-    )
-
-
-def _step(checkpoint: Path | None) -> int:
-    """The optimizer step of a Trainer's checkpoint, as its state says; 0 without one."""
-    if checkpoint is None:
-        return 0
+def _step_of(checkpoint: Path) -> int:
+    """The optimizer step of a Trainer's checkpoint, as its state says, else as its name does."""
     try:
         return int(json.loads((checkpoint / "trainer_state.json").read_text())["global_step"])
     except (OSError, ValueError, KeyError):

@@ -28,9 +28,7 @@ def plans_that_fit(run: Run) -> list[Candidate]:
         candidates = answer(Question(model=run.shape, workload=workload, cluster=run.cluster)).candidates
     except DsAdviseError:
         return []
-    return sorted(
-        (candidate for candidate in candidates if candidate.fit.fits), key=lambda candidate: -candidate.tokens_per_s
-    )
+    return sorted((each for each in candidates if each.fit.fits), key=lambda candidate: -candidate.tokens_per_s)
 
 
 def next_plan(run: Run, failed: Estimate, kind: FailureKind, *, reads_checkpoint_of: Plan | None) -> Candidate | None:
@@ -39,26 +37,22 @@ def next_plan(run: Run, failed: Estimate, kind: FailureKind, *, reads_checkpoint
 
     reads_checkpoint_of: only plans that can read a checkpoint of this one.
     """
+    if kind not in ("gpu_out_of_memory", "host_out_of_memory"):
+        return None
 
     def need(estimate: Estimate) -> int:
         memory = estimate.memory
         # Live tensors: the context and the libraries take the same under every plan.
         return memory.host_bytes_per_node if kind == "host_out_of_memory" else memory.allocated_bytes_per_gpu
 
-    if kind not in ("gpu_out_of_memory", "host_out_of_memory"):
-        return None
-    return next(
-        (
-            candidate
-            for candidate in plans_that_fit(run)
-            if need(candidate.estimate) <= _LESS * need(failed)
-            and (reads_checkpoint_of is None or reads(candidate.estimate.plan, reads_checkpoint_of))
-        ),
-        None,
-    )
+    for candidate in plans_that_fit(run):
+        reads = reads_checkpoint_of is None or _can_read(candidate.estimate.plan, reads_checkpoint_of)
+        if reads and need(candidate.estimate) <= _LESS * need(failed):
+            return candidate
+    return None
 
 
-def reads(plan: Plan, written_by: Plan) -> bool:
+def _can_read(plan: Plan, written_by: Plan) -> bool:
     """Whether DeepSpeed loads a checkpoint, optimizer states included, under another plan with as many ranks.
 
     Stages 1 and 2 share a class and a layout, wherever the optimizer is (0.19.8 runtime/zero/stage_1_and_2.py

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ...ds_configs.launch_commands import Launcher, Rendezvous
 from ...estimators.estimate import Estimate
-from ...estimators.hardware.cluster import Cluster
-from ...estimators.models.model_shape import ModelShape
-from ...estimators.workload import Framework, Workload
 from ...probes.real_run.job import Device
+from ...probes.run import Run
 
-Status = Literal["finished", "stopped", "failed"]
+LaunchStatus = Literal["finished", "stopped", "failed"]
+"""How a training ended; "stopped": by Ctrl-C or SIGTERM."""
+
 FailureKind = Literal[
     "gpu_out_of_memory",
     "host_out_of_memory",
@@ -26,108 +25,113 @@ FailureKind = Literal[
     "crash",
 ]
 
+FAILURE_TITLES: dict[FailureKind, str] = {
+    "gpu_out_of_memory": "The GPU's memory ran out",
+    "host_out_of_memory": "The host's memory ran out",
+    "communication_timeout": "The ranks waited for each other in vain",
+    "disk_full": "The disk is full",
+    "nan_loss": "The loss is not a number",
+    "lost_rank": "A rank was lost",
+    "not_resumed": "It did not resume",
+    "crash": "The script failed",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What every rank runs as `__main__`.
-
-    target:    a path of a file, or the name of a module (`is_module`).
-    arguments: as they stand on the command line, without those that pass the DeepSpeed configuration.
-    """
+    """What every rank runs as `__main__`."""
 
     target: str
+    """The path of a file, or the name of a module."""
     arguments: tuple[str, ...] = ()
+    """As they stand on the command line, without those that pass the DeepSpeed configuration."""
     is_module: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRequest:
-    """One training.
-
-    config, config_path: the ds_config and its file. passes_config: hand the file to the script in its framework's way;
-                 False where the script knows it.
-    framework:   "hf" for the Trainer and accelerate, "deepspeed" for plain `deepspeed.initialize`.
-    launcher:    what starts the ranks. rendezvous: how several nodes meet; None on one.
-    cluster:     its `nodes` and `gpus_per_node` are the ranks; with device "cpu" the ranks of this machine.
-    environment: variables for the ranks, over those that this process has.
-    folder:      made for this launch: the ranks' output and records (`rank<R>.log`, `rank<R>.jsonl`), `launcher.log`.
-    prediction:  shown beside what is measured, and kept with it; None where nothing was predicted.
-    model:       None for one that is not known; then nothing goes into the store. model_name: for people.
-    total_steps: optimizer steps in all, None where only the Trainer knows, which tells.
-    resumes_after: the step of the checkpoint that the script is told to resume from, 0 for none; a first step that is
-                 not beyond it ends the training at once.
-    """
+    """One training."""
 
     script: Script
-    config: Mapping[str, Any]
+    run: Run
+    """Its cluster's `nodes` and `gpus_per_node` are the ranks. With an empty `model` nothing is known of the model."""
     config_path: Path
-    framework: Framework
     launcher: Launcher
-    cluster: Cluster
     folder: Path
+    """Made for this launch: the ranks' output and records (`rank<R>.log`, `rank<R>.jsonl`) and `launcher.log`."""
     device: Device = "cuda"
     rendezvous: Rendezvous | None = None
+    """How several nodes meet; None on one."""
     passes_config: bool = True
-    environment: Mapping[str, str] = field(default_factory=dict)
+    """Whether the file is handed to the script in its framework's way; False where the script knows it."""
     prediction: Estimate | None = None
-    model: ModelShape | None = None
-    model_name: str = ""
-    workload: Workload = field(default_factory=Workload)
-    gradient_checkpointing: bool = True
+    """What is shown beside the measured figures and kept with them; None where nothing was predicted."""
     total_steps: int | None = None
+    """Optimizer steps in all; None where only the Trainer knows, whose callback then reports it."""
     resumes_after: int = 0
+    """Step of the checkpoint that the script is to resume from, 0 for none. A first step that is not beyond it ends the
+    training at once."""
+
+    @property
+    def predicted_host_bytes(self) -> int | None:
+        """Memory of all ranks of a node while it trains. None on the CPU, where the processes are without CUDA's
+        libraries and smaller than those that the closed form knows."""
+        if self.prediction is None or self.device == "cpu":
+            return None
+        return self.prediction.memory.host_training_bytes_per_node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """Why a training ended, as the rank that failed first tells it.
-
-    rank:     None where no single rank is to blame. step: the last one that it completed.
-    message:  one line, the error's own words. evidence: what says that it is this kind: a counter, a signal, an
-        exception.
-    """
+class TrainingFailure:
+    """Why a training ended, by the rank that failed first."""
 
     kind: FailureKind
     rank: int | None
+    """None where no single rank is to blame."""
     step: int
+    """The last step that was completed."""
     message: str
+    """One line, the error's own words."""
     evidence: tuple[str, ...] = ()
+    """What shows that it is this kind: a counter, a signal, an exception."""
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        return self.kind in ("gpu_out_of_memory", "host_out_of_memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peaks:
-    """The highest figures of any rank of this node while it ran; bytes, None where the device has no such counter.
-
-    allocated_bytes, reserved_bytes: torch's. device_bytes: of a GPU, by the driver, all its processes together.
-    host_bytes: resident memory of all ranks of this node together.
-    """
+    """The highest figures of any rank of this node while it ran; None where the device has no such counter."""
 
     allocated_bytes: int | None = None
+    """By torch's allocator, as `reserved_bytes`."""
     reserved_bytes: int | None = None
     device_bytes: int | None = None
+    """Of one GPU, by the driver: all its processes together."""
     host_bytes: int = 0
+    """Resident memory of all ranks of this node together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How a training ended.
+class LaunchOutcome:
+    """How a training ended."""
 
-    status:     "stopped": by Ctrl-C or SIGTERM.
-    last_step:  the last optimizer step that every rank of this node completed; 0 where DeepSpeed's engine was not seen.
-    first_step_s: seconds from the start to the end of the first step. step_s: median of the later ones.
-    losses:     (step, loss) as far as they were told. checkpoint: the newest that the Trainer saved.
-    warnings:   what was said while it ran.
-    """
-
-    status: Status
-    failure: Failure | None
+    status: LaunchStatus
+    failure: TrainingFailure | None
     last_step: int
+    """The last optimizer step that every rank of this node completed; 0 where DeepSpeed's engine was not seen."""
     peaks: Peaks
     seconds: float
     folder: Path
     first_step_s: float | None = None
+    """From the start to the end of the first step."""
     step_s: float | None = None
+    """Median of the later steps."""
     tokens_per_s: float | None = None
     losses: tuple[tuple[int, float], ...] = ()
+    """(step, loss), as far as the ranks reported them."""
     checkpoint: Path | None = None
+    """The newest that the Trainer saved."""
     warnings: tuple[str, ...] = ()
+    """What was warned of while it ran."""

@@ -1,93 +1,73 @@
-"""A launch from the question to the end: check, start, keep what was measured, and go on with less where that is
-wanted."""
+"""`ds-advise launch` from the options to the answer: check that it fits, start, and go on with less memory where that
+is wanted."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from rich.console import Console
-
 from ...estimators.errors import WorkloadError
+from ..terminal.output import Output
+from .attempts import Attempts, make_attempts
 from .check import How, Objection, objections, prediction_of
-from .fallback import Continuation, continuation
-from .keep import keep_training
-from .question.question import LaunchQuestion
-from .request import LaunchRequest, Outcome
-from .run import launch
+from .environment import environment_of
+from .fallback import next_launch
+from .question.script_arguments import ScriptArguments
+from .request import LaunchRequest
 
 Check = Literal["auto", "dry-run", "probe"]
-
-_ATTEMPTS = 4
-"""Plans that are tried one after the other: each takes at least 5 % less, and the ladder has no more steps than
-these."""
+"""How to see that it fits; "auto": a probe where the ranks of the whole job can run here, else a dry run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """objections: why nothing was started. attempts: what was run, in order. next: how to go on after the last of them,
-    None where that did not fail."""
+    """What came of a launch: either of the two is empty."""
 
     objections: tuple[Objection, ...] = ()
-    attempts: tuple[tuple[LaunchRequest, Outcome], ...] = ()
-    next: Continuation | None = None
+    """Why nothing was started."""
+    attempts: Attempts = field(default_factory=Attempts)
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.attempts.made) and self.attempts.made[-1][1].status == "finished"
 
 
 def run_session(
-    question: LaunchQuestion,
-    *,
-    check: Check | None,
-    fallback: bool,
-    verbose: bool,
-    console: Console,
-    say: Callable[[str], None],
+    request: LaunchRequest, check: Check | None, *, fallback: bool, verbose: bool, output: Output
 ) -> Session:
-    """Launch what is asked.
-
-    check:    how to see beforehand that it fits, None: not at all. "auto": a probe where the ranks of the whole job can
-              run here, else a dry run.
+    """Check the training, unless `check` is None, and launch it.
 
     Raises WorkloadError where a check is wanted and the model is not known; what `launch` and the check raise.
     """
+    variables = environment_of(request)
+    if variables:
+        output.say("sets " + " ".join(f"{name}={value}" for name, value in variables.items()))
     if check is not None:
-        found = _check(question, check, say)
-        if found:
-            return Session(objections=tuple(found))
-        if question.run is not None:  # a probe that was just made knows the speed better
-            question = replace(question, request=replace(question.request, prediction=prediction_of(question.run)))
-    attempts: list[tuple[LaunchRequest, Outcome]] = []
-    first = question.request.folder
-    while True:
-        outcome = launch(question.request, verbose=verbose, console=console)
-        keep_training(question.request, outcome)
-        attempts.append((question.request, outcome))
-        if outcome.failure is None or outcome.failure.kind not in ("gpu_out_of_memory", "host_out_of_memory"):
-            return Session(attempts=tuple(attempts))
-        go_on = continuation(question, outcome, first / f"fallback-{len(attempts)}")
-        if not fallback or go_on.question is None or len(attempts) == _ATTEMPTS:
-            return Session(attempts=tuple(attempts), next=go_on)
-        say(f"{outcome.failure.message}; going on with {go_on.what}")
-        question = go_on.question
+        against = _objections(request, check, output.say)
+        if against:
+            return Session(objections=tuple(against))
+        request = replace(request, prediction=prediction_of(request.run))  # the check may have measured the speed
+    return Session(attempts=make_attempts(request, next_launch, fallback=fallback, verbose=verbose, output=output))
 
 
-def _check(question: LaunchQuestion, check: Check, say: Callable[[str], None]) -> list[Objection]:
-    run, request = question.run, question.request
-    if run is None:
+def _objections(request: LaunchRequest, check: Check, say: Callable[[str], None]) -> list[Objection]:
+    run, arguments = request.run, ScriptArguments(request.script.arguments)
+    if not run.model:
         raise WorkloadError(
             "the model is not known, so whether it fits cannot be checked",
             why="the script's arguments name none",
             fix="pass --model NAME, or --no-check to start it all the same",
         )
-    runs_here = request.cluster.is_this_machine and request.cluster.nodes == 1
+    runs_here = run.cluster.is_this_machine and run.cluster.nodes == 1
     how: How = "probe" if check == "probe" or (check == "auto" and runs_here) else "dry-run"
-    kept = question.arguments.number("save_total_limit")
+    kept = arguments.number("save_total_limit")
     return objections(
         run,
         request.prediction,
         how=how,
         device=request.device,
-        output_dir=question.arguments.output_dir,
+        output_dir=arguments.output_dir,
         # The Trainer saves a new checkpoint before it removes the oldest.
         checkpoints=1 if kept is None else kept + 1,
         on_progress=say,

@@ -27,19 +27,19 @@ def verify(
     if answer.recommended is None:
         return answer
     question = answer.question
-    rivals = sorted(
-        (
-            step.candidate
-            for step in answer.ladder
-            if step.fits and step.candidate is not None and step.candidate is not answer.recommended
-        ),
-        key=lambda candidate: -candidate.tokens_per_s,
-    )
     verifications: list[Verification] = []
-    for candidate in (answer.recommended, *rivals):
+    for candidate in by_speed(answer):
         on_start(candidate)
         dry_run = prove_by_dry_run(run_of(question, candidate.plan, offline=offline))
         verifications.append(Verification(candidate=candidate, dry_run=dry_run))
         if dry_run.fits:
             return replace(answer, recommended=candidate, verifications=tuple(verifications))
     return replace(answer, recommended=None, verifications=tuple(verifications))
+
+
+def by_speed(answer: Recommendation) -> list[Candidate]:
+    """The recommended plan, then the best of each other rung that fits, the fastest first."""
+    fitting = [step.candidate for step in answer.ladder if step.fits and step.candidate is not None]
+    rivals = [candidate for candidate in fitting if candidate is not answer.recommended]
+    rivals.sort(key=lambda candidate: -candidate.tokens_per_s)
+    return rivals if answer.recommended is None else [answer.recommended, *rivals]

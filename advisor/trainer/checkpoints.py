@@ -12,12 +12,8 @@ rank) is never resumed from. The Trainer itself takes the newest folder, whateve
 
 def checkpoints(output: Path) -> list[Path]:
     """All of them, by rising step."""
-    found = [
-        path
-        for path in output.glob("checkpoint-*")
-        if path.is_dir() and path.name.removeprefix("checkpoint-").isdigit()
-    ]
-    return sorted(found, key=step_of)
+    folders = (path for path in output.glob("checkpoint-*") if path.is_dir())
+    return sorted((path for path in folders if path.name.removeprefix("checkpoint-").isdigit()), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:

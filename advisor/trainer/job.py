@@ -1,8 +1,7 @@
-"""One training as its ranks are told it: a JSON file in the output folder."""
+"""One training as its ranks get it, and what they leave: JSON files in the training's folder."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,35 +12,36 @@ from ...estimators.workload import Workload
 from ...probes.real_run.job import Device
 from ..question.json_file import read_json_object
 
+_REPAIR = "start the training without --resume"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What every rank needs to know. Paths are absolute.
-
-    model:       folder with the weights. tokenizer: with its chat template; saved beside whatever is saved.
-    workload:    what is trained, as the plan was made for it. lora_alpha: no effect with method "full".
-    tokens, samples: the folder of the tokens, and the index into them; evaluation_tokens, evaluation_samples: None for
-        none.
-    packing:     as the samples were cut.
-    arguments:   keyword arguments of TrainingArguments.
-    checkpoint:  where to go on, None: from the beginning.
-    gathers:     ZeRO-3 collects the whole weights when it saves; elsewhere they are whole anyway.
-    """
+class TrainingJob:
+    """What every rank needs to know. Paths are absolute."""
 
     model: str
+    """The folder with the weights."""
     tokenizer: str
+    """The folder of the tokenizer with its chat template; it is saved beside whatever is saved."""
     workload: Workload
     lora_alpha: int
+    """It has no effect with method "full"."""
     device: Device
     ranks: int
     tokens: str
+    """The folder of the tokens."""
     samples: str
+    """The file with the index into the tokens."""
     evaluation_tokens: str | None
     evaluation_samples: str | None
     packing: bool
+    """As the samples were cut."""
     arguments: dict[str, Any]
+    """Keyword arguments of TrainingArguments."""
     checkpoint: str | None = None
+    """Where to go on; None: from the beginning."""
     gathers: bool = True
+    """Whether ZeRO-3 collects the whole weights when it saves; under other stages they are whole anyway."""
 
     @property
     def output(self) -> Path:
@@ -53,62 +53,40 @@ class Job:
         return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[self.workload.precision]
 
 
-def write_job(job: Job, path: Path) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingResult:
+    """What the first rank leaves when the training has ended."""
+
+    finished: bool
+    """All steps were made and the model is saved; otherwise it was stopped and can go on."""
+    step: int
+    losses: tuple[tuple[int, float], ...]
+    """(step, loss), those before a resumed checkpoint too; as `evaluations`."""
+    evaluations: tuple[tuple[int, float], ...]
+    whole: bool
+    """Whether the saved weights are whole; otherwise they lie as ZeRO's shards in the last checkpoint."""
+
+
+def write_record(record: TrainingJob | TrainingResult, path: Path) -> None:
     """Write it at once, over an earlier one."""
-    write_config(asdict(job), path, force=True)
+    write_config(asdict(record), path, force=True)
 
 
-def read_job(path: Path) -> Job:
+def read_job(path: Path) -> TrainingJob:
     """The job in a file. Raises ConfigFileError where there is none."""
-    values = read_json_object(
-        path, error=ConfigFileError, what="a training's job", fix="start the training without --resume"
-    )
+    from pydantic import TypeAdapter, ValidationError
+
+    values = read_json_object(path, error=ConfigFileError, what="a training's job", fix=_REPAIR)
     try:
-        workload = values["workload"]
-        targets = workload["lora_targets"]
-        return Job(
-            **{
-                **values,
-                "workload": Workload(**{**workload, "lora_targets": tuple(targets) if targets is not None else None}),
-            }
-        )
-    except (TypeError, KeyError) as problem:
+        return TypeAdapter(TrainingJob).validate_python(values)
+    except ValidationError as problem:
         raise ConfigFileError(
-            f"{path}: not a training's job",
-            why="another version of ds-advise may have written it",
-            fix="start the training without --resume",
+            f"{path}: not a training's job", why="another version of ds-advise may have written it", fix=_REPAIR
         ) from problem
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What the first rank leaves when the training has ended.
-
-    finished: all steps were made and the model is saved; otherwise it was stopped and can go on.
-    losses, evaluations: (step, loss), those before a resumed checkpoint too.
-    whole:    the saved weights are whole; otherwise they lie as ZeRO's shards in the last checkpoint.
-    """
-
-    finished: bool
-    step: int
-    losses: tuple[tuple[int, float], ...]
-    evaluations: tuple[tuple[int, float], ...]
-    whole: bool
-
-
-def write_result(result: Result, path: Path) -> None:
-    path.write_text(json.dumps(asdict(result)), encoding="utf-8")
-
-
-def read_result(path: Path) -> Result | None:
+def read_result(path: Path) -> TrainingResult | None:
     """None where the training left none."""
-    if not path.exists():
-        return None
-    values = json.loads(path.read_text(encoding="utf-8"))
-    return Result(
-        **{
-            **values,
-            "losses": tuple(map(tuple, values["losses"])),
-            "evaluations": tuple(map(tuple, values["evaluations"])),
-        }
-    )
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(TrainingResult).validate_json(path.read_bytes()) if path.exists() else None

@@ -10,33 +10,33 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ...ds_configs.emit import ds_config
 from ...ds_configs.training_arguments import training_arguments
 from ...estimators.errors import ClusterError, ModelConfigError, WorkloadError
 from ...estimators.models.model_shape import ModelShape
-from ...estimators.workload import Workload
+from ...probes.run import Run
 from ..advise import advise
 from ..recommend.recommendation import Recommendation
 from . import choices
 from .check import KEPT_CHECKPOINTS, missing_package
 from .data.prepare import DataFile, Samples, cut, prepare
-from .job import Job
+from .folder import TrainingFolder
+from .job import TrainingJob
 from .model_files import load_tokenizer
-from .output import Output
-from .settings import Settings
+from .settings import TrainingSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A training before it starts. steps: optimizer steps in all."""
+    """A training before it starts."""
 
-    settings: Settings
-    output: Output
+    settings: TrainingSettings
+    folder: TrainingFolder
     data: DataFile
     evaluation: DataFile | None
     samples: Samples
     answer: Recommendation
     steps: int
+    """Optimizer steps in all."""
     learning_rate: float
 
     @property
@@ -45,14 +45,24 @@ class Proposal:
         assert self.answer.recommended is not None
         return self.steps * self.answer.recommended.estimate.time.step_s * self.samples.fill
 
+    @property
+    def run(self) -> Run:
+        """The run of the recommended plan."""
+        question, recommended = self.answer.question, self.answer.recommended
+        assert recommended is not None
+        return Run.of_plan(recommended.estimate.plan, question.model, question.workload, question.cluster)
+
 
 def propose(
-    settings: Settings, shape: ModelShape, question: Mapping[str, Any], output: Output, say: Callable[[str], None]
+    settings: TrainingSettings,
+    shape: ModelShape,
+    question: Mapping[str, Any],
+    folder: TrainingFolder,
+    say: Callable[[str], None],
 ) -> Proposal:
-    """Prepare the data in `output.records`, and ask for the fastest plan that trains on them.
+    """Prepare the data in `folder.records`, and ask for the fastest plan that trains on them.
 
-    question: keyword arguments of `advise` besides the model; `seq_len` and `global_batch` of None follow from the
-        data.
+    question: keyword arguments of `advise` but the model; `seq_len` and `global_batch` of None follow from the data.
 
     Raises DsAdviseError for data, a model or options that cannot be trained with.
     """
@@ -63,7 +73,7 @@ def propose(
         return prepare(
             path,
             tokenizer,
-            output.records / name,
+            folder.records / name,
             shape=settings.shape,
             system=settings.system,
             on_rows=lambda rows: say(f"{path.name}: {rows:,} rows ...") if rows % 100_000 == 0 else None,
@@ -71,13 +81,12 @@ def propose(
 
     data = prepared(settings.data, "tokens")
     evaluation = prepared(settings.evaluation_data, "evaluation_tokens") if settings.evaluation_data else None
-    tokenizer.save_pretrained(str(output.records / "tokenizer"))
+    tokenizer.save_pretrained(str(folder.records / "tokenizer"))
     _check_vocabulary(data, shape)
-    wanted = question["seq_len"]
-    seq_len = wanted or choices.sequence_length(data, evaluation, shape, packing=settings.packing)
+    seq_len = question["seq_len"] or choices.sequence_length(data, evaluation, shape, packing=settings.packing)
     samples = cut(
         data,
-        output.records,
+        folder.records,
         seq_len=seq_len,
         packing=settings.packing,
         seed=settings.seed,
@@ -85,20 +94,18 @@ def propose(
         evaluation=evaluation,
     )
     answer = _answer(settings, shape, {**question, "seq_len": seq_len}, samples)
-    if settings.rung is not None:
-        answer = _on_rung(answer, settings.rung)
-    batch = _global_batch(answer)
     workload = answer.question.workload
+    assert workload.global_batch_size is not None, "the question has one"
     return Proposal(
         settings=settings,
-        output=output,
+        folder=folder,
         data=data,
         evaluation=evaluation,
         samples=samples,
         answer=answer,
         steps=choices.total_steps(
             samples.train_samples,
-            batch,
+            workload.global_batch_size,
             max_steps=settings.max_steps,
             epochs=settings.epochs if settings.epochs is not None else choices.EPOCHS,
         ),
@@ -106,7 +113,9 @@ def propose(
     )
 
 
-def _answer(settings: Settings, shape: ModelShape, question: dict[str, Any], samples: Samples) -> Recommendation:
+def _answer(
+    settings: TrainingSettings, shape: ModelShape, question: dict[str, Any], samples: Samples
+) -> Recommendation:
     cluster = question["gpus"]
     if question["global_batch"] is None:
         question["global_batch"] = choices.global_batch(
@@ -122,7 +131,7 @@ def _answer(settings: Settings, shape: ModelShape, question: dict[str, Any], sam
     missing = missing_package(answer.question.workload, report_to=settings.report_to, device=settings.device)
     if missing is not None:
         raise missing
-    return answer
+    return answer if settings.rung is None else _on_rung(answer, settings.rung)
 
 
 def _on_rung(answer: Recommendation, rung: str) -> Recommendation:
@@ -131,12 +140,6 @@ def _on_rung(answer: Recommendation, rung: str) -> Recommendation:
     if step.candidate is None:
         raise WorkloadError(f"{rung} cannot run here", why=step.reason, fix="pass another --rung, or none")
     return replace(answer, ladder=(step,), recommended=step.candidate if step.fits else None)
-
-
-def _global_batch(answer: Recommendation) -> int:
-    batch = answer.question.workload.global_batch_size
-    assert batch is not None, "it was asked for"
-    return batch
 
 
 def _check_model(shape: ModelShape) -> None:
@@ -166,39 +169,34 @@ def _check_vocabulary(data: DataFile, shape: ModelShape) -> None:
         )
 
 
-def job_of(proposal: Proposal, weights: Path) -> Job:
-    """What the ranks are told."""
-    settings, output, samples = proposal.settings, proposal.output, proposal.samples
-    workload, recommended = proposal.answer.question.workload, proposal.answer.recommended
-    assert recommended is not None
-    config = config_of(proposal)
+def job_of(proposal: Proposal, weights: Path) -> TrainingJob:
+    """The job of the ranks under the recommended plan."""
+    settings, samples, run = proposal.settings, proposal.samples, proposal.run
     held_out = proposal.evaluation or proposal.data
-    return Job(
+    return TrainingJob(
         model=str(weights),
-        tokenizer=str(output.records / "tokenizer"),
-        workload=workload,
-        lora_alpha=settings.lora_alpha or 2 * workload.lora_rank,
+        tokenizer=str(proposal.folder.records / "tokenizer"),
+        workload=run.workload,
+        lora_alpha=settings.lora_alpha or 2 * run.workload.lora_rank,
         device=settings.device,
-        ranks=proposal.answer.question.cluster.world_size,
+        ranks=run.cluster.world_size,
         tokens=str(proposal.data.folder),
         samples=str(samples.train),
         evaluation_tokens=str(held_out.folder) if samples.evaluation else None,
         evaluation_samples=str(samples.evaluation) if samples.evaluation else None,
         packing=samples.packing,
-        arguments=_arguments(proposal, workload),
-        gathers=config["zero_optimization"].get("stage3_gather_16bit_weights_on_model_save", True),
+        arguments=_arguments(proposal),
+        gathers=gathers_weights(run.config),
     )
 
 
-def config_of(proposal: Proposal) -> dict[str, Any]:
-    """The DeepSpeed configuration of the recommended plan."""
-    question, recommended = proposal.answer.question, proposal.answer.recommended
-    assert recommended is not None
-    return ds_config(recommended.estimate.plan, question.model, question.workload, question.cluster, flavor="hf")
+def gathers_weights(config: Mapping[str, Any]) -> bool:
+    """Whether ZeRO-3 collects the whole weights when it saves them; it is so unless the configuration says no."""
+    return bool(config["zero_optimization"].get("stage3_gather_16bit_weights_on_model_save", True))
 
 
-def _arguments(proposal: Proposal, workload: Workload) -> dict[str, Any]:
-    """Of TrainingArguments. Every step's loss is told, and a loss that is not a number is not replaced."""
+def _arguments(proposal: Proposal) -> dict[str, Any]:
+    """TrainingArguments. Every step's loss is logged, and a loss that is not a number is not replaced."""
     settings, recommended = proposal.settings, proposal.answer.recommended
     assert recommended is not None
     plan, every = recommended.estimate.plan, settings.save_steps or choices.save_steps(proposal.steps)
@@ -213,9 +211,10 @@ def _arguments(proposal: Proposal, workload: Workload) -> dict[str, Any]:
             "prediction_loss_only": True,
             "per_device_eval_batch_size": plan.micro_batch_size,
         }
+    workload, config_path = proposal.answer.question.workload, str(proposal.folder.ds_config)
     return {
-        **training_arguments(plan, workload, config_path=str(proposal.output.ds_config)),
-        "output_dir": str(proposal.output.path),
+        **training_arguments(plan, workload, config_path=config_path),
+        "output_dir": str(proposal.folder.path),
         "max_steps": proposal.steps,
         "learning_rate": proposal.learning_rate,
         "lr_scheduler_type": "cosine",

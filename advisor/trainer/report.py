@@ -1,4 +1,4 @@
-"""What `ds-advise train` says: the data and the plan before the start, what came of it at the end. 80 columns."""
+"""What `ds-advise train` prints: the data and the plan before the start, what came of it at the end. 80 columns."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from rich.console import Console
 from rich.text import Text
 
 from ...ds_configs.write import to_json
-from ..launch.report import KINDS, dry_lines, render_figures
+from ..launch.command import dry_lines
+from ..launch.report import render_failure, render_figures
 from ..recommend.recommendation import closest
 from ..terminal.lines import blank, copyable, sentence
 from ..terminal.units import gib, percent, rate, seconds
 from ..terminal.words import cluster_title, device_word, method_title, plan_title
 from .checkpoints import newest_whole
-from .data.shapes import SHAPES
-from .output import Output
-from .proposal import Proposal, config_of
+from .data.shapes import ROW_SHAPES
+from .folder import TrainingFolder
+from .proposal import Proposal
 from .train import Trained, request_of
 
 
@@ -34,7 +35,7 @@ def _data(proposed: Proposal) -> list[str]:
     data, samples = proposed.data, proposed.samples
     cuts, lines = samples.cuts, []
     lines.append(
-        f"{data.name}: {data.rows:,} rows of {SHAPES[data.shape].title}; sequence 95th percentile "
+        f"{data.name}: {data.rows:,} rows of {ROW_SHAPES[data.shape].title}; sequence 95th percentile "
         f"{data.typical:,} tokens, longest {data.longest:,}."
     )
     template = "the tokenizer's own chat template" if data.has_own_template else "the default chat template"
@@ -96,7 +97,7 @@ def render_proven(before: Proposal, after: Proposal, console: Console) -> None:
     """What the check made of the plan that was shown; nothing where that stands."""
     was, now = before.answer.recommended, after.answer.recommended
     if now is None and was is not None:
-        sentence(console, Text("No plan that was predicted to fit stood the check.", style="bold red"))
+        sentence(console, "No plan that was predicted to fit passed the check.", style="bold red")
         sentence(console, "A shorter --seq-len, --method lora or --loss fused takes less memory.")
     elif now is not None and was is not None and now.estimate.plan != was.estimate.plan:
         for line in _plan(after):
@@ -104,16 +105,13 @@ def render_proven(before: Proposal, after: Proposal, console: Console) -> None:
         blank(console)
 
 
-def render_start(proposed: Proposal, output: Output, console: Console) -> None:
+def render_start(proposed: Proposal, folder: TrainingFolder, console: Console) -> None:
     """What `--dry` shows: configuration, environment and command; nothing of it is written or started."""
-    recommended, question = proposed.answer.recommended, proposed.answer.question
+    recommended, run = proposed.answer.recommended, proposed.run
     assert recommended is not None
-    config = config_of(proposed)
-    request = request_of(
-        output, question, recommended.estimate, config, device=proposed.settings.device, steps=proposed.steps
-    )
-    sentence(console, f"{output.ds_config} would be:")
-    copyable(console, to_json(config).splitlines())
+    request = request_of(run, recommended.estimate, folder, device=proposed.settings.device, steps=proposed.steps)
+    sentence(console, f"{folder.ds_config} would be:")
+    copyable(console, to_json(run.config).splitlines())
     sentence(console, "It would be started with:")
     copyable(console, [line for _, line in dry_lines(request)])
 
@@ -123,18 +121,13 @@ def render_trained(trained: Trained, console: Console) -> None:
     blank(console)
     outcome, result = trained.outcome, trained.result
     if outcome.failure is not None:
-        failure = outcome.failure
-        where = f", first on rank {failure.rank}" if failure.rank is not None else ""
-        sentence(console, Text(f"{KINDS[failure.kind]}{where}, after step {failure.step}.", style="bold red"))
-        sentence(console, failure.message)
-        for evidence in failure.evidence:
-            sentence(console, f"Evidence: {evidence}.")
+        render_failure(outcome.failure, console, style="bold red")
         _go_on(trained, console)
     elif result is None or not result.finished:
-        sentence(console, Text(f"Stopped after step {outcome.last_step}.", style="bold"))
+        sentence(console, f"Stopped after step {outcome.last_step}.", style="bold")
         _go_on(trained, console)
     else:
-        sentence(console, Text(_ended(trained), style="bold green"))
+        sentence(console, _ended(trained), style="bold green")
     if outcome.last_step:
         render_figures(trained.request, outcome, console)
     if trained.finished:
@@ -153,46 +146,39 @@ def _ended(trained: Trained) -> str:
 
 
 def _go_on(trained: Trained, console: Console) -> None:
-    checkpoint = newest_whole(trained.output.path)
+    checkpoint, failure = newest_whole(trained.folder.path), trained.outcome.failure
+    logs = f"The ranks' output: {trained.outcome.folder}."
     if checkpoint is None:
-        sentence(console, f"There is no checkpoint yet. The ranks' output: {trained.outcome.folder}.")
+        sentence(console, f"There is no checkpoint yet. {logs}")
         return
     sentence(console, f"The last checkpoint is {checkpoint.name}; go on with:")
-    failure = trained.outcome.failure
-    less = " --fallback" if failure is not None and failure.kind.endswith("out_of_memory") else ""
-    copyable(console, [f"ds-advise train --resume{less} --output-dir {trained.output.path}"])
-    sentence(console, f"The ranks' output: {trained.outcome.folder}.")
+    less = " --fallback" if failure is not None and failure.is_out_of_memory else ""
+    copyable(console, [f"ds-advise train --resume{less} --output-dir {trained.folder.path}"])
+    sentence(console, logs)
 
 
 def _where(trained: Trained, console: Console) -> None:
-    output, result = trained.output, trained.result
-    assert result is not None
-    if not result.whole:
-        last = newest_whole(output.path)
+    path, merged, result = trained.folder.path, trained.folder.merged, trained.result
+    is_full = trained.job.workload.method == "full"
+    if result is not None and not result.whole:
+        last = newest_whole(path)
         sentence(
             console,
             "The host has no room for all weights at once, so they lie as ZeRO's shards in "
-            f"{last or output.path}. On a machine with the room:",
+            f"{last or path}. On a machine with the room:",
         )
-        copyable(console, [f"python {last}/zero_to_fp32.py {last} {output.path} --safe_serialization"])
+        copyable(console, [f"python {last}/zero_to_fp32.py {last} {path} --safe_serialization"])
         return
-    kind = "The model" if trained.job.workload.method == "full" else "The adapter"
-    sentence(
-        console,
-        f"{kind} and its tokenizer are in {output.path}"
-        + (f", merged with the model in {output.merged}." if trained.merged else "."),
-    )
-    copyable(console, _loading(output.path, Path(trained.job.model), trained))
-
-
-def _loading(path: Path, base: Path, trained: Trained) -> list[str]:
-    if trained.job.workload.method == "full" or trained.merged:
-        folder = trained.output.merged if trained.merged else path
-        return [f'AutoModelForCausalLM.from_pretrained("{folder}")']
-    return [
-        f'model = AutoModelForCausalLM.from_pretrained("{base}")',
-        f'model = PeftModel.from_pretrained(model, "{path}")',
-    ]
+    model = f"{'The model' if is_full else 'The adapter'} and its tokenizer are in {path}"
+    sentence(console, model + (f", merged with the model in {merged}." if trained.merged else "."))
+    if is_full or trained.merged:
+        lines = [f'AutoModelForCausalLM.from_pretrained("{merged if trained.merged else path}")']
+    else:
+        lines = [
+            f'model = AutoModelForCausalLM.from_pretrained("{Path(trained.job.model)}")',
+            f'model = PeftModel.from_pretrained(model, "{path}")',
+        ]
+    copyable(console, lines)
 
 
 def _capital(text: str) -> str:

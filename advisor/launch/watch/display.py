@@ -1,4 +1,4 @@
-"""The lines that tell how a training goes, and whatever else is said meanwhile."""
+"""The lines that show how a training goes, and the messages in between."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ from rich.text import Text
 from ...terminal.units import gib, rate, seconds
 
 _PLAIN_EVERY_S = 30.0
-"""Between lines where there is no terminal to draw over; the first steps are told at once."""
+"""Between lines where there is no terminal to draw over; the first steps are printed at once."""
 
-_TOLD_AT_ONCE = 3
+_PRINTED_AT_ONCE = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """What the lines say; None where it is not known (yet).
-
-    device_bytes: of the fullest GPU, host_bytes: of this node's processes; with their peaks and what was predicted.
-    """
+class Progress:
+    """What the lines show; None for what is not known (yet)."""
 
     step: int
     total_steps: int | None
@@ -30,14 +27,16 @@ class Status:
     tokens_per_s: float | None
     step_s: float | None
     device_bytes: int | None
+    """Of the fullest GPU."""
     device_peak_bytes: int | None
     device_predicted_bytes: int | None
     host_bytes: int
+    """Of this node's processes."""
     host_peak_bytes: int
     host_predicted_bytes: int | None
 
     @property
-    def progress(self) -> str:
+    def steps(self) -> str:
         parts = [f"step {self.step}" + (f"/{self.total_steps}" if self.total_steps else "")]
         if self.loss is not None:
             parts.append(f"loss {self.loss:.4g}")
@@ -49,23 +48,22 @@ class Status:
 
     @property
     def memory(self) -> str:
-        if self.device_bytes is None or self.device_peak_bytes is None:
-            return f"host GiB: {_memory(self.host_bytes, self.host_peak_bytes, self.host_predicted_bytes)}"
-        return (
-            f"GPU GiB: {_memory(self.device_bytes, self.device_peak_bytes, self.device_predicted_bytes)}; "
-            f"host: {_memory(self.host_bytes, self.host_peak_bytes, self.host_predicted_bytes, words=('', '', ''))}"
-        )
+        host = (self.host_bytes, self.host_peak_bytes, self.host_predicted_bytes)
+        if self.device_bytes is None:
+            return f"host GiB: {_sizes(host)}"
+        gpu = (self.device_bytes, self.device_peak_bytes, self.device_predicted_bytes)
+        return f"GPU GiB: {_sizes(gpu)}; host: {_sizes(host, labelled=False)}"
 
 
-def _memory(
-    now: int, peak: int, predicted: int | None, words: tuple[str, str, str] = (" now", " peak", " predicted")
-) -> str:
-    figures = [(now, words[0]), (peak, words[1])] + ([] if predicted is None else [(predicted, words[2])])
-    return ", ".join(f"{gib(size)}{word}" for size, word in figures)
+def _sizes(sizes: tuple[int | None, ...], *, labelled: bool = True) -> str:
+    """Of memory now, at its peak and as predicted."""
+    labels = (" now", " peak", " predicted") if labelled else ("", "", "")
+    known = ((size, label) for size, label in zip(sizes, labels, strict=True) if size is not None)
+    return ", ".join(f"{gib(size)}{label}" for size, label in known)
 
 
 class Display:
-    """Draws them over themselves on a terminal; elsewhere prints them as one line now and then."""
+    """Draws the progress over itself on a terminal; elsewhere prints it as one line now and then."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -83,16 +81,15 @@ class Display:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self._console.print(Text(text), soft_wrap=True)
 
-    def show(self, status: Status) -> None:
+    def show(self, progress: Progress) -> None:
         if self._live is not None:
             # Two lines, which 80 columns hold.
-            self._live.update(Text(f"{status.progress}\n{status.memory}", overflow="ellipsis", no_wrap=True))
+            self._live.update(Text(f"{progress.steps}\n{progress.memory}", overflow="ellipsis", no_wrap=True))
             return
-        now = time.monotonic()
-        new = status.step != self._printed_step
-        if new and (status.step <= _TOLD_AT_ONCE or now - self._printed_at > _PLAIN_EVERY_S):
-            self._printed_at, self._printed_step = now, status.step
-            self.say(f"{status.progress}  {status.memory}")
+        step, now = progress.step, time.monotonic()
+        if step != self._printed_step and (step <= _PRINTED_AT_ONCE or now - self._printed_at > _PLAIN_EVERY_S):
+            self._printed_at, self._printed_step = now, step
+            self.say(f"{progress.steps}  {progress.memory}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...terminal.units import gib
-from ..request import Failure, FailureKind
+from ..request import FailureKind, TrainingFailure
 from .records import RankRecord, Records
 
 _PATTERNS: tuple[tuple[FailureKind, str], ...] = (
@@ -50,137 +50,102 @@ _DIED = re.compile(r"exitcode\s*:\s*(-\d+)|return code = (-\d+)|Signal (\d+) \(S
 _TAIL = 20_000
 
 
-def failure_of(records: Records, folder: Path, exit_code: int, oom_kills: Mapping[str, int]) -> Failure:
+def failure_of(records: Records, folder: Path, exit_code: int, oom_kills: Mapping[str, int]) -> TrainingFailure:
     """The failure of a training whose launcher ended with `exit_code`.
 
-    A rank that was killed says nothing, and the others then fail for want of it; a rank that raised an error says so,
-    and the launcher then ends the others, which say nothing. So: the earliest error that is not the loss of another
-    rank; else the rank that said nothing; else the earliest error.
+    A rank that was killed reports nothing, and the others then fail because it is gone; a rank that raised an error
+    reports it, and the launcher then ends the others, which report nothing. So: the earliest error that is not the loss
+    of another rank; else the rank that reported nothing; else the earliest error.
 
     oom_kills: by how much each counter of the kernel's OOM killer rose while the training ran.
     """
-    ranks = records.ranks
-    told = sorted((rank for rank in ranks if rank.error is not None), key=lambda rank: rank.error_at)
-    own = [rank for rank in told if not _PEER_LOST.search(_words(rank))]
-    silent = [rank for rank in ranks if rank.error is None and rank.end is None]
-    launcher = _tail(folder / "launcher.log")
-    killed_by = _signal(launcher, exit_code)
+    step = records.step
+    raised = sorted((rank for rank in records.ranks if rank.error is not None), key=lambda rank: rank.error_at)
+    own = [rank for rank in raised if not _PEER_LOST.search(_message(rank))]
+    silent = [rank for rank in records.ranks if rank.error is None and rank.end is None]
+    killed_by = _signal(_tail(folder / "launcher.log"), exit_code)
     # SIGTERM is the launcher's own, with which it ends the ranks that are left.
-    died = [rank for rank in silent if killed_by not in (None, signal.SIGTERM)]
-    if own:
-        return _from_error(own[0], records.step)
-    if died:
-        return _from_signal(died, killed_by, folder, records.step, oom_kills)
-    if told:
-        return _from_error(told[0], records.step)
-    ended = next((rank for rank in ranks if rank.end), None)
+    if not own and silent and killed_by not in (None, signal.SIGTERM):
+        return _from_signal(silent, killed_by, folder, step, oom_kills)
+    if raised:
+        return _from_error((own or raised)[0], step)
+    ended = next((rank for rank in records.ranks if rank.end), None)
     if ended is not None:
-        return _named(
-            _tail(folder / f"rank{ended.number}.log"),
-            rank=ended.number,
-            step=records.step,
-            message=_last_line(folder / f"rank{ended.number}.log") or f"the script ended with exit code {ended.end}",
-            evidence=(f"exit code {ended.end} of rank {ended.number}",),
-        )
-    number = silent[0].number if silent else None
+        number: int | None = ended.number
+        how = ("the script", ended.end, f"rank {ended.number}")
+    else:
+        number = silent[0].number if silent else None
+        how = ("the launcher", exit_code, "the launcher")
     log = folder / ("launcher.log" if number is None else f"rank{number}.log")
-    return _named(
-        _tail(log),
+    return TrainingFailure(
+        kind=_kind_by_words(_tail(log)),
         rank=number,
-        step=records.step,
-        evidence=(f"exit code {exit_code} of the launcher",),
-        message=_last_line(log) or f"the launcher ended with exit code {exit_code}",
+        step=step,
+        message=_last_line(log) or f"{how[0]} ended with exit code {how[1]}",
+        evidence=(f"exit code {how[1]} of {how[2]}",),
     )
 
 
-def _from_error(rank: RankRecord, step: int) -> Failure:
+def _from_error(rank: RankRecord, step: int) -> TrainingFailure:
     error: dict[str, Any] = rank.error or {}
-    message = f"{error['type']}: {error['message']}"
+    message, number = _message(rank), error["errno"]
     evidence = [f"{error['type']} on rank {rank.number}"]
-    kind: FailureKind | None = None
-    if error["errno"] in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    kind = _kind_by_words(message + error["details"])
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         kind = "disk_full"
-        evidence.append(f"errno {error['errno']} ({errno.errorcode[error['errno']]})")
-    elif error["type"] == "MemoryError" or error["errno"] == errno.ENOMEM:
+        evidence.append(f"errno {number} ({errno.errorcode[number]})")
+    elif error["type"] == "MemoryError" or number == errno.ENOMEM:
         kind = "host_out_of_memory"
-    failure = _named(
-        message + error["details"], rank=rank.number, step=step, message=message[:500], evidence=(), kind=kind
-    )
-    if failure.kind == "disk_full" and rank.trainer is not None:
+    if kind == "disk_full" and rank.trainer is not None:
         with contextlib.suppress(OSError):
             free = shutil.disk_usage(rank.trainer["output_dir"]).free
             evidence.append(f"{gib(free)} GiB free in {rank.trainer['output_dir']}")
-    if failure.kind in ("host_out_of_memory", "disk_full"):
+    if kind in ("host_out_of_memory", "disk_full"):
         evidence += [
             f"{name} of the rank was {gib(limit)} GiB"
             for name, limit in error["limits"].items()
-            if (name == "RLIMIT_FSIZE") == (failure.kind == "disk_full")
+            if (name == "RLIMIT_FSIZE") == (kind == "disk_full")
         ]
-    return Failure(kind=failure.kind, rank=rank.number, step=step, message=failure.message, evidence=tuple(evidence))
+    return TrainingFailure(kind=kind, rank=rank.number, step=step, message=message[:500], evidence=tuple(evidence))
 
 
 def _from_signal(
-    died: list[RankRecord], killed_by: int | None, folder: Path, step: int, oom_kills: Mapping[str, int]
-) -> Failure:
-    assert killed_by is not None, "a rank died of a signal"
-    name = signal.Signals(killed_by).name
+    died: list[RankRecord], killed_by: int, folder: Path, step: int, oom_kills: Mapping[str, int]
+) -> TrainingFailure:
     # The first that was gone: the launcher ends the others after it.
-    rank = min(died, key=lambda rank: math.inf if rank.gone_at is None else rank.gone_at)
-    alone = [other for other in died if other.gone_at == rank.gone_at] == [rank]
-    number = rank.number if alone else None
-    who = f"rank {number}" if alone else "a rank"
-    rose = [f"{file}: oom_kill rose by {count}" for file, count in oom_kills.items() if count]
+    first = min(died, key=lambda rank: math.inf if rank.gone_at is None else rank.gone_at)
+    is_alone = all(rank is first or rank.gone_at != first.gone_at for rank in died)
+    who = f"rank {first.number}" if is_alone else "a rank"
+    evidence: tuple[str, ...] = (f"exit signal {killed_by} of {who}",)
+    kind: FailureKind = "lost_rank"
     if killed_by == signal.SIGKILL:
+        rose = [f"{file}: oom_kill rose by {count}" for file, count in oom_kills.items() if count]
         if rose:
-            return Failure(
-                kind="host_out_of_memory",
-                rank=number,
-                step=step,
-                evidence=(f"exit signal 9 of {who}", *rose),
-                message=f"{who} was killed by the kernel, because the host's memory ran out",
-            )
-        return Failure(
-            kind="lost_rank",
-            rank=number,
-            step=step,
-            message=f"{who} was killed by SIGKILL",
-            evidence=(f"exit signal 9 of {who}", "the kernel's OOM counters did not rise: somebody else killed it"),
-        )
-    log = folder / f"rank{rank.number}.log"
-    return _named(
-        _tail(log),
-        rank=number,
-        step=step,
-        message=_last_line(log) or f"{who} died of {name}",
-        evidence=(f"exit signal {killed_by} ({name}) of {who}",),
-        otherwise="lost_rank",
-    )
+            kind, message = "host_out_of_memory", f"{who} was killed by the kernel, because the host's memory ran out"
+        else:
+            message = f"{who} was killed by SIGKILL"
+        evidence += tuple(rose) or ("the kernel's OOM counters did not rise: somebody else killed it",)
+    else:
+        name, log = signal.Signals(killed_by).name, folder / f"rank{first.number}.log"
+        kind, message = _kind_by_words(_tail(log), otherwise=kind), _last_line(log) or f"{who} died of {name}"
+        evidence = (f"exit signal {killed_by} ({name}) of {who}",)
+    rank = first.number if is_alone else None
+    return TrainingFailure(kind=kind, rank=rank, step=step, message=message, evidence=evidence)
 
 
-def _named(
-    text: str,
-    *,
-    rank: int | None,
-    step: int,
-    message: str,
-    evidence: tuple[str, ...],
-    kind: FailureKind | None = None,
-    otherwise: FailureKind = "crash",
-) -> Failure:
-    """The kind by the words of `text`, unless it is known."""
-    by_words = next((name for name, pattern in _PATTERNS if re.search(pattern, text)), otherwise)
-    return Failure(kind=kind or by_words, rank=rank, step=step, message=message, evidence=evidence)
+def _kind_by_words(text: str, otherwise: FailureKind = "crash") -> FailureKind:
+    return next((kind for kind, pattern in _PATTERNS if re.search(pattern, text)), otherwise)
 
 
 def _signal(launcher: str, exit_code: int) -> int | None:
-    """The signal that ended a rank; the launcher tells the first failure first."""
+    """The signal that ended a rank; the launcher reports the first failure first."""
     found = _DIED.search(launcher)
     if found:
         return abs(int(next(group for group in found.groups() if group)))
     return exit_code - 128 if 128 < exit_code <= 128 + 64 else None
 
 
-def _words(rank: RankRecord) -> str:
+def _message(rank: RankRecord) -> str:
     assert rank.error is not None
     return f"{rank.error['type']}: {rank.error['message']}"
 

@@ -17,50 +17,42 @@ from ....probes.this_machine import host_memory_bytes, visible_handles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One look.
-
-    host_bytes:  memory of the training's processes that cannot be dropped: anonymous and shared, without mapped files.
-    free_bytes:  what a process here may still take: the machine's or the container's, whichever is less.
-    swapped_out_bytes: written to swap since the machine began.
-    gpus:        (used, total) of every visible GPU, all processes together.
-    """
+class MemorySample:
+    """The node's memory at one moment."""
 
     host_bytes: int
+    """What the training's processes hold and cannot drop: anonymous and shared memory, without mapped files."""
     free_bytes: int
+    """What a process here may still take: the machine's or the container's, whichever is less."""
     swapped_out_bytes: int
+    """Written to swap since the machine began."""
     gpus: tuple[tuple[int, int], ...]
+    """(used, total) of every visible GPU, all processes together."""
 
 
-class Node:
-    """Looks at the descendants of a process and at the node around them."""
+class HostWatcher:
+    """Samples the memory of the descendants of a process and of the node around them."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self.memory_bytes = host_memory_bytes()
         self._pynvml, self._handles = _gpu_handles()
 
-    def look(self) -> Sample:
-        return Sample(
-            host_bytes=self._held(), free_bytes=self._free(), swapped_out_bytes=_swapped_out_bytes(), gpus=self._gpus()
+    def sample(self) -> MemorySample:
+        return MemorySample(
+            host_bytes=self._held_bytes(),
+            free_bytes=_free_bytes(),
+            swapped_out_bytes=(_vmstat("pswpout") or 0) * resource.getpagesize(),
+            gpus=self._gpus(),
         )
 
-    def _held(self) -> int:
-        total = 0
+    def _held_bytes(self) -> int:
+        held = 0
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(self._pid).children(recursive=True):
-                total += _unmapped_bytes(process.pid)
-        return total
-
-    def _free(self) -> int:
-        free = int(psutil.virtual_memory().available)
-        for group in memory_groups():
-            limit_bytes = group.limit_bytes
-            if limit_bytes is not None:
-                counts = group.counters()
-                held_bytes = counts.get("anon", counts.get("total_rss", 0)) + counts.get("shmem", 0)
-                free = min(free, limit_bytes - held_bytes)
-        return free
+                status = read_pairs(Path(f"/proc/{process.pid}/status"))
+                held += sum(1024 * int(status.get(name, "0").split()[0]) for name in ("RssAnon", "RssShmem"))
+        return held
 
     def _gpus(self) -> tuple[tuple[int, int], ...]:
         if self._pynvml is None:
@@ -73,20 +65,20 @@ class Node:
 
 
 def oom_kills(root: Path = Path("/")) -> dict[str, int]:
-    """How often the kernel has killed a process for want of memory, by the counter that says so: of this cgroup and
-    those above it (cgroup v2 memory.events, v1 memory.oom_control), and of the machine (/proc/vmstat)."""
+    """How often the kernel has killed a process because memory ran out, by the counter's file: of this cgroup and those
+    above it (cgroup v2 memory.events, v1 memory.oom_control), and of the machine (/proc/vmstat)."""
     counts = {str(group.events_file): group.killed for group in memory_groups(root)}
     counts[str(root / "proc/vmstat")] = _vmstat("oom_kill", root)
     return {name: count for name, count in counts.items() if count is not None}
 
 
-def _unmapped_bytes(pid: int) -> int:
-    status = read_pairs(Path(f"/proc/{pid}/status"))
-    return sum(int(status[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem") if name in status)
-
-
-def _swapped_out_bytes() -> int:
-    return (_vmstat("pswpout") or 0) * resource.getpagesize()
+def _free_bytes() -> int:
+    free = int(psutil.virtual_memory().available)
+    for group in memory_groups():
+        limit_bytes, counts = group.limit_bytes, group.counters()
+        if limit_bytes is not None:
+            free = min(free, limit_bytes - counts.get("anon", counts.get("total_rss", 0)) - counts.get("shmem", 0))
+    return free
 
 
 def _vmstat(name: str, root: Path = Path("/")) -> int | None:

@@ -14,7 +14,7 @@ from .batching import Cuts, Index, evaluation_split, index_of
 from .errors import DataError
 from .rendering import Renderer
 from .rows import Row, read_rows
-from .shapes import SHAPES, Part, Plain, recognise
+from .shapes import ROW_SHAPES, PlainText, TextPart, recognise
 from .tokenizing import tokenize
 from .tokens import Tokens, TokenWriter, open_tokens
 
@@ -29,7 +29,7 @@ OnRows = Callable[[int], None]
 class DataFile:
     """What is in a data file, once its rows are token sequences in `folder`.
 
-    shape:    a key of `SHAPES`. divisible: the sequences may be cut anywhere.
+    shape:    a key of `ROW_SHAPES`. divisible: the sequences may be cut anywhere.
     rows:     sequences. longest, typical: tokens of the longest, and the 95th percentile.
     trained_tokens: those that count in the loss.
     untrained_turns: see `Renderer`. has_own_template: the tokenizer brought its chat template.
@@ -84,7 +84,7 @@ def prepare(
 ) -> DataFile:
     """Tokenize every row of `path` into `folder`.
 
-    shape:  a key of `SHAPES`; None: what the first row has, and then every row must have it.
+    shape:  a key of `ROW_SHAPES`; None: what the first row has, and then every row must have it.
     system: a system message for chats that bring none.
 
     Raises DataError, naming file and line, for the first row that is broken, and for a file without rows.
@@ -98,10 +98,10 @@ def prepare(
     done = 0
     with TokenWriter(folder) as writer:
         for batch in _batches(first, rows):
-            rendered: list[list[Part]] = []
+            rendered: list[list[TextPart]] = []
             for row in batch:
-                sample = SHAPES[name].sample(row)
-                divisible = divisible or (isinstance(sample, Plain) and sample.divisible)
+                sample = ROW_SHAPES[name].sample(row)
+                divisible = divisible or (isinstance(sample, PlainText) and sample.divisible)
                 rendered.append(renderer.parts(sample, row.place))
             for sequence in tokenize(tokenizer, rendered):
                 writer.add(sequence)

@@ -7,7 +7,7 @@ from os.path import commonprefix
 from typing import Any
 
 from .errors import DataError
-from .shapes import Chat, Message, Part, Sample
+from .shapes import Chat, Message, RowSample, TextPart
 
 DEFAULT_CHAT_TEMPLATE = """\
 {%- for message in messages -%}
@@ -47,7 +47,7 @@ class Renderer:
         self._bos = tokenizer.bos_token if bos is not None and tokenizer("")["input_ids"][:1] == [bos] else ""
         self.untrained_turns = 0
 
-    def parts(self, sample: Sample, place: str) -> list[Part]:
+    def parts(self, sample: RowSample, place: str) -> list[TextPart]:
         """The text in parts; together they are exactly what the model sees, its last answer ends with end-of-text.
 
         Raises DataError, naming `place`, where the template refuses the messages or leaves no answer in the text.
@@ -55,10 +55,14 @@ class Renderer:
         if isinstance(sample, Chat):
             return _merged(self._chat(sample, place))
         return _merged(
-            [Part(self._bos, False), *sample.parts, Part(self._tokenizer.eos_token, sample.parts[-1].is_trained)]
+            [
+                TextPart(self._bos, False),
+                *sample.parts,
+                TextPart(self._tokenizer.eos_token, sample.parts[-1].is_trained),
+            ]
         )
 
-    def _chat(self, chat: Chat, place: str) -> Iterator[Part]:
+    def _chat(self, chat: Chat, place: str) -> Iterator[TextPart]:
         messages = list(chat.messages)
         if self._system is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self._system})
@@ -72,12 +76,12 @@ class Renderer:
             if start is None:
                 self.untrained_turns += 1
                 continue
-            yield Part(whole[done:start], False)
+            yield TextPart(whole[done:start], False)
             answer = whole[start:end].rstrip()
             if number == answers[-1] and not answer.endswith(self._tokenizer.eos_token):
                 # Behind the template's own end of a turn: what generation stops at must have been learned.
                 answer += self._tokenizer.eos_token
-            yield Part(answer, True)
+            yield TextPart(answer, True)
             done = start + len(whole[start:end].rstrip())
         # White space behind the last answer is dropped: the model has ended there.
         assert not whole[done:].strip(), "the last answer is the end of the text"
@@ -120,12 +124,12 @@ class Renderer:
         return str(text)
 
 
-def _merged(parts: Iterator[Part] | list[Part]) -> list[Part]:
+def _merged(parts: Iterator[TextPart] | list[TextPart]) -> list[TextPart]:
     """Neighbours of one kind as one part: the tokenizer then splits them as it would in one text."""
-    merged: list[Part] = []
+    merged: list[TextPart] = []
     for part in parts:
         if merged and merged[-1].is_trained == part.is_trained:
-            merged[-1] = Part(merged[-1].text + part.text, part.is_trained)
+            merged[-1] = TextPart(merged[-1].text + part.text, part.is_trained)
         elif part.text:
             merged.append(part)
     return merged

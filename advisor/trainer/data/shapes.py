@@ -14,7 +14,7 @@ Message = dict[str, Any]
 """At least `role` (system, user, assistant, tool) and `content`, as chat templates read it."""
 
 
-class Part(NamedTuple):
+class TextPart(NamedTuple):
     """A stretch of text, and whether the loss counts it."""
 
     text: str
@@ -30,14 +30,14 @@ class Chat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plain:
+class PlainText:
     """Text that no template is put around. divisible: it may be cut anywhere and goes on in the next sample."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[TextPart, ...]
     divisible: bool = False
 
 
-Sample = Chat | Plain
+RowSample = Chat | PlainText
 
 _MESSAGES = ("messages", "conversations", "conversation")
 _QUESTIONS = ("instruction", "question", "query", "prompt")
@@ -57,7 +57,7 @@ _ROLES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class RowShape:
     """One shape of rows.
 
     title:   for people: "1,204 rows of chat messages". fields: what tells it, for people.
@@ -68,15 +68,15 @@ class Shape:
     title: str
     fields: str
     matches: Callable[[Mapping[str, Any]], bool]
-    sample: Callable[[Row], Sample]
+    sample: Callable[[Row], RowSample]
 
 
 def recognise(row: Row) -> str:
-    """The name of the first of `SHAPES` that a row has. Raises DataError where it has none."""
-    for name, shape in SHAPES.items():
+    """The name of the first of `ROW_SHAPES` that a row has. Raises DataError where it has none."""
+    for name, shape in ROW_SHAPES.items():
         if shape.matches(row.fields):
             return name
-    known = "; ".join(f"{name} ({shape.fields})" for name, shape in SHAPES.items())
+    known = "; ".join(f"{name} ({shape.fields})" for name, shape in ROW_SHAPES.items())
     raise DataError(
         f"{row.place}: fields {', '.join(map(str, row.fields)) or '(none)'} are no known shape",
         why="it is not clear what is trained",
@@ -152,16 +152,18 @@ def _exchange(row: Row, question: str, answer: str) -> Chat:
     return Chat(messages=(*first, {"role": "user", "content": question}, {"role": "assistant", "content": answer}))
 
 
-def _completion(row: Row) -> Sample:
+def _completion(row: Row) -> RowSample:
     """Two texts are put together as they are; two lists of messages are one chat."""
     prompt, completion = row.fields.get("prompt"), row.fields.get("completion")
     if isinstance(prompt, list) and isinstance(completion, list):
         return _chat(Row(row.place, {**row.fields, "messages": prompt + completion}))
-    return Plain(parts=(Part(_string(row, "prompt"), False), Part(_string(row, "completion"), True)))
+    return PlainText(parts=(TextPart(_string(row, "prompt"), False), TextPart(_string(row, "completion"), True)))
 
 
-def _text(row: Row) -> Plain:
-    return Plain(parts=(Part(_string(row, _first(row.fields, ("text", "content")) or "text"), True),), divisible=True)
+def _text(row: Row) -> PlainText:
+    return PlainText(
+        parts=(TextPart(_string(row, _first(row.fields, ("text", "content")) or "text"), True),), divisible=True
+    )
 
 
 def _has(*alternatives: Sequence[str]) -> Callable[[Mapping[str, Any]], bool]:
@@ -169,24 +171,24 @@ def _has(*alternatives: Sequence[str]) -> Callable[[Mapping[str, Any]], bool]:
     return lambda fields: all(_first(fields, names) is not None for names in alternatives)
 
 
-SHAPES: dict[str, Shape] = {
-    "chat": Shape(title="chat messages", fields="messages or conversations", matches=_has(_MESSAGES), sample=_chat),
-    "prompt-completion": Shape(
+ROW_SHAPES: dict[str, RowShape] = {
+    "chat": RowShape(title="chat messages", fields="messages or conversations", matches=_has(_MESSAGES), sample=_chat),
+    "prompt-completion": RowShape(
         title="prompt and completion",
         fields="prompt and completion",
         matches=_has(("prompt",), ("completion",)),
         sample=_completion,
     ),
-    "instruction": Shape(
+    "instruction": RowShape(
         title="instruction and output",
         matches=_has(_QUESTIONS, _ANSWERS),
         sample=_instruction,
         fields="instruction or question, perhaps input, and output, response or answer",
     ),
-    "text-label": Shape(
+    "text-label": RowShape(
         title="text and label", fields="text and label", matches=_has(("text",), ("label",)), sample=_label
     ),
-    "text": Shape(title="plain text", fields="text or content", matches=_has(("text", "content")), sample=_text),
+    "text": RowShape(title="plain text", fields="text or content", matches=_has(("text", "content")), sample=_text),
 }
 """In the order in which they are tried: those that need more fields first."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .shapes import Part
+from .shapes import TextPart
 
 
 class Tokenized(NamedTuple):
@@ -15,7 +15,7 @@ class Tokenized(NamedTuple):
     is_trained: list[bool]
 
 
-def tokenize(tokenizer: Any, samples: Sequence[Sequence[Part]]) -> list[Tokenized]:
+def tokenize(tokenizer: Any, samples: Sequence[Sequence[TextPart]]) -> list[Tokenized]:
     """Each sample's parts as one sequence. No special tokens are added: the text has them.
 
     A tokenizer may split "prompt + answer" otherwise than the prompt alone, which is all that inference gives it. So a
@@ -38,7 +38,7 @@ def tokenize(tokenizer: Any, samples: Sequence[Sequence[Part]]) -> list[Tokenize
     return tokenized
 
 
-def _in_order(tokenizer: Any, parts: Sequence[Part], alone: Sequence[list[int]]) -> list[list[int]]:
+def _in_order(tokenizer: Any, parts: Sequence[TextPart], alone: Sequence[list[int]]) -> list[list[int]]:
     """Part after part. SentencePiece, for one, puts a space before whatever text it is given, so before each part
     alone."""
     text, before, split = "", list[int](), list[list[int]]()

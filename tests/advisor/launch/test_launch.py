@@ -8,23 +8,25 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ds_advise.advisor.cli import run
 from ds_advise.advisor.launch.check import objections, prediction_of
-from ds_advise.advisor.launch.environment import costly_switches, plan_environment
-from ds_advise.advisor.launch.fallback import continuation
+from ds_advise.advisor.launch.environment import costly_switches, environment_of
+from ds_advise.advisor.launch.fallback import next_launch
 from ds_advise.advisor.launch.other_plans import plans_that_fit
 from ds_advise.advisor.launch.question.framework import framework_of, launcher_of
 from ds_advise.advisor.launch.question.nodes import equal_nodes, first_host, static_rendezvous
-from ds_advise.advisor.launch.question.question import LaunchQuestion
 from ds_advise.advisor.launch.question.script_arguments import ScriptArguments
-from ds_advise.advisor.launch.request import Failure, LaunchRequest, Outcome, Peaks, Script
-from ds_advise.advisor.launch.watch.display import Display, Status
+from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Peaks, Script, TrainingFailure
+from ds_advise.advisor.launch.watch.display import Display, Progress
 from ds_advise.advisor.prove.past_probes import keep_probe
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.advisor.question.run import read_run
 from ds_advise.estimators.errors import ClusterError
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.gpus import gpu_of_memory
 from ds_advise.estimators.memory.checkpoint_size import checkpoint_bytes
 from ds_advise.probes.real_run import ProbeResult, RankFailure, RankReport
 from ds_advise.probes.real_run.result import StepTime
@@ -197,21 +199,16 @@ def test_the_script_decides_framework_and_launcher() -> None:
     assert launchers == ["torchrun", "accelerate", "deepspeed"]
 
 
-def test_environment() -> None:
+def test_environment(folder: Path) -> None:
     """What the plan needs, unless the user has said otherwise; a CPU training never sees a GPU."""
-    assert plan_environment(device="cuda", offloads_optimizer=False, ranks_per_node=8, environment={}) == {
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"
-    }
-    own = {"PYTORCH_ALLOC_CONF": "x"}
-    assert plan_environment(device="cuda", offloads_optimizer=True, ranks_per_node=1, environment=own) == {
-        "OMP_NUM_THREADS": str(cpu_cores())
-    }
-    on_cpu = plan_environment(
-        device="cpu",
-        offloads_optimizer=False,
-        ranks_per_node=2,
-        environment={"OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "0"},
-    )
+    run = replace(_run(folder), cluster=Cluster(nodes=1, gpus_per_node=1, gpu=gpu_of_memory(24)))
+    request = _request(folder, run)
+    assert environment_of(request, {}) == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    offload = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    offloading = replace(request, run=replace(run, config=offload))
+    assert environment_of(offloading, {"PYTORCH_ALLOC_CONF": "x"}) == {"OMP_NUM_THREADS": str(cpu_cores())}
+    given = {"OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "0"}
+    on_cpu = environment_of(replace(request, device="cpu"), given)
     assert on_cpu == {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -253,6 +250,17 @@ def _run(folder: Path) -> Run:
         micro_batch=2,
         accumulation=2,
         offline=True,
+    )
+
+
+def _request(folder: Path, run: Run, *arguments: str, **changes: Any) -> LaunchRequest:
+    return LaunchRequest(
+        script=Script(target="train.py", arguments=arguments),
+        run=run,
+        config_path=folder / "ds_config.json",
+        launcher="torchrun",
+        folder=folder / "log",
+        **changes,
     )
 
 
@@ -343,46 +351,30 @@ def test_how_to_go_on_after_memory_ran_out(
     run = _run(folder)
     prediction = prediction_of(run)
     assert prediction is not None
-    question = LaunchQuestion(
-        request=LaunchRequest(
-            script=Script(target="train.py", arguments=tuple(arguments)),
-            config=AUTO,
-            config_path=folder / "ds_config.json",
-            framework="hf",
-            launcher="torchrun",
-            cluster=run.cluster,
-            folder=folder / "log",
-            device="cpu",
-            prediction=prediction,
-            model=run.shape,
-        ),
-        run=run,
-        arguments=ScriptArguments(arguments),
-        said=(),
-    )
-    outcome = Outcome(
+    outcome = LaunchOutcome(
         status="failed",
-        failure=Failure(kind="gpu_out_of_memory", rank=0, step=5, message=""),
+        failure=TrainingFailure(kind="gpu_out_of_memory", rank=0, step=5, message=""),
         last_step=5,
         peaks=Peaks(),
         seconds=1.0,
         folder=folder / "log",
         checkpoint=None if checkpoint is None else Path(checkpoint),
     )
-    go_on = continuation(question, outcome, folder / "next")
-    if go_on.question is None:
-        assert wanted in go_on.what
+    request = _request(folder, run, *arguments, device="cpu", prediction=prediction)
+    following = next_launch(request, outcome, folder / "next")
+    assert wanted in f"{following.description} {following.command}"
+    if "cannot be known" in wanted:
+        assert following.request is None
         return
-    assert wanted in go_on.what + go_on.command
-    request = go_on.question.request
-    assert request.prediction is not None
+    request = following.request
+    assert request is not None and request.prediction is not None
     plan = request.prediction.plan
     assert plan.micro_batch_size * plan.gradient_accumulation_steps * 2 == 8
     assert request.prediction.memory.device_bytes_per_gpu < prediction.memory.device_bytes_per_gpu
     assert request.resumes_after == (4 if checkpoint else 0)
     if checkpoint:
         assert plan.zero_stage in (1, 2)  # what reads a checkpoint of ZeRO-2
-    assert json.loads((folder / "next" / "ds_config.json").read_text()) == request.config
+    assert json.loads((folder / "next" / "ds_config.json").read_text()) == request.run.config
 
 
 def test_plans_keep_the_global_batch(folder: Path) -> None:
@@ -396,7 +388,7 @@ def test_plans_keep_the_global_batch(folder: Path) -> None:
 
 def test_what_is_kept_in_view_fits_80_columns() -> None:
     """Step, loss, speed and time left; memory now, at its peak and as predicted; nothing is cut."""
-    status = Status(
+    progress = Progress(
         step=123_456,
         total_steps=200_000,
         loss=2.345678,
@@ -411,11 +403,11 @@ def test_what_is_kept_in_view_fits_80_columns() -> None:
     )
     drawn = io.StringIO()
     with Display(Console(file=drawn, force_terminal=True, width=80)) as display:
-        display.show(status)
+        display.show(progress)
     assert "step 123456/200000  loss 2.346  123,000 tokens/s  25 h 31 min left" in drawn.getvalue()
     assert "GPU GiB: 20.0 now, 22.0 peak, 21.0 predicted; host: 400.0, 500.0, 600.0" in drawn.getvalue()
     printed = io.StringIO()
     with Display(Console(file=printed, width=80)) as display:
-        display.show(status)
-        display.show(status)
+        display.show(progress)
+        display.show(progress)
     assert printed.getvalue().count("step 123456") == 1

@@ -15,13 +15,14 @@ from typing import Any
 
 import psutil
 import pytest
-from ds_advise.advisor.launch.request import LaunchRequest, Outcome, Script
+from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Script
 from ds_advise.advisor.launch.run import launch
 from ds_advise.advisor.launch.watch.failures import failure_of
 from ds_advise.advisor.launch.watch.records import Records
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.probes.rank_processes.event_log import EventLog
+from ds_advise.probes.run import Run
 
 PRINTS = """
 import json, os, sys
@@ -272,16 +273,18 @@ def test_a_failure_is_named_with_its_evidence(
     assert any(wanted[3] in evidence for evidence in failure.evidence)
 
 
+def _run(ranks: int) -> Run:
+    return Run(config={}, model={}, cluster=cpu_cluster(ranks))
+
+
 def _request(tmp_path: Path, script: str, **changes: Any) -> LaunchRequest:
     (tmp_path / "train.py").write_text(script)
     return replace(
         LaunchRequest(
             script=Script(target=str(tmp_path / "train.py")),
-            config={},
+            run=_run(2),
             config_path=tmp_path / "ds_config.json",
-            framework="hf",
             launcher="torchrun",
-            cluster=cpu_cluster(2),
             folder=tmp_path / "log",
             device="cpu",
             passes_config=False,
@@ -324,7 +327,7 @@ time.sleep(600)
 """
 
 
-def _stopped(request: LaunchRequest, signals: int) -> Outcome:
+def _stopped(request: LaunchRequest, signals: int) -> LaunchOutcome:
     """Launch it, and send this process SIGTERM so many times once rank 0 has completed step 8."""
     stopper = subprocess.Popen(
         [
@@ -353,7 +356,7 @@ def _stopped(request: LaunchRequest, signals: int) -> Outcome:
 def test_a_second_signal_ends_what_ignores_the_first(tmp_path: Path) -> None:
     """A script that goes on after SIGTERM is ended by the next one, with all its processes."""
     script = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + STEPPING
-    request = _request(tmp_path, script.replace("LOSS", "1").replace("FIRST", "5"), cluster=cpu_cluster(1))
+    request = _request(tmp_path, script.replace("LOSS", "1").replace("FIRST", "5"), run=_run(1))
     request = replace(request, script=replace(request.script, arguments=(str(request.folder),)))
     outcome = _stopped(request, 2)
     assert (outcome.status, outcome.failure) == ("stopped", None)
@@ -372,7 +375,7 @@ def test_what_would_be_in_vain_is_ended(
     """Losses that are no numbers, and a script that begins anew in place of resuming; a resumed one goes on until it is
     stopped."""
     script = STEPPING.replace("LOSS", repr(loss)).replace("FIRST", str(first))
-    request = _request(tmp_path, script, cluster=cpu_cluster(1), resumes_after=resumes_after)
+    request = _request(tmp_path, script, run=_run(1), resumes_after=resumes_after)
     request = replace(request, script=replace(request.script, arguments=(str(request.folder),)))
     if kind is None:
         outcome = _stopped(request, 1)
@@ -387,7 +390,7 @@ def test_what_would_be_in_vain_is_ended(
 def test_signals_are_left_as_they_were(tmp_path: Path) -> None:
     """A launch that ended has put Ctrl-C and SIGTERM back."""
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    outcome = launch(_request(tmp_path, "print('done')", cluster=cpu_cluster(1)))
+    outcome = launch(_request(tmp_path, "print('done')", run=_run(1)))
     assert outcome.status == "finished"
     assert (tmp_path / "log" / "rank0.log").read_text() == "done\n"
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli import run
-from ds_advise.advisor.launch.request import Failure, LaunchRequest, Outcome, Peaks
+from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Peaks, TrainingFailure
 from ds_advise.advisor.question.question import Question
 from ds_advise.advisor.trainer import choices
 from ds_advise.advisor.trainer.check import check_disk, missing_package
 from ds_advise.advisor.trainer.checkpoints import WHOLE, checkpoints, newest_whole, remove_broken
 from ds_advise.advisor.trainer.data.prepare import DataFile
-from ds_advise.advisor.trainer.job import Job, Result, read_job, read_result, write_job, write_result
-from ds_advise.advisor.trainer.output import Output, differing
+from ds_advise.advisor.trainer.folder import TrainingFolder
+from ds_advise.advisor.trainer.job import TrainingJob, TrainingResult, read_job, read_result, write_record
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
@@ -100,7 +100,7 @@ def test_dry_shows_data_plan_and_command_and_leaves_nothing(ask: Ask, tmp_path: 
     assert "global batch 4" in said
     assert "18 steps (2 epochs) at a learning rate of 2e-05" in said
     assert f"ds_advise.advisor.launch.ranks.rank --folder {tmp_path}/out/training/launch-1" in said
-    assert f"ds_advise.advisor.trainer.rank {tmp_path}/out/training/job.json" in said
+    assert f"ds_advise.advisor.trainer.ranks.rank {tmp_path}/out/training/job.json" in said
     assert not (tmp_path / "out").exists()
 
 
@@ -174,17 +174,17 @@ def test_paths_are_kept_whole(model: Path, data: Path, tmp_path: Path, monkeypat
 
 def test_force_takes_an_earlier_trainings_checkpoints_away(tmp_path: Path) -> None:
     """So that none of them is resumed as this one's; other files stay."""
-    output = Output(tmp_path / "out")
-    output.claim(force=False)
+    folder = TrainingFolder(tmp_path / "out")
+    folder.claim(force=False)
     for name in ("checkpoint-5", "merged"):
-        (output.path / name).mkdir()
-    (output.path / "notes.txt").touch()
-    (output.job).touch()
+        (folder.path / name).mkdir()
+    (folder.path / "notes.txt").touch()
+    (folder.job).touch()
     with pytest.raises(ConfigFileError, match=r"not empty.*--resume"):
-        output.claim(force=False)
-    output.claim(force=True)
-    assert sorted(path.name for path in output.path.iterdir()) == ["notes.txt", "training"]
-    assert not list(output.records.iterdir())
+        folder.claim(force=False)
+    folder.claim(force=True)
+    assert sorted(path.name for path in folder.path.iterdir()) == ["notes.txt", "training"]
+    assert not list(folder.records.iterdir())
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
@@ -192,7 +192,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     """It is an error with its mending."""
     tmp_path.chmod(0o500)
     with pytest.raises(ConfigFileError, match="cannot be written to"):
-        Output(tmp_path / "out").claim(force=False)
+        TrainingFolder(tmp_path / "out").claim(force=False)
 
 
 @pytest.mark.parametrize(
@@ -365,25 +365,25 @@ def test_fallback_goes_on_with_less_memory(
 ) -> None:
     """From the last whole checkpoint, with the same global batch and samples, under a plan that needs less and can read
     it; without --fallback it ends there."""
-    launched: list[tuple[LaunchRequest, Job]] = []
+    launched: list[tuple[LaunchRequest, TrainingJob]] = []
 
-    def launch(request: LaunchRequest, **_: Any) -> Outcome:
+    def launch(request: LaunchRequest, **_: Any) -> LaunchOutcome:
         launched.append((request, read_job(Path(request.script.arguments[0]))))
         request.folder.mkdir(parents=True)
         checkpoint = tmp_path / "out" / "checkpoint-3"
         checkpoint.mkdir(exist_ok=True)
         (checkpoint / WHOLE).touch()
         (tmp_path / "out" / "checkpoint-4").mkdir()
-        return Outcome(
+        return LaunchOutcome(
             status="failed",
             last_step=3,
             peaks=Peaks(),
             seconds=1.0,
             folder=request.folder,
-            failure=Failure(kind="gpu_out_of_memory", rank=1, step=3, message="out of memory"),
+            failure=TrainingFailure(kind="gpu_out_of_memory", rank=1, step=3, message="out of memory"),
         )
 
-    monkeypatch.setattr("ds_advise.advisor.trainer.train.launch", launch)
+    monkeypatch.setattr("ds_advise.advisor.launch.attempts.launch", launch)
     monkeypatch.setattr("ds_advise.advisor.recommend.search.unsupported", lambda *_: None)
     (model / "model.safetensors").touch()
     options = ("--rung", "zero2", "--global-batch", "8", "--micro-batch", "4", "--max-steps", "5")
@@ -401,7 +401,7 @@ def test_fallback_goes_on_with_less_memory(
     before, after = first.prediction, second.prediction
     assert after.memory.allocated_bytes_per_gpu < before.memory.allocated_bytes_per_gpu
     assert after.plan.zero_stage in (1, 2)
-    assert "memory ran out; going on with" in talk
+    assert "The GPU's memory ran out (out of memory); going on with" in talk
     assert second.resumes_after == 3
     assert second.folder != first.folder
     assert resumed.checkpoint == str(tmp_path / "out" / "checkpoint-3")
@@ -411,7 +411,7 @@ def test_fallback_goes_on_with_less_memory(
         for each in (job, resumed)
     ]
     assert batch == [8, 8]
-    assert json.loads((tmp_path / "out" / "ds_config.json").read_text()) == launched[-1][0].config
+    assert json.loads((tmp_path / "out" / "ds_config.json").read_text()) == launched[-1][0].run.config
 
 
 def test_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,7 +447,7 @@ def test_libraries_that_options_need(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_jobs_and_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     """With tuples where JSON has lists."""
-    job = Job(
+    job = TrainingJob(
         model="/m",
         tokenizer="/t",
         workload=Workload(method="lora", lora_targets=("q_proj",)),
@@ -461,10 +461,10 @@ def test_jobs_and_results_are_read_as_they_were_written(tmp_path: Path) -> None:
         packing=False,
         arguments={"output_dir": "/o"},
     )
-    write_job(job, tmp_path / "job.json")
+    write_record(job, tmp_path / "job.json")
     assert read_job(tmp_path / "job.json") == job
-    result = Result(finished=True, step=3, losses=((1, 2.0),), evaluations=(), whole=True)
-    write_result(result, tmp_path / "result.json")
+    result = TrainingResult(finished=True, step=3, losses=((1, 2.0),), evaluations=(), whole=True)
+    write_record(result, tmp_path / "result.json")
     assert read_result(tmp_path / "result.json") == result
     assert read_result(tmp_path / "none.json") is None
     (tmp_path / "job.json").write_text('{"model": 1}')
@@ -472,10 +472,15 @@ def test_jobs_and_results_are_read_as_they_were_written(tmp_path: Path) -> None:
         read_job(tmp_path / "job.json")
 
 
-def test_options_that_differ_from_the_trainings_own() -> None:
-    """Only what was given anew and is different."""
-    assert differing({"seed": 1, "epochs": None}, {"seed": 1}) == []
-    assert differing({"seed": 1, "epochs": None}, {"seed": 2, "epochs": 3.0}) == [("seed", 1), ("epochs", None)]
+def test_options_that_differ_from_the_trainings_own(tmp_path: Path) -> None:
+    """Only what was given anew and is different is refused."""
+    folder = TrainingFolder(tmp_path / "out")
+    folder.claim(force=False)
+    folder.keep_options({"seed": 1, "epochs": None})
+    folder.job.touch()
+    assert folder.kept_options({"seed": 1}) == {"seed": 1, "epochs": None}
+    with pytest.raises(ConfigFileError, match=r"--epochs was None .* leave --epochs out"):
+        folder.kept_options({"seed": 1, "epochs": 3.0})
 
 
 def test_a_rung_can_be_chosen(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:

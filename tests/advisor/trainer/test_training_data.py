@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ds_advise.advisor.trainer.batches import IGNORED, Collator, TokenDataset
 from ds_advise.advisor.trainer.data.batching import Index, evaluation_split, index_of
 from ds_advise.advisor.trainer.data.errors import DataError
 from ds_advise.advisor.trainer.data.prepare import cut, prepare
 from ds_advise.advisor.trainer.data.rendering import Renderer
 from ds_advise.advisor.trainer.data.rows import read_rows
-from ds_advise.advisor.trainer.data.shapes import SHAPES, Chat, Part, Plain, recognise
+from ds_advise.advisor.trainer.data.shapes import ROW_SHAPES, Chat, PlainText, TextPart, recognise
 from ds_advise.advisor.trainer.data.tokenizing import Tokenized, tokenize
 from ds_advise.advisor.trainer.data.tokens import Tokens, TokenWriter, open_tokens
+from ds_advise.advisor.trainer.ranks.batches import IGNORED, Collator, TokenDataset
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -183,7 +183,7 @@ def test_a_merge_across_the_boundary_is_not_made(tokenizer: Any) -> None:
     `e`."""
     [joint] = tokenizer(["the"], add_special_tokens=False)["input_ids"]
     assert len(joint) == 1, "this tokenizer merges them"
-    [sequence] = tokenize(tokenizer, [[Part("th", False), Part("e", True)]])
+    [sequence] = tokenize(tokenizer, [[TextPart("th", False), TextPart("e", True)]])
     assert shown(tokenizer, sequence) == [("th", False), ("e", True)]
 
 
@@ -201,7 +201,7 @@ def test_sentencepiece_puts_no_space_before_an_answer() -> None:
     )
     inner.decoder = decoders.Metaspace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>", unk_token="<unk>")
-    parts = [Part("ask:", False), Part("yes", True)]
+    parts = [TextPart("ask:", False), TextPart("yes", True)]
     assert tokenizer(["yes"], add_special_tokens=False)["input_ids"] == [[words["\u2581yes"]]]
     [sequence] = tokenize(tokenizer, [parts])
     assert sequence == Tokenized([words["\u2581ask"], words[":"], words["yes"]], [False, False, True])
@@ -241,7 +241,7 @@ def test_earlier_answers_that_the_template_changes_are_not_trained(tokenizer: An
     not."""
     thinking = _copy(tokenizer, chat_template=THOUGHTS)
     renderer = Renderer(thinking)
-    [sample] = [SHAPES["chat"].sample(row) for row in _rows([CHAT])]
+    [sample] = [ROW_SHAPES["chat"].sample(row) for row in _rows([CHAT])]
     parts = renderer.parts(sample, "row 1")
     assert [part.text for part in parts if part.is_trained] == ["<think>\n\n</think>\n\n7<|im_end|>"]
     assert (
@@ -280,11 +280,11 @@ def test_the_beginning_of_text_is_put_before_plain_text_if_the_tokenizer_does(to
     from tokenizers.processors import TemplateProcessing
 
     beginning = _copy(tokenizer, bos_token="<|endoftext|>")
-    assert Renderer(beginning).parts(Plain(parts=(Part("x", True),)), "") == [Part("x<|im_end|>", True)]
+    assert Renderer(beginning).parts(PlainText(parts=(TextPart("x", True),)), "") == [TextPart("x<|im_end|>", True)]
     beginning.backend_tokenizer.post_processor = TemplateProcessing(
         single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", beginning.bos_token_id)]
     )
-    assert Renderer(beginning).parts(Plain(parts=(Part("x", True),)), "")[0] == Part("<|endoftext|>", False)
+    assert Renderer(beginning).parts(PlainText(parts=(TextPart("x", True),)), "")[0] == TextPart("<|endoftext|>", False)
 
 
 def test_the_shape_can_be_said(tmp_path: Path, tokenizer: Any) -> None:
@@ -440,7 +440,9 @@ def _rows(values: Iterable[dict[str, Any]]) -> list[Any]:
 
 def _tokenized(tokenizer: Any, values: Iterable[dict[str, Any]]) -> list[Tokenized]:
     renderer = Renderer(tokenizer)
-    return tokenize(tokenizer, [renderer.parts(SHAPES[recognise(row)].sample(row), row.place) for row in _rows(values)])
+    return tokenize(
+        tokenizer, [renderer.parts(ROW_SHAPES[recognise(row)].sample(row), row.place) for row in _rows(values)]
+    )
 
 
 def _copy(tokenizer: Any, **changes: Any) -> Any:

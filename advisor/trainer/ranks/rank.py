@@ -1,6 +1,6 @@
-"""What every rank runs: `python -m ds_advise.advisor.trainer.rank JOB.json`, started by a launcher.
+"""What every rank runs: `python -m ds_advise.advisor.trainer.ranks.rank JOB.json`, started by a launcher.
 
-The Hugging Face Trainer with the job's configuration, data and checkpoints. Rank 0 leaves the model, and `RESULT`
+The Hugging Face Trainer with the job's configuration, data and checkpoints. Rank 0 leaves the model, and `result.json`
 beside the job when it is saved. Nothing from the model's folder is executed: safetensors only, and no remote code.
 """
 
@@ -12,10 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .checkpoints import WHOLE
-from .job import Job, Result, read_job, write_result
-
-RESULT = "result.json"
+from ..checkpoints import WHOLE
+from ..job import TrainingJob, TrainingResult, read_job, write_record
 
 _ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
 
@@ -57,7 +55,7 @@ def main() -> None:
                 model.config.use_cache = uses_cache
             trainer.save_model(str(job.output))
     if dist.get_rank() == 0:
-        write_result(_result(trainer.state, finished=finished, whole=job.gathers), file.with_name(RESULT))
+        write_record(_result(trainer.state, finished=finished, whole=job.gathers), file.with_name("result.json"))
     dist.barrier()
     dist.destroy_process_group()
     if on_cpu:
@@ -67,7 +65,7 @@ def main() -> None:
         os._exit(0)
 
 
-def _data(job: Job, tokenizer: Any) -> tuple[Any, Any, Any]:
+def _data(job: TrainingJob, tokenizer: Any) -> tuple[Any, Any, Any]:
     from .batches import Collator, TokenDataset
 
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
@@ -81,7 +79,7 @@ def _data(job: Job, tokenizer: Any) -> tuple[Any, Any, Any]:
     )
 
 
-def _model(job: Job, arguments: Any) -> Any:
+def _model(job: TrainingJob, arguments: Any) -> Any:
     import torch
 
     transformers: Any = import_module("transformers")
@@ -144,12 +142,12 @@ def _is_evaluated(state: Any) -> bool:
     return any("eval_loss" in entry and entry["step"] == state.global_step for entry in state.log_history)
 
 
-def _result(state: Any, *, finished: bool, whole: bool) -> Result:
-    def told(name: str) -> tuple[tuple[int, float], ...]:
+def _result(state: Any, *, finished: bool, whole: bool) -> TrainingResult:
+    def logged(name: str) -> tuple[tuple[int, float], ...]:
         return tuple((entry["step"], float(entry[name])) for entry in state.log_history if name in entry)
 
-    return Result(
-        finished=finished, step=state.global_step, losses=told("loss"), evaluations=told("eval_loss"), whole=whole
+    return TrainingResult(
+        finished=finished, step=state.global_step, losses=logged("loss"), evaluations=logged("eval_loss"), whole=whole
     )
 
 

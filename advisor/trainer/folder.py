@@ -1,4 +1,4 @@
-"""The output folder: the final model, and in it all that a training needs to go on."""
+"""The folder of a training: the final model, and in it all that the training needs to go on."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from ...ds_configs.write import write_config
 from ...estimators.errors import ConfigFileError
 from ..question.json_file import read_json_object
 from .checkpoints import checkpoints
-from .rank import RESULT
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
-    """Where things lie below `path`: the model and `ds_config.json` in it, the Trainer's checkpoints beside them,
-    everything else in `training/`."""
+class TrainingFolder:
+    """Where things lie below `path` (`--output-dir`): the model and `ds_config.json` in it, the Trainer's checkpoints
+    beside them, everything else in `training/`."""
 
     path: Path
 
@@ -38,10 +37,10 @@ class Output:
 
     @property
     def result(self) -> Path:
-        return self.records / RESULT
+        return self.records / "result.json"
 
     @property
-    def asked(self) -> Path:
+    def options(self) -> Path:
         return self.records / "asked.json"
 
     @property
@@ -62,9 +61,8 @@ class Output:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            # What a training leaves that was refused before it began (a broken row, nothing that fits) is nobody's
-            # loss.
-            unused = self.records if self.asked.exists() and not self.job.exists() else None
+            # Nobody misses what is left of a training that was refused before it began (a broken row, nothing fits).
+            unused = self.records if self.options.exists() and not self.job.exists() else None
             used = any(path != unused for path in self.path.iterdir())
             if used and not force:
                 advice = "pass --resume to go on with it, " if self.job.exists() else "pass "
@@ -84,22 +82,27 @@ class Output:
                 fix="pass another --output-dir",
             ) from problem
 
-    def write_asked(self, asked: Mapping[str, Any]) -> None:
-        write_config(asked, self.asked, force=True)
+    def keep_options(self, options: Mapping[str, Any]) -> None:
+        """Keep the options that the training was started with, for --resume."""
+        write_config(options, self.options, force=True)
 
-    def read_asked(self) -> dict[str, Any]:
-        """The options of the training that is to go on. Raises ConfigFileError where there is none."""
+    def kept_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of the training that is to go on.
+
+        given: options of this call. Raises ConfigFileError where there is no training, or one of these differs from it.
+        """
         if not self.job.exists():
             raise ConfigFileError(
                 f"{self.path} holds no training that could go on",
                 why="it has no training/job.json",
                 fix="leave --resume out, or pass the --output-dir of the one that was interrupted",
             )
-        return read_json_object(
-            self.asked, error=ConfigFileError, what="a training's options", fix="start the training without --resume"
-        )
-
-
-def differing(asked: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """(option, what it was) of those given `now` that differ from the training's own."""
-    return [(name, asked.get(name)) for name, value in now.items() if json.loads(json.dumps(value)) != asked.get(name)]
+        fix = "start the training without --resume"
+        kept = read_json_object(self.options, error=ConfigFileError, what="a training's options", fix=fix)
+        for name, value in given.items():
+            if json.loads(json.dumps(value)) != kept.get(name):
+                option = f"--{name.replace('_', '-')}"
+                raise ConfigFileError(
+                    f"{option} was {kept.get(name)} in the training that is to go on", fix=f"leave {option} out"
+                )
+        return kept

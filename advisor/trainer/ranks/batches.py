@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from .data.batching import Index
-from .data.tokens import open_tokens
+from ..data.batching import Index
+from ..data.tokens import open_tokens
 
 IGNORED = -100
 """The label that transformers' losses leave out."""
@@ -18,10 +18,10 @@ IGNORED = -100
 PADDED_TO = 8
 """A batch's length is a multiple of this, in which tensor cores work (NVIDIA, Deep Learning Performance Guide)."""
 
-Sample = dict[str, torch.Tensor]
+TensorSample = dict[str, torch.Tensor]
 
 
-class TokenDataset(Dataset[Sample]):
+class TokenDataset(Dataset[TensorSample]):
     """The samples of an index. `position_ids` begin anew with every piece of a packed sample."""
 
     def __init__(self, folder: Path, index: Path) -> None:
@@ -30,7 +30,7 @@ class TokenDataset(Dataset[Sample]):
     def __len__(self) -> int:
         return len(self._index)
 
-    def __getitem__(self, number: int) -> Sample:
+    def __getitem__(self, number: int) -> TensorSample:
         ids, labels, positions = [], [], []
         for piece in self._index.pieces(number):
             numbers = self._tokens.ids[piece].astype(np.int64)
@@ -55,7 +55,7 @@ class Collator:
     def __init__(self, *, pad_id: int, seq_len: int, packing: bool) -> None:
         self._pad_id, self._seq_len, self._packing = pad_id, seq_len, packing
 
-    def __call__(self, samples: Sequence[Sample]) -> Sample:
+    def __call__(self, samples: Sequence[TensorSample]) -> TensorSample:
         longest = max(len(sample["input_ids"]) for sample in samples)
         length = min(-(-longest // PADDED_TO) * PADDED_TO, self._seq_len)
         batch = {
@@ -71,7 +71,7 @@ class Collator:
         return batch
 
 
-def _padded(samples: Sequence[Sample], name: str, length: int, value: int) -> torch.Tensor:
+def _padded(samples: Sequence[TensorSample], name: str, length: int, value: int) -> torch.Tensor:
     return torch.stack(
         [torch.nn.functional.pad(sample[name], (0, length - len(sample[name])), value=value) for sample in samples]
     )

@@ -1,0 +1,81 @@
+"""`ds-advise train` from the options to the exit code: a training anew, one that is only shown, one that goes on.
+
+`options` are those that say what is trained, under the names that the command gives them; `advice` are the keyword
+arguments of `advise` among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ...estimators.models.model_shape import ModelShape
+from ..question.cluster_options import ClusterOptions
+from ..question.model_source import load_model
+from ..terminal.output import Output
+from .folder import TrainingFolder
+from .proposal import Proposal, propose
+from .report import render_proposal, render_proven, render_start, render_trained
+from .settings import TrainingSettings
+from .train import Trained, TrainingControls, proven, resume, start
+
+
+def train_anew(
+    options: Mapping[str, Any], advice: Mapping[str, Any], path: Path, controls: TrainingControls, *, force: bool
+) -> int:
+    """Propose, prove, train and save; answers the exit code. The options are kept for --resume.
+
+    force: use a folder that is not empty.
+    """
+    output, folder = controls.output, TrainingFolder(path)
+    proposed, machines = _proposed(options, advice, folder, output, force=force)
+    if proposed.answer.recommended is None:
+        return 1
+    ready = proven(proposed, memory_limit_bytes=machines.memory_limit_bytes, output=output)
+    render_proven(proposed, ready, output.console())
+    if ready.answer.recommended is None:
+        return 1
+    return _ended(start(ready, controls), output)
+
+
+def show(options: Mapping[str, Any], advice: Mapping[str, Any], path: Path, output: Output) -> int:
+    """Print what `train_anew` would write into the folder and start; nothing of it stays."""
+    with TemporaryDirectory() as temporary:
+        proposed, _ = _proposed(options, advice, TrainingFolder(Path(temporary)), output, force=False)
+        if proposed.answer.recommended is None:
+            return 1
+        render_start(proposed, TrainingFolder(path), output.console())
+        return 0
+
+
+def go_on(given: Mapping[str, Any], path: Path, controls: TrainingControls) -> int:
+    """Resume the training in a folder with the options that it kept, from which the given ones must not differ."""
+    folder = TrainingFolder(path)
+    settings, shape, machines = _read(folder.kept_options(given))
+    return _ended(resume(shape, machines.cluster(), folder, controls, merging=settings.merge), controls.output)
+
+
+def _proposed(
+    options: Mapping[str, Any], advice: Mapping[str, Any], folder: TrainingFolder, output: Output, *, force: bool
+) -> tuple[Proposal, ClusterOptions]:
+    settings, shape, machines = _read(options)
+    cluster = machines.cluster()
+    folder.claim(force=force)
+    folder.keep_options(options)
+    proposed = propose(settings, shape, {**advice, "gpus": cluster}, folder, output.say)
+    render_proposal(proposed, output.console())
+    return proposed, machines
+
+
+def _read(options: Mapping[str, Any]) -> tuple[TrainingSettings, ModelShape, ClusterOptions]:
+    settings = TrainingSettings.of(options)
+    names = ("gpus", "ram", "nvme", "interconnect", "device", "ranks", "memory")
+    machines = ClusterOptions(**{name: options[name] for name in names})
+    return settings, load_model(settings.model, offline=settings.offline), machines
+
+
+def _ended(trained: Trained, output: Output) -> int:
+    render_trained(trained, output.console())
+    return 0 if trained.finished else 1
