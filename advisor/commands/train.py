@@ -40,7 +40,7 @@ _REPORTERS = click.Choice(["auto", "tensorboard", "swanlab", "wandb", "none"])
     default=42,
     show_default=True,
     metavar="N",
-    help="Of the data's order, the split, dropout and new weights.",
+    help="Seed of the data's order, the split, dropout and new weights.",
 )
 @click.option(
     "--save-steps", type=COUNT, help="Steps between checkpoints and evaluations; unset: a tenth, at most 500."

@@ -143,15 +143,9 @@ def _on_rung(answer: Recommendation, rung: str) -> Recommendation:
 
 
 def _check_model(shape: ModelShape) -> None:
-    """It predicts the next token of one text."""
-    if (
-        shape.fixed_len is not None
-        or not shape.vocab_size
-        or shape.num_labels
-        or any(
-            block.stack == "encoder" or not block.attention.causal or block.cross_attention for block in shape.blocks
-        )
-    ):
+    """Raises ModelConfigError for a model that does not predict the next token of one text."""
+    others = (each.stack == "encoder" or not each.attention.causal or each.cross_attention for each in shape.blocks)
+    if shape.fixed_len is not None or not shape.vocab_size or shape.num_labels or any(others):
         raise ModelConfigError(
             f"{shape.name} ({shape.architecture}) is no causal language model",
             why="the built-in trainer knows only these",

@@ -72,7 +72,7 @@ def _plan(proposed: Proposal) -> list[str | Text]:
         near = closest(proposed.answer.ladder)
         nearest = [f"{plan_title(near.estimate.plan)} comes nearest: {near.fit.reason}."] if near else []
         ask = f"ds-advise {question.model.name} --seq-len {question.workload.seq_len}"
-        return [Text("Nothing fits.", style="bold red"), *nearest, f"What would help is told by {ask}"]
+        return [Text("Nothing fits.", style="bold red"), *nearest, f"{ask} tells what would help."]
     plan, memory = chosen.estimate.plan, chosen.estimate.memory
     accumulation = plan.gradient_accumulation_steps
     every = proposed.settings.save_steps

@@ -51,7 +51,7 @@ def main() -> None:
         events.note({"end": 0 if error.code is None else error.code if isinstance(error.code, int) else 1})
         raise
     except BaseException as error:
-        events.note({"error": _said(error)})
+        events.note({"error": _described(error)})
         raise
     events.note({"end": 0})
 
@@ -96,17 +96,15 @@ def _send_output_to(path: Path) -> None:
 
 
 def _limits() -> dict[str, int]:
-    found = {name: resource.getrlimit(getattr(resource, name))[0] for name in _LIMITS}
-    return {name: limit for name, limit in found.items() if limit != resource.RLIM_INFINITY}
+    limits = {name: resource.getrlimit(getattr(resource, name))[0] for name in _LIMITS}
+    return {name: limit for name, limit in limits.items() if limit != resource.RLIM_INFINITY}
 
 
-def _said(error: BaseException) -> dict[str, Any]:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    number = error.errno if isinstance(error, OSError) else None
+def _described(error: BaseException) -> dict[str, Any]:
     return {
         "type": type(error).__name__,
-        "message": " ".join(lines)[:2000],
-        "errno": number,
+        "message": " ".join(str(error).split())[:2000],
+        "errno": error.errno if isinstance(error, OSError) else None,
         "limits": _limits(),
         "details": "".join(traceback.format_exception(error))[-8000:],
     }

@@ -1,5 +1,5 @@
-"""Runs a command and lets none of its processes outlive it, nor the process that asked: `python -m ...leash PARENT
-COMMAND`.
+"""Runs a command and lets none of its processes outlive it or the process PARENT that started this one: `python -m
+...supervisor PARENT COMMAND`.
 
 torchrun gives every rank a session of its own and the deepspeed launcher puts a process between, so a process group
 does not hold them all. This one adopts whatever loses its parent (PR_SET_CHILD_SUBREAPER), so at the end everything

@@ -11,7 +11,7 @@ from ....probes.rank_processes.event_log import EventLog
 STOP_FILE = "stop"
 """Made in the record folder of a node by whoever wants its training to save and stop."""
 
-_ASKED, _STOP_AT = "ds_advise/stop_asked", "ds_advise/stop_at"
+_REQUESTED, _STOP_AT = "ds_advise/stop_asked", "ds_advise/stop_at"
 
 _STEPS_AHEAD = 3
 """Rank 0 names the step to stop after. A rank that has completed step k + 1 has used the weights of step k, which took
@@ -33,8 +33,8 @@ def add_callback(module: Any, events: EventLog, folder: Path) -> None:
             stop_at = self.stop.after(state.global_step)
             if stop_at is None:
                 return
-            if not self.stop.told:
-                self.stop.told = True
+            if not self.stop.is_reported:
+                self.stop.is_reported = True
                 events.note({"stop_at": stop_at})
             if state.global_step >= stop_at:
                 control.should_save = control.should_training_stop = True
@@ -50,7 +50,7 @@ class _Stop:
     to it, needs no collective, and works across nodes."""
 
     def __init__(self, folder: Path) -> None:
-        self._file, self._asked, self.told = folder / STOP_FILE, False, False
+        self._file, self._requested, self.is_reported = folder / STOP_FILE, False, False
         self._store: Any = None
         self._rank = 0
         with contextlib.suppress(Exception):
@@ -61,16 +61,16 @@ class _Stop:
                 self._store = dist.distributed_c10d._get_default_store()
 
     def after(self, step: int) -> int | None:
-        """The step after which to stop, None while nobody asked."""
-        if not self._asked and self._file.exists():
-            self._asked = True
+        """The step after which to stop, None while nobody wants it."""
+        if not self._requested and self._file.exists():
+            self._requested = True
             if self._store is not None:
-                self._store.set(_ASKED, "1")
+                self._store.set(_REQUESTED, "1")
         if self._store is None:
-            return step if self._asked else None
+            return step if self._requested else None
         if self._store.check([_STOP_AT]):
             return int(self._store.get(_STOP_AT))
-        if self._rank == 0 and self._store.check([_ASKED]):
+        if self._rank == 0 and self._store.check([_REQUESTED]):
             self._store.set(_STOP_AT, str(step + _STEPS_AHEAD))
             return step + _STEPS_AHEAD
         return None

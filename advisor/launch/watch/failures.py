@@ -65,7 +65,7 @@ def failure_of(records: Records, folder: Path, exit_code: int, oom_kills: Mappin
     silent = [rank for rank in records.ranks if rank.error is None and rank.end is None]
     killed_by = _signal(_tail(folder / "launcher.log"), exit_code)
     # SIGTERM is the launcher's own, with which it ends the ranks that are left.
-    if not own and silent and killed_by not in (None, signal.SIGTERM):
+    if not own and silent and killed_by is not None and killed_by != signal.SIGTERM:
         return _from_signal(silent, killed_by, folder, step, oom_kills)
     if raised:
         return _from_error((own or raised)[0], step)
@@ -139,9 +139,9 @@ def _kind_by_words(text: str, otherwise: FailureKind = "crash") -> FailureKind:
 
 def _signal(launcher: str, exit_code: int) -> int | None:
     """The signal that ended a rank; the launcher reports the first failure first."""
-    found = _DIED.search(launcher)
-    if found:
-        return abs(int(next(group for group in found.groups() if group)))
+    died = _DIED.search(launcher)
+    if died:
+        return abs(int(next(filter(None, died.groups()))))
     return exit_code - 128 if 128 < exit_code <= 128 + 64 else None
 
 

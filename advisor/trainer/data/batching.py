@@ -48,10 +48,12 @@ class Index:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cuts:
-    """What the sequence length cost: sequences that lost their end, and those that had no trained token left at all."""
+    """What the sequence length cost."""
 
     truncated: int = 0
+    """Sequences that lost their end."""
     dropped: int = 0
+    """Sequences that had no trained token left."""
 
 
 def index_of(
@@ -72,14 +74,9 @@ def index_of(
         truncated = int((ends - starts > seq_len).sum())
     lengths = np.minimum(ends - starts, seq_len)
     # The first token of a piece is never predicted, so it does not count.
-    has_trained = np.fromiter(
-        (
-            bool(tokens.is_trained[start + 1 : start + length].any())
-            for start, length in zip(starts, lengths, strict=True)
-        ),
-        np.bool_,
-        count=len(starts),
-    )
+    pieces = zip(starts, lengths, strict=True)
+    trained = (bool(tokens.is_trained[start + 1 : start + length].any()) for start, length in pieces)
+    has_trained = np.fromiter(trained, np.bool_, count=len(starts))
     starts, lengths = starts[has_trained], lengths[has_trained]
     cuts = Cuts(truncated=truncated, dropped=int((~has_trained).sum()))
     if not packing:

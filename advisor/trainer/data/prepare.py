@@ -16,7 +16,7 @@ from .rendering import Renderer
 from .rows import Row, read_rows
 from .shapes import ROW_SHAPES, PlainText, TextPart, recognise
 from .tokenizing import tokenize
-from .tokens import Tokens, TokenWriter, open_tokens
+from .tokens import Integers, Tokens, TokenWriter, open_tokens
 
 _ROWS_AT_ONCE = 1000
 """Rows that are tokenized together, on all cores."""
@@ -27,25 +27,26 @@ OnRows = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """What is in a data file, once its rows are token sequences in `folder`.
-
-    shape:    a key of `ROW_SHAPES`. divisible: the sequences may be cut anywhere.
-    rows:     sequences. longest, typical: tokens of the longest, and the 95th percentile.
-    trained_tokens: those that count in the loss.
-    untrained_turns: see `Renderer`. has_own_template: the tokenizer brought its chat template.
-    """
+    """What is in a data file, once its rows are token sequences in `folder`."""
 
     name: str
     folder: Path
     shape: str
+    """A key of `ROW_SHAPES`."""
     divisible: bool
+    """Whether the sequences may be cut anywhere."""
     rows: int
     tokens: int
     trained_tokens: int
+    """Those that count in the loss."""
     longest: int
+    """Tokens of the longest sequence."""
     typical: int
+    """The 95th percentile of the sequences' tokens."""
     untrained_turns: int
+    """See `Renderer`."""
     has_own_template: bool
+    """Whether the tokenizer brought its chat template."""
 
     def opened(self) -> Tokens:
         return open_tokens(self.folder)
@@ -53,18 +54,17 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """A data file cut to a sequence length: where its indices lie, and how many there are.
-
-    seq_len: at most so many tokens a sample. tokens: of all training samples, those of one epoch.
-    """
+    """A data file cut to a sequence length: where its indices lie, and how many samples there are."""
 
     train: Path
     evaluation: Path | None
     train_samples: int
     evaluation_samples: int
     seq_len: int
+    """The most tokens of a sample."""
     packing: bool
     tokens: int
+    """Tokens of all training samples, those of one epoch."""
     cuts: Cuts
 
     @property
@@ -94,8 +94,7 @@ def prepare(
     if first is None:
         raise DataError(f"{path}: no rows", why="there is nothing to train on", fix="check --data")
     name = shape or recognise(first)
-    renderer, divisible, trained_tokens = Renderer(tokenizer, system=system), False, 0
-    done = 0
+    renderer, divisible, trained_tokens, done = Renderer(tokenizer, system=system), False, 0, 0
     with TokenWriter(folder) as writer:
         for batch in _batches(first, rows):
             rendered: list[list[TextPart]] = []
@@ -148,36 +147,28 @@ def cut(
 
     Raises DataError where no sample has a token to train on.
     """
-    tokens = data.opened()
-    share = 0 if evaluation is not None else evaluation_share
-    trained, held_out = evaluation_split(data.rows, share, seed)
-    index, cuts = index_of(tokens, trained, seq_len=seq_len, divisible=data.divisible, packing=packing)
+
+    def indexed(of: DataFile, sequences: Integers) -> tuple[Index, Cuts]:
+        return index_of(of.opened(), sequences, seq_len=seq_len, divisible=of.divisible, packing=packing)
+
+    trained, held_out = evaluation_split(data.rows, 0 if evaluation is not None else evaluation_share, seed)
+    index, cuts = indexed(data, trained)
     if not len(index):
         raise DataError(
             f"{data.name}: no sample keeps an answer within {seq_len} tokens",
             why="what lies beyond the sequence length is cut",
             fix="pass a larger --seq-len",
         )
-    evaluated: Index | None = None
-    if evaluation is not None:
-        evaluated, _ = index_of(
-            evaluation.opened(),
-            np.arange(evaluation.rows),
-            seq_len=seq_len,
-            divisible=evaluation.divisible,
-            packing=packing,
-        )
-    elif len(held_out):
-        evaluated, _ = index_of(tokens, held_out, seq_len=seq_len, divisible=data.divisible, packing=packing)
+    evaluated, _ = indexed(data, held_out) if evaluation is None else indexed(evaluation, np.arange(evaluation.rows))
     train_file, evaluation_file = folder / "train.npz", folder / "evaluation.npz"
     index.save(train_file)
-    if evaluated is not None:
+    if len(evaluated):
         evaluated.save(evaluation_file)
     return Samples(
         train=train_file,
-        evaluation=evaluation_file if evaluated is not None and len(evaluated) else None,
+        evaluation=evaluation_file if len(evaluated) else None,
         train_samples=len(index),
-        evaluation_samples=0 if evaluated is None else len(evaluated),
+        evaluation_samples=len(evaluated),
         seq_len=seq_len,
         packing=packing,
         tokens=index.tokens,

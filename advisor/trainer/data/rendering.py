@@ -27,8 +27,7 @@ class Renderer:
 
     system: a system message for chats that bring none.
     untrained_turns: earlier answers that were left out of the loss, because the template renders them differently once
-                     the conversation goes on (as those do that drop a model's thoughts), so that no part of the text is
-                     them.
+    the conversation goes on (as those do that drop a model's thoughts), so that no part of the text equals them.
     """
 
     def __init__(self, tokenizer: Any, *, system: str | None = None) -> None:
@@ -95,8 +94,8 @@ class Renderer:
         """
         is_last = number == len(messages) - 1
         until = whole if is_last else self._render(messages[: number + 1], tools, place)
-        asked = self._render(messages[:number], tools, place, generation=True)
-        start = len(commonprefix([asked, until]))  # noqa: RUF071  of characters, as is wanted
+        question = self._render(messages[:number], tools, place, generation=True)
+        start = len(commonprefix([question, until]))  # noqa: RUF071  of characters, as is wanted
         content = messages[number]["content"].strip()
         if whole.startswith(until) and content in until[start:]:
             return start, len(until)
@@ -104,7 +103,7 @@ class Renderer:
             raise DataError(
                 f"{place}: the chat template leaves out the last answer",
                 why="there is nothing to learn from",
-                fix="mend the row, or the tokenizer's chat_template",
+                fix="repair the row, or the tokenizer's chat_template",
             )
         return None, 0
 
@@ -119,7 +118,7 @@ class Renderer:
             raise DataError(
                 f"{place}: the tokenizer's chat template refuses it ({str(problem)[:150]})",
                 why="the model was made for other conversations",
-                fix="mend or remove the row",
+                fix="repair or remove the row",
             ) from problem
         return str(text)
 

@@ -105,16 +105,11 @@ def _json(path: Path, stream: TextIO) -> Iterator[Row]:
 
 
 def _only_list(document: Any) -> list[Any] | None:
-    """The rows of `{"data": [...]}`; a row of chat messages has a list too, which is none of rows."""
-    lists = (
-        [
-            value
-            for name, value in document.items()
-            if isinstance(value, list) and name not in ("messages", "conversations")
-        ]
-        if isinstance(document, dict)
-        else []
-    )
+    """The rows of `{"data": [...]}`. A row of chat messages has a list too, but not one of rows."""
+    if not isinstance(document, dict):
+        return None
+    messages = ("messages", "conversations")
+    lists = [value for name, value in document.items() if isinstance(value, list) and name not in messages]
     return lists[0] if len(lists) == 1 and all(isinstance(value, dict) for value in lists[0]) else None
 
 
@@ -125,10 +120,9 @@ def _csv(path: Path, stream: TextIO, *, delimiter: str) -> Iterator[Row]:
         for fields in reader:
             place = f"{path.name}, line {reader.line_num}"
             if None in fields or None in fields.values():
-                found = sum(value is not None for name, value in fields.items() if name is not None) + len(
-                    fields.get(None, [])
-                )
-                _refuse(place, f"{found} fields, but the header names {len(reader.fieldnames or ())}")
+                beyond = fields.pop(None, [])
+                count = len(beyond) + sum(value is not None for value in fields.values())
+                _refuse(place, f"{count} fields, but the header names {len(reader.fieldnames or ())}")
             yield Row(place, dict(fields))
     except csv.Error as problem:
         _refuse(f"{path.name}, line {reader.reader.line_num}", str(problem))
@@ -167,4 +161,4 @@ def _reason(problem: BaseException) -> str:
 
 
 def _refuse(place: str, what: str) -> NoReturn:
-    raise DataError(f"{place}: {what}", why="every row must be one sample", fix="mend or remove it")
+    raise DataError(f"{place}: {what}", why="every row must be one sample", fix="repair or remove it")

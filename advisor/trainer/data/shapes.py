@@ -23,18 +23,20 @@ class TextPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """A conversation whose assistant messages are trained. tools: what the template is told that may be called."""
+    """A conversation whose assistant messages are trained."""
 
     messages: tuple[Message, ...]
     tools: Any = None
+    """The functions that may be called, for the template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainText:
-    """Text that no template is put around. divisible: it may be cut anywhere and goes on in the next sample."""
+    """Text that no template is put around."""
 
     parts: tuple[TextPart, ...]
     divisible: bool = False
+    """Whether it may be cut anywhere and goes on in the next sample."""
 
 
 RowSample = Chat | PlainText
@@ -42,33 +44,27 @@ RowSample = Chat | PlainText
 _MESSAGES = ("messages", "conversations", "conversation")
 _QUESTIONS = ("instruction", "question", "query", "prompt")
 _ANSWERS = ("output", "response", "answer")
-_ROLES = {
+_ROLES = {name: name for name in ("user", "assistant", "system", "developer", "tool")} | {
     "human": "user",
-    "user": "user",
     "gpt": "assistant",
-    "assistant": "assistant",
     "model": "assistant",
-    "system": "system",
-    "developer": "developer",
     "function_call": "assistant",
     "observation": "tool",
-    "tool": "tool",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowShape:
-    """One shape of rows.
-
-    title:   for people: "1,204 rows of chat messages". fields: what tells it, for people.
-    matches: whether a row of these fields has it. sample: the row as a sample; raises DataError, naming the row's
-        place.
-    """
+    """One shape of rows."""
 
     title: str
+    """For people: "1,204 rows of chat messages"."""
     fields: str
+    """The fields by which it is recognised, for people."""
     matches: Callable[[Mapping[str, Any]], bool]
+    """Whether a row of these fields has it."""
     sample: Callable[[Row], RowSample]
+    """The row as a sample; it raises DataError, naming the row's place."""
 
 
 def recognise(row: Row) -> str:
@@ -98,7 +94,7 @@ def _chat(row: Row) -> Chat:
     system = row.fields.get("system")
     if isinstance(system, str) and system and messages[0]["role"] != "system":
         messages = ({"role": "system", "content": system}, *messages)
-    if not any(message["role"] == "assistant" for message in messages):
+    if all(message["role"] != "assistant" for message in messages):
         _refuse(row, "no message is the assistant's, so nothing is trained")
     return Chat(messages=messages, tools=row.fields.get("tools") or None)
 
@@ -111,20 +107,16 @@ def _message(row: Row, number: int, message: Any) -> Message:
     if role not in _ROLES:
         _refuse(row, f"message {number} has the role {role!r}")
     content = _content(row, number, message.get("content", message.get("value")), has_calls="tool_calls" in message)
+    known = ("role", "content", "from", "value")
     # Parquet has every field in every message, null where it is missing.
-    further = {
-        name: value
-        for name, value in message.items()
-        if name not in ("role", "content", "from", "value") and value is not None
-    }
+    further = {name: value for name, value in message.items() if name not in known and value is not None}
     return {"role": _ROLES[role], "content": content, **further}
 
 
 def _content(row: Row, number: int, content: Any, *, has_calls: bool) -> str:
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
-    ):
-        return "".join(part["text"] for part in content)
+    if isinstance(content, list):
+        texts: list[Any] = [part.get("text") if isinstance(part, dict) else None for part in content]
+        content = "".join(texts) if all(isinstance(text, str) for text in texts) else content
     if content is None and has_calls:
         return ""
     if not isinstance(content, str):
@@ -217,5 +209,5 @@ def _refuse(row: Row, what: str) -> NoReturn:
     raise DataError(
         f"{row.place}: {what}",
         why="every row must be one whole sample",
-        fix="mend or remove it, or say another shape with --format",
+        fix="repair or remove it, or name another shape with --format",
     )

@@ -120,7 +120,7 @@ def test_nothing_survives_the_process_that_asked(tmp_path: Path) -> None:
     )
     try:
         deadline = time.monotonic() + 900
-        while len(_children_of(parent.pid)) < 4 and time.monotonic() < deadline:  # the leash, sh, two sleeps
+        while len(_children_of(parent.pid)) < 4 and time.monotonic() < deadline:  # the supervisor, sh, two sleeps
             time.sleep(0.05)
         children = _children_of(parent.pid)
         assert len(children) == 4
@@ -131,7 +131,7 @@ def test_nothing_survives_the_process_that_asked(tmp_path: Path) -> None:
     assert not alive
 
 
-def test_the_leash_ends_as_its_command_does(tmp_path: Path) -> None:
+def test_the_supervisor_ends_as_its_command_does(tmp_path: Path) -> None:
     """The exit code, a signal as a shell tells it, and nothing of the command stays."""
 
     def code(*command: str) -> int:

@@ -168,7 +168,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
             process.wait()
         deadline = time.monotonic() + 900
         while left_behind(tmp_path) and time.monotonic() < deadline:
-            time.sleep(0.1)  # the leash ends them, which takes a moment
+            time.sleep(0.1)  # the supervisor ends them, which takes a moment
         assert not left_behind(tmp_path)
 
 
