@@ -27,13 +27,15 @@ _CHECKS, _LAUNCHERS = click.Choice(["auto", "dry-run", "probe"]), click.Choice([
 @gpus("GPUs of this machine, such as 2x24GB.")
 @device("cpu: DeepSpeed's CPU accelerator, for small models.")
 @CPU_RANKS
-@click.option("--hostfile", type=_PATH, metavar="FILE", help="Several nodes by ssh, with the deepspeed launcher.")
-@click.option("--slurm", is_flag=True, help="The nodes of this Slurm allocation, with srun and torchrun.")
+@click.option("--hostfile", type=_PATH, metavar="FILE", help="Start several nodes by ssh, with the deepspeed launcher.")
+@click.option("--slurm", is_flag=True, help="Start the nodes of this Slurm allocation, with srun and torchrun.")
 @click.option(
-    "--master", metavar="ADDRESS[:PORT]", help="Several nodes, on each of which this is run: the first one's address."
+    "--master", metavar="ADDRESS[:PORT]", help="Address of the first of several nodes, on each of which this is run."
 )
-@click.option("--nodes", type=COUNT, help="How many, with --master.")
-@click.option("--node-rank", type=click.IntRange(min=0), default=0, show_default=True, help="Which of them this is.")
+@click.option("--nodes", type=COUNT, help="Number of nodes, with --master.")
+@click.option(
+    "--node-rank", type=click.IntRange(min=0), default=0, show_default=True, help="Number of this node, from 0."
+)
 @click.option(
     "--pass-config/--no-pass-config",
     default=True,
@@ -50,7 +52,9 @@ _CHECKS, _LAUNCHERS = click.Choice(["auto", "dry-run", "probe"]), click.Choice([
 )
 @click.option("--no-check", is_flag=True, help="Start it at once.")
 @click.option(
-    "--fallback", is_flag=True, help="Out of memory: go on with the next plan that fits, from the last checkpoint."
+    "--fallback",
+    is_flag=True,
+    help="Where memory runs out, go on with the next plan that fits, from the last checkpoint.",
 )
 @click.option(
     "--log-dir", type=_PATH, metavar="FOLDER", help="Where the ranks' output goes.  [default: ds-advise-launch/TIME]"

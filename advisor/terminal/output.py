@@ -36,4 +36,5 @@ class Output:
         """A terminal for people."""
         from rich.console import Console  # imported here: JSON needs no terminal library
 
-        return Console(file=sys.stderr if on_stderr else sys.stdout, highlight=False)
+        file = sys.stderr if on_stderr else sys.stdout
+        return Console(file=file, highlight=False, quiet=self.mode == "quiet")

@@ -1,5 +1,2 @@
-"""The built-in trainer behind `ds-advise train`: data files to samples, the script that every rank runs, the whole
-flow.
-
-Read `train.py` for the flow, `rank.py` for what a rank does, `data/prepare.py` for what becomes of the data.
-"""
+"""The built-in trainer behind `ds-advise train`. `session.py` has the flow, `data/prepare.py` what becomes of the data,
+`ranks/rank.py` what a rank does; launching, watching and falling back are `launch`'s."""

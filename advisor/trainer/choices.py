@@ -1,4 +1,4 @@
-"""What nobody said and the data decide: sequence length, global batch, learning rate, steps, checkpoints."""
+"""What the user left open and the data decide: sequence length, global batch, learning rate, steps, checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EPOCHS = 3.0
 """Alpaca's, and TrainingArguments' default."""
 
 GLOBAL_BATCH = 32
-"""Samples per optimizer step where nobody says: between QLoRA's 16 (appendix B) and Alpaca's 128."""
+"""Samples per optimizer step where the user leaves it open: between QLoRA's 16 (appendix B) and Alpaca's 128."""
 
 _STEPS_PER_EPOCH = 10
 """Least number of optimizer steps in an epoch of few samples; with fewer there is hardly any training."""

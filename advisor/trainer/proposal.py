@@ -67,33 +67,8 @@ def propose(
     Raises DsAdviseError for data, a model or options that cannot be trained with.
     """
     _check_model(shape)
-    tokenizer = load_tokenizer(settings.model, shape, offline=settings.offline)
-
-    def prepared(path: Path, name: str) -> DataFile:
-        return prepare(
-            path,
-            tokenizer,
-            folder.records / name,
-            shape=settings.shape,
-            system=settings.system,
-            on_rows=lambda rows: say(f"{path.name}: {rows:,} rows ...") if rows % 100_000 == 0 else None,
-        )
-
-    data = prepared(settings.data, "tokens")
-    evaluation = prepared(settings.evaluation_data, "evaluation_tokens") if settings.evaluation_data else None
-    tokenizer.save_pretrained(str(folder.records / "tokenizer"))
-    _check_vocabulary(data, shape)
-    seq_len = question["seq_len"] or choices.sequence_length(data, evaluation, shape, packing=settings.packing)
-    samples = cut(
-        data,
-        folder.records,
-        seq_len=seq_len,
-        packing=settings.packing,
-        seed=settings.seed,
-        evaluation_share=settings.evaluation_share,
-        evaluation=evaluation,
-    )
-    answer = _answer(settings, shape, {**question, "seq_len": seq_len}, samples)
+    data, evaluation, samples = _prepared(settings, shape, question["seq_len"], folder, say)
+    answer = _answer(settings, shape, {**question, "seq_len": samples.seq_len}, samples)
     workload = answer.question.workload
     assert workload.global_batch_size is not None, "the question has one"
     return Proposal(
@@ -111,6 +86,42 @@ def propose(
         ),
         learning_rate=settings.learning_rate or choices.LEARNING_RATES[workload.method],
     )
+
+
+def _prepared(
+    settings: TrainingSettings,
+    shape: ModelShape,
+    seq_len: int | None,
+    folder: TrainingFolder,
+    say: Callable[[str], None],
+) -> tuple[DataFile, DataFile | None, Samples]:
+    """The data, what is evaluated on in a file of its own, and the samples of the first."""
+    tokenizer = load_tokenizer(settings.model, shape, offline=settings.offline)
+
+    def tokenized(path: Path, name: str) -> DataFile:
+        return prepare(
+            path,
+            tokenizer,
+            folder.records / name,
+            shape=settings.shape,
+            system=settings.system,
+            on_rows=lambda rows: say(f"{path.name}: {rows:,} rows ...") if rows % 100_000 == 0 else None,
+        )
+
+    data = tokenized(settings.data, "tokens")
+    evaluation = tokenized(settings.evaluation_data, "evaluation_tokens") if settings.evaluation_data else None
+    tokenizer.save_pretrained(str(folder.records / "tokenizer"))
+    _check_vocabulary(data, shape)
+    samples = cut(
+        data,
+        folder.records,
+        seq_len=seq_len or choices.sequence_length(data, evaluation, shape, packing=settings.packing),
+        packing=settings.packing,
+        seed=settings.seed,
+        evaluation_share=settings.evaluation_share,
+        evaluation=evaluation,
+    )
+    return data, evaluation, samples
 
 
 def _answer(

@@ -32,18 +32,15 @@ def render_proposal(proposed: Proposal, console: Console) -> None:
 
 
 def _data(proposed: Proposal) -> list[str]:
-    data, samples = proposed.data, proposed.samples
-    cuts, lines = samples.cuts, []
-    lines.append(
-        f"{data.name}: {data.rows:,} rows of {ROW_SHAPES[data.shape].title}; sequence 95th percentile "
-        f"{data.typical:,} tokens, longest {data.longest:,}."
-    )
+    data, samples, cuts = proposed.data, proposed.samples, proposed.samples.cuts
     template = "the tokenizer's own chat template" if data.has_own_template else "the default chat template"
     plain = data.shape in ("text", "prompt-completion")
-    lines.append(
-        f"The loss counts {percent(data.trained_tokens / data.tokens)} of the tokens"
-        + (", all of the text." if data.divisible else ", the answers." if plain else f", the answers in {template}.")
-    )
+    counted = "all of the text" if data.divisible else "the answers" if plain else f"the answers in {template}"
+    lines = [
+        f"{data.name}: {data.rows:,} rows of {ROW_SHAPES[data.shape].title}; sequence 95th percentile "
+        f"{data.typical:,} tokens, longest {data.longest:,}.",
+        f"The loss counts {percent(data.trained_tokens / data.tokens)} of the tokens, {counted}.",
+    ]
     if data.untrained_turns:
         lines.append(
             f"The template changes {data.untrained_turns:,} earlier answers once the conversation goes on; these are "

@@ -19,7 +19,7 @@ _TRAINING_ARGUMENTS = (
     "save_steps",
     "learning_rate",
 )
-"""Of these any two are in the command line of nearly every script that parses TrainingArguments."""
+"""Nearly every script that parses TrainingArguments is given two of these or more."""
 
 _FALSE = ("false", "0", "no", "off")
 

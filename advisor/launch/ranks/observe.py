@@ -77,19 +77,18 @@ def observe(module: Any, events: EventLog) -> None:
     """Wrap the methods of the engine class in `deepspeed.runtime.engine`."""
     engine_class, seen = module.DeepSpeedEngine, _Seen(events)
     engine_class.forward = _around(engine_class.forward, seen.before_forward, seen.after_forward)
-    engine_class.backward = _around(engine_class.backward, seen.before_backward, None)
+    engine_class.backward = _around(engine_class.backward, seen.before_backward)
     engine_class.step = _around(engine_class.step, seen.before_step, seen.after_step)
 
 
-def _around(method: Any, before: Callable[..., None], after: Callable[[Any], None] | None) -> Any:
+def _around(method: Any, before: Callable[..., None], after: Callable[[Any], None] = lambda _: None) -> Any:
     @functools.wraps(method)
     def wrapped(engine: Any, *args: Any, **kwargs: Any) -> Any:
         with contextlib.suppress(Exception):
             before(engine, *args, **kwargs)
         result = method(engine, *args, **kwargs)
-        if after is not None:
-            with contextlib.suppress(Exception):
-                after(engine)
+        with contextlib.suppress(Exception):
+            after(engine)
         return result
 
     return wrapped
@@ -98,7 +97,7 @@ def _around(method: Any, before: Callable[..., None], after: Callable[[Any], Non
 class _Seen:
     """What was seen since the last optimizer step.
 
-    A GPU is never waited for: its loss and its times are asked for a step later, when it has long computed them.
+    A GPU is never waited for: its loss and its times are read a step later, when it has long computed them.
     """
 
     def __init__(self, events: EventLog) -> None:
@@ -165,7 +164,7 @@ class _Seen:
         self._events.note({"step": step, **line})
 
     def _own_forward_s(self, times_are_own: bool) -> dict[str, float]:
-        """Of the passes that the GPU has completed; the others count for the next step."""
+        """The time of the passes that the GPU has completed; the others count for the next step."""
         milliseconds = 0.0
         while self._passes and self._passes[0][1].query():
             began, ended = self._passes.pop(0)

@@ -27,11 +27,11 @@ class Progress:
     tokens_per_s: float | None
     step_s: float | None
     device_bytes: int | None
-    """Of the fullest GPU."""
+    """The fullest GPU's."""
     device_peak_bytes: int | None
     device_predicted_bytes: int | None
     host_bytes: int
-    """Of this node's processes."""
+    """All of this node's processes'."""
     host_peak_bytes: int
     host_predicted_bytes: int | None
 
@@ -56,7 +56,7 @@ class Progress:
 
 
 def _sizes(sizes: tuple[int | None, ...], *, labelled: bool = True) -> str:
-    """Of memory now, at its peak and as predicted."""
+    """Memory now, at its peak and as predicted, as far as it is known."""
     labels = (" now", " peak", " predicted") if labelled else ("", "", "")
     known = ((size, label) for size, label in zip(sizes, labels, strict=True) if size is not None)
     return ", ".join(f"{gib(size)}{label}" for size, label in known)

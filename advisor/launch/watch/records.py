@@ -149,7 +149,7 @@ class Records:
         return max((rank.span_s / (len(rank.recent) - 1) for rank in self._timed_ranks), default=None)
 
     def tokens_per_s(self, world_size: int) -> float | None:
-        """Of the whole job lately; the other nodes' ranks count like these."""
+        """Tokens per second of the whole job lately; the other nodes' ranks count like these."""
         ranks = self._timed_ranks
         tokens = sum(count for rank in ranks for _, count in list(rank.recent)[1:])
         span_s = sum(rank.span_s for rank in ranks)

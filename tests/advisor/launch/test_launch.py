@@ -136,7 +136,7 @@ def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monk
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--gpus", "2x8xH100", "--", "train.py"], "no word of how they meet"),
         (["--gpus", "8xH100", "--slurm", "--", "train.py"], "no Slurm allocation"),
@@ -160,13 +160,17 @@ def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monk
     ],
 )
 def test_what_cannot_be_launched_is_said(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
 ) -> None:
     """One line that names it and what to do; nothing is started."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     (folder / "hosts").write_text("n0 slots=8\nn1 slots=8\n")
     assert run(["launch", "ds_config.json", "--log-dir", "log", *arguments]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (folder / "log").exists()
 
 
@@ -294,7 +298,7 @@ def test_a_full_disk_and_a_small_host_are_seen_before(folder: Path, monkeypatch:
     assert "loading the model" in found(1, small)[0]
 
 
-def test_a_probe_of_the_same_is_what_the_training_is_measured_against(folder: Path) -> None:
+def test_a_past_probe_of_the_same_run_is_the_prediction(folder: Path) -> None:
     """Its speed stands beside the training's, as evidence of a probe; a failed one and one of another batch do not
     count."""
     run = _run(folder)

@@ -21,7 +21,6 @@ from ds_advise.advisor.launch.watch.failures import failure_of
 from ds_advise.advisor.launch.watch.records import Records
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.estimators.errors import ConfigFileError
-from ds_advise.probes.rank_processes.event_log import EventLog
 from ds_advise.probes.run import Run
 
 PRINTS = """
@@ -50,11 +49,11 @@ def test_the_wrapper_runs_a_script_as_python_does(tmp_path: Path) -> None:
     """The same argv, sys.path[0], __main__ and exit code; the launcher's --local_rank stays the script's."""
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "train.py").write_text(PRINTS)
-    said, notes = as_rank(
+    printed, notes = as_rank(
         tmp_path, "--local_rank=0", "--folder", "log", "--set", "GIVEN=a=b", "below/train.py", "--x", "--set"
     )
-    assert "to stderr" in said
-    assert json.loads(said[said.index("[") :]) == [
+    assert "to stderr" in printed
+    assert json.loads(printed[printed.index("[") :]) == [
         ["below/train.py", "--local_rank=0", "--x", "--set"],
         str(tmp_path / "below"),
         "__main__",
@@ -68,8 +67,8 @@ def test_the_wrapper_runs_a_module(tmp_path: Path) -> None:
     """As `python -m` does: found from the working folder, argv[0] its file."""
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "train.py").write_text(PRINTS)
-    said, _ = as_rank(tmp_path, "--folder", "log", "--is-module", "package.train", "1")
-    argv, _, name, file, _ = json.loads(said[said.index("[") :])
+    printed, _ = as_rank(tmp_path, "--folder", "log", "--is-module", "package.train", "1")
+    argv, _, name, file, _ = json.loads(printed[printed.index("[") :])
     script = str(tmp_path / "package" / "train.py")
     assert (argv, name, file) == ([script, "1"], "__main__", script)
 
@@ -85,15 +84,29 @@ def test_the_wrapper_runs_a_module(tmp_path: Path) -> None:
 def test_the_wrapper_tells_how_the_script_ended(tmp_path: Path, body: str, code: int, last: dict[str, Any]) -> None:
     """Exit code and traceback are the script's own; the error is noted with its number."""
     (tmp_path / "train.py").write_text(body)
-    said, notes = as_rank(tmp_path, "--folder", "log", "train.py", code=code)
+    printed, notes = as_rank(tmp_path, "--folder", "log", "train.py", code=code)
     assert last.items() <= (notes[-1].get("error") or notes[-1]).items()
-    assert ("Traceback" in said) is (code == 1)
+    assert ("Traceback" in printed) is (code == 1)
 
 
-def test_a_full_disk_under_the_records_does_not_matter(tmp_path: Path) -> None:
-    """Notes that cannot be written are lost, and nothing else."""
-    EventLog(Path("/dev/full")).note({"step": 1})
-    EventLog(tmp_path / "not there" / "rank0.jsonl").note({"step": 1})
+@pytest.mark.parametrize("case", ["full disk", "no folder"])
+def test_records_that_cannot_be_written_do_not_matter(tmp_path: Path, case: str) -> None:
+    """The script runs to its end; without a folder its output goes where it would go without a launch."""
+    (tmp_path / "train.py").write_text("print('done')")
+    if case == "full disk":
+        (tmp_path / "log").mkdir()
+        (tmp_path / "log" / "rank3.jsonl").symlink_to("/dev/full")
+    else:
+        (tmp_path / "log").touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "ds_advise.advisor.launch.ranks.rank", "--folder", "log", "train.py"],
+        cwd=tmp_path,
+        env=os.environ | {"RANK": "3"},
+        capture_output=True,
+        text=True,
+    )
+    output = done.stdout if case == "no folder" else (tmp_path / "log" / "rank3.log").read_text()
+    assert (done.returncode, output) == (0, "done\n"), done.stderr
 
 
 def _children_of(pid: int) -> list[psutil.Process]:
@@ -323,7 +336,7 @@ for step in range(FIRST, FIRST + 40):
     with notes.open("a") as stream:
         stream.write(json.dumps({"time": time.time(), "step": step, "tokens": 10, "loss": float(LOSS)}) + "\\n")
     time.sleep(0.05)
-time.sleep(600)
+time.sleep(10_000)
 """
 
 
@@ -360,7 +373,6 @@ def test_a_second_signal_ends_what_ignores_the_first(tmp_path: Path) -> None:
     request = replace(request, script=replace(request.script, arguments=(str(request.folder),)))
     outcome = _stopped(request, 2)
     assert (outcome.status, outcome.failure) == ("stopped", None)
-    assert outcome.seconds < 300
     pid = json.loads((request.folder / "rank0.jsonl").read_text().splitlines()[0])["pid"]
     assert not psutil.pid_exists(pid)
 
@@ -378,19 +390,12 @@ def test_what_would_be_in_vain_is_ended(
     request = _request(tmp_path, script, run=_run(1), resumes_after=resumes_after)
     request = replace(request, script=replace(request.script, arguments=(str(request.folder),)))
     if kind is None:
+        before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
         outcome = _stopped(request, 1)
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
         assert (outcome.status, outcome.failure) == ("stopped", None)
         assert outcome.last_step >= 8
     else:
         outcome = launch(request)
         assert outcome.failure is not None
         assert outcome.failure.kind == kind
-
-
-def test_signals_are_left_as_they_were(tmp_path: Path) -> None:
-    """A launch that ended has put Ctrl-C and SIGTERM back."""
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    outcome = launch(_request(tmp_path, "print('done')", run=_run(1)))
-    assert outcome.status == "finished"
-    assert (tmp_path / "log" / "rank0.log").read_text() == "done\n"
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

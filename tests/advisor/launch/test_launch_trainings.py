@@ -182,7 +182,7 @@ def left_behind(folder: Path) -> list[psutil.Process]:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
-    """(what it said as JSON, what it said besides)."""
+    """(what it printed as JSON, what it printed besides)."""
     out, err = process.communicate(timeout=LIMIT_S)
     assert out, err
     return json.loads(out), err
@@ -221,7 +221,7 @@ def test_a_script_is_launched_and_seen(
     """Every step of every rank is seen with its loss, the figures go into the store, and the script does what it does
     alone."""
     prepare("zero2", framework, file="my ds_config.json")
-    session, said = ended(
+    session, printed = ended(
         start(
             "my ds_config.json",
             [
@@ -241,7 +241,7 @@ def test_a_script_is_launched_and_seen(
         )
     )
     (attempt,) = session["attempts"]
-    assert attempt["status"] == "finished", said
+    assert attempt["status"] == "finished", printed
     assert attempt["last_step"] == STEPS
     losses = [loss for _, loss in attempt["losses"]]
     reports = [json.loads(path.read_text()) for path in sorted((tmp_path / "reports").iterdir())]
@@ -270,13 +270,13 @@ def test_a_stop_leaves_a_checkpoint_from_which_it_resumes(
     )
     wait_for_step(tmp_path / "log", 5)
     process.send_signal(signal.SIGTERM)
-    session, said = ended(process)
+    session, printed = ended(process)
     (attempt,) = session["attempts"]
-    assert (attempt["status"], attempt["failure"]) == ("stopped", None), said
+    assert (attempt["status"], attempt["failure"]) == ("stopped", None), printed
     assert process.returncode == 1
     assert Path(attempt["checkpoint"]) == tmp_path / "out" / f"checkpoint-{attempt['last_step']}"
     stopped_at = attempt["last_step"]
-    session, said = ended(
+    session, printed = ended(
         start(
             "ds_config.json",
             ["--no-check"],
@@ -286,7 +286,7 @@ def test_a_stop_leaves_a_checkpoint_from_which_it_resumes(
         )
     )
     (attempt,) = session["attempts"]
-    assert attempt["status"] == "finished", said
+    assert attempt["status"] == "finished", printed
     assert [step for step, _ in attempt["losses"]] == [stopped_at + 1, stopped_at + 2]
 
 
@@ -294,7 +294,7 @@ def test_a_stop_leaves_a_checkpoint_from_which_it_resumes(
 def test_a_launch_is_probed_first_and_stands_beside_that(prepare: Prepare, start: Callable[..., Any]) -> None:
     """Unless told otherwise: a few real steps of the same plan, whose speed is the prediction that is kept."""
     prepare("zero1", "hf")
-    session, said = ended(
+    session, printed = ended(
         start(
             "ds_config.json",
             ["--seq-len", "32"],
@@ -303,7 +303,7 @@ def test_a_launch_is_probed_first_and_stands_beside_that(prepare: Prepare, start
         )
     )
     (attempt,) = session["attempts"]
-    assert attempt["status"] == "finished" and "probe: step" in said, said
+    assert attempt["status"] == "finished" and "probe: step" in printed, printed
     (probed,) = Store().find(kind="probe")
     (trained,) = Store().find(kind="training")
     steps = [median(step["total_s"] for step in rank["steps"]) for rank in probed.result["ranks"]]
@@ -323,9 +323,9 @@ def test_a_killed_rank_is_named_and_nothing_stays(prepare: Prepare, start: Calla
     )
     wait_for_step(tmp_path / "log", 3)
     os.kill(json.loads((tmp_path / "log" / "rank1.jsonl").read_text().splitlines()[0])["pid"], signal.SIGKILL)
-    session, said = ended(process)
+    session, printed = ended(process)
     failure = session["attempts"][0]["failure"]
-    assert (failure["kind"], failure["rank"]) == ("lost_rank", 1), said
+    assert (failure["kind"], failure["rank"]) == ("lost_rank", 1), printed
     assert failure["step"] >= 3
     assert "exit signal 9 of rank 1" in failure["evidence"]
 
@@ -346,7 +346,7 @@ def test_a_full_disk_is_named_and_a_checkpoint_stays(
     if mounted.returncode:
         pytest.skip(mounted.stderr)
     try:
-        session, said = ended(
+        session, printed = ended(
             start(
                 "ds_config.json",
                 ["--no-check"],
@@ -355,7 +355,7 @@ def test_a_full_disk_is_named_and_a_checkpoint_stays(
             )
         )
         (attempt,) = session["attempts"]
-        assert attempt["failure"]["kind"] == "disk_full", said
+        assert attempt["failure"]["kind"] == "disk_full", printed
         assert any(f"free in {tmp_path}/out" in evidence for evidence in attempt["failure"]["evidence"])
         checkpoint = Path(attempt["checkpoint"])
         state = json.loads((checkpoint / "trainer_state.json").read_text())
@@ -368,7 +368,7 @@ def test_a_full_disk_is_named_and_a_checkpoint_stays(
 def test_fallback_goes_on_with_less_memory(prepare: Prepare, start: Callable[..., Any], tmp_path: Path) -> None:
     """Out of GPU memory at step 5: the next plan reads the checkpoint of step 4 and trains the steps that are left."""
     prepare("zero2", "hf")
-    session, said = ended(
+    session, printed = ended(
         start(
             "ds_config.json",
             ["--no-check", "--fallback", "--seq-len", "32"],
@@ -378,8 +378,8 @@ def test_fallback_goes_on_with_less_memory(prepare: Prepare, start: Callable[...
         )
     )
     first, second = session["attempts"]
-    assert (first["failure"]["kind"], first["failure"]["step"]) == ("gpu_out_of_memory", 5), said
-    assert second["status"] == "finished", said
+    assert (first["failure"]["kind"], first["failure"]["step"]) == ("gpu_out_of_memory", 5), printed
+    assert second["status"] == "finished", printed
     assert [step for step, _ in second["losses"]] == [5, 6, 7, 8]
     config = json.loads(Path(second["config"]).read_text())
     assert config["zero_optimization"]["stage"] in (1, 2)  # the stages that read the checkpoint
@@ -407,8 +407,8 @@ def test_two_network_namespaces_train_as_two_nodes(
         for node, (network, _) in enumerate(two_networks)
     ]
     sessions = [ended(process) for process in processes]
-    for session, said in sessions:
-        assert session["attempts"][0]["status"] == "finished", said
+    for session, printed in sessions:
+        assert session["attempts"][0]["status"] == "finished", printed
         assert session["attempts"][0]["last_step"] == STEPS
     first, second = (json.loads((tmp_path / "reports" / f"rank{rank}.json").read_text()) for rank in range(2))
     assert first["losses"] == second["losses"]  # the Trainer's own, averaged over both

@@ -7,12 +7,14 @@ imports in every rank, so all but one are slow.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -124,8 +126,8 @@ def losses(output: Path) -> list[float]:
 
 def assert_learned(output: Path, *, to: float = 0.9) -> None:
     """The last losses are at most this share of the first."""
-    told = losses(output)
-    assert fmean(told[-3:]) < to * fmean(told[:3]), told
+    by_step = losses(output)
+    assert fmean(by_step[-3:]) < to * fmean(by_step[:3]), by_step
 
 
 def generated(folder: Path, *, tokenizer_in: Path | None = None) -> Any:
@@ -169,10 +171,10 @@ def test_chats_train_to_a_saved_model(tmp_path: Path, model_folder: Path, capsys
         == 0
     )
     assert_learned(output)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "chats.jsonl: 16 rows of chat messages; sequence 95th percentile" in said
-    assert "ZeRO-2 with optimizer in host RAM" in said
-    assert f"The model and its tokenizer are in {output}." in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "chats.jsonl: 16 rows of chat messages; sequence 95th percentile" in printed
+    assert "ZeRO-2 with optimizer in host RAM" in printed
+    assert f"The model and its tokenizer are in {output}." in printed
     model = generated(output)
     assert model.config.use_cache
     before, after = weights(model_folder), weights(output)
@@ -305,7 +307,7 @@ def test_plain_text_trains_under_zero3(tmp_path: Path, model_folder: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_killed_training_goes_on_as_if_nothing_had_happened(
+def test_a_killed_training_resumes_as_if_undisturbed(
     tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A rank is killed between checkpoints, and one checkpoint is broken: --resume repeats the steps since the last
@@ -314,12 +316,10 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(
     options = ("--rung", "zero2", "--learning-rate", "3e-3", "--save-steps", "4", "--global-batch", "4")
     assert train(model_folder, data, tmp_path / "undisturbed", *options) == 0
     output = tmp_path / "out"
-    killer = threading.Thread(target=_kill_rank_1_after, args=(output, 6))
-    killer.start()
-    assert train(model_folder, data, output, *options) == 1
-    killer.join()
-    said = capsys.readouterr().out
-    assert f"ds-advise train --resume --output-dir {output}" in said
+    with after_step(output, (1,), 6, lambda pid: os.kill(pid, signal.SIGKILL)):
+        assert train(model_folder, data, output, *options) == 1
+    printed = capsys.readouterr().out
+    assert f"ds-advise train --resume --output-dir {output}" in printed
     last = newest_whole(output)
     assert last is not None
     (output / "checkpoint-11").mkdir()
@@ -336,7 +336,7 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_the_disk_cannot_hold_costs_no_earlier_one(
+def test_a_checkpoint_too_large_for_the_disk_costs_no_other(
     tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Writing fails in the middle of the second checkpoint: the first is still there and whole, and is gone on from."""
@@ -346,13 +346,10 @@ def test_a_checkpoint_that_the_disk_cannot_hold_costs_no_earlier_one(
         psutil.Process(pid).rlimit(psutil.RLIMIT_FSIZE, (300_000, 300_000))
 
     data, output = write(tmp_path / "chats.jsonl", CHAT), tmp_path / "out"
-    threads = [threading.Thread(target=_after, args=(output, rank, 6, no_more_room, True)) for rank in (0, 1)]
-    for thread in threads:
-        thread.start()
+    options = ("--rung", "zero2", "--learning-rate", "3e-3", "--save-steps", "6")
     # The weights are smaller than the limit, the optimizer's states are not.
-    assert train(model_folder, data, output, "--rung", "zero2", "--learning-rate", "3e-3", "--save-steps", "6") == 1
-    for thread in threads:
-        thread.join()
+    with after_step(output, (0, 1), 6, no_more_room, when_saved=True):
+        assert train(model_folder, data, output, *options) == 1
     assert "The last checkpoint is checkpoint-6" in capsys.readouterr().out
     assert [path.name for path in checkpoints(output)] == ["checkpoint-6", "checkpoint-12"]
     assert newest_whole(output) == output / "checkpoint-6"
@@ -360,21 +357,32 @@ def test_a_checkpoint_that_the_disk_cannot_hold_costs_no_earlier_one(
     assert_learned(output)
 
 
-def _kill_rank_1_after(output: Path, step: int) -> None:
-    _after(output, 1, step, lambda pid: os.kill(pid, signal.SIGKILL))
+@contextlib.contextmanager
+def after_step(
+    output: Path, ranks: tuple[int, ...], step: int, act: Callable[[int], None], *, when_saved: bool = False
+) -> Iterator[None]:
+    """Does something to ranks of the training in the block once they have made a step, and all have saved its
+    checkpoint where that is wanted. It must have been done when the block ends."""
+    ended = threading.Event()
 
+    def watch(rank: int) -> bool:
+        record = output / f"training/launch-1/rank{rank}.jsonl"
+        while not ended.is_set():
+            lines = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+            is_saved = not when_saved or (output / f"checkpoint-{step}" / WHOLE).exists()
+            if is_saved and any(line.get("step", 0) >= step for line in lines):
+                act(lines[0]["pid"])
+                return True
+            time.sleep(0.002)
+        return False
 
-def _after(output: Path, rank: int, step: int, act: Callable[[int], None], is_checkpoint: bool = False) -> None:
-    """Do something to a rank once it has made a step, and all have saved its checkpoint."""
-    record = output / f"training/launch-1/rank{rank}.jsonl"
-    deadline = time.monotonic() + 900
-    while time.monotonic() < deadline:
-        lines = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
-        is_saved = not is_checkpoint or (output / f"checkpoint-{step}" / WHOLE).exists()
-        if is_saved and any(line.get("step", 0) >= step for line in lines):
-            act(lines[0]["pid"])
-            return
-        time.sleep(0.002)
+    with ThreadPoolExecutor() as pool:
+        watched = [pool.submit(watch, rank) for rank in ranks]
+        try:
+            yield
+        finally:
+            ended.set()
+    assert all(future.result() for future in watched), f"step {step} was seen on every rank"
 
 
 def _children() -> set[int]:

@@ -92,24 +92,24 @@ def ask(model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_dry_shows_data_plan_and_command_and_leaves_nothing(ask: Ask, tmp_path: Path) -> None:
     """What would be written and started, with the paths that it would have."""
-    code, said, _ = ask("--dry", "--eval-split", "0.1", "--epochs", "2")
+    code, printed, _ = ask("--dry", "--eval-split", "0.1", "--epochs", "2")
     assert code == 0
-    assert "chats.jsonl: 40 rows of chat messages; sequence 95th percentile" in said
-    assert "36 samples are trained, 4 evaluated." in said
+    assert "chats.jsonl: 40 rows of chat messages; sequence 95th percentile" in printed
+    assert "36 samples are trained, 4 evaluated." in printed
     # A tenth of 36 samples, rounded up to the two ranks: 4; twice 36 samples in fours.
-    assert "global batch 4" in said
-    assert "18 steps (2 epochs) at a learning rate of 2e-05" in said
-    assert f"ds_advise.advisor.launch.ranks.rank --folder {tmp_path}/out/training/launch-1" in said
-    assert f"ds_advise.advisor.trainer.ranks.rank {tmp_path}/out/training/job.json" in said
+    assert "global batch 4" in printed
+    assert "18 steps (2 epochs) at a learning rate of 2e-05" in printed
+    assert f"ds_advise.advisor.launch.ranks.rank --folder {tmp_path}/out/training/launch-1" in printed
+    assert f"ds_advise.advisor.trainer.ranks.rank {tmp_path}/out/training/job.json" in printed
     assert not (tmp_path / "out").exists()
 
 
 def test_what_is_said_wins(ask: Ask) -> None:
     """Sequence length, batch, steps and rate; the rows that are cut are counted."""
-    _, said, _ = ask("--dry", "--seq-len", "20", "--global-batch", "6", "--max-steps", "7", "--learning-rate", "0.5")
-    assert "Sequence length 20: 40 rows are longer and lose their end" in said
-    assert "global batch 6" in said
-    assert "7 steps (1.05 epochs) at a learning rate of 0.5" in said
+    _, printed, _ = ask("--dry", "--seq-len", "20", "--global-batch", "6", "--max-steps", "7", "--learning-rate", "0.5")
+    assert "Sequence length 20: 40 rows are longer and lose their end" in printed
+    assert "global batch 6" in printed
+    assert "7 steps (1.05 epochs) at a learning rate of 0.5" in printed
 
 
 def test_lora_has_a_rate_of_its_own(ask: Ask) -> None:
@@ -118,7 +118,7 @@ def test_lora_has_a_rate_of_its_own(ask: Ask) -> None:
 
 
 def test_options_of_adapters_without_any(ask: Ask) -> None:
-    """They are said to have no effect."""
+    """They are printed to have no effect."""
     assert ask("--dry", "--merge", "--lora-alpha", "4")[2].splitlines() == [
         f"ds-advise: {option} has no effect with --method full" for option in ("--lora-alpha", "--merge")
     ]
@@ -141,9 +141,9 @@ def test_a_refused_training_is_no_obstacle_to_the_next(ask: Ask, data: Path) -> 
     data.write_text("{")
     assert "chats.jsonl, line 1: not JSON" in ask()[2]
     data.write_text(whole)
-    code, said, error = ask("--memory", "10MB")
+    code, printed, error = ask("--memory", "10MB")
     assert (code, error) == (1, "")
-    assert "Nothing fits." in said
+    assert "Nothing fits." in printed
 
 
 def test_paths_are_kept_whole(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "printed"),
     [
         (["--eval-split", "1.5"], "--eval-split is 1.5"),
         (["--epochs", "0"], "--epochs is 0"),
@@ -208,19 +208,19 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
         (["--gpus", "2x24GB"], "--gpus says nothing about --device cpu"),
     ],
 )
-def test_what_cannot_be_trained_is_said_at_once(ask: Ask, options: list[str], said: str) -> None:
+def test_what_cannot_be_trained_is_said_at_once(ask: Ask, options: list[str], printed: str) -> None:
     """One line, exit code 2."""
     code, _, error = ask(*options)
     assert (code, error.count("\n")) == (2, 1)
-    assert said in error
+    assert printed in error
 
 
 def test_nothing_fits(ask: Ask) -> None:
     """Exit code 1, and what is nearest."""
-    code, said, _ = ask("--memory", "10MB")
+    code, printed, _ = ask("--memory", "10MB")
     assert code == 1
-    assert "Nothing fits." in said
-    assert "comes nearest" in said
+    assert "Nothing fits." in printed
+    assert "comes nearest" in printed
 
 
 def test_model_and_data_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -387,11 +387,11 @@ def test_fallback_goes_on_with_less_memory(
     monkeypatch.setattr("ds_advise.advisor.recommend.search.unsupported", lambda *_: None)
     (model / "model.safetensors").touch()
     options = ("--rung", "zero2", "--global-batch", "8", "--micro-batch", "4", "--max-steps", "5")
-    code, said, _ = ask(*options)
+    code, printed, _ = ask(*options)
     assert (code, len(launched)) == (1, 1)
-    assert "memory ran out, first on rank 1, after step 3." in said
-    assert "The last checkpoint is checkpoint-3" in said
-    assert "--fallback" in said
+    assert "memory ran out, first on rank 1, after step 3." in printed
+    assert "The last checkpoint is checkpoint-3" in printed
+    assert "--fallback" in printed
     launched.clear()
     code, _, talk = ask("--fallback", "--force", *options)
     assert (code, len(launched) > 1) == (1, True)
@@ -434,14 +434,14 @@ def test_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_libraries_that_options_need(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first that is missing is named with the option that wants it."""
     monkeypatch.setattr("ds_advise.advisor.trainer.check.find_spec", lambda _: None)
-    for workload, said in (
+    for workload, printed in (
         (Workload(method="lora"), "--method lora needs peft"),
         (Workload(attention="flash"), "--attention flash needs flash-attn"),
         (Workload(loss="fused"), "--loss fused needs liger-kernel"),
     ):
         error = missing_package(workload, report_to="auto", device="cuda")
         assert error is not None
-        assert error.what == said
+        assert error.what == printed
     assert missing_package(Workload(), report_to="none", device="cuda") is None
 
 

@@ -109,7 +109,7 @@ GOOD = json.dumps(INSTRUCTION)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("a.jsonl", f"{GOOD}\n\n{{broken", "a.jsonl, line 3: not JSON"),
         ("a.jsonl", f"{GOOD}\n[1]", "a.jsonl, line 2: a list where an object is needed"),
@@ -130,12 +130,12 @@ GOOD = json.dumps(INSTRUCTION)
         ("a.parquet", "x", "a.parquet: not Parquet"),
     ],
 )
-def test_a_broken_row_is_named(tmp_path: Path, tokenizer: Any, name: str, content: str, said: str) -> None:
+def test_a_broken_row_is_named(tmp_path: Path, tokenizer: Any, name: str, content: str, message: str) -> None:
     """The error says which file, which line, and what is wrong with it."""
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError) as error:
         prepare(tmp_path / name, tokenizer, tmp_path / "tokens")
-    assert said in error.value.what
+    assert message in error.value.what
     assert error.value.fix
 
 
@@ -220,7 +220,7 @@ def test_a_tokenizer_without_a_template_gets_the_documented_one(tokenizer: Any) 
     assert plain.chat_template, "saved with the tokenizer"
 
 
-def test_end_of_text_is_learned_where_the_template_writes_another_end(tokenizer: Any) -> None:
+def test_end_of_text_is_learned_after_another_end_of_a_turn(tokenizer: Any) -> None:
     """A base model with ChatML: `<|im_end|>` ends the turn, but generation stops at the tokenizer's own end."""
     base = _copy(tokenizer, eos_token="<|endoftext|>")
     [sequence] = _tokenized(base, [INSTRUCTION])
@@ -275,7 +275,7 @@ def test_a_system_message_for_chats_without_one(tokenizer: Any) -> None:
     assert renderer.parts(none, "")[0].text.startswith("<|im_start|>system\nBe brief.<|im_end|>\n")
 
 
-def test_the_beginning_of_text_is_put_before_plain_text_if_the_tokenizer_does(tokenizer: Any) -> None:
+def test_plain_text_begins_as_the_tokenizer_begins_it(tokenizer: Any) -> None:
     """As Llama's does; ours does not."""
     from tokenizers.processors import TemplateProcessing
 
