@@ -44,14 +44,15 @@ def ds_config(
     optimizer cannot be offloaded.
     """
     auto = flavor == "hf"
+    micro, accumulation = plan.micro_batch_size, plan.gradient_accumulation_steps
     config: dict[str, Any] = {
-        "train_batch_size": "auto"
-        if auto
-        else plan.micro_batch_size * plan.gradient_accumulation_steps * cluster.world_size,
-        "train_micro_batch_size_per_gpu": "auto" if auto else plan.micro_batch_size,
-        "gradient_accumulation_steps": "auto" if auto else plan.gradient_accumulation_steps,
-        "gradient_clipping": "auto" if auto else GRADIENT_CLIPPING,
+        "train_batch_size": micro * accumulation * cluster.world_size,
+        "train_micro_batch_size_per_gpu": micro,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": GRADIENT_CLIPPING,
     }
+    if auto:
+        config = dict.fromkeys(config, "auto")
     if workload.precision != "fp32":
         config[workload.precision] = {"enabled": "auto" if auto else True}
     config |= optimizer_block(workload.optimizer, plan, auto=auto)
@@ -66,28 +67,17 @@ def _zero_optimization(plan: Plan, model: ModelShape, workload: Workload, cluste
     if plan.zero_stage == 0:
         return zero
     if plan.offload_optimizer != "none":
-        zero["offload_optimizer"] = _offload(
-            plan.offload_optimizer, plan, cluster, {"buffer_count": plan.optimizer_buffer_count}
-        )
+        buffers = {"buffer_count": plan.optimizer_buffer_count}
+        zero["offload_optimizer"] = _offload(plan.offload_optimizer, plan, cluster, buffers)
     if plan.offload_param != "none":
-        zero["offload_param"] = _offload(
-            plan.offload_param,
-            plan,
-            cluster,
-            {
-                "buffer_count": plan.param_buffer_count,
-                "buffer_size": plan.param_buffer_size,
-                "max_in_cpu": plan.param_max_in_cpu,
-            },
-        )
+        buffers = {name: getattr(plan, f"param_{name}") for name in ("buffer_count", "buffer_size", "max_in_cpu")}
+        zero["offload_param"] = _offload(plan.offload_param, plan, cluster, buffers)
     zero["overlap_comm"] = plan.overlap_comm
     zero["reduce_bucket_size"] = plan.reduce_bucket_size
     if plan.zero_stage == 3:
+        names = ("prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "max_reuse_distance")
         zero["sub_group_size"] = plan.sub_group_size
-        zero["stage3_prefetch_bucket_size"] = plan.stage3_prefetch_bucket_size
-        zero["stage3_param_persistence_threshold"] = plan.stage3_param_persistence_threshold
-        zero["stage3_max_live_parameters"] = plan.stage3_max_live_parameters
-        zero["stage3_max_reuse_distance"] = plan.stage3_max_reuse_distance
+        zero |= {f"stage3_{name}": getattr(plan, f"stage3_{name}") for name in names}
         zero["stage3_gather_16bit_weights_on_model_save"] = _can_gather(plan, model, workload, cluster)
         if workload.optimizer == "muon":
             zero["reduce_scatter"] = False  # DeepSpeed refuses Muon with it

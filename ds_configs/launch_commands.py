@@ -77,62 +77,44 @@ def launcher_words(
         `PROGRAMS`).
     """
     call = list(PROGRAMS[launcher] if program is None else program)
-    module = ["--module"] if is_module else []
     nodes, gpus = cluster.nodes, cluster.gpus_per_node
     if launcher == "accelerate":
-        config = ["--use_deepspeed"] + ([] if config_path is None else ["--deepspeed_config_file", config_path])
-        if rendezvous is None:
-            place = ["--num_processes", str(gpus)] + ([] if port is None else ["--main_process_port", str(port)])
-        else:
-            place = [
-                "--num_machines",
-                str(nodes),
-                "--num_processes",
-                str(cluster.world_size),
-                "--machine_rank",
-                rendezvous.node_rank,
-                "--main_process_ip",
-                rendezvous.address,
-                "--main_process_port",
-                str(rendezvous.port),
-                "--deepspeed_multinode_launcher",
-                "standard",
-            ]
-        return [*call, *config, *place, *module, *target]
+        place = ["--use_deepspeed", *([] if config_path is None else ["--deepspeed_config_file", config_path])]
+        place += _accelerate_place(cluster, rendezvous, port)
+    elif rendezvous is None:
+        place = [] if port is None else _options(master_port=port)
+        place += _options(num_gpus=gpus) if launcher == "deepspeed" else _options(nproc_per_node=gpus)
+    elif rendezvous.kind == "hostfile":
+        place = _options(hostfile=rendezvous.hostfile)
+    elif rendezvous.kind == "slurm":
+        call = ["srun", "--nodes", str(nodes), "--ntasks-per-node", "1", *call]
+        endpoint = f"{rendezvous.address}:{rendezvous.port}"
+        place = _options(nnodes=nodes, nproc_per_node=gpus, rdzv_backend="c10d")
+        place += _options(rdzv_id=rendezvous.job, rdzv_endpoint=endpoint)
+    else:
+        place = _options(nnodes=nodes, nproc_per_node=gpus, node_rank=rendezvous.node_rank)
+        place += _options(master_addr=rendezvous.address, master_port=rendezvous.port)
+    return [*call, *place, *(["--module"] if is_module else []), *target]
+
+
+def _accelerate_place(cluster: Cluster, rendezvous: Rendezvous | None, port: int | None) -> list[str]:
+    """accelerate's words for where the ranks run and meet."""
     if rendezvous is None:
-        number = "--num_gpus" if launcher == "deepspeed" else "--nproc_per_node"
-        return [*call, *([] if port is None else ["--master_port", str(port)]), number, str(gpus), *module, *target]
-    if rendezvous.kind == "hostfile":
-        return [*call, "--hostfile", rendezvous.hostfile, *module, *target]
-    torchrun = [*call, "--nnodes", str(nodes), "--nproc_per_node", str(gpus)]
-    if rendezvous.kind == "slurm":
-        return [
-            "srun",
-            "--nodes",
-            str(nodes),
-            "--ntasks-per-node",
-            "1",
-            *torchrun,
-            "--rdzv_backend",
-            "c10d",
-            "--rdzv_id",
-            rendezvous.job,
-            "--rdzv_endpoint",
-            f"{rendezvous.address}:{rendezvous.port}",
-            *module,
-            *target,
-        ]
-    return [
-        *torchrun,
-        "--node_rank",
-        rendezvous.node_rank,
-        "--master_addr",
-        rendezvous.address,
-        "--master_port",
-        str(rendezvous.port),
-        *module,
-        *target,
-    ]
+        one_node = _options(num_processes=cluster.gpus_per_node)
+        return one_node if port is None else one_node + _options(main_process_port=port)
+    return _options(
+        num_machines=cluster.nodes,
+        num_processes=cluster.world_size,
+        machine_rank=rendezvous.node_rank,
+        main_process_ip=rendezvous.address,
+        main_process_port=rendezvous.port,
+        deepspeed_multinode_launcher="standard",
+    )
+
+
+def _options(**values: str | int) -> list[str]:
+    """`--name value` for each, as words."""
+    return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
 
 def shell_line(words: Sequence[str]) -> str:
@@ -150,21 +132,18 @@ def launch_commands(
     first node's address and NODE_RANK to the node's number from 0. accelerate is for "hf" only.
     """
     target = [script, *config_arguments(framework, config_path)]
-    by_ssh, by_hand = (Rendezvous(kind="hostfile"), Rendezvous(kind="static")) if cluster.nodes > 1 else (None, None)
-    before = (
-        []
-        if by_ssh is None
-        else [
+    by_ssh, by_hand, before = None, None, []
+    if cluster.nodes > 1:
+        by_ssh, by_hand = Rendezvous(kind="hostfile"), Rendezvous(kind="static")
+        before = [
             f"# hostfile names the nodes, one a line: node-0 slots={cluster.gpus_per_node}",
             f"echo {ALLOCATOR_SETTING} >> .deepspeed_env",
         ]
-    )
     commands = {
         "deepspeed": [*before, shell_line(launcher_words("deepspeed", cluster, target, rendezvous=by_ssh))],
         "torchrun": [shell_line(launcher_words("torchrun", cluster, target, rendezvous=by_hand))],
     }
     if framework == "hf":
-        commands["accelerate"] = [
-            shell_line(launcher_words("accelerate", cluster, [script], config_path=config_path, rendezvous=by_hand))
-        ]
+        words = launcher_words("accelerate", cluster, [script], config_path=config_path, rendezvous=by_hand)
+        commands["accelerate"] = [shell_line(words)]
     return commands
