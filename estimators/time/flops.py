@@ -23,10 +23,8 @@ Symbols: B micro batch, S sequence, T = B S tokens, A heads, d width of a query/
     w S - w (w - 1) / 2 with a window w. An eager kernel computes all S^2 and masks afterwards.
  5. Backward, attention does four products of that size for two; a flash kernel, which kept no scores, does five: 2.5 x.
  6. With checkpointing every layer, but not the head, runs forward once more, up to the last tensor that its backward
- pass
-    needs: the product that a layer ends with is left out where nothing after it saves a tensor. So torch >= 2.1 does
-        when
-    checkpointing is not reentrant (`set_checkpoint_early_stop`), the default of transformers 5.
+    pass needs: the product that a layer ends with is left out where nothing after it saves a tensor. torch >= 2.1 does
+    so when checkpointing is not reentrant (`set_checkpoint_early_stop`), the default of transformers 5.
  7. A mixture of experts counts the k experts that each token passes, and the shared ones.
 
 The well-known 6 P per token is rules 1 and 2 with P for the sum of all in x out. It counts the embedding lookup, which

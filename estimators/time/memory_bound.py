@@ -21,8 +21,7 @@ feed-forward:
 
 The backward pass of an operation that saves its inputs reads them and the gradient and writes a gradient for each
 input: about twice the forward bytes, and so counted. One that saves nothing (a sum, a copy, dropout, all of an adapter
-    but its
-products) moves the gradient once, or adds up those of two uses: as many bytes as forward.
+but its products) moves the gradient once, or adds up those of two uses: as many bytes as forward.
 
 Where `Software.fused_kernels` says so, a norm takes 2 e H, the rotary embedding 2 e (A + K) d and the gated activation
 3 e F. Some operations move weights, whatever the tokens:

@@ -30,20 +30,19 @@ from ..workload import Workload
 from .collective_time import PCIE3_BYTES_PER_S
 
 PINNED_SHARE, PAGEABLE_SHARE = 0.85, 0.35
-"""Of the PCIe link's theoretical rate: 55 of 63 GB/s measured from pinned memory on an H200's link; pageable memory is
+"""Shares of the PCIe link's theoretical rate: 55 of 63 GB/s measured from pinned memory on an H200's link; pageable memory is
 copied once more on the host, which is assumed to cost more than half."""
 
 GPUS_PER_UPLINK = 4
 """Up to this many GPUs of a node have a link of their own to the host; above, two share one (DGX A100 and its like)."""
 
 DRAM_SHARE = 0.35
-"""Of the host's memory bandwidth that DeepSpeed's optimizer step reaches, all ranks together. Fitted with 200 GB/s
-assumed.
+"""The share of the host's memory bandwidth that DeepSpeed's optimizer step reaches, all ranks together. Fitted with 200
+GB/s assumed.
 
 Adam then takes 0.6 s for 10^9 parameters of a node. Whole published steps, less what the GPUs do, all on nodes of two
 sockets: about 0.54 (Qwen3-14B on 8 H200, DeepSpeed #8186), 0.66 with bound cores and 0.79 without (Qwen2.5-3B,
-    DeepSpeed
-blogs/zenflow-corebinding), 0.7 (starcoder, stage 1, seed 002), about 1 (Llama-2-7B on 4 A100, DeepSpeed
+DeepSpeed blogs/zenflow-corebinding), 0.7 (starcoder, stage 1, seed 002), about 1 (Llama-2-7B on 4 A100, DeepSpeed
 blogs/deepspeed-zenflow); and up to 2.5 with eight ranks whose threads are not bound (Llama-2-7B on 8 A800).
 """
 
