@@ -1,19 +1,19 @@
 """Folders for one run, removed at its end; those of runs that were killed are removed by the next run.
 
-The owner holds a lock on a file in its folder for as long as it lives, whatever ends it. A number of a process would
-not do: a container beside this one may share the folder for temporary files, but not the numbers.
+The owner holds a lock on a file in its folder (`file_lock`) for as long as it lives.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from .file_lock import try_lock
 
 _PREFIX, _OWNER = "ds-advise-", "owner"
 _SETTLED_S = 60.0
@@ -29,7 +29,7 @@ def scratch(kind: str, parent: str | Path | None = None) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{kind}-", dir=where))
     try:
         with (folder / _OWNER).open("w") as owner:
-            fcntl.flock(owner, fcntl.LOCK_EX)
+            try_lock(owner.fileno())
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -48,9 +48,5 @@ def _sweep(where: Path) -> None:
 
 
 def _abandoned(owner: Path) -> bool:
-    with owner.open() as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
+    with owner.open("r+") as stream:
+        return try_lock(stream.fileno())

@@ -75,7 +75,7 @@ def extensions(request: pytest.FixtureRequest) -> Callable[..., None]:
         with (folder / "one_at_a_time").open("w") as guard:
             fcntl.flock(guard, fcntl.LOCK_EX)
             # of ranks whose watcher a test killed; a training would wait for them for ever
-            extension_lock.abandon_all()
+            extension_lock.remove_abandoned()
             missing = [builder for builder in builders if not (folder / f"built {builder}").exists()]
             compilers = {
                 builder: subprocess.Popen(

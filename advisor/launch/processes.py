@@ -62,7 +62,7 @@ class RankProcesses:
         if self._supervisor.poll() is None:
             self._supervisor.terminate()
         self._supervisor.wait()
-        extension_lock.abandon_all()
+        extension_lock.remove_abandoned()
 
 
 def _free_port() -> int:

@@ -138,7 +138,7 @@ def watch(
         with _uninterrupted():
             for rank in ranks:
                 rank.kill()
-            extension_lock.abandon_all()
+            extension_lock.remove_abandoned()
 
 
 def _order(phase: str) -> tuple[int, int]:

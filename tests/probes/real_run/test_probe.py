@@ -24,7 +24,6 @@ from ds_advise.estimators.hardware.gpus import gpu_of_memory
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Rung
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.rank_processes import extension_lock
 from ds_advise.probes.real_run import ProbeResult, probe
 from ds_advise.probes.real_run.result import from_json
 from ds_advise.probes.run import Run
@@ -338,29 +337,6 @@ def test_ranks_die_with_the_process_that_watches_them(tmp_path: Path) -> None:
         time.sleep(0.1)
     for leftover in (tmp_path / "temporary").glob("ds-advise*"):  # nobody is left to remove it
         subprocess.run(["rm", "-r", str(leftover)], check=True)
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_a_lock_whose_owner_was_killed_is_taken_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
-) -> None:
-    """A rank that is ended while it compiles an extension must not make every later job wait for ever."""
-    if named:
-        monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    else:
-        monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    built = tmp_path if named else tmp_path / "torch_extensions" / "py311_cpu"
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    mine, gone, foreign = (built / name / "lock" for name in ("mine", "gone", "foreign"))
-    for lock in (mine, gone, foreign):
-        lock.parent.mkdir(parents=True)
-    mine.write_text(str(os.getpid()))
-    gone.write_text(str(dead.pid))
-    foreign.touch()
-    extension_lock.abandon_all()
-    assert mine.exists() and foreign.exists() and not gone.exists()
 
 
 @pytest.mark.slow
