@@ -3,108 +3,34 @@ device."""
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from . import auto_values, models
-from .recording import allocation_classifier as origins
-from .recording.ledger import Ledger
+from .recording.phases import PhaseRecorder
 from .request import Request
-from .result import PhaseMemory
-
-
-@dataclass(slots=True, kw_only=True)
-class RecordedPhase:
-    """One phase as it ran (micro batches apart), by the ledger's event clock."""
-
-    iteration: int
-    name: str
-    first_event: int
-    gpu_peak_bytes: int = 0
-    gpu_peak_event: int = 0
-    total_peak_event: int = 0
-
-
-class PhaseRecorder:
-    """Divides the run into phases. `current` names the one that runs, for the report of an error; `on_phase` gets it
-    too."""
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        origin: origins.AllocationClassifier,
-        on_phase: Callable[[str], object] = lambda _name: None,
-    ) -> None:
-        self.ledger, self.origin, self.on_phase = ledger, origin, on_phase
-        self.current = "start"
-        self.phases: list[PhaseMemory] = []
-        self.recorded = [RecordedPhase(iteration=0, name="start", first_event=0)]
-
-    @contextlib.contextmanager
-    def phase(self, iteration: int, name: str) -> Iterator[None]:
-        ledger = self.ledger
-        self.current = name if iteration == 0 else f"{name} of iteration {iteration}"
-        self.on_phase(self.current)
-        self.origin.begin(name)
-        ledger.begin_phase()
-        recorded = RecordedPhase(iteration=iteration, name=name, first_event=ledger.events)
-        self.recorded.append(recorded)
-        yield
-        recorded.gpu_peak_bytes, recorded.gpu_peak_event = ledger.gpu.peak_bytes, ledger.gpu.peak_event
-        recorded.total_peak_event = ledger.total.peak_event
-        self.phases.append(
-            PhaseMemory(
-                iteration=iteration,
-                phase=name,
-                gpu_live_bytes=ledger.gpu.live_bytes,
-                gpu_peak_bytes=ledger.gpu.peak_bytes,
-                host_live_bytes=ledger.host.live_bytes,
-                host_peak_bytes=ledger.host.peak_bytes,
-                host_pinned_live_bytes=ledger.pinned.live_bytes,
-                host_pinned_peak_bytes=ledger.pinned.peak_bytes,
-                host_held_peak_bytes=ledger.host_held.peak_bytes,
-                total_live_bytes=ledger.total.live_bytes,
-                total_peak_bytes=ledger.total.peak_bytes,
-                nvme_read_bytes=ledger.nvme_read_bytes,
-                nvme_written_bytes=ledger.nvme_written_bytes,
-            )
-        )
-
-    def sweep(self, module: torch.nn.Module, optimizer: Any) -> None:
-        """Give every storage that the module or an optimizer holds its owner's name."""
-        seen: set[int] = set()
-        for tensor, category, name in origins.owners(module, optimizer):
-            block = self.ledger.block_of(tensor)
-            if block is not None and id(block) not in seen:
-                seen.add(id(block))
-                block.category, block.owned = category, True
-                if name:
-                    block.module = name.rpartition(".")[0]
 
 
 def run(request: Request, recorder: PhaseRecorder, device: str) -> tuple[dict[str, Any], int, int]:
     """Train; answers the configuration that DeepSpeed got, the number of parameters and of trainable ones."""
     import deepspeed
 
-    model_config = models.transformers_config(request) if request.model is not None else None
-    config = auto_values.filled(request, models.hidden_size(model_config) if model_config is not None else None)
+    description = models.transformers_config(request) if request.model is not None else None
+    config = auto_values.filled(request, models.hidden_size(description) if description is not None else None)
     dtype = model_dtype(config)
     keep_alive = announce_zero3(request, config)
     with recorder.phase(0, "load"):
-        if model_config is not None:
-            subject = models.from_config(request, model_config, dtype, device)
+        if description is not None:
+            subject = models.from_config(request, description, dtype, device)
         else:
             subject = models.from_file(request, dtype, device)
         gc.collect()  # weights that tying replaced are in cycles; when Python finds them is chance
-    model = subject.model
-    recorder.origin.vocab_size = subject.vocab_size
-    recorder.origin.weight_shapes = frozenset(
+    model, classifier = subject.model, recorder.classifier
+    classifier.vocab_size = subject.vocab_size
+    classifier.weight_shapes = frozenset(
         tuple(getattr(parameter, "ds_shape", parameter.shape)) for parameter in model.parameters()
     )
     parameters, trainable = _count(model)
@@ -113,44 +39,36 @@ def run(request: Request, recorder: PhaseRecorder, device: str) -> tuple[dict[st
         optimizer = client_optimizer(request, config, chosen)
         engine, *_ = deepspeed.initialize(model=model, model_parameters=chosen, optimizer=optimizer, config=config)
         del optimizer
-        recorder.origin.watch_modules(engine.module)
+        classifier.watch_modules(engine.module)
         recorder.sweep(engine.module, engine.optimizer)
-    _name_gradients(engine.module, recorder.ledger)
+    recorder.name_gradients(engine.module)
     micro, steps = engine.train_micro_batch_size_per_gpu(), engine.gradient_accumulation_steps()
     config |= {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": steps}
-    recorder.origin.tokens = micro * request.workload.seq_len
+    classifier.tokens = micro * request.workload.seq_len
     for iteration in range(1, request.iterations + 1):
-        parts: dict[str, list[PhaseMemory]] = {"forward": [], "backward": [], "step": []}
-        kept = len(recorder.phases)
+        first = len(recorder.phases)
         for _ in range(steps):
-            with recorder.phase(iteration, "forward"):
-                batch = subject.make_batch(micro)
-                output = engine(**batch) if isinstance(batch, dict) else engine(*batch)
-                loss = subject.loss(output, batch)
-                del output  # as the Trainer: only the loss outlives the forward pass
-            with recorder.phase(iteration, "backward"):
-                engine.backward(loss)
-                del loss, batch
-                recorder.sweep(engine.module, engine.optimizer)
-            with recorder.phase(iteration, "step"):
-                engine.step()
-                recorder.sweep(engine.module, engine.optimizer)
-        for memory in recorder.phases[kept:]:
-            parts[memory.phase].append(memory)
-        recorder.phases[kept:] = [_together(part) for part in parts.values()]
+            _micro_batch(engine, subject, recorder, iteration, micro)
+        recorder.join_micro_batches(first)
     del keep_alive
     return config, parameters, trainable
 
 
-def _together(parts: list[PhaseMemory]) -> PhaseMemory:
-    """The micro batches of one phase as one: last live, highest peak, summed NVMe."""
-    combine: dict[str, Callable[[list[int]], int]] = {"live": lambda v: v[-1], "peak": max, "read": sum, "written": sum}
-    values: dict[str, Any] = {"iteration": parts[0].iteration, "phase": parts[0].phase}
-    for name in PhaseMemory.__dataclass_fields__:
-        if name not in values:
-            how = next(how for word, how in combine.items() if f"_{word}" in name)
-            values[name] = how([getattr(part, name) for part in parts])
-    return PhaseMemory(**values)
+def _micro_batch(
+    engine: Any, subject: models.TrainableModel, recorder: PhaseRecorder, iteration: int, size: int
+) -> None:
+    with recorder.phase(iteration, "forward"):
+        batch = subject.make_batch(size)
+        output = engine(**batch) if isinstance(batch, dict) else engine(*batch)
+        loss = subject.loss(output, batch)
+        del output  # as the Trainer: only the loss outlives the forward pass
+    with recorder.phase(iteration, "backward"):
+        engine.backward(loss)
+        del loss, batch
+        recorder.sweep(engine.module, engine.optimizer)
+    with recorder.phase(iteration, "step"):
+        engine.step()
+        recorder.sweep(engine.module, engine.optimizer)
 
 
 def model_dtype(config: dict[str, Any]) -> torch.dtype:
@@ -192,16 +110,3 @@ def client_optimizer(request: Request, config: dict[str, Any], parameters: list[
         return DeepSpeedCPUAdam(parameters, lr=1e-5)
     config["zero_allow_untested_optimizer"] = True
     return torch.optim.AdamW(parameters, lr=1e-5, fused=True)
-
-
-def _name_gradients(module: torch.nn.Module, ledger: Ledger) -> None:
-    """Name each weight's gradient when autograd delivers it; in the backward pass nothing else tells it apart."""
-
-    def named(gradient: torch.Tensor) -> None:
-        block = ledger.block_of(gradient)
-        if block is not None and not block.owned:
-            block.category, block.owned = "gradients", True
-
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            parameter.register_hook(named)  # type: ignore[no-untyped-call]

@@ -126,12 +126,12 @@ def _package(error: Exception) -> str:
 def _recorder(request: Request, on_phase: Callable[[str], object]) -> Any:
     from .recording.allocation_classifier import AllocationClassifier
     from .recording.ledger import Ledger
+    from .recording.phases import PhaseRecorder
     from .simulated_gpu.device import DEVICE_TYPE, register
-    from .training import PhaseRecorder
 
     register()
-    origin = AllocationClassifier()
-    return PhaseRecorder(Ledger(DEVICE_TYPE, origin.classify), origin, on_phase)
+    classifier = AllocationClassifier()
+    return PhaseRecorder(Ledger(DEVICE_TYPE, classifier.classify), classifier, on_phase)
 
 
 def _run(request: Request, recorder: Any, operations: Any, started: float) -> DryRunResult:

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 from ..request import Request
 from ..result import LiveTensor, Peak, Reserved, TimelinePoint
-from ..training import PhaseRecorder, RecordedPhase
 from . import allocator
-from .ledger import Block, Ledger, gpu_bytes
+from .ledger import Ledger, StorageLife, gpu_bytes
+from .phases import PhaseRecorder, RecordedPhase
 
 LARGEST = 40
 POINTS_PER_PHASE = 24
@@ -20,9 +20,9 @@ def peak(recorder: PhaseRecorder, request: Request) -> Peak:
     highest = _highest(recorder)
     alive = _alive(recorder.ledger, highest.gpu_peak_event)
     by_module = Counter[str]()
-    for block in alive:
-        by_module[block.module] += gpu_bytes(block.size_bytes)
-    alive.sort(key=lambda block: -block.size_bytes)
+    for life in alive:
+        by_module[life.module] += gpu_bytes(life.size_bytes)
+    alive.sort(key=lambda life: -life.size_bytes)
     training_starts = next(phase.first_event for phase in recorder.recorded if phase.iteration > 0)
     replay = _Replay(recorder.ledger, training_starts)
     plain, expandable = (
@@ -44,14 +44,14 @@ def peak(recorder: PhaseRecorder, request: Request) -> Peak:
         by_module=dict(by_module.most_common()),
         largest=tuple(
             LiveTensor(
-                size_bytes=gpu_bytes(block.size_bytes),
-                category=block.category,
-                module=block.module,
-                shape=block.shape,
-                dtype=str(block.dtype).removeprefix("torch."),
-                phase=recorder.recorded[block.phase].name,
+                size_bytes=gpu_bytes(life.size_bytes),
+                category=life.category,
+                module=life.module,
+                shape=life.shape,
+                dtype=str(life.dtype).removeprefix("torch."),
+                phase=recorder.recorded[life.phase].name,
             )
-            for block in alive[:LARGEST]
+            for life in alive[:LARGEST]
         ),
     )
 
@@ -69,24 +69,24 @@ def _highest(recorder: PhaseRecorder, name: str | None = None) -> RecordedPhase:
     )
 
 
-def _alive(ledger: Ledger, event: int) -> list[Block]:
-    return [block for block in ledger.blocks if block.device == "gpu" and block.alive_at(event)]
+def _alive(ledger: Ledger, event: int) -> list[StorageLife]:
+    return [life for life in ledger.storages if life.device == "gpu" and life.alive_at(event)]
 
 
-def _by_category(blocks: list[Block]) -> dict[str, int]:
+def _by_category(lives: list[StorageLife]) -> dict[str, int]:
     sizes = Counter[str]()
-    for block in blocks:
-        sizes[block.category] += gpu_bytes(block.size_bytes)
+    for life in lives:
+        sizes[life.category] += gpu_bytes(life.size_bytes)
     return dict(sizes.most_common())
 
 
-def _history(ledger: Ledger) -> list[Block | None]:
-    """By event: the block that is born or dies in it; None where the cache was emptied."""
-    history: list[Block | None] = [None] * (ledger.events + 1)
-    for block in ledger.blocks:
-        history[block.born] = block
-        if block.died >= 0:
-            history[block.died] = block
+def _history(ledger: Ledger) -> list[StorageLife | None]:
+    """By event: the storage that is born or dies in it; None where the cache was emptied."""
+    history: list[StorageLife | None] = [None] * (ledger.events + 1)
+    for life in ledger.storages:
+        history[life.born] = life
+        if life.died >= 0:
+            history[life.died] = life
     return history
 
 
@@ -97,13 +97,11 @@ class _Replay:
         emptied = set(ledger.cache_emptied)
         self._events: list[allocator.Event] = []
         self._before = 0
-        for event, block in enumerate(_history(ledger)):
-            if block is not None and block.device == "gpu":
-                key = id(block)
+        for event, life in enumerate(_history(ledger)):
+            if life is not None and life.device == "gpu":
+                key = id(life)
                 self._events.append(
-                    allocator.Allocate(key, block.size_bytes, block.stream)
-                    if event == block.born
-                    else allocator.Free(key)
+                    allocator.Allocate(key, life.size_bytes, life.stream) if event == life.born else allocator.Free(key)
                 )
             elif event in emptied:
                 self._events.append(allocator.EmptyCache())
@@ -142,34 +140,31 @@ def timeline(recorder: PhaseRecorder) -> tuple[TimelinePoint, ...]:
     gpu, host, pinned, sizes = 0, 0, 0, Counter[str]()
     points = []
     ends = [phase.first_event for phase in recorder.recorded[1:]] + [recorder.ledger.events]
-    event = 0
     for phase, end in zip(recorder.recorded, ends, strict=True):
         stretch = max(1, -(-(end - phase.first_event) // POINTS_PER_PHASE))
         for first, last in pairwise([*range(phase.first_event, end, stretch), end]):
-            point = None
+            highest: TimelinePoint | None = None
             for event in range(first + 1, last + 1):
-                block = history[event]
-                if block is not None:
-                    sign = 1 if event == block.born else -1
-                    if block.device == "gpu":
-                        gpu += sign * gpu_bytes(block.size_bytes)
-                        sizes[block.category] += sign * gpu_bytes(block.size_bytes)
+                life = history[event]
+                if life is not None:
+                    sign = 1 if event == life.born else -1
+                    if life.device == "gpu":
+                        gpu += sign * gpu_bytes(life.size_bytes)
+                        sizes[life.category] += sign * gpu_bytes(life.size_bytes)
                     else:
-                        host += sign * block.size_bytes
-                        pinned += sign * block.size_bytes * block.pinned
-                if point is None or gpu > point[1]:
-                    point = (event, gpu, host, pinned, {name: size for name, size in sizes.items() if size})
-            if point is not None:
-                points.append(
-                    TimelinePoint(
+                        host += sign * life.size_bytes
+                        pinned += sign * life.size_bytes * life.pinned
+                if highest is None or gpu > highest.gpu_bytes:
+                    highest = TimelinePoint(
                         iteration=phase.iteration,
                         phase=phase.name,
                         begins=first,
-                        event=point[0],
-                        gpu_bytes=point[1],
-                        host_bytes=point[2],
-                        host_pinned_bytes=point[3],
-                        by_category=point[4],
+                        event=event,
+                        gpu_bytes=gpu,
+                        host_bytes=host,
+                        host_pinned_bytes=pinned,
+                        by_category={name: size for name, size in sizes.items() if size},
                     )
-                )
+            if highest is not None:
+                points.append(highest)
     return tuple(points)

@@ -1,8 +1,8 @@
 """Every live storage: its bytes, device, what it is for and which module made it, from birth to death.
 
 A storage is counted once however many views look at it, from the operation that returned it first until torch destroys
-it. The ledger keeps every storage it ever saw as a `Block` with the times of birth and death on one event clock; the
-peak is taken apart afterwards from those that were alive at its moment.
+it. The ledger keeps every storage it ever saw as a `StorageLife` with the times of birth and death on one event clock;
+the peak is taken apart afterwards from those that were alive at that moment.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,46 +26,30 @@ def gpu_bytes(size_bytes: int) -> int:
     return -(-size_bytes // GPU_BLOCK_BYTES) * GPU_BLOCK_BYTES if size_bytes >= 0 else -gpu_bytes(-size_bytes)
 
 
-class Block:
-    """One storage's life. `owned` once a sweep or a hook has found who holds it; before, `category` is a guess."""
+@dataclass(slots=True, eq=False)
+class StorageLife:
+    """One storage from its birth to its death."""
 
-    __slots__ = (
-        "born",
-        "category",
-        "device",
-        "died",
-        "dtype",
-        "module",
-        "owned",
-        "phase",
-        "pinned",
-        "shape",
-        "size_bytes",
-        "stream",
-    )
-
-    def __init__(
-        self,
-        size_bytes: int,
-        device: str,
-        born: int,
-        phase: int,
-        stream: int,
-        pinned: bool,
-        tensor: torch.Tensor,
-        category: str,
-        module: str,
-    ) -> None:
-        self.size_bytes, self.device, self.born, self.phase = size_bytes, device, born, phase
-        self.stream, self.pinned, self.category, self.module = stream, pinned, category, module
-        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
-        self.died, self.owned = -1, False
+    size_bytes: int
+    device: str
+    born: int
+    phase: int
+    stream: int
+    pinned: bool
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    category: str
+    """A guess, until `owned`."""
+    module: str
+    died: int = -1
+    owned: bool = False
+    """Whether a sweep or a hook has found who holds the storage."""
 
     def alive_at(self, event: int) -> bool:
         return self.born <= event and (self.died < 0 or self.died > event)
 
 
-class Pool:
+class LiveBytes:
     """Live and peak bytes of one kind of memory; the peak is that of the running phase."""
 
     __slots__ = ("live_bytes", "peak_bytes", "peak_event")
@@ -84,29 +69,23 @@ class Pool:
 class PinnedBlocks:
     """What torch's page-locked allocator holds: requests rounded up to a power of two, freed blocks kept for reuse.
 
-    Source: aten/src/ATen/core/CachingHostAllocator.h: a free block serves only requests of its own power of two, and
-        the
-    operating system never gets it back.
+    Source: aten/src/ATen/core/CachingHostAllocator.h. A free block serves only requests of its own power of two, and
+    the operating system never gets it back.
     """
 
     def __init__(self) -> None:
-        self.held_bytes = 0
         self._live: Counter[int] = Counter()
         self._held: Counter[int] = Counter()
 
-    @staticmethod
-    def rounded_bytes(size_bytes: int) -> int:
-        return 1 << (size_bytes - 1).bit_length() if size_bytes else 0
-
-    def allocate(self, size_bytes: int) -> None:
-        rounded = self.rounded_bytes(size_bytes)
-        self._live[rounded] += 1
-        if self._live[rounded] > self._held[rounded]:
-            self._held[rounded] += 1
-            self.held_bytes += rounded
-
-    def free(self, size_bytes: int) -> None:
-        self._live[self.rounded_bytes(size_bytes)] -= 1
+    def change(self, size_bytes: int) -> int:
+        """Take a block of the size, or give it back where the size is negative; answers by how much the memory grows
+        that the allocator holds."""
+        rounded = 1 << (abs(size_bytes) - 1).bit_length() if size_bytes else 0
+        self._live[rounded] += 1 if size_bytes > 0 else -1
+        if self._live[rounded] <= self._held[rounded]:
+            return 0
+        self._held[rounded] += 1
+        return rounded
 
 
 class Ledger:
@@ -117,16 +96,16 @@ class Ledger:
     """
 
     def __init__(self, gpu_type: str, classify: Callable[[torch.Tensor], tuple[str, str]]) -> None:
-        self.gpu, self.host, self.total, self.pinned = Pool(), Pool(), Pool(), Pool()
-        self.pinned_blocks = PinnedBlocks()
-        self.host_held = Pool()
-        self.blocks: list[Block] = []
+        self.gpu, self.host, self.total = LiveBytes(), LiveBytes(), LiveBytes()
+        self.host_pinned, self.host_held = LiveBytes(), LiveBytes()
+        self._pinned_blocks = PinnedBlocks()
+        self.storages: list[StorageLife] = []
         self.cache_emptied: list[int] = []
         self.events = self.phase = self.stream = 0
         self.nvme_read_bytes = self.nvme_written_bytes = 0
         self.nvme_files: dict[str, int] = {}
         self._gpu_type, self._classify = gpu_type, classify
-        self._live: dict[int, tuple[Block, weakref.ref[Any], bool]] = {}
+        self._live: dict[int, tuple[StorageLife, weakref.ref[Any], bool]] = {}
         self._birth_pinned = self._birth_locked = False
 
     def track(self, tensor: torch.Tensor) -> None:
@@ -142,59 +121,70 @@ class Ledger:
         device = "gpu" if kind == self._gpu_type else "host"
         self.events += 1
         category, module = self._classify(tensor)
-        block = Block(
-            size_bytes, device, self.events, self.phase, self.stream, self._birth_pinned, tensor, category, module
+        life = StorageLife(
+            size_bytes,
+            device,
+            self.events,
+            self.phase,
+            self.stream,
+            self._birth_pinned,
+            tuple(tensor.shape),
+            tensor.dtype,
+            category,
+            module,
         )
-        self.blocks.append(block)
-        self._live[key] = (block, weakref.ref(storage, lambda _: self._release(key)), self._birth_locked)
-        self._change(block, size_bytes, self._birth_locked)
+        self.storages.append(life)
+        self._live[key] = (life, weakref.ref(storage, lambda _: self._release(key)), self._birth_locked)
+        self._change(life, size_bytes, self._birth_locked)
 
     def _release(self, key: int) -> None:
-        block, _, locked = self._live.pop(key)
+        life, _, locked = self._live.pop(key)
         self.events += 1
-        block.died = self.events
-        self._change(block, -block.size_bytes, locked)
+        life.died = self.events
+        self._change(life, -life.size_bytes, locked)
 
-    def _change(self, block: Block, size_bytes: int, locked: bool) -> None:
+    def _change(self, life: StorageLife, size_bytes: int, locked: bool) -> None:
         event = self.events
         self.total.change(size_bytes, event)
-        if block.device == "gpu":
+        if life.device == "gpu":
             self.gpu.change(gpu_bytes(size_bytes), event)
             return
         self.host.change(size_bytes, event)
-        if not block.pinned:
-            self.host_held.change(size_bytes, event)
-            return
-        self.pinned.change(size_bytes, event)
-        if locked:
-            self.host_held.change(size_bytes, event)
-            return
-        held_before = self.pinned_blocks.held_bytes
-        if size_bytes > 0:
-            self.pinned_blocks.allocate(size_bytes)
-        else:
-            self.pinned_blocks.free(-size_bytes)
-        self.host_held.change(self.pinned_blocks.held_bytes - held_before, event)
+        if life.pinned:
+            self.host_pinned.change(size_bytes, event)
+        held_bytes = self._pinned_blocks.change(size_bytes) if life.pinned and not locked else size_bytes
+        self.host_held.change(held_bytes, event)
 
     def begin_phase(self) -> None:
         self.phase += 1
         self.nvme_read_bytes = self.nvme_written_bytes = 0
-        for pool in (self.gpu, self.host, self.total, self.pinned, self.host_held):
-            pool.restart(self.events)
+        for counter in (self.gpu, self.host, self.total, self.host_pinned, self.host_held):
+            counter.restart(self.events)
 
     def empty_cache(self) -> None:
         """The engine asked the caching allocator to give back what it does not use."""
         self.events += 1
         self.cache_emptied.append(self.events)
 
-    def block_of(self, tensor: torch.Tensor) -> Block | None:
-        """The block behind a tensor, None when its storage was never seen."""
+    def figures(self) -> dict[str, int]:
+        """The running phase's figures, by their names in `PhaseMemory`."""
+        counters = {"gpu": self.gpu, "host": self.host, "host_pinned": self.host_pinned, "total": self.total}
+        return {
+            **{f"{name}_live_bytes": counter.live_bytes for name, counter in counters.items()},
+            **{f"{name}_peak_bytes": counter.peak_bytes for name, counter in counters.items()},
+            "host_held_peak_bytes": self.host_held.peak_bytes,
+            "nvme_read_bytes": self.nvme_read_bytes,
+            "nvme_written_bytes": self.nvme_written_bytes,
+        }
+
+    def storage_of(self, tensor: torch.Tensor) -> StorageLife | None:
+        """The life of a tensor's storage, None when it was never seen."""
         entry = self._live.get(tensor.untyped_storage()._cdata)
         return entry[0] if entry else None
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        block = self.block_of(tensor)
-        return block is not None and block.pinned
+        life = self.storage_of(tensor)
+        return life is not None and life.pinned
 
     @contextlib.contextmanager
     def births_pinned(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from ..simulated_gpu.attention import FUSED_BACKWARDS, scratch
+from .fused_attention import FUSED_BACKWARDS, kernel_workspace
 from .ledger import Ledger
 from .operations import Operations
 
@@ -61,7 +61,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if operation in FUSED_BACKWARDS:
             kept = [
                 self._recorded(torch.empty(shape, dtype=dtype, device=args[0].device))
-                for shape, dtype in scratch(operation, args)
+                for shape, dtype in kernel_workspace(operation, args)
             ]
             result = self._recorded(operation(*args, **kwargs))
             del kept

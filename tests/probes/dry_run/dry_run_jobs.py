@@ -42,6 +42,7 @@ from ds_advise.probes.dry_run import training, worker
 from ds_advise.probes.dry_run.recording.allocation_classifier import AllocationClassifier
 from ds_advise.probes.dry_run.recording.ledger import Ledger
 from ds_advise.probes.dry_run.recording.mode import RecordingMode
+from ds_advise.probes.dry_run.recording.phases import PhaseRecorder
 from ds_advise.probes.dry_run.request import Request
 from ds_advise.probes.dry_run.simulated_gpu import accelerator, aio, collectives, kernels, unknown_values
 from ds_advise.probes.dry_run.simulated_gpu.accelerator import SimulatedAccelerator
@@ -82,7 +83,7 @@ class RealMode(RecordingMode):
         kwargs = kwargs or {}
         if self._alone and operation is torch.ops.aten._local_scalar_dense.default:
             return 0.0 if args[0].dtype.is_floating_point else 0
-        if operation is torch.ops.aten.split.Tensor and self._ledger.block_of(args[0]) is None:
+        if operation is torch.ops.aten.split.Tensor and self._ledger.storage_of(args[0]) is None:
             return operation(*args, **kwargs)
         result = super().__torch_dispatch__(operation, types, args, kwargs)
         if not self._alone and operation.namespace == "c10d":
@@ -203,8 +204,8 @@ def train(request, rank, meeting, seconds):
             world_size=request.world_size,
             timeout=timedelta(seconds=seconds),
         )
-    origin = AllocationClassifier()
-    ledger = Ledger("none", origin.classify)
+    classifier = AllocationClassifier()
+    ledger = Ledger("none", classifier.classify)
     aio.CountingHandle = FileHandle
     kernels.op_builder = accelerator.op_builder = op_builder
     set_accelerator(RealAccelerator(ledger, device_count=request.world_size, memory_bytes=80 << 30))
@@ -218,7 +219,7 @@ def train(request, rank, meeting, seconds):
     training.models.from_config = with_finite_weights(training.models.from_config, parameters)
     training.models.from_file = with_finite_weights(training.models.from_file, parameters)
     torch.manual_seed(0)
-    recorder = training.PhaseRecorder(ledger, origin)
+    recorder = PhaseRecorder(ledger, classifier)
     with RealMode(ledger, alone=alone):
         training.run(request, recorder, "cpu")
     shards = [
