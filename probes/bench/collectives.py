@@ -18,7 +18,10 @@ SIZES = tuple(2**power for power in (20, 22, 24, 26, 28))
 
 
 def measure(task: Task, device: str, watch: Stopwatch) -> list[BenchFigure]:
-    """By size, and the shortest in seconds, which is what starting one takes."""
+    """The shortest in seconds, which is what starting one takes; then rates by size, while another fits in the time.
+
+    The first size always counts: on a busy machine starting a collective may take all the time.
+    """
     how, ranks = ("gloo", task.ranks) if device == "cpu" else ("nccl", task.ranks)
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     figures: list[BenchFigure] = []
@@ -35,7 +38,7 @@ def measure(task: Task, device: str, watch: Stopwatch) -> list[BenchFigure]:
         figures.append(figure(kind, how, smallest, math.nan, samples, "s"))
         once = 0.0
         for size in SIZES:
-            if size > task.buffer_bytes or not watch.fits(4 * once, deadline - time.perf_counter()):
+            if size > task.buffer_bytes or (once and not watch.fits(4 * once, deadline - time.perf_counter())):
                 break
             size -= size % smallest
             samples = watch.samples(_call(kind, size, ranks, dtype, device), each_s)

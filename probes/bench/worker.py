@@ -1,21 +1,16 @@
-"""One process of a benchmark: `python -m ...worker FOLDER RANK PARENT`.
-
-FOLDER holds `task.json`; the process appends to `rank<R>.jsonl` and ends it with its figures or its error.
-"""
+"""One process of a benchmark (`rank_processes.rank`); FOLDER holds `task.json`, and the report is the figures."""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..rank_processes.event_log import EventLog
-from ..real_run.worker import die_with_the_parent, one_line
+from ..rank_processes.rank import run_rank
 from .result import BenchFigure
 from .task import Group, Task, read_task
 
@@ -25,31 +20,8 @@ if TYPE_CHECKING:
     Measure = Callable[[Task, str, Stopwatch], list[BenchFigure]]
 
 
-def main() -> None:
-    folder, rank = Path(sys.argv[1]), int(sys.argv[2])
-    die_with_the_parent(int(sys.argv[3]))
-    log = EventLog(folder / f"rank{rank}.jsonl")
-    try:
-        task = read_task(folder / "task.json")
-        figures = _run(task, folder, rank, log)
-        log.note({"report": [asdict(figure) for figure in figures]})
-    except BaseException as error:
-        cause = f" ({one_line(error.__cause__)})" if error.__cause__ is not None else ""
-        log.note(
-            {
-                "error": {
-                    "kind": "crash",
-                    "phase": log.phase,
-                    "message": one_line(error) + cause,
-                    "details": traceback.format_exc()[-8000:],
-                }
-            }
-        )
-        os._exit(1)
-    os._exit(0)  # exit handlers of process groups wait for each other
-
-
-def _run(task: Task, folder: Path, rank: int, log: EventLog) -> list[BenchFigure]:
+def _work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
+    task = read_task(folder / "task.json")
     os.environ["OMP_NUM_THREADS"] = str(task.threads)  # of DeepSpeed's extensions as of torch
     if task.device == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
@@ -69,19 +41,12 @@ def _run(task: Task, folder: Path, rank: int, log: EventLog) -> list[BenchFigure
     # Other programs on the machine then change nothing; several threads wait for each other, and ranks for their peers.
     alone = task.device == "cpu" and task.group == "device" and task.threads == 1
     watch = Stopwatch(
-        settle=_settle(task),
+        settle=torch.cuda.synchronize if task.device == "cuda" else lambda: None,
         agree=_agreement(task, folder, rank, device),
         clock=time.process_time if alone else time.perf_counter,
     )
     log.enter(task.group)
-    return _measure(task.group)(task, device, watch)
-
-
-def _settle(task: Task) -> Callable[[], None]:
-    """Calls on the CPU are over when they return."""
-    import torch
-
-    return torch.cuda.synchronize if task.device == "cuda" else lambda: None
+    return {"report": [asdict(figure) for figure in _measure(task.group)(task, device, watch)]}
 
 
 def _agreement(task: Task, folder: Path, rank: int, device: str) -> Callable[[int], int]:
@@ -121,4 +86,4 @@ def _measure(group: Group) -> Measure:
 
 
 if __name__ == "__main__":
-    main()
+    run_rank(_work)

@@ -1,9 +1,8 @@
 """The ranks as processes: started together, watched, ended together.
 
 Every rank has a session of its own, so that ending it ends whatever it started (compilers, workers). Nothing outlives
-`watch`: on success, on failure, on an exception and on Ctrl-C all sessions are killed and waited for; and a rank whose
-    watcher
-is killed dies with it.
+`watch`: on success, on failure, on an exception and on Ctrl-C all sessions are killed and waited for; and a rank dies
+with the process that watches it.
 """
 
 from __future__ import annotations
@@ -23,13 +22,14 @@ import psutil
 from ..search_path import search_path
 from . import extension_lock
 from .event_log import EventLogReader
-from .failure import RankFailure
+from .failure import RankFailure, RankFailureKind
 
 _POLL_S = 0.05
 _OTHERS_S = 2.0
 """After the first sign of a failure, how long to wait for the event logs of ranks that failed before it or with it."""
 
 _COMPILERS = frozenset(("ninja", "c++", "g++", "clang++", "cc1plus", "ld", "nvcc", "cicc", "ptxas", "hipcc"))
+_PHASES = ("start", "import", "join", "load", "initialize", "step", "report")
 
 OnProgress = Callable[[str], None]
 
@@ -49,15 +49,33 @@ class _Rank:
                 stdin=subprocess.DEVNULL,
                 cwd=folder,
                 start_new_session=True,
-                env=dict(environment),
+                env=environment,
             )
-        self.heard = time.monotonic()
+        self.exit_code: int | None = None
+        self.heard_at = time.monotonic()
 
     def listen(self) -> bool:
-        news = self.log.news()
+        """Read what it has reported since; whether it has ended is looked at first, so that no last word is missed."""
+        self.exit_code = self.process.poll()
+        news = bool(self.log.news())
         if news:
-            self.heard = time.monotonic()
-        return bool(news)
+            self.heard_at = time.monotonic()
+        return news
+
+    @property
+    def done(self) -> bool:
+        return "report" in self.log.last
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """The error that it reported."""
+        return self.log.last.get("error")
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """How far it came, in the order in which a rank enters the phases."""
+        name, _, number = self.log.phase.partition(" ")
+        return _PHASES.index(name) if name in _PHASES else len(_PHASES), int(number or 0)
 
     def is_compiling(self) -> bool:
         """Whether it builds one of DeepSpeed's extensions, which takes minutes and is no hang."""
@@ -67,27 +85,33 @@ class _Rank:
             )
         return False
 
-    @property
-    def done(self) -> bool:
-        return "report" in self.log.last
-
     def is_stopped(self) -> bool:
         """Whether somebody suspended it (SIGSTOP); it would keep the others waiting for ever."""
-        try:
-            return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
-        except (OSError, IndexError):
-            return False
+        with contextlib.suppress(psutil.Error):
+            return psutil.Process(self.process.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        return False
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def printed(self) -> str:
-        """The end of what it printed; "" where its file is gone."""
+    def failure(self, kind: RankFailureKind, message: str) -> RankFailure:
+        """Its failure, with the end of what it printed; "" where its file is gone."""
+        details = ""
         with contextlib.suppress(OSError):
-            return self.output.read_text(encoding="utf-8", errors="replace")[-4000:]
-        return ""
+            details = self.output.read_text(encoding="utf-8", errors="replace")[-4000:]
+        return RankFailure(kind=kind, rank=self.number, phase=self.log.phase, message=message, details=details)
+
+    def death(self) -> RankFailure:
+        """Its failure where it ended without a report or an error: the signal tells why."""
+        assert self.exit_code is not None, "it has ended"
+        if self.exit_code < 0:
+            by_whom = ", as the kernel does when memory runs out" if -self.exit_code == signal.SIGKILL else ""
+            name = signal.Signals(-self.exit_code).name
+            return self.failure("killed", f"rank {self.number} was killed by {name}{by_whom}")
+        lost = "" if self.output.exists() else f"; the probe's folder {self.output.parent} was removed meanwhile"
+        return self.failure("crash", f"rank {self.number} ended with exit code {self.exit_code}{lost}")
 
 
 @contextlib.contextmanager
@@ -103,11 +127,11 @@ def _uninterrupted() -> Iterator[None]:
 def watch(
     numbers: Sequence[int], folder: Path, *, worker: str, stall_s: float, timeout_s: float, on_progress: OnProgress
 ) -> tuple[list[dict[str, Any]], RankFailure | None]:
-    """Start the ranks and wait for them; answers the last line of every event log, or the failure that came first.
+    """Start the ranks and wait for them; answers the last event of every rank, or the failure that came first.
 
-    worker:    the module that is run as `python -m worker FOLDER RANK PARENT`; it ends its event log with `report` or
+    worker: the module that is run as `python -m worker FOLDER RANK PARENT`; its last event has a `report` or an
         `error`.
-    stall_s:   a phase of one rank that takes longer is a hang. timeout_s: bounds the whole.
+    stall_s: a phase of one rank that takes longer is a hang. timeout_s: bounds the whole.
     """
     deadline = time.monotonic() + timeout_s
     environment = {
@@ -121,13 +145,13 @@ def watch(
         for number in numbers:
             with _uninterrupted():
                 ranks.append(_Rank(number, folder, worker, environment))
-        told = ""
+        shown = ""
         while True:
-            heard = [rank.listen() for rank in ranks]
-            slowest = min((rank.log.phase for rank in ranks), key=_order)
-            if any(heard) and slowest != told:
-                told = slowest
-                on_progress(told)
+            news = [rank.listen() for rank in ranks]
+            phase = min(ranks, key=lambda rank: rank.order).log.phase
+            if any(news) and phase != shown:
+                shown = phase
+                on_progress(phase)
             failure = _failure(ranks, stall_s, deadline)
             if failure is not None:
                 return [], failure
@@ -141,97 +165,39 @@ def watch(
             extension_lock.remove_abandoned()
 
 
-def _order(phase: str) -> tuple[int, int]:
-    """Phases in the order in which a rank enters them."""
-    name, _, number = phase.partition(" ")
-    names = ("start", "import", "join", "load", "initialize", "step", "report")
-    return names.index(name) if name in names else len(names), int(number or 0)
-
-
 def _failure(ranks: list[_Rank], stall_s: float, deadline: float) -> RankFailure | None:
     """The first sign of a failure, traced to the rank that failed first."""
-    ended = [rank for rank in ranks if rank.process.poll() is not None and not rank.done]
-    told = [rank for rank in ranks if "error" in rank.log.last]
-    if ended or told:
+    if any(rank.error or (rank.exit_code is not None and not rank.done) for rank in ranks):
         return _first(ranks)
-    now = time.monotonic()
     for rank in ranks:
         if rank.is_stopped():
-            return RankFailure(
-                kind="stopped",
-                rank=rank.number,
-                phase=rank.log.phase,
-                message=f"rank {rank.number} was suspended (SIGSTOP)",
-            )
+            return rank.failure("stopped", f"rank {rank.number} was suspended (SIGSTOP)")
+    now = time.monotonic()
     if now > deadline:
-        late = min(ranks, key=lambda rank: _order(rank.log.phase))
-        return RankFailure(
-            kind="timeout",
-            rank=late.number,
-            phase=late.log.phase,
-            message=f"not done in time; rank {late.number} was at {late.log.phase}",
-        )
-    silent = [rank for rank in ranks if now - rank.heard > stall_s and not rank.done]
+        late = min(ranks, key=lambda rank: rank.order)
+        return late.failure("timeout", f"not done in time; rank {late.number} was at {late.log.phase}")
+    silent = [rank for rank in ranks if now - rank.heard_at > stall_s and not rank.done]
     if silent and any(rank.is_compiling() for rank in ranks):
         for rank in ranks:  # those that do not compile wait for the one that does
-            rank.heard = now
+            rank.heard_at = now
     elif silent:
-        last = min(silent, key=lambda rank: (_order(rank.log.phase), rank.heard))
-        return RankFailure(
-            kind="hang",
-            rank=last.number,
-            phase=last.log.phase,
-            details=last.printed(),
-            message=f"rank {last.number} made no progress for {stall_s:.0f} s",
-        )
+        last = min(silent, key=lambda rank: (rank.order, rank.heard_at))
+        return last.failure("hang", f"rank {last.number} made no progress for {stall_s:.0f} s")
     return None
 
 
 def _first(ranks: list[_Rank]) -> RankFailure:
-    """The failure with the earliest time. A rank that was killed says nothing, and the others then fail for want of
-    it."""
+    """The failure with the earliest time. A rank that was killed says nothing, and the others then fail because it is
+    gone."""
     patience = time.monotonic() + _OTHERS_S
-    while time.monotonic() < patience and not all(
-        rank.process.poll() is not None or "error" in rank.log.last for rank in ranks
-    ):
+    while not all(rank.exit_code is not None or rank.error for rank in ranks) and time.monotonic() < patience:
+        time.sleep(_POLL_S)
         for rank in ranks:
             rank.listen()
-        time.sleep(_POLL_S)
     for rank in ranks:
-        rank.listen()
-    silent = [
-        rank
-        for rank in ranks
-        if rank.process.poll() is not None
-        and rank.process.returncode != 0
-        and not {"error", "report"} & rank.log.last.keys()
-    ]
-    if silent:
-        return _died(silent[0])
-    told = [rank for rank in ranks if "error" in rank.log.last]
-    memory = [rank for rank in told if rank.log.last["error"]["kind"] == "out_of_memory"]
-    first = min(memory or told, key=lambda rank: rank.log.last["time"])
+        if rank.exit_code is not None and not rank.error and not rank.done:
+            return rank.death()
+    failed = [rank for rank in ranks if rank.error]
+    out_of_memory = [rank for rank in failed if rank.error and rank.error["kind"] == "out_of_memory"]
+    first = min(out_of_memory or failed, key=lambda rank: rank.log.last["time"])
     return RankFailure(rank=first.number, **first.log.last["error"])
-
-
-def _died(rank: _Rank) -> RankFailure:
-    """A process that ended without a word: the signal tells why."""
-    code = rank.process.returncode
-    if code < 0:
-        name = signal.Signals(-code).name
-        by_whom = ", as the kernel does when memory runs out" if -code == signal.SIGKILL else ""
-        return RankFailure(
-            kind="killed",
-            rank=rank.number,
-            phase=rank.log.phase,
-            details=rank.printed(),
-            message=f"rank {rank.number} was killed by {name}{by_whom}",
-        )
-    lost = "" if rank.output.exists() else f"; the probe's folder {rank.output.parent} was removed meanwhile"
-    return RankFailure(
-        kind="crash",
-        rank=rank.number,
-        phase=rank.log.phase,
-        details=rank.printed(),
-        message=f"rank {rank.number} ended with exit code {code}{lost}",
-    )

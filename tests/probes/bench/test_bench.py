@@ -18,7 +18,15 @@ from ds_advise.advisor.cli import run
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.probes.bench import run as bench_run
 from ds_advise.probes.bench.ask import ask_bench
-from ds_advise.probes.bench.result import BENCH_VERSION, BenchFigure, BenchResult, bench_from_json, figure, of_all_ranks
+from ds_advise.probes.bench.result import (
+    BENCH_VERSION,
+    COLLECTIVES,
+    BenchFigure,
+    BenchResult,
+    bench_from_json,
+    figure,
+    of_all_ranks,
+)
 from ds_advise.probes.bench.task import Task
 from ds_advise.probes.bench.timing import LEAST, MOST, Stopwatch
 from ds_advise.probes.store import Store
@@ -71,6 +79,17 @@ def test_the_cpus_speeds_are_measured(measured: dict[str, Any]) -> None:
         assert 0 < each.lowest <= each.median <= each.highest, each
         assert LEAST <= each.repeats <= MOST
     assert 256 in {each.size for each in result.figures if each.kind == "matrix_product"}
+
+
+def test_every_collective_has_a_rate_however_late_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the first measurement alone takes longer than all of them should."""
+    from ds_advise.probes.bench import collectives
+
+    monkeypatch.setattr(collectives, "_call", lambda *_: lambda: None)
+    task = Task(group="collectives", device="cpu", ranks=2, threads=1, budget_s=0.0, buffer_bytes=2**28)
+    figures = collectives.measure(task, "cpu", Stopwatch(settle=lambda: None, agree=lambda number: number))
+    measured = {(each.kind, each.unit) for each in figures}
+    assert measured == {(kind, unit) for kind in COLLECTIVES for unit in ("s", "B/s")}
 
 
 def test_cpu_adam_is_measured_or_the_reason_is_told(measured: dict[str, Any]) -> None:
