@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -142,7 +144,7 @@ def _run(task: Task) -> tuple[Sequence[BenchFigure], str | None]:
     """The figures of a group, or why there are none."""
     limit_s = 3 * task.budget_s + _START_S
     with scratch("bench") as folder:
-        task.write(folder / "task.json")
+        (folder / "task.json").write_text(json.dumps(asdict(task)), encoding="utf-8")
         reports, failure = watch(
             range(task.ranks),
             folder,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Literal
 
 Group = Literal["device", "host_link", "host_memory", "cpu_adam", "nvme", "collectives"]
@@ -12,26 +10,17 @@ Group = Literal["device", "host_link", "host_memory", "cpu_adam", "nvme", "colle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One group of figures.
-
-    ranks:        processes that measure at the same time. threads: of each of them on the host.
-    budget_s:     how long the measurements may take, beside starting the processes.
-    buffer_bytes: the largest buffer on the host; a group holds a few of them.
-    nvme_folder:  where the NVMe group may write; it is removed afterwards.
-    """
+    """One group of figures."""
 
     group: Group
     device: Literal["cuda", "cpu"]
     ranks: int
+    """Processes that measure at the same time."""
     threads: int
+    """Of each of them on the host."""
     budget_s: float
+    """How long the measurements may take, beside starting the processes."""
     buffer_bytes: int
+    """The largest buffer on the host; a group holds a few of them."""
     nvme_folder: str = ""
-
-    def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
-
-
-def read_task(path: Path) -> Task:
-    """The task that `write` wrote."""
-    return Task(**json.loads(path.read_text(encoding="utf-8")))
+    """Where the NVMe group may write; it is removed afterwards."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..rank_processes.event_log import EventLog
 from ..rank_processes.rank import run_rank
 from .result import BenchFigure
-from .task import Group, Task, read_task
+from .task import Group, Task
 
 if TYPE_CHECKING:
     from .timing import Stopwatch
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
-    task = read_task(folder / "task.json")
+    task = Task(**json.loads((folder / "task.json").read_text(encoding="utf-8")))
     os.environ["OMP_NUM_THREADS"] = str(task.threads)  # of DeepSpeed's extensions as of torch
     if task.device == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"

@@ -35,16 +35,3 @@ class Request:
     iterations: int
     """Optimizer steps."""
     expandable_segments: bool
-
-
-def read_request(values: dict[str, Any]) -> Request:
-    """The request that was written as JSON, whose lists are tuples again."""
-    shape, workload = values["input_shape"], values["workload"]
-    targets = workload["lora_targets"]
-    return Request(
-        **values
-        | {
-            "input_shape": None if shape is None else tuple(shape),
-            "workload": Workload(**workload | {"lora_targets": None if targets is None else tuple(targets)}),
-        }
-    )

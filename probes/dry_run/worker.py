@@ -17,9 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from ..harmless import harmless
 from .recording import analysis
-from .request import Request, read_request
+from .request import Request
 from .result import DryRunResult
 from .simulated_gpu import collectives
 
@@ -29,7 +31,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     os.environ["DS_ACCELERATOR"] = "cpu"  # until ours is set: no probing for vendors' libraries
     gc.disable()  # what is imported is no garbage
-    requests = [read_request(values) for values in json.load(sys.stdin)]
+    requests = TypeAdapter(list[Request]).validate_json(sys.stdin.read())
     if len(requests) == 1:
         _answer(folder, 0, requests[0])
     else:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from ..dry_run.request import Request, read_request
+from ..dry_run.request import Request
 
 Device = Literal["cpu", "cuda"]
 
@@ -43,8 +43,9 @@ class ProbeJob:
 
 def read_job(path: Path) -> ProbeJob:
     """The job that `write` wrote."""
-    values = json.loads(path.read_text())
-    return ProbeJob(**values | {"request": read_request(values["request"])})
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(ProbeJob).validate_json(path.read_text())
 
 
 def of_rank(job: ProbeJob, rank: int) -> Request:

@@ -48,44 +48,28 @@ _BIRTHPLACES = (
     ("ops/lion/", "step", "optimizer states"),
 )
 
-_OWNED = {  # attribute of a DeepSpeed optimizer -> category; absent ones are skipped, versions differ
-    "single_partition_of_fp32_groups": "master weights",
-    "fp32_partitioned_groups_flat": "master weights",
-    "fp32_groups_flat_partition": "master weights",
-    "fp32_groups_flat": "master weights",
-    "bit16_groups_flat": "parameters",
-    "bf16_groups_flat": "parameters",
-    "fp16_groups_flat": "parameters",
-    "fp16_partitioned_groups_flat": "parameters",
-    "param_groups_fp16_flat_cpu_memory": "parameters",
-    "lp_param_contiguous_pin_buffer": "parameters",
-    "averaged_gradients": "gradients",
-    "all_grad_tensors": "gradients",
-    "grad_partitions_flat_buffer": "gradients",
-    "fp32_groups_gradients_flat": "gradients",
-    "fp32_groups_gradients": "gradients",
-    "accumulated_grads_in_cpu": "gradients",
-    "ipg_buckets": "buckets",
-    "ipg_buffer": "buckets",
-    "temp_grad_buffer_for_gpu_offload": "buckets",
-    "temp_grad_buffer_for_cpu_offload": "buckets",
-    "param_buffer_of_bit16_for_cpu_offload_groups": "buckets",
-    "_DeepSpeedZeroOptimizer_Stage3__ipg_bucket_flat_buffer": "buckets",
-    "_DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition": "gradients",
+_OWNED = {  # category -> attributes of a DeepSpeed optimizer; absent ones are skipped, versions differ
+    "master weights": """single_partition_of_fp32_groups fp32_partitioned_groups_flat fp32_groups_flat_partition
+        fp32_groups_flat""",
+    "parameters": """bit16_groups_flat bf16_groups_flat fp16_groups_flat fp16_partitioned_groups_flat
+        param_groups_fp16_flat_cpu_memory lp_param_contiguous_pin_buffer""",
+    "gradients": """averaged_gradients all_grad_tensors grad_partitions_flat_buffer fp32_groups_gradients_flat
+        fp32_groups_gradients accumulated_grads_in_cpu _DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition""",
+    "buckets": """ipg_buckets ipg_buffer temp_grad_buffer_for_gpu_offload temp_grad_buffer_for_cpu_offload
+        param_buffer_of_bit16_for_cpu_offload_groups _DeepSpeedZeroOptimizer_Stage3__ipg_bucket_flat_buffer""",
 }
 
 
 class AllocationClassifier:
-    """Names the storages of one training run.
-
-    vocab_size: V; a tensor of the forward or backward pass whose last dimension is V is logits (0: the model has none).
-    weight_shapes, tokens: in the backward pass a matrix with a weight's shape is that weight's gradient, unless its
-                rows could be the micro batch's tokens.
-    """
+    """Names the storages of one training run."""
 
     def __init__(self) -> None:
-        self.vocab_size = self.tokens = 0
+        self.vocab_size = 0
+        """V; a tensor of the forward or backward pass whose last dimension is V is logits (0: the model has none)."""
         self.weight_shapes: frozenset[tuple[int, ...]] = frozenset()
+        """In the backward pass a matrix with a weight's shape is that weight's gradient, unless its rows could be the
+        `tokens` of the micro batch."""
+        self.tokens = 0
         self.phase = "load"
         self._module_names: dict[int, str] = {}
         self._module_stack: list[str] = []
@@ -189,9 +173,10 @@ def owners(module: torch.nn.Module, optimizer: Any) -> Iterator[tuple[torch.Tens
         yield buffer, "parameters", name
     layer = optimizer
     while layer is not None:
-        for attribute, category in _OWNED.items():
-            for tensor in _tensors(getattr(layer, attribute, None)):
-                yield tensor, category, ""
+        for category, attributes in _OWNED.items():
+            for attribute in attributes.split():
+                for tensor in _tensors(getattr(layer, attribute, None)):
+                    yield tensor, category, ""
         if isinstance(layer, torch.optim.Optimizer):
             for state in layer.state.values():
                 for tensor in _tensors(list(state.values())):

@@ -30,10 +30,7 @@ class PhaseRecorder:
     too."""
 
     def __init__(
-        self,
-        ledger: Ledger,
-        classifier: AllocationClassifier,
-        on_phase: Callable[[str], object] = lambda _name: None,
+        self, ledger: Ledger, classifier: AllocationClassifier, on_phase: Callable[[str], object] = lambda _name: None
     ) -> None:
         self.ledger, self.classifier, self.on_phase = ledger, classifier, on_phase
         self.current = "start"

@@ -27,11 +27,10 @@ class Stream:
         Stream._count += 1
         self.number = Stream._count
 
-    def synchronize(self) -> None: ...
-    def wait_stream(self, _stream: Any) -> None: ...
-    def wait_event(self, _event: Any) -> None: ...
-    def record(self, *_: Any) -> None: ...
-    def wait(self, *_: Any) -> None: ...
+    def _nothing(self, *_: Any) -> None: ...
+
+    synchronize = wait_stream = wait_event = record = wait = _nothing
+
     def query(self) -> bool:
         return True
 
@@ -49,12 +48,13 @@ _DEFAULT_STREAM.number = 0
 class SimulatedAccelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed has no types
     """The accelerator object to pass to `deepspeed.accelerator.set_accelerator`.
 
-    It derives from the CPU's for what does not matter here; every answer that does is given below.
+    It derives from the CPU's for what does not matter here; every answer that does is given below and in `_ANSWERS`.
     """
 
     _torch_pins_host_memory = True
 
     device_type = DEVICE_TYPE
+    Stream = Event = Stream
 
     def __init__(self, ledger: Ledger, *, device_count: int, memory_bytes: int) -> None:
         super().__init__()
@@ -62,44 +62,17 @@ class SimulatedAccelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed 
         self._ledger, self._device_count, self._memory_bytes = ledger, device_count, memory_bytes
         self._stream = _DEFAULT_STREAM
 
-    def is_synchronized_device(self) -> bool:
-        return False
-
-    def use_host_timers(self) -> bool:
-        return True
-
-    def resolves_data_dependency(self) -> bool:
-        return False
-
-    def handles_memory_backpressure(self) -> bool:
-        return False
-
     def device_name(self, device_index: int | None = None) -> str:
         return self.device_type if device_index is None else f"{self.device_type}:{device_index}"
 
-    # Every rank's GPU is number 0 here: torch's dummy backend has one device.
     def device(self, device_index: int | None = None) -> Any:
         return contextlib.nullcontext()
-
-    def set_device(self, device_index: int) -> None: ...
-    def current_device(self) -> int:
-        return 0
 
     def current_device_name(self) -> str:
         return f"{self.device_type}:0"
 
     def device_count(self) -> int:
         return self._device_count
-
-    def synchronize(self, device_index: int | None = None) -> None: ...
-    def communication_backend_name(self) -> str:
-        return "fake"
-
-    def is_available(self) -> bool:
-        return True
-
-    Stream = Stream
-    Event = Stream
 
     @contextlib.contextmanager
     def stream(self, stream: Any) -> Any:
@@ -114,20 +87,16 @@ class SimulatedAccelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed 
     def current_stream(self, device_index: int | None = None) -> Any:
         return self._stream
 
-    def default_stream(self, device_index: int | None = None) -> Any:
-        return _DEFAULT_STREAM
-
     def empty_cache(self) -> None:
         self._ledger.empty_cache()
 
     def memory_allocated(self, device_index: int | None = None) -> int:
         return self._ledger.gpu.live_bytes
 
+    memory_reserved = memory_allocated
+
     def max_memory_allocated(self, device_index: int | None = None) -> int:
         return self._ledger.gpu.peak_bytes
-
-    def memory_reserved(self, device_index: int | None = None) -> int:
-        return self._ledger.gpu.live_bytes
 
     def total_memory(self, device_index: int | None = None) -> int:
         return self._memory_bytes
@@ -135,19 +104,8 @@ class SimulatedAccelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed 
     def available_memory(self, device_index: int | None = None) -> int:
         return self._memory_bytes - self._ledger.gpu.live_bytes
 
-    def is_bf16_supported(self) -> bool:
-        return True
-
-    def is_fp16_supported(self) -> bool:
-        return True
-
-    def supported_dtypes(self) -> list[torch.dtype]:
-        return [torch.float, torch.half, torch.bfloat16]
-
     def get_rng_state(self, device_index: int | None = None) -> Any:
         return torch.empty(16, dtype=torch.uint8)
-
-    def set_rng_state(self, new_state: Any, device_index: int | None = None) -> None: ...
 
     # CPU_Accelerator overrides these with no-ops; a GPU's host pins for real, into a new block.
     def pin_memory(self, tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
@@ -165,9 +123,6 @@ class SimulatedAccelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed 
     def on_accelerator(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == self.device_type
 
-    def op_builder_dir(self) -> str:
-        return "deepspeed.ops.op_builder"
-
     def get_op_builder(self, class_name: str) -> type | None:
         return op_builder(class_name, self._ledger)
 
@@ -176,17 +131,45 @@ class SimulatedAccelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed 
         return builder() if builder else None
 
 
-def _maker_of(dtype: torch.dtype) -> Any:
-    return lambda accelerator: partial(torch.tensor, dtype=dtype, device=accelerator.device_type)
+_ANSWERS: dict[str, Any] = {
+    "is_synchronized_device": False,
+    "use_host_timers": True,
+    "resolves_data_dependency": False,
+    "handles_memory_backpressure": False,
+    "set_device": None,
+    "current_device": 0,  # every rank's GPU: torch's dummy backend has one device
+    "synchronize": None,
+    "communication_backend_name": "fake",
+    "is_available": True,
+    "default_stream": _DEFAULT_STREAM,
+    "is_bf16_supported": True,
+    "is_fp16_supported": True,
+    "supported_dtypes": [torch.float, torch.half, torch.bfloat16],
+    "set_rng_state": None,
+    "op_builder_dir": "deepspeed.ops.op_builder",
+}
+"""What methods answer, whatever their arguments."""
+
+_TENSOR_TYPES = {
+    "BFloat16Tensor": torch.bfloat16,
+    "ByteTensor": torch.uint8,
+    "DoubleTensor": torch.double,
+    "FloatTensor": torch.float,
+    "HalfTensor": torch.half,
+    "IntTensor": torch.int,
+    "LongTensor": torch.long,
+}
 
 
-for _name, _dtype in (
-    ("BFloat16", torch.bfloat16),
-    ("Byte", torch.uint8),
-    ("Double", torch.double),
-    ("Float", torch.float),
-    ("Half", torch.half),
-    ("Int", torch.int),
-    ("Long", torch.long),
-):
-    setattr(SimulatedAccelerator, f"{_name}Tensor", property(_maker_of(_dtype)))
+def _always(answer: Any) -> Any:
+    return lambda _accelerator, *_, **__: answer
+
+
+def _tensors_of(dtype: torch.dtype) -> Any:
+    return property(lambda accelerator: partial(torch.tensor, dtype=dtype, device=accelerator.device_type))
+
+
+for _name, _answer in _ANSWERS.items():
+    setattr(SimulatedAccelerator, _name, _always(_answer))
+for _name, _dtype in _TENSOR_TYPES.items():
+    setattr(SimulatedAccelerator, _name, _tensors_of(_dtype))

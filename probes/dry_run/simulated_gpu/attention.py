@@ -37,37 +37,27 @@ def kernel(
 ) -> str:
     """ "flash", "efficient" or "math": what CUDA would run for these inputs on a GPU of this compute capability."""
     head, value_head = query.shape[-1], value.shape[-1]
-    needs_grad = query.requires_grad or key.requires_grad or value.requires_grad
-    same_heads = query.shape[-3] == key.shape[-3] == value.shape[-3]
-    square = query.shape[-2] == key.shape[-2]
-    half = query.dtype in (torch.float16, torch.bfloat16)
-    if query.dim() != 4 or not query.dtype == key.dtype == value.dtype:
+    dtype, half = query.dtype, query.dtype in (torch.float16, torch.bfloat16)
+    if query.dim() != 4 or not dtype == key.dtype == value.dtype:
         return "math"
+    needs_grad = query.requires_grad or key.requires_grad or value.requires_grad
     large_head = needs_grad and compute_capability in (86, 89, 120) and (head > 224 or (head > 192 and dropout > 0))
+    same_heads = query.shape[-3] == key.shape[-3] == value.shape[-3]
     if (
         half
         and compute_capability >= 80
         and mask is None
         and head == key.shape[-1] == value_head <= 256
         and (same_heads or enable_gqa)
-        and (square or not causal)
+        and (query.shape[-2] == key.shape[-2] or not causal)
         and not large_head
     ):
         return "flash"
     alignment = 8 if half and compute_capability >= 70 else 4 if compute_capability >= 80 else 1
-    known_dtype = half or query.dtype is torch.float32
-    if query.dtype is torch.bfloat16 and compute_capability < 80:
-        known_dtype = False
+    known_dtype = dtype in (torch.float16, torch.float32) or (dtype is torch.bfloat16 and compute_capability >= 80)
+    aligned = head % alignment == value_head % alignment == 0
     # A mask that requires a gradient is no obstacle (torch test_mem_efficient_attention_attn_mask_vs_math_ref_grads).
-    if (
-        known_dtype
-        and compute_capability >= 50
-        and same_heads
-        and head % alignment == 0
-        and value_head % alignment == 0
-    ):
-        return "efficient"
-    return "math"
+    return "efficient" if known_dtype and compute_capability >= 50 and same_heads and aligned else "math"
 
 
 def install(compute_capability: int) -> None:
@@ -85,30 +75,13 @@ def install(compute_capability: int) -> None:
     ) -> Any:
         chosen = "math"
         if query.device.type == DEVICE_TYPE:
-            chosen = kernel(
-                query,
-                key,
-                value,
-                attn_mask,
-                causal=is_causal,
-                enable_gqa=enable_gqa,
-                compute_capability=compute_capability,
-                dropout=dropout_p,
-            )
+            how: dict[str, Any] = {"causal": is_causal, "enable_gqa": enable_gqa, "dropout": dropout_p}
+            chosen = kernel(query, key, value, attn_mask, compute_capability=compute_capability, **how)
         if chosen == "flash":
             return _flash(query, key, value, dropout_p, is_causal, scale)
         if chosen == "efficient":
             return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
-        return _composite(
-            query,
-            key,
-            value,
-            attn_mask=attn_mask,
-            dropout_p=dropout_p,
-            is_causal=is_causal,
-            scale=scale,
-            enable_gqa=enable_gqa,
-        )
+        return _composite(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
     _functional.scaled_dot_product_attention = routed
     _functional.softmax = _softmax
@@ -124,14 +97,7 @@ def register_with_transformers() -> None:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     def forward(
-        module: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        _mask: Any,
-        dropout: float = 0.0,
-        scaling: float | None = None,
-        **_: Any,
+        module: Any, query: Any, key: Any, value: Any, _mask: Any, dropout: float = 0.0, scaling: Any = None, **_: Any
     ) -> tuple[torch.Tensor, None]:
         causal = bool(getattr(module, "is_causal", True)) and query.shape[2] == key.shape[2]
         return _flash(query, key, value, dropout, causal, scaling).transpose(1, 2), None
@@ -160,15 +126,7 @@ def _flash(
     return output[..., :head] if missing else output
 
 
-def _efficient(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    dropout: float,
-    causal: bool,
-    scale: float | None,
-) -> Any:
+def _efficient(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: float | None) -> Any:
     if mask is not None:
         if mask.dtype is torch.bool:
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), -math.inf)

@@ -46,6 +46,7 @@ from ds_advise.probes.dry_run.recording.phases import PhaseRecorder
 from ds_advise.probes.dry_run.request import Request
 from ds_advise.probes.dry_run.simulated_gpu import accelerator, aio, collectives, kernels, unknown_values
 from ds_advise.probes.dry_run.simulated_gpu.accelerator import SimulatedAccelerator
+from pydantic import TypeAdapter
 from torch.distributed import ProcessGroup, ProcessGroupGloo, distributed_c10d
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -250,15 +251,10 @@ def in_a_fork(function, answer_file, seconds):
     os._exit("error" in answer)
 
 
-def as_request(values):
-    tuples = {name: tuple(values[name]) for name in ("input_shape", "lora_targets") if values[name] is not None}
-    return Request(**{**values, **tuples})
-
-
 def run(job, seconds):
     """All processes of a job at once; where one fails, the others are ended."""
     file = Path(job["answer"])
-    dry, real = as_request(job["dry"]), as_request(job["real"])
+    dry, real = (TypeAdapter(Request).validate_python(job[name]) for name in ("dry", "real"))
     meeting = str(file.with_suffix(".ranks")) if job["how"] == "gloo" else None
     tasks = {"dry": lambda: worker.answer_to(dry)}
     for rank in range(real.world_size) if meeting else [real.rank]:

@@ -157,8 +157,7 @@ def test_what_shallow_models_cannot_answer_says_why(request_: Request, reason: s
 
 
 def test_a_refusal_is_part_of_the_answer(
-    monkeypatch: pytest.MonkeyPatch,
-    runs: tuple[DepthSeries, list[DryRunResult], DryRunResult],
+    monkeypatch: pytest.MonkeyPatch, runs: tuple[DepthSeries, list[DryRunResult], DryRunResult]
 ) -> None:
     """The full depth is run instead, and the result says why."""
     asked_for: list[int] = []
