@@ -19,17 +19,15 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a process here may use.
-
-    gpus, gpu_memory_bytes: names and memory of the GPUs that CUDA would see, in its order.
-    driver:    the NVIDIA driver's version, "" without one; it does not make another machine.
-    cpu:       the processor's model. cpu_cores, ram_bytes: the container's limits first.
-    """
+    """What a process here may use; the container's limits count first."""
 
     gpus: tuple[str, ...]
+    """Names of the GPUs that CUDA would see, in its order."""
     gpu_memory_bytes: tuple[int, ...]
     driver: str
+    """The NVIDIA driver's version, "" without one; it does not make another machine."""
     cpu: str
+    """The processor's model."""
     cpu_cores: int
     ram_bytes: int
 
@@ -37,13 +35,8 @@ class Machine:
     def key(self) -> str:
         """Twelve hexadecimal digits, equal for machines of the same kind: a kernel update, which changes the RAM by
         some MiB, or another driver does not change them."""
-        identity = [
-            self.gpus,
-            [round(size / _GIB) for size in self.gpu_memory_bytes],
-            self.cpu,
-            self.cpu_cores,
-            round(self.ram_bytes / _GIB),
-        ]
+        gpu_gib = [round(size / _GIB) for size in self.gpu_memory_bytes]
+        identity = [self.gpus, gpu_gib, self.cpu, self.cpu_cores, round(self.ram_bytes / _GIB)]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]
 
     def to_json(self) -> dict[str, Any]:

@@ -38,6 +38,8 @@ _APPLICATION_ID = 0x64736164
 _BUSY_S = 2.0
 """How long another process may hold the file before it counts as locked."""
 
+_ELSEWHERE = "set DS_ADVISE_CACHE to another folder"
+
 _SCHEMA = (
     # AUTOINCREMENT: the number of a forgotten record is not given to another one.
     "CREATE TABLE records (id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, made_at TEXT NOT NULL, "
@@ -67,44 +69,44 @@ def model_key(model: ModelShape) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One measurement.
-
-    made_at:    UTC, ISO 8601.
-    model:      what identifies the model (`model_key`), "" for a benchmark. model_name: for people.
-    plan:       the whole ds_config as it was run. workload, result, versions: JSON objects.
-    id:         its number in the store, None before it is in one.
-    """
+    """One measurement."""
 
     kind: RecordKind
     machine: Machine
     made_at: str = field(default_factory=now)
+    """UTC, ISO 8601."""
     model: str = ""
+    """What identifies the model (`model_key`), "" for a benchmark."""
     model_name: str = ""
+    """The model as people call it."""
     plan: Mapping[str, Any] = field(default_factory=dict)
+    """The whole ds_config as it was run."""
     workload: Mapping[str, Any] = field(default_factory=dict)
     result: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     id: int | None = None
+    """Its number in the store."""
 
     @property
     def age_s(self) -> float:
         """Seconds since it was made; never negative, whatever the clock did meanwhile."""
         return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(self.made_at)).total_seconds())
 
-    def to_json(self) -> dict[str, Any]:
+    @property
+    def body(self) -> dict[str, Any]:
+        """What the store writes beside the columns that it looks for."""
         return {
-            "id": self.id,
-            "kind": self.kind,
-            "made_at": self.made_at,
-            "machine_key": self.machine.key,
             "machine": self.machine.to_json(),
-            "model": self.model,
             "model_name": self.model_name,
             "plan": dict(self.plan),
             "workload": dict(self.workload),
             "result": dict(self.result),
             "versions": dict(self.versions),
         }
+
+    def to_json(self) -> dict[str, Any]:
+        columns = {"id": self.id, "kind": self.kind, "made_at": self.made_at, "machine_key": self.machine.key}
+        return {**columns, "machine": self.machine.to_json(), "model": self.model, **self.body}
 
 
 class Store:
@@ -119,16 +121,7 @@ class Store:
 
     def add(self, record: Record) -> int:
         """Keep a record; answers its number."""
-        body = json.dumps(
-            {
-                "machine": record.machine.to_json(),
-                "model_name": record.model_name,
-                "plan": record.plan,
-                "workload": record.workload,
-                "result": record.result,
-                "versions": record.versions,
-            }
-        )
+        body = json.dumps(record.body)
         self._create()
         with self._open(writing=True) as connection:
             cursor = connection.execute(
@@ -179,11 +172,7 @@ class Store:
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise StoreError(
-                f"{self.path} cannot be read ({error.strerror})",
-                why="results are kept there",
-                fix="make it readable, or set DS_ADVISE_CACHE to another folder",
-            ) from None
+            raise self._unusable(f"cannot be read ({error.strerror})", f"make it readable, or {_ELSEWHERE}") from None
 
     def _create(self) -> None:
         """The folder and an empty file that only the user may read, unless they are there."""
@@ -201,11 +190,7 @@ class Store:
     def _open(self, *, writing: bool = False) -> Iterator[sqlite3.Connection]:
         """A connection inside a transaction, which is undone if anything fails."""
         if not self.path.is_file():
-            raise StoreError(
-                f"{self.path} is not a file",
-                why="results are kept there",
-                fix="remove it, or set DS_ADVISE_CACHE to another folder",
-            )
+            raise self._unusable("is not a file")
         try:
             with contextlib.closing(sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None)) as connection:
                 connection.execute("BEGIN IMMEDIATE" if writing else "BEGIN")
@@ -218,7 +203,7 @@ class Store:
                     raise
                 connection.execute("COMMIT")
         except sqlite3.Error as error:
-            raise self._said(error) from None
+            raise self._failed(error) from None
         except (ValueError, KeyError, TypeError) as error:  # a body that `add` cannot have written
             raise self._damaged(f"{type(error).__name__}: {error}") from None
 
@@ -228,50 +213,37 @@ class Store:
         ((application,),) = connection.execute("PRAGMA application_id")
         if application == _APPLICATION_ID:
             if version > SCHEMA_VERSION:
-                raise StoreError(
-                    f"{self.path} was written by a newer ds-advise (version {version} of its form)",
+                raise self._unusable(
+                    f"was written by a newer ds-advise (version {version} of its form)",
+                    f"update ds-advise, or remove the file: rm {self.path}",
                     why=f"this one reads up to version {SCHEMA_VERSION}",
-                    fix=f"update ds-advise, or remove the file: rm {self.path}",
                 )
             return
         ((tables,),) = connection.execute("SELECT count(*) FROM sqlite_master")
         if tables or version:
-            raise StoreError(
-                f"{self.path} is another program's database",
-                why="results are kept there",
-                fix="remove it, or set DS_ADVISE_CACHE to another folder",
-            )
+            raise self._unusable("is another program's database")
         for statement in _SCHEMA:
             connection.execute(statement)
 
-    def _said(self, error: sqlite3.Error) -> StoreError:
-        text, elsewhere = str(error), "set DS_ADVISE_CACHE to another folder"
+    def _failed(self, error: sqlite3.Error) -> StoreError:
+        text = str(error)
         if "locked" in text:
-            return StoreError(
-                f"{self.path} is locked by another process",
-                why=f"it did not let go for {_BUSY_S:g} s",
-                fix="end that process, or try again",
-            )
+            why = f"it did not let go for {_BUSY_S:g} s"
+            return self._unusable("is locked by another process", "end that process, or try again", why=why)
         if "readonly" in text or "unable to open" in text:
-            return StoreError(
-                f"{self.path} cannot be used: {text}",
-                why="results are kept there",
-                fix=f"make the file and its folder writable, or {elsewhere}",
-            )
+            return self._unusable(f"cannot be used: {text}", f"make the file and its folder writable, or {_ELSEWHERE}")
         if "full" in text or "I/O" in text:
-            return StoreError(
-                f"{self.path} cannot be written: {text}",
-                why="results are kept there",
-                fix=f"free some space, or {elsewhere}",
-            )
+            return self._unusable(f"cannot be written: {text}", f"free some space, or {_ELSEWHERE}")
         return self._damaged(text)
 
     def _damaged(self, text: str) -> StoreError:
-        return StoreError(
-            f"{self.path} is damaged: {text}",
-            why="what was measured earlier cannot be read",
-            fix=f"remove it: rm {self.path}",
-        )
+        why = "what was measured earlier cannot be read"
+        return self._unusable(f"is damaged: {text}", f"remove it: rm {self.path}", why=why)
+
+    def _unusable(
+        self, what: str, fix: str = f"remove it, or {_ELSEWHERE}", *, why: str = "results are kept there"
+    ) -> StoreError:
+        return StoreError(f"{self.path} {what}", why=why, fix=fix)
 
 
 def _record(number: int, kind: RecordKind, made_at: str, model: str, body: str) -> Record:

@@ -70,22 +70,20 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
-    """A benchmark of this machine.
-
-    device, ranks: "cuda" or "cpu", and how many devices took part in collectives; on the CPU the ranks share the cores,
-                   and the figures of one device are those of one rank while the others do the same.
-    nvme_mount:    where the drive that was measured is mounted, "" when none was.
-    seconds:       the whole benchmark.
-    """
+    """A benchmark of this machine."""
 
     version: int
     device: Literal["cuda", "cpu"]
     ranks: int
+    """How many devices took part in collectives. On the CPU the ranks share the cores, and the figures of one device
+    are those of one rank while the others do the same."""
     figures: tuple[BenchFigure, ...]
     skipped: tuple[Skipped, ...]
     nvme_mount: str
+    """Where the drive that was measured is mounted, "" when none was."""
     versions: Mapping[str, str]
     seconds: float
+    """Of the whole benchmark."""
 
     def best(self, kind: FigureKind, how: str | None = None) -> float | None:
         """The higher median rate of the two largest sizes, at which a rate has levelled off and noise is small; None
@@ -120,13 +118,10 @@ class BenchResult:
 
 
 def bench_from_json(values: Mapping[str, Any]) -> BenchResult:
-    """The result that `to_json` wrote."""
+    """The result that `to_json` wrote. By hand: answers read stored results and have no time to import pydantic."""
+    figures = tuple(BenchFigure(**figure) for figure in values["figures"])
     return BenchResult(
-        **{
-            **values,
-            "figures": tuple(BenchFigure(**figure) for figure in values["figures"]),
-            "skipped": tuple(Skipped(**skipped) for skipped in values["skipped"]),
-        }
+        **{**values, "figures": figures, "skipped": tuple(Skipped(**skipped) for skipped in values["skipped"])}
     )
 
 

@@ -3,10 +3,8 @@
 The layers of a decoder are alike, so every figure of a phase is a + b L in the number of layers L, once what has a
 fixed size is filled: the reduce bucket; at ZeRO-3 the gathered parameters that may stay (`stage3_max_live_parameters`);
 at ZeRO-1 and 2 a rank's piece of the parameters, which lies within the embedding or holds it twice over. Two terms are
-not linear and are
-counted: what ZeRO-3's optimizer needs to step sub-group by sub-group follows one of them; and at ZeRO-1 and 2 a rank
-    keeps the
-gradients of all tensors that its piece touches, in part or whole.
+not linear and are counted: what ZeRO-3's optimizer needs to step sub-group by sub-group follows one of them; and at
+ZeRO-1 and 2 a rank keeps the gradients of all tensors that its piece touches, in part or whole.
 
 Two depths give the line, and the third must lie on it: where the lines through the outer two and through the last two
 differ by more than `TOLERANCE` at the full depth, or where the reasons above do not hold, `DepthNotLinearError` says
@@ -66,8 +64,14 @@ class DepthSeries:
     zero_stage: int
     depths: tuple[int, int, int]
     requests: tuple[Request, ...]
-    sub_groups: tuple[tuple[int, ...], ...]  # elements of ZeRO-3's sub-groups at each depth and at last at the full one
-    touched_bytes: tuple[int, ...]  # gradients of the tensors that a rank's piece touches at ZeRO-1 and 2, likewise
+    sub_groups: tuple[tuple[int, ...], ...]
+    """Elements of ZeRO-3's sub-groups at each depth, and at last at the full one."""
+    touched_bytes: tuple[int, ...]
+    """Gradients of the tensors that a rank's piece touches at ZeRO-1 and 2, likewise."""
+
+    @property
+    def not_on_a_line(self) -> str:
+        return f"the runs with {', '.join(map(str, self.depths))} layers do not lie on a line"
 
 
 def depth_series(request: Request) -> DepthSeries:
@@ -110,12 +114,9 @@ def depth_series(request: Request) -> DepthSeries:
 
 
 def _at_depth(model: dict[str, Any], key: str, depth: int, full: int) -> dict[str, Any]:
-    """The configuration with fewer layers: lists with an entry for each layer are cut too."""
-    cut = {
-        name: value[:depth] if isinstance(value, list) and len(value) == full else value
-        for name, value in model.items()
-    }
-    return {**cut, key: depth}
+    """The configuration with fewer layers: lists with an entry for each layer are shorter too."""
+    per_layer = {name: value[:depth] for name, value in model.items() if isinstance(value, list) and len(value) == full}
+    return {**model, **per_layer, key: depth}
 
 
 def _layers(model: dict[str, Any], key: str, full: int) -> list[Any]:
@@ -170,10 +171,8 @@ def _partition_elements(zero: dict[str, Any], shape: ModelShape, request: Reques
     At stages 1 and 2 a piece within the embedding is one case, one that holds it and much more another; in between, the
     moments that are highest change places. Raises DepthNotLinearError where the full model lies in between.
     """
-    if (
-        zero.get("stage") not in (1, 2) or request.workload.method != "full"
-    ):  # adapters are small, and none is outside the layers
-        return 0
+    if zero.get("stage") not in (1, 2) or request.workload.method != "full":
+        return 0  # adapters are small, and none is outside the layers
     if request.rank:
         raise DepthNotLinearError("only rank 0 has its piece at the same place at every depth")
     outside = [tensor.numel for tensor in shape.outside]
@@ -206,12 +205,12 @@ def _touched_bytes(model: dict[str, Any], request: Request) -> int:
     return request.workload.weight_bytes * rank_loads(trained, request.world_size)[request.rank].touched
 
 
-def extrapolated(steps: DepthSeries, results: Sequence[DryRunResult]) -> DryRunResult:
+def extrapolated(series: DepthSeries, results: Sequence[DryRunResult]) -> DryRunResult:
     """The full depth's result from those of the ladder's depths. Raises DepthNotLinearError where they do not lie on a
     line."""
     if any(phase.host_pinned_peak_bytes for result in results for phase in result.phases):
         raise DepthNotLinearError("page-locked host memory is rounded up to powers of two")
-    line = _Line(steps)
+    line = _Line(series)
     names = [field.name for field in fields(PhaseMemory) if field.name not in ("iteration", "phase")]
     if len({tuple((phase.iteration, phase.phase) for phase in result.phases) for result in results}) != 1:
         raise DepthNotLinearError("the shallow runs have other phases")
@@ -221,7 +220,7 @@ def extrapolated(steps: DepthSeries, results: Sequence[DryRunResult]) -> DryRunR
     }
     phases, off_line = [], {}
     for same in zip(*(result.phases for result in results), strict=True):
-        stepped = {name: _step_peak(steps, same, name) for name in ("gpu", "total")} if same[0].phase == "step" else {}
+        stepped = {name: _step_peak(series, same, name) for name in ("gpu", "total")} if same[0].phase == "step" else {}
         values = {}
         for name in names:
             figures = [getattr(phase, name) for phase in same]
@@ -235,26 +234,24 @@ def extrapolated(steps: DepthSeries, results: Sequence[DryRunResult]) -> DryRunR
         phases.append(replace(same[0], **values))
     for (_, phase, name), most_bytes in off_line.items():
         if most_bytes > FAR_FROM_PEAK * max(getattr(phase, name) for phase in phases):
-            raise DepthNotLinearError(
-                f"the runs with {', '.join(map(str, steps.depths))} layers do not lie on a line ({name} of {phase})"
-            )
+            raise DepthNotLinearError(f"{series.not_on_a_line} ({name} of {phase})")
     whole = _whole(line, results, tuple(phases))
     rough = [phase for _, phase, _ in off_line]
-    if steps.zero_stage == 3:
+    if series.zero_stage == 3:
         rough.append("initialize")  # one of several moments is the highest, and depth decides which
         if whole.peak.phase != "step":
             rough.append("step")  # it begins with the layers that the backward pass left gathered, now two, now three
     return replace(whole, approximate=tuple(dict.fromkeys(rough)))
 
 
-def _step_peak(steps: DepthSeries, same: Sequence[PhaseMemory], pool: str) -> int | None:
+def _step_peak(series: DepthSeries, same: Sequence[PhaseMemory], pool: str) -> int | None:
     """How far a step's peak is above what it leaves, from the sub-group that decides it; None where one is all there
     is, so that the peak is on a line."""
-    if len(steps.sub_groups[-1]) < 2:
+    if len(series.sub_groups[-1]) < 2:
         return None
     above: list[int] = [getattr(phase, f"{pool}_peak_bytes") - getattr(phase, f"{pool}_live_bytes") for phase in same]
     for decisive in (max, _decisive_first):
-        *shallow, full = (decisive(groups) for groups in steps.sub_groups)
+        *shallow, full = (decisive(groups) for groups in series.sub_groups)
         ratios = [size / numel for size, numel in zip(above, shallow, strict=True)]
         if 0 < max(ratios) <= (1 + TOLERANCE) * min(ratios):
             return round(ratios[-1] * full)
@@ -262,9 +259,8 @@ def _step_peak(steps: DepthSeries, same: Sequence[PhaseMemory], pool: str) -> in
 
 
 def _decisive_first(numels: tuple[int, ...]) -> int:
-    """The same for the first step, in which every sub-group leaves two float32 states behind, twice what its float32
-    gradient
-    takes: the sub-group that, less twice those after it, is the largest."""
+    """The elements that decide the first step, in which every sub-group leaves two float32 states behind, twice what
+    its float32 gradient takes: those of the sub-group that, less twice those after it, is the largest."""
     return max(numel - 2 * sum(numels[index + 1 :]) for index, numel in enumerate(numels))
 
 
@@ -275,14 +271,12 @@ def _whole(line: _Line, results: Sequence[DryRunResult], phases: tuple[PhaseMemo
     highest = max(training, key=lambda phase: phase.gpu_peak_bytes)
     allocated = highest.gpu_peak_bytes
 
-    def held(figure: Callable[[Peak], int]) -> int:
-        return allocated + max(figure(result.peak) - result.peak.allocated_bytes_per_gpu for result in results)
-
-    def reserved(figure: Callable[[Peak], Reserved]) -> Reserved:
-        return Reserved(
-            reserved_bytes_per_gpu=held(lambda peak: figure(peak).reserved_bytes_per_gpu),
-            required_bytes_per_gpu=held(lambda peak: figure(peak).required_bytes_per_gpu),
-        )
+    def held(setting: Callable[[Peak], Peak | Reserved]) -> dict[str, int]:
+        return {
+            name: allocated
+            + max(getattr(setting(result.peak), name) - result.peak.allocated_bytes_per_gpu for result in results)
+            for name in ("reserved_bytes_per_gpu", "required_bytes_per_gpu")
+        }
 
     by_phase = {
         name: _parts(line, results, name, max(phase.gpu_peak_bytes for phase in training if phase.phase == name))
@@ -292,10 +286,9 @@ def _whole(line: _Line, results: Sequence[DryRunResult], phases: tuple[PhaseMemo
         iteration=highest.iteration,
         phase=highest.phase,
         allocated_bytes_per_gpu=allocated,
-        reserved_bytes_per_gpu=held(lambda peak: peak.reserved_bytes_per_gpu),
-        required_bytes_per_gpu=held(lambda peak: peak.required_bytes_per_gpu),
-        with_expandable_segments=reserved(lambda peak: peak.with_expandable_segments),
-        without_expandable_segments=reserved(lambda peak: peak.without_expandable_segments),
+        **held(lambda peak: peak),
+        with_expandable_segments=Reserved(**held(lambda peak: peak.with_expandable_segments)),
+        without_expandable_segments=Reserved(**held(lambda peak: peak.without_expandable_segments)),
         device_bytes_per_gpu=None,
         host_bytes_per_node=min(last.gpus_per_node, last.world_size)
         * max(phase.host_held_peak_bytes for phase in phases),
@@ -333,20 +326,20 @@ def _parts(line: _Line, results: Sequence[DryRunResult], phase: str, whole_bytes
 class _Line:
     """Figures at the ladder's depths, prolonged to the full one."""
 
-    def __init__(self, steps: DepthSeries) -> None:
-        self._full, self.depths, self._touched_bytes = steps.full, steps.depths, steps.touched_bytes
+    def __init__(self, series: DepthSeries) -> None:
+        self._series, self.depths = series, series.depths
 
     def at_full(self, values: Sequence[int], tolerance_bytes: float) -> int:
         """The figure at the full depth. Raises DepthNotLinearError where the lines differ there by more than the
         tolerance."""
         if self.spread(values) > tolerance_bytes + NEGLIGIBLE_BYTES:
-            raise DepthNotLinearError(f"the runs with {', '.join(map(str, self.depths))} layers do not lie on a line")
+            raise DepthNotLinearError(self._series.not_on_a_line)
         return max(0, round(self._through(values, 0)))
 
     def figure(self, values: Sequence[int], allowed_bytes: float) -> tuple[int, float]:
         """(the figure at the full depth, how much it may be off): on a line by itself, or with the gradients that the
         piece touches set apart; off by their difference where both are."""
-        *shallow, full = self._touched_bytes
+        *shallow, full = self._series.touched_bytes
         apart = [value - touched for value, touched in zip(values, shallow, strict=True)]
         found = [
             round(self._through(figures, 0)) + rest
@@ -363,4 +356,4 @@ class _Line:
 
     def _through(self, values: Sequence[int], other: int) -> float:
         slope = (values[-1] - values[other]) / (self.depths[-1] - self.depths[other])
-        return values[-1] + (self._full - self.depths[-1]) * slope
+        return values[-1] + (self._series.full - self.depths[-1]) * slope

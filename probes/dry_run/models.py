@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,14 @@ class UnusableModelError(ValueError):
         self.fix = fix
 
 
+@dataclass(frozen=True)
 class TrainableModel:
     """A model, how to make a batch of so many samples for it, and how to get the loss of an output."""
 
-    def __init__(
-        self, model: torch.nn.Module, make_batch: Callable[[int], Any], loss: Callable[[Any, Any], Any], vocab_size: int
-    ) -> None:
-        self.model, self.make_batch, self.loss, self.vocab_size = model, make_batch, loss, vocab_size
+    model: torch.nn.Module
+    make_batch: Callable[[int], Any]
+    loss: Callable[[Any, Any], Any]
+    vocab_size: int
 
 
 def hidden_size(model_config: Any) -> int | None:
@@ -78,19 +80,13 @@ def from_config(
         config.decoder_start_token_id = config.pad_token_id or 0
     # Without a name transformers takes torch's attention where the model supports it, as it does for the user.
     named = {"eager": {"attn_implementation": "eager"}, "flash": {"attn_implementation": FLASH}, "sdpa": {}}
+    options: dict[str, Any] = {"dtype": dtype, **named[request.workload.attention]}
     if checkpoint is not None:
-        model = chosen.from_pretrained(
-            checkpoint,
-            config=config,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            **named[request.workload.attention],
-        )
+        options |= {"use_safetensors": True, "trust_remote_code": False, "local_files_only": True}
+        model = chosen.from_pretrained(checkpoint, config=config, **options)
     else:
         with _no_init_weights():
-            model = chosen._from_config(config, dtype=dtype, **named[request.workload.attention])
+            model = chosen._from_config(config, **options)
             model.tie_weights()
     model.train()
     if request.workload.method == "lora":
@@ -100,30 +96,20 @@ def from_config(
         enable()
         if request.workload.method == "lora" and _is_reentrant(model):
             model.enable_input_require_grads()  # as peft's users must, or nothing below the first layer has a gradient
-    text = config.get_text_config()
-    vocab_size = int(getattr(text, "vocab_size", 0) or 0)
-    seq_len = request.workload.seq_len
+    vocab_size = int(getattr(config.get_text_config(), "vocab_size", 0) or 0)
+    name, seq_len = chosen.main_input_name, request.workload.seq_len
+    per_sample = "Classification" in chosen.__name__ and "Token" not in chosen.__name__
 
     def make_batch(batch: int) -> dict[str, torch.Tensor]:
-        def tokens(*shape: int) -> torch.Tensor:
-            return torch.zeros(shape, dtype=torch.long, device=device)
-
-        name = chosen.main_input_name
-        per_sample = "Classification" in chosen.__name__ and "Token" not in chosen.__name__
-        labels = tokens(batch) if per_sample else tokens(batch, seq_len)
+        shape: tuple[int, ...] = (batch, seq_len)
         if name == "pixel_values":
             side = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
-            return {
-                name: torch.zeros((batch, config.num_channels, side, side), dtype=dtype, device=device),
-                "labels": labels,
-            }
-        if name == "input_features":
-            frames = 2 * config.max_source_positions  # Whisper's convolutions halve the frames
-            return {
-                name: torch.zeros((batch, config.num_mel_bins, frames), dtype=dtype, device=device),
-                "labels": labels,
-            }
-        return {name: tokens(batch, seq_len), "labels": labels}
+            shape = (batch, config.num_channels, side, side)
+        elif name == "input_features":
+            shape = (batch, config.num_mel_bins, 2 * config.max_source_positions)  # Whisper's convolutions halve them
+        labels = torch.zeros(batch if per_sample else (batch, seq_len), dtype=torch.long, device=device)
+        values = torch.zeros(shape, dtype=torch.long if len(shape) == 2 else dtype, device=device)
+        return {name: values, "labels": labels}
 
     return TrainableModel(model, make_batch, lambda output, _batch: output.loss, vocab_size)
 
@@ -166,16 +152,15 @@ def _with_adapters(model: Any, request: Request) -> Any:
         raise UnusableModelError(
             "LoRA needs peft, which is not installed", fix='pip install "ds-advise[lora]"'
         ) from None
-    targets: Any = list(request.workload.lora_targets) if request.workload.lora_targets else "all-linear"
-    return get_peft_model(
-        model,
-        LoraConfig(
-            r=request.workload.lora_rank,
-            lora_alpha=2 * request.workload.lora_rank,
-            target_modules=targets,
-            lora_dropout=request.workload.lora_dropout,
-        ),
+    workload = request.workload
+    targets: Any = list(workload.lora_targets) if workload.lora_targets else "all-linear"
+    adapters = LoraConfig(
+        r=workload.lora_rank,
+        lora_alpha=2 * workload.lora_rank,
+        target_modules=targets,
+        lora_dropout=workload.lora_dropout,
     )
+    return get_peft_model(model, adapters)
 
 
 def _is_reentrant(model: torch.nn.Module) -> bool:

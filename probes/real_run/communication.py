@@ -6,21 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-_COLLECTIVES = (
-    "all_reduce",
-    "reduce",
-    "broadcast",
-    "barrier",
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "all_to_all",
-    "all_to_all_single",
-    "scatter",
-    "gather",
-)
+_COLLECTIVES = """all_reduce reduce broadcast barrier all_gather all_gather_into_tensor all_gather_object reduce_scatter
+    reduce_scatter_tensor all_to_all all_to_all_single scatter gather"""
 
 
 class CollectiveTime:
@@ -34,7 +21,7 @@ class CollectiveTime:
         """Wrap torch's collectives and the wait for those that were started; before DeepSpeed is imported."""
         import torch.distributed as dist
 
-        for name in _COLLECTIVES:
+        for name in _COLLECTIVES.split():
             setattr(dist, name, self._timed(getattr(dist, name)))
         work: Any = dist.Work
         work.wait = self._timed(work.wait)

@@ -14,23 +14,20 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeJob:
-    """One probe, the same for all ranks.
-
-    request:    configuration, model, workload; `request.rank` is the rank that runs alone when `solo`.
-    device:     "cuda", or DeepSpeed's CPU accelerator over gloo.
-    solo:       one process is one rank of `request.world_size`; the others do not exist, and what they would send is
-        junk.
-    checkpoint: folder of a local checkpoint in safetensors; None: random weights.
-    memory_limit_bytes: what each rank may allocate beyond its libraries, on the CPU; None: all there is.
-    nvme_folder: where the swappers write; "" when nothing is offloaded to NVMe.
-    """
+    """One probe, the same for all ranks."""
 
     request: Request
+    """Configuration, model, workload; `request.rank` is the rank that runs alone when `solo`."""
     device: Device
+    """ "cuda", or DeepSpeed's CPU accelerator over gloo."""
     solo: bool
+    """One process is one rank of `request.world_size`; the others do not exist, and what they would send is junk."""
     checkpoint: str | None
+    """Folder of a local checkpoint in safetensors; None: random weights."""
     memory_limit_bytes: int | None
+    """What each rank may allocate beyond its libraries, on the CPU; None: all there is."""
     nvme_folder: str
+    """Where the swappers write; "" when nothing is offloaded to NVMe."""
 
     @property
     def ranks(self) -> tuple[int, ...]:

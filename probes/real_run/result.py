@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
@@ -12,47 +11,45 @@ from ..rank_processes.failure import RankFailure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Seconds of one optimizer step, all its micro batches together.
-
-    forward_s, backward_s, optimizer_s: the engine's three calls; they and little else make up `total_s`.
-    waiting_s: of these, how long the rank was blocked in collectives (transfer and waiting for slower ranks); None
-               where the device waits and not the process (CUDA). optimizer_waiting_s: the part of it in the optimizer.
-    """
+    """Seconds of one optimizer step, all its micro batches together."""
 
     total_s: float
     forward_s: float
     backward_s: float
     optimizer_s: float
+    """The engine's three calls; they and little else make up `total_s`."""
     waiting_s: float | None
+    """How long the rank was blocked in collectives (transfer and waiting for slower ranks); None where the device waits
+    and not the process (CUDA)."""
     optimizer_waiting_s: float | None = None
+    """The part of `waiting_s` in the optimizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """One rank's measured memory and time. Bytes; None where the device has no such counter.
-
-    allocated_bytes, reserved_bytes: torch.cuda's peaks over the training steps.
-    device_bytes:       what the driver says this process holds on the GPU at the end (NVML).
-    host_baseline_bytes: resident memory once the libraries and the model's class are loaded, before the model.
-    host_loading_peak_bytes, host_peak_bytes: highest resident memory until the engine stands; while training.
-    host_pinned_bytes:  page-locked memory that torch's allocator holds.
-    nvme_bytes, nvme_read_bytes, nvme_written_bytes: files of the swappers at the end; what was read and written while
-                        training, by the process as a whole.
-    steps:              the optimizer steps after the first, which creates the optimizer's states.
-    """
+    """One rank's measured memory and time; None where the device has no such counter."""
 
     rank: int
     allocated_bytes: int | None
     reserved_bytes: int | None
+    """Both are torch.cuda's peaks over the training steps."""
     device_bytes: int | None
+    """What the driver says this process holds on the GPU at the end (NVML)."""
     host_baseline_bytes: int
+    """Resident memory once the libraries and the model's class are loaded, before the model."""
     host_loading_peak_bytes: int
+    """The highest resident memory until the engine stands."""
     host_peak_bytes: int
+    """The highest resident memory while training."""
     host_pinned_bytes: int | None
+    """Page-locked memory that torch's allocator holds."""
     nvme_bytes: int
+    """Files of the swappers at the end."""
     nvme_read_bytes: int
     nvme_written_bytes: int
+    """By the process as a whole, while training."""
     steps: tuple[StepTime, ...]
+    """The optimizer steps after the first, which creates the optimizer's states."""
     losses: tuple[float, ...]
 
     @property
@@ -67,11 +64,7 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """A probe that ran, or failed; either is an answer.
-
-    config: the configuration as DeepSpeed got it, `auto` filled; empty after a failure.
-    load:   processes that wanted a core in the minute before, on average: more than a few make the times too long.
-    """
+    """A probe that ran, or failed; either is an answer."""
 
     world_size: int
     device: str
@@ -81,8 +74,10 @@ class ProbeResult:
     failure: RankFailure | None
     versions: dict[str, str]
     config: dict[str, Any] = field(default_factory=dict)
+    """The configuration as DeepSpeed got it, `auto` filled; empty after a failure."""
     seconds: float = 0.0
     load: float = 0.0
+    """Processes that wanted a core in the minute before, on average: more than a few make the times too long."""
 
     @property
     def step_s(self) -> float:
@@ -105,20 +100,12 @@ class ProbeResult:
 
 
 def from_json(values: dict[str, Any]) -> ProbeResult:
-    """The result that `to_json` wrote."""
-    failure = values["failure"]
-    return ProbeResult(
-        **{
-            **values,
-            "ranks": tuple(rank_report(report) for report in values["ranks"]),
-            "failure": RankFailure(**failure) if failure is not None else None,
-        }
-    )
+    """The result that `to_json` wrote. By hand: answers read stored probes and have no time to import pydantic."""
+    failure, ranks = values["failure"], tuple(rank_report(report) for report in values["ranks"])
+    return ProbeResult(**values | {"ranks": ranks, "failure": None if failure is None else RankFailure(**failure)})
 
 
 def rank_report(values: dict[str, Any]) -> RankReport:
     """The report that a rank wrote as JSON."""
-    steps: Sequence[dict[str, Any]] = values["steps"]
-    return RankReport(
-        **{**values, "steps": tuple(StepTime(**step) for step in steps), "losses": tuple(values["losses"])}
-    )
+    steps = tuple(StepTime(**step) for step in values["steps"])
+    return RankReport(**values | {"steps": steps, "losses": tuple(values["losses"])})

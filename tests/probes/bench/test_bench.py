@@ -53,7 +53,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory, extensions: Callable[...,
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        timeout=400,
         env={**os.environ, "DS_ADVISE_CACHE": str(folder / "cache"), "TMPDIR": str(folder / "tmp")},
     )
     assert done.returncode == 0, done.stderr
@@ -129,15 +128,15 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        deadline = time.monotonic() + 60
-        while not list((tmp_path / "tmp").glob("*/rank1.jsonl")) and time.monotonic() < deadline:
+        while not list((tmp_path / "tmp").glob("*/rank1.jsonl")):
+            assert process.poll() is None
             time.sleep(0.05)
         workers = psutil.Process(process.pid).children(recursive=True)
         assert len(workers) == 2
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=30)
+        _, error = process.communicate()
     assert process.returncode == 2
-    assert "interrupted" in said
+    assert "interrupted" in error
     assert not any(worker.is_running() for worker in workers)
     assert list((tmp_path / "tmp").iterdir()) == list((tmp_path / "drive").iterdir()) == []
 

@@ -68,7 +68,7 @@ def test_a_lock_lives_as_long_as_its_owner(tmp_path: Path, monkeypatch: pytest.M
         assert lock.exists()
         with owner(lock) as (another, another_has_it):
             assert another_has_it
-            another.communicate("\n", timeout=60)
+            another.communicate("\n")
             assert not lock.exists(), "released"
     assert foreign.exists() and [path.name for path in lock.parent.iterdir()] == []
 

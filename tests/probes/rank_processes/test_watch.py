@@ -1,28 +1,53 @@
-"""What is started finds the programs beside its Python first."""
+"""Ranks as processes, here stand-ins that load no library: what they find, and how a failure is told."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ds_advise.probes.rank_processes.failure import RankFailure
 from ds_advise.probes.rank_processes.watch import watch
 
 RANK = """
-import json, os, sys
+import json, os, sys, time
 folder, rank = sys.argv[1:3]
-with open(f"{folder}/rank{rank}.jsonl", "a") as log:
-    log.write(json.dumps({"time": 0.0, "phase": "report", "report": os.environ["PATH"]}) + "\\n")
+log = open(f"{folder}/rank{rank}.jsonl", "a", buffering=1)
+def note(**values):
+    log.write(json.dumps({"time": time.time(), **values}) + "\\n")
 """
+
+
+def watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, ranks: int = 1, **limits: float
+) -> tuple[list[dict[str, Any]], RankFailure | None]:
+    (tmp_path / "stand_in.py").write_text(RANK + body)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    limits = {"stall_s": 3600, "timeout_s": 3600, **limits}
+    return watch(range(ranks), tmp_path, worker="stand_in", on_progress=lambda _: None, **limits)
 
 
 def test_ranks_find_the_ninja_of_their_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a training in the activated environment does: by two versions of ninja the extensions would be compiled in
     turns."""
-    (tmp_path / "stand_in.py").write_text(RANK)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    reports, failure = watch([0], tmp_path, worker="stand_in", stall_s=60, timeout_s=60, on_progress=lambda _: None)
+    reports, failure = watched(tmp_path, monkeypatch, 'note(phase="report", report=os.environ["PATH"])')
     assert failure is None
     assert reports[0]["report"].split(os.pathsep) == [str(Path(sys.executable).parent), "/usr/bin", "/bin"]
+
+
+def test_a_phase_without_progress_is_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is reported with the rank and the phase, after the time that was stated."""
+    body = 'note(phase="step 1")\nif rank == "0": note(phase="step 2")\ntime.sleep(3600)'
+    _, failure = watched(tmp_path, monkeypatch, body, ranks=2, stall_s=8)
+    assert failure is not None
+    assert (failure.kind, failure.rank, failure.phase) == ("hang", 1, "step 1") and "8 s" in failure.message
+
+
+def test_a_rank_that_ends_without_a_word_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have left without an error, as where its report could not be written; what it printed is kept."""
+    _, failure = watched(tmp_path, monkeypatch, 'note(phase="load")\nprint("so long")')
+    assert failure is not None and "exit code 0" in failure.message
+    assert (failure.kind, failure.phase, failure.details.strip()) == ("crash", "load", "so long")

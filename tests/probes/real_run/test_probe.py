@@ -225,15 +225,6 @@ def test_want_of_memory_is_told_from_other_errors(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_phase_without_progress_is_a_hang(tmp_path: Path) -> None:
-    """Reported with the rank and the phase, after the time that was stated."""
-    started = time.monotonic()
-    failure = run_module(tmp_path, "time.sleep(3600 if self.calls > 1 else 0)", stall_s=20).failure
-    assert failure is not None and failure.kind == "hang" and failure.phase == "step 2"
-    assert "20 s" in failure.message and time.monotonic() - started < 600
-
-
-@pytest.mark.slow
 def test_a_checkpoint_that_is_gone_before_it_is_read_is_named(tmp_path: Path) -> None:
     """The model's folder is removed while the libraries load."""
     folder = tmp_path / "model"
@@ -285,16 +276,13 @@ def test_a_checkpoint_that_is_gone_after_it_was_read_does_no_harm(tmp_path: Path
 @pytest.mark.slow
 def test_ranks_whose_folder_is_gone_fail_at_once(tmp_path: Path) -> None:
     """They meet in a file there, in place of a port, and cannot even say so."""
-    started: list[float] = []
 
     def remove(phase: str) -> None:
         if phase == "import":
             shutil.rmtree(next((tmp_path / "temporary").glob("ds-advise-probe-*")))
-            started.append(time.monotonic())
 
     failure = run_module(tmp_path, "pass", on_progress=remove).failure
     assert failure is not None and failure.kind == "crash" and "was removed meanwhile" in failure.message
-    assert time.monotonic() - started[0] < 300, "not the stall's time"
 
 
 @pytest.mark.slow
@@ -318,25 +306,25 @@ def test_an_interrupt_ends_the_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ranks_die_with_the_process_that_watches_them(tmp_path: Path) -> None:
-    """Even where it is killed and can do nothing about it."""
+    """Even where it is killed and can do nothing about it; they would sleep for an hour."""
     script = (
         f"import sys; sys.path[:0] = {[str(Path(__file__).parent)]!r}\n"
         f"import test_probe, pathlib; test_probe.run_module(pathlib.Path({str(tmp_path)!r}), 'time.sleep(3600)')"
     )
     watcher = subprocess.Popen([sys.executable, "-c", script])
-    try:
-        deadline = time.monotonic() + 120
-        while len(ranks_alive()) < 2 and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert len(ranks_alive()) == 2
-    finally:
-        watcher.kill()
-        watcher.wait()
-    deadline = time.monotonic() + 10
-    while ranks_alive() and time.monotonic() < deadline:
+    ranks: list[psutil.Process] = []
+    while len(ranks) < 2:
+        assert watcher.poll() is None, "it watches its ranks"
         time.sleep(0.1)
-    for leftover in (tmp_path / "temporary").glob("ds-advise*"):  # nobody is left to remove it
-        subprocess.run(["rm", "-r", str(leftover)], check=True)
+        ranks = ranks_alive()
+    watcher.kill()
+    watcher.wait()
+    _, alive = psutil.wait_procs(ranks, timeout=600)
+    for rank in alive:
+        rank.kill()
+    for leftover in (tmp_path / "temporary").glob("ds-advise*"):  # nobody else is left to remove it
+        shutil.rmtree(leftover)
+    assert not alive
 
 
 @pytest.mark.slow
