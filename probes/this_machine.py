@@ -34,7 +34,7 @@ def visible_gpus() -> list[Gpu]:
             fix=_ELSEWHERE,
         ) from None
     try:
-        found = [_gpu(pynvml, handle) for handle in visible_handles(pynvml)]
+        gpus = [_gpu(pynvml, handle) for handle in visible_handles(pynvml)]
     except pynvml.NVMLError as error:
         raise ClusterError(
             f"the driver does not describe the GPUs: {error}",
@@ -43,13 +43,13 @@ def visible_gpus() -> list[Gpu]:
         ) from None
     finally:
         pynvml.nvmlShutdown()
-    if not found:
+    if not gpus:
         raise ClusterError(
             "no GPU is visible",
             why="--gpus auto takes the GPUs that CUDA would use",
             fix=f"look at CUDA_VISIBLE_DEVICES, or {_ELSEWHERE}",
         )
-    return found
+    return gpus
 
 
 def visible_handles(pynvml: Any) -> list[Any]:
@@ -107,8 +107,8 @@ def threads_of_a_rank(ranks: int) -> int:
     Left alone, every process takes all cores, and threads that wait for each other at the end of every operation then
     wait for their turn on a core as well: several times slower, and never twice the same.
     """
-    said = os.environ.get("OMP_NUM_THREADS", "")
-    return int(said) if said.isdigit() and int(said) else max(1, cpu_cores() // ranks)
+    chosen = os.environ.get("OMP_NUM_THREADS", "")
+    return int(chosen) if chosen.isdigit() and int(chosen) else max(1, cpu_cores() // ranks)
 
 
 def mount_point(path: str | Path) -> str:

@@ -32,21 +32,21 @@ def ask_bench(
     to.
     """
     try:
-        found = len(visible_gpus())
+        gpus = len(visible_gpus())
     except ClusterError:
         if device == "cuda":
             raise
-        found = 0
-    device = device or ("cuda" if found else "cpu")
-    if device == "cuda" and ranks is not None and ranks > found:
+        gpus = 0
+    device = device or ("cuda" if gpus else "cpu")
+    if device == "cuda" and ranks is not None and ranks > gpus:
         raise ClusterError(
-            f"--ranks {ranks} is more than the {found} GPU{'s' * (found != 1)} of this machine",
+            f"--ranks {ranks} is more than the {gpus} GPU{'s' * (gpus != 1)} of this machine",
             why="every rank has a GPU of its own",
-            fix=f"pass --ranks {found} or less",
+            fix=f"pass --ranks {gpus} or less",
         )
     result = bench(
         device=device,
-        ranks=ranks or (found if device == "cuda" else _CPU_RANKS),
+        ranks=ranks or (gpus if device == "cuda" else _CPU_RANKS),
         nvme=nvme,
         total_s=total_s,
         on_progress=on_progress,

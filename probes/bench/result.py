@@ -83,7 +83,7 @@ class BenchResult:
     """Where the drive that was measured is mounted, "" when none was."""
     versions: Mapping[str, str]
     seconds: float
-    """Of the whole benchmark."""
+    """How long the whole benchmark took."""
 
     def best(self, kind: FigureKind, how: str | None = None) -> float | None:
         """The higher median rate of the two largest sizes, at which a rate has levelled off and noise is small; None
@@ -98,7 +98,7 @@ class BenchResult:
 
     @property
     def memory_bytes_per_s(self) -> float | None:
-        """Of one device: the better of a sum and a copy."""
+        """Speed of one device's memory: the better of a sum and a copy."""
         return max(filter(None, (self.best("elementwise_sum"), self.best("memory_copy"))), default=None)
 
     @property

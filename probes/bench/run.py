@@ -40,7 +40,7 @@ _SHARES: dict[Group, float] = {
     "cpu_adam": 0.07,
     "nvme": 0.2,
 }
-"""Of the time for measuring, in the order in which it is done: what may have to be compiled comes last."""
+"""Shares of the time for measuring, in the order of the groups: what may have to be compiled comes last."""
 
 TITLES: dict[Group, str] = {
     "device": "matrix products and memory of the device",
@@ -93,8 +93,8 @@ def bench(
                 buffer_bytes=buffer_bytes,
                 nvme_folder=nvme_folder,
             )
-            found, reasons[group] = schedule.timed(task)
-            figures += found
+            measured, reasons[group] = schedule.timed(task)
+            figures += measured
         skipped = [Skipped(what=TITLES[group], reason=reason) for group, reason in reasons.items() if reason]
     return BenchResult(
         version=BENCH_VERSION,

@@ -1,4 +1,4 @@
-"""What the processes of a benchmark are asked to do."""
+"""What the processes of a benchmark are to do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Task:
     ranks: int
     """Processes that measure at the same time."""
     threads: int
-    """Of each of them on the host."""
+    """Threads that each of them has on the host."""
     budget_s: float
     """How long the measurements may take, beside starting the processes."""
     buffer_bytes: int

@@ -61,14 +61,14 @@ def filled(request: Request, hidden_size: int | None) -> dict[str, Any]:
 def _set_batch(config: dict[str, Any], request: Request) -> None:
     """Replace `auto` and absent batch sizes by what was asked for; DeepSpeed derives what then is missing."""
     total = config.get("train_batch_size")
-    for key, asked in (
+    for key, wanted in (
         ("train_micro_batch_size_per_gpu", request.micro_batch_size),
         ("gradient_accumulation_steps", request.gradient_accumulation_steps),
     ):
         if config.get(key, "auto") == "auto":
             config.pop(key, None)
-            if asked is not None or not isinstance(total, int):
-                config[key] = asked or 1
+            if wanted is not None or not isinstance(total, int):
+                config[key] = wanted or 1
     if total == "auto":
         del config["train_batch_size"]
 

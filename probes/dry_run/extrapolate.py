@@ -36,10 +36,10 @@ SHOWN = frozenset({"gemma2", "gpt2", "llama", "mistral", "mixtral", "phi3", "qwe
 """Model types for which `benchmarks/dry_run/fast_vs_full.py` has shown it."""
 
 TOLERANCE = 0.005
-"""Of a figure's largest value over all phases: how far apart the two lines may be at the full depth."""
+"""How far apart the two lines may be at the full depth, as a part of a figure's largest value over all phases."""
 
 FAR_FROM_PEAK = 0.9
-"""Of the peak: a phase that stays below it, by either line, does not decide whether the model fits."""
+"""A phase that stays below this part of the peak, by either line, does not decide whether the model fits."""
 
 NEGLIGIBLE_BYTES = 1 << 20
 """A difference without weight: counters and masks that come and go."""

@@ -120,9 +120,9 @@ def model_class(config: Any) -> Any:
     from transformers.models.auto import modeling_auto
 
     for name in getattr(config, "architectures", None) or ():
-        found = getattr(transformers, name, None)
-        if found is not None and ("For" in name or "LMHead" in name):
-            return found
+        architecture = getattr(transformers, name, None)
+        if architecture is not None and ("For" in name or "LMHead" in name):
+            return architecture
     for mapping in (
         modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING,
         modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,

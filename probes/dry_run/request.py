@@ -1,4 +1,4 @@
-"""What the subprocess is asked to run."""
+"""What the subprocess is to run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Request:
     gpus_per_node: int
     rank: int
     compute_capability: int
-    """Of the GPU whose kernels are chosen: major * 10 + minor."""
+    """The GPU's, which decides its kernels: major * 10 + minor."""
     gpu_memory_bytes: int
     """What the simulated GPU claims to have; nothing fails when it is exceeded."""
     iterations: int

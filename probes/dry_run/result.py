@@ -137,8 +137,8 @@ class DryRunResult:
 
     def phase(self, name: str, iteration: int | None = None) -> PhaseMemory:
         """The phase of that name in the given iteration, by default the last one."""
-        found = [phase for phase in self.phases if phase.phase == name and iteration in (None, phase.iteration)]
-        return found[-1]
+        matching = [phase for phase in self.phases if phase.phase == name and iteration in (None, phase.iteration)]
+        return matching[-1]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

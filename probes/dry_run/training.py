@@ -16,8 +16,6 @@ from .request import Request
 
 def run(request: Request, recorder: PhaseRecorder, device: str) -> tuple[dict[str, Any], int, int]:
     """Train; answers the configuration that DeepSpeed got, the number of parameters and of trainable ones."""
-    import deepspeed
-
     description = models.transformers_config(request) if request.model is not None else None
     config = auto_values.filled(request, models.hidden_size(description) if description is not None else None)
     dtype = model_dtype(config)
@@ -35,10 +33,7 @@ def run(request: Request, recorder: PhaseRecorder, device: str) -> tuple[dict[st
     )
     parameters, trainable = _count(model)
     with recorder.phase(0, "initialize"):
-        chosen = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = client_optimizer(request, config, chosen)
-        engine, *_ = deepspeed.initialize(model=model, model_parameters=chosen, optimizer=optimizer, config=config)
-        del optimizer
+        engine = initialize(config, model)
         classifier.watch_modules(engine.module)
         recorder.sweep(engine.module, engine.optimizer)
     recorder.name_gradients(engine.module)
@@ -95,7 +90,17 @@ def _count(model: torch.nn.Module) -> tuple[int, int]:
     return sum(size for size, _ in sizes), sum(size for size, trainable in sizes if trainable)
 
 
-def client_optimizer(request: Request, config: dict[str, Any], parameters: list[torch.nn.Parameter]) -> Any:
+def initialize(config: dict[str, Any], model: torch.nn.Module) -> Any:
+    """DeepSpeed's engine around the model."""
+    import deepspeed
+
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = _client_optimizer(config, trained)
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=trained, optimizer=optimizer, config=config)
+    return engine
+
+
+def _client_optimizer(config: dict[str, Any], parameters: list[torch.nn.Parameter]) -> Any:
     """The optimizer that the Trainer brings when the configuration names none; None when it names one.
 
     torch's fused AdamW is the Trainer's default; with the optimizer offloaded, accelerate exchanges it for DeepSpeed's

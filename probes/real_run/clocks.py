@@ -7,37 +7,18 @@ launches.
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from typing import Any
 
 
-class Clock(Protocol):
+class Clock:
     """Marks moments, and tells the seconds between them once the device has reached both."""
 
-    def mark(self) -> Any: ...
-
-    def settle(self) -> None:
-        """Wait until the device has done all that was asked of it."""
-
-    def seconds(self, earlier: Any, later: Any) -> float: ...
-
-
-class HostClock:
-    """The CPU computes while the call lasts."""
-
-    def mark(self) -> float:
-        return time.perf_counter()
-
-    def settle(self) -> None:
-        pass
-
-    def seconds(self, earlier: float, later: float) -> float:
-        return later - earlier
-
-
-class CudaClock:
-    """Events of the current stream."""
+    def __init__(self, *, cuda: bool) -> None:
+        self._cuda = cuda
 
     def mark(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()  # the CPU computes while the call lasts
         import torch
 
         event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -45,9 +26,11 @@ class CudaClock:
         return event
 
     def settle(self) -> None:
-        import torch
+        """Wait until the device has done all that it was given."""
+        if self._cuda:
+            import torch
 
-        torch.cuda.synchronize()
+            torch.cuda.synchronize()
 
     def seconds(self, earlier: Any, later: Any) -> float:
-        return float(earlier.elapsed_time(later)) / 1000.0
+        return float(earlier.elapsed_time(later)) / 1000.0 if self._cuda else later - earlier

@@ -1,4 +1,4 @@
-"""What the ranks of a probe are asked to do."""
+"""What the ranks of a probe are to do."""
 
 from __future__ import annotations
 

@@ -81,13 +81,13 @@ class ProbeResult:
 
     @property
     def step_s(self) -> float:
-        """Of the slowest rank."""
+        """A step of the slowest rank."""
         assert self.ranks, "a failed probe has no times"
         return max(report.step_s for report in self.ranks)
 
     @property
     def tokens_per_s(self) -> float:
-        """Of the whole job; without communication when `solo`."""
+        """The speed of the whole job; without communication when `solo`."""
         return self.tokens_per_step / self.step_s
 
     def highest(self, name: str) -> int | None:

@@ -10,7 +10,7 @@ import torch
 
 from ..dry_run import auto_values, models
 from ..dry_run.request import Request
-from ..dry_run.training import announce_zero3, client_optimizer, model_dtype
+from ..dry_run.training import announce_zero3, initialize, model_dtype
 from ..rank_processes.event_log import EventLog
 from . import memory
 from .clocks import Clock
@@ -80,18 +80,12 @@ def run(
     collectives: CollectiveTime | None,
 ) -> TrainingMeasurements:
     """Load, initialize and train `request.iterations` optimizer steps."""
-    import deepspeed
-
     description, config = prepared.description, prepared.config
     keep_alive = announce_zero3(request, config)
     dtype = model_dtype(config)
     subject = _subject(job, request, description, dtype, device)
-    model = subject.model
     log.enter("initialize")
-    chosen = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = client_optimizer(request, config, chosen)
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=chosen, optimizer=optimizer, config=config)
-    del optimizer
+    engine = initialize(config, subject.model)
     if job.solo:
         _never_skip_a_step(engine.optimizer)
     result = TrainingMeasurements(

@@ -33,7 +33,7 @@ def _work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
     import torch
 
     from . import training
-    from .clocks import CudaClock, HostClock
+    from .clocks import Clock
 
     log.enter("load")
     prepared = training.prepare(job, request)
@@ -45,7 +45,7 @@ def _work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
         prepared,
         "cpu" if gpu is None else f"cuda:{gpu}",
         log,
-        HostClock() if gpu is None else CudaClock(),
+        Clock(cuda=gpu is not None),
         collectives,
     )
     log.enter("report")

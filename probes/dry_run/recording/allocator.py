@@ -89,13 +89,11 @@ class _Pool:
 
 
 class CachingAllocator:
-    """Replays events one by one; `reserved_bytes` and `allocated_bytes` follow.
-
-    touched_bytes: of expandable segments, the pages that live blocks lie on: what remains of them when memory is short.
+    """Replays events one by one; `reserved_bytes` and `allocated_bytes` follow, and of expandable segments
+    `touched_bytes`: the pages that live blocks lie on, which are what remains when memory is short.
 
     capacity_bytes: what the driver can give; a request beyond it first empties the cache. None: no limit. A request
-        that
-    fails even then is granted all the same, since the question is how much would be needed.
+        that fails even then is granted all the same, since the question is how much would be needed.
     """
 
     def __init__(self, *, expandable_segments: bool = False, capacity_bytes: int | None = None) -> None:

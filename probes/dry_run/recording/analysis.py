@@ -28,13 +28,13 @@ def peak(recorder: PhaseRecorder, request: Request) -> Peak:
     plain, expandable = (
         replay.reserved(highest.gpu_peak_bytes, expandable_segments=setting) for setting in (False, True)
     )
-    asked = expandable if request.expandable_segments else plain
+    chosen = expandable if request.expandable_segments else plain
     return Peak(
         iteration=highest.iteration,
         phase=highest.name,
         allocated_bytes_per_gpu=highest.gpu_peak_bytes,
-        reserved_bytes_per_gpu=asked.reserved_bytes_per_gpu,
-        required_bytes_per_gpu=asked.required_bytes_per_gpu,
+        reserved_bytes_per_gpu=chosen.reserved_bytes_per_gpu,
+        required_bytes_per_gpu=chosen.required_bytes_per_gpu,
         with_expandable_segments=expandable,
         without_expandable_segments=plain,
         device_bytes_per_gpu=None,
