@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
@@ -24,6 +24,11 @@ from .recording import analysis
 from .request import Request
 from .result import DryRunResult
 from .simulated_gpu import collectives
+
+if TYPE_CHECKING:
+    from .recording.ledger import Ledger
+    from .recording.operations import Operations
+    from .recording.phases import PhaseRecorder
 
 
 def main() -> None:
@@ -92,7 +97,7 @@ def answer_to(request: Request, on_phase: Callable[[str], object] = lambda _name
             operations.begin(phase)
             on_phase(phase)
 
-        recorder = _recorder(request, begun)
+        recorder = _recorder(begun)
         return {"result": _run(request, recorder, operations, started).to_json()}
     except Exception as error:
         return {
@@ -125,7 +130,7 @@ def _package(error: Exception) -> str:
     return next((name for name in reversed(names) if not name.startswith("pydantic")), "")
 
 
-def _recorder(request: Request, on_phase: Callable[[str], object]) -> Any:
+def _recorder(on_phase: Callable[[str], object]) -> PhaseRecorder:
     from .recording.allocation_classifier import AllocationClassifier
     from .recording.ledger import Ledger
     from .recording.phases import PhaseRecorder
@@ -136,19 +141,14 @@ def _recorder(request: Request, on_phase: Callable[[str], object]) -> Any:
     return PhaseRecorder(Ledger(DEVICE_TYPE, classifier.classify), classifier, on_phase)
 
 
-def _run(request: Request, recorder: Any, operations: Any, started: float) -> DryRunResult:
+def _simulate(request: Request, ledger: Ledger, operations: Operations) -> None:
+    """Change torch, DeepSpeed and transformers so that they train on the simulated GPU."""
     import torch
 
-    from . import training
-    from .recording.mode import RecordingMode
     from .simulated_gpu import attention, kernels, unknown_values
-    from .simulated_gpu.device import DEVICE_TYPE
-    from .simulated_gpu.quick_fake import QuickFakeTensorMode
 
-    ledger = recorder.ledger
     collectives.join(request.rank, request.world_size, min(request.gpus_per_node, request.world_size))
     os.environ["DS_ACCELERATOR"] = "cpu"  # until ours is set: no probing for vendors' libraries
-    import deepspeed.accelerator
     from deepspeed.accelerator import set_accelerator
 
     from .simulated_gpu.accelerator import SimulatedAccelerator
@@ -160,8 +160,6 @@ def _run(request: Request, recorder: Any, operations: Any, started: float) -> Dr
 
     kernels.install(ledger, operations)
     deepspeed.init_distributed(dist_backend="fake")
-    import transformers
-
     attention.install(request.compute_capability)
     attention.register_with_transformers()
     unknown_values.neutralize(ledger)
@@ -170,6 +168,16 @@ def _run(request: Request, recorder: Any, operations: Any, started: float) -> Dr
     # Backward passes of the simulated device would run in a thread of their own, which dispatch modes do not follow
     # into.
     torch.autograd.set_multithreading_enabled(False)
+
+
+def _run(request: Request, recorder: PhaseRecorder, operations: Operations, started: float) -> DryRunResult:
+    from . import training
+    from .recording.mode import RecordingMode
+    from .simulated_gpu.device import DEVICE_TYPE
+    from .simulated_gpu.quick_fake import QuickFakeTensorMode
+
+    ledger = recorder.ledger
+    _simulate(request, ledger, operations)
     safe = replace(request, config=harmless(request.config, str(Path.cwd())))
     gc.freeze()  # what is imported is no garbage, and looking for it in there takes long
     gc.enable()
@@ -192,11 +200,7 @@ def _run(request: Request, recorder: Any, operations: Any, started: float) -> Dr
         gpus_per_node=request.gpus_per_node,
         config=config,
         seconds=time.monotonic() - started,
-        versions={
-            "torch": torch.__version__,
-            "deepspeed": deepspeed.__version__,
-            "transformers": transformers.__version__,
-        },
+        versions={name: sys.modules[name].__version__ for name in ("torch", "deepspeed", "transformers")},
     )
 
 
