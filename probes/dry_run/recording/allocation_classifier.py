@@ -1,6 +1,7 @@
 """What a storage is for: guessed at birth from the code that asked for it, settled by a sweep over its owners.
 
-Categories (`CATEGORIES`) are the report's. Birth alone cannot tell a weight's gradient from an activation's, so after
+Categories are the report's: parameters, gradients, master weights, optimizer states, buckets, gathered parameters,
+activations, logits, temporaries. Birth alone cannot tell a weight's gradient from an activation's, so after
 each phase a sweep over the module, the engine and the optimizers names the storages that they hold; a name given by a
 sweep or by a gradient hook stands. What dies between two sweeps keeps the name of its birth.
 """
@@ -13,18 +14,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-
-CATEGORIES = (
-    "parameters",
-    "gradients",
-    "master weights",
-    "optimizer states",
-    "buckets",
-    "gathered parameters",
-    "activations",
-    "logits",
-    "temporaries",
-)
 
 # part of the file name, part of the function name, category; the first match in the nearest frame wins
 _BIRTHPLACES = (
