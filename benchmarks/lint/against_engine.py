@@ -25,7 +25,7 @@ brings where the configuration has none, which is torch's unless `offload_optimi
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One configuration: what the engine said ("" for nothing), and lint's errors, "code: what"."""
+    """One configuration: why the engine refused it ("" where it ran), and lint's errors, "code: what"."""
 
     config: dict[str, Any]
     refused: str
@@ -39,10 +39,10 @@ class Comparison:
 def compare(count: int, seed: int, facts: DeepSpeedFacts) -> list[Comparison]:
     """`count` random configurations, judged by both."""
     configs = random_configs(count, seed, facts)
-    said = ["" if any(word in outcome for word in UNFIT) else outcome for outcome in outcomes(configs)]
+    refusals = ["" if any(word in outcome for word in UNFIT) else outcome for outcome in outcomes(configs)]
     return [
         Comparison(config=config, refused=refused, errors=errors(config, facts))
-        for config, refused in zip(configs, said, strict=True)
+        for config, refused in zip(configs, refusals, strict=True)
     ]
 
 

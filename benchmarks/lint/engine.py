@@ -80,7 +80,7 @@ def _main(folder: Path) -> None:
     import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  imported by each initialization, which takes seconds
 
     logging.disable(logging.CRITICAL)  # DeepSpeed's log of every start takes longer than the start
-    found = []
+    outcomes = []
     for request in requests:
         reading, writing = os.pipe()
         child = os.fork()
@@ -96,10 +96,10 @@ def _main(folder: Path) -> None:
             os._exit(0)
         os.close(writing)
         with os.fdopen(reading, "rb") as pipe:
-            said = pipe.read()
+            outcome = pipe.read()
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        found.append(json.loads(said) if said else f"it ended with status {status}")
-    (folder / "outcomes.json").write_text(json.dumps(found))
+        outcomes.append(json.loads(outcome) if outcome else f"it ended with status {status}")
+    (folder / "outcomes.json").write_text(json.dumps(outcomes))
 
 
 if __name__ == "__main__":

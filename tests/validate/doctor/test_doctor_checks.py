@@ -445,7 +445,7 @@ def test_a_sound_machine_has_no_finding() -> None:
     assert [finding for finding in judge(SOUND).findings if finding.status != "ok"] == []
 
 
-def test_every_check_runs_on_a_sound_machine_and_fails_on_a_broken_one() -> None:
+def test_every_check_passes_a_sound_machine_and_fails_a_broken_one() -> None:
     """No check is without an example that it finds and one that it passes."""
     silent = judge(SOUND).findings
     for area, checks in AREAS.items():
@@ -536,3 +536,10 @@ def test_a_report_of_nodes_names_none_of_them() -> None:
     """What is wrong with which of them can still be read."""
     block = report_block(judge(BROKEN["too many slots"][0]))
     assert "<node0> has 1 GPU for 2 slots" in block and "GPU 1: NVIDIA A100" in block and "n1" not in block
+
+
+def test_versions_that_are_no_releases_are_compared() -> None:
+    """A Python built from its repository, a nightly torch, a release candidate of DeepSpeed."""
+    packages = {**SOUND.software.packages, "torch": "2.8.0.dev20250601+cu128", "deepspeed": "0.18.1rc1"}  # type: ignore[union-attr]
+    report = judge(facts(software={"python": "3.14.0+", "packages": packages}))
+    assert {finding.status for finding in report.areas["versions"]} == {"ok"}

@@ -58,7 +58,7 @@ def test_a_pipe_is_refused_and_not_waited_for(capsys: pytest.CaptureFixture[str]
     assert "no regular file" in capsys.readouterr().err
 
 
-def test_a_finding_is_printed_with_place_reason_and_remedy_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finding_has_place_reason_and_remedy_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     """Code, line, path, what, why, fix."""
     assert run(["lint", "bad.json"]) == 1
     out = capsys.readouterr().out

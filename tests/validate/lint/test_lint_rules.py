@@ -46,7 +46,7 @@ def test_there_are_many_rules_and_each_says_everything() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
-def test_the_files_that_a_rule_names_exist_in_the_installed_deepspeed(rule: Rule) -> None:
+def test_the_files_that_a_rule_names_exist_in_deepspeed(rule: Rule) -> None:
     """A claim that was read in a file can be read there again."""
     import importlib.util
 

@@ -135,13 +135,8 @@ def pinned_sub_groups(config: LintedConfig) -> Iterator[Hit]:
 def few_buffers(config: LintedConfig) -> Iterator[Hit]:
     path = "zero_optimization.offload_optimizer.buffer_count"
     count = config.number(path)
-    if (
-        config.stage == 3
-        and config.offload("optimizer") == "nvme"
-        and count is not None
-        and count < 4
-        and (config.optimizer in _ADAM)
-    ):
+    swapped = config.stage == 3 and config.offload("optimizer") == "nvme"
+    if swapped and count is not None and count < 4 and config.optimizer in _ADAM:
         yield hit(path, f"there are {count:g} buffers for Adam's parameter, gradient and two states")
 
 
@@ -195,13 +190,8 @@ def ratio_without_adam(config: LintedConfig) -> Iterator[Hit]:
     path = "zero_optimization.offload_optimizer.ratio"
     ratio = config.number(path)
     adam = config.optimizer in _ADAM and not config.flag("optimizer.params.torch_adam")
-    if (
-        ratio is not None
-        and 0 <= ratio < 1
-        and config.stage == 3
-        and config.offload("optimizer") != "none"
-        and not adam
-    ):
+    offloaded = config.stage == 3 and config.offload("optimizer") != "none"
+    if offloaded and not adam and ratio is not None and 0 <= ratio < 1:
         yield hit(path, f"the optimizer is {config.optimizer}")
 
 
@@ -230,11 +220,8 @@ def super_below_3(config: LintedConfig) -> Iterator[Hit]:
     good=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU, zenflow={"topk_ratio": 0.1})),
 )
 def zenflow_alone(config: LintedConfig) -> Iterator[Hit]:
-    if (
-        config.get("zero_optimization.zenflow") is not None
-        and config.stage in (1, 2)
-        and (config.offload("optimizer") == "none")
-    ):
+    zenflow = config.stage in (1, 2) and config.get("zero_optimization.zenflow") is not None
+    if zenflow and config.offload("optimizer") == "none":
         yield hit("zero_optimization.zenflow", "the optimizer is not offloaded")
 
 
@@ -289,11 +276,8 @@ def zenflow_intervals(config: LintedConfig) -> Iterator[Hit]:
     good=plain(optimizer=ADAMW, zero_optimization=zero(2, offload_optimizer=CPU, zenflow={"topk_ratio": 0.1})),
 )
 def zenflow_without_optimizer(config: LintedConfig) -> Iterator[Hit]:
-    if (
-        config.get("zero_optimization.zenflow") is not None
-        and config.stage in (1, 2)
-        and (not isinstance(config.get("optimizer.params"), dict))
-    ):
+    zenflow = config.stage in (1, 2) and config.get("zero_optimization.zenflow") is not None
+    if zenflow and not isinstance(config.get("optimizer.params"), dict):
         yield hit("zero_optimization.zenflow", "the configuration has no optimizer.params")
 
 
@@ -327,12 +311,8 @@ def torch_adam(config: LintedConfig) -> Iterator[Hit]:
 )
 def no_cpu_form(config: LintedConfig) -> Iterator[Hit]:
     name = config.optimizer
-    if (
-        config.stage
-        and config.offload("optimizer") != "none"
-        and name
-        and (name not in ("adam", "adamw", "adagrad", "lion", "muon"))
-    ):
+    offloaded = config.stage and config.offload("optimizer") != "none"
+    if offloaded and name not in ("", "adam", "adamw", "adagrad", "lion", "muon"):
         yield hit("optimizer.type", f"{name} has no CPU form", severity="warning" if name == "lamb" else None)
 
 

@@ -83,11 +83,8 @@ def offload_at_0(config: LintedConfig) -> Iterator[Hit]:
     moved = config.optimizer in ("adam", "adamw", "adagrad", "lion") and not config.flag("optimizer.params.torch_adam")
     if not config.optimizer:  # the script's own, which DeepSpeed then wants to be its CPU Adam or Lion
         moved = not config.off("zero_force_ds_cpu_optimizer")
-    if (
-        config.stage == 0
-        and config.offload("optimizer") != "none"
-        and isinstance(config.get("zero_optimization"), dict)
-    ):
+    offloaded = config.stage == 0 and config.offload("optimizer") != "none"
+    if offloaded and isinstance(config.get("zero_optimization"), dict):
         yield hit(
             "zero_optimization.offload_optimizer",
             "the optimizer runs on the CPU, the weights stay on the GPU",

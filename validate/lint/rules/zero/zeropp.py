@@ -69,14 +69,9 @@ def indivisible(config: LintedConfig) -> Iterator[Hit]:
 )
 def not_a_node(config: LintedConfig) -> Iterator[Hit]:
     size, cluster = config.number("zero_optimization.zero_hpz_partition_size"), config.cluster
-    if (
-        config.stage == 3
-        and cluster is not None
-        and size
-        and size > 1
-        and size != cluster.gpus_per_node
-        and not (cluster.world_size % min(size, cluster.world_size))
-    ):
+    if config.stage != 3 or cluster is None or not size or size <= 1:
+        return
+    if size != cluster.gpus_per_node and not cluster.world_size % min(size, cluster.world_size):
         yield hit(
             "zero_optimization.zero_hpz_partition_size",
             f"a group has {size:g} GPUs, a node has {cluster.gpus_per_node}",
@@ -106,9 +101,6 @@ def on_nvme(config: LintedConfig) -> Iterator[Hit]:
     good=plain(zero_optimization=zero(3, zero_quantized_gradients=True)),
 )
 def without_scatter(config: LintedConfig) -> Iterator[Hit]:
-    if (
-        config.stage == 3
-        and config.flag("zero_optimization.zero_quantized_gradients")
-        and config.off("zero_optimization.reduce_scatter")
-    ):
+    quantized = config.stage == 3 and config.flag("zero_optimization.zero_quantized_gradients")
+    if quantized and config.off("zero_optimization.reduce_scatter"):
         yield hit("zero_optimization.zero_quantized_gradients", "reduce_scatter is off")
