@@ -42,8 +42,8 @@ Infinity Fabric: assumed.
 """
 
 NETWORK_SHARE = 0.85
-"""The share of the adapters' rate: 84.8 of 100 GB/s on average over 24 A100 with four HDR adapters per node (NVIDIA/nccl-tests
-#119)."""
+"""The share of the adapters' rate: 84.8 of 100 GB/s on average over 24 A100 with four HDR adapters per node
+(NVIDIA/nccl-tests #119)."""
 
 CALL_S = 20e-6
 """Starting a collective: the launch on the host and NCCL's kernel."""

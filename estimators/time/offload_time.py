@@ -30,8 +30,8 @@ from ..workload import Workload
 from .collective_time import PCIE3_BYTES_PER_S
 
 PINNED_SHARE, PAGEABLE_SHARE = 0.85, 0.35
-"""Shares of the PCIe link's theoretical rate: 55 of 63 GB/s measured from pinned memory on an H200's link; pageable memory is
-copied once more on the host, which is assumed to cost more than half."""
+"""Shares of the PCIe link's theoretical rate: 55 of 63 GB/s measured from pinned memory on an H200's link; pageable
+memory is copied once more on the host, which is assumed to cost more than half."""
 
 GPUS_PER_UPLINK = 4
 """Up to this many GPUs of a node have a link of their own to the host; above, two share one (DGX A100 and its like)."""
