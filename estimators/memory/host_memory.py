@@ -111,7 +111,7 @@ def _tensor_blocks(tensors: TensorSet, width: int) -> int:
 def host_terms(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> tuple[Terms, Terms]:
     """(pinned, pageable) terms of a node while training."""
     pinned: Terms = ()
-    pageable = _PROCESSES.term(local_ranks * PROCESS_BYTES, L=local_ranks, process=PROCESS_BYTES)
+    pageable = _PROCESSES.on_node(local_ranks, PROCESS_BYTES, process=PROCESS_BYTES)
     if plan.offload_optimizer != "none":
         offload = _optimizer_on_nvme
         if plan.offload_optimizer == "cpu":
@@ -128,12 +128,12 @@ def _blocks(formula: Formula, sizes: tuple[int, ...], local_ranks: int, *, pin: 
     if not pin:
         formula = formula._replace(text=formula.text.replace("p2", ""))
     total = sum(pinned_block(size) for size in sizes) if pin else sum(sizes)
-    return formula.term(local_ranks * total, L=local_ranks, **inputs)
+    return formula.on_node(local_ranks, total, **inputs)
 
 
 def _states(optimizer: Optimizer, text: str, states: int, local_ranks: int, **inputs: float) -> Terms:
     formula = on_a_node("optimizer_states", text, optimizer.source)
-    return formula.term(local_ranks * states, L=local_ranks, **inputs)
+    return formula.on_node(local_ranks, states, **inputs)
 
 
 def _optimizer_1_2(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> tuple[Terms, Terms]:
@@ -149,7 +149,7 @@ def _optimizer_1_2(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, lo
         kept = width * sharded.touched
         if pin:
             kept = kept * _tensor_blocks(tensors, width) // (width * tensors.trainable_numel)
-        pinned += _ACCUMULATED.term(local_ranks * kept, L=local_ranks, kept=kept)
+        pinned += _ACCUMULATED.on_node(local_ranks, kept, kept=kept)
     states = state_bytes(optimizer, tensors, part, stage=plan.zero_stage, on_cpu=True)
     return pinned, _states(optimizer, "L o part", states, local_ranks, o=states / part, part=part)
 
@@ -158,7 +158,7 @@ def _optimizer_3(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, loca
     shards = sharded.shard_total
     pinned = _blocks(_GRADIENTS_3, _gradient_sizes(sharded, plan), local_ranks, pin=plan.pin_memory)
     states = state_bytes(optimizer, sharded.tensors, shards, stage=3, on_cpu=True)
-    masters = _MASTERS_3.term(local_ranks * 4 * shards, L=local_ranks, shards=shards)
+    masters = _MASTERS_3.on_node(local_ranks, 4 * shards, shards=shards)
     return pinned, masters + _states(optimizer, "L o shards", states, local_ranks, o=states / shards, shards=shards)
 
 
@@ -176,10 +176,8 @@ def _optimizer_on_nvme(
     states = state_bytes(optimizer, tensors, sum(small), stage=3, on_cpu=True)
     pinned = _blocks(_SHARDED_GRADIENTS, (width * shards,), local_ranks, pin=pin, w=width, shards=shards)
     pinned += _blocks(_SMALL_GRADIENTS, tuple(4 * group for group in small), local_ranks, pin=pin)
-    pageable = on_a_node("first_states", "L states", optimizer.source).term(
-        local_ranks * first, L=local_ranks, states=first
-    )
-    pageable += _SMALL_MASTERS.term(local_ranks * 4 * sum(small), L=local_ranks)
+    pageable = on_a_node("first_states", "L states", optimizer.source).on_node(local_ranks, first, states=first)
+    pageable += _SMALL_MASTERS.on_node(local_ranks, 4 * sum(small))
     return pinned, pageable + _states(optimizer, "L o sum G < 1 MiB", states, local_ranks)
 
 
@@ -205,7 +203,7 @@ def small_shards(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> Terms
         blocks = _total(
             _shard_blocks(sharded, width, trainable=trainable, threshold=threshold, below_bytes=SWAP_MIN_BYTES)
         )
-        terms += formula.term(local_ranks * blocks, L=local_ranks, blocks=blocks)
+        terms += formula.on_node(local_ranks, blocks, blocks=blocks)
     return terms
 
 
@@ -223,8 +221,8 @@ def _parameters(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> Terms:
         cached = _total(homes - Counter(map(pinned_block, later)))
     return (
         _blocks(_FLAT_PARAMETERS, (width * shards,), local_ranks, pin=plan.pin_memory, w=width, shards=shards)
-        + _FROZEN.term(local_ranks * frozen, L=local_ranks, blocks=frozen)
-        + _CACHED.term(local_ranks * cached, L=local_ranks, blocks=cached)
+        + _FROZEN.on_node(local_ranks, frozen, blocks=frozen)
+        + _CACHED.on_node(local_ranks, cached, blocks=cached)
     )
 
 

@@ -80,23 +80,16 @@ def swap_buffers(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> Terms
     if plan.offload_optimizer == "nvme":
         count, group = plan.optimizer_buffer_count, max(optimizer_group_numels(sharded, plan.sub_group_size))
         largest = align_up(4 * group, ALIGNED_BYTES)
-        terms = _OPTIMIZER_BUFFERS.term(
-            local_ranks * count * largest, L=local_ranks, buffer_count=count, G=largest // 4
-        )
+        terms = _OPTIMIZER_BUFFERS.on_node(local_ranks, count * largest, buffer_count=count, G=largest // 4)
     if plan.offload_param == "nvme":
         width, shards, count = sharded.tensors.workload.weight_bytes, sharded.shard_total, plan.param_buffer_count
         size, whole = align_up(width * plan.param_buffer_size, ALIGNED_BYTES), _whole_sub_group(sharded, plan)
-        terms += _PARAMETER_BUFFERS.term(
-            local_ranks * (count * size + width * whole),
-            L=local_ranks,
-            buffer_count=count,
-            buffer=size,
-            w=width,
-            whole=whole,
+        terms += _PARAMETER_BUFFERS.on_node(
+            local_ranks, count * size + width * whole, buffer_count=count, buffer=size, w=width, whole=whole
         )
-        terms += _IN_CPU.term(
-            local_ranks * pinned_block(width * min(shards, plan.param_max_in_cpu)),
-            L=local_ranks,
+        terms += _IN_CPU.on_node(
+            local_ranks,
+            pinned_block(width * min(shards, plan.param_max_in_cpu)),
             w=width,
             shards=shards,
             max_in_cpu=plan.param_max_in_cpu,
@@ -112,12 +105,12 @@ def nvme_terms(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_
         numel = sum(swapped_groups(sharded, plan))
         states = state_bytes(optimizer, sharded.tensors, numel, stage=3, on_cpu=True)
         gradients = max(0, numel - shards_below(sharded, SWAP_MIN_BYTES // 4)[0])
-        terms += _MASTERS.term(local_ranks * 4 * numel, L=local_ranks, swapped=numel)
-        terms += _STATES.term(local_ranks * states, L=local_ranks, states=states)
-        terms += _GRADIENTS.term(local_ranks * 4 * gradients, L=local_ranks, swapped=gradients)
+        terms += _MASTERS.on_node(local_ranks, 4 * numel, swapped=numel)
+        terms += _STATES.on_node(local_ranks, states, states=states)
+        terms += _GRADIENTS.on_node(local_ranks, 4 * gradients, swapped=gradients)
     if plan.offload_param == "nvme":
         width = sharded.tensors.workload.weight_bytes
         small = sum(shards_below(sharded, SWAP_MIN_BYTES // width))
         swapped = sharded.shard_total + sharded.frozen_shard_total - small
-        terms += _PARAMETERS.term(local_ranks * width * swapped, L=local_ranks, w=width, swapped=swapped)
+        terms += _PARAMETERS.on_node(local_ranks, width * swapped, w=width, swapped=swapped)
     return terms

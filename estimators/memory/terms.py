@@ -55,6 +55,10 @@ class Formula(NamedTuple):
             ),
         )
 
+    def on_node(self, local_ranks: int, rank_bytes: float, **inputs: float) -> Terms:
+        """The term of a node, each of whose ranks takes `rank_bytes`."""
+        return self.term(local_ranks * rank_bytes, L=local_ranks, **inputs)
+
 
 def total_bytes(terms: Terms) -> int:
     """The sum of the terms' sizes."""
