@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter, defaultdict
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -23,6 +24,9 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 SLOW = ("torch", "deepspeed", "transformers", "accelerate", "pydantic", "numpy", "huggingface_hub", "psutil")
 
+
+CHECKOUT = Path(__file__).parents[1]
+MOST_LOOSE_MODULES = 12
 
 Module = tuple[str, ...]
 """A module by its names below `ds_advise`; a folder's `__init__.py` has the folder's name."""
@@ -79,6 +83,27 @@ def test_a_folder_imports_only_what_stands_below_it() -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     assert not circle(imports())
+
+
+def test_no_rooms_of_a_folder_import_each_other_in_a_circle() -> None:
+    """In every folder, with what lies loose in it as rooms of their own."""
+    circles = {}
+    for folder in {module[:depth] for module in imports() for depth in range(1, len(module))}:
+        rooms: dict[str, set[str]] = defaultdict(set)
+        for module, targets in imports().items():
+            for target in targets:
+                if all(name[: len(folder)] == folder and len(name) > len(folder) for name in (module, target)):
+                    rooms[module[len(folder)]] |= {target[len(folder)]} - {module[len(folder)]}
+        if circle(rooms):
+            circles[folder] = circle(rooms)
+    assert not circles
+
+
+def test_no_folder_is_a_pile_of_modules() -> None:
+    """A newcomer sees at most a dozen modules at once."""
+    folders = [PACKAGE / name for name in MAY_IMPORT] + [CHECKOUT / name for name in ("tests", "benchmarks")]
+    loose = Counter(path.parent for folder in folders for path in folder.rglob("*.py") if path.name != "__init__.py")
+    assert not {str(folder): count for folder, count in loose.items() if count > MOST_LOOSE_MODULES}
 
 
 @pytest.mark.parametrize(
