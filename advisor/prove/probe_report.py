@@ -94,8 +94,7 @@ def _parts(result: ProbeResult) -> str:
 
     text = (
         f"Of a step, {percent(share('forward_s'))} are the forward pass, {percent(share('backward_s'))} the backward "
-        "pass, "
-        f"{percent(share('optimizer_s'))} the optimizer"
+        f"pass, {percent(share('optimizer_s'))} the optimizer"
     )
     if slowest.steps[0].waiting_s is not None:
         text += f"; {percent(share('waiting_s'))} of it in collectives"

@@ -242,8 +242,7 @@ def _evidence(answer: Recommendation) -> str:
     if answer.probe_series is not None:
         return (
             "Evidence: probes of the real engine on this machine for the speed and the verdict; other plans are "
-            "predicted, "
-            "and corrected by the probe of the plan most like them."
+            "predicted, and corrected by the probe of the plan most like them."
         )
     if answer.verifications:
         return f"Evidence: dry run of the real engine; {percent(MARGIN['dry-run'])} of the need must stay free besides."
@@ -268,9 +267,8 @@ def _earlier_evidence(answer: Recommendation) -> str:
                 "corrected by the probe of the plan most like them (ds-advise history)."
             )
     return (
-        "Evidence: analytic, corrected by earlier probes of other plans on this machine (ds-advise history). Settle "
-        "it by "
-        "a few real runs: add --probe."
+        "Evidence: analytic, corrected by earlier probes of other plans on this machine (ds-advise history). Settle it "
+        "by a few real runs: add --probe."
     )
 
 
@@ -281,9 +279,8 @@ def _verification(run: Verification) -> str:
         f"Dry run of {run.candidate.rung} (DeepSpeed {versions['deepspeed']}, transformers "
         f"{versions['transformers']}): {'fits' if run.dry_run.fits else 'does not fit'}; "
         f"{gib(peak.allocated_bytes_per_gpu)} GiB allocated (predicted: {gib(memory.allocated_bytes_per_gpu)}), "
-        f"{gib(run.dry_run.required_device_bytes_per_gpu)} GiB on the device, "
-        f"{gib(peak.host_bytes_per_node)} GiB of host RAM "
-        f"(predicted: {gib(memory.host_bytes_per_node)}){_recorded_time(run)}."
+        f"{gib(run.dry_run.required_device_bytes_per_gpu)} GiB on the device, {gib(peak.host_bytes_per_node)} GiB of "
+        f"host RAM (predicted: {gib(memory.host_bytes_per_node)}){_recorded_time(run)}."
     )
 
 
