@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from .plan import Plan
 
@@ -31,22 +31,68 @@ COMMON_SYMBOLS: Mapping[str, str] = {
 """Symbols that mean the same in every formula, unless a term gives one a meaning of its own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryTerm:
-    """Bytes of one component."""
+MEMORY_SYMBOLS: Mapping[str, str] = {
+    **COMMON_SYMBOLS,
+    "Pt'": "trainable parameters, padded to a multiple of 2 N (stages 1 and 2)",
+    "part": "Pt' / N, one rank's part of the flat trainable parameters (stages 1 and 2)",
+    "shards": "one rank's shards of the trainable tensors, each rounded up (stage 3)",
+    "o": "optimizer states, bytes per master weight",
+    "G": "elements of a sub-group (sub_group_size)",
+    "largest": "elements of the largest trainable tensor",
+    "frozen": "bytes of the frozen parameters",
+}
+"""Symbols that several formulas of memory use."""
+
+
+class Formula(NamedTuple):
+    """How the bytes of a component are computed, without the numbers; declared once for all plans."""
 
     name: str
-    size_bytes: int
-    formula: str
-    """The text from which a reader can recompute `size_bytes`, given `inputs`."""
-    inputs: tuple[tuple[str, float], ...] = ()
-    """(symbol, value) pairs."""
-    source: str = ""
+    text: str
+    """The text from which a reader can recompute the bytes, given a term's `inputs`."""
+    source: str
     """A DeepSpeed file and version, a paper's equation, or a measurement."""
-    symbols: Mapping[str, str] = field(default_factory=lambda: COMMON_SYMBOLS, compare=False, repr=False)
-    """What the formula's symbols mean; there may be more than it uses."""
+    symbols: Mapping[str, str] = MEMORY_SYMBOLS
+    """What the symbols of the text mean; there may be more than it uses."""
     not_covered: str = ""
     """What the component leaves out, as a phrase; empty where nothing is known."""
+
+    def term(self, size_bytes: float, **inputs: float) -> tuple[MemoryTerm, ...]:
+        """A one-element tuple, or an empty one for zero bytes, so that terms add up with `+`."""
+        return (MemoryTerm(self, int(size_bytes), tuple(inputs.items())),) if size_bytes else ()
+
+    def on_node(self, local_ranks: int, rank_bytes: float, **inputs: float) -> tuple[MemoryTerm, ...]:
+        """The term of a node, each of whose ranks takes `rank_bytes`."""
+        return self.term(local_ranks * rank_bytes, L=local_ranks, **inputs)
+
+
+class MemoryTerm(NamedTuple):
+    """Bytes of one component. (A named tuple: an answer builds ten thousand of them.)"""
+
+    declared: Formula
+    size_bytes: int
+    inputs: tuple[tuple[str, float], ...] = ()
+    """(symbol, value) pairs."""
+
+    @property
+    def name(self) -> str:
+        return self.declared.name
+
+    @property
+    def formula(self) -> str:
+        return self.declared.text
+
+    @property
+    def source(self) -> str:
+        return self.declared.source
+
+    @property
+    def symbols(self) -> Mapping[str, str]:
+        return self.declared.symbols
+
+    @property
+    def not_covered(self) -> str:
+        return self.declared.not_covered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,9 +195,9 @@ class TimeTerm:
     hidden_s: float = 0.0
     """Time in the shadow of other terms, which costs nothing."""
     symbols: Mapping[str, str] = field(default_factory=lambda: COMMON_SYMBOLS, compare=False, repr=False)
-    """As in `MemoryTerm`."""
+    """As in `Formula`."""
     not_covered: str = ""
-    """As in `MemoryTerm`."""
+    """As in `Formula`."""
 
 
 _SYMBOL = re.compile(r"(?<![\w'.])[A-Za-z]\w*'?(?!\w)")

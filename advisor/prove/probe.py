@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,8 @@ class ProbeAnswer:
         time = None if self.estimate is None else self.estimate.time
         return (
             *(_on_the_cpu(self) if self.result.device == "cpu" else _on_cuda(self)),
-            ProbeFigure("step", "s", self.result.step_s, time and time.step_s),
-            ProbeFigure("tokens/s", "tokens/s", self.result.tokens_per_s, time and time.tokens_per_s),
+            ProbeFigure("step", "s", self.result.step_s, None if time is None else time.step_s),
+            ProbeFigure("tokens/s", "tokens/s", self.result.tokens_per_s, None if time is None else time.tokens_per_s),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -122,42 +122,34 @@ def cpu_rank_bytes(memory: MemoryEstimate, ranks_per_node: int) -> int:
 
 
 def _on_the_cpu(answer: ProbeAnswer) -> tuple[ProbeFigure, ...]:
-    dry, memory = answer.dry_run, answer.estimate and answer.estimate.memory
+    dry, memory = answer.dry_run, None if answer.estimate is None else answer.estimate.memory
     dry_bytes = None if dry is None else max(phase.total_peak_bytes for phase in dry.phases if phase.iteration)
     if dry_bytes is not None and memory is not None:  # what lies beside tensors, no dry run shows
         dry_bytes += sum(term.size_bytes for term in memory.reserved_terms + memory.device_terms)
-    analytic = memory and cpu_rank_bytes(memory, answer.run.cluster.gpus_per_node)
+    analytic = None if memory is None else cpu_rank_bytes(memory, answer.run.cluster.gpus_per_node)
     return (ProbeFigure("memory per rank", "bytes", answer.result.highest("host_tensor_bytes"), analytic, dry_bytes),)
 
 
 def _on_cuda(answer: ProbeAnswer) -> tuple[ProbeFigure, ...]:
-    dry, memory, ranks = answer.dry_run, answer.estimate and answer.estimate.memory, answer.run.cluster.gpus_per_node
-    result, peak = answer.result, dry and dry.peak
-    rows = [
-        ProbeFigure(
-            title,
-            "bytes",
-            result.highest(f"{kind}_bytes"),
-            memory and getattr(memory, f"{kind}_bytes_per_gpu"),
-            peak and getattr(peak, f"{kind}_bytes_per_gpu"),
-        )
-        for title, kind in (
-            ("allocated per GPU", "allocated"),
-            ("reserved per GPU", "reserved"),
-            ("device memory", "device"),
-        )
-    ]
-    rows.append(
+    result, ranks = answer.result, answer.run.cluster.gpus_per_node
+    memory = None if answer.estimate is None else answer.estimate.memory
+    peak = None if answer.dry_run is None else answer.dry_run.peak
+
+    def figure(title: str, measured: float | None, kind: str) -> ProbeFigure:
+        return ProbeFigure(title, "bytes", measured, getattr(memory, kind, None), getattr(peak, kind, None))
+
+    swapped = None if answer.dry_run is None else answer.dry_run.nvme_bytes_per_rank * ranks
+    rows = (
+        figure("allocated per GPU", result.highest("allocated_bytes"), "allocated_bytes_per_gpu"),
+        figure("reserved per GPU", result.highest("reserved_bytes"), "reserved_bytes_per_gpu"),
+        figure("device memory", result.highest("device_bytes"), "device_bytes_per_gpu"),
         ProbeFigure(
             "host RAM per rank",
             "bytes",
             result.highest("host_tensor_bytes"),
-            memory and memory.host_training_bytes_per_node / ranks,
-            peak and peak.host_bytes_per_node / ranks,
-        )
+            None if memory is None else memory.host_training_bytes_per_node / ranks,
+            None if peak is None else peak.host_bytes_per_node / ranks,
+        ),
+        replace(figure("NVMe", result.ranks[0].nvme_bytes or None, "nvme_bytes_per_node"), dry_run=swapped),
     )
-    swapped = dry and dry.nvme_bytes_per_rank * ranks
-    rows.append(
-        ProbeFigure("NVMe", "bytes", result.ranks[0].nvme_bytes or None, memory and memory.nvme_bytes_per_node, swapped)
-    )
-    return tuple(figure for figure in rows if figure.measured is not None or figure.analytic)
+    return tuple(row for row in rows if row.measured is not None or row.analytic)

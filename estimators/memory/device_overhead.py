@@ -6,9 +6,10 @@ MiB until a probe has measured them.
 
 from __future__ import annotations
 
+from ..estimate import Formula
 from ..hardware.cluster import Cluster, Gpu
 from ..plan import Plan
-from .terms import Formula, Terms
+from .terms import Terms
 
 MIB = 1 << 20
 

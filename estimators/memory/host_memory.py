@@ -25,10 +25,11 @@ from __future__ import annotations
 from collections import Counter
 from functools import lru_cache
 
+from ..estimate import Formula
 from ..optimizers import Optimizer
 from ..plan import Plan
 from .partition import SWAP_MIN_BYTES, shard_numel
-from .terms import ON_A_NODE, Formula, Terms, total_bytes
+from .terms import ON_A_NODE, Terms, total_bytes
 from .trainable import ShardedTensors, TensorSet, optimizer_group_numels
 from .zero_states import state_bytes
 

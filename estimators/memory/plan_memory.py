@@ -26,9 +26,7 @@ Quick enough for a search: what depends on the model and workload alone is compu
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from ..estimate import MemoryEstimate, Phase
+from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase
 from ..hardware.cluster import Cluster
 from ..models.model_shape import ModelShape
 from ..optimizers import Optimizer, optimizer
@@ -40,7 +38,7 @@ from .gathered_parameters import GatheredParameters, gathered_parameters
 from .gradients import GradientMemory, gradient_memory
 from .host_memory import host_terms, loading_bytes
 from .nvme_memory import nvme_terms, states_per_master, swap_buffers
-from .terms import SYMBOLS, Formula, Terms, total_bytes
+from .terms import Terms, total_bytes
 from .trainable import ShardedTensors, shard_tensors, tensor_set
 from .zero_states import masters_and_states, parameters
 
@@ -56,7 +54,7 @@ _GATHERED = Formula(
     "gathered_parameters",
     "w gathered",
     "estimators/memory/gathered_parameters.py, deepspeed 0.19.8 runtime/zero/partitioned_param_coordinator.py",
-    {**SYMBOLS, "gathered": "elements that are gathered from all ranks at this moment"},
+    {**MEMORY_SYMBOLS, "gathered": "elements that are gathered from all ranks at this moment"},
 )
 _LOGITS = Formula("logits_and_loss", "w B S V", "gradient of the logits")
 
@@ -172,7 +170,7 @@ def _without(terms: Terms, size_bytes: int) -> Terms:
     """The terms less so many bytes in all, each in proportion."""
     total = total_bytes(terms)
     left = max(0, total - size_bytes)
-    return tuple(replace(part, size_bytes=part.size_bytes * left // total) for part in terms)
+    return tuple(part._replace(size_bytes=part.size_bytes * left // total) for part in terms)
 
 
 def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None = None) -> str | None:

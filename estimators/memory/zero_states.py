@@ -20,11 +20,12 @@ runtime/fp16/fused_optimizer.py and unfused_optimizer.py (stage 0), runtime/zero
 
 from __future__ import annotations
 
+from ..estimate import MEMORY_SYMBOLS, Formula
 from ..optimizers import Optimizer
 from ..plan import Plan
 from .gathered_parameters import GatheredParameters
 from .partition import flat_group_numel
-from .terms import SYMBOLS, Formula, Terms
+from .terms import Terms
 from .trainable import ShardedTensors, TensorSet
 
 _STAGE_0 = "deepspeed 0.19.8 runtime/fp16/fused_optimizer.py, unfused_optimizer.py __init__"
@@ -37,13 +38,13 @@ _SHARDS = Formula(
     "parameters",
     "w resting",
     f"{_STAGE_3}._create_fp16_partitions_with_defragmentation",
-    {**SYMBOLS, "resting": "elements of one rank's shards, frozen ones included, but for what is persistent"},
+    {**MEMORY_SYMBOLS, "resting": "elements of one rank's shards, frozen ones included, but for what is persistent"},
 )
 _PERSISTENT = Formula(
     "persistent_parameters",
     "w persistent",
     "deepspeed 0.19.8 runtime/zero/parameter_offload.py mark_persistent_parameters",
-    {**SYMBOLS, "persistent": "elements of tensors up to stage3_param_persistence_threshold"},
+    {**MEMORY_SYMBOLS, "persistent": "elements of tensors up to stage3_param_persistence_threshold"},
 )
 
 

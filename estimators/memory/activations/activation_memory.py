@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ...estimate import MEMORY_SYMBOLS
 from ...models.model_shape import Block, ModelShape
 from ...workload import Workload
-from ..terms import SYMBOLS, Terms, total_bytes
+from ..terms import Terms, total_bytes
 from .linear_terms import LinearTerm, saved_terms
 from .loss import loss_terms
 from .outside import encoder_output_terms, end, input_term, shared_terms
 from .recording import LayerRecorder
 from .saved_tensors import ZERO, Size, frontier, total
 
-_LARGEST = {**SYMBOLS, "x": "bytes per sample", "y": "bytes whatever the batch"}
+_LARGEST = {**MEMORY_SYMBOLS, "x": "bytes per sample", "y": "bytes whatever the batch"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ..terms import SYMBOLS, Formula, Terms
+from ...estimate import MEMORY_SYMBOLS, Formula
+from ..terms import Terms
 from .saved_tensors import Size, Storage, total
 
 SOURCE = "transformers 5.23 modeling code; what torch 2.13 autograd saves"
@@ -20,7 +21,7 @@ class LinearTerm(NamedTuple):
     """The formula."""
     inputs: Mapping[str, float]
     """Numbers for the formula's symbols, without B."""
-    symbols: Mapping[str, str] = SYMBOLS
+    symbols: Mapping[str, str] = MEMORY_SYMBOLS
     not_covered: str = ""
 
     def terms(self, micro_batch_size: int) -> Terms:

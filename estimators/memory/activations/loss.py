@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ...estimate import MEMORY_SYMBOLS, Formula
 from ...models.model_shape import ModelShape
 from ...workload import Workload
-from ..terms import SYMBOLS, Formula, Terms
+from ..terms import Terms
 
 LOSS_SOURCE = "transformers 5.23 loss/loss_utils.py; torch 2.13 derivatives of cross_entropy"
 LIGER_SOURCE = "liger-kernel 0.8.5 ops/fused_linear_cross_entropy.py"
@@ -36,7 +37,7 @@ FUSED_LOSS_MODEL_TYPES = frozenset(
 )
 """`model_type`s whose loss Liger fuses unless told otherwise (liger-kernel 0.8.5 transformers/monkey_patch.py)."""
 
-_PER_LOGIT = {**SYMBOLS, "c": "bytes per logit that the loss keeps at this moment"}
+_PER_LOGIT = {**MEMORY_SYMBOLS, "c": "bytes per logit that the loss keeps at this moment"}
 _KEPT = tuple(
     Formula(name, "c B S V", LOSS_SOURCE, _PER_LOGIT)
     for name in ("log-softmax", "gradient of log-softmax", "gradient of logits")
@@ -46,7 +47,7 @@ _CHUNK = Formula(
     "logits of one chunk",
     "c V w, c = next_power_of_2(ceil(B S / ceil(V / H)))",
     LIGER_SOURCE,
-    {**SYMBOLS, "c": "tokens of one chunk"},
+    {**MEMORY_SYMBOLS, "c": "tokens of one chunk"},
 )
 _HIDDEN_GRADIENT = Formula("gradient of hidden states", "B S H w", LIGER_SOURCE)
 _HEAD_GRADIENT = Formula("gradient of the head's weight", "V H w", LIGER_SOURCE)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...estimate import MEMORY_SYMBOLS
 from ...models.model_shape import Block
-from ..terms import SYMBOLS
 from .feed_forward import activate
 from .linear_terms import LinearTerm, saved_term
 from .norms import norm
@@ -14,7 +14,7 @@ from .recording import LayerRecorder, Recording
 from .saved_tensors import Size
 
 _SYMBOLS = {
-    **SYMBOLS,
+    **MEMORY_SYMBOLS,
     "D": "head size",
     "Se": "tokens of the encoder per sample",
     "b": "bytes per element of the mask",

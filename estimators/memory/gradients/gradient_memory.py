@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from ...estimate import MEMORY_SYMBOLS
 from ...optimizers import Optimizer
 from ...plan import Plan
-from ..terms import SYMBOLS, Terms
+from ..terms import Terms
 from ..trainable import ShardedTensors, gradient_buckets
 
 NORM_BYTES = 8
@@ -17,7 +18,7 @@ NORM_BYTES = 8
 `get_norm_dtype`)."""
 
 GRADIENT_SYMBOLS = {
-    **SYMBOLS,
+    **MEMORY_SYMBOLS,
     "alive": "elements of whole gradients that are alive at this moment",
     "bucket": "elements of a reduction bucket (reduce_bucket_size)",
     "copied": "elements of a bucket that are copied while it is reduced",

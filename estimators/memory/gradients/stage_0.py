@@ -6,7 +6,8 @@ unfused_optimizer.py `step`.
 
 from __future__ import annotations
 
-from ..terms import Formula, Terms
+from ...estimate import Formula
+from ..terms import Terms
 from .gradient_memory import GRADIENT_SYMBOLS, STEP_NOT_COVERED, GradientMemory
 
 ALLREDUCE_BUCKET = 500_000_000

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+from ...estimate import Formula
 from ...optimizers import Optimizer
 from ...plan import Plan
-from ..terms import Formula, Terms
+from ..terms import Terms
 from ..trainable import ShardedTensors, held_before_first
 from .gradient_memory import GRADIENT_SYMBOLS, NORM_BYTES, STEP_NOT_COVERED, GradientMemory
 

@@ -13,7 +13,7 @@ from ds_advise.advisor.cli import program, run
 from ds_advise.advisor.recommend.recommendation import Recommendation
 from ds_advise.advisor.reports.explanation import explain
 from ds_advise.estimators.errors import WorkloadError
-from ds_advise.estimators.estimate import COMMON_SYMBOLS, MemoryTerm, symbols_of
+from ds_advise.estimators.estimate import COMMON_SYMBOLS, Formula, MemoryTerm, symbols_of
 
 QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--ram", "512GB", "--nvme", "/nvme:2TB", "--offline"]
 
@@ -154,7 +154,7 @@ def test_symbols_are_found_whole() -> None:
     """Pt' is not Pt, and letters within words are no symbols."""
     meanings = {"w": "width", "Pt": "trained", "Pt'": "padded"}
     for formula, expected in (("w Pt' + w Pt", {"w", "Pt", "Pt'"}), ("weight of the Layer, lora_w, 0.w", set())):
-        term = MemoryTerm(name="x", size_bytes=1, formula=formula, symbols=meanings)
+        term = MemoryTerm(Formula("x", formula, "a source", meanings), 1)
         assert symbols_of(term).keys() == expected
 
 
