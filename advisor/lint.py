@@ -18,12 +18,10 @@ class LintAnswer:
     path: Path
     report: LintReport
     """Of the file as it is now."""
-
     correction_wanted: bool
     old_text: str
     text: str
     """The file's text now, `old_text` where nothing was corrected."""
-
     copy: Path | None
     """Where the old file is kept, None where nothing was corrected."""
 

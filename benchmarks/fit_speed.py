@@ -26,16 +26,8 @@ from types import ModuleType
 from typing import Any
 
 from ds_advise.estimators.hardware.gpus import find_gpu
-from ds_advise.estimators.time import (
-    collective_time,
-    compute_time,
-    host_time,
-    offload_time,
-    roofline,
-)
-from ds_advise.estimators.time import (
-    step_time as throughput,
-)
+from ds_advise.estimators.time import collective_time, compute_time, host_time, offload_time, roofline
+from ds_advise.estimators.time import step_time as throughput
 
 from .accuracy.time import DATA, LEFT_OUT, TimedRun, percentile_90, read_runs
 
@@ -204,8 +196,7 @@ def main() -> int:
     found = min((products_error(tile, ramp * 1e-6), tile, ramp) for tile in range(0, 520, 20) for ramp in range(16))
     print(
         f"products: error {products_error(roofline.TILE_START, roofline.RAMP_S):.1%} as committed; at best "
-        f"{found[0]:.1%}, "
-        f"with TILE_START {found[1]} and RAMP_S {found[2]}e-6"
+        f"{found[0]:.1%}, with TILE_START {found[1]} and RAMP_S {found[2]}e-6"
     )
     if asked.write:
         _write(left_out(runs))

@@ -214,9 +214,7 @@ def run_options(command: Command, *, model_required: bool = True) -> Command:
 def compare_options(command: Command) -> Command:
     """Gives a command the options that a comparison of files and rungs is made with, and hands them over as `with_`."""
     model = click.option(
-        "--model",
-        metavar="MODEL",
-        help="Name a model, as for the advice: then memory and speed are compared too.",
+        "--model", metavar="MODEL", help="Name a model, as for the advice: then memory and speed are compared too."
     )
     spec = click.option("--gpus", metavar="SPEC", help="Name the GPUs, as for the advice; by default auto.")
     return _handed(

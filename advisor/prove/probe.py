@@ -74,13 +74,7 @@ class ProbeAnswer:
 
 
 def prove_by_probe(
-    run: Run,
-    *,
-    rank: int,
-    steps: int,
-    dry: bool,
-    on_progress: Callable[[str], None],
-    **settings: Any,
+    run: Run, *, rank: int, steps: int, dry: bool, on_progress: Callable[[str], None], **settings: Any
 ) -> ProbeAnswer:
     """Run it for a few steps, after a dry run of the same where `dry`, and keep the result.
 

@@ -55,9 +55,7 @@ def settle(
     question = answer.question
     if not question.cluster.is_this_machine:
         raise ClusterError(
-            "--probe runs on this machine",
-            why="the question names other GPUs",
-            fix="pass --gpus auto, or --device cpu",
+            "--probe runs on this machine", why="the question names other GPUs", fix="pass --gpus auto, or --device cpu"
         )
 
     def probe_candidate(candidate: Candidate, timeout_s: float) -> ProbeResult:

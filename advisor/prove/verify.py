@@ -13,10 +13,7 @@ from .dry_run import prove_by_dry_run
 
 
 def verify(
-    answer: Recommendation,
-    *,
-    offline: bool = False,
-    on_start: Callable[[Candidate], None] = lambda _candidate: None,
+    answer: Recommendation, *, offline: bool = False, on_start: Callable[[Candidate], None] = lambda _candidate: None
 ) -> Recommendation:
     """The recommendation after dry runs: the fastest fitting plan whose dry run fits too, with all runs that were made.
 

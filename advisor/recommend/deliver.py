@@ -62,9 +62,5 @@ def recommended_config(answer: Recommendation) -> dict[str, Any] | None:
         return None
     question = answer.question
     return ds_config(
-        answer.recommended.plan,
-        question.model,
-        question.workload,
-        question.cluster,
-        flavor=question.workload.framework,
+        answer.recommended.plan, question.model, question.workload, question.cluster, flavor=question.workload.framework
     )

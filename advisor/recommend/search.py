@@ -115,8 +115,7 @@ def best_of_rung(candidates: list[Candidate]) -> Candidate | None:
     ]
     if not possible:
         return min(
-            candidates,
-            key=lambda candidate: (candidate.fit.utilization, not candidate.plan.gradient_checkpointing),
+            candidates, key=lambda candidate: (candidate.fit.utilization, not candidate.plan.gradient_checkpointing)
         )
     enough = max(candidate.tokens_per_s for candidate in possible) * (1 - SAME_SPEED)
     fast = [candidate for candidate in possible if candidate.tokens_per_s >= enough]

@@ -77,9 +77,7 @@ def prove(
         return answer
     if settings.proof == "dry-run":
         return verify(
-            answer,
-            offline=settings.offline,
-            on_start=lambda candidate: output.say(f"dry run of {candidate.rung} ..."),
+            answer, offline=settings.offline, on_start=lambda candidate: output.say(f"dry run of {candidate.rung} ...")
         )
     for candidate in by_speed(answer):
         if candidate.estimate.evidence == "probe":  # it has run on this machine before

@@ -166,12 +166,7 @@ def _train(
         return with_less_memory(attempt, outcome, newest_whole(folder.path), folder.new_launch())
 
     attempts = make_attempts(
-        request,
-        follow,
-        fallback=controls.fallback,
-        verbose=controls.verbose,
-        output=controls.output,
-        prepare=prepare,
+        request, follow, fallback=controls.fallback, verbose=controls.verbose, output=controls.output, prepare=prepare
     )
     result = read_result(folder.result)
     merged = merging and job.workload.method != "full" and result is not None and result.finished and result.whole

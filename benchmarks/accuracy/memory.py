@@ -350,20 +350,16 @@ def _notes() -> tuple[str, ...]:
         "and "
         "logits and count every weight as trained: too high for adapters, too low for full training.",
         "Where a source leaves a setting open (a loop that keeps the model's output, a key-value cache that stays on, "
-        "DeepSpeed-Chat's buckets), it was resolved by what the figures must contain. The `notes` of such rows say "
-        "so; no byte "
-        "of a prediction is fitted to them.",
+        "DeepSpeed-Chat's buckets), it was resolved by what the figures must contain. The `notes` of such rows say so; "
+        "no byte of a prediction is fitted to them.",
         f"**The margin.** Of {len(short)} exact runs on transformers' model code, {MARGIN_SHARE:.1%} measured at most "
         f"{percentile(short, MARGIN_SHARE):.1%} more than predicted. `advisor.recommend.fit.MARGIN` is that in whole "
-        "percent, "
-        "rounded "
-        f"up: {margin():.0%}.",
+        f"percent, rounded up: {margin():.0%}.",
         "**Without expandable segments** the allocator wastes a share of what comes and goes. "
-        f"{allocator.FIXED_SEGMENTS:.0%} is the median of {len(wasted)} nearly full GPUs, and the only constant "
-        "fitted here; "
-        f"with one source left out at a time it is {left_out}. It decides whether the runs of this table fit and "
-        "predicts "
-        "their reserved memory and nvidia-smi; the product's plans set `expandable_segments:True` and do not use it.",
+        f"{allocator.FIXED_SEGMENTS:.0%} is the median of {len(wasted)} nearly full GPUs, and the only constant fitted "
+        f"here; with one source left out at a time it is {left_out}. It decides whether the runs of this table fit and "
+        "predicts their reserved memory and nvidia-smi; the product's plans set `expandable_segments:True` and do not "
+        "use it.",
     )
 
 

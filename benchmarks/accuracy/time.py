@@ -308,11 +308,9 @@ def section() -> Section:
         ),
         notes=(
             f"Targets: median at most {MEDIAN_TARGET:.0%}, 90th percentile at most {P90_TARGET:.0%}; in every group "
-            "tau at "
-            f"least {TAU_TARGET} and a regret of at most {REGRET_TARGET:.0%}. {len(ranked) - len(missed)} of "
-            f"{len(ranked)} "
-            f"groups meet theirs, {sum(group.regret <= REGRET_TARGET for group in ranked)} the regret. Pairs that were "
-            f"measured within {TIE:.0%} are not ranked.",
+            f"tau at least {TAU_TARGET} and a regret of at most {REGRET_TARGET:.0%}. {len(ranked) - len(missed)} of "
+            f"{len(ranked)} groups meet theirs, {sum(group.regret <= REGRET_TARGET for group in ranked)} the regret. "
+            f"Pairs that were measured within {TIE:.0%} are not ranked.",
         ),
         data={
             "runs": [

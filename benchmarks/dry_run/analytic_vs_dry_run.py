@@ -91,9 +91,7 @@ def _known(kept: Path | None) -> dict[str, Measured]:
 
 
 def _measured(
-    cases: Sequence[Case],
-    known: dict[str, Measured],
-    options: argparse.Namespace,
+    cases: Sequence[Case], known: dict[str, Measured], options: argparse.Namespace
 ) -> Iterator[tuple[Case, Measured | str]]:
     """Each case with what its dry run says, or with its error; new answers go into the file."""
     yield from ((case, known[case.name]) for case in cases if case.name in known)

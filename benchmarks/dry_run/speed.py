@@ -102,8 +102,7 @@ def main(names: list[str]) -> int:
         print(
             f"{case.name:36s} {wall_s:6.1f} s of {case.target_s:.0f} ({processor_s:.1f} s of processor time)   "
             f"{used.ru_maxrss / 2**20:5.2f} GiB of this host   peak {result.peak.allocated_bytes_per_gpu / _GIB:7.2f} "
-            "GiB   "
-            f"{result.versions}",
+            f"GiB   {result.versions}",
             flush=True,
         )
     return int(missed > 0)

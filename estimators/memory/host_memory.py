@@ -68,9 +68,7 @@ _ACCUMULATED = on_a_node(
     {"kept": "bytes of whole gradients that one rank keeps until the step"},
 )
 _GRADIENTS_3 = on_a_node(
-    "gradients",
-    "L (p2(w shards) + sum p2(4 G))",
-    f"{_STAGE_3} initialize_optimizer_states, _setup_for_real_optimizer",
+    "gradients", "L (p2(w shards) + sum p2(4 G))", f"{_STAGE_3} initialize_optimizer_states, _setup_for_real_optimizer"
 )
 _MASTERS_3 = on_a_node("master_weights", "L 4 shards", f"{_STAGE_3} _create_fp32_partitions")
 _SMALL_GRADIENTS = on_a_node("gradients", "L sum p2(4 G < 1 MiB)", _UNSWAPPED)

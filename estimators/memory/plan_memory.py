@@ -46,9 +46,7 @@ INITIALIZE_SHARE = 0.85
 """Share of the GPU's memory up to which two copies of the weights are surely flattened on the GPU."""
 
 _TWICE = Formula(
-    "parameters",
-    "2 w Pt + frozen",
-    "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py __init__ (flatten_on_accelerator)",
+    "parameters", "2 w Pt + frozen", "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py __init__ (flatten_on_accelerator)"
 )
 _GATHERED = Formula(
     "gathered_parameters",

@@ -47,7 +47,6 @@ class BenchFigure:
         all_reduce, all_gather, reduce_scatter   "nccl" or "gloo"; bytes of the whole tensor; bus bandwidth, that is
                               bytes that the slowest link carries, as NVIDIA's nccl-tests count it; the smallest size in
                               seconds
-    median, lowest, highest: over `repeats` measurements, each of several calls where one is short.
     """
 
     kind: FigureKind
@@ -55,6 +54,7 @@ class BenchFigure:
     size: int
     unit: Unit
     median: float
+    """This and the next 2: over `repeats` measurements, each of several calls where one is short."""
     lowest: float
     highest: float
     repeats: int

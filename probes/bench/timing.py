@@ -17,16 +17,14 @@ LEAST, MOST = 3, 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopwatch:
-    """Times calls on a device, by all ranks together.
-
-    clock:  tells seconds; for a process of one thread that waits for nobody, those in which it had a core.
-    settle: waits until the device has done what it was asked to.
-    agree:  rank 0's number on every rank, so that all call equally often; itself for a single rank.
-    """
+    """Times calls on a device, by all ranks together."""
 
     settle: Callable[[], None]
+    """Waits until the device has done what it was asked to."""
     agree: Callable[[int], int]
+    """Rank 0's number on every rank, so that all call equally often; itself for a single rank."""
     clock: Callable[[], float] = time.perf_counter
+    """Tells seconds; for a process of one thread that waits for nobody, those in which it had a core."""
 
     def once(self, action: Callable[[], object]) -> float:
         """Seconds of one call after a first one, which loads kernels and fills caches; rank 0's on every rank."""

@@ -40,13 +40,7 @@ def _work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
     baseline_bytes = memory.resident_bytes()
     _limit_memory(job)
     run = training.run(
-        job,
-        request,
-        prepared,
-        "cpu" if gpu is None else f"cuda:{gpu}",
-        log,
-        Clock(cuda=gpu is not None),
-        collectives,
+        job, request, prepared, "cpu" if gpu is None else f"cuda:{gpu}", log, Clock(cuda=gpu is not None), collectives
     )
     log.enter("report")
     report = _report(job, rank, gpu, baseline_bytes, run)

@@ -225,10 +225,7 @@ BROKEN_CONFIGS = {
     ids=lambda arguments: " ".join(arguments)[:60],
 )
 def test_bad_input_gets_one_line_and_exit_2(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     """What, why, fix on stderr; no traceback; nothing written. (An unwritable target still prints the answer.)"""
     for name, text in BROKEN_CONFIGS.items():
@@ -266,11 +263,7 @@ def test_a_fault_of_the_program_is_one_line_too(
 
 @pytest.mark.parametrize(
     ("redirection", "code", "told"),
-    [
-        (">/dev/full", 2, "the answer cannot be written: No space left on device"),
-        (">&-", 0, ""),
-        (">&- 2>&-", 0, ""),
-    ],
+    [(">/dev/full", 2, "the answer cannot be written: No space left on device"), (">&-", 0, ""), (">&- 2>&-", 0, "")],
 )
 def test_a_stdout_that_takes_nothing(tmp_path: Path, redirection: str, code: int, told: str) -> None:
     """A full disk is an error in one line; a closed stream is the caller's wish, and the file is whole all the same."""

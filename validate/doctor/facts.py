@@ -14,23 +14,17 @@ class InstalledSoftware:
     python: str
     packages: Mapping[str, str]
     """Name -> version, of those that matter here and are installed."""
-
     torch_cuda: str = ""
     """CUDA that torch was built for ("12.8"), "" for a build without; `torch_hip` is the same for ROCm."""
-
     torch_hip: str = ""
     wrong_libraries: tuple[tuple[str, str, str], ...] = ()
     """(library, version that torch wants, version installed or "") of NVIDIA's packages."""
-
     toolkits_taken_as_equal: tuple[str, ...] = ()
     """CUDA versions of one major number that the installed DeepSpeed takes for each other."""
-
     cpu_adam_needs_cuda: bool = False
     """The installed DeepSpeed compiles its CPU Adam against the CUDA toolkit (older versions do)."""
-
     built_ahead: tuple[str, ...] = ()
     """DeepSpeed's ops that were compiled when it was installed, for the torch `built_with_torch` ("2.8")."""
-
     built_with_torch: str = ""
 
 
@@ -52,28 +46,20 @@ class Toolchain:
 
     cxx: str = ""
     """The C++ compiler that torch takes and its version ("g++ 12.2.0"), "" for none."""
-
     standard: str = "c++17"
     """The C++ standard that DeepSpeed asks for."""
-
     cxx_trial: CompilerTrial | None = None
     """A program in that standard with OpenMP for this processor."""
-
     python_trial: CompilerTrial | None = None
     """A program that includes Python.h."""
-
     aio_trial: CompilerTrial | None = None
     """A program that calls libaio."""
-
     nvcc_trial: CompilerTrial | None = None
     """A program for nvcc, which refuses C++ compilers that it does not know."""
-
     cuda_home: str = ""
     """The CUDA toolkit's folder as torch finds it, "" for none."""
-
     nvcc: str = ""
     """Its version ("12.4"), "" for none."""
-
     ninja: bool = False
     package_manager: str = ""
     """"apt-get", "dnf", ... of this machine, "" where none is known."""
@@ -111,10 +97,8 @@ class GpuState:
     free_bytes: int
     capability: tuple[int, int] | None = None
     """(8, 0) for sm_80."""
-
     holders: tuple[tuple[str, int], ...] = ()
     """(process name, bytes) of what computes on it now."""
-
     compute_mode: Literal["default", "exclusive", "prohibited"] = "default"
     mig: bool = False
     uncorrected_errors: int | None = None
@@ -124,14 +108,11 @@ class GpuState:
     temperature_c: int | None = None
     slowed_by: tuple[str, ...] = ()
     """Reasons for which its clock is lowered right now: "power", "heat", "hardware"."""
-
     pcie: Pcie | None = None
     nvlinks: tuple[int, int] = (0, 0)
     """(active, inactive) links."""
-
     numa_node: int = -1
     """-1 where the system names none."""
-
     near_cpus: frozenset[int] = frozenset()
     """CPUs of its NUMA node, empty where the system names none."""
 
@@ -144,7 +125,6 @@ class Pair:
     second: int
     direct: bool | None
     """NVML says that one may write into the other's memory."""
-
     path: str = ""
     """What lies between them on PCIe: "board", "switch", "switches", "host bridge", "node", "sockets", or ""."""
 
@@ -159,25 +139,18 @@ class Graphics:
 
     driver: str = ""
     """The driver's version, "" without one."""
-
     driver_cuda: str = ""
     """The newest CUDA that the driver runs ("12.4"), "" without one."""
-
     error: str = ""
     """Why NVML does not answer, "" where it does."""
-
     on_the_bus: int = 0
     """NVIDIA GPUs among the PCI devices."""
-
     module_loaded: bool = False
     """The kernel has its driver."""
-
     device_files: bool = False
     """/dev/nvidiactl or the like is here."""
-
     other_vendor: str = ""
     """"AMD" where only its accelerators are on the bus, else ""."""
-
     gpus: tuple[GpuState, ...] = ()
     pairs: tuple[Pair, ...] = ()
 
@@ -192,23 +165,17 @@ class Memory:
     swap_used_bytes: int = 0
     limit_bytes: int | None = None
     """The container's (cgroup's) limit, None for none."""
-
     limit_used_bytes: int | None = None
     """How much of the limit is in use, without what the kernel can drop."""
-
     killed: int = 0
     """Processes in the container that the kernel killed because memory ran out."""
-
     lockable_bytes: int | None = None
     """RLIMIT_MEMLOCK, None for no limit, as a privileged process has none."""
-
     shared_bytes: int | None = None
     """The size of /dev/shm, None where it is missing."""
-
     shared_free_bytes: int | None = None
     huge_bytes: int = 0
     """What is set aside for huge pages."""
-
     overcommit: int = 0
     """vm.overcommit_memory."""
 
@@ -220,22 +187,16 @@ class Processor:
     name: str
     online: int
     """CPUs of the machine."""
-
     usable: frozenset[int]
     """CPUs that this process may run on."""
-
     quota: float | None = None
     """The container's share in CPUs, None for no limit."""
-
     vectors: str = ""
     """What DeepSpeed compiles its CPU Adam for: "AVX-512", "AVX2", "SVE", "NEON" or ""."""
-
     nodes: tuple[frozenset[int], ...] = ()
     """CPUs of each NUMA node."""
-
     governor: str = ""
     """Of the clock, "" for unknown."""
-
     numactl: bool = False
     """The command is there."""
 
@@ -248,15 +209,12 @@ class Host:
     kernel: str = ""
     container: str = ""
     """"docker", "kubernetes", "container", "" on the machine itself."""
-
     open_files: int | None = None
     processes: int | None = None
     rdma: tuple[str, ...] = ()
     """InfiniBand or RoCE adapters."""
-
     interfaces: tuple[str, ...] = ()
     """Network interfaces by name."""
-
     own_name_resolves: bool | None = None
     port: int = 29500
     port_in_use: bool | None = None
@@ -271,11 +229,9 @@ class Folder:
     device: str = "unknown"
     """"nvme", "ssd", "disk", "virtual" (a virtual machine's drive), "memory", "network", "layered" (a container's own
     layer), "unknown"."""
-
     free_bytes: int = 0
     error: str = ""
     """Why it cannot be used at all, "" where it can."""
-
     direct_error: str = ""
     """Why a file cannot be opened past the page cache (O_DIRECT), "" where it can."""
 
@@ -288,18 +244,14 @@ class HostfileNode:
     slots: int
     addresses: tuple[str, ...] = ()
     """What its name resolves to; where it is empty, `unresolved` tells why."""
-
     unresolved: str = ""
     ssh_error: str = ""
     """Why a command cannot be run there without a password, "" where it can."""
-
     clock_ahead_s: float | None = None
     """Its clock less ours, off by at most `clock_error_s`; None where nobody answered."""
-
     clock_error_s: float = 0.0
     gpus: int | None = None
     """What its nvidia-smi shows; None (and "" for the driver) where it does not answer."""
-
     driver: str = ""
     port_answer: Literal["", "free", "in use", "no answer"] = ""
 

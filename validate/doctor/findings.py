@@ -20,13 +20,10 @@ class DoctorFinding:
     status: FindingStatus
     what: str
     """What was seen, a phrase without a full stop."""
-
     why: str = ""
     """Why it matters to DeepSpeed; "" where nothing has to be done."""
-
     fix: str = ""
     """The command or setting that mends it; "" where there is none or nothing to mend."""
-
     check: str = ""
     """The name of the check that found it, the same on every machine (`cuda-toolkit`)."""
 

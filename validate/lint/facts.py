@@ -20,7 +20,6 @@ class FieldType:
     """bool, int, float, str, path, dict, any; unwritable (an object that no file can hold); list (of the one in
     `parts`); union (of `parts`); choice (an enumeration of `choices`, to which values are converted); literal (one of
     `choices`)."""
-
     optional: bool = False
     choices: tuple[Any, ...] = ()
     parts: tuple[FieldType, ...] = ()
@@ -34,15 +33,12 @@ class ConfigField:
     type: FieldType
     alias: str = ""
     """The usual name in files, "" where it is `name`."""
-
     default: Any = None
     default_known: bool = False
     bounds: tuple[tuple[str, float], ...] = ()
     """(sign, number) pairs; the signs are "gt", "ge", "lt" and "le"."""
-
     block: str = ""
     """The path of the block that is its value, "" for a plain value."""
-
     deprecated: bool = False
     successor: str = ""
     moves: bool = False
@@ -64,7 +60,6 @@ class ConfigBlock:
     path: str
     strict: bool
     """A pydantic class checks it: DeepSpeed refuses keys that are not in `fields`."""
-
     fields: tuple[ConfigField, ...] = ()
     keys: tuple[str, ...] = ()
 
@@ -101,10 +96,8 @@ class DeepSpeedFacts:
     blocks: tuple[ConfigBlock, ...]
     removed: Mapping[str, str] = field(default_factory=dict)
     """Path of a key that it refuses because the feature is gone -> its message."""
-
     optimizers: tuple[str, ...] = ()
     """Names (in lower case) for which DeepSpeed has code; other names are classes of torch.optim."""
-
     optimizer_classes: Signatures = field(default_factory=dict)
     schedulers: Signatures = field(default_factory=dict)
     torch_optimizers: Signatures = field(default_factory=dict)

@@ -32,7 +32,6 @@ class LintFinding:
     path: Path
     line: int
     """From 1, as `column`: of the key, or of its block where the key is missing."""
-
     column: int
     what: str
     why: str
@@ -48,10 +47,8 @@ class LintReport:
 
     findings: tuple[LintFinding, ...]
     """Errors first, each severity in the order of the file."""
-
     more: int
     """How many findings there are beyond `MOST_FINDINGS`."""
-
     facts: DeepSpeedFacts
     framework: Framework
     framework_is_assumed: bool

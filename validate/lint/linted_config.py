@@ -27,11 +27,9 @@ class LintedConfig:
     document: Document
     values: dict[str, Any]
     """What DeepSpeed makes of the file, `auto` still in it."""
-
     facts: DeepSpeedFacts
     framework: Framework
     """Who reads the file: "hf" (the Trainer or accelerate, which fill `auto`) or "deepspeed"."""
-
     cluster: Cluster | None = None
     model: ModelShape | None = None
     workload: Workload | None = None

@@ -41,16 +41,12 @@ class Hit:
 
     path: Path
     """Of the key; a missing key has the path where it would stand, and the line of its block is shown."""
-
     what: str
     """What happens, a sentence with the values of this configuration."""
-
     fix: str = ""
     """What to do, where it depends on them."""
-
     severity: Severity | None = None
     """Where it is another than the rule's."""
-
     edits: tuple[Edit, ...] = ()
     """What `--fix` does: only what cannot change the training."""
 
@@ -86,23 +82,17 @@ class Rule:
     check: RuleCheck
     why: str
     """Why it matters."""
-
     source: str
     """The file of DeepSpeed (or transformers, accelerate) in which the claim was read."""
-
     bad: Mapping[str, Any] | str
     """A configuration that the rule finds, as a dict or as the text of a file."""
-
     good: Mapping[str, Any] | str
     """One that it does not."""
-
     fix: str = ""
     """What to do, where it is the same for every hit."""
-
     since: str = "0.18"
     until: str = ""
     """The first DeepSpeed version for which it no longer holds."""
-
     options: Mapping[str, Any] = field(default_factory=dict)
     """The command's options with which the examples are read."""
 

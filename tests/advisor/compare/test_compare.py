@@ -240,12 +240,7 @@ def test_a_file_written_for_a_rung_does_what_the_rung_does(tmp_path: Path) -> No
     """Written, read back and compared, every rung is equal to itself, in its settings and in its figures."""
     known = read_circumstances("Qwen2.5-1.5B", **{**WHERE, "micro_batch": 2, "accumulation": 3})
     ladder, _ = predict_all(
-        Question(
-            model=known.model,
-            workload=known.workload,
-            cluster=known.cluster,
-            micro_batch_size=2,
-        )
+        Question(model=known.model, workload=known.workload, cluster=known.cluster, micro_batch_size=2)
     )
     assert [step.rung for step in ladder] == list(RUNGS)
     for step in ladder:
@@ -373,10 +368,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_strange_files_are_compared_or_refused_in_one_line(
-    tmp_path: Path,
-    files: dict[str, str],
-    capsys: pytest.CaptureFixture[str],
-    name: str,
+    tmp_path: Path, files: dict[str, str], capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     """No traceback, no control character on the terminal, no line beyond it but for names."""
     file = tmp_path / "strange.json"
@@ -418,10 +410,7 @@ def test_strange_files_are_compared_or_refused_in_one_line(
     ids=" ".join,
 )
 def test_what_cannot_be_compared_gets_one_line_and_exit_2(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     (tmp_path / "zero3.json").write_text(json.dumps(FILES["zero3"]))
     (tmp_path / "broken.json").write_text("{")

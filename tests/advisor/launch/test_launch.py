@@ -119,8 +119,7 @@ def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monk
         (
             "on this node, which reaches the others by ssh",
             f"{ALLOCATOR} python -m deepspeed.launcher.runner --hostfile {folder}/hosts "
-            f"{wrapped(folder, f' --set {ALLOCATOR}')} "
-            "--deepspeed ds_config.json",
+            f"{wrapped(folder, f' --set {ALLOCATOR}')} --deepspeed ds_config.json",
         )
     ]
     for name, value in (("ID", "77"), ("NUM_NODES", "2"), ("NODELIST", "gpu[003-004]")):

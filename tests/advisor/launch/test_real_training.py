@@ -290,11 +290,7 @@ def _group_exists(group: int) -> bool:
 def _environment() -> dict[str, str]:
     """No GPU, one thread for each rank, no network."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
-    return inherited | {
-        "DS_ACCELERATOR": "cpu",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
+    return inherited | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def _builders(plan: Plan) -> list[str]:

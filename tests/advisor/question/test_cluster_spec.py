@@ -321,8 +321,7 @@ def test_a_cluster_is_made_without_heavy_imports() -> None:
 
     code = (
         "import sys; from ds_advise.advisor.question.cluster_spec import parse_cluster; parse_cluster('4x8xH100', "
-        "ram='1TB');"
-        "print(sorted({'psutil', 'pynvml', 'torch', 'pydantic', 'rich'} & set(sys.modules)))"
+        "ram='1TB');print(sorted({'psutil', 'pynvml', 'torch', 'pydantic', 'rich'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
     assert done.stdout.strip() == "[]"

@@ -128,13 +128,7 @@ def test_nothing_fits_is_an_answer_with_the_least_changes() -> None:
     assert all(change.outcome.startswith("fits") for change in answer.changes)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"method": "lora"},
-        {"seq_len": 512},
-    ],
-)
+@pytest.mark.parametrize("change", [{"method": "lora"}, {"seq_len": 512}])
 def test_promised_changes_come_true(change: dict[str, object]) -> None:
     """Asking the changed question gives the outcome that was promised for it."""
     first = ask("Qwen2.5-14B", "2x32GB", seq_len=1024)

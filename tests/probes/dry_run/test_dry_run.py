@@ -137,10 +137,7 @@ TUTORIAL = {
     "train_batch_size": 32,
     "gradient_accumulation_steps": 1,
     "fp16": {"enabled": True, "loss_scale": 0},
-    "optimizer": {
-        "type": "Adam",
-        "params": {"lr": 0.001, "betas": [0.8, 0.999], "eps": 1e-8, "weight_decay": 3e-7},
-    },
+    "optimizer": {"type": "Adam", "params": {"lr": 0.001, "betas": [0.8, 0.999], "eps": 1e-8, "weight_decay": 3e-7}},
     "zero_optimization": {
         "stage": 2,
         "allgather_partitions": True,

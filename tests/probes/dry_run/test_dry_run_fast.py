@@ -168,7 +168,6 @@ def test_a_refusal_is_part_of_the_answer(
 
     monkeypatch.setattr("ds_advise.probes.dry_run.run.ask", full_only)
     result = dry_run(
-        Run(config={"zero_optimization": ZERO3}, model={**TINY, "num_hidden_layers": 6}, cluster=h100s(2)),
-        fast=True,
+        Run(config={"zero_optimization": ZERO3}, model={**TINY, "num_hidden_layers": 6}, cluster=h100s(2)), fast=True
     )
     assert asked_for == [1] and "6 layers are few enough" in result.not_extrapolated and not result.extrapolated_from

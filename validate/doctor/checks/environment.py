@@ -23,7 +23,6 @@ class VariableRule:
     fix: str
     values: tuple[str, ...]
     """In lower case; without any, every value counts that is not empty."""
-
     several_gpus: bool
     """It matters between GPUs only."""
 

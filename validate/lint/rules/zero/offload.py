@@ -118,8 +118,7 @@ def pinned_sub_groups(config: LintedConfig) -> Iterator[Hit]:
         yield hit(
             config.zero_path("sub_group_size") or "zero_optimization.sub_group_size",
             f"{count:g} buffers x {group:,} elements x 4 bytes x {cluster.gpus_per_node} ranks are {pinned / 1e9:.0f} "
-            "GB "
-            f"of {ram / 1e9:.0f} GB",
+            f"GB of {ram / 1e9:.0f} GB",
         )
 
 
