@@ -54,7 +54,7 @@ class BenchFigure:
     size: int
     unit: Unit
     median: float
-    """This and the next 2: over `repeats` measurements, each of several calls where one is short."""
+    """This, the lowest and the highest are of `repeats` measurements, each of several calls where one is short."""
     lowest: float
     highest: float
     repeats: int
