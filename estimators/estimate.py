@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from .plan import Plan
@@ -127,7 +128,7 @@ class MemoryEstimate:
     nvme_terms: tuple[MemoryTerm, ...]
     """Bytes on the disks of a node."""
 
-    @property
+    @cached_property
     def peak(self) -> Phase:
         return max(self.phases, key=lambda phase: phase.allocated_bytes)
 
@@ -136,13 +137,13 @@ class MemoryEstimate:
         """Peak bytes of live tensors: torch.cuda.max_memory_allocated()."""
         return self.peak.allocated_bytes
 
-    @property
+    @cached_property
     def reserved_bytes_per_gpu(self) -> int:
         """Bytes that the caching allocator must hold at the peak; torch.cuda.max_memory_reserved() on a GPU that is
         full."""
         return self.allocated_bytes_per_gpu + sum(term.size_bytes for term in self.reserved_terms)
 
-    @property
+    @cached_property
     def device_bytes_per_gpu(self) -> int:
         """What the process needs of the device (as nvidia-smi shows it on a GPU that is full); compared with its
         memory."""
@@ -179,8 +180,7 @@ class MemoryEstimate:
         return sum(term.size_bytes for term in self.nvme_terms)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeTerm:
+class TimeTerm(NamedTuple):
     """Seconds of one component of an optimizer step (all micro batches of the accumulation together)."""
 
     name: str
@@ -194,7 +194,7 @@ class TimeTerm:
     source: str = ""
     hidden_s: float = 0.0
     """Time in the shadow of other terms, which costs nothing."""
-    symbols: Mapping[str, str] = field(default_factory=lambda: COMMON_SYMBOLS, compare=False, repr=False)
+    symbols: Mapping[str, str] = COMMON_SYMBOLS
     """As in `Formula`."""
     not_covered: str = ""
     """As in `Formula`."""
@@ -215,7 +215,7 @@ class TimeEstimate:
     terms: tuple[TimeTerm, ...]
     tokens_per_step: int
 
-    @property
+    @cached_property
     def step_s(self) -> float:
         return sum(term.seconds for term in self.terms)
 

@@ -30,7 +30,7 @@ class Calibration:
         return TimeEstimate(
             tokens_per_step=time.tokens_per_step,
             terms=tuple(
-                replace(term, seconds=term.seconds * factor, hidden_s=term.hidden_s * factor)
+                term._replace(seconds=term.seconds * factor, hidden_s=term.hidden_s * factor)
                 for term in time.terms
                 for factor in (getattr(self, _kind(term)),)
             ),

@@ -8,7 +8,6 @@ from typing import Literal
 from ...estimators.errors import ClusterError
 from ...estimators.hardware.cluster import Cluster
 from .cluster_spec import parse_cluster, parse_size
-from .cpu_cluster import cpu_cluster
 
 DEFAULT_CPU_RANKS = 2
 """The fewest ranks that communicate."""
@@ -43,6 +42,8 @@ class ClusterOptions:
                 why="its ranks are processes on the host",
                 fix=f"pass --ranks {DEFAULT_CPU_RANKS} in its place",
             )
+        from .cpu_cluster import cpu_cluster  # imported here: what knows this machine is of no use to most questions
+
         return cpu_cluster(self.ranks or DEFAULT_CPU_RANKS, self.memory_limit_bytes)
 
     @property

@@ -9,9 +9,8 @@ nvidia-smi.
 
 from __future__ import annotations
 
-from ds_advise.estimators.estimate import MemoryTerm
+from ds_advise.estimators.estimate import Formula, MemoryTerm
 from ds_advise.estimators.memory.device_overhead import SEGMENT_BYTES
-from ds_advise.estimators.memory.terms import Formula
 
 FIXED_SEGMENTS = 0.26
 """Share of what comes and goes during a step that fixed segments waste; `memory.fitted_slack` recomputes it."""

@@ -21,8 +21,7 @@ modules/loss/cross_entropy_loss.py; litgpt utils.py `chunked_cross_entropy`.
 
 from __future__ import annotations
 
-from ds_advise.estimators.estimate import MemoryTerm
-from ds_advise.estimators.memory.terms import Formula
+from ds_advise.estimators.estimate import Formula, MemoryTerm
 
 from .rows import Run
 

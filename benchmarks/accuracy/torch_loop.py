@@ -24,10 +24,9 @@ torch aten/src/ATen/autocast_mode.cpp.
 
 from __future__ import annotations
 
-from ds_advise.estimators.estimate import MemoryEstimate, MemoryTerm, Phase
+from ds_advise.estimators.estimate import Formula, MemoryEstimate, MemoryTerm, Phase
 from ds_advise.estimators.memory.activations import activation_memory
 from ds_advise.estimators.memory.device_overhead import library_workspace, outside_allocator
-from ds_advise.estimators.memory.terms import Formula
 from ds_advise.estimators.memory.trainable import TensorSet, tensor_set
 from ds_advise.estimators.models.nf4 import nf4_bytes, quantized
 from ds_advise.estimators.optimizers import optimizer

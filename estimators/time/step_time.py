@@ -8,7 +8,7 @@ Micro batches differ: stages 0 and 1 reduce gradients only in the last one. Data
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ..estimate import TimeEstimate, TimeTerm
 from ..hardware.cluster import Cluster
@@ -76,21 +76,21 @@ class _Transfers:
             return self.carried
         hidden = (1 - CONTENTION) * min(total * (1 - 1 / self.pieces), pass_s) / total
         return [
-            replace(term, seconds=term.seconds * (1 - hidden), hidden_s=term.seconds * hidden) for term in self.carried
+            term._replace(seconds=term.seconds * (1 - hidden), hidden_s=term.seconds * hidden) for term in self.carried
         ]
 
 
 _SOURCES = {
-    "gpu memory": "memory_bound.py",
-    "launch": "host_time.py",
-    "gpu links": "collective_time.py",
-    "network": "collective_time.py",
-    "pcie": "offload_time.py",
-    "cpu": "offload_time.py",
-    "nvme": "offload_time.py",
-    "matrix products": "roofline.py product_s",
-    "attention": "roofline.py attention_rate",
-    "recomputation": "compute_time.py",
+    "gpu memory": "estimators/time/memory_bound.py",
+    "launch": "estimators/time/host_time.py",
+    "gpu links": "estimators/time/collective_time.py",
+    "network": "estimators/time/collective_time.py",
+    "pcie": "estimators/time/offload_time.py",
+    "cpu": "estimators/time/offload_time.py",
+    "nvme": "estimators/time/offload_time.py",
+    "matrix products": "estimators/time/roofline.py product_s",
+    "attention": "estimators/time/roofline.py attention_rate",
+    "recomputation": "estimators/time/compute_time.py",
 }
 """The module with the formula of a term, by the term's name or else by what it keeps busy."""
 
@@ -159,14 +159,16 @@ class _Step:
 
     def _term(self, name: str, resource: str, seconds: float, formula: str, symbols: str, **values: float) -> TimeTerm:
         """One term; `values` are those of its symbols that are its own."""
-        values = self.values | values
+        shared = self.values
         return time_term(
             name=name,
             seconds=seconds,
             resource=resource,
             formula=formula,
-            inputs=tuple((symbol, values[symbol]) for symbol in symbols.split()),
-            source=f"estimators/time/{_SOURCES.get(name) or _SOURCES[resource]}",
+            inputs=tuple(
+                [(symbol, values[symbol] if symbol in values else shared[symbol]) for symbol in symbols.split()]
+            ),
+            source=_SOURCES.get(name) or _SOURCES[resource],
         )
 
     def _computing(self) -> list[TimeTerm]:
@@ -196,7 +198,7 @@ class _Step:
             ),
             self._term("recomputation", "gpu compute", recomputed, recompute_formula, "n"),
             self._term("gradient copies", "gpu memory", self.gradient_s, copies_formula, "reductions n w Pt W"),
-            replace(launch, hidden_s=max(0.0, self.host_s - launched)),
+            launch._replace(hidden_s=max(0.0, self.host_s - launched)),
         ]
 
     def _forward_links(self) -> list[TimeTerm]:
