@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..ds_configs.read import optimizer_in
 from ..estimators.workload import Framework
 from ..validate.lint import LintReport, lint, load_facts
 from ..validate.lint.config_file import correct, read_config_file
@@ -24,6 +25,8 @@ class LintAnswer:
     """The file's text now, `old_text` where nothing was corrected."""
     copy: Path | None
     """Where the old file is kept, None where nothing was corrected."""
+    unknown_optimizer: str = ""
+    """The file's optimizer, where a model was named and its states are not known: then memory is not judged."""
 
 
 def lint_file(
@@ -51,6 +54,13 @@ def lint_file(
     if fix and (corrected := correct(file, report)):
         file, copy = corrected
         report = lint(file.document, facts=facts, **settings | {"framework": report.framework})
+    unjudged = settings["model"] is not None and settings["workload"] is None
     return LintAnswer(
-        path=path, report=report, correction_wanted=fix, old_text=old_text, text=file.document.text, copy=copy
+        path=path,
+        report=report,
+        correction_wanted=fix,
+        old_text=old_text,
+        text=file.document.text,
+        copy=copy,
+        unknown_optimizer=optimizer_in(file.document.root.value) or "" if unjudged else "",
     )

@@ -22,19 +22,27 @@ _CHECKS, _LAUNCHERS = click.Choice(["auto", "dry-run", "probe"]), click.Choice([
 @click.command(short_help="Launch the training with your own script, and watch it.")
 @partial(run_options, model_required=False)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT [ARGUMENTS]")
-@click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
-@click.option("--launcher", type=_LAUNCHERS, help="What starts the ranks; unset: what the script needs.")
-@gpus("GPUs of this machine, such as 2x24GB.")
-@device("cpu: DeepSpeed's CPU accelerator, for small models.")
+@click.option("-m", "--module", "is_module", is_flag=True, help="Take SCRIPT as the name of a module.")
+@click.option(
+    "--launcher", type=_LAUNCHERS, help="Start the ranks with this launcher; by default the one that the script needs."
+)
+@gpus("Use these GPUs of this machine, such as 2x24GB.")
+@device("Train on GPUs, or small models on DeepSpeed's CPU accelerator.")
 @CPU_RANKS
 @click.option("--hostfile", type=_PATH, metavar="FILE", help="Start several nodes by ssh, with the deepspeed launcher.")
 @click.option("--slurm", is_flag=True, help="Start the nodes of this Slurm allocation, with srun and torchrun.")
 @click.option(
-    "--master", metavar="ADDRESS[:PORT]", help="Address of the first of several nodes, on each of which this is run."
+    "--master",
+    metavar="ADDRESS[:PORT]",
+    help="Name the address of the first of several nodes, on each of which this command runs.",
 )
-@click.option("--nodes", type=COUNT, help="Number of nodes, with --master.")
+@click.option("--nodes", type=COUNT, help="Use so many nodes, with --master.")
 @click.option(
-    "--node-rank", type=click.IntRange(min=0), default=0, show_default=True, help="Number of this node, from 0."
+    "--node-rank",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Say which of the nodes this is, from 0.",
 )
 @click.option(
     "--pass-config/--no-pass-config",
@@ -48,16 +56,19 @@ _CHECKS, _LAUNCHERS = click.Choice(["auto", "dry-run", "probe"]), click.Choice([
     type=_CHECKS,
     default="auto",
     show_default=True,
-    help="How to see first that it fits; auto: a probe where the whole job runs here, else a dry run.",
+    help="Choose how to see first that it fits; auto probes where the whole job runs here, else it makes a dry run.",
 )
 @click.option("--no-check", is_flag=True, help="Start it at once.")
 @click.option(
     "--fallback",
     is_flag=True,
-    help="Where memory runs out, go on with the next plan that fits, from the last checkpoint.",
+    help="When memory runs out, go on with the next plan that fits, from the last checkpoint.",
 )
 @click.option(
-    "--log-dir", type=_PATH, metavar="FOLDER", help="Where the ranks' output goes.  [default: ds-advise-launch/TIME]"
+    "--log-dir",
+    type=_PATH,
+    metavar="FOLDER",
+    help="Write the ranks' output into this folder.  [default: ds-advise-launch/TIME]",
 )
 @click.option("--verbose", is_flag=True, help="Show rank 0's output.")
 @output_options

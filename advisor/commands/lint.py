@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from .options import COUNT
+from ..terminal.output import Output
+from .options import COUNT, OFFLINE, RAM, output_options
 
 
 @click.command(name="lint", short_help="Check a ds_config: what is refused, ignored, or slower than need be.")
 @click.argument("config_file", metavar="DS_CONFIG", required=False)
-@click.option(
-    "--model", metavar="MODEL", help="A model in any form that `ds-advise MODEL` takes; for memory and speed."
-)
-@click.option("--gpus", metavar="SPEC", help="2x32GB, 8xA100-80GB, 4x8xH100, RTX4090, or auto (this machine).")
-@click.option("--ram", metavar="SIZE", help="Host RAM per node, such as 256GB; unset: detected with --gpus auto.")
-@click.option("--seq-len", type=COUNT, help="Tokens per sample; unset: 2048, or the model's positions if fewer.")
+@click.option("--model", metavar="MODEL", help="Name the model, as for the advice: then memory and speed are judged.")
+@click.option("--gpus", metavar="SPEC", help="Name the GPUs, as for the advice, or auto (this machine).")
+@RAM
+@click.option("--seq-len", type=COUNT, help="Set the tokens per sample; by default 2048, or the model's positions.")
 @click.option(
     "--framework",
     type=click.Choice(["hf", "deepspeed"]),
-    help='Who reads the file: the Trainer or accelerate, or deepspeed.initialize; unset: hf if it holds an "auto".',
+    help="Say who reads the file: the Trainer or accelerate (hf), or deepspeed.initialize; by default hf for a file "
+    'that holds an "auto".',
 )
 @click.option(
     "--fix",
@@ -32,12 +30,9 @@ from .options import COUNT
 )
 @click.option("--list", "listed", is_flag=True, help="List the rules.")
 @click.option("--explain", "explained", metavar="CODE", help="Explain one rule, such as DS101.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--offline", is_flag=True, help="Do not use the network.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def lint(
-    config_file: str | None, listed: bool, explained: str | None, as_json: bool, debug: bool, **options: Any
-) -> int:
+@OFFLINE
+@output_options
+def lint(config_file: str | None, listed: bool, explained: str | None, output: Output, **options: Any) -> int:
     """Check a DeepSpeed configuration file.
 
     \b
@@ -47,39 +42,32 @@ def lint(
 
     Exit code: 0 without errors, 1 with errors, 2 where the file cannot be read.
     """
-    del debug  # read from the arguments by the program's error handler
     if listed or explained:
-        return _show_rules(explained)
+        return _show_rules(explained, output)
     if config_file is None:
         raise click.UsageError("missing argument 'DS_CONFIG'")
     from ..lint import lint_file
+    from ..reports.lint import answer_json, render_answer
 
     answer = lint_file(Path(config_file), **options)
-    if as_json:
-        from ..reports.lint import answer_json
-
-        print(json.dumps(answer_json(answer), indent=1))
-    else:
-        from rich.console import Console
-
-        from ..reports.lint import render_answer
-
-        render_answer(answer, Console(file=sys.stdout, highlight=False))
+    if answer.unknown_optimizer:
+        output.say(
+            f"memory and speed are not judged: the states of the optimizer {answer.unknown_optimizer!r} are not known"
+        )
+    output.show(lambda: answer_json(answer), lambda console: render_answer(answer, console))
     return int(answer.report.count("error") > 0)
 
 
-def _show_rules(code: str | None) -> int:
-    from rich.console import Console
-
+def _show_rules(code: str | None, output: Output) -> int:
     from ...validate.lint import RULES
     from ..reports.lint import render_rule, render_rules
 
-    console = Console(file=sys.stdout, highlight=False)
+    rules = RULES if code is None else [rule for rule in RULES if rule.code == code.upper()]
+    if not rules:
+        raise click.UsageError(f"there is no rule {(code or '')[:20]!r}; --list shows them")
+    console = output.console()
     if code is None:
-        render_rules(RULES, console)
-        return 0
-    rule = next((rule for rule in RULES if rule.code == code.upper()), None)
-    if rule is None:
-        raise click.UsageError(f"there is no rule {code[:20]!r}; --list shows them")
-    render_rule(rule, console)
+        render_rules(rules, console)
+    else:
+        render_rule(rules[0], console)
     return 0

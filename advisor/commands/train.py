@@ -18,8 +18,8 @@ _REPORTERS = click.Choice(["auto", "tensorboard", "swanlab", "wandb", "none"])
 
 @click.command(short_help="Train a model on a data file: advise, prove, launch and save.")
 @training_question_options
-@click.option("--format", "shape", type=_ROW_SHAPES, help="What a row is; unset: recognised.")
-@click.option("--system", metavar="TEXT", help="A system message for chats that bring none.")
+@click.option("--format", "shape", type=_ROW_SHAPES, help="Say what a row is; by default it is recognised.")
+@click.option("--system", metavar="TEXT", help="Give chats without a system message this one.")
 @click.option("--packing", is_flag=True, help="Fill each sample with several rows, which do not see each other.")
 @click.option(
     "--eval-split",
@@ -27,35 +27,46 @@ _REPORTERS = click.Choice(["auto", "tensorboard", "swanlab", "wandb", "none"])
     type=float,
     default=0.0,
     metavar="SHARE",
-    help="Share of the rows that is evaluated and not trained, such as 0.05.",
+    help="Hold out this share of the rows for evaluation, such as 0.05.",
 )
-@click.option("--eval-data", "evaluation_data", metavar="FILE", help="Rows to evaluate on, in place of --eval-split.")
-@click.option("--epochs", type=float, metavar="N", help="Times that all samples are trained on.  [default: 3]")
-@click.option("--max-steps", type=COUNT, help="Optimizer steps, in place of --epochs.")
-@click.option("--learning-rate", type=float, metavar="RATE", help="Its peak; unset: 2e-5, with LoRA 2e-4.")
-@click.option("--lora-alpha", type=COUNT, help="Scale of the adapters; unset: twice --lora-rank.")
+@click.option(
+    "--eval-data",
+    "evaluation_data",
+    metavar="FILE",
+    help="Evaluate on the rows of this file, in place of --eval-split.",
+)
+@click.option("--epochs", type=float, metavar="N", help="Train so many times on all samples.  [default: 3]")
+@click.option("--max-steps", type=COUNT, help="Take so many optimizer steps, in place of --epochs.")
+@click.option(
+    "--learning-rate", type=float, metavar="RATE", help="Set the learning rate's peak; by default 2e-5, with LoRA 2e-4."
+)
+@click.option("--lora-alpha", type=COUNT, help="Set the scale of the adapters; by default twice --lora-rank.")
 @click.option(
     "--seed",
     type=click.IntRange(min=0, max=2**31),
     default=42,
     show_default=True,
     metavar="N",
-    help="Seed of the data's order, the split, dropout and new weights.",
+    help="Seed the data's order, the split, dropout and new weights.",
 )
 @click.option(
-    "--save-steps", type=COUNT, help="Steps between checkpoints and evaluations; unset: a tenth, at most 500."
+    "--save-steps", type=COUNT, help="Save and evaluate every so many steps; by default a tenth of all, at most 500."
 )
 @click.option(
     "--report-to",
     type=_REPORTERS,
     default="auto",
     show_default=True,
-    help="Where the loss is drawn; auto: TensorBoard where it is installed.",
+    help="Choose where the loss is drawn; auto is TensorBoard where it is installed.",
 )
-@click.option("--merge", is_flag=True, help="With LoRA: also save the model with the adapters in its weights.")
-@click.option("--rung", type=click.Choice(RUNGS), help="The rung to train on; unset: the fastest that fits.")
+@click.option("--merge", is_flag=True, help="Also save the model with LoRA's adapters in its weights.")
+@click.option("--rung", type=click.Choice(RUNGS), help="Train on this rung; by default the fastest that fits.")
 @click.option(
-    "--output-dir", default="output", show_default=True, metavar="DIR", help="Where model and checkpoints go."
+    "--output-dir",
+    default="output",
+    show_default=True,
+    metavar="DIR",
+    help="Put the model and its checkpoints into this folder.",
 )
 @click.option("--resume", is_flag=True, help="Go on with the training in --output-dir; the rest is as it was.")
 @click.option("--force", is_flag=True, help="Use an --output-dir that is not empty; its checkpoints are removed.")
@@ -64,12 +75,12 @@ _REPORTERS = click.Choice(["auto", "tensorboard", "swanlab", "wandb", "none"])
 @click.option(
     "--fallback",
     is_flag=True,
-    help="Where memory runs out, go on with the next plan that fits, from the last checkpoint.",
+    help="When memory runs out, go on with the next plan that fits, from the last checkpoint.",
 )
 @click.option("--dry", is_flag=True, help="Show data, plan and command, and start nothing.")
 @device()
 @CPU_RANKS
-@memory("What each rank may plan with, with --device cpu, such as 2GB.")
+@memory("Plan with so much for each rank, with --device cpu, such as 2GB.")
 @click.option("--verbose", is_flag=True, help="Show the first rank's output while it trains.")
 @DEBUG
 def train(output_dir: str, resume: bool, force: bool, fallback: bool, dry: bool, verbose: bool, **options: Any) -> int:
