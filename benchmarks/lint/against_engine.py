@@ -13,10 +13,11 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.lint.engine import WORLD_SIZE, outcomes
-from benchmarks.lint.random_configs import random_configs
 from ds_advise.advisor.question.lint_question import lint_settings
 from ds_advise.validate.lint import DeepSpeedFacts, lint, load_facts, read_document
+
+from benchmarks.lint.engine import WORLD_SIZE, outcomes
+from benchmarks.lint.random_configs import random_configs
 
 UNFIT = ("InductorError", "Autocast", "SuperOffload only supports", "client provided optimizer")
 """What only the simulated GPU cannot do, after the configuration was accepted; and the optimizer that the dry run
