@@ -28,11 +28,13 @@ from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
 from ds_advise.estimators.memory.checkpoint_size import checkpoint_bytes
-from ds_advise.probes.real_run import ProbeResult, RankFailure, RankReport
+from ds_advise.probes.real_run import ProbeResult, RankFailure
 from ds_advise.probes.real_run.result import StepTime
 from ds_advise.probes.run import Run
 from ds_advise.probes.this_machine import cpu_cores
 from rich.console import Console
+
+from tests.probe_results import ran
 
 MODEL = {
     "model_type": "qwen2",
@@ -304,32 +306,16 @@ def test_a_past_probe_of_the_same_run_is_the_prediction(folder: Path) -> None:
     closed_form = prediction_of(run)
     assert closed_form is not None and closed_form.evidence == "analytic"
     step = StepTime(total_s=2 * closed_form.time.step_s, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
-    report = RankReport(
-        rank=0,
-        allocated_bytes=None,
-        reserved_bytes=None,
-        device_bytes=None,
-        host_baseline_bytes=0,
-        host_loading_peak_bytes=0,
-        host_peak_bytes=10**8,
-        host_pinned_bytes=None,
-        nvme_bytes=0,
-        nvme_read_bytes=0,
-        nvme_written_bytes=0,
-        steps=(step,),
-        losses=(1.0,),
-    )
+    success = ran(step, world_size=2, device="cpu", tokens_per_step=1, host_peak_bytes=10**8)
+    failure = RankFailure(kind="out_of_memory", rank=0, phase="step 1", message="no")
 
-    def keep(ranks: tuple[RankReport, ...], failure: RankFailure | None, micro_batch_size: int = 2) -> None:
-        result = ProbeResult(
-            world_size=2, device="cpu", solo=False, tokens_per_step=1, ranks=ranks, failure=failure, versions={}
-        )
+    def keep(result: ProbeResult, micro_batch_size: int = 2) -> None:
         keep_probe(result, replace(run, micro_batch_size=micro_batch_size), memory_limit_bytes=None)
 
-    keep((report,), None, micro_batch_size=1)
-    keep((), RankFailure(kind="out_of_memory", rank=0, phase="step 1", message="no"))
+    keep(success, micro_batch_size=1)
+    keep(replace(success, ranks=(), failure=failure))
     assert prediction_of(run) == closed_form
-    keep((report,), None)
+    keep(success)
     seen = prediction_of(run)
     assert seen is not None and seen.evidence == "probe"
     assert seen.time.step_s == pytest.approx(2 * closed_form.time.step_s)

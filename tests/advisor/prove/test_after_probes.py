@@ -19,10 +19,12 @@ from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.advisor.recommend.candidate import Candidate
 from ds_advise.advisor.recommend.recommendation import Recommendation
 from ds_advise.estimators.memory.device_overhead import CPU_HEAP_SHARE, CPU_PROCESS_BYTES
-from ds_advise.probes.real_run import ProbeResult, RankFailure, RankReport
+from ds_advise.probes.real_run import ProbeResult, RankFailure
 from ds_advise.probes.real_run.result import StepTime
 from ds_advise.probes.run import Run
 from ds_advise.probes.store import Store
+
+from tests import probe_results
 
 MODEL = {
     "model_type": "qwen2",
@@ -64,29 +66,8 @@ def ran(candidate: Candidate, slower: float = 1.0) -> ProbeResult:
     """The candidate's probe on a machine that takes so many times as long as predicted."""
     time = candidate.estimate.time
     step = StepTime(total_s=time.step_s * slower, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
-    report = RankReport(
-        rank=0,
-        allocated_bytes=None,
-        reserved_bytes=None,
-        device_bytes=None,
-        host_baseline_bytes=0,
-        host_loading_peak_bytes=0,
-        host_peak_bytes=10**8,
-        host_pinned_bytes=None,
-        nvme_bytes=0,
-        nvme_read_bytes=0,
-        nvme_written_bytes=0,
-        steps=(step,),
-        losses=(1.0,),
-    )
-    return ProbeResult(
-        world_size=2,
-        device="cpu",
-        solo=False,
-        tokens_per_step=time.tokens_per_step,
-        ranks=(report,),
-        failure=None,
-        versions={},
+    return probe_results.ran(
+        step, world_size=2, device="cpu", tokens_per_step=time.tokens_per_step, host_peak_bytes=10**8
     )
 
 

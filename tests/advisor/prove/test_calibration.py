@@ -8,8 +8,10 @@ from ds_advise.advisor.prove.calibration import calibration
 from ds_advise.advisor.recommend.candidate import Candidate
 from ds_advise.advisor.recommend.recommendation import Recommendation
 from ds_advise.estimators.estimate import TimeEstimate
-from ds_advise.probes.real_run import ProbeResult, RankReport
+from ds_advise.probes.real_run import ProbeResult
 from ds_advise.probes.real_run.result import StepTime
+
+from tests.probe_results import ran
 
 OPTIMIZER = ("optimizer", "optimizer on the host")
 
@@ -43,30 +45,7 @@ def probed(time: TimeEstimate, device: float, optimizer: float, links: float, *,
         waiting_s=waiting if waits else None,
         optimizer_waiting_s=waiting * 0.3 if waits else None,
     )
-    report = RankReport(
-        rank=0,
-        allocated_bytes=1,
-        reserved_bytes=None,
-        device_bytes=None,
-        host_baseline_bytes=0,
-        host_loading_peak_bytes=0,
-        host_peak_bytes=0,
-        host_pinned_bytes=None,
-        nvme_bytes=0,
-        nvme_read_bytes=0,
-        nvme_written_bytes=0,
-        steps=(step,),
-        losses=(1.0,),
-    )
-    return ProbeResult(
-        world_size=4,
-        device="cuda",
-        solo=False,
-        tokens_per_step=time.tokens_per_step,
-        ranks=(report,),
-        failure=None,
-        versions={},
-    )
+    return ran(step, world_size=4, device="cuda", tokens_per_step=time.tokens_per_step, allocated_bytes=1)
 
 
 def test_one_probe_predicts_the_other_rungs_of_an_unlike_machine(answer: Recommendation) -> None:

@@ -17,9 +17,11 @@ from ds_advise.advisor.recommend.evidence import ProbeSeries
 from ds_advise.advisor.recommend.recommendation import Recommendation
 from ds_advise.advisor.recommend.report import render
 from ds_advise.estimators.errors import ClusterError, WorkloadError
-from ds_advise.probes.real_run import ProbeResult, RankFailure, RankReport
+from ds_advise.probes.real_run import ProbeResult, RankFailure
 from ds_advise.probes.real_run.result import StepTime
 from rich.console import Console
+
+from tests.probe_results import ran
 
 MEMORY = 79 * 2**30
 
@@ -128,36 +130,23 @@ def result_of(machine: Machine, candidate: Candidate) -> ProbeResult:
     """The outcome as a probe would have reported it."""
     outcome, plan = machine.outcome(candidate), candidate.estimate.plan
     tokens = plan.micro_batch_size * plan.gradient_accumulation_steps * 4 * 2048
-    common = {
-        "world_size": 4,
-        "device": "cuda",
-        "solo": False,
-        "tokens_per_step": tokens,
-        "versions": {},
-        "seconds": 0.01,
-    }
     if outcome.tokens_per_s is None:
         failure = RankFailure(kind="out_of_memory", rank=0, phase="step 1", message="CUDA out of memory")
-        return ProbeResult(**common, ranks=(), failure=failure)  # type: ignore[arg-type]
+        return ProbeResult(
+            world_size=4,
+            device="cuda",
+            solo=False,
+            tokens_per_step=tokens,
+            ranks=(),
+            failure=failure,
+            versions={},
+            seconds=0.01,
+        )
     step = StepTime(total_s=tokens / outcome.tokens_per_s, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
     memory = candidate.estimate.memory
     allocated = round(memory.allocated_bytes_per_gpu * (outcome.need_bytes or 0) / candidate.device_bytes)
-    report = RankReport(
-        rank=0,
-        allocated_bytes=allocated,
-        reserved_bytes=None,
-        device_bytes=None,
-        host_baseline_bytes=0,
-        host_loading_peak_bytes=0,
-        host_peak_bytes=0,
-        host_pinned_bytes=None,
-        nvme_bytes=0,
-        nvme_read_bytes=0,
-        nvme_written_bytes=0,
-        steps=(step,),
-        losses=(1.0,),
-    )
-    return ProbeResult(**common, ranks=(report,), failure=None)  # type: ignore[arg-type]
+    result = ran(step, world_size=4, device="cuda", tokens_per_step=tokens, allocated_bytes=allocated)
+    return replace(result, seconds=0.01)
 
 
 def test_the_settled_answer_recommends_the_fastest_that_ran(answer: Recommendation) -> None:
@@ -172,11 +161,11 @@ def test_the_settled_answer_recommends_the_fastest_that_ran(answer: Recommendati
     assert need is not None and final.recommended.device_bytes == pytest.approx(need, rel=1e-6)
     assert final.recommended.estimate.plan == series.best.candidate.estimate.plan
     assert [step.candidate for step in final.ladder].count(final.recommended) == 1
-    ran = {probe.candidate.plan for probe in series.probes}
+    probed = {probe.candidate.plan for probe in series.probes}
     others = [
         (before, after)
         for before, after in zip(answer.candidates, final.candidates, strict=True)
-        if before.plan not in ran and before.fit.limit in ("", "gpu")
+        if before.plan not in probed and before.fit.limit in ("", "gpu")
     ]
     assert others and all(after.estimate.evidence == "analytic" for _, after in others)
     for before, after in others:
