@@ -15,19 +15,26 @@ import os
 import sqlite3
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..estimators.errors import DsAdviseError
 from ..estimators.models.model_shape import ModelShape
-from .machine import Machine, machine_from_json
+from .machine import Machine, machine_from_json, this_machine
 from .store_path import store_path
+
+if TYPE_CHECKING:
+    from .run import Run
 
 RecordKind = Literal["probe", "bench", "training"]
 T = TypeVar("T")
+
+LIBRARIES = ("torch", "deepspeed", "transformers")
+"""Libraries whose versions decide what a run does."""
 
 SCHEMA_VERSION = 1
 """PRAGMA user_version of the file; it rises when an older ds-advise could not read the new form."""
@@ -107,6 +114,37 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         columns = {"id": self.id, "kind": self.kind, "made_at": self.made_at, "machine_key": self.machine.key}
         return {**columns, "machine": self.machine.to_json(), "model": self.model, **self.body}
+
+
+def record_of(
+    run: Run,
+    kind: RecordKind,
+    result: Mapping[str, Any],
+    *,
+    config: Mapping[str, Any] | None = None,
+    **conditions: Any,
+) -> Record:
+    """A measurement of a run on this machine, now.
+
+    config: the run's configuration as far as more of it is known. conditions: what stands beside the workload.
+    """
+    name = run.model_name or (run.shape.name if run.shape is not None else "")
+    return Record(
+        kind=kind,
+        machine=this_machine(),
+        model="" if run.shape is None else model_key(run.shape),
+        # The last part of a path is a name; the rest says where somebody keeps their models.
+        model_name=Path(name).name if ".py:" in name or Path(name).exists() else name,
+        plan=dict(run.config if config is None else config),
+        workload={**workload_of(run), **conditions},
+        result=result,
+        versions={library: version(library) for library in LIBRARIES},
+    )
+
+
+def workload_of(run: Run) -> dict[str, Any]:
+    """A run's workload as records keep it, with the checkpointing that no ds_config holds."""
+    return {**asdict(run.workload), "gradient_checkpointing": run.gradient_checkpointing}
 
 
 class Store:

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ...probes.machine import this_machine
-from ...probes.store import Record, model_key, try_store
+from ...probes.store import record_of, try_store
 from ..terminal.output import Output
 from .fallback import Continuation
 from .request import FAILURE_TITLES, LaunchOutcome, LaunchRequest
@@ -91,16 +89,5 @@ def keep_training(request: LaunchRequest, outcome: LaunchOutcome) -> int | None:
             "device_bytes": memory.device_bytes_per_gpu,
             "host_bytes": memory.host_bytes_per_node,
         }
-    name = run.model_name or run.shape.name
-    record = Record(
-        kind="training",
-        machine=this_machine(),
-        model=model_key(run.shape),
-        # The last part of a path is a name; the rest says where somebody keeps their models.
-        model_name=Path(name).name if Path(name).exists() else name,
-        plan=dict(run.config),
-        result=result,
-        workload={**asdict(run.workload), "gradient_checkpointing": run.gradient_checkpointing},
-        versions={library: version(library) for library in ("torch", "deepspeed", "transformers")},
-    )
+    record = record_of(run, "training", result)
     return try_store(lambda store: store.add(record), None)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from ...estimators.errors import ClusterError
@@ -23,10 +22,8 @@ from ...probes.machine import this_machine
 from ...probes.real_run import ProbeResult, probe
 from ...probes.real_run.result import from_json
 from ...probes.run import Run
-from ...probes.store import Record, model_key, try_store
+from ...probes.store import LIBRARIES, Record, model_key, record_of, try_store, workload_of
 from ...probes.this_machine import host_memory_bytes
-
-_LIBRARIES = ("torch", "deepspeed", "transformers")
 
 
 def probe_and_keep(run: Run, *, memory_limit_bytes: int | None = None, **settings: Any) -> ProbeResult:
@@ -42,18 +39,7 @@ def keep_probe(result: ProbeResult, run: Run, *, memory_limit_bytes: int | None)
     The configuration is kept as it was given, with its `auto` batch sizes filled; all that DeepSpeed filled is in the
     result of a run that succeeded.
     """
-    name = run.model_name
-    record = Record(
-        kind="probe",
-        machine=this_machine(),
-        model="" if run.shape is None else model_key(run.shape),
-        # The last part of a path is a name; the rest says where somebody keeps their models.
-        model_name=Path(name).name if ".py:" in name or Path(name).exists() else name,
-        plan=_with_batch(run),
-        result=result.to_json(),
-        versions={library: version(library) for library in _LIBRARIES},
-        workload={**_kept_workload(run), "memory_limit_bytes": memory_limit_bytes},
-    )
+    record = record_of(run, "probe", result.to_json(), config=_with_batch(run), memory_limit_bytes=memory_limit_bytes)
     return try_store(lambda store: store.add(record), None)
 
 
@@ -88,17 +74,13 @@ class PastProbes:
 
     def of(self, run: Run) -> PastProbe | None:
         """The newest probe that answers for a run of this model."""
-        wanted = _comparable(_with_batch(run), _kept_workload(run))
+        wanted = _comparable(_with_batch(run), workload_of(run))
         for record in self._records:
             if _comparable(record.plan, record.workload) == wanted:
                 past = _past_probe(record)
                 if past is not None and _answers(past.result, record.workload.get("memory_limit_bytes"), run.cluster):
                     return past
         return None
-
-
-def _kept_workload(run: Run) -> dict[str, Any]:
-    return {**asdict(run.workload), "gradient_checkpointing": run.gradient_checkpointing}
 
 
 def _with_batch(run: Run) -> dict[str, Any]:
@@ -141,6 +123,6 @@ def _answers(result: ProbeResult, limit_bytes: int | None, cluster: Cluster) -> 
 
 def _versions() -> dict[str, str]:
     try:
-        return {library: version(library) for library in _LIBRARIES}
+        return {library: version(library) for library in LIBRARIES}
     except PackageNotFoundError:
         return {}
