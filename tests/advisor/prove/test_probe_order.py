@@ -102,7 +102,16 @@ def test_want_of_memory_strikes_out_what_needs_more(answer: Recommendation) -> N
     """No larger micro batch of the same series is run after one that did not fit."""
     machine = Machine(answer, 0)
     state = ProbeOrder(machine.candidates, MEMORY)
-    failed = max(machine.candidates, key=lambda candidate: candidate.estimate.plan.micro_batch_size)
+    first = state.choose()
+    assert first is not None
+    series = [
+        candidate
+        for candidate in machine.candidates
+        if candidate.rung == first.candidate.rung
+        and candidate.plan.gradient_checkpointing == first.candidate.plan.gradient_checkpointing
+    ]
+    failed = min(series, key=lambda candidate: candidate.plan.micro_batch_size)
+    assert len(series) > 1, "there is something to strike out"
     state.learn(failed, ProbeVerdict(tokens_per_s=None, out_of_memory=True))
     while (choice := state.choose()) is not None:
         same = (
