@@ -90,12 +90,13 @@ def answer_to(request: Request, on_phase: Callable[[str], object] = lambda _name
     try:
         started = time.monotonic()
         from .recording.operations import Operations
+        from .recording.phases import phase_text
 
-        operations = Operations(request.iterations)
+        operations = Operations()
 
-        def begun(phase: str) -> None:
-            operations.begin(phase)
-            on_phase(phase)
+        def begun(iteration: int, name: str) -> None:
+            operations.begin(iteration, name)
+            on_phase(phase_text(iteration, name))
 
         recorder = _recorder(begun)
         return {"result": _run(request, recorder, operations, started).to_json()}
@@ -130,7 +131,7 @@ def _package(error: Exception) -> str:
     return next((name for name in reversed(names) if not name.startswith("pydantic")), "")
 
 
-def _recorder(on_phase: Callable[[str], object]) -> PhaseRecorder:
+def _recorder(on_phase: Callable[[int, str], object]) -> PhaseRecorder:
     from .recording.allocation_classifier import AllocationClassifier
     from .recording.ledger import Ledger
     from .recording.phases import PhaseRecorder

@@ -1,4 +1,4 @@
-"""What one training step executes: the last iteration's operations by name and shapes, for their time.
+"""What one training step executes: the operations of the last iteration that ran by name and shapes, for their time.
 
 FLOPs of attention come from torch's own formulas (`torch.utils.flop_counter`), which see shapes only; a causal mask
 halves them. Views move nothing and launch nothing and are left out. What a compiled extension of DeepSpeed's would do
@@ -34,17 +34,20 @@ _KIND |= {f"c10d::{name}": "collective" for name in _COLLECTIVES.split()}
 
 
 class Operations:
-    """Counts operations while the phases of iteration `last` run; `begin` is told every phase by name."""
+    """Counts the operations of one iteration, from 1 on; `begin` is told every phase, and forgets what was counted when
+    another iteration begins."""
 
-    def __init__(self, last: int) -> None:
-        self._last = f" of iteration {last}"
-        self._phase = ""
+    def __init__(self) -> None:
+        self._iteration, self._phase = 0, ""
         self._counts = Counter[Any]()
         self._kinds: dict[Any, RecordedOperation | None] = {}
         torch.nn.modules.module.register_module_forward_pre_hook(self._visit)
 
-    def begin(self, phase: str) -> None:
-        self._phase = phase.removesuffix(self._last) if phase.endswith(self._last) else ""
+    def begin(self, iteration: int, phase: str) -> None:
+        if iteration != self._iteration:
+            self._iteration = iteration
+            self._counts.clear()
+        self._phase = phase if iteration else ""
 
     @property
     def active(self) -> bool:

@@ -26,11 +26,14 @@ class RecordedPhase:
 
 
 class PhaseRecorder:
-    """Divides the run into phases. `current` names the one that runs, for the report of an error; `on_phase` gets it
-    too."""
+    """Divides the run into phases. `current` names the one that runs, for the report of an error; `on_phase` gets its
+    iteration and name."""
 
     def __init__(
-        self, ledger: Ledger, classifier: AllocationClassifier, on_phase: Callable[[str], object] = lambda _name: None
+        self,
+        ledger: Ledger,
+        classifier: AllocationClassifier,
+        on_phase: Callable[[int, str], object] = lambda _iteration, _name: None,
     ) -> None:
         self.ledger, self.classifier, self.on_phase = ledger, classifier, on_phase
         self.current = "start"
@@ -40,8 +43,8 @@ class PhaseRecorder:
     @contextlib.contextmanager
     def phase(self, iteration: int, name: str) -> Iterator[None]:
         ledger = self.ledger
-        self.current = name if iteration == 0 else f"{name} of iteration {iteration}"
-        self.on_phase(self.current)
+        self.current = phase_text(iteration, name)
+        self.on_phase(iteration, name)
         self.classifier.begin(name)
         ledger.begin_phase()
         recorded = RecordedPhase(iteration=iteration, name=name, first_event=ledger.events)
@@ -79,6 +82,11 @@ class PhaseRecorder:
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.register_hook(named)  # type: ignore[no-untyped-call]
+
+
+def phase_text(iteration: int, name: str) -> str:
+    """A phase as people are told of it."""
+    return name if iteration == 0 else f"{name} of iteration {iteration}"
 
 
 def _together(parts: list[PhaseMemory]) -> PhaseMemory:
