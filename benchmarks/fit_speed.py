@@ -1,13 +1,14 @@
 """The constants of the step-time model that no source gives, fitted on published runs, and how well they carry over.
 
     python -m benchmarks.fit_speed              # each constant: committed, and what the fit finds
-    python -m benchmarks.fit_speed --write      # besides, for each source, its error under a fit on the others
-                                                (minutes), # into benchmarks/data/speed_left_out.csv
+    python -m benchmarks.fit_speed --write      # besides, for each origin of runs, its predictions under a fit on the
+                                                # others, into benchmarks/data/speed_left_out.csv
 
-The fit minimizes the mean of |log(predicted / measured)| over the runs of `accuracy.time`, where every source counts as
-the square root of its runs, so that a hundred rows of one table do not outvote the rest, plus STIFFNESS log^2(constant
-/ prior) for each constant: what the runs hardly feel stays where other knowledge puts it. One constant after the other
-is moved by shrinking factors as long as that helps.
+The fit minimizes the mean of |log(predicted / measured)| over the runs of `accuracy.timed_runs`, where every origin
+counts as the square root of its runs, so that a hundred rows of one table do not outvote the rest, plus STIFFNESS
+log^2(constant / prior) for each constant: what the runs hardly feel stays where other knowledge puts it. The logarithm
+of a prediction is nearly linear in those of the constants: each round takes the slopes, finds the minimum of the linear
+model within a trust region, and keeps it if the true objective agrees.
 
 TILE_START and RAMP_S stand apart: they follow from published timings of single products (`products_error`).
 """
@@ -17,11 +18,13 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import log, sqrt
-from statistics import mean, median
+from itertools import accumulate
+from math import exp, log, sqrt
+from statistics import mean
 from types import ModuleType
 from typing import Any
 
@@ -29,13 +32,24 @@ from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.time import collective_time, compute_time, host_time, offload_time, roofline
 from ds_advise.estimators.time import step_time as throughput
 
-from .accuracy.time import DATA, LEFT_OUT, TimedRun, percentile_90, read_runs
+from .accuracy.timed_runs import DATA, LEFT_OUT, TimedRun, read_runs
 
 STIFFNESS = 0.05
 """A tenth off its prior, a constant must improve the mean error by 0.05 percentage points."""
 
-FACTORS = (1.25, 1.1, 1.04, 1.015)
-"""Steps by which a constant is moved, up and down, coarse to fine."""
+STEPS = tuple(log(factor) for factor in (1.25, 1.1, 1.04, 1.015, 1.005))
+"""Steps by which the linear model's constants are moved, up and down, coarse to fine."""
+
+TRUST = tuple(log(factor) for factor in (1.5, 1.25, 1.1, 1.04))
+"""How far a constant may move in a round, round by round."""
+
+SLOPE_STEP = log(1.02)
+
+LIGHT = {"bytedance-iaas/AsymGEMM": 0.25}
+"""Origins that count for less than the square root of their runs: a project's own log, its settings not stated."""
+
+Slopes = list[list[tuple[int, float]]]
+"""By constant, (run, slope of its log prediction) where it is not 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,53 +125,101 @@ def products_error(tile_start: float, ramp_s: float) -> float:
     return mean(errors)
 
 
-def sources(runs: Sequence[TimedRun]) -> dict[str, list[TimedRun]]:
-    found: dict[str, list[TimedRun]] = {}
-    for run in runs:
-        if run.counted:
-            found.setdefault(run.source, []).append(run)
+def objective(runs: Sequence[TimedRun]) -> float:
+    """Weighted mean of |log(predicted / measured)| of the counted runs, and what leaving the priors costs."""
+    counted = [run for run in runs if run.counted]
+    return _objective(_log_errors(counted), _weights(counted), _log_shifts())
+
+
+def _objective(log_errors: Sequence[float], weights: Sequence[float], log_shifts: Sequence[float]) -> float:
+    misfit = sum(weight * abs(error) for weight, error in zip(weights, log_errors, strict=True))
+    return misfit + STIFFNESS * sum(shift * shift for shift in log_shifts)
+
+
+def _log_errors(runs: Sequence[TimedRun]) -> list[float]:
+    return [log(run.step_s / run.measured_s) for run in runs]
+
+
+def _log_shifts() -> list[float]:
+    """How far each constant is from its prior."""
+    return [log(constant.read() / constant.prior) for constant in CONSTANTS]
+
+
+def _weights(runs: Sequence[TimedRun]) -> list[float]:
+    """Each run's part of the mean."""
+    counts = Counter(run.origin for run in runs)
+    shares = [LIGHT.get(run.origin, 1.0) / sqrt(counts[run.origin]) for run in runs]
+    return [share / sum(shares) for share in shares]
+
+
+def slopes(runs: Sequence[TimedRun], log_errors: Sequence[float]) -> Slopes:
+    """Those of every constant, where it stands."""
+    found = []
+    for constant in CONSTANTS:
+        before = constant.read()
+        constant.write(before * exp(SLOPE_STEP))
+        moved = _log_errors(runs)
+        constant.write(before)
+        pairs = enumerate(zip(moved, log_errors, strict=True))
+        found.append([(run, (after - error) / SLOPE_STEP) for run, (after, error) in pairs if after != error])
     return found
 
 
-def objective(runs: Sequence[TimedRun]) -> float:
-    """Weighted mean of |log(predicted / measured)|, and what leaving the priors costs."""
-    groups = sources(runs)
-    total = sum(sqrt(len(group)) for group in groups.values())
-    misfit = sum(
-        sum(abs(log(run.step_s / run.measured_s)) for run in group) / sqrt(len(group)) for group in groups.values()
-    )
-    return misfit / total + STIFFNESS * sum(log(constant.read() / constant.prior) ** 2 for constant in CONSTANTS)
+def fit(runs: Sequence[TimedRun], *, trust: Sequence[float] = TRUST, first_slopes: Slopes | None = None) -> float:
+    """Moves the constants to a minimum of the objective and returns it.
 
-
-def fit(runs: Sequence[TimedRun], factors: Sequence[float] = FACTORS) -> float:
-    """Moves the constants to a minimum of the objective and returns it."""
-    best = objective(runs)
-    for factor in factors:
-        moved = True
-        while moved:
-            moved = False
-            for constant in CONSTANTS:
-                best, better = _descend(constant, factor, runs, best)
-                moved |= better
+    first_slopes: those of the first round, where the caller has them already.
+    """
+    counted = [run for run in runs if run.counted]
+    weights, errors = _weights(counted), _log_errors(counted)
+    best, known = _objective(errors, weights, _log_shifts()), first_slopes
+    for largest in trust:
+        known = known or slopes(counted, errors)
+        before = [constant.read() for constant in CONSTANTS]
+        moves = _linear_minimum(errors, known, weights, largest)
+        if not any(moves):
+            continue
+        for constant, value, move in zip(CONSTANTS, before, moves, strict=True):
+            constant.write(min(constant.largest, value * exp(move)))
+        found = _log_errors(counted)
+        better = _objective(found, weights, _log_shifts())
+        if better < best - 1e-5:
+            best, errors = better, found
+            known = None if max(map(abs, moves)) > 2 * SLOPE_STEP else known
+        else:
+            for constant, value in zip(CONSTANTS, before, strict=True):
+                constant.write(value)
     return best
 
 
-def _descend(constant: Constant, factor: float, runs: Sequence[TimedRun], best: float) -> tuple[float, bool]:
-    better = False
-    for step in (factor, 1 / factor):
-        while True:
-            before = constant.read()
-            if before * step > constant.largest:
-                break
-            constant.write(before * step)
-            found = objective(runs)
-            if found >= best - 1e-5:
-                constant.write(before)
-                break
-            best, better = found, True
-        if better:
-            break
-    return best, better
+def _linear_minimum(
+    log_errors: Sequence[float], known: Slopes, weights: Sequence[float], largest: float
+) -> list[float]:
+    """By how much each constant's logarithm moves, at most by `largest`, to the minimum of the linear model."""
+    errors, shifts = list(log_errors), _log_shifts()
+    room = [log(constant.largest / constant.read()) for constant in CONSTANTS]
+    moves = [0.0] * len(CONSTANTS)
+
+    def gain(index: int, step: float) -> float:
+        """What moving a constant saves."""
+        misfit = sum(weights[run] * (abs(errors[run]) - abs(errors[run] + step * slope)) for run, slope in known[index])
+        return misfit + STIFFNESS * (shifts[index] ** 2 - (shifts[index] + step) ** 2)
+
+    def moves_by(index: int, size: float) -> bool:
+        for step in (size, -size):
+            wanted = moves[index] + step
+            if abs(wanted) <= largest and wanted <= room[index] and gain(index, step) > 1e-7:
+                moves[index] += step
+                shifts[index] += step
+                for run, slope in known[index]:
+                    errors[run] += step * slope
+                return True
+        return False
+
+    for size in STEPS:
+        while sum(moves_by(index, size) for index in range(len(CONSTANTS))):
+            pass
+    return moves
 
 
 @contextmanager
@@ -171,14 +233,27 @@ def restored() -> Iterator[None]:
             constant.write(value)
 
 
-def left_out(runs: Sequence[TimedRun]) -> dict[str, list[float]]:
-    """Errors of every source's runs under a fit on the others."""
-    errors: dict[str, list[float]] = {}
-    for source, group in sources(runs).items():
-        with restored():
-            fit([run for run in runs if run.source != source])
-            errors[source] = [run.error for run in group]
-    return errors
+def left_out(runs: Sequence[TimedRun]) -> dict[tuple[str, str], float]:
+    """By source and row, seconds of every counted run's step under a fit on the runs of other origins."""
+    counted = [run for run in runs if run.counted]
+    found = {}
+    with restored():
+        fit(counted)
+        fitted = [constant.read() for constant in CONSTANTS]
+        known = slopes(counted, _log_errors(counted))
+        for origin in dict.fromkeys(run.origin for run in counted):
+            for constant, value in zip(CONSTANTS, fitted, strict=True):
+                constant.write(value)
+            others = [run for run in counted if run.origin != origin]
+            fit(others, first_slopes=_of(known, [run.origin != origin for run in counted]))
+            found.update({(run.source, run.name): run.step_s for run in counted if run.origin == origin})
+    return found
+
+
+def _of(known: Slopes, kept: Sequence[bool]) -> Slopes:
+    """The slopes of the runs that are kept, which are numbered anew."""
+    numbers = list(accumulate(kept, initial=0))
+    return [[(numbers[run], slope) for run, slope in pairs if kept[run]] for pairs in known]
 
 
 def main() -> int:
@@ -199,18 +274,18 @@ def main() -> int:
         f"{found[0]:.1%}, with TILE_START {found[1]} and RAMP_S {found[2]}e-6"
     )
     if asked.write:
-        _write(left_out(runs))
+        _write(runs, left_out(runs))
     return 0
 
 
-def _write(errors: dict[str, list[float]]) -> None:
-    everywhere = [error for found in errors.values() for error in found]
+def _write(runs: Sequence[TimedRun], seconds: dict[tuple[str, str], float]) -> None:
     with LEFT_OUT.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("source", "runs", "median", "p90"))
-        for source, found in {"all": everywhere, **errors}.items():
-            sizes = [abs(error) for error in found]
-            writer.writerow((source, len(sizes), f"{median(sizes):.4f}", f"{percentile_90(sizes):.4f}"))
+        writer.writerow(("source", "row", "committed_s", "left_out_s"))
+        for run in runs:
+            if run.counted:
+                left_out_s = seconds[run.source, run.name]
+                writer.writerow((run.source, run.name, f"{run.step_s:.5g}", f"{left_out_s:.5g}"))
 
 
 if __name__ == "__main__":

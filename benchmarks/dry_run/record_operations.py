@@ -20,7 +20,7 @@ from ds_advise.estimators.time.recorded_time import RecordedOperation
 from ds_advise.probes.dry_run import DryRunResult, dry_run
 from ds_advise.probes.run import Run
 
-from ..accuracy.time import RECORDED, TimedRun, read_runs
+from ..accuracy.timed_runs import RECORDED, TimedRun, read_runs
 
 CHOSEN = {
     ("seed 000", "7"),

@@ -24,7 +24,7 @@ from ds_advise.probes.dry_run.step_time import step_time
 from ds_advise.probes.run import Run
 from rich.console import Console
 
-from benchmarks.accuracy import time as accuracy
+from benchmarks.accuracy import timed_runs
 
 CLUSTER = parse_cluster("4xA100-80GB")
 MODEL: dict[str, Any] = {
@@ -159,8 +159,8 @@ def test_the_answer_holds_the_step_time(recorded: DryRunResult) -> None:
 def test_both_depths_agree_on_published_runs() -> None:
     """Ten recorded runs of three models, stages 0 to 3, with and without offload: within 15 % of the closed form
     each."""
-    known = {(run.source, run.name): run for run in accuracy.read_runs()}
-    recorded_runs = accuracy.recorded_operations()
+    known = {(run.source, run.name): run for run in timed_runs.read_runs()}
+    recorded_runs = timed_runs.recorded_operations()
     assert len(recorded_runs) == 10
     for key, operations in recorded_runs.items():
         assert known[key].recorded_s(operations) == pytest.approx(known[key].step_s, rel=0.15), key

@@ -1,0 +1,322 @@
+"""The measured times of `benchmarks/data/published_throughput.csv` as what the estimators take, singly and in groups.
+
+The error of a run is predicted over measured step time, less one: under the committed constants, or under a fit that
+has not seen its origin (`benchmarks/fit_speed.py`). A group varies one thing on the same hardware; in it the order
+counts (Kendall's tau), and what choosing the run that is predicted fastest costs (regret).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.models.catalogue import find
+from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.models.model_shape import ModelShape
+from ds_advise.estimators.plan import Offload, Plan
+from ds_advise.estimators.software import Software
+from ds_advise.estimators.time.recorded_time import Kind, RecordedOperation, recorded_time
+from ds_advise.estimators.time.step_time import estimate_time
+from ds_advise.estimators.workload import AttentionKernel, LossKernel, Method, Precision, Workload
+
+from .. import seed_ranking
+
+DATA = Path(__file__).parents[1] / "data"
+LEFT_OUT = DATA / "speed_left_out.csv"
+"""What `benchmarks.fit_speed --write` found: each run's prediction under a fit on the runs of other origins."""
+
+RECORDED = DATA / "recorded_operations.csv"
+"""What `benchmarks.dry_run.record_operations` wrote: the operations of some of the runs."""
+
+FLASH_TRITON = (0.75, 0.45)
+"""Forward and backward speed of FlashAttention's Triton kernel of 2023 against FlashAttention-2, read off the plots of
+arXiv:2307.08691 (figures 5 and 6)."""
+
+ASSUMED_TOLERANCE = 0.25
+"""Of a run whose author leaves settings or hardware open."""
+
+TIE = 0.03
+"""Runs whose measured speeds differ by less are not ranked: what the sources publish as repetitions differs by that
+much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedRun:
+    """One published run.
+
+    measured_s: seconds of one optimizer step, from whatever the source prints.
+    tolerance:  what the source leaves open, as a share: repetitions and clocks, lengths that are means, settings
+        assumed.
+    counted:    False where the run used other kernels than the estimators model; shown, but in no statistic.
+    """
+
+    source: str
+    name: str
+    group: str
+    model: ModelShape
+    cluster: Cluster
+    workload: Workload
+    plan: Plan
+    software: Software
+    measured_s: float
+    left_out_s: float | None
+    """Its prediction under a fit that has not seen its origin; None where `LEFT_OUT` does not have it."""
+    tolerance: float
+    counted: bool
+    note: str
+
+    @property
+    def origin(self) -> str:
+        """Who measured it: the repository where the source names one, else the source. What a fit leaves out to judge
+        a run."""
+        repository = self.source.split()[0]
+        return repository.partition("@")[0] if "/" in repository else self.source
+
+    @property
+    def step_s(self) -> float:
+        return estimate_time(self.model, self.workload, self.cluster, self.plan, self.software).step_s
+
+    def recorded_s(self, operations: Sequence[RecordedOperation]) -> float:
+        """Seconds of one optimizer step by the operations that a dry run recorded."""
+        plan = self.plan
+        return recorded_time(
+            operations,
+            self.cluster,
+            zero_stage=plan.zero_stage,
+            micro_batches=plan.gradient_accumulation_steps,
+            tokens_per_step=self.tokens,
+            overlap_comm=plan.overlap_comm,
+            pin_memory=plan.pin_memory,
+        ).step_s
+
+    @property
+    def samples(self) -> int:
+        """Of one optimizer step over all GPUs."""
+        return self.plan.micro_batch_size * self.plan.gradient_accumulation_steps * self.cluster.world_size
+
+    @property
+    def label(self) -> str:
+        workload, plan = self.workload, self.plan
+        sharding = "FSDP" if self.software.sharding == "fsdp" else f"stage {plan.zero_stage}"
+        words = [
+            f"{self.model.name.rpartition('/')[2]} {workload.method}",
+            f"{self.cluster.world_size} x {self.cluster.gpu.name}",
+            sharding,
+            f"S {workload.seq_len}",
+            f"B {plan.micro_batch_size} x {plan.gradient_accumulation_steps}",
+        ]
+        words += ["offload"] if plan.offload_optimizer != "none" else []
+        words += ["checkpointing"] if plan.gradient_checkpointing else []
+        words += ["fused kernels"] if self.software.fused_kernels else []
+        return ", ".join(words)
+
+    @property
+    def tokens(self) -> int:
+        return self.samples * self.workload.seq_len
+
+    @property
+    def error(self) -> float:
+        """Under the committed constants, which its own measurement may have helped to fit."""
+        return self.step_s / self.measured_s - 1
+
+    @property
+    def unseen_s(self) -> float:
+        """`left_out_s`, which it must have."""
+        if self.left_out_s is None:
+            raise LookupError(
+                f"{LEFT_OUT.name} lacks {self.source} {self.name}: run python -m benchmarks.fit_speed --write"
+            )
+        return self.left_out_s
+
+    @property
+    def unseen_error(self) -> float:
+        return self.unseen_s / self.measured_s - 1
+
+
+def read_runs() -> list[TimedRun]:
+    """Every published run that is predicted, and the project's first ones (`seed_ranking`)."""
+    with (DATA / "published_throughput.csv").open(newline="", encoding="utf-8") as file:
+        published = [_run(row) for row in csv.DictReader(file)]
+    with seed_ranking.DATA.open(newline="", encoding="utf-8") as file:
+        return published + [_seed_run(row) for row in csv.DictReader(file)]
+
+
+def _seed_run(row: dict[str, str]) -> TimedRun:
+    """A row of `data/seed_runs.csv`; where its engine steps in every micro batch, one of those steps."""
+    model = find(row["model"])
+    plan = seed_ranking.plan_of(row, model.hidden_size)
+    steps = int(row["engine_steps"])
+    source = f"seed {row['group'][:3]}"
+    return TimedRun(
+        source=source,
+        name=row["row"],
+        group=row["group"] if row["ranked"] == "yes" else "",
+        model=model,
+        cluster=seed_ranking.cluster_of(row),
+        workload=seed_ranking.workload_of(row),
+        plan=plan,
+        software=Software(),
+        measured_s=float(row["step_s"]) / steps,
+        left_out_s=_left_out().get((source, row["row"])),
+        tolerance=ASSUMED_TOLERANCE,
+        counted=row["ranked"] == "yes",
+        note=row["assumed"] or row["notes"],
+    )
+
+
+@cache
+def _left_out() -> dict[tuple[str, str], float]:
+    with LEFT_OUT.open(newline="", encoding="utf-8") as file:
+        return {(row["source"], row["row"]): float(row["left_out_s"]) for row in csv.DictReader(file)}
+
+
+@cache
+def _model(name: str) -> ModelShape:
+    described = json.loads((DATA / "throughput_models.json").read_text(encoding="utf-8"))
+    return shape_from_config(described[name], name=name) if name in described else find(name)
+
+
+def _run(row: dict[str, str]) -> TimedRun:
+    model = _model(row["model"])
+    kernel = FLASH_TRITON if row["attention"] == "flash1" else (1.0, 1.0)
+    fsdp = row["engine"] == "fsdp"
+    workload = Workload(
+        method=cast(Method, row["method"]),
+        lora_rank=int(row["lora_rank"] or 8),
+        lora_targets=tuple(row["lora_targets"].split()) or None,
+        lora_dropout=float(row["lora_dropout"] or 0),
+        adapters_fp32=row["adapters_fp32"] == "yes",
+        seq_len=int(row["seq_len"]),
+        precision=cast(Precision, row["precision"]),
+        optimizer=row["optimizer"],
+        attention=cast(AttentionKernel, "flash" if row["attention"] == "flash1" else row["attention"]),
+        loss=cast(LossKernel, row["loss"]),
+    )
+    layer = max(block.parameters_per_layer for block in model.blocks)
+    plan = Plan(
+        zero_stage=cast(Literal[0, 1, 2, 3], int(row["zero_stage"])),
+        micro_batch_size=int(row["micro_batch"]),
+        gradient_accumulation_steps=int(row["grad_accum"]),
+        gradient_checkpointing=row["checkpointing"] == "on",
+        offload_optimizer=cast(Offload, row["offload_optimizer"]),
+        offload_param=cast(Offload, row["offload_param"]),
+    )
+    if fsdp:  # It gathers and reduces layer by layer and keeps nothing.
+        plan = replace(
+            plan,
+            reduce_bucket_size=layer,
+            stage3_prefetch_bucket_size=layer,
+            stage3_param_persistence_threshold=0,
+            stage3_max_live_parameters=0,
+        )
+    plan = replace(plan, **_settings(row["plan"]))
+    cluster = parse_cluster(row["gpus"], interconnect=row["interconnect"] or None)
+    samples = plan.micro_batch_size * plan.gradient_accumulation_steps * cluster.world_size
+    tokens, value = samples * workload.seq_len, float(row["value"])
+    measured = {
+        "tokens/s/GPU": tokens / value / cluster.world_size,
+        "tokens/s": tokens / value,
+        "samples/s": samples / value,
+        "TFLOP/s/GPU": float(row["tflop_per_sample"] or 0) * samples / value / cluster.world_size,
+        "ms/step": value / 1e3,
+        "s/step": value,
+        "s/1024 samples": value * samples / 1024,
+    }[row["unit"]]
+    return TimedRun(
+        source=row["source"],
+        name=row["row"],
+        group=row["group"],
+        model=model,
+        cluster=cluster,
+        workload=workload,
+        plan=plan,
+        software=Software(
+            sharding="fsdp" if fsdp else "zero",
+            fused_kernels=row["fused_kernels"] == "yes",
+            attention_forward=kernel[0],
+            attention_backward=kernel[1],
+            reentrant=row["reentrant"] == "yes",
+        ),
+        measured_s=measured,
+        left_out_s=_left_out().get((row["source"], row["row"])),
+        tolerance=float(row["tolerance"]),
+        counted=row["counted"] == "yes",
+        note=row["reason"],
+    )
+
+
+def _settings(text: str) -> dict[str, Any]:
+    """Fields of the plan that a row sets apart from their defaults: `overlap_comm=no reduce_bucket_size=50000000`."""
+    settings: dict[str, Any] = {}
+    for word in text.split():
+        name, value = word.split("=")
+        settings[name] = value == "yes" if value in ("yes", "no") else int(value)
+    return settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Runs that vary one thing on the same hardware, ranked by time per token.
+
+    Both figures are of predictions that have not seen the runs' origin.
+
+    regret: measured time per token of the run that is predicted fastest, over that of the fastest, less one.
+    tau:    Kendall's, over the pairs that were measured further apart than TIE; 1 when there is none.
+    """
+
+    name: str
+    runs: tuple[TimedRun, ...]
+
+    @property
+    def regret(self) -> float:
+        chosen = min(self.runs, key=lambda run: run.unseen_s / run.tokens)
+        return chosen.measured_s / chosen.tokens / min(run.measured_s / run.tokens for run in self.runs) - 1
+
+    @property
+    def tau(self) -> float:
+        agree = pairs = 0
+        for index, one in enumerate(self.runs):
+            for other in self.runs[:index]:
+                measured = one.measured_s / one.tokens / (other.measured_s / other.tokens) - 1
+                if abs(measured) > TIE:
+                    pairs += 1
+                    predicted = one.unseen_s / one.tokens - other.unseen_s / other.tokens
+                    agree += (measured * predicted > 0) - (measured * predicted < 0)
+        return agree / pairs if pairs else 1.0
+
+
+def groups(runs: Iterable[TimedRun]) -> list[Group]:
+    """Groups of at least two counted runs."""
+    members: dict[str, list[TimedRun]] = {}
+    for run in runs:
+        if run.group and run.counted:
+            members.setdefault(run.group, []).append(run)
+    return [Group(name=name, runs=tuple(found)) for name, found in members.items() if len(found) > 1]
+
+
+def recorded_operations() -> dict[tuple[str, str], list[RecordedOperation]]:
+    """By source and row of a run."""
+    found: dict[tuple[str, str], list[RecordedOperation]] = {}
+    with RECORDED.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            found.setdefault((row["source"], row["row"]), []).append(
+                RecordedOperation(
+                    phase=row["phase"],
+                    kind=cast(Kind, row["kind"]),
+                    name=row["name"],
+                    count=int(row["count"]),
+                    precision=row["precision"],
+                    size_bytes=int(row["size_bytes"]),
+                    product=tuple(map(int, row["product"].split("x"))) if row["product"] else (),
+                    flops=int(row["flops"]),
+                    keys=int(row["keys"]),
+                )
+            )
+    return found
