@@ -35,7 +35,7 @@ from .options import COUNT, gpus, output_options, run_options
     "--timeline",
     type=click.Path(path_type=Path),
     metavar="FILE.json",
-    help="Write memory over time, for Perfetto or chrome://tracing.",
+    help="Write memory over time and the lanes of one step, for Perfetto or chrome://tracing.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the --timeline file.")
 @click.option("--explain", is_flag=True, help="List the largest modules and tensors at the peak.")
@@ -73,6 +73,6 @@ def dry_run(
         check_trace_file(timeline, force=force)
     answer = prove_by_dry_run(read_run(**run, cluster=parse_cluster(gpus, ram=ram)), **settings)
     if timeline is not None:
-        write_trace(answer.result, timeline)
+        write_trace(answer, timeline)
     output.show(answer.to_json, lambda console: render_dry_run(answer, console, explain=explain))
     return 0 if answer.fits else 1

@@ -8,7 +8,7 @@ from ...estimators.errors import ClusterError, WorkloadError
 from ...estimators.memory.plan_memory import estimate_memory
 from ...estimators.time.step_time import estimate_time
 from ...probes.dry_run import DryRunResult, dry_run
-from ...probes.dry_run.step_time import step_time
+from ...probes.dry_run.step_time import played_step
 from ...probes.run import Run
 from ..recommend.evidence import DryRunAnswer
 
@@ -38,15 +38,15 @@ def prove_by_dry_run(
 
 def beside_closed_form(run: Run, result: DryRunResult) -> DryRunAnswer:
     """A result beside the closed form for the plan that its configuration, with `auto` filled, describes."""
-    time = analytic = analytic_time = None
+    step = analytic = analytic_time = None
     with contextlib.suppress(ClusterError):  # no published speed of this GPU: its memory is known all the same
-        time = step_time(result, run.cluster, seq_len=run.workload.seq_len)
+        step = played_step(result, run.cluster, seq_len=run.workload.seq_len)
     plan = run.plan(result.config)
     if plan is not None and run.shape is not None:
         analytic = estimate_memory(run.shape, run.workload, run.cluster, plan)
         with contextlib.suppress(ClusterError):
             analytic_time = estimate_time(run.shape, run.workload, run.cluster, plan)
-    return DryRunAnswer(run=run, result=result, analytic=analytic, time=time, analytic_time=analytic_time)
+    return DryRunAnswer(run=run, result=result, analytic=analytic, step=step, analytic_time=analytic_time)
 
 
 def no_such_rank(rank: int, world_size: int) -> WorkloadError:

@@ -7,11 +7,15 @@ from rich.text import Text
 
 from ..recommend.evidence import DryRunAnswer
 from ..recommend.fit import MARGIN
+from ..recommend.reasons import time_shares
 from ..terminal.bar import bar
 from ..terminal.lines import NARROWEST, blank, can_encode, row, sentence
 from ..terminal.units import gib, percent, seconds
 from ..terminal.words import cluster_title, component_title
 from .timeline import PLAIN_SPARKS, SPARKS, spark, sparkline
+
+SMALLEST_SHARE = 0.03
+"""Smaller parts of a step are left out of the sentence about it."""
 
 
 def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = False) -> None:
@@ -42,13 +46,7 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
             f"The closed form says {gib(closed)} GiB allocated, {percent(abs(error))} "
             f"{'more' if error >= 0 else 'less'}.",
         )
-    if answer.time is not None:
-        other = (
-            f"; the closed form says {seconds(answer.analytic_time.step_s)}" if answer.analytic_time is not None else ""
-        )
-        sentence(
-            console, f"A step takes about {seconds(answer.time.step_s)}, by the operations that it executed{other}."
-        )
+    _step(answer, console)
     blank(console)
     sentence(console, f"Rank {result.rank} of {result.world_size} on {cluster_title(answer.run.cluster)}")
     _phases(answer, console)
@@ -79,6 +77,24 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
         f"{percent(MARGIN['dry-run'])} must stay free.",
         style="dim",
     )
+
+
+def _step(answer: DryRunAnswer, console: Console) -> None:
+    """How long a step takes, and what it waits for."""
+    step = answer.step
+    if step is None:
+        return
+    other = f"; the closed form says {seconds(answer.analytic_time.step_s)}" if answer.analytic_time is not None else ""
+    sentence(console, f"A step takes about {seconds(step.time.step_s)}, as its recorded schedule plays out{other}.")
+    shares = [f"{name} {percent(share)}" for name, share in time_shares(step.time) if share >= SMALLEST_SHARE]
+    sentence(console, f"What it waits for: {', '.join(shares)}.")
+    exchanged = (
+        f"; {percent(step.overlapped_s / step.links_busy_s)} of the {seconds(step.links_busy_s)} of collectives run "
+        "beside it"
+        if step.links_busy_s
+        else ""
+    )
+    sentence(console, f"The GPU computes {percent(step.gpu_busy_s / step.time.step_s)} of the time{exchanged}.")
 
 
 def _other_allocator(answer: DryRunAnswer) -> str:

@@ -1,4 +1,4 @@
-"""A dry run's memory over time: a line of sparks for the terminal, and a file for a trace viewer."""
+"""A dry run over time: memory as a line of sparks for the terminal; memory and one step's lanes for a trace viewer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 from ...ds_configs.write import write_config
 from ...estimators.errors import ConfigFileError
-from ...probes.dry_run import DryRunResult, TimelinePoint
+from ...estimators.schedule.play import PlayedStep
+from ...probes.dry_run import TimelinePoint
+from ..recommend.evidence import DryRunAnswer
 
 SPARKS = "▁▂▃▄▅▆▇█"
 PLAIN_SPARKS = "_.-~=+*#"
@@ -45,17 +47,19 @@ def sparkline(points: Sequence[TimelinePoint], columns: int, sparks: str) -> tup
     return "".join(spark(height, top, sparks) for height in heights), "".join(marks).rstrip()
 
 
-def trace(result: DryRunResult) -> dict[str, Any]:
-    """The run in Chrome's trace event format, which Perfetto and chrome://tracing open.
+def trace(answer: DryRunAnswer) -> dict[str, Any]:
+    """The run in Chrome's trace event format, which Perfetto and chrome://tracing open: two processes.
 
-    One event of the run (an allocation or a free) is a microsecond on the axis: order is true, duration is not.
-    Counters are bytes; spans are iterations and phases.
+    Memory: one event of the run (an allocation or a free) is a microsecond on the axis: order is true, duration is not.
+    Counters are bytes; spans are iterations and phases. Time: the last step as its schedule plays out, in true
+    microseconds, with the host thread, the GPU's streams, the links, the copies and the drive as threads.
     """
+    result = answer.result
     points = result.timeline
     events: list[dict[str, Any]] = [
-        {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"rank {result.rank} of {result.world_size}"}},
-        {"ph": "M", "pid": 1, "tid": 1, "name": "thread_name", "args": {"name": "iterations"}},
-        {"ph": "M", "pid": 1, "tid": 2, "name": "thread_name", "args": {"name": "phases"}},
+        _named(1, f"memory of rank {result.rank} of {result.world_size}"),
+        _named(1, "iterations", thread=1),
+        _named(1, "phases", thread=2),
     ]
     end = points[-1].event + 1
     events += _spans(
@@ -70,11 +74,14 @@ def trace(result: DryRunResult) -> dict[str, Any]:
             ("host", {"pinned": point.host_pinned_bytes, "pageable": point.host_bytes - point.host_pinned_bytes}),
         ):
             events.append({"ph": "C", "pid": 1, "name": name, "ts": point.event, "args": values})
+    if answer.step is not None:
+        events += _lanes(answer.step)
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
         "otherData": {
-            "time axis": "one allocation or free is one microsecond: the order is true, durations are not",
+            "time axis of memory": "one allocation or free is one microsecond: the order is true, durations are not",
+            "time axis of the step": "microseconds as the recorded schedule plays out",
             "unit of the counters": "bytes of tensors of one rank, the highest of each stretch of the run",
             "peak allocated bytes": result.peak.allocated_bytes_per_gpu,
             "versions": result.versions,
@@ -82,13 +89,38 @@ def trace(result: DryRunResult) -> dict[str, Any]:
     }
 
 
+def _named(process: int, name: str, thread: int | None = None) -> dict[str, Any]:
+    of = {"name": "process_name"} if thread is None else {"name": "thread_name", "tid": thread}
+    return {"ph": "M", "pid": process, "args": {"name": name}, **of}
+
+
+def _lanes(step: PlayedStep) -> list[dict[str, Any]]:
+    """The spans of a played step: a thread for the host, and one for each stream and what it keeps busy."""
+    events = [_named(2, f"one step, {step.time.step_s:.3f} s"), _named(2, "host", thread=0)]
+    events += [
+        _span(2, 0, stretch.name or "waits for the GPU", stretch.begins_s * 1e6, stretch.ends_s * 1e6)
+        for stretch in step.host
+    ]
+    threads: dict[tuple[int, str], int] = {}
+    for span in step.spans:
+        lane = (span.stream, span.lane)
+        if lane not in threads:
+            threads[lane] = len(threads) + 1
+            events.append(_named(2, f"stream {span.stream}: {span.lane}", thread=threads[lane]))
+        operation = step.schedule.operations[span.operation]
+        event = _span(2, threads[lane], step.names[span.operation], span.begins_s * 1e6, span.ends_s * 1e6)
+        events.append(event | {"args": {"operation": operation.name, "bytes": operation.size_bytes}})
+    return events
+
+
+def _span(process: int, thread: int, name: str, begins: float, ends: float) -> dict[str, Any]:
+    return {"ph": "X", "pid": process, "tid": thread, "name": name, "ts": begins, "dur": ends - begins}
+
+
 def _spans(points: Sequence[TimelinePoint], end: int, thread: int, name_of: Any) -> list[dict[str, Any]]:
     starts = [(name, next(own).begins) for name, own in groupby(points, key=name_of)]
     ends = [begins for _, begins in starts[1:]] + [end]
-    return [
-        {"ph": "X", "pid": 1, "tid": thread, "name": name, "ts": begins, "dur": until - begins}
-        for (name, begins), until in zip(starts, ends, strict=True)
-    ]
+    return [_span(1, thread, name, begins, until) for (name, begins), until in zip(starts, ends, strict=True)]
 
 
 def check_trace_file(path: Path, *, force: bool) -> None:
@@ -105,6 +137,6 @@ def check_trace_file(path: Path, *, force: bool) -> None:
         )
 
 
-def write_trace(result: DryRunResult, path: Path) -> None:
+def write_trace(answer: DryRunAnswer, path: Path) -> None:
     """Write the trace, over a file that is there."""
-    write_config(trace(result), path, force=True)
+    write_config(trace(answer), path, force=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from .candidate import Candidate
@@ -10,6 +10,7 @@ from .fit import MARGIN
 
 if TYPE_CHECKING:
     from ...estimators.estimate import MemoryEstimate, TimeEstimate
+    from ...estimators.schedule.play import PlayedStep
     from ...probes.dry_run import DryRunResult
     from ...probes.real_run import ProbeResult
     from ...probes.run import Run
@@ -23,8 +24,8 @@ class DryRunAnswer:
     result: DryRunResult
     analytic: MemoryEstimate | None
     """The closed form for the same plan; None for a model or an optimizer that it does not know."""
-    time: TimeEstimate | None = None
-    """The step's time from the operations that were recorded; None where nothing is known of the GPU's speed."""
+    step: PlayedStep | None = None
+    """The recorded step in time; None where nothing is known of the GPU's speed."""
     analytic_time: TimeEstimate | None = None
 
     @property
@@ -51,16 +52,19 @@ class DryRunAnswer:
         return need <= self.run.cluster.gpu.memory_bytes and self.fits_host
 
     def to_json(self) -> dict[str, Any]:
-        """The result without its timeline and operations, with the verdict, the step's time and the closed form."""
-        result = self.result.to_json()
-        del result["timeline"], result["operations"]
-        time, analytic = self.time, self.analytic
+        """The result without its timeline and schedule, with the verdict, the step's time and the closed form."""
+        result = replace(self.result, schedule=None, timeline=()).to_json()
+        del result["timeline"], result["schedule"]
+        step, analytic = self.step, self.analytic
         return {
             **result,
             "fits": self.fits,
-            "step_s": None if time is None else time.step_s,
-            "tokens_per_s": None if time is None else time.tokens_per_s,
-            "step_s_by_component": {} if time is None else time.components,
+            "step_s": None if step is None else step.time.step_s,
+            "tokens_per_s": None if step is None else step.time.tokens_per_s,
+            "step_s_by_component": {} if step is None else step.time.components,
+            "gpu_busy_s": None if step is None else step.gpu_busy_s,
+            "links_busy_s": None if step is None else step.links_busy_s,
+            "overlapped_s": None if step is None else step.overlapped_s,
             "required_device_bytes_per_gpu": self.required_device_bytes_per_gpu,
             "analytic_allocated_bytes_per_gpu": None if analytic is None else analytic.allocated_bytes_per_gpu,
         }

@@ -285,11 +285,11 @@ def _verification(run: Verification) -> str:
 
 
 def _recorded_time(run: Verification) -> str:
-    time = run.dry_run.time
-    if time is None:
+    step = run.dry_run.step
+    if step is None:
         return ""
     return (
-        f"; a step takes {seconds(time.step_s)} by the operations that it executed "
+        f"; a step takes {seconds(step.time.step_s)} by the schedule that it recorded "
         f"(predicted: {seconds(run.candidate.time.step_s)})"
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...estimators.time.recorded_time import RecordedOperation
+from ...estimators.schedule.recorded import Schedule
 
 PHASES = ("load", "initialize", "forward", "backward", "step")
 
@@ -126,8 +126,9 @@ class DryRunResult:
     """By category: what forward, backward and step consist of when each is highest."""
     timeline: tuple[TimelinePoint, ...] = ()
     """A point for each of evenly spaced stretches of the run; an extrapolated run has none."""
-    operations: tuple[RecordedOperation, ...] = ()
-    """What the last iteration executed, for its time (`estimators.time.recorded_time`)."""
+    schedule: Schedule | None = None
+    """What the last iteration executed and what ordered it, for its time (`estimators.schedule.play`); None for an
+    extrapolated run."""
     extrapolated_from: tuple[int, ...] = ()
     """Depths of the shallow runs that answered for the full one; empty where it was run at full depth."""
     approximate: tuple[str, ...] = ()

@@ -27,8 +27,8 @@ from .simulated_gpu import collectives
 
 if TYPE_CHECKING:
     from .recording.ledger import Ledger
-    from .recording.operations import Operations
     from .recording.phases import PhaseRecorder
+    from .recording.schedule import ScheduleRecorder
 
 
 def main() -> None:
@@ -89,17 +89,8 @@ def answer_to(request: Request, on_phase: Callable[[str], object] = lambda _name
     recorder = None
     try:
         started = time.monotonic()
-        from .recording.operations import Operations
-        from .recording.phases import phase_text
-
-        operations = Operations()
-
-        def begun(iteration: int, name: str) -> None:
-            operations.begin(iteration, name)
-            on_phase(phase_text(iteration, name))
-
-        recorder = _recorder(begun)
-        return {"result": _run(request, recorder, operations, started).to_json()}
+        recorder = _recorder(on_phase)
+        return {"result": _run(request, recorder, started).to_json()}
     except Exception as error:
         return {
             "error": str(error),
@@ -131,22 +122,25 @@ def _package(error: Exception) -> str:
     return next((name for name in reversed(names) if not name.startswith("pydantic")), "")
 
 
-def _recorder(on_phase: Callable[[int, str], object]) -> PhaseRecorder:
+def _recorder(on_phase: Callable[[str], object]) -> PhaseRecorder:
     from .recording.allocation_classifier import AllocationClassifier
     from .recording.ledger import Ledger
     from .recording.phases import PhaseRecorder
+    from .recording.schedule import ScheduleRecorder
     from .simulated_gpu.device import DEVICE_TYPE, register
 
     register()
     classifier = AllocationClassifier()
-    return PhaseRecorder(Ledger(DEVICE_TYPE, classifier.classify), classifier, on_phase)
+    ledger = Ledger(DEVICE_TYPE, classifier.classify)
+    schedule = ScheduleRecorder(lambda: ledger.stream, ledger.is_pinned)
+    return PhaseRecorder(ledger, classifier, schedule, on_phase)
 
 
-def _simulate(request: Request, ledger: Ledger, operations: Operations) -> None:
+def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> None:
     """Change torch, DeepSpeed and transformers so that they train on the simulated GPU."""
     import torch
 
-    from .simulated_gpu import attention, kernels, unknown_values
+    from .simulated_gpu import attention, fetch_hooks, kernels, unknown_values
 
     collectives.join(request.rank, request.world_size, min(request.gpus_per_node, request.world_size))
     os.environ["DS_ACCELERATOR"] = "cpu"  # until ours is set: no probing for vendors' libraries
@@ -155,34 +149,38 @@ def _simulate(request: Request, ledger: Ledger, operations: Operations) -> None:
     from .simulated_gpu.accelerator import SimulatedAccelerator
 
     set_accelerator(
-        SimulatedAccelerator(ledger, device_count=request.gpus_per_node, memory_bytes=request.gpu_memory_bytes)
+        SimulatedAccelerator(
+            ledger, schedule, device_count=request.gpus_per_node, memory_bytes=request.gpu_memory_bytes
+        )
     )
     import deepspeed
 
-    kernels.install(ledger, operations)
+    kernels.install(ledger, schedule)
     deepspeed.init_distributed(dist_backend="fake")
     attention.install(request.compute_capability)
     attention.register_with_transformers()
     unknown_values.neutralize(ledger)
     unknown_values.neutralize_transformers()
     collectives.silence_comparisons()
+    collectives.record(schedule, request.gpus_per_node)
+    fetch_hooks.record(schedule)
     # Backward passes of the simulated device would run in a thread of their own, which dispatch modes do not follow
     # into.
     torch.autograd.set_multithreading_enabled(False)
 
 
-def _run(request: Request, recorder: PhaseRecorder, operations: Operations, started: float) -> DryRunResult:
+def _run(request: Request, recorder: PhaseRecorder, started: float) -> DryRunResult:
     from . import training
     from .recording.mode import RecordingMode
     from .simulated_gpu.device import DEVICE_TYPE
     from .simulated_gpu.quick_fake import QuickFakeTensorMode
 
-    ledger = recorder.ledger
-    _simulate(request, ledger, operations)
+    ledger, schedule = recorder.ledger, recorder.schedule
+    _simulate(request, ledger, schedule)
     safe = replace(request, config=harmless(request.config, str(Path.cwd())))
     gc.freeze()  # what is imported is no garbage, and looking for it in there takes long
     gc.enable()
-    with QuickFakeTensorMode(), RecordingMode(ledger, operations):
+    with QuickFakeTensorMode(), RecordingMode(ledger, schedule):
         config, parameters, trainable = training.run(safe, recorder, DEVICE_TYPE)
     gc.disable()  # what dies from here on belongs to no phase
     phases = tuple(recorder.phases)
@@ -191,7 +189,7 @@ def _run(request: Request, recorder: PhaseRecorder, operations: Operations, star
         peak=analysis.peak(recorder, request),
         peak_by_phase=analysis.peak_by_phase(recorder),
         timeline=analysis.timeline(recorder),
-        operations=operations.recorded(),
+        schedule=schedule.recorded(),
         peak_loading_gpu_bytes=max(phase.gpu_peak_bytes for phase in phases if phase.iteration == 0),
         nvme_bytes_per_rank=sum(ledger.nvme_files.values()),
         parameters=parameters,

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_iter
 
 from .fused_attention import FUSED_BACKWARDS, kernel_workspace
 from .ledger import Ledger
-from .operations import Operations
+from .schedule import ScheduleRecorder
 
 _READ_SCALAR = torch.ops.aten._local_scalar_dense.default
 _DEVICE = torch.ops.prim.device.default
@@ -20,15 +20,15 @@ _LIFT = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.defau
 
 
 class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what every operation allocates, and hands operations to `operations` while that is active.
+    """Counts what every operation allocates, and hands operations to `recorder` while that is active.
 
     Reading a value (`.item()`, `bool(tensor)`) of a fake tensor answers 0: gradients are then finite and within every
     clipping norm, the loss scaler sees no overflow, and no optimizer step is skipped.
     """
 
-    def __init__(self, ledger: Ledger, operations: Operations | None = None) -> None:
+    def __init__(self, ledger: Ledger, recorder: ScheduleRecorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._ledger, self._operations = ledger, operations
+        self._ledger, self._recorder = ledger, recorder
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -39,8 +39,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].fake_device
         kwargs = kwargs or {}
         result = self._run(operation, args, kwargs)
-        if self._operations is not None and self._operations.active:
-            self._operations.note(operation, args, kwargs, result)
+        if self._recorder.active:
+            self._recorder.note(operation, args, kwargs, result)
         return result
 
     def _run(self, operation: Any, args: Any, kwargs: Any) -> Any:

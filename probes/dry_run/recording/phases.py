@@ -12,6 +12,7 @@ import torch
 from ..result import PhaseMemory
 from .allocation_classifier import AllocationClassifier, owners
 from .ledger import Ledger
+from .schedule import ScheduleRecorder
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,16 +27,17 @@ class RecordedPhase:
 
 
 class PhaseRecorder:
-    """Divides the run into phases. `current` names the one that runs, for the report of an error; `on_phase` gets its
-    iteration and name."""
+    """Divides the run into phases. `current` names the one that runs, for the report of an error; `on_phase` gets it
+    too."""
 
     def __init__(
         self,
         ledger: Ledger,
         classifier: AllocationClassifier,
-        on_phase: Callable[[int, str], object] = lambda _iteration, _name: None,
+        schedule: ScheduleRecorder,
+        on_phase: Callable[[str], object] = lambda _name: None,
     ) -> None:
-        self.ledger, self.classifier, self.on_phase = ledger, classifier, on_phase
+        self.ledger, self.classifier, self.schedule, self.on_phase = ledger, classifier, schedule, on_phase
         self.current = "start"
         self.phases: list[PhaseMemory] = []
         self.recorded = [RecordedPhase(iteration=0, name="start", first_event=0)]
@@ -43,8 +45,9 @@ class PhaseRecorder:
     @contextlib.contextmanager
     def phase(self, iteration: int, name: str) -> Iterator[None]:
         ledger = self.ledger
-        self.current = phase_text(iteration, name)
-        self.on_phase(iteration, name)
+        self.current = name if iteration == 0 else f"{name} of iteration {iteration}"
+        self.on_phase(self.current)
+        self.schedule.begin(iteration, name)
         self.classifier.begin(name)
         ledger.begin_phase()
         recorded = RecordedPhase(iteration=iteration, name=name, first_event=ledger.events)
@@ -75,6 +78,7 @@ class PhaseRecorder:
         """Name each weight's gradient when autograd delivers it; in the backward pass nothing else tells it apart."""
 
         def named(gradient: torch.Tensor) -> None:
+            self.schedule.call("gradient")
             life = self.ledger.storage_of(gradient)
             if life is not None and not life.owned:
                 life.category, life.owned = "gradients", True
@@ -82,11 +86,6 @@ class PhaseRecorder:
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.register_hook(named)  # type: ignore[no-untyped-call]
-
-
-def phase_text(iteration: int, name: str) -> str:
-    """A phase as people are told of it."""
-    return name if iteration == 0 else f"{name} of iteration {iteration}"
 
 
 def _together(parts: list[PhaseMemory]) -> PhaseMemory:

@@ -14,35 +14,57 @@ import torch
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
 from ..recording.ledger import Ledger
+from ..recording.schedule import ScheduleRecorder
 from .device import DEVICE_TYPE
 from .kernels import op_builder
 
 
 class Stream:
-    """A stream or an event: everything has always finished. The number names the stream in the recorded trace."""
+    """A stream of the simulated GPU. Whatever it is given has finished at once; the recorder hears what would wait."""
 
-    _count = 0
+    def __init__(self, recorder: ScheduleRecorder, *_: Any, number: int | None = None, **__: Any) -> None:
+        self._recorder = recorder
+        self.number = recorder.new_stream() if number is None else number
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        Stream._count += 1
-        self.number = Stream._count
+    def wait_stream(self, other: Stream) -> None:
+        self._recorder.wait_stream(self.number, other.number)
 
-    def _nothing(self, *_: Any) -> None: ...
+    def wait_event(self, event: Event) -> None:
+        self._recorder.wait(self.number, event.number)
 
-    synchronize = wait_stream = wait_event = record = wait = _nothing
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event(self._recorder)
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        self._recorder.synchronize_stream(self.number)
 
     def query(self) -> bool:
         return True
 
-    def record_event(self, *_: Any) -> Stream:
-        return self
+
+class Event:
+    """An event of the simulated GPU."""
+
+    def __init__(self, recorder: ScheduleRecorder, *_: Any, **__: Any) -> None:
+        self._recorder, self.number = recorder, recorder.new_event()
+
+    def record(self, stream: Stream | None = None) -> None:
+        self._recorder.record(self.number, None if stream is None else stream.number)
+
+    def wait(self, stream: Stream | None = None) -> None:
+        self._recorder.wait(self._recorder.current_stream() if stream is None else stream.number, self.number)
+
+    def synchronize(self) -> None:
+        self._recorder.synchronize(self.number)
+
+    def query(self) -> bool:
+        """Not yet, as far as the host can tell: it then synchronizes where the engine limits how far it runs ahead."""
+        return False
 
     def elapsed_time(self, _other: Any) -> float:
         return 0.0
-
-
-_DEFAULT_STREAM = Stream()
-_DEFAULT_STREAM.number = 0
 
 
 class SimulatedAccelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed has no types
@@ -54,13 +76,21 @@ class SimulatedAccelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed 
     _torch_pins_host_memory = True
 
     device_type = DEVICE_TYPE
-    Stream = Event = Stream
 
-    def __init__(self, ledger: Ledger, *, device_count: int, memory_bytes: int) -> None:
+    def __init__(self, ledger: Ledger, recorder: ScheduleRecorder, *, device_count: int, memory_bytes: int) -> None:
         super().__init__()
         self._name, self._communication_backend_name = self.device_type, "fake"
         self._ledger, self._device_count, self._memory_bytes = ledger, device_count, memory_bytes
-        self._stream = _DEFAULT_STREAM
+        self._recorder = recorder
+        self._stream = self._default_stream = Stream(recorder, number=0)
+
+    @property
+    def Stream(self) -> Any:  # DeepSpeed's name
+        return partial(Stream, self._recorder)
+
+    @property
+    def Event(self) -> Any:
+        return partial(Event, self._recorder)
 
     def device_name(self, device_index: int | None = None) -> str:
         return self.device_type if device_index is None else f"{self.device_type}:{device_index}"
@@ -86,6 +116,12 @@ class SimulatedAccelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed 
 
     def current_stream(self, device_index: int | None = None) -> Any:
         return self._stream
+
+    def default_stream(self, device_index: int | None = None) -> Any:
+        return self._default_stream
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        self._recorder.synchronize()
 
     def empty_cache(self) -> None:
         self._ledger.empty_cache()
@@ -124,7 +160,7 @@ class SimulatedAccelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed 
         return tensor.device.type == self.device_type
 
     def get_op_builder(self, class_name: str) -> type | None:
-        return op_builder(class_name, self._ledger)
+        return op_builder(class_name, self._ledger, self._recorder)
 
     def create_op_builder(self, class_name: str) -> Any:
         builder = self.get_op_builder(class_name)
@@ -138,10 +174,8 @@ _ANSWERS: dict[str, Any] = {
     "handles_memory_backpressure": False,
     "set_device": None,
     "current_device": 0,  # every rank's GPU: torch's dummy backend has one device
-    "synchronize": None,
     "communication_backend_name": "fake",
     "is_available": True,
-    "default_stream": _DEFAULT_STREAM,
     "is_bf16_supported": True,
     "is_fp16_supported": True,
     "supported_dtypes": [torch.float, torch.half, torch.bfloat16],

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..recording.ledger import Ledger
+from ..recording.schedule import ScheduleRecorder
 
 
 class CountingHandle:
@@ -17,28 +18,40 @@ class CountingHandle:
     apply to them.
     """
 
-    def __init__(self, ledger: Ledger, *arguments: Any, **options: Any) -> None:
-        self._ledger, self._pending = ledger, 0
+    def __init__(self, ledger: Ledger, recorder: ScheduleRecorder, *arguments: Any, **options: Any) -> None:
+        self._ledger, self._recorder, self._pending = ledger, recorder, 0
+        self._queue = recorder.new_stream()
 
     def async_pread(self, buffer: torch.Tensor, path: str, *_: Any) -> int:
-        self._ledger.nvme_read(path, buffer.nbytes)
+        self._read(buffer, path)
         self._pending += 1
         return 0
 
     def async_pwrite(self, buffer: torch.Tensor, path: str, *_: Any) -> int:
-        self._ledger.nvme_write(path, buffer.nbytes)
+        self._write(buffer, path)
         self._pending += 1
         return 0
 
     def sync_pread(self, buffer: torch.Tensor, path: str, *_: Any) -> int:
-        self._ledger.nvme_read(path, buffer.nbytes)
+        self._read(buffer, path)
+        self._recorder.synchronize_stream(self._queue)
         return 1
 
     def sync_pwrite(self, buffer: torch.Tensor, path: str, *_: Any) -> int:
-        self._ledger.nvme_write(path, buffer.nbytes)
+        self._write(buffer, path)
+        self._recorder.synchronize_stream(self._queue)
         return 1
 
+    def _read(self, buffer: torch.Tensor, path: str) -> None:
+        self._ledger.nvme_read(path, buffer.nbytes)
+        self._recorder.transfer("read", buffer.nbytes, self._queue)
+
+    def _write(self, buffer: torch.Tensor, path: str) -> None:
+        self._ledger.nvme_write(path, buffer.nbytes)
+        self._recorder.transfer("write", buffer.nbytes, self._queue)
+
     def wait(self) -> int:
+        self._recorder.synchronize_stream(self._queue)
         done, self._pending = self._pending, 0
         return done
 

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..recording.schedule import ScheduleRecorder
 
 
 def join(rank: int, world_size: int, ranks_per_node: int) -> None:
@@ -35,3 +39,53 @@ def silence_comparisons() -> None:
             for check in ("assert_ints_same_as_other_ranks", "assert_lst_len_same_as_other_ranks"):
                 if hasattr(module, check):
                     setattr(module, check, lambda *_: None)
+
+
+_COMMUNICATES = ("reduce", "gather", "scatter", "broadcast", "alltoall", "all_to_all", "send", "recv", "coalescing")
+"""Parts of the names of `ProcessGroup`'s methods that start a collective."""
+
+
+def record(recorder: ScheduleRecorder, ranks_per_node: int) -> None:
+    """Tell the recorder whose collective is being issued, and when its caller waits for it."""
+    import torch.distributed as dist
+
+    groups: dict[dist.ProcessGroup, tuple[int, int, int]] = {}
+
+    def described(group: dist.ProcessGroup) -> tuple[int, int, int]:
+        """(stream, ranks, nodes)"""
+        if group not in groups:
+            members = dist.get_process_group_ranks(group)
+            nodes = len({rank // ranks_per_node for rank in members})
+            groups[group] = recorder.new_stream(), len(members), nodes
+        return groups[group]
+
+    def recorded(method: Any) -> Any:
+        def issue(group: dist.ProcessGroup, *arguments: Any, **options: Any) -> Any:
+            before, recorder.group = recorder.group, described(group)
+            try:
+                work = method(group, *arguments, **options)
+                return _Work(work, recorder, recorder.group[0]) if isinstance(work, dist.Work) else work
+            finally:
+                recorder.group = before
+
+        return issue
+
+    for name in dir(dist.ProcessGroup):
+        method = getattr(dist.ProcessGroup, name)
+        if callable(method) and any(part in name for part in _COMMUNICATES):
+            setattr(dist.ProcessGroup, name, recorded(method))
+
+
+class _Work:
+    """A `torch.distributed.Work`; the current stream waits where its caller does."""
+
+    def __init__(self, work: Any, recorder: ScheduleRecorder, stream: int) -> None:
+        self._work, self._recorder, self._event = work, recorder, recorder.new_event()
+        recorder.record(self._event, stream)
+
+    def wait(self, *arguments: Any) -> bool:
+        self._recorder.wait(self._recorder.current_stream(), self._event)
+        return bool(self._work.wait(*arguments))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)

@@ -13,33 +13,32 @@ import sys
 from typing import Any
 
 from ..recording.ledger import Ledger
-from ..recording.operations import Operations
+from ..recording.schedule import ScheduleRecorder
 from . import aio
 
 
 class _NoOpExtension:
-    """Any function of a compiled extension: updates in place, allocates nothing; `operations` hears of the call."""
+    """Any function of a compiled extension: updates in place, allocates nothing; `recorder` hears of the call."""
 
-    def __init__(self, operations: Operations | None) -> None:
-        self._operations = operations
+    def __init__(self, recorder: ScheduleRecorder) -> None:
+        self._recorder = recorder
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        operations = self._operations
-        return lambda *arguments, **options: operations.note_kernel(name, arguments) if operations is not None else None
+        return lambda *arguments, **options: self._recorder.note_kernel(name, arguments)
 
 
 class _AsyncIo(_NoOpExtension):
-    def __init__(self, ledger: Ledger, operations: Operations | None) -> None:
-        super().__init__(operations)
+    def __init__(self, ledger: Ledger, recorder: ScheduleRecorder) -> None:
+        super().__init__(recorder)
         self._ledger = ledger
 
     def aio_handle(self, *arguments: Any, **options: Any) -> aio.CountingHandle:
-        return aio.CountingHandle(self._ledger, *arguments, **options)
+        return aio.CountingHandle(self._ledger, self._recorder, *arguments, **options)
 
 
-def op_builder(class_name: str, ledger: Ledger, operations: Operations | None = None) -> type | None:
+def op_builder(class_name: str, ledger: Ledger, recorder: ScheduleRecorder) -> type | None:
     """The class that DeepSpeed instantiates and whose `load()` returns the extension; None for what no GPU has."""
     if class_name in ("ShareMemCommBuilder", "CCLCommBuilder"):  # collectives between CPUs
         return None
@@ -48,7 +47,7 @@ def op_builder(class_name: str, ledger: Ledger, operations: Operations | None = 
         NAME = name = class_name
 
         def load(self, verbose: bool = True) -> _NoOpExtension:
-            return _AsyncIo(ledger, operations) if class_name == "AsyncIOBuilder" else _NoOpExtension(operations)
+            return _AsyncIo(ledger, recorder) if class_name == "AsyncIOBuilder" else _NoOpExtension(recorder)
 
         def is_compatible(self, verbose: bool = False) -> bool:
             return True
@@ -60,10 +59,10 @@ def op_builder(class_name: str, ledger: Ledger, operations: Operations | None = 
     return Builder
 
 
-def install(ledger: Ledger, operations: Operations | None = None) -> None:
+def install(ledger: Ledger, recorder: ScheduleRecorder) -> None:
     """Exchange the builders that DeepSpeed's modules bound while they were imported, before there was our
     accelerator."""
     for module_name, module in list(sys.modules.items()):
         if module_name.startswith("deepspeed.") and ".op_builder." not in module_name:
             for name in [name for name in vars(module) if name.endswith("Builder")]:
-                setattr(module, name, op_builder(name, ledger, operations))
+                setattr(module, name, op_builder(name, ledger, recorder))

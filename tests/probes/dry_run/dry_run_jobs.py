@@ -43,6 +43,7 @@ from ds_advise.probes.dry_run.recording.allocation_classifier import AllocationC
 from ds_advise.probes.dry_run.recording.ledger import Ledger
 from ds_advise.probes.dry_run.recording.mode import RecordingMode
 from ds_advise.probes.dry_run.recording.phases import PhaseRecorder
+from ds_advise.probes.dry_run.recording.schedule import ScheduleRecorder
 from ds_advise.probes.dry_run.request import Request
 from ds_advise.probes.dry_run.simulated_gpu import accelerator, aio, collectives, kernels, unknown_values
 from ds_advise.probes.dry_run.simulated_gpu.accelerator import SimulatedAccelerator
@@ -75,8 +76,8 @@ class RealMode(RecordingMode):
     Alone, what other ranks would have sent is junk, so reading a value answers 0, as in a dry run.
     """
 
-    def __init__(self, ledger, *, alone):
-        super().__init__(ledger)
+    def __init__(self, ledger, schedule, *, alone):
+        super().__init__(ledger, schedule)
         self._alone = alone
         self._element = torch.zeros(1)
 
@@ -207,10 +208,11 @@ def train(request, rank, meeting, seconds):
         )
     classifier = AllocationClassifier()
     ledger = Ledger("none", classifier.classify)
+    schedule = ScheduleRecorder(lambda: ledger.stream, ledger.is_pinned)
     aio.CountingHandle = FileHandle
     kernels.op_builder = accelerator.op_builder = op_builder
-    set_accelerator(RealAccelerator(ledger, device_count=request.world_size, memory_bytes=80 << 30))
-    kernels.install(ledger)
+    set_accelerator(RealAccelerator(ledger, schedule, device_count=request.world_size, memory_bytes=80 << 30))
+    kernels.install(ledger, schedule)
     deepspeed.init_distributed("gloo")
     if alone:
         collectives.silence_comparisons()
@@ -220,8 +222,8 @@ def train(request, rank, meeting, seconds):
     training.models.from_config = with_finite_weights(training.models.from_config, parameters)
     training.models.from_file = with_finite_weights(training.models.from_file, parameters)
     torch.manual_seed(0)
-    recorder = PhaseRecorder(ledger, classifier)
-    with RealMode(ledger, alone=alone):
+    recorder = PhaseRecorder(ledger, classifier, schedule)
+    with RealMode(ledger, schedule, alone=alone):
         training.run(request, recorder, "cpu")
     shards = [
         (parameter.ds_tensor.nbytes, parameter.ds_persist)

@@ -1,0 +1,109 @@
+"""A recorded step played in time: hand-made schedules whose course can be followed with a pencil."""
+
+from __future__ import annotations
+
+import pytest
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.schedule.durations import KERNEL_S, duration_s
+from ds_advise.estimators.schedule.play import PlayedStep, play
+from ds_advise.estimators.schedule.recorded import ALL_STREAMS, Code, Entry, RecordedOperation, Schedule
+from ds_advise.estimators.schedule.streams import Streams
+
+CLUSTER = Cluster(nodes=1, gpus_per_node=4, gpu=find_gpu("A100-80GB"))
+KERNEL = RecordedOperation(kind="memory", name="aten::add", precision="bfloat16", size_bytes=10**9)
+GATHER = RecordedOperation(kind="collective", name="c10d::_allgather_base_", size_bytes=10**8, ranks=4)
+TO_HOST = RecordedOperation(kind="to host", name="aten::copy_", size_bytes=10**8, pinned=True)
+ADAM = RecordedOperation(kind="host", name="adam_update", size_bytes=10**8)
+COMPUTE, OTHER = 0, 1
+
+
+def played(operations: tuple[RecordedOperation, ...], *entries: Entry) -> PlayedStep:
+    schedule = Schedule(operations=operations, phases=("backward",), entries=((Code.PHASE, 0, 0), *entries))
+    return play(schedule, CLUSTER, tokens_per_step=100)
+
+
+def seconds(operation: RecordedOperation) -> float:
+    return duration_s(operation, CLUSTER)
+
+
+def test_one_stream_runs_what_it_is_given_in_order() -> None:
+    step = played((KERNEL,), *[(Code.RUN, 0, COMPUTE)] * 3)
+    assert step.time.step_s == pytest.approx(3 * seconds(KERNEL), rel=0.02)
+    assert step.time.tokens_per_s == pytest.approx(100 / step.time.step_s)
+    assert [span.after for span in step.spans] == [-1, 0, 1]
+
+
+def test_two_streams_share_the_gpu_and_not_its_links() -> None:
+    both = played((KERNEL,), (Code.RUN, 0, COMPUTE), (Code.RUN, 0, OTHER))
+    assert both.time.step_s == pytest.approx(2 * seconds(KERNEL), rel=0.02)
+    beside = played((KERNEL, TO_HOST), (Code.RUN, 0, COMPUTE), (Code.RUN, 1, OTHER))
+    assert beside.time.step_s == pytest.approx(max(seconds(KERNEL), seconds(TO_HOST)), rel=0.02)
+
+
+def test_a_kernel_beside_a_collective_loses_speed() -> None:
+    step = played((KERNEL, GATHER), (Code.RUN, 0, COMPUTE), (Code.RUN, 1, OTHER))
+    assert step.time.step_s > max(seconds(KERNEL), seconds(GATHER))
+    assert step.overlapped_s == pytest.approx(min(step.gpu_busy_s, step.links_busy_s), rel=0.05)
+
+
+def test_a_stream_waits_for_an_event_of_another() -> None:
+    step = played(
+        (KERNEL, GATHER),
+        (Code.RUN, 1, OTHER), (Code.RECORD, 7, OTHER), (Code.WAIT, COMPUTE, 7), (Code.RUN, 0, COMPUTE),
+    )  # fmt: skip
+    assert step.time.step_s == pytest.approx(seconds(GATHER) + seconds(KERNEL), rel=0.02)
+    assert step.spans[1].after == 0
+    assert step.time.components["backward: all-gather"] == pytest.approx(seconds(GATHER), rel=0.02)
+
+
+def test_a_wait_means_the_record_that_came_before_it() -> None:
+    """Events are used again: what a stream waits for is not a later record of the same event."""
+    streams = Streams(contention=0.0)
+    streams.run(0, OTHER, "links", 1.0, 0.0)
+    streams.record(7, OTHER)
+    streams.wait(COMPUTE, 7)
+    streams.run(0, OTHER, "links", 5.0, 0.0)
+    streams.record(7, OTHER)
+    streams.run(0, COMPUTE, "gpu", 1.0, 0.0)
+    assert streams.finish()[0] == pytest.approx(6.0)
+    assert streams.spans[2].begins_s == pytest.approx(1.0)
+
+
+def test_the_host_waits_for_an_event_and_computes_alone() -> None:
+    """Copies to the host, a synchronisation, the optimizer on the host: one after the other."""
+    step = played(
+        (KERNEL, TO_HOST, ADAM),
+        (Code.RUN, 0, COMPUTE), (Code.RUN, 1, COMPUTE), (Code.RECORD, 3, COMPUTE), (Code.SYNCHRONIZE, 3, 0),
+        (Code.RUN, 2, COMPUTE),
+    )  # fmt: skip
+    assert step.time.step_s == pytest.approx(sum(map(seconds, (KERNEL, TO_HOST, ADAM))), rel=0.02)
+    assert step.time.components["backward: optimizer on the host"] == pytest.approx(seconds(ADAM))
+    assert {stretch.name for stretch in step.host} >= {"", "backward: optimizer on the host"}
+
+
+def test_short_kernels_wait_for_the_host_that_launches_them() -> None:
+    small = RecordedOperation(kind="memory", name="aten::add", precision="bfloat16", size_bytes=512)
+    step = played((small,), *[(Code.RUN, 0, COMPUTE)] * 1000, (Code.SYNCHRONIZE, ALL_STREAMS, 0))
+    assert seconds(small) == KERNEL_S
+    assert step.gpu_busy_s == pytest.approx(1000 * KERNEL_S)
+    assert step.time.components["backward: launches"] > 0.9 * step.time.step_s
+    assert step.time.bottleneck == "launch"
+
+
+def test_the_terms_add_up_to_the_step() -> None:
+    step = played(
+        (KERNEL, GATHER, TO_HOST),
+        (Code.RUN, 1, OTHER), (Code.RUN, 0, COMPUTE), (Code.RECORD, 1, OTHER), (Code.WAIT, COMPUTE, 1),
+        (Code.RUN, 2, COMPUTE), (Code.CALL, 0, 50), (Code.RUN, 0, COMPUTE),
+    )  # fmt: skip
+    assert sum(step.time.components.values()) == pytest.approx(step.time.step_s)
+    assert step.time.step_s == pytest.approx(max(span.ends_s for span in step.spans))
+
+
+def test_an_all_reduce_goes_around_twice_and_a_group_of_two_once_less() -> None:
+    reduction = RecordedOperation(kind="collective", name="c10d::allreduce_", size_bytes=10**9, ranks=4)
+    gather = RecordedOperation(kind="collective", name="c10d::_allgather_base_", size_bytes=10**9, ranks=4)
+    pair = RecordedOperation(kind="collective", name="c10d::_allgather_base_", size_bytes=10**9, ranks=2)
+    assert seconds(reduction) == pytest.approx(2 * seconds(gather))
+    assert seconds(pair) == pytest.approx(seconds(gather) * (1 / 2) / (3 / 4), rel=0.02)

@@ -1,0 +1,176 @@
+"""The schedule that a dry run records of one step: what it executes, what orders it, and how it plays out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from io import StringIO
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from ds_advise.advisor.prove.dry_run import beside_closed_form
+from ds_advise.advisor.prove.dry_run_report import render_dry_run
+from ds_advise.advisor.prove.timeline import trace
+from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.schedule.recorded import HOST_CALLS, Code, RecordedOperation, Schedule
+from ds_advise.estimators.time.flops import block_attention, micro_batch_flops
+from ds_advise.estimators.workload import Workload
+from ds_advise.probes.dry_run import DryRunResult, dry_run
+from ds_advise.probes.dry_run.step_time import played_step
+from ds_advise.probes.run import Run
+from rich.console import Console
+
+CLUSTER = parse_cluster("4xA100-80GB")
+MODEL: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 4000,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 1024,
+}
+WORKLOAD = Workload(seq_len=256)
+MICRO_BATCHES = 2
+
+
+@pytest.fixture(scope="module")
+def recorded() -> DryRunResult:
+    config = {
+        "bf16": {"enabled": True},
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": MICRO_BATCHES,
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+    }
+    return dry_run(Run(config=config, model=MODEL, cluster=CLUSTER, workload=WORKLOAD), iterations=2)
+
+
+def ran(schedule: Schedule) -> Counter[tuple[str, RecordedOperation]]:
+    """How often each operation ran in each phase."""
+    phase, found = "", Counter[tuple[str, RecordedOperation]]()
+    for code, first, _ in schedule.entries:
+        if code == Code.PHASE:
+            phase = schedule.phases[first]
+        elif code == Code.RUN:
+            found[phase, schedule.operations[first]] += 1
+    return found
+
+
+def schedule_of(result: DryRunResult) -> Schedule:
+    assert result.schedule is not None
+    return result.schedule
+
+
+def test_the_recording_counts_the_products_of_one_step(recorded: DryRunResult) -> None:
+    """FLOPs forward, and backward with what checkpointing runs again, equal the formula's, all micro batches
+    together."""
+    shape, plan = shape_from_config(MODEL, name="small"), Plan(zero_stage=2, micro_batch_size=2)
+    ours = micro_batch_flops(shape, WORKLOAD, plan)
+    attention = sum(
+        block.count * flops
+        for block in shape.blocks
+        for _, flops in block_attention(shape, block, WORKLOAD, plan.micro_batch_size)
+    )
+    for phase, expected in (("forward", ours.forward), ("backward", ours.backward + ours.recompute)):
+        own = [(operation, count) for (at, operation), count in ran(schedule_of(recorded)).items() if at == phase]
+        products = sum(
+            2 * count * a * b * c * d
+            for operation, count in own
+            if operation.kind == "product"
+            for a, b, c, d in [operation.product]
+        )
+        kernels = sum(count * operation.flops for operation, count in own if operation.kind == "attention")
+        # The rotary table is a tiny product of its own.
+        assert products + kernels == pytest.approx(MICRO_BATCHES * expected, rel=2e-3)
+        # Backward: five products for two, and the forward kernel once more.
+        assert kernels == pytest.approx(MICRO_BATCHES * attention * (1 if phase == "forward" else 3.5), rel=1e-6)
+
+
+def test_the_recording_shows_where_the_step_runs(recorded: DryRunResult) -> None:
+    """ZeRO-Offload: gradients go to the host, Adam runs there, updated weights come back and are gathered."""
+    counted = ran(schedule_of(recorded))
+    kinds = {(phase, operation.kind) for phase, operation in counted}
+    assert {("backward", "to host"), ("step", "host"), ("step", "to device"), ("step", "collective")} <= kinds
+    updates = {operation: count for (_, operation), count in counted.items() if operation.name == "adam_update"}
+    assert updates and all(operation.kind == "host" for operation in updates)
+    # Gradient, master and two states of this rank's part in fp32, each read and all but the gradient written.
+    assert sum(count * operation.size_bytes for operation, count in updates.items()) == pytest.approx(
+        recorded.parameters / CLUSTER.world_size * 28, rel=0.01
+    )
+
+
+def test_zero3_gathers_and_reduces_on_streams_of_their_own() -> None:
+    """The all-gathers of prefetched weights, the reductions of gradients and the computation wait for each other by
+    events, and every module's hooks are heard of on the way there and back."""
+    config = {
+        "bf16": {"enabled": True},
+        "train_micro_batch_size_per_gpu": 2,
+        "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0, "overlap_comm": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+    }
+    result = dry_run(Run(config=config, model=MODEL, cluster=CLUSTER, workload=WORKLOAD), iterations=3)
+    schedule = schedule_of(result)
+    streams: dict[str, set[int]] = {}
+    for code, first, second in schedule.entries:
+        if code == Code.RUN:
+            streams.setdefault(schedule.operations[first].kind, set()).add(second)
+    assert streams["product"] == {0}
+    assert not streams["collective"] & streams["product"]
+    assert len(streams["memory"]) == 3  # computing, gathering, reducing
+    collectives = {operation for _, operation in ran(schedule) if operation.kind == "collective"}
+    assert {operation.ranks for operation in collectives} == {4}
+    calls = Counter(HOST_CALLS[first] for code, first, _ in schedule.entries if code == Code.CALL)
+    assert calls["fetch forward"] and calls["fetch backward"] and calls["gradient"]
+    codes = Counter(code for code, *_ in schedule.entries)
+    assert codes[Code.WAIT] and codes[Code.SYNCHRONIZE]
+    step = played_step(result, CLUSTER, seq_len=WORKLOAD.seq_len)
+    assert step is not None and 0 < step.overlapped_s <= step.links_busy_s
+    assert {"forward: all-gather", "backward: reduce-scatter"} <= {term.name for term in step.time.terms}
+
+
+def test_the_answer_holds_the_step_time(recorded: DryRunResult) -> None:
+    """In JSON by component, without the operations; for people in a line beside the closed form's."""
+    shape = shape_from_config(MODEL, name="small")
+    run = Run(config=recorded.config, model=MODEL, cluster=CLUSTER, workload=WORKLOAD, shape=shape)
+    answer = beside_closed_form(run, recorded)
+    printed = answer.to_json()
+    assert "schedule" not in printed
+    assert printed["step_s"] == pytest.approx(sum(printed["step_s_by_component"].values()))
+    assert printed["tokens_per_s"] == pytest.approx(2 * MICRO_BATCHES * 4 * WORKLOAD.seq_len / printed["step_s"])
+    console = Console(width=200, record=True, file=StringIO())
+    render_dry_run(answer, console)
+    text = " ".join(console.export_text().split())
+    assert re.search(
+        r"A step takes about \S+ m?s, as its recorded schedule plays out; the closed form says \S+ m?s\.", text
+    )
+    assert re.search(r"What it waits for: .*optimizer on the host \d+ %", text)
+    assert re.search(r"The GPU computes \d+ % of the time; \d+ % of the \S+ m?s of collectives run beside it\.", text)
+
+
+def test_the_trace_shows_the_lanes_of_one_step(recorded: DryRunResult) -> None:
+    """Host, streams and copies as threads; their spans end with the step, and two of one thread never overlap."""
+    answer = beside_closed_form(Run(config=recorded.config, model=MODEL, cluster=CLUSTER, workload=WORKLOAD), recorded)
+    assert answer.step is not None
+    events = json.loads(json.dumps(trace(answer)))["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X" and event["pid"] == 2]
+    assert max(event["ts"] + event["dur"] for event in spans) == pytest.approx(answer.step.time.step_s * 1e6)
+    threads = {
+        event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name" and event["pid"] == 2
+    }
+    assert {"host", "stream 0: gpu"} <= set(threads.values())
+    for thread in threads:
+        own = sorted((event["ts"], event["ts"] + event["dur"]) for event in spans if event["tid"] == thread)
+        assert all(begins >= before - 1e-3 for (_, before), (begins, _) in pairwise(own))
+
+
+def test_an_extrapolated_run_has_no_schedule(recorded: DryRunResult) -> None:
+    assert played_step(replace(recorded, schedule=None), CLUSTER, seq_len=256) is None
