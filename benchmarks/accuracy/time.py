@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
 from .report import Section, Table, percent
-from .timed_runs import DATA, TIE, Group, TimedRun, groups, read_runs, recorded_operations
+from .timed_runs import DATA, TIE, Group, TimedRun, groups, read_runs, recorded_schedules
 
 MEDIAN_TARGET, P90_TARGET, TAU_TARGET, REGRET_TARGET = 0.12, 0.30, 0.85, 0.05
 FAR = 0.30
@@ -33,8 +33,8 @@ def section() -> Section:
                 rows=tuple(_subsets(counted)),
             ),
             Table(
-                title="Both depths: the closed form, and the operations that a dry run of the same plan recorded",
-                header=("source", "run", " measured s", " closed form", " recorded", " recorded / closed form"),
+                title="Both depths: the closed form, and the schedule that a dry run of the same plan recorded",
+                header=("source", "run", " measured s", " closed form", " schedule", " schedule / closed form"),
                 rows=tuple(_both_depths(runs)),
             ),
             Table(
@@ -174,20 +174,20 @@ def _detail(run: TimedRun) -> tuple[str, ...]:
 def _both_depths(runs: Sequence[TimedRun]) -> Iterable[tuple[str, ...]]:
     known = {(run.source, run.name): run for run in runs}
     sizes: list[tuple[float, float]] = []
-    for key, operations in recorded_operations().items():
+    for key, schedule in recorded_schedules().items():
         run = known[key]
-        recorded_s = run.recorded_s(operations)
-        sizes.append((abs(run.error), abs(recorded_s / run.measured_s - 1)))
+        played_s = run.played_s(schedule)
+        sizes.append((abs(run.error), abs(played_s / run.measured_s - 1)))
         yield (
             run.source,
             run.label,
             f"{run.measured_s:.3f}",
             percent(run.error),
-            percent(recorded_s / run.measured_s - 1),
-            percent(recorded_s / run.step_s - 1),
+            percent(played_s / run.measured_s - 1),
+            percent(played_s / run.step_s - 1),
         )
-    closed, recorded = ([pair[index] for pair in sizes] for index in (0, 1))
-    yield "median of sizes", "", "", f"{median(closed):.1%}", f"{median(recorded):.1%}", ""
+    closed, played = ([pair[index] for pair in sizes] for index in (0, 1))
+    yield "median of sizes", "", "", f"{median(closed):.1%}", f"{median(played):.1%}", ""
 
 
 def _set_aside(runs: Sequence[TimedRun]) -> Iterable[tuple[str, ...]]:

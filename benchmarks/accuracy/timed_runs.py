@@ -8,8 +8,9 @@ counts (Kendall's tau), and what choosing the run that is predicted fastest cost
 from __future__ import annotations
 
 import csv
+import gzip
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -21,10 +22,12 @@ from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.plan import Offload, Plan
+from ds_advise.estimators.schedule.play import play
+from ds_advise.estimators.schedule.recorded import Schedule
 from ds_advise.estimators.software import Software
-from ds_advise.estimators.time.recorded_time import Kind, RecordedOperation, recorded_time
 from ds_advise.estimators.time.step_time import estimate_time
 from ds_advise.estimators.workload import AttentionKernel, LossKernel, Method, Precision, Workload
+from pydantic import TypeAdapter
 
 from .. import seed_ranking
 
@@ -32,8 +35,8 @@ DATA = Path(__file__).parents[1] / "data"
 LEFT_OUT = DATA / "speed_left_out.csv"
 """What `benchmarks.fit_speed --write` found: each run's prediction under a fit on the runs of other origins."""
 
-RECORDED = DATA / "recorded_operations.csv"
-"""What `benchmarks.dry_run.record_operations` wrote: the operations of some of the runs."""
+SCHEDULES = DATA / "schedules"
+"""What `benchmarks.dry_run.record_schedules` wrote: a step of some of the runs."""
 
 FLASH_TRITON = (0.75, 0.45)
 """Forward and backward speed of FlashAttention's Triton kernel of 2023 against FlashAttention-2, read off the plots of
@@ -83,18 +86,9 @@ class TimedRun:
     def step_s(self) -> float:
         return estimate_time(self.model, self.workload, self.cluster, self.plan, self.software).step_s
 
-    def recorded_s(self, operations: Sequence[RecordedOperation]) -> float:
-        """Seconds of one optimizer step by the operations that a dry run recorded."""
-        plan = self.plan
-        return recorded_time(
-            operations,
-            self.cluster,
-            zero_stage=plan.zero_stage,
-            micro_batches=plan.gradient_accumulation_steps,
-            tokens_per_step=self.tokens,
-            overlap_comm=plan.overlap_comm,
-            pin_memory=plan.pin_memory,
-        ).step_s
+    def played_s(self, schedule: Schedule) -> float:
+        """Seconds of one optimizer step by the schedule that a dry run recorded."""
+        return play(schedule, self.cluster, tokens_per_step=self.tokens).time.step_s
 
     @property
     def samples(self) -> int:
@@ -301,22 +295,10 @@ def groups(runs: Iterable[TimedRun]) -> list[Group]:
     return [Group(name=name, runs=tuple(found)) for name, found in members.items() if len(found) > 1]
 
 
-def recorded_operations() -> dict[tuple[str, str], list[RecordedOperation]]:
+def recorded_schedules() -> dict[tuple[str, str], Schedule]:
     """By source and row of a run."""
-    found: dict[tuple[str, str], list[RecordedOperation]] = {}
-    with RECORDED.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            found.setdefault((row["source"], row["row"]), []).append(
-                RecordedOperation(
-                    phase=row["phase"],
-                    kind=cast(Kind, row["kind"]),
-                    name=row["name"],
-                    count=int(row["count"]),
-                    precision=row["precision"],
-                    size_bytes=int(row["size_bytes"]),
-                    product=tuple(map(int, row["product"].split("x"))) if row["product"] else (),
-                    flops=int(row["flops"]),
-                    keys=int(row["keys"]),
-                )
-            )
+    found = {}
+    for file in sorted(SCHEDULES.glob("*.json.gz")):
+        values = json.loads(gzip.decompress(file.read_bytes()))
+        found[values["source"], values["row"]] = TypeAdapter(Schedule).validate_python(values["schedule"])
     return found

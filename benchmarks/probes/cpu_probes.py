@@ -119,7 +119,7 @@ def publish(table: str, text: str, arguments: Sequence[str]) -> None:
     """Print a table, and put it into its document with --write."""
     print(text, end="")
     if "--write" in arguments:
-        put(table, text)
+        put("probe.md", f"probes/{table}", text)
 
 
 class Runs:

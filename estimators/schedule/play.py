@@ -15,7 +15,8 @@ that throttle or are shared; ranks that differ from the one that was recorded.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..estimate import TimeEstimate
@@ -107,7 +108,7 @@ class _Player:
             name: _RESOURCES.get(operation.kind, links)
             for name, operation in zip(self.names, schedule.operations, strict=True)
         }
-        self.steps = {
+        self.steps: dict[int, Callable[[int, int], None]] = {
             Code.PHASE: self.begin_phase,
             Code.RUN: self.run,
             Code.RECORD: self.streams.record,
@@ -178,9 +179,9 @@ class _Player:
     def _name(self, span: int) -> str:
         return f"{self.phase_of[span]}: {self.names[self.streams.spans[span].operation]}"
 
-    def _busy(self) -> Counter[str]:
+    def _busy(self) -> dict[str, float]:
         """Seconds of work by name, whatever ran beside it."""
-        busy = Counter[str]()
+        busy = defaultdict[str, float](float)
         for number, span in enumerate(self.streams.spans):
             busy[self._name(number)] += span.ends_s - span.begins_s
         for stretch in self.host:
@@ -188,9 +189,9 @@ class _Player:
                 busy[stretch.name] += stretch.ends_s - stretch.begins_s
         return busy
 
-    def _critical_path(self) -> Counter[str]:
+    def _critical_path(self) -> dict[str, float]:
         """Seconds by name along the path from the end of the step to its beginning."""
-        path, spans, host = Counter[str](), self.streams.spans, self.host
+        path, spans, host = defaultdict[str, float](float), self.streams.spans, self.host
         ends = [stretch.ends_s for stretch in host]
         number, at_s = HOST, self.now_s
         while True:

@@ -8,7 +8,7 @@ R is the rate of a large product, W the memory's. What makes a small product slo
 result is loaded and stored once, however short the sum K behind it; and a kernel fills and drains the GPU once, the
 last, partly empty wave of tiles included.
 
-The closed form (`compute_time`) and the dry run's recorded operations (`recorded_time`) both end here, so there is one
+The closed form (`compute_time`) and the schedule of a dry run (`estimators/schedule`) both end here, so there is one
 set of constants. Those called fitted are what `benchmarks/fit_speed.py` finds on published runs.
 
 Not covered: fp8, power caps below the card's default, several processes on one GPU.

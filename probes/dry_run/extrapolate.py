@@ -12,7 +12,7 @@ why, and the full depth is run. A phase that is off the line but far from the pe
 names it (`approximate`).
 
 Not extrapolated: NVMe's swap buffers, and page-locked host memory, whose blocks are rounded up to powers of two;
-modules and tensors at the peak; the timeline; the operations. Reserved memory is not linear either: the widest gap to
+modules and tensors at the peak; the timeline; the schedule. Reserved memory is not linear either: the widest gap to
 the allocated bytes is kept.
 """
 
@@ -302,7 +302,7 @@ def _whole(line: _Line, results: Sequence[DryRunResult], phases: tuple[PhaseMemo
         peak=peak,
         peak_by_phase=by_phase,
         timeline=(),
-        operations=(),
+        schedule=None,
         extrapolated_from=line.depths,
         peak_loading_gpu_bytes=max(phase.gpu_peak_bytes for phase in phases if not phase.iteration),
         parameters=line.at_full([result.parameters for result in results], 0),

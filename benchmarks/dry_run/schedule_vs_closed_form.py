@@ -1,0 +1,162 @@
+"""The closed form of the step's time against the schedule that a dry run of the real engine records, term by term.
+
+    python -m benchmarks.dry_run.schedule_vs_closed_form [NAME ...] [--sample K] [--workers N] [--json FILE] [--write]
+
+The plans are those of `cases`: eight families x eight rungs x checkpointing x sequences x world sizes x full and LoRA,
+and special settings. Each is dry run once, and its schedule is played on several GPUs; the closed form estimates the
+same. Both use the same constants, so what differs is what each of them counts and how things wait for each other.
+
+NAME:     only cases whose name has all of these words.
+--sample: K of the cases, as if drawn by lot, but the same ones every time (100 unless given).
+--json:   all rows.
+--write:  put the table into docs/closed-form.md.
+
+Exit 1 when a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import mean
+
+from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.time.step_time import estimate_time
+from ds_advise.probes.dry_run.step_time import played_step
+
+from ..document import put
+from .cases import GRID, SPECIAL, spread
+from .compare import Setting
+from .forked_dry_runs import answers
+
+GPUS = ("A100-80GB", "H100-80GB", "RTX4090")
+"""Links by NVLink twice, and by PCIe."""
+
+MEAN, WORST = 0.05, 0.20
+"""Targets of the relative error."""
+
+GROUPS = {
+    "gpu compute": "computing",
+    "gpu memory": "computing",
+    "launch": "host",
+    "gpu links": "links",
+    "network": "links",
+    "pcie": "copies",
+    "cpu": "CPU optimizer",
+    "nvme": "NVMe",
+}
+"""Parts of the step by the resource of their terms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A case on a kind of GPU: seconds by group, the critical path's and the closed form's."""
+
+    case: str
+    rung: str
+    gpu: str
+    scheduled: dict[str, float]
+    closed: dict[str, float]
+
+    @property
+    def error(self) -> float:
+        return sum(self.closed.values()) / sum(self.scheduled.values()) - 1
+
+
+def _grouped(components: Sequence[tuple[str, float]]) -> dict[str, float]:
+    found: dict[str, float] = defaultdict(float)
+    for resource, seconds in components:
+        found[GROUPS[resource]] += seconds
+    return dict(found)
+
+
+def rows(options: argparse.Namespace) -> Iterator[Row]:
+    cases = [case for case in (*GRID, *SPECIAL) if all(word in case.name.split() for word in options.names)]
+    settings = [Setting.of(case) for case in spread(cases, options.sample)]
+    for setting, answer in zip(
+        settings, answers([setting.request() for setting in settings], workers=options.workers), strict=True
+    ):
+        if isinstance(answer, str):
+            print(f"{setting.case.name}: {answer}", flush=True)
+            continue
+        for name in GPUS:
+            gpu = find_gpu(name)
+            network = 50e9 if setting.cluster.nodes > 1 else None
+            cluster = replace(setting.cluster, gpu=gpu, interconnect_bytes_per_s=network)
+            step = played_step(answer, cluster, seq_len=setting.workload.seq_len)
+            assert step is not None
+            closed = estimate_time(setting.model, setting.workload, cluster, setting.plan)
+            row = Row(
+                case=setting.case.name,
+                rung=setting.case.rung,
+                gpu=name,
+                scheduled=_grouped([(term.resource, term.seconds) for term in step.time.terms]),
+                closed=_grouped([(term.resource, term.seconds) for term in closed.terms]),
+            )
+            if abs(row.error) > WORST:
+                print(_line(row), flush=True)
+            yield row
+
+
+def _line(row: Row) -> str:
+    groups = {*row.scheduled, *row.closed}
+    parts = (
+        f"{group} {row.closed.get(group, 0.0) * 1e3:.1f} for {row.scheduled.get(group, 0.0) * 1e3:.1f}"
+        for group in sorted(groups)
+    )
+    return f"{row.case} {row.gpu}: {row.error:+.0%} (ms: {', '.join(parts)})"
+
+
+def report(found: Sequence[Row]) -> str:
+    """By rung: the error of the step, and of each group as a share of the step."""
+    groups = list(dict.fromkeys(GROUPS.values()))
+    lines = [
+        f"| rung | n | mean | worst | {' | '.join(groups)} |",
+        f"|---|---:|---:|---:|{'---:|' * len(groups)}",
+    ]
+    by_rung: dict[str, list[Row]] = defaultdict(list)
+    for row in found:
+        by_rung[row.rung].append(row)
+    for name, own in [*by_rung.items(), ("all", list(found))]:
+        worst = max((row.error for row in own), key=abs)
+        shares = [
+            mean(
+                (row.closed.get(group, 0.0) - row.scheduled.get(group, 0.0)) / sum(row.scheduled.values())
+                for row in own
+            )
+            for group in groups
+        ]
+        lines.append(
+            f"| {name} | {len(own)} | {mean(abs(row.error) for row in own):.1%} | {worst:+.0%} | "
+            + " | ".join(f"{share:+.1%}" for share in shares)
+            + " |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="schedule_vs_closed_form", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--sample", type=int, default=100, metavar="K")
+    parser.add_argument("--workers", type=int, default=2, metavar="N")
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args(arguments)
+    found = list(rows(options))
+    text = report(found)
+    print(text, end="")
+    if options.json:
+        Path(options.json).write_text(json.dumps([asdict(row) for row in found], indent=1), encoding="utf-8")
+    if options.write:
+        put("closed-form.md", "dry_run/schedule_vs_closed_form", text)
+    errors = [abs(row.error) for row in found]
+    return int(mean(errors) > MEAN or max(errors) > WORST)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
