@@ -65,6 +65,8 @@ class Cluster:
     interconnect_bytes_per_s: float | None = None
     """The network between nodes, one way, per node; None on one node."""
     cpu_cores_per_node: int | None = None
+    host_score_s: float | None = None
+    """The measured single-thread score of a core (`probes/host_time/score.py`): fewer seconds are faster."""
     dram_bytes_per_s_per_node: float | None = None
     nvme_read_bytes_per_s_per_node: float | None = None
     nvme_write_bytes_per_s_per_node: float | None = None

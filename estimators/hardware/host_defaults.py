@@ -17,6 +17,10 @@ _CPU_CORES = {"Ampere": 128, "Hopper": 112, "Blackwell": 112}
 """Cores of a node built around GPUs joined by NVLink, by their architecture (DGX A100: 2 x 64, DGX H100 and B200: 2 x
 56); any other: 32, enough that memory and not cores bounds the optimizer's step."""
 
+HOST_SCORE_S = 0.035
+"""Single-thread score of a core: that of the Xeon (Cascade Lake, 2.5 GHz) on which the unit costs of `host_costs` were
+measured. It stands between the slow cores of rented GPUs and those of a current desktop."""
+
 NVME_READ_BYTES_PER_S, NVME_WRITE_BYTES_PER_S = 2.5e9, 1.25e9
 """One PCIe 4 drive as DeepNVMe drives it: four of them reach 10 and 5 GB/s (DeepSpeed blogs/deepnvme, 06-2025)."""
 
@@ -27,6 +31,10 @@ def dram_bytes_per_s(cluster: Cluster) -> float:
 
 def cpu_cores(cluster: Cluster) -> int:
     return cluster.cpu_cores_per_node or round(_by_gpu(_CPU_CORES, cluster, otherwise=32))
+
+
+def host_score_s(cluster: Cluster) -> float:
+    return cluster.host_score_s or HOST_SCORE_S
 
 
 def nvme_read_bytes_per_s(cluster: Cluster) -> float:
