@@ -1,0 +1,85 @@
+"""The trainings whose memory and time are compared with the predictions, the most telling first.
+
+Three families from 0.5B to 14B; one GPU, and one rank of 2, 8 and 64; every stage and offload; full training, LoRA and
+QLoRA; with and without checkpointing, fused loss and expandable segments; 512 to 32,768 tokens. Two of them are
+expected to run out of 80 GB.
+"""
+
+from __future__ import annotations
+
+from .configuration import Configuration as C
+
+_TINY = (
+    ("hidden_size", 128),
+    ("intermediate_size", 256),
+    ("num_attention_heads", 4),
+    ("num_key_value_heads", 2),
+    ("vocab_size", 1024),
+)
+"""Widths at which the GPU has next to nothing to do, so that a step takes as long as the host needs to launch it."""
+
+MEMORY = (
+    C(model="Qwen2.5-0.5B", rung="ddp", micro_batch_size=4),
+    C(model="Qwen2.5-7B", rung="zero3", world_size=8, micro_batch_size=2, seq_len=4096),
+    C(model="Llama-3.2-1B", rung="zero2", micro_batch_size=4, gradient_checkpointing=False),
+    C(model="Qwen2.5-1.5B", rung="zero3-offload", micro_batch_size=2),
+    C(model="Llama-3.1-8B", rung="ddp", method="lora", micro_batch_size=2, seq_len=4096),
+    C(model="Qwen2.5-7B", rung="ddp", method="qlora", micro_batch_size=2, seq_len=4096),
+    C(model="Qwen2.5-1.5B", rung="ddp", loss="fused", seq_len=32768),
+    C(model="Qwen2.5-7B", rung="zero2", world_size=8, micro_batch_size=2),
+    C(model="gemma-2-2b", rung="zero2-offload", micro_batch_size=2, seq_len=1024),
+    C(model="Qwen2.5-14B", rung="zero3", world_size=64, seq_len=8192),
+    C(model="Qwen2.5-0.5B", rung="ddp", micro_batch_size=4, expandable_segments=False),
+    C(model="Qwen2.5-7B", rung="zero3", world_size=8, micro_batch_size=2, seq_len=4096, expandable_segments=False),
+    C(model="Qwen2.5-3B", rung="zero1", world_size=2, micro_batch_size=2),
+    C(model="Llama-3.1-8B", rung="zero3", world_size=64, seq_len=32768),
+    C(model="Qwen2.5-7B", rung="ddp"),  # 16 bytes a parameter: 122 GB
+    C(model="Qwen2.5-14B", rung="zero3-offload", world_size=8, micro_batch_size=2),
+    C(model="Qwen2.5-1.5B", rung="zero3", micro_batch_size=16, seq_len=512, gradient_checkpointing=False),
+    C(model="gemma-2-9b", rung="zero3", world_size=8),
+    C(model="Qwen2.5-14B", rung="ddp", method="lora"),
+    C(model="Llama-3.1-8B", rung="zero2", world_size=2, method="lora", gradient_checkpointing=False, seq_len=1024),
+    C(model="Qwen2.5-14B", rung="zero3", world_size=2, method="lora", micro_batch_size=2),
+    C(model="Llama-3.2-1B", rung="ddp", loss="fused", seq_len=16384),
+    C(model="Llama-3.2-1B", rung="ddp", seq_len=16384),
+    C(model="Qwen2.5-7B", rung="zero2-offload", world_size=8),
+    C(model="Llama-3.1-8B", rung="zero3-offload-param", world_size=8),
+    C(model="Qwen2.5-14B", rung="ddp", method="qlora", seq_len=1024),
+    C(model="Llama-3.1-8B", rung="ddp", method="qlora", micro_batch_size=4, seq_len=512, gradient_checkpointing=False),
+    C(model="Qwen2.5-0.5B", rung="zero3", world_size=64, micro_batch_size=8, seq_len=512),
+    C(model="Llama-3.1-8B", rung="zero1", world_size=8, seq_len=1024),
+    C(model="Llama-3.2-3B", rung="zero2", world_size=8, gradient_accumulation_steps=4, micro_batch_size=2),
+    C(model="gemma-2-2b", rung="ddp", method="lora", micro_batch_size=4, gradient_checkpointing=False, seq_len=1024),
+    C(model="Qwen2.5-0.5B", rung="zero3-nvme", micro_batch_size=2),
+    C(model="Qwen2.5-3B", rung="ddp", micro_batch_size=8, gradient_checkpointing=False),  # runs out in its activations
+    C(model="Qwen2.5-0.5B", rung="ddp", seq_len=32768, loss="fused", expandable_segments=False),
+)
+
+HOST_TIME = tuple(
+    C(
+        model="Qwen2.5-7B",
+        rung=rung,
+        world_size=ranks,
+        seq_len=128,
+        method=method,
+        gradient_checkpointing=checkpointing,
+        steps=8,
+        changes=_TINY,
+    )
+    for rung, ranks, method, checkpointing in (
+        ("ddp", 1, "full", False),
+        ("zero3", 8, "full", False),
+        ("zero3", 8, "lora", True),
+        ("ddp", 1, "lora", True),
+        ("zero2", 8, "full", True),
+    )
+)
+"""Trainings that the host's launches bound: time for each operation, and at ZeRO-3 for each hook."""
+
+_TOY = (*_TINY, ("num_hidden_layers", 2))
+
+TOYS = (
+    C(model="Qwen2.5-0.5B", rung="zero2", seq_len=64, changes=_TOY),
+    C(model="Llama-3.2-1B", rung="zero3", world_size=2, seq_len=64, method="lora", changes=_TOY),
+)
+"""What stands for all of these on a machine without a GPU."""

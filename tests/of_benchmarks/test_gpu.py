@@ -1,0 +1,256 @@
+"""`python -m benchmarks.gpu`: what it goes on with, when it stops, what a failure is, and a run without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise.estimators.estimate_plan import estimate_plan
+from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.probes.machine import Machine
+
+from benchmarks.gpu.agenda import agenda
+from benchmarks.gpu.configuration import from_arguments
+from benchmarks.gpu.configurations import MEMORY
+from benchmarks.gpu.measure.allocator import compare, pack, unpack
+from benchmarks.gpu.measurement import Measurement, measure
+from benchmarks.gpu.place import Place, cluster_of
+from benchmarks.gpu.questions import QUESTIONS, in_order
+from benchmarks.gpu.records import FILE, Records
+from benchmarks.gpu.session import Session
+from benchmarks.gpu.wheels import keep_one_library, unmet
+
+ROOT = Path(__file__).parents[2]
+H100 = find_gpu("H100-SXM5")
+MACHINE = Machine(
+    gpus=("NVIDIA H100 80GB HBM3",), gpu_memory_bytes=(1,), driver="580", cpu="a CPU", cpu_cores=16, ram_bytes=1
+)
+
+Go = Callable[..., list[str]]
+
+
+def measurement(name: str, *, about_s: float = 0.0, limit_s: float = 100.0) -> Measurement:
+    return Measurement(name=name, kind="context", arguments={}, about_s=about_s, limit_s=limit_s)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(device="cpu", limit_s=0, ram_bytes=None, nvme_folder=str(tmp_path))
+
+
+@pytest.fixture
+def go(tmp_path: Path, place: Place) -> Go:
+    """A session over an agenda with given outcomes by name; answers what it measured."""
+
+    def go(names: str, outcomes: dict[str, str], *, left_s: float = 1000.0, machine: Machine = MACHINE) -> list[str]:
+        measured = []
+
+        def run(one: Measurement, _place: Place, *, limit_s: float) -> dict[str, Any]:
+            measured.append(one.name)
+            assert limit_s <= left_s
+            return {"outcome": outcomes.get(one.name, "measured"), "value": {}, "reason": ""}
+
+        session = Session(
+            Records(tmp_path), place, deadline=time.monotonic() + left_s, say=lambda _: None, run=run, machine=machine
+        )
+        session.go([measurement(name, about_s=10) for name in names])
+        return measured
+
+    return go
+
+
+def test_what_is_on_record_is_not_measured_again(go: Go) -> None:
+    """That memory ran out is a result, and so is what this machine cannot do."""
+    assert go("ab", {"a": "out of memory", "b": "not possible"}) == ["a", "b"]
+    assert go("abc", {}) == ["c"]
+
+
+def test_what_failed_is_tried_again_after_the_rest(go: Go) -> None:
+    """Until it succeeds."""
+    assert go("ab", {"a": "failed", "b": "timed out"}) == ["a", "b"]
+    assert go("abc", {"a": "failed"}) == ["c", "a", "b"]
+    assert go("abc", {}) == ["a"]
+
+
+def test_another_driver_makes_another_measurement(go: Go) -> None:
+    """And another GPU."""
+    assert go("a", {}) == go("a", {}, machine=replace(MACHINE, driver="590")) == ["a"]
+    assert go("a", {}, machine=replace(MACHINE, gpus=("NVIDIA H200",))) == ["a"]
+    assert go("a", {}) == []
+
+
+def test_what_the_end_of_the_time_cuts_off_leaves_no_record(go: Go) -> None:
+    """It may need no more than its usual time; nothing is begun that takes longer than is left."""
+    assert go("a", {"a": "timed out"}, left_s=20) == ["a"]
+    assert go("a", {}, left_s=5) == []
+    assert go("a", {}) == ["a"]
+    assert go("a", {}) == []
+
+
+def test_a_half_written_record_is_skipped(go: Go, tmp_path: Path) -> None:
+    """The one that was being written when the machine was taken away; what follows has a line of its own."""
+    go("ab", {})
+    with (tmp_path / FILE).open("r+b") as stream:
+        stream.truncate((tmp_path / FILE).stat().st_size - 30)
+    assert go("abc", {}) == ["b", "c"]
+    assert go("abc", {}) == []
+
+
+def test_a_measuring_process_is_ended_at_its_limit(place: Place) -> None:
+    """With what it started; that is an answer like any other."""
+    sleeping = Measurement(
+        name="sleep",
+        kind="commands",
+        arguments={"commands": ["sh -c 'trap : TERM; sleep 33.25'"]},
+        about_s=0,
+        limit_s=90,
+    )
+    answer = measure(sleeping, replace(place, limit_s=90), limit_s=-3)
+    assert answer["outcome"] == "timed out"
+    assert not [file for file in Path("/proc").glob("[0-9]*/cmdline") if b"33.25" in _read(file)]
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_what_a_machine_cannot_do_is_an_answer(place: Place) -> None:
+    """So is an error: nothing stops the rest."""
+    assert measure(measurement("context"), place, limit_s=60)["outcome"] == "not possible"
+    answer = measure(replace(measurement("x"), kind="extensions"), place, limit_s=60)
+    assert answer["outcome"] == "failed"
+    assert "KeyError" in answer["reason"]
+
+
+def test_the_configurations_cover_what_is_promised() -> None:
+    """Stages, offloads, methods, families, sizes, lengths, and ranks of a larger job."""
+    clusters = {ranks: cluster_of(H100, ranks) for ranks in (1, 2, 8, 64)}
+    clusters = {
+        ranks: replace(cluster, nvme_path="/nvme", nvme_bytes_per_node=10**12) for ranks, cluster in clusters.items()
+    }
+    runs = [one.run(clusters[one.world_size]) for one in MEMORY]
+    plans = [one.plan(clusters[one.world_size]) for one in MEMORY]
+    assert len({one.name for one in MEMORY}) == len(MEMORY) >= 24
+    assert {plan.zero_stage for plan in plans} == {0, 1, 2, 3}
+    assert (
+        {plan.offload_optimizer for plan in plans} == {plan.offload_param for plan in plans} == {"none", "cpu", "nvme"}
+    )
+    assert {one.world_size for one in MEMORY} == {1, 2, 8, 64}
+    assert {one.method for one in MEMORY} == {"full", "lora", "qlora"}
+    assert {run.model["model_type"] for run in runs} == {"qwen2", "llama", "gemma2"}
+    assert min(one.seq_len for one in MEMORY) == 512
+    assert max(one.seq_len for one in MEMORY) == 32768
+    assert {one.loss for one in MEMORY} == {"standard", "fused"}
+    sizes = sorted(one.shape.parameters for one in MEMORY)
+    assert sizes[0] < 0.5e9 < 14e9 < sizes[-1]
+    needs = [
+        estimate_plan(one.shape, one.workload, clusters[one.world_size], plan).memory.device_bytes_per_gpu
+        for one, plan in zip(MEMORY, plans, strict=True)
+    ]
+    assert sum(need > H100.memory_bytes for need in needs) == 2
+    assert [from_arguments(json.loads(json.dumps(one.arguments))) for one in MEMORY] == list(MEMORY)
+
+
+def test_every_question_runs_its_recommended_plan_first() -> None:
+    """A run that is cut off early then knows something of each."""
+    runs = in_order(replace(cluster_of(H100, 1), nvme_path="/nvme", nvme_bytes_per_node=10**12))
+    assert len(QUESTIONS) == 8
+    assert [run.model for run in runs[:8]] == [asked.model for asked in QUESTIONS]
+    assert len(runs) > 50
+
+
+def test_the_replay_agrees_with_a_trace_that_follows_the_rules() -> None:
+    """A small and a large segment, a block used again, and the cache emptied."""
+    large = 30 << 20
+    steps = [
+        ("segment_alloc", 1 << 30, 2 << 20),
+        ("alloc", 1 << 30, 1000),
+        ("segment_alloc", 2 << 30, large),
+        ("alloc", 2 << 30, large),
+        ("free_requested", 2 << 30, large),
+        ("free_completed", 2 << 30, large),
+        ("alloc", 2 << 30, large - 4096),
+        ("free_completed", 2 << 30, large - 4096),
+        ("segment_free", 2 << 30, large),
+        ("free_completed", 99, 512),
+        ("free_completed", 1 << 30, 1000),
+    ]
+    trace = [{"action": action, "addr": address, "size": size, "stream": 0} for action, address, size in steps]
+    found = compare(unpack(pack(trace)), expandable_segments=False)
+    assert found["equal"] == found["requests_and_frees"] == 6
+    assert found["furthest_apart_bytes"] == 0
+    assert found["peaks"]["torch_reserved"] == found["peaks"]["replayed_reserved"] == large + (2 << 20)
+    assert found["peaks"]["torch_allocated"] == found["peaks"]["replayed_allocated"] == large + 1024
+    trace[2]["size"] += 2 << 20  # a driver that gives more than the rules say
+    assert compare(trace, expandable_segments=False)["furthest_apart_bytes"] == 2 << 20
+
+
+def test_a_wheel_keeps_the_library_of_one_cuda_version(tmp_path: Path) -> None:
+    """And its list of files is true; a requirement that nobody meets is told."""
+    wheel = tmp_path / "bitsandbytes-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in ("cuda126.so", "cuda130.so", "cpu.so"):
+            archive.writestr(f"bitsandbytes/libbitsandbytes_{name}", name)
+        archive.writestr("bitsandbytes/__init__.py", "")
+        archive.writestr(
+            "bitsandbytes-1.0.dist-info/METADATA",
+            'Metadata-Version: 2.1\nRequires-Dist: torch>=2\nRequires-Dist: nope; extra == "x"\nRequires-Dist: gone\n',
+        )
+        archive.writestr("bitsandbytes-1.0.dist-info/RECORD", "")
+    keep_one_library(wheel, "libbitsandbytes_cuda130.so")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        record = archive.read("bitsandbytes-1.0.dist-info/RECORD").decode()
+    assert [name for name in names if name.endswith(".so")] == [
+        "bitsandbytes/libbitsandbytes_cuda130.so",
+        "bitsandbytes/libbitsandbytes_cpu.so",
+    ]
+    assert sorted(line.split(",")[0] for line in record.splitlines()) == sorted(names)
+    assert unmet([wheel], ["Torch"], "3.12") == [f"gone (of {wheel.name})"]
+
+
+def test_a_checkout_of_any_name_is_the_program(tmp_path: Path) -> None:
+    """Without an installation, here and in the processes that are started."""
+    (tmp_path / "any name").symlink_to(ROOT)
+    script = (
+        "import subprocess, sys, pathlib\n"
+        "from benchmarks.gpu.checkout import make_importable\n"
+        f"make_importable(pathlib.Path({str(tmp_path)!r}))\n"
+        "import ds_advise\n"
+        "print(pathlib.Path(ds_advise.__file__).resolve(), flush=True)\n"
+        "where = 'import ds_advise, pathlib; print(pathlib.Path(ds_advise.__file__).resolve())'\n"
+        "subprocess.run([sys.executable, '-c', where], cwd='/', check=True)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    run = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path / "any name", env=environment, capture_output=True, text=True
+    )
+    assert run.stdout.split("\n")[:2] == [str(ROOT / "__init__.py")] * 2, run.stderr
+
+
+@pytest.mark.slow
+def test_the_whole_script_runs_without_a_gpu(tmp_path: Path, extensions: Callable[..., None]) -> None:
+    """At toy sizes: everything that a CPU can do is measured, and a second call has nothing to do."""
+    extensions("FusedAdamBuilder")
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--minutes", "20", "--out", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=1300)
+    outcomes = {record.name: record.outcome for record in Records(tmp_path).all}
+    place = Place(device="cpu", limit_s=0, ram_bytes=None, nvme_folder=str(tmp_path))
+    assert set(outcomes) == {one.name for one in agenda(place)}
+    not_here = {"CUDA context and workspaces", "allocator's trace of a training, expandable segments"}
+    assert {name for name, outcome in outcomes.items() if outcome == "not possible"} == not_here
+    assert set(outcomes.values()) == {"measured", "not possible"}
+    again = subprocess.run(command, cwd=ROOT, check=True, timeout=60, capture_output=True, text=True)
+    assert "0 to do, 0 to try again" in again.stdout
