@@ -6,7 +6,7 @@
 Run it from the root of a checkout, whose folder may have any name; nothing needs to be installed but torch,
 transformers, accelerate, peft, psutil and nvidia-ml-py, and what `python -m benchmarks.gpu.wheels` gathers elsewhere.
 Every measurement is kept at once as a line of DIR/records.jsonl. Called again, it goes on where it stopped; three calls
-of nine minutes do what one of twenty-seven does. `python -m benchmarks.gpu.tables DIR` makes tables of the records.
+of nine minutes do what one of twenty-seven does.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from . import environment
-from .checkout import make_importable
+from .machine import environment
+from .machine.checkout import make_importable
 
 
 def main() -> int:
@@ -35,8 +35,8 @@ def main() -> int:
     # Only now can anything of the program be imported.
     from ds_advise.advisor.question.cluster_spec import parse_size
 
-    from .agenda import agenda
-    from .place import Place
+    from .agenda.order import agenda
+    from .machine.place import Place
     from .records import Records
     from .session import Session
 

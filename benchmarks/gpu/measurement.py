@@ -17,9 +17,9 @@ from typing import Any
 
 import psutil
 
-from .checkout import ROOT
-from .measure.outcome import Outcome
-from .place import Place
+from .machine.checkout import ROOT
+from .machine.place import Place
+from .outcome import Outcome
 
 _GRACE_S = 5.0
 """How much longer than its limit a process may take before it is ended from outside."""

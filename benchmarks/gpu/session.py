@@ -11,10 +11,10 @@ from typing import Any, cast
 
 from ds_advise.probes.machine import Machine, this_machine
 
-from .agenda import EXTENSIONS
-from .gpu_watch import GpuWatch, wait_until_free
+from .agenda.order import EXTENSIONS
+from .machine.gpu_watch import GpuWatch, wait_until_free
+from .machine.place import Place
 from .measurement import Measurement, measure
-from .place import Place
 from .records import FINAL, Outcome, Record, Records
 
 PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "peft", "bitsandbytes", "liger-kernel")

@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 import zipfile
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Sequence
@@ -45,6 +46,7 @@ WANTED = (
     "pydantic",
     "pydantic-core",
     "typing-extensions",
+    "typing-inspection",
 )
 """What the program, DeepSpeed, QLoRA, the fused loss and `train` need beyond a machine's torch and transformers."""
 
@@ -73,7 +75,7 @@ def main() -> int:
     wheels = sorted(asked.folder.glob("*.whl"))
     with tempfile.TemporaryDirectory() as site:
         _pip("install", "--no-index", "--no-deps", *target, "--target", site, *map(str, wheels))
-    missing = unmet(wheels, asked.installed.read_text(encoding="utf-8").split(), asked.python)
+    missing = unmet(wheels, asked.installed.read_text(encoding="utf-8").split(), asked.python, _own())
     size = sum(file.stat().st_size for file in asked.folder.rglob("*") if file.is_file())
     for wheel in wheels:
         print(f"{wheel.stat().st_size / 1e6:6.2f} MB  {wheel.name}")
@@ -147,10 +149,18 @@ def _record(source: zipfile.ZipFile, names: Iterable[str], record: str) -> str:
     return text.getvalue()
 
 
-def unmet(wheels: Sequence[Path], installed: Iterable[str], python: str) -> list[str]:
-    """Requirements of the wheels that neither one of them nor an installed package meets, with who requires them.
+def _own() -> list[str]:
+    """What the program requires, with `train` and LoRA."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    return [*project["dependencies"], *extras["lora"], *extras["train"]]
 
-    installed: names, of which the version is not known: any will do.
+
+def unmet(wheels: Sequence[Path], installed: Iterable[str], python: str, own: Iterable[str] = ()) -> list[str]:
+    """Requirements of the program and the wheels that neither a wheel nor an installed package meets, with who requires
+    them.
+
+    installed: names, of which the version is not known: any will do. own: requirements of the program.
     """
     have = {canonicalize_name(name) for name in installed}
     have |= {canonicalize_name(wheel.name.split("-")[0]) for wheel in wheels}
@@ -165,16 +175,18 @@ def unmet(wheels: Sequence[Path], installed: Iterable[str], python: str) -> list
         "platform_python_implementation": "CPython",
         "extra": "",
     }
-    missing = []
+    required = [(line, "the program") for line in own]
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
             metadata = Parser().parsestr(archive.read(name).decode())
-        for line in metadata.get_all("Requires-Dist") or ():
-            requirement = Requirement(line)
-            applies = requirement.marker is None or requirement.marker.evaluate(environment)
-            if applies and canonicalize_name(requirement.name) not in have:
-                missing.append(f"{requirement} (of {wheel.name})")
+        required += [(line, wheel.name) for line in metadata.get_all("Requires-Dist") or ()]
+    missing = []
+    for line, by in required:
+        requirement = Requirement(line)
+        applies = requirement.marker is None or requirement.marker.evaluate(environment)
+        if applies and canonicalize_name(requirement.name) not in have:
+            missing.append(f"{requirement} (of {by})")
     return missing
 
 

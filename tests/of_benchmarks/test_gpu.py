@@ -18,13 +18,13 @@ from ds_advise.estimators.estimate_plan import estimate_plan
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.probes.machine import Machine
 
-from benchmarks.gpu.agenda import agenda
+from benchmarks.gpu.agenda.configurations import MEMORY
+from benchmarks.gpu.agenda.order import agenda
+from benchmarks.gpu.agenda.questions import QUESTIONS, in_order
 from benchmarks.gpu.configuration import from_arguments
-from benchmarks.gpu.configurations import MEMORY
+from benchmarks.gpu.machine.place import Place, cluster_of
 from benchmarks.gpu.measure.allocator import compare, pack, unpack
 from benchmarks.gpu.measurement import Measurement, measure
-from benchmarks.gpu.place import Place, cluster_of
-from benchmarks.gpu.questions import QUESTIONS, in_order
 from benchmarks.gpu.records import FILE, Records
 from benchmarks.gpu.session import Session
 from benchmarks.gpu.wheels import keep_one_library, unmet
@@ -226,7 +226,7 @@ def test_a_checkout_of_any_name_is_the_program(tmp_path: Path) -> None:
     (tmp_path / "any name").symlink_to(ROOT)
     script = (
         "import subprocess, sys, pathlib\n"
-        "from benchmarks.gpu.checkout import make_importable\n"
+        "from benchmarks.gpu.machine.checkout import make_importable\n"
         f"make_importable(pathlib.Path({str(tmp_path)!r}))\n"
         "import ds_advise\n"
         "print(pathlib.Path(ds_advise.__file__).resolve(), flush=True)\n"

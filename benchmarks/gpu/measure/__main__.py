@@ -9,8 +9,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ..place import NotPossibleError, Place
-from .outcome import Outcome
+from ..machine.place import NotPossibleError, Place
+from ..outcome import Outcome
 
 
 def main() -> None:

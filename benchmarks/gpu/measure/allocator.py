@@ -16,8 +16,8 @@ from typing import Any
 from ds_advise.probes.dry_run.recording.allocator import Allocate, CachingAllocator, EmptyCache, Event, Free
 
 from ..configuration import from_arguments
-from ..place import NotPossibleError, Place
-from .outcome import Outcome
+from ..machine.place import NotPossibleError, Place
+from ..outcome import Outcome
 
 _MOST_EVENTS = 400_000
 """Requests, frees and segments that torch keeps; a few steps of a model make some ten thousand."""

@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..place import Place
+from ..machine.place import Place
+from ..outcome import Outcome
 from . import small_model
-from .outcome import Outcome
 
 _KEPT = 100_000
 """Characters of a command's output that are kept: its end, where the answer or the error stands."""

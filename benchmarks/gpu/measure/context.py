@@ -10,8 +10,8 @@ from typing import Any
 
 from ds_advise.probes.real_run.memory import device_bytes
 
-from ..place import NotPossibleError, Place
-from .outcome import Outcome
+from ..machine.place import NotPossibleError, Place
+from ..outcome import Outcome
 
 
 def measure(_arguments: dict[str, Any], place: Place) -> Outcome:
@@ -22,7 +22,7 @@ def measure(_arguments: dict[str, Any], place: Place) -> Outcome:
     before = _nvml()
     import torch
 
-    torch.cuda.init()
+    torch.cuda.init()  # type: ignore[no-untyped-call]
     torch.ones(1, device="cuda")
     stages = {"before": {"nvml": before}, "context": _held()}
     left = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -52,11 +52,11 @@ def _first_uses(left: Any) -> dict[str, Callable[[], object]]:
 
     def attention() -> None:
         output = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
-        output.sum().backward()
+        output.sum().backward()  # type: ignore[no-untyped-call]
 
     def loss() -> None:
-        logits = left.float()
-        torch.nn.functional.cross_entropy(logits, torch.zeros(2048, dtype=torch.long, device="cuda")).backward()
+        logits, labels = left.float(), torch.zeros(2048, dtype=torch.long, device="cuda")
+        torch.nn.functional.cross_entropy(logits, labels).backward()  # type: ignore[no-untyped-call]
 
     return {
         "product": lambda: left.detach() @ left.detach(),

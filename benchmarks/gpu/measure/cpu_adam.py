@@ -10,8 +10,8 @@ from ds_advise.probes.bench import host
 from ds_advise.probes.bench.task import Task
 from ds_advise.probes.bench.timing import Stopwatch
 
-from ..place import NotPossibleError, Place
-from .outcome import Outcome
+from ..machine.place import NotPossibleError, Place
+from ..outcome import Outcome
 
 _BUDGET_S = 3.0
 

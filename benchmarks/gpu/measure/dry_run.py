@@ -8,8 +8,8 @@ from typing import Any
 from ds_advise.probes.dry_run import DryRunError, dry_run
 
 from ..configuration import from_arguments
-from ..place import NotPossibleError, Place
-from .outcome import Outcome
+from ..machine.place import NotPossibleError, Place
+from ..outcome import Outcome
 
 
 def measure(arguments: dict[str, Any], place: Place) -> Outcome:

@@ -11,8 +11,8 @@ from typing import Any
 from ds_advise.probes.rank_processes import extension_lock
 from ds_advise.probes.search_path import search_path
 
-from ..place import Place
-from .outcome import Outcome
+from ..machine.place import Place
+from ..outcome import Outcome
 
 _BUILD = """
 import sys

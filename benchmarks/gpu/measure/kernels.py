@@ -13,8 +13,8 @@ from ds_advise.probes.bench.host import host_link
 from ds_advise.probes.bench.task import Task
 from ds_advise.probes.bench.timing import Stopwatch
 
-from ..place import NotPossibleError, Place
-from .outcome import Outcome
+from ..machine.place import NotPossibleError, Place
+from ..outcome import Outcome
 
 _BUDGET_S = 0.4
 """Of one figure; a kernel takes microseconds to some ten milliseconds."""
@@ -31,7 +31,8 @@ def measure(arguments: dict[str, Any], place: Place) -> Outcome:
             torch.cuda.synchronize()
 
     watch = Stopwatch(settle=settle, agree=lambda number: number)
-    figures, too_large = [], []
+    figures: list[Figure] = []
+    too_large = []
     for size in arguments["sizes"]:
         try:
             figures += _GROUPS[arguments["group"]](watch, place.device, *size)
@@ -119,12 +120,12 @@ def _fused_adam(watch: Stopwatch, device: str, parameters: int) -> Iterable[Figu
     weights = torch.nn.Parameter(torch.zeros(parameters, device=device))
     weights.grad = torch.full_like(weights, 1e-3)
     moved = 28 * parameters  # weight, gradient, two moments read; all but the gradient written
-    ours = {"torch": lambda: torch.optim.AdamW([weights], fused=True)}
+    adams: dict[str, Callable[[], Any]] = {"torch": lambda: torch.optim.AdamW([weights], fused=True)}
     if device == "cuda":
         from deepspeed.ops.adam import FusedAdam
 
-        ours["DeepSpeed"] = lambda: FusedAdam([weights])
-    for name, make in ours.items():
+        adams["DeepSpeed"] = lambda: FusedAdam([weights])
+    for name, make in adams.items():
         try:
             optimizer = make()
         except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ _CHATS = 256
 def make(folder: Path, chats: Path, description: Mapping[str, Any]) -> None:
     """description: fields of a `config.json`; the vocabulary is as large as they say, most of it unused."""
     import torch
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+    transformers: Any = import_module("transformers")
     fields = dict(description)
-    config = CONFIG_MAPPING[fields.pop("model_type")].from_dict(fields)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    config = transformers.CONFIG_MAPPING[fields.pop("model_type")].from_dict(fields)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
     _tokenizer().save_pretrained(folder)
     rows = [
@@ -39,7 +40,6 @@ def make(folder: Path, chats: Path, description: Mapping[str, Any]) -> None:
 def _tokenizer() -> Any:
     """Byte-level BPE with ChatML as its template, as Qwen's is made."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
 
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -53,6 +53,7 @@ def _tokenizer() -> Any:
             show_progress=False,
         ),
     )
-    return PreTrainedTokenizerFast(
+    transformers: Any = import_module("transformers")
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=inner, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=_TEMPLATE
     )

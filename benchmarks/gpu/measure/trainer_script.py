@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
@@ -27,7 +28,8 @@ class Samples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 def main() -> None:
-    named, arguments = HfArgumentParser((ModelArguments, TrainingArguments)).parse_args_into_dataclasses()
+    kinds: Any = (ModelArguments, TrainingArguments)
+    named, arguments = HfArgumentParser(kinds).parse_args_into_dataclasses()
     model = AutoModelForCausalLM.from_pretrained(named.model_name_or_path, dtype=torch.bfloat16)
     Trainer(model=model, args=arguments, train_dataset=Samples()).train()
 

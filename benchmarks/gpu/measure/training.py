@@ -12,8 +12,8 @@ from ds_advise.probes.real_run import probe
 from ds_advise.probes.run import Run
 
 from ..configuration import Configuration, from_arguments
-from ..place import NotPossibleError, Place
-from .outcome import Outcome
+from ..machine.place import NotPossibleError, Place
+from ..outcome import Outcome
 
 _AFTERWARDS_S = 5.0
 """For ending the probe's processes and writing the answer, of the measurement's time."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .configuration import Configuration
+from ..configuration import Configuration
+from ..machine.place import Place
+from ..measurement import Measurement
 from .configurations import HOST_TIME, MEMORY, TOYS
-from .measurement import Measurement
-from .place import Place
 from .questions import Asked, in_order
 from .readme_commands import COMMANDS, DOCTOR
 
@@ -45,7 +45,7 @@ def _on_gpu(place: Place) -> list[Measurement]:
 
 def _on_cpu(place: Place) -> list[Measurement]:
     """One of each kind at toy sizes."""
-    kernels = {
+    kernels: dict[str, Sequence[Sequence[Any]]] = {
         "products": [[64, 32, 32, "bfloat16"]],
         "attention": [[32, 4, 2, 16, 64]],
         "elementwise": [[64, 64]],

@@ -11,7 +11,7 @@ from ds_advise.advisor.recommend.search import fastest_that_fits, predict_all
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.workload import LossKernel, Method
 
-from .configuration import Configuration
+from ..configuration import Configuration
 
 STEPS = 5
 """Optimizer steps of a run, of which the first is not timed."""

@@ -7,7 +7,9 @@ expected to run out of 80 GB.
 
 from __future__ import annotations
 
-from .configuration import Configuration as C
+from dataclasses import replace
+
+from ..configuration import Configuration as C
 
 _TINY = (
     ("hidden_size", 128),
@@ -55,24 +57,14 @@ MEMORY = (
     C(model="Qwen2.5-0.5B", rung="ddp", seq_len=32768, loss="fused", expandable_segments=False),
 )
 
-HOST_TIME = tuple(
-    C(
-        model="Qwen2.5-7B",
-        rung=rung,
-        world_size=ranks,
-        seq_len=128,
-        method=method,
-        gradient_checkpointing=checkpointing,
-        steps=8,
-        changes=_TINY,
-    )
-    for rung, ranks, method, checkpointing in (
-        ("ddp", 1, "full", False),
-        ("zero3", 8, "full", False),
-        ("zero3", 8, "lora", True),
-        ("ddp", 1, "lora", True),
-        ("zero2", 8, "full", True),
-    )
+_HOST_BOUND = C(model="Qwen2.5-7B", rung="ddp", seq_len=128, gradient_checkpointing=False, steps=8, changes=_TINY)
+
+HOST_TIME = (
+    _HOST_BOUND,
+    replace(_HOST_BOUND, rung="zero3", world_size=8),
+    replace(_HOST_BOUND, rung="zero3", world_size=8, method="lora", gradient_checkpointing=True),
+    replace(_HOST_BOUND, method="lora", gradient_checkpointing=True),
+    replace(_HOST_BOUND, rung="zero2", world_size=8, gradient_checkpointing=True),
 )
 """Trainings that the host's launches bound: time for each operation, and at ZeRO-3 for each hook."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ds_advise.estimators.models import catalogue
 
-from .measurement import Measurement
+from ..measurement import Measurement
 
 _SMALL = {**catalogue.config("Qwen/Qwen2.5-0.5B"), "max_position_embeddings": 4096}
 """What a training starts from; its weights are made at random, 1 GB of them."""

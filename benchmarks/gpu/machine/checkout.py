@@ -10,7 +10,7 @@ from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def make_importable(cache: Path, packages: Sequence[Path] = ()) -> None:
