@@ -97,6 +97,7 @@ CONSTANTS = (
     Constant(name="ATTENTION_OF_PEAK", modules=(roofline,), key="Hopper", prior=0.34, largest=0.73),
     # Assumed.
     Constant(name="CONTENTION", modules=(collective_time, throughput), prior=0.3, largest=1.0),
+    Constant(name="PREFETCH_HIDDEN", modules=(collective_time, throughput), prior=0.5, largest=1.0),
     # See the constants' own comments.
     Constant(name="HOST_S_PER_OPERATION", modules=(host_time,), prior=21e-6),
     Constant(name="FSDP_VISIT_S", modules=(host_time,), prior=700e-6),

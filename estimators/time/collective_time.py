@@ -18,7 +18,10 @@ Which collectives (deepspeed 0.19.8, e bytes per element, Pt trained and P all p
 
 Stages 1 and 2 overlap with the backward pass when `overlap_comm` is set, one bucket behind it: the compute stream waits
 for the bucket before the last (`average_tensor`), so the last one is never hidden, and with a bucket as large as the
-model nothing is.
+model nothing is. In stage 3 gathers and reductions share a process group, hence one NCCL stream: the gather that the
+next submodule waits for stands behind a bucket's reduction, which is therefore not hidden. A gather runs beside the
+submodule before its own (partitioned_param_coordinator.py `fetch_sub_module`: the compute stream waits for all that was
+gathered; stage3.py `__reduce_and_partition_ipg_grads`).
 """
 
 from __future__ import annotations
@@ -55,9 +58,13 @@ With `CALL_S` an 8-byte all-gather over eight GPUs takes 41 us; NVIDIA/nccl #153
 eight RTX 4090. The step between nodes is assumed.
 """
 
-CONTENTION = 0.31
+CONTENTION = 0.3
 """Part of the time of a hidden collective that the computation beside it loses: NCCL's kernels take multiprocessors and
 memory bandwidth, copies through the host take the latter. Fitted."""
+
+
+PREFETCH_HIDDEN = 0.5
+"""Part of stage 3's gathers that runs in the shadow of a pass which takes as long as they do. Fitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ feed-forward:
     tanh approximations written out in Python (`gelu_new`)                             18 e F
     dropout of probability above 0                                                     (2 e + 1) H, twice
     dispatching a token to k experts and summing them up                               7 e k H, router in fp32
-    eager attention: scores written, scaled, masked, softmax in fp32, cast             22 bytes per pair and head
+    eager attention                                                            `score_bytes` per pair and head
     a LoRA adapter: scaled output, sum; a = e, or 4 where the adapter stays in fp32      (3 a + 2 e) out
       input and sum cast there and back                                                 (e + a) (in + out)
       dropout of the input                                                              (2 a + 1) in
@@ -34,6 +34,7 @@ The rest of such a fold is a product of its own (`flops.py`, rule 3).
 
 from __future__ import annotations
 
+from ..memory.activations.layer_variants import layer_variant
 from ..models.lora import adapters
 from ..models.model_shape import Attention, Block, ModelShape, Tensor
 from ..models.nf4 import quantized
@@ -58,8 +59,17 @@ fp32 master read and written 8, fp32 gradient read 4; before that the gradient i
 and clipped 8; after it the 16-bit weight is written 4 + 2 (deepspeed 0.19.8 stage_1_and_2.py `step`, stage3.py `step`).
 """
 
-COPIED_PASSES, SUMMED_PASSES = 2, 3
-"""Times that an element of a gradient crosses memory when it is copied into a bucket, or added to the one before."""
+COPIED_PASSES, FSDP_COPIED_PASSES, SUMMED_PASSES = 6, 2, 3
+"""Times that an element of a gradient crosses memory when it is reduced, or added to the one before.
+
+DeepSpeed (0.19.8) reads and writes it thrice: into the bucket, divided by the ranks, and put together with those of its
+rank (stage_1_and_2.py `average_tensor`, `allreduce_bucket`; stage3.py `__add_grad_to_ipg_bucket`,
+coalesced_collectives.py `reduce_scatter_coalesced`). FSDP's are parts of one tensor.
+"""
+
+GATHERED_PASSES = 2
+"""Times that a weight crosses memory after stage 3 has gathered it: the ranks' parts are put together
+(partition_parameters.py `AllGatherCoalescedHandle.wait`). FSDP gathers in place."""
 
 UNPACK_BYTES = 9
 """Bytes whose transfer takes as long as unpacking one NF4 weight.
@@ -88,15 +98,40 @@ def block_bytes(
     saving += tokens * (gated if feed_forward.gated else written_out) * element * feed_forward.active_hidden
     if feed_forward.experts:
         passing += tokens * (7 * element * feed_forward.experts_per_token * hidden + 20 * feed_forward.experts)
+    scores_forward = scores_backward = 0
     for attention, keys in ((block.attention, stream), (block.cross_attention, encoder)):
         if attention is not None:
-            saving += micro_batch * _attention_bytes(attention, block, workload, stream, keys, fused=fused)
+            saving += tokens * _attention_bytes(attention, block, workload, fused=fused)
             passing += tokens * 2 * element * attention.heads * attention.v_head_dim
+            if workload.attention == "eager":
+                forward, backward = score_bytes(model, block, workload)
+                scores_forward += tokens * keys * attention.heads * forward
+                scores_backward += tokens * keys * attention.heads * backward
     chosen = adapters(model, workload)
     passing += tokens * sum(
         _adapter_bytes(tensor, workload) for tensor in block.tensors if tensor.linear and chosen.rank_of(tensor)
     )
-    return saving + passing, SAVING_BACKWARD * saving + passing
+    return saving + passing + scores_forward, SAVING_BACKWARD * saving + passing + scores_backward
+
+
+def score_bytes(model: ModelShape, block: Block, workload: Workload) -> tuple[int, int]:
+    """Forward and backward bytes of eager attention for each pair of a query and a key, per head.
+
+    forward: scores written by their product e, scaled 2 e, masked 2 e, softmax 2 e, read by the next product e
+    backward: their gradient written e, read twice 2 e, weights read for that of the values e, softmax 3 e, scaled 2 e
+
+    A softmax in fp32 over 16-bit scores reads 2 and writes 4, and casts back 4 + 2; torch casts before it, 2 + 4, but
+    for fp16, whose cast its kernel does itself (ATen/native/SoftMax.cpp). Dropout takes 2 e and a mask's
+    byte more, each way. Source: transformers 5 `eager_attention_forward` of each family.
+    """
+    e = workload.weight_bytes
+    softmax_forward, softmax_backward = 2 * e, 3 * e
+    if e == 2 and layer_variant(model.model_type, block).softmax_fp32:
+        fused_cast = workload.precision == "fp16"
+        softmax_forward = (2 + 4 if fused_cast else (2 + 4) + (4 + 4)) + (4 + 2)
+        softmax_backward = (2 + 4) + (4 + 4 + 2 if fused_cast else (4 + 4 + 4) + (4 + 2))
+    dropout = 2 * e + 1 if block.attention_dropout else 0
+    return 6 * e + softmax_forward + dropout, 6 * e + softmax_backward + dropout
 
 
 def _adapter_bytes(tensor: Tensor, workload: Workload) -> int:
@@ -127,19 +162,15 @@ def norm_bytes(kind: str, element: int, *, fused: bool = False) -> int:
     return 34 if element == 2 else 28
 
 
-def _attention_bytes(
-    attention: Attention, block: Block, workload: Workload, queries: int, keys: int, *, fused: bool
-) -> float:
+def _attention_bytes(attention: Attention, block: Block, workload: Workload, *, fused: bool) -> int:
+    """Forward bytes per token of what stands before attention."""
     element, heads = workload.weight_bytes, attention.heads + attention.kv_heads
     per_token = 0
     if attention.rotary:
         per_token += (2 if fused else 9) * element * heads * (attention.rope_head_dim or attention.head_dim)
     if attention.qk_norm:
         per_token += norm_bytes(block.norm, element, fused=fused) * heads * attention.head_dim
-    scores = 0
-    if workload.attention == "eager":
-        scores = (22 + (9 if block.attention_dropout else 0)) * attention.heads * queries * keys
-    return per_token * queries + scores
+    return per_token
 
 
 def loss_bytes(model: ModelShape, workload: Workload, micro_batch: int) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from ..errors import ClusterError
 from ..hardware.cluster import Gpu
 from ..workload import AttentionKernel, Precision
 
-SUSTAINED = {"Ampere": 0.88, "Ada": 0.96, "Hopper": 0.84}
+SUSTAINED = {"Ampere": 0.89, "Ada": 0.97, "Hopper": 0.83}
 """A model's products against the best shape that anyone timed (`gemm_*` of the data file), by architecture. Fitted.
 
 Between them lie other shapes, and power: an H100 that multiplies random numbers without a pause clocks down.
@@ -42,15 +42,16 @@ Fitted on 78 published timings of square products of 1024 to 4096 on twelve GPUs
 a mean error of 11 %, where neither term alone comes below 12 %.
 """
 
-MEMORY_SHARE = 0.74
+MEMORY_SHARE = 0.67
 """Reached part of the data sheet's memory bandwidth by the operations that `memory_bound` counts. Fitted."""
 
-ATTENTION_OF_PEAK = {"Volta": 0.35, "Turing": 0.35, "Ampere": 0.69, "Ada": 0.69, "Hopper": 0.37, "Blackwell": 0.3}
+ATTENTION_OF_PEAK = {"Volta": 0.35, "Turing": 0.35, "Ampere": 0.69, "Ada": 0.69, "Hopper": 0.34, "Blackwell": 0.53}
 """Rate of FlashAttention-2's forward pass, which torch runs, for long sequences against the card's dense 16-bit peak.
 
 Ampere and Hopper fitted. Published: up to 73 % on A100 (arXiv:2307.08691); 71 % on RTX A5000 (gpu-mode/ring-attention
 #10); 21 to 31 % on H100 for a head width of 64 (Dao-AILab/flash-attention #2688), whose instructions it does not use.
-Ada as Ampere; Blackwell below Hopper; Volta and Turing run torch's memory-efficient kernel, taken as half.
+B200 31, 41 and 48 % at 1k, 2k and 4k keys (Dao-AILab/flash-attention #2605), which is 0.53 with the keys below. Ada as
+Ampere; Volta and Turing run torch's memory-efficient kernel, taken as half.
 """
 
 ATTENTION_BACKWARD_SPEED = 0.86

@@ -21,10 +21,16 @@ from ..software import DEFAULT, Software
 from ..workload import Workload
 from . import collective_time as collective
 from . import offload_time as offload
-from .collective_time import CONTENTION
+from .collective_time import CONTENTION, PREFETCH_HIDDEN
 from .compute_time import compute_time
 from .host_time import MICRO_STEP_HOST_S, ZERO3_SERIAL, host_work
-from .memory_bound import COPIED_PASSES, OPTIMIZER_PASSES_BYTES, SUMMED_PASSES
+from .memory_bound import (
+    COPIED_PASSES,
+    FSDP_COPIED_PASSES,
+    GATHERED_PASSES,
+    OPTIMIZER_PASSES_BYTES,
+    SUMMED_PASSES,
+)
 from .roofline import memory_rate, product_rate
 from .terms import time_term
 
@@ -64,18 +70,20 @@ def _together(gpu_s: float, host_s: float, serial: float) -> float:
 class _Transfers:
     """What the links carry beside one kind of pass, all micro batches together."""
 
+    shown: list[TimeTerm] = field(default_factory=list)
+    """What nothing hides."""
     carried: list[TimeTerm] = field(default_factory=list)
-    """A term for each thing, all of it in `seconds`."""
+    """What the pass may hide, all of it in `seconds`; each in the same proportion."""
     pieces: int = 1
     """Collectives that follow each other; the last of them has no pass left to hide behind."""
 
-    def terms(self, pass_s: float, *, overlaps: bool) -> list[TimeTerm]:
-        """Terms of what the pass does not hide; each thing carried is hidden in the same proportion."""
+    def terms(self, pass_s: float, *, hidden_share: float) -> list[TimeTerm]:
+        """Terms of what the pass leaves, which hides `hidden_share` of what runs beside it."""
         total = sum(term.seconds for term in self.carried)
-        if not total or not overlaps:
-            return self.carried
-        hidden = (1 - CONTENTION) * min(total * (1 - 1 / self.pieces), pass_s) / total
-        return [
+        if not total or not hidden_share:
+            return self.shown + self.carried
+        hidden = hidden_share * min(total * (1 - 1 / self.pieces), pass_s) / total
+        return self.shown + [
             term._replace(seconds=term.seconds * (1 - hidden), hidden_s=term.seconds * hidden) for term in self.carried
         ]
 
@@ -103,8 +111,11 @@ class _Step:
         self.workload, self.cluster, self.plan = workload, cluster, plan
         self.micro_batches, self.element = n, workload.weight_bytes
         self.tensors, self.ring = tensor_set(model, workload), collective.ring(cluster)
+        self.zero3 = stage == 3 and software.sharding == "zero"
         # On a CPU the process that computes also moves what the ranks exchange.
-        self.overlaps = plan.overlap_comm and not cluster.gpu.is_cpu
+        self.hidden_share = 0.0
+        if plan.overlap_comm and not cluster.gpu.is_cpu:
+            self.hidden_share = PREFETCH_HIDDEN if self.zero3 else 1 - CONTENTION
         self.compute = compute_time(
             model, workload, cluster.gpu, plan.micro_batch_size, plan.gradient_checkpointing, software
         )
@@ -114,7 +125,11 @@ class _Step:
 
         # Below stage 2 only the last micro batch hands its gradients to a reduction; the others sum them up.
         self.reductions = n if stage >= 2 else 1
-        moved = self.trained * self.element * (COPIED_PASSES * self.reductions + SUMMED_PASSES * (n - 1))
+        copied = COPIED_PASSES if software.sharding == "zero" else FSDP_COPIED_PASSES
+        self.copied = copied if cluster.world_size > 1 else 0
+        # From stage 2 on a rank sums up its own part alone.
+        self.summed = self.trained_per_rank if stage >= 2 else self.trained
+        moved = self.element * (self.copied * self.reductions * self.trained + SUMMED_PASSES * (n - 1) * self.summed)
         self.gradient_s = moved / memory_rate(cluster.gpu)
 
         host = host_work(model, workload, software, on_cpu=cluster.gpu.is_cpu)
@@ -183,7 +198,8 @@ class _Step:
         products_formula = "n sum(max(2 rows (inner + tile start) columns / R, bytes / W) + ramp)"
         attention_formula = "n L 2 B A (d + dv) pairs (1 + backward) / rate(S)"
         recompute_formula = "n (forward of every layer, up to its last product)"
-        copies_formula = f"({COPIED_PASSES:g} reductions + {SUMMED_PASSES:g} (n - 1)) w Pt / W"
+        summed = "Pr" if self.plan.zero_stage >= 2 else "Pt"
+        copies_formula = f"({self.copied} reductions Pt + {SUMMED_PASSES} (n - 1) {summed}) w / W"
         launch = self._term(
             "launch overhead", "launch", launched, "host time that the GPU waits for, forward and backward apart", ""
         )
@@ -197,7 +213,7 @@ class _Step:
                 "loss over the vocabulary", "gpu memory", n * loss, "n bytes / W", "n bytes W", bytes=loss_moved
             ),
             self._term("recomputation", "gpu compute", recomputed, recompute_formula, "n"),
-            self._term("gradient copies", "gpu memory", self.gradient_s, copies_formula, "reductions n w Pt W"),
+            self._term("gradient copies", "gpu memory", self.gradient_s, copies_formula, "reductions n w Pt Pr W"),
             launch._replace(hidden_s=max(0.0, self.host_s - launched)),
         ]
 
@@ -205,7 +221,7 @@ class _Step:
         transfers = _Transfers()
         if self.plan.zero_stage == 3:
             self._gather(transfers, self.micro_batches * self._gathered_shares()[0])
-        return transfers.terms(self.forward_s, overlaps=self.overlaps)
+        return transfers.terms(self.forward_s, hidden_share=self.hidden_share)
 
     def _backward_links(self) -> list[TimeTerm]:
         plan, n = self.plan, self.micro_batches
@@ -216,10 +232,11 @@ class _Step:
                 passes *= 2  # a layer is released between its recomputation and its backward pass
             self._gather(transfers, passes)
         if self.ring.ranks > 1:
-            transfers.carried.append(self._reduction())
+            (transfers.shown if self.zero3 else transfers.carried).append(self._reduction())
         if plan.offload_optimizer != "none":
             transfers.carried.append(self._gradients_to_host())
-        return transfers.terms(self.backward_s * self.reductions / n, overlaps=self.overlaps and plan.zero_stage >= 1)
+        hidden_share = self.hidden_share if plan.zero_stage else 0.0
+        return transfers.terms(self.backward_s * self.reductions / n, hidden_share=hidden_share)
 
     def _gathered_shares(self) -> tuple[float, float]:
         return collective.gathered_shares(self.tensors, self.plan, self.cluster.world_size)
@@ -247,9 +264,15 @@ class _Step:
             carried.append(
                 self._collective("weight gathering", passes, size, calls, "passes weights", "passes weights", **own)
             )
+        if self.ring.ranks > 1 and self.zero3:
+            seconds, formula = GATHERED_PASSES * passes * size / self.values["W"], "2 passes weights / W"
+            transfers.shown.append(
+                self._term("gathered weights copied", "gpu memory", seconds, formula, "passes weights W", **own)
+            )
         if plan.offload_param != "none":
             per_rank, formula = passes * size / cluster.world_size, "passes weights / N / PCIe"
-            carried.append(self._pcie("weights from host", per_rank, formula, "passes weights N", **own))
+            # The host waits for each copy before it launches what runs beside it (`_all_gather_dtype`).
+            transfers.shown.append(self._pcie("weights from host", per_rank, formula, "passes weights N", **own))
         if plan.offload_param == "nvme":
             seconds, formula = passes * offload.nvme_read_s(cluster, size / cluster.nodes), "passes weights / M / read"
             carried.append(self._term("weights from NVMe", "nvme", seconds, formula, "passes weights M read", **own))

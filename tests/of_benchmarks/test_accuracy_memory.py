@@ -15,7 +15,7 @@ from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
 
 from benchmarks.accuracy import allocator, rivals
-from benchmarks.accuracy.__main__ import DOCUMENT, sections
+from benchmarks.accuracy.__main__ import DOCUMENT, README, readme, sections
 from benchmarks.accuracy.memory import (
     MEAN_TARGET,
     P90_TARGET,
@@ -36,6 +36,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_document_is_current() -> None:
     """`python -m benchmarks.accuracy --write` brings it up to date."""
     assert DOCUMENT.read_text(encoding="utf-8") == document(sections())
+    assert README.read_text(encoding="utf-8") == readme()
 
 
 @pytest.mark.parametrize(("name", "found"), subsets().items())
