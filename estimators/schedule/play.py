@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from ..estimate import TimeEstimate
 from ..hardware.cluster import Cluster
 from ..time.collective_time import CONTENTION
+from ..time.host_costs import HostCosts, host_costs
 from ..time.terms import time_term
 from .durations import duration_s, lane_of
-from .host import HostCosts, host_costs
-from .recorded import ALL_STREAMS, HOST_CALLS, Code, Kind, RecordedOperation, Schedule
+from .recorded import ALL_STREAMS, Code, Kind, RecordedOperation, Schedule
 from .streams import HOST, Span, Streams
 
 _NAMES: dict[Kind, str] = {
@@ -47,6 +47,25 @@ _RESOURCES: dict[Kind, str] = {
     "write": "nvme",
     "host": "cpu",
 }
+
+
+_CALLS = {
+    "operation": "launches",
+    "view": "launches",
+    "module_call": "launches",
+    "backward_operation": "launches",
+    "backward_view": "launches",
+    "recomputed_operation": "launches",
+    "visit_forward": "hooks",
+    "visit_backward": "hooks",
+    "gather": "hooks",
+    "bucketed_gradient": "hooks",
+    "partitioned_gradient": "hooks",
+    "bucket": "hooks",
+    "micro_batch": "bookkeeping",
+    "engine_step": "bookkeeping",
+}
+"""What a term calls the host's calls: launching operations, DeepSpeed's hooks, the engine's bookkeeping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +100,7 @@ class PlayedStep:
 def play(schedule: Schedule, cluster: Cluster, *, tokens_per_step: int, costs: HostCosts | None = None) -> PlayedStep:
     """Play the schedule on the cluster. Raises ClusterError for a GPU without any published rate.
 
-    costs: what issuing takes the host; None: those of the cluster's CPU.
+    costs: what the host's work takes it; None: those of a core of the cluster's nodes.
     """
     player = _Player(schedule, cluster, costs or host_costs(cluster))
     for code, first, second in schedule.entries:
@@ -93,7 +112,8 @@ class _Player:
     """The host thread, and the streams that it feeds."""
 
     def __init__(self, schedule: Schedule, cluster: Cluster, costs: HostCosts) -> None:
-        self.schedule, self.costs = schedule, costs
+        self.schedule, self.launch_s = schedule, costs.launch_s
+        self.costs_of_calls = [float(getattr(costs, f"{call}_s")) for call in schedule.calls]
         self.on_cpu = cluster.gpu.is_cpu
         self.streams = Streams(contention=CONTENTION)
         self.now_s = 0.0
@@ -130,7 +150,7 @@ class _Player:
         self.host.append(HostStretch(name=name, begins_s=begins, ends_s=self.now_s))
 
     def run(self, operation: int, stream: int) -> None:
-        self.busy("launches", self.costs.operation_s)
+        self.busy("launches", self.launch_s)
         lane = self.lanes[operation]
         if lane is None:
             self.busy(self.names[operation], self.seconds[operation])
@@ -139,8 +159,8 @@ class _Player:
         self.streams.run(operation, stream, lane, self.seconds[operation], self.now_s)
 
     def call(self, kind: int, count: int) -> None:
-        name, seconds = self.costs.call(HOST_CALLS[kind])
-        self.busy(name, count * seconds)
+        call = self.schedule.calls[kind]
+        self.busy(_CALLS[call], count * self.costs_of_calls[kind])
 
     def synchronize(self, event: int, _: int) -> None:
         at_s, span = self.streams.finish(None if event == ALL_STREAMS else event)

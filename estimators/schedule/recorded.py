@@ -18,14 +18,6 @@ Kind = Literal["product", "attention", "memory", "host", "to device", "to host",
 """Anything on the GPU that is no product or attention is "memory"; the CPU computes "host"; "read" and "write" are
 transfers from and to NVMe."""
 
-HostCall = Literal["view", "module", "fetch forward", "fetch backward", "gradient", "micro batch", "step"]
-"""What keeps the host busy beside operations: a view, the call of a module, ZeRO-3's hooks around a module's pass, a
-gradient that autograd delivers, a micro batch, an optimizer step."""
-
-HOST_CALLS: tuple[HostCall, ...] = (
-    "view", "module", "fetch forward", "fetch backward", "gradient", "micro batch", "step",
-)  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedOperation:
@@ -65,7 +57,7 @@ class Code(IntEnum):
     SYNCHRONIZE = 4
     """(event, 0): the host goes on after the event; ALL_STREAMS: after everything issued so far."""
     CALL = 5
-    """(call, count): the host is busy with calls; an index into HOST_CALLS."""
+    """(call, count): the host is busy with something so many times; an index into `Schedule.calls`."""
 
 
 ALL_STREAMS = -1
@@ -82,4 +74,6 @@ class Schedule:
     """Each once."""
     phases: tuple[str, ...]
     """Names of the phases that entries refer to."""
+    calls: tuple[str, ...]
+    """What keeps the host busy: the fields of `HostCosts`, without the `_s`."""
     entries: tuple[Entry, ...]

@@ -140,7 +140,7 @@ def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> N
     """Change torch, DeepSpeed and transformers so that they train on the simulated GPU."""
     import torch
 
-    from .simulated_gpu import attention, fetch_hooks, kernels, unknown_values
+    from .simulated_gpu import attention, engine_hooks, kernels, unknown_values
 
     collectives.join(request.rank, request.world_size, min(request.gpus_per_node, request.world_size))
     os.environ["DS_ACCELERATOR"] = "cpu"  # until ours is set: no probing for vendors' libraries
@@ -163,7 +163,7 @@ def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> N
     unknown_values.neutralize_transformers()
     collectives.silence_comparisons()
     collectives.record(schedule, request.gpus_per_node)
-    fetch_hooks.record(schedule)
+    engine_hooks.record(schedule)
     # Backward passes of the simulated device would run in a thread of their own, which dispatch modes do not follow
     # into.
     torch.autograd.set_multithreading_enabled(False)

@@ -78,7 +78,6 @@ class PhaseRecorder:
         """Name each weight's gradient when autograd delivers it; in the backward pass nothing else tells it apart."""
 
         def named(gradient: torch.Tensor) -> None:
-            self.schedule.call("gradient")
             life = self.ledger.storage_of(gradient)
             if life is not None and not life.owned:
                 life.category, life.owned = "gradients", True

@@ -16,10 +16,8 @@ from torch.utils.flop_counter import flop_registry
 
 from ....estimators.schedule.recorded import (
     ALL_STREAMS,
-    HOST_CALLS,
     Code,
     Entry,
-    HostCall,
     Kind,
     RecordedOperation,
     Schedule,
@@ -61,9 +59,12 @@ class ScheduleRecorder:
         self._numbers: dict[RecordedOperation, int] = {}
         self._known: dict[Any, int] = {}
         self._phases: dict[str, int] = {}
+        self._kinds_of_calls: dict[str, int] = {}
         self._entries: list[Entry] = []
-        self._calls = Counter[HostCall]()
-        torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: self.call("module"))
+        self._calls = Counter[str]()
+        self._phase, self._depth = "", 0
+        torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: self._enter())
+        torch.nn.modules.module.register_module_forward_hook(lambda *_: self._leave(), always_call=True)
 
     def begin(self, iteration: int, phase: str) -> None:
         """A phase begins; iteration 0 comes before training and is not recorded."""
@@ -72,17 +73,23 @@ class ScheduleRecorder:
             self._iteration = iteration
             self._entries.clear()
             self._calls.clear()
+        self._phase, self._depth = phase, 0
         if self.active:
             self._entry(Code.PHASE, self._phases.setdefault(phase, len(self._phases)))
             if phase == "forward":
-                self.call("micro batch")
+                self.call("micro_batch")
             elif phase == "step":
-                self.call("step")
+                self.call("engine_step")
 
     def recorded(self) -> Schedule:
         """The last iteration that ran."""
         self._flush()
-        return Schedule(operations=tuple(self._table), phases=tuple(self._phases), entries=tuple(self._entries))
+        return Schedule(
+            operations=tuple(self._table),
+            phases=tuple(self._phases),
+            calls=tuple(self._kinds_of_calls),
+            entries=tuple(self._entries),
+        )
 
     # What the simulated accelerator and process groups tell.
 
@@ -94,9 +101,10 @@ class ScheduleRecorder:
         self._events += 1
         return self._events
 
-    def call(self, kind: HostCall) -> None:
+    def call(self, kind: str, times: int = 1) -> None:
+        """The host does something, named as in `HostCosts`."""
         if self.active:
-            self._calls[kind] += 1
+            self._calls[kind] += times
 
     def record(self, event: int, stream: int | None = None) -> None:
         self._entry(Code.RECORD, event, self.current_stream() if stream is None else stream)
@@ -125,10 +133,27 @@ class ScheduleRecorder:
 
     # What the dispatch mode tells.
 
+    def _enter(self) -> None:
+        self._depth += 1
+        self.call("module_call")
+
+    def _leave(self) -> None:
+        self._depth -= 1
+
+    def _dispatch(self, *, view: bool) -> None:
+        """The host dispatches an operation; in a backward pass a module runs only to be recomputed."""
+        backward = self._phase == "backward"
+        if backward and not self._depth:
+            self._calls["backward_view" if view else "backward_operation"] += 1
+            return
+        self._calls["view" if view else "operation"] += 1
+        if backward and not view:
+            self._calls["recomputed_operation"] += 1
+
     def note(self, operation: Any, args: Any, kwargs: Any, result: Any) -> None:
         """One operation that has run."""
         if operation.is_view:
-            self._calls["view"] += 1
+            self._dispatch(view=True)
             return
         tensors = [*_tensors(args), *_tensors(kwargs.values())]
         if operation is _READ_SCALAR:
@@ -145,8 +170,8 @@ class ScheduleRecorder:
         if index is None:
             described = self._described(operation, args, kwargs, result, tensors)
             index = self._known[key] = -1 if described is None else self._index(described)
+        self._dispatch(view=index < 0)
         if index < 0:
-            self._calls["view"] += 1
             return
         recorded = self._table[index]
         if recorded.kind == "collective":
@@ -212,7 +237,8 @@ class ScheduleRecorder:
 
     def _flush(self) -> None:
         for kind, count in self._calls.items():
-            self._entries.append((int(Code.CALL), HOST_CALLS.index(kind), count))
+            number = self._kinds_of_calls.setdefault(kind, len(self._kinds_of_calls))
+            self._entries.append((int(Code.CALL), number, count))
         self._calls.clear()
 
 

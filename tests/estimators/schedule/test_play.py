@@ -19,7 +19,9 @@ COMPUTE, OTHER = 0, 1
 
 
 def played(operations: tuple[RecordedOperation, ...], *entries: Entry) -> PlayedStep:
-    schedule = Schedule(operations=operations, phases=("backward",), entries=((Code.PHASE, 0, 0), *entries))
+    schedule = Schedule(
+        operations=operations, phases=("backward",), calls=("view",), entries=((Code.PHASE, 0, 0), *entries)
+    )
     return play(schedule, CLUSTER, tokens_per_step=100)
 
 
@@ -84,7 +86,7 @@ def test_the_host_waits_for_an_event_and_computes_alone() -> None:
 
 def test_short_kernels_wait_for_the_host_that_launches_them() -> None:
     small = RecordedOperation(kind="memory", name="aten::add", precision="bfloat16", size_bytes=512)
-    step = played((small,), *[(Code.RUN, 0, COMPUTE)] * 1000, (Code.SYNCHRONIZE, ALL_STREAMS, 0))
+    step = played((small,), *[(Code.CALL, 0, 3), (Code.RUN, 0, COMPUTE)] * 1000, (Code.SYNCHRONIZE, ALL_STREAMS, 0))
     assert seconds(small) == KERNEL_S
     assert step.gpu_busy_s == pytest.approx(1000 * KERNEL_S)
     assert step.time.components["backward: launches"] > 0.9 * step.time.step_s
