@@ -1,6 +1,6 @@
 """What published runs execute in one step, recorded by dry runs of the real engine: the second depth of the time model.
 
-    python -m benchmarks.dry_run.record_schedules          # about a minute a run; writes benchmarks/data/schedules/
+    python -m benchmarks.dry_run.record_schedules          # minutes in all; writes benchmarks/data/schedules/
 
 `accuracy.time` plays the recorded schedules and sets them beside the closed form and the measurement; it needs no
 torch.
@@ -20,18 +20,21 @@ from ds_advise.probes.run import Run
 from ..accuracy.timed_runs import SCHEDULES, TimedRun, read_runs
 
 CHOSEN = {
-    ("seed 000", "7"),
-    ("seed 000", "9"),
-    ("seed 000", "11"),
-    ("seed 000", "12"),
-    ("seed 000", "13"),
-    ("seed 000", "14"),
-    ("seed 003", "1.2"),
-    ("seed 003", "1.4"),
-    ("DeepSpeed blogs/zenflow-corebinding/README.md@edaa722", "542"),
-    ("DeepSpeed blogs/zenflow-corebinding/README.md@edaa722", "543"),
+    "seed 000": ("7", "9", "11", "12", "13", "14"),
+    "seed 002": ("exp2-3", "exp2-4", "exp2-6"),
+    "seed 003": ("1.2", "1.4"),
+    "DeepSpeed blogs/zenflow-corebinding": ("542", "543"),
+    "gist.github.com/chenyaofo": ("llama7b-1", "llama7b-2", "llama7b-5", "llama7b-6"),
+    "DeepSpeed blogs/deepcompile": ("2-107", "2-118"),
+    "DeepSpeedExamples training/autotuning": ("2-129", "2-131", "2-132"),
+    "DeepSpeedExamples training/bf16_master_weight": ("2-138",),
+    "huggingface/blog deepspeed-to-fsdp-and-back": ("2-152",),
 }
-"""Source and row of DeepSpeed runs whose model is small enough to be executed in a minute."""
+"""By the beginning of the source: rows of DeepSpeed runs whose model is small enough to be executed in minutes."""
+
+
+def is_chosen(run: TimedRun) -> bool:
+    return any(run.source.startswith(source) and run.name in rows for source, rows in CHOSEN.items())
 
 
 def record(run: TimedRun) -> DryRunResult:
@@ -53,10 +56,10 @@ def write(run: TimedRun, result: DryRunResult) -> None:
 def main() -> int:
     SCHEDULES.mkdir(exist_ok=True)
     for run in read_runs():
-        if (run.source, run.name) in CHOSEN:
+        if is_chosen(run):
             result = record(run)
             write(run, result)
-            print(f"{run.source} {run.name}: {result.versions}", file=sys.stderr)
+            print(f"{run.source} {run.name}: {result.versions}, {result.seconds:.0f} s", file=sys.stderr)
     return 0
 
 
