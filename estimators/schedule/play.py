@@ -68,7 +68,7 @@ _CALLS = {
 """What a term calls the host's calls: launching operations, DeepSpeed's hooks, the engine's bookkeeping."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class HostStretch:
     """A stretch of time in which the host did one thing, "" for waiting."""
 
@@ -143,18 +143,19 @@ class _Player:
     def busy(self, name: str, seconds: float) -> None:
         """The host does something, other than waiting."""
         name = f"{self.phase}: {name}"
-        begins = self.now_s
+        begins_s = self.now_s
         self.now_s += seconds
         if self.host and self.host[-1].name == name:
-            begins = self.host.pop().begins_s
-        self.host.append(HostStretch(name=name, begins_s=begins, ends_s=self.now_s))
+            self.host[-1].ends_s = self.now_s
+        else:
+            self.host.append(HostStretch(name=name, begins_s=begins_s, ends_s=self.now_s))
 
     def run(self, operation: int, stream: int) -> None:
-        self.busy("launches", self.launch_s)
         lane = self.lanes[operation]
         if lane is None:
             self.busy(self.names[operation], self.seconds[operation])
             return
+        self.busy("launches", self.launch_s)
         self.phase_of.append(self.phase)
         self.streams.run(operation, stream, lane, self.seconds[operation], self.now_s)
 
