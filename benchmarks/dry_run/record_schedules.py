@@ -1,6 +1,7 @@
 """What published runs execute in one step, recorded by dry runs of the real engine: the second depth of the time model.
 
-    python -m benchmarks.dry_run.record_schedules          # minutes in all; writes benchmarks/data/schedules/
+    python -m benchmarks.dry_run.record_schedules          # minutes a run; writes into benchmarks/data/schedules/
+                                                          # what is not there yet
 
 `accuracy.time` plays the recorded schedules and sets them beside the closed form and the measurement; it needs no
 torch.
@@ -12,6 +13,7 @@ import gzip
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
 from ds_advise.advisor.question.model_source import load_config
 from ds_advise.probes.dry_run import DryRunResult, dry_run
@@ -43,20 +45,24 @@ def record(run: TimedRun) -> DryRunResult:
     return dry_run(Run.of_plan(run.plan, run.model, run.workload, run.cluster, description=description))
 
 
+def file_of(run: TimedRun) -> Path:
+    name = f"{run.source.split('@')[0]} {run.name}".replace("/", "-").replace(" ", "-")
+    return SCHEDULES / f"{name}.json.gz"
+
+
 def write(run: TimedRun, result: DryRunResult) -> None:
     assert result.schedule is not None
     text = json.dumps(
         {"source": run.source, "row": run.name, "versions": result.versions, "schedule": asdict(result.schedule)}
     )
-    name = f"{run.source.split('@')[0]} {run.name}".replace("/", "-").replace(" ", "-")
     # Without a time of its own the file is the same whenever it is written.
-    (SCHEDULES / f"{name}.json.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+    file_of(run).write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def main() -> int:
     SCHEDULES.mkdir(exist_ok=True)
     for run in read_runs():
-        if is_chosen(run):
+        if is_chosen(run) and not file_of(run).exists():
             result = record(run)
             write(run, result)
             print(f"{run.source} {run.name}: {result.versions}, {result.seconds:.0f} s", file=sys.stderr)
