@@ -69,18 +69,32 @@ def transformers_config(request: Request) -> Any:
 
 
 def from_config(
-    request: Request, config: Any, dtype: torch.dtype, device: str, *, checkpoint: str | None = None
+    request: Request,
+    config: Any,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    checkpoint: str | None = None,
+    prepare_base: Callable[[Any], None] | None = None,
 ) -> TrainableModel:
     """A transformers model in training mode, adapted by LoRA and checkpointed as asked, and its batches on `device`.
 
     checkpoint: a folder whose safetensors the weights are loaded from; None leaves them as memory comes.
+    prepare_base: changes the model before it is adapted, also by quantizing it and by exchanging its loss.
+
+    Raises UnusableModelError for a quantized base or a fused loss without `prepare_base`: fake tensors know neither
+    bitsandbytes' kernels nor Liger's.
     """
+    workload = request.workload
+    if prepare_base is None and (workload.method == "qlora" or workload.loss == "fused"):
+        what = "the 4-bit kernels of QLoRA" if workload.method == "qlora" else "the fused loss"
+        raise UnusableModelError(f"a dry run does not know {what}", fix="probe it on a GPU, or trust the closed form")
     chosen = model_class(config)
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = config.pad_token_id or 0
     # Without a name transformers takes torch's attention where the model supports it, as it does for the user.
     named = {"eager": {"attn_implementation": "eager"}, "flash": {"attn_implementation": FLASH}, "sdpa": {}}
-    options: dict[str, Any] = {"dtype": dtype, **named[request.workload.attention]}
+    options: dict[str, Any] = {"dtype": dtype, **named[workload.attention]}
     if checkpoint is not None:
         options |= {"use_safetensors": True, "trust_remote_code": False, "local_files_only": True}
         model = chosen.from_pretrained(checkpoint, config=config, **options)
@@ -89,12 +103,14 @@ def from_config(
             model = chosen._from_config(config, **options)
             model.tie_weights()
     model.train()
-    if request.workload.method == "lora":
+    if prepare_base is not None:
+        prepare_base(model)
+    if workload.method != "full":
         model = _with_adapters(model, request)
     if request.gradient_checkpointing:
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable()
-        if request.workload.method == "lora" and _is_reentrant(model):
+        if workload.method != "full" and _is_reentrant(model):
             model.enable_input_require_grads()  # as peft's users must, or nothing below the first layer has a gradient
     vocab_size = int(getattr(config.get_text_config(), "vocab_size", 0) or 0)
     name, seq_len = chosen.main_input_name, request.workload.seq_len

@@ -12,7 +12,7 @@ from ..dry_run import auto_values, models
 from ..dry_run.request import Request
 from ..dry_run.training import announce_zero3, initialize, model_dtype
 from ..rank_processes.event_log import EventLog
-from . import memory
+from . import base_model, memory
 from .clocks import Clock
 from .communication import CollectiveTime
 from .job import ProbeJob
@@ -116,13 +116,16 @@ def _subject(
 ) -> models.TrainableModel:
     if description is None:
         return models.from_file(request, dtype, device)
-    subject = models.from_config(request, description, dtype, device, checkpoint=job.checkpoint)
-    if job.checkpoint is None:
-        with torch.no_grad():
-            for parameter in subject.model.parameters():
-                # Models are built without their initialization; whatever memory held could be NaN.
-                getattr(parameter, "ds_tensor", parameter).normal_(0, 0.02)
-    return subject
+    return models.from_config(
+        request,
+        description,
+        dtype,
+        device,
+        checkpoint=job.checkpoint,
+        prepare_base=lambda model: base_model.prepare(
+            model, request.workload, dtype, device, has_weights=job.checkpoint is not None
+        ),
+    )
 
 
 def _step(

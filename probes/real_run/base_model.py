@@ -1,0 +1,85 @@
+"""The base model as training finds it, before adapters: with values, quantized for QLoRA, with Liger's kernels."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from ...estimators.workload import Workload
+from ..dry_run.models import UnusableModelError
+
+_BLOCK = 1_000_003
+"""Random numbers that are drawn, of which all weights are copies: torch draws on one core, 30 ns each, and a model of
+billions would take minutes. The number divides by no width, so that the rows of a matrix differ."""
+
+
+def prepare(model: torch.nn.Module, workload: Workload, dtype: torch.dtype, device: str, *, has_weights: bool) -> None:
+    """Change the model in place.
+
+    has_weights: they were loaded; otherwise they are whatever memory held, which could be NaN.
+
+    Raises UnusableModelError where bitsandbytes or Liger is not installed, or cannot do it.
+    """
+    if not has_weights:
+        _fill(model)
+    if workload.method == "qlora":
+        _quantize(model, dtype, device)
+    if workload.loss == "fused":
+        _apply_liger(model)
+
+
+def _fill(model: torch.nn.Module) -> None:
+    """Give every weight, or this rank's shard of it, random values."""
+    block = torch.randn(_BLOCK).mul_(0.02)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            values = getattr(parameter, "ds_tensor", parameter)
+            block = block.to(values.dtype)
+            if not values.is_cpu or not values.is_contiguous():
+                values.normal_(0, 0.02)
+                continue
+            flat = values.view(-1)
+            rows, rest = divmod(flat.numel(), _BLOCK)
+            flat[: rows * _BLOCK].view(rows, _BLOCK).copy_(block)
+            flat[rows * _BLOCK :].copy_(block[:rest])
+
+
+def _quantize(model: torch.nn.Module, dtype: torch.dtype, device: str) -> None:
+    """Every linear layer but the head in NF4 with quantized constants, as `BitsAndBytesConfig` has it for QLoRA.
+
+    The layers go to the device one by one, where bitsandbytes quantizes them; the rest stays where it is.
+    """
+    parts = _import("bitsandbytes", "QLoRA").nn
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if type(layer) is not torch.nn.Linear or layer is head:
+                continue
+            options: dict[str, Any] = {"compress_statistics": True, "quant_type": "nf4"}
+            smaller = parts.Linear4bit(1, 1, bias=False, compute_dtype=dtype, **options)
+            smaller.in_features, smaller.out_features = layer.in_features, layer.out_features
+            smaller.weight = parts.Params4bit(layer.weight.data, requires_grad=False, **options)
+            smaller.bias = layer.bias
+            setattr(parent, name, smaller.to(device))
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    setattr(model, "is_loaded_in_4bit", True)  # noqa: B010  what peft looks for
+
+
+def _apply_liger(model: torch.nn.Module) -> None:
+    """What `use_liger_kernel` does in the Trainer."""
+    if not torch.cuda.is_available():
+        raise UnusableModelError("the fused loss is for GPUs", fix="leave --loss out")
+    _import("liger_kernel.transformers", "the fused loss")._apply_liger_kernel_to_instance(model=model)
+
+
+def _import(module: str, what: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError:
+        package = module.partition(".")[0].replace("_", "-")
+        raise UnusableModelError(
+            f"{what} needs {package}, which is not installed", fix=f"pip install {package}"
+        ) from None

@@ -1,0 +1,75 @@
+"""What a probe makes of a model before it trains, where the rest of the probe would hide a mistake."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import torch
+from ds_advise.estimators.workload import Workload
+from ds_advise.probes.dry_run import models
+from ds_advise.probes.dry_run.request import Request
+from ds_advise.probes.dry_run.run import request_for
+from ds_advise.probes.real_run import base_model
+from ds_advise.probes.run import Run
+
+from tests.machines import h100s
+
+
+def prepare(model: torch.nn.Module, **workload: Any) -> None:
+    base_model.prepare(model, Workload(**workload), torch.bfloat16, "cpu", has_weights=False)
+
+
+def test_weights_without_values_get_some() -> None:
+    """Of the size that trained ones have, with rows that differ; a rank's shard too."""
+    model = torch.nn.ModuleList([torch.nn.Linear(2048, 1024, dtype=torch.bfloat16), torch.nn.Linear(8, 8)])
+    shard = torch.full((3_000_000,), torch.nan)
+    model[1].weight.ds_tensor = shard
+    torch.nn.init.constant_(model[0].weight, torch.nan)
+    prepare(model)
+    for values in (model[0].weight.detach().float(), shard):
+        assert 0.019 < values.std() < 0.021
+        assert abs(values.mean()) < 0.001
+    assert not torch.equal(model[0].weight[0], model[0].weight[1])
+
+
+def test_values_that_were_loaded_stay() -> None:
+    layer = torch.nn.Linear(8, 8)
+    before = layer.weight.clone()
+    base_model.prepare(layer, Workload(), torch.float32, "cpu", has_weights=True)
+    assert torch.equal(layer.weight, before)
+
+
+def test_what_is_missing_for_a_method_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without bitsandbytes there is no QLoRA, and without a GPU no fused loss."""
+
+    def missing(_name: str) -> None:
+        raise ImportError
+
+    monkeypatch.setattr(base_model, "import_module", missing)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(models.UnusableModelError, match="QLoRA needs bitsandbytes"):
+        prepare(torch.nn.Linear(8, 8), method="qlora")
+    with pytest.raises(models.UnusableModelError, match="for GPUs"):
+        prepare(torch.nn.Linear(8, 8), loss="fused")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(models.UnusableModelError, match="fused loss needs liger-kernel"):
+        prepare(torch.nn.Linear(8, 8), loss="fused")
+
+
+@pytest.mark.parametrize("workload", [Workload(method="qlora"), Workload(loss="fused")])
+def test_a_dry_run_refuses_kernels_that_it_does_not_know(workload: Workload) -> None:
+    """It would show the memory of another training."""
+    description = {
+        "model_type": "llama",
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "vocab_size": 8,
+    }
+    run = Run(config={}, model=description, cluster=h100s(1), workload=workload)
+    request = Request(**asdict(request_for(run)) | {"workload": workload})
+    with pytest.raises(models.UnusableModelError, match="a dry run does not know"):
+        models.from_config(request, models.transformers_config(request), torch.bfloat16, "cpu")
