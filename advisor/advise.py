@@ -16,7 +16,7 @@ from .question.cluster_spec import parse_cluster
 from .question.model_source import load_model
 from .question.question import CheckpointingChoice, Question
 from .question.workload import WorkloadOptions, positive
-from .recommend.reasons import reasons
+from .recommend.reasons import doubts, reasons
 from .recommend.recommendation import Recommendation, closest
 from .recommend.search import fastest_that_fits, predict_all
 from .recommend.what_if import changes
@@ -93,6 +93,7 @@ def answer(question: Question) -> Recommendation:
         ladder=ladder,
         recommended=recommended,
         reasons=reasons(question, ladder, recommended, candidates),
+        doubts=doubts(question.cluster, ladder, recommended),
         assumptions=assumptions(question.cluster),
         changes=changes(question, ladder, recommended),
     )

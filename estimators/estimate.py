@@ -208,12 +208,21 @@ def symbols_of(term: MemoryTerm | TimeTerm) -> dict[str, str]:
     return {symbol: term.symbols[symbol] for symbol in _SYMBOL.findall(term.formula) if symbol in term.symbols}
 
 
+class Spread(NamedTuple):
+    """Where four of five true speeds lie, as factors of the predicted one."""
+
+    low: float
+    high: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class TimeEstimate:
     """Time of one optimizer step; `terms` add up to `step_s`."""
 
     terms: tuple[TimeTerm, ...]
     tokens_per_step: int
+    spread: Spread | None = None
+    """The 80 % interval of the speed; None where nothing is known of its error."""
 
     @cached_property
     def step_s(self) -> float:
@@ -228,6 +237,11 @@ class TimeEstimate:
     def tokens_per_s(self) -> float:
         """Tokens of the whole cluster per second."""
         return self.tokens_per_step / self.step_s
+
+    @property
+    def tokens_per_s_range(self) -> tuple[float, float] | None:
+        """The 80 % interval of `tokens_per_s`."""
+        return self.spread and (self.tokens_per_s * self.spread.low, self.tokens_per_s * self.spread.high)
 
     @property
     def bottleneck(self) -> str:

@@ -14,7 +14,7 @@ from ...probes.real_run import ProbeResult
 from ..recommend.candidate import Candidate, LadderStep
 from ..recommend.evidence import ProbedPlan, ProbeSeries
 from ..recommend.fit import FAILED, NEEDS_MORE, RAN_OUT, Fit
-from ..recommend.reasons import reasons
+from ..recommend.reasons import doubts, reasons
 from ..recommend.recommendation import Recommendation
 from ..recommend.search import SAME_SPEED, best_of_rung, fastest_that_fits
 from .calibration import as_measured, calibration
@@ -158,4 +158,5 @@ def _answer(answer: Recommendation, candidates: Sequence[Candidate], chosen: Can
         ladder=ladder,
         recommended=chosen,
         reasons=reasons(answer.question, ladder, chosen, candidates),
+        doubts=doubts(answer.question.cluster, ladder, chosen),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from statistics import median
 
-from ...estimators.estimate import Estimate, TimeEstimate, TimeTerm
+from ...estimators.estimate import Estimate, Spread, TimeEstimate, TimeTerm
 from ...probes.real_run import ProbeResult
 
 _LINKS = frozenset(("gpu links", "network"))
@@ -29,6 +29,7 @@ class Calibration:
         """The estimate with each term scaled by its kind's factor."""
         return TimeEstimate(
             tokens_per_step=time.tokens_per_step,
+            spread=time.spread,
             terms=tuple(
                 term._replace(seconds=term.seconds * factor, hidden_s=term.hidden_s * factor)
                 for term in time.terms
@@ -62,7 +63,16 @@ def calibration(result: ProbeResult, predicted: TimeEstimate) -> Calibration:
 
 def as_measured(estimate: Estimate, result: ProbeResult) -> Estimate:
     """A plan's estimate with the time that its probe measured, term by term."""
-    return replace(estimate, time=calibration(result, estimate.time).apply(estimate.time), evidence="probe")
+    time = calibration(result, estimate.time).apply(estimate.time)
+    return replace(estimate, time=replace(time, spread=_of_steps(result)), evidence="probe")
+
+
+def _of_steps(result: ProbeResult) -> Spread:
+    """The middle 80 % of the slowest rank's steps, as speeds over that of its step time."""
+    slowest = max(result.ranks, key=lambda report: report.step_s)
+    steps = sorted(step.total_s for step in slowest.steps)
+    beyond = int(len(steps) / 10)
+    return Spread(low=slowest.step_s / steps[-1 - beyond], high=slowest.step_s / steps[beyond])
 
 
 def _kind(term: TimeTerm) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ...estimators.estimate import TimeEstimate
+from ...estimators.hardware.cluster import Cluster
 from ...estimators.plan import RUNGS
+from ...estimators.time.speed_spread import ratio_spread
 from ..question.question import MAX_TOKENS_PER_STEP, Question
-from ..terminal.units import count, gib, percent, times
+from ..terminal.units import count, gib, percent, rate, times
 from ..terminal.words import component_title, device_word
 from .candidate import Candidate, LadderStep
 from .fit import FAILED, NEEDS_MORE, RAN_OUT, margin
 from .recommendation import closest
-from .search import COMFORTABLE, SAME_SPEED, offloads
+from .search import COMFORTABLE, OFFLOAD_GAIN, SAME_SPEED, offloads
 
 
 def reasons(
@@ -30,6 +32,65 @@ def reasons(
         _micro_batch(question, chosen, candidates),
     ]
     return tuple(sentence for sentence in sentences if sentence)
+
+
+def doubts(cluster: Cluster, ladder: Sequence[LadderStep], chosen: Candidate | None) -> tuple[str, ...]:
+    """What might make another plan that fits the fastest: an assumed figure that decides, and a plan that is close.
+
+    Close: slower by more than `SAME_SPEED`, but within the interval of the two speeds' ratio.
+    """
+    others = [step.candidate for step in ladder if step.fits and step.candidate and step.candidate is not chosen]
+    if chosen is None or not others:
+        return ()
+    winner, assumption = _deciding_assumption(cluster, others, chosen)
+    slower = [other for other in others if other.tokens_per_s < chosen.tokens_per_s * (1 - SAME_SPEED)]
+    rival = max(slower, key=lambda candidate: candidate.tokens_per_s, default=None)
+    if rival is None or rival is winner or chosen.estimate.evidence == rival.estimate.evidence == "probe":
+        return assumption
+    if rival.tokens_per_s < chosen.tokens_per_s * ratio_spread(chosen.plan, rival.plan).low:
+        return assumption
+    return (*assumption, f"{rival.rung} is close: {rate(rival.tokens_per_s)} tokens/s.")
+
+
+_ASSUMED: Mapping[str, tuple[Callable[[Cluster], bool], frozenset[str]]] = {
+    "GPUs": (lambda cluster: cluster.gpu.assumed, frozenset(("gpu compute", "gpu memory"))),
+    "host memory": (
+        lambda cluster: (
+            cluster.dram_bytes_per_s_per_node is None and cluster.cpu_adam_parameters_per_s_per_node is None
+        ),
+        frozenset(("cpu",)),
+    ),
+    "a drive": (lambda cluster: cluster.nvme_read_bytes_per_s_per_node is None, frozenset(("nvme",))),
+}
+"""What may be assumed of a cluster: whether it is, and the resources whose terms then take longer or less."""
+
+ASSUMED_FACTOR = 2.0
+"""An assumed speed may be half or twice the true one: cards of one memory size, and hosts, differ by as much."""
+
+
+def _deciding_assumption(
+    cluster: Cluster, others: Sequence[Candidate], chosen: Candidate
+) -> tuple[Candidate | None, tuple[str, ...]]:
+    """The plan that would be chosen if an assumed speed were half or twice as high, and the sentence on it.
+
+    Terms are scaled as they stand, so what hides behind them does not move.
+    """
+    for name, (is_assumed, resources) in _ASSUMED.items():
+        for speed, words in ((1 / ASSUMED_FACTOR, "half"), (ASSUMED_FACTOR, "twice")) if is_assumed(cluster) else ():
+            speeds = [(_tokens_per_s(other, resources, speed), other) for other in others]
+            best, winner = max(speeds, key=lambda pair: pair[0])
+            gain = OFFLOAD_GAIN if offloads(winner) and not offloads(chosen) else SAME_SPEED
+            if _tokens_per_s(chosen, resources, speed) < best * (1 - gain):
+                sentence = f"An assumed speed decides: with {name} {words} as fast, {winner.rung} would win."
+                return winner, (sentence,)
+    return None, ()
+
+
+def _tokens_per_s(candidate: Candidate, resources: frozenset[str], speed: float) -> float:
+    """Its speed where some resources are so many times as fast."""
+    terms = candidate.time.terms
+    step_s = sum(term.seconds / speed if term.resource in resources else term.seconds for term in terms)
+    return candidate.time.tokens_per_step / step_s
 
 
 def time_shares(time: TimeEstimate) -> tuple[tuple[str, float], ...]:

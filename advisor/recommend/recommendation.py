@@ -36,6 +36,8 @@ class Recommendation:
     """The fastest that fits, or None."""
     reasons: tuple[str, ...]
     """Sentences that say why."""
+    doubts: tuple[str, ...]
+    """Sentences on what might make another plan the fastest."""
     assumptions: tuple[str, ...]
     """Facts that nobody stated and the figures rest on, a phrase each."""
     changes: tuple[Change, ...]

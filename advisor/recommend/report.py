@@ -7,7 +7,7 @@ from rich.text import Text
 
 from ..terminal.bar import bar
 from ..terminal.lines import blank, row, sentence
-from ..terminal.units import age, count, gib, percent, rate, seconds
+from ..terminal.units import age, count, gib, percent, rate, rough_rate, seconds
 from ..terminal.words import cluster_title, component_title, device_word, method_title, phase_title, plan_title
 from .candidate import Candidate
 from .evidence import ProbedPlan, ProbeSeries, Verification
@@ -68,17 +68,25 @@ def _verdict(answer: Recommendation) -> tuple[str | Text, ...]:
     plan = chosen.plan
     steps, ranks = plan.gradient_accumulation_steps, cluster.world_size
     device = device_word(cluster)
-    each = f" ({rate(chosen.tokens_per_s / ranks)} per {device})" if ranks > 1 else ""
+    each = f", {rate(chosen.tokens_per_s / ranks)} per {device}" if ranks > 1 else ""
     about = "" if chosen.estimate.evidence == "probe" else "About "
     return (
         Text(f"{plan_title(plan)} fits.", style="bold green"),
-        f"{about}{rate(chosen.tokens_per_s)} tokens/s{each}; {gib(chosen.device_bytes)} of {offer} GiB per {device}.",
+        f"{about}{rate(chosen.tokens_per_s)} tokens/s{_between(chosen)}{each} in {gib(chosen.device_bytes)} of {offer} "
+        "GiB.",
+        *answer.doubts,
         f"Micro batch {plan.micro_batch_size}"
         + (f" x {steps} accumulation steps" if steps > 1 else "")
         + f", global batch {plan.micro_batch_size * steps * ranks}; "
         f"gradient checkpointing {'on' if plan.gradient_checkpointing else 'off'}.",
         _host_need(answer, chosen),
     )
+
+
+def _between(candidate: Candidate) -> str:
+    """The interval of a speed, in brackets."""
+    between = candidate.time.tokens_per_s_range
+    return "" if between is None else f" ({rough_rate(between[0])} to {rough_rate(between[1])})"
 
 
 def _nothing_fits(answer: Recommendation) -> tuple[Text, ...]:

@@ -50,6 +50,7 @@ def json_form(answer: Recommendation, *, all_candidates: bool = False) -> dict[s
         "ladder": [{"rung": step.rung, "fits": step.fits, "reason": step.reason} for step in answer.ladder],
         "recommended": None if answer.recommended is None else candidate_json(answer.recommended),
         "reasons": list(answer.reasons),
+        "doubts": list(answer.doubts),
         "assumptions": list(answer.assumptions),
         "changes": [{"flags": change.flags, "outcome": change.outcome} for change in answer.changes],
         "deepspeed_estimate": None
@@ -87,6 +88,7 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
     """A plan with its figures and the verdict on it."""
     estimate, plan = candidate.estimate, candidate.plan
     memory, time = estimate.memory, estimate.time
+    low, high = time.tokens_per_s_range or (None, None)
     return {
         "rung": plan.rung,
         "zero_stage": plan.zero_stage,
@@ -106,6 +108,8 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
         "step_seconds": time.step_s,
         "time_components": _keys(time.components),
         "tokens_per_second": time.tokens_per_s,
+        "tokens_per_second_low": low,
+        "tokens_per_second_high": high,
         "bottleneck": time.bottleneck,
         "fits": candidate.fit.fits,
         "reason": candidate.fit.reason,

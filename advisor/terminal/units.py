@@ -26,6 +26,11 @@ def rate(per_s: float) -> str:
     return f"{per_s:.0f}" if per_s >= 10 else f"{per_s:.2g}"
 
 
+def rough_rate(per_s: float) -> str:
+    """The same with two significant digits, for the ends of an interval."""
+    return rate(float(f"{per_s:.2g}"))
+
+
 def seconds(duration_s: float) -> str:
     """`3.2 s`, `48 ms`, `2 min 5 s`, `25 h 31 min`."""
     if duration_s >= 2 * 3600 - 0.5:

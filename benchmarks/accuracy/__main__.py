@@ -2,7 +2,7 @@
 
 python -m benchmarks.accuracy             # the summary and one line per run
 python -m benchmarks.accuracy --json      # the same as data
-python -m benchmarks.accuracy --write     # bring docs/accuracy.md and README's line on step times up to date
+python -m benchmarks.accuracy --write     # bring docs/accuracy.md, README's line on step times and intervals up to date
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import json
 import sys
 from pathlib import Path
 
-from . import memory, time
+from . import memory, spread, time
 from .report import Section, document
+from .timed_runs import read_runs
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT, README = ROOT / "docs" / "accuracy.md", ROOT / "README.md"
@@ -39,6 +40,7 @@ def main() -> int:
     if asked.write:
         DOCUMENT.write_text(document(found), encoding="utf-8")
         README.write_text(readme(), encoding="utf-8")
+        spread.write(spread.residuals([run for run in read_runs() if run.counted]))
     elif asked.json:
         print(json.dumps({section.title: section.data for section in found}, indent=1))
     else:

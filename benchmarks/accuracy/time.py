@@ -10,6 +10,7 @@ import csv
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
+from . import spread
 from .report import Section, Table, percent
 from .timed_runs import DATA, TIE, Group, TimedRun, groups, read_runs, recorded_schedules
 
@@ -32,6 +33,7 @@ def section() -> Section:
                 header=_HEADER,
                 rows=tuple(_subsets(counted)),
             ),
+            spread.table(spread.residuals(counted)),
             Table(
                 title="Both depths: the closed form, and the schedule that a dry run of the same plan recorded",
                 header=("source", "run", " measured s", " closed form", " schedule", " schedule / closed form"),

@@ -32,6 +32,7 @@ from .memory_bound import (
     SUMMED_PASSES,
 )
 from .roofline import memory_rate, product_rate
+from .speed_spread import speed_spread
 from .terms import time_term
 
 
@@ -53,6 +54,7 @@ def estimate_time(
         tokens_per_step=(
             plan.micro_batch_size * plan.gradient_accumulation_steps * cluster.world_size * workload.seq_len
         ),
+        spread=speed_spread(cluster, plan),
     )
 
 

@@ -14,7 +14,7 @@ from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
 
-from benchmarks.accuracy import allocator, rivals
+from benchmarks.accuracy import allocator, rivals, spread
 from benchmarks.accuracy.__main__ import DOCUMENT, README, readme, sections
 from benchmarks.accuracy.memory import (
     MEAN_TARGET,
@@ -29,6 +29,7 @@ from benchmarks.accuracy.memory import (
 )
 from benchmarks.accuracy.report import document
 from benchmarks.accuracy.rows import excluded, runs
+from benchmarks.accuracy.timed_runs import read_runs
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,6 +38,8 @@ def test_the_document_is_current() -> None:
     """`python -m benchmarks.accuracy --write` brings it up to date."""
     assert DOCUMENT.read_text(encoding="utf-8") == document(sections())
     assert README.read_text(encoding="utf-8") == readme()
+    kinds = spread.residuals([run for run in read_runs() if run.counted])
+    assert spread.DATA.read_text(encoding="utf-8") == spread.csv_text(kinds)
 
 
 @pytest.mark.parametrize(("name", "found"), subsets().items())

@@ -234,3 +234,26 @@ def test_the_suggested_gpus_argument_names_the_same_cluster(gpu: object) -> None
     assert parse_cluster(gpus_argument(cluster), ram=None, nvme=None, interconnect=None).gpu == gpu
     larger = replace(cluster, nodes=2)
     assert parse_cluster(gpus_argument(larger), ram=None, nvme=None, interconnect=None).world_size == 8
+
+
+def test_every_speed_has_its_interval(answer: Recommendation) -> None:
+    """JSON has both ends beside every speed; most true speeds below it or above it are within a factor of two."""
+    for candidate in json_form(answer, all_candidates=True)["candidates"]:
+        low, speed, high = (candidate[f"tokens_per_second{end}"] for end in ("_low", "", "_high"))
+        assert 0.4 * speed < low < high < 2.5 * speed
+
+
+def test_a_plan_that_is_close_is_named() -> None:
+    """ZeRO-3 beside the same with offloads, whose ratio is not sure; nothing where no other rung fits."""
+    (doubt,) = ask("Qwen2.5-7B", "8x24GB").doubts
+    assert doubt.startswith("zero3 is close: ")
+    assert ask("Qwen2.5-14B", "2x32GB").doubts == ()
+
+
+def test_an_assumed_speed_that_decides_is_said_first() -> None:
+    """Host memory twice as fast as assumed makes an offload pay; where it is known there is no such doubt."""
+    cluster = parse_cluster("4x48GB")
+    assert "with host memory twice as fast, zero3-offload would win" in ask("llama3.1-8b", "4x48GB").doubts[0]
+    known = replace(cluster, dram_bytes_per_s_per_node=2e11)
+    answer = ds_advise.advise("llama3.1-8b", gpus=known, offline=True, deepspeed_estimate=False)
+    assert not [doubt for doubt in answer.doubts if "host memory" in doubt]

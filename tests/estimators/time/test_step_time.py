@@ -28,8 +28,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import fit_speed, seed_ranking
+from benchmarks.accuracy import spread, timed_runs
 from benchmarks.accuracy import time as accuracy
-from benchmarks.accuracy import timed_runs
 
 MODEL = find("qwen2.5-1.5b")
 WORKLOAD = Workload(seq_len=1024)
@@ -309,6 +309,14 @@ def test_what_a_fit_without_them_predicts_is_of_today() -> None:
     runs = {(run.source, run.name): run for run in timed_runs.read_runs() if run.counted}
     assert written.keys() == runs.keys()
     assert {key for key, run in runs.items() if run.step_s != pytest.approx(written[key], rel=0.01)} == set()
+
+
+def test_the_interval_holds_four_of_five_unseen_speeds() -> None:
+    """Of the runs of each origin 75 to 85 % lie in the interval that the others give, for every kind of plan."""
+    kinds = spread.residuals([run for run in timed_runs.read_runs() if run.counted])
+    assert set(kinds) == {"one GPU", "several GPUs", "offload", "ratio", "ratio with offload"}
+    for kind, found in kinds.items():
+        assert 0.75 <= spread.coverage(found) <= 0.85, kind
 
 
 def test_published_groups_are_ranked() -> None:
