@@ -203,10 +203,8 @@ def _detail(run: TimedRun) -> tuple[str, ...]:
 
 
 def _both_depths(runs: Sequence[TimedRun]) -> Iterable[tuple[str, ...]]:
-    known = {(run.source, run.name): run for run in runs}
     sizes: list[tuple[float, float]] = []
-    for key, schedule in recorded_schedules().items():
-        run = known[key]
+    for run, schedule in recorded_schedules(runs):
         played_s = run.played_s(schedule)
         sizes.append((abs(run.error), abs(played_s / run.measured_s - 1)))
         yield (

@@ -8,9 +8,8 @@ counts (Kendall's tau), and what choosing the run that is predicted fastest cost
 from __future__ import annotations
 
 import csv
-import gzip
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -27,9 +26,9 @@ from ds_advise.estimators.schedule.recorded import Schedule
 from ds_advise.estimators.software import Software
 from ds_advise.estimators.time.step_time import estimate_time
 from ds_advise.estimators.workload import AttentionKernel, LossKernel, Method, Precision, Workload
-from pydantic import TypeAdapter
 
 from .. import seed_ranking
+from .schedules import read_schedule
 
 DATA = Path(__file__).parents[1] / "data"
 LEFT_OUT = DATA / "speed_left_out.csv"
@@ -295,10 +294,14 @@ def groups(runs: Iterable[TimedRun]) -> list[Group]:
     return [Group(name=name, runs=tuple(found)) for name, found in members.items() if len(found) > 1]
 
 
-def recorded_schedules() -> dict[tuple[str, str], Schedule]:
-    """By source and row of a run."""
-    found = {}
-    for file in sorted(SCHEDULES.glob("*.json.gz")):
-        values = json.loads(gzip.decompress(file.read_bytes()))
-        found[values["source"], values["row"]] = TypeAdapter(Schedule).validate_python(values["schedule"])
-    return found
+def recorded_schedules(runs: Iterable[TimedRun]) -> Iterator[tuple[TimedRun, Schedule]]:
+    """The runs of which a schedule is recorded, with it."""
+    for run in runs:
+        if (file := schedule_file(run)).exists():
+            yield run, read_schedule(file)
+
+
+def schedule_file(run: TimedRun) -> Path:
+    """Where the schedule of a run is kept, if one is recorded."""
+    name = f"{run.source.split('@')[0]} {run.name}".replace("/", "-").replace(" ", "-")
+    return SCHEDULES / f"{name}.json.gz"

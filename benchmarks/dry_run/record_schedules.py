@@ -9,17 +9,14 @@ torch.
 
 from __future__ import annotations
 
-import gzip
-import json
 import sys
-from dataclasses import asdict
-from pathlib import Path
 
 from ds_advise.advisor.question.model_source import load_config
 from ds_advise.probes.dry_run import DryRunResult, dry_run
 from ds_advise.probes.run import Run
 
-from ..accuracy.timed_runs import SCHEDULES, TimedRun, read_runs
+from ..accuracy.schedules import write_schedule
+from ..accuracy.timed_runs import SCHEDULES, TimedRun, read_runs, schedule_file
 
 CHOSEN = {
     "seed 000": ("7", "9", "11", "12", "13", "14"),
@@ -45,26 +42,13 @@ def record(run: TimedRun) -> DryRunResult:
     return dry_run(Run.of_plan(run.plan, run.model, run.workload, run.cluster, description=description))
 
 
-def file_of(run: TimedRun) -> Path:
-    name = f"{run.source.split('@')[0]} {run.name}".replace("/", "-").replace(" ", "-")
-    return SCHEDULES / f"{name}.json.gz"
-
-
-def write(run: TimedRun, result: DryRunResult) -> None:
-    assert result.schedule is not None
-    text = json.dumps(
-        {"source": run.source, "row": run.name, "versions": result.versions, "schedule": asdict(result.schedule)}
-    )
-    # Without a time of its own the file is the same whenever it is written.
-    file_of(run).write_bytes(gzip.compress(text.encode(), mtime=0))
-
-
 def main() -> int:
     SCHEDULES.mkdir(exist_ok=True)
     for run in read_runs():
-        if is_chosen(run) and not file_of(run).exists():
+        if is_chosen(run) and not schedule_file(run).exists():
             result = record(run)
-            write(run, result)
+            assert result.schedule is not None
+            write_schedule(schedule_file(run), result.schedule, versions=result.versions)
             print(f"{run.source} {run.name}: {result.versions}, {result.seconds:.0f} s", file=sys.stderr)
     return 0
 

@@ -1,15 +1,18 @@
 """The closed form of the step's time against the schedule that a dry run of the real engine records, term by term.
 
-    python -m benchmarks.dry_run.schedule_vs_closed_form [NAME ...] [--sample K] [--workers N] [--json FILE] [--write]
+    python -m benchmarks.dry_run.schedule_vs_closed_form [NAME ...] [--sample K] [--workers N] [--schedules FOLDER
+                                                         [--offline]] [--json FILE] [--write]
 
 The plans are those of `cases`: eight families x eight rungs x checkpointing x sequences x world sizes x full and LoRA,
 and special settings. Each is dry run once, and its schedule is played on several GPUs; the closed form estimates the
 same. Both use the same constants, so what differs is what each of them counts and how things wait for each other.
 
-NAME:     only cases whose name has all of these words.
---sample: K of the cases, as if drawn by lot, but the same ones every time (100 unless given).
---json:   all rows.
---write:  put the table into docs/closed-form.md.
+NAME:        only cases whose name has all of these words.
+--sample:    K of the cases, as if drawn by lot, but the same ones every time (100 unless given).
+--schedules: keep what the dry runs record in FOLDER, and do not run again what is in it: an interrupted run goes on.
+--offline:   run nothing, take the cases that the folder has: so the closed form is mended, in seconds.
+--json:      all rows.
+--write:     put the table into docs/closed-form.md.
 
 Exit 1 when a target is missed.
 """
@@ -26,9 +29,11 @@ from pathlib import Path
 from statistics import mean
 
 from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.schedule.play import play
+from ds_advise.estimators.schedule.recorded import Schedule
 from ds_advise.estimators.time.step_time import estimate_time
-from ds_advise.probes.dry_run.step_time import played_step
 
+from ..accuracy.schedules import read_schedule, write_schedule
 from ..document import put
 from .cases import GRID, SPECIAL, spread
 from .compare import Setting
@@ -77,20 +82,13 @@ def _grouped(components: Sequence[tuple[str, float]]) -> dict[str, float]:
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     cases = [case for case in (*GRID, *SPECIAL) if all(word in case.name.split() for word in options.names)]
-    settings = [Setting.of(case) for case in spread(cases, options.sample)]
-    for setting, answer in zip(
-        settings, answers([setting.request() for setting in settings], workers=options.workers), strict=True
-    ):
-        if isinstance(answer, str):
-            print(f"{setting.case.name}: {answer}", flush=True)
-            continue
+    for setting, schedule in schedules([Setting.of(case) for case in spread(cases, options.sample)], options):
+        plan, tokens = setting.plan, setting.workload.seq_len
         for name in GPUS:
-            gpu = find_gpu(name)
             network = 50e9 if setting.cluster.nodes > 1 else None
-            cluster = replace(setting.cluster, gpu=gpu, interconnect_bytes_per_s=network)
-            step = played_step(answer, cluster, seq_len=setting.workload.seq_len)
-            assert step is not None
-            closed = estimate_time(setting.model, setting.workload, cluster, setting.plan)
+            cluster = replace(setting.cluster, gpu=find_gpu(name), interconnect_bytes_per_s=network)
+            step = play(schedule, cluster, tokens_per_step=tokens)
+            closed = estimate_time(setting.model, setting.workload, cluster, plan)
             row = Row(
                 case=setting.case.name,
                 rung=setting.case.rung,
@@ -101,6 +99,28 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
             if abs(row.error) > WORST:
                 print(_line(row), flush=True)
             yield row
+
+
+def schedules(settings: Sequence[Setting], options: argparse.Namespace) -> Iterator[tuple[Setting, Schedule]]:
+    """What each setting's dry run records; the folder keeps it."""
+
+    def file_of(setting: Setting) -> Path | None:
+        return options.schedules and options.schedules / f"{setting.case.name.replace(' ', '_')}.json.gz"
+
+    known = {setting.case.name: file for setting in settings if (file := file_of(setting)) and file.exists()}
+    for setting in settings:
+        if setting.case.name in known:
+            yield setting, read_schedule(known[setting.case.name])
+    unknown = [] if options.offline else [setting for setting in settings if setting.case.name not in known]
+    found = answers([setting.request() for setting in unknown], workers=options.workers)
+    for setting, answer in zip(unknown, found, strict=True):
+        if isinstance(answer, str) or answer.schedule is None:
+            print(f"{setting.case.name}: {answer}", flush=True)
+            continue
+        if file := file_of(setting):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_schedule(file, answer.schedule)
+        yield setting, answer.schedule
 
 
 def _line(row: Row) -> str:
@@ -144,6 +164,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--sample", type=int, default=100, metavar="K")
     parser.add_argument("--workers", type=int, default=2, metavar="N")
+    parser.add_argument("--schedules", type=Path, metavar="FOLDER")
+    parser.add_argument("--offline", action="store_true")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args(arguments)
