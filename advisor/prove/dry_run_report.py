@@ -115,11 +115,13 @@ def _phases(answer: DryRunAnswer, console: Console) -> None:
     sparks = SPARKS if can_encode(console, SPARKS) else PLAIN_SPARKS
     row(console, "  step phase         GPU peak  GPU live  host live    pinned  NVMe r/w (GiB)", style="bold")
     previous: list[tuple[str, int, int]] = []
+    last = max(phase.iteration for phase in phases)
     for iteration in sorted({phase.iteration for phase in phases}):
         own = [phase for phase in phases if phase.iteration == iteration]
         key = [(phase.phase, phase.gpu_peak_bytes, phase.gpu_live_bytes) for phase in own]
         if key == previous:
-            row(console, f"  {iteration:>4} as {iteration - 1}", style="dim")
+            later = ", and so would all later ones be" if iteration == last < answer.result.iterations else ""
+            row(console, f"  {iteration:>4} as {iteration - 1}{later}", style="dim")
             continue
         previous = key
         for phase in own:

@@ -108,6 +108,9 @@ class DryRunResult:
     """One rank's memory through load, initialize and a few iterations, and what the peak consists of."""
 
     phases: tuple[PhaseMemory, ...]
+    """Of the iterations that ran. One that repeats the one before it to the byte is the last."""
+    iterations: int
+    """As many as were asked for; those that did not run would repeat the last one."""
     peak: Peak
     peak_loading_gpu_bytes: int
     """The highest allocated before the first iteration, which may exceed the peak of training."""

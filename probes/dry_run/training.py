@@ -14,8 +14,14 @@ from .recording.phases import PhaseRecorder
 from .request import Request
 
 
-def run(request: Request, recorder: PhaseRecorder, device: str) -> tuple[dict[str, Any], int, int]:
-    """Train; answers the configuration that DeepSpeed got, the number of parameters and of trainable ones."""
+def run(
+    request: Request, recorder: PhaseRecorder, device: str, *, until_repeated: bool = False
+) -> tuple[dict[str, Any], int, int]:
+    """Train; answers the configuration that DeepSpeed got, the number of parameters and of trainable ones.
+
+    until_repeated: stop after an iteration that repeats the one before it. The first is compared with none: the
+        optimizer makes its states in it, and ZeRO-3 records the order of the layers, by which it prefetches later.
+    """
     description = models.transformers_config(request) if request.model is not None else None
     config = auto_values.filled(request, models.hidden_size(description) if description is not None else None)
     dtype = model_dtype(config)
@@ -45,6 +51,8 @@ def run(request: Request, recorder: PhaseRecorder, device: str) -> tuple[dict[st
         for _ in range(steps):
             _micro_batch(engine, subject, recorder, iteration, micro)
         recorder.join_micro_batches(first)
+        if recorder.repeats() and until_repeated and iteration > 2:
+            break
     del keep_alive
     return config, parameters, trainable
 

@@ -180,12 +180,14 @@ def _run(request: Request, recorder: PhaseRecorder, started: float) -> DryRunRes
     safe = replace(request, config=harmless(request.config, str(Path.cwd())))
     gc.freeze()  # what is imported is no garbage, and looking for it in there takes long
     gc.enable()
-    with QuickFakeTensorMode(), RecordingMode(ledger, schedule):
-        config, parameters, trainable = training.run(safe, recorder, DEVICE_TYPE)
+    fake = QuickFakeTensorMode()
+    with fake, RecordingMode(ledger, schedule, fake=fake):
+        config, parameters, trainable = training.run(safe, recorder, DEVICE_TYPE, until_repeated=True)
     gc.disable()  # what dies from here on belongs to no phase
     phases = tuple(recorder.phases)
     return DryRunResult(
         phases=phases,
+        iterations=request.iterations,
         peak=analysis.peak(recorder, request),
         peak_by_phase=analysis.peak_by_phase(recorder),
         timeline=analysis.timeline(recorder),

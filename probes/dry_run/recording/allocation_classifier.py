@@ -153,9 +153,9 @@ def owners(module: torch.nn.Module, optimizer: Any) -> Iterator[tuple[torch.Tens
         shard = getattr(parameter, "ds_tensor", None)
         if shard is not None:
             yield shard, "parameters", name
-            yield parameter.data, "gathered parameters", name
+            yield parameter, "gathered parameters", name
         else:
-            yield parameter.data, "parameters", name
+            yield parameter, "parameters", name
         if parameter.grad is not None:
             yield parameter.grad, "gradients", name
     for name, buffer in module.named_buffers():

@@ -101,6 +101,10 @@ class Ledger:
         self._pinned_blocks = PinnedBlocks()
         self.storages: list[StorageLife] = []
         self.cache_emptied: list[int] = []
+        self.trace: list[tuple[Any, ...]] = []
+        """What happened since `restart_trace`, in order: births, deaths, transfers of the drive, phases. It is alike
+        where the same happens again."""
+        self._trace_starts = 0
         self.events = self.phase = self.stream = 0
         self.nvme_read_bytes = self.nvme_written_bytes = 0
         self.nvme_files: dict[str, int] = {}
@@ -135,12 +139,15 @@ class Ledger:
         )
         self.storages.append(life)
         self._live[key] = (life, weakref.ref(storage, lambda _: self._release(key)), self._birth_locked)
+        self.trace.append((size_bytes, device, self.stream, self._birth_pinned, self._birth_locked))
         self._change(life, size_bytes, self._birth_locked)
 
     def _release(self, key: int) -> None:
         life, _, locked = self._live.pop(key)
         self.events += 1
         life.died = self.events
+        age = life.died - life.born if life.born > self._trace_starts else None
+        self.trace.append((age, life.size_bytes, life.device, life.stream, life.pinned, locked))
         self._change(life, -life.size_bytes, locked)
 
     def _change(self, life: StorageLife, size_bytes: int, locked: bool) -> None:
@@ -155,16 +162,21 @@ class Ledger:
         held_bytes = self._pinned_blocks.change(size_bytes) if life.pinned and not locked else size_bytes
         self.host_held.change(held_bytes, event)
 
-    def begin_phase(self) -> None:
+    def begin_phase(self, name: str) -> None:
         self.phase += 1
+        self.trace.append((name,))
         self.nvme_read_bytes = self.nvme_written_bytes = 0
         for counter in (self.gpu, self.host, self.total, self.host_pinned, self.host_held):
             counter.restart(self.events)
+
+    def restart_trace(self) -> None:
+        self.trace, self._trace_starts = [], self.events
 
     def empty_cache(self) -> None:
         """The engine asked the caching allocator to give back what it does not use."""
         self.events += 1
         self.cache_emptied.append(self.events)
+        self.trace.append(())
 
     def figures(self) -> dict[str, int]:
         """The running phase's figures, by their names in `PhaseMemory`."""
@@ -206,7 +218,9 @@ class Ledger:
 
     def nvme_read(self, _path: str, size_bytes: int) -> None:
         self.nvme_read_bytes += size_bytes
+        self.trace.append(("read", size_bytes))
 
     def nvme_write(self, path: str, size_bytes: int) -> None:
         self.nvme_written_bytes += size_bytes
+        self.trace.append(("written", size_bytes))
         self.nvme_files[path] = max(self.nvme_files.get(path, 0), size_bytes)

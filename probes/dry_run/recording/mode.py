@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from ..simulated_gpu.quick_fake import UNKNOWN, QuickFakeTensorMode
 from .fused_attention import FUSED_BACKWARDS, kernel_workspace
 from .ledger import Ledger
 from .schedule import ScheduleRecorder
@@ -26,9 +27,9 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     clipping norm, the loss scaler sees no overflow, and no optimizer step is skipped.
     """
 
-    def __init__(self, ledger: Ledger, recorder: ScheduleRecorder) -> None:
+    def __init__(self, ledger: Ledger, recorder: ScheduleRecorder, *, fake: QuickFakeTensorMode | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._ledger, self._recorder = ledger, recorder
+        self._ledger, self._recorder, self._fake = ledger, recorder, fake
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -63,10 +64,15 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._recorded(torch.empty(shape, dtype=dtype, device=args[0].device))
                 for shape, dtype in kernel_workspace(operation, args)
             ]
-            result = self._recorded(operation(*args, **kwargs))
+            result = self._recorded(self._result(operation, args, kwargs))
             del kept
             return result
-        return self._recorded(operation(*args, **kwargs))
+        return self._recorded(self._result(operation, args, kwargs))
+
+    def _result(self, operation: Any, args: Any, kwargs: Any) -> Any:
+        """What the mode below answers, without another way through the dispatcher where it knows the answer."""
+        result = UNKNOWN if self._fake is None else self._fake.known(operation, args, kwargs)
+        return operation(*args, **kwargs) if result is UNKNOWN else result
 
     def _recorded(self, result: Any) -> Any:
         if isinstance(result, torch.Tensor):

@@ -41,6 +41,7 @@ class PhaseRecorder:
         self.current = "start"
         self.phases: list[PhaseMemory] = []
         self.recorded = [RecordedPhase(iteration=0, name="start", first_event=0)]
+        self._before: tuple[Any, ...] = ()
 
     @contextlib.contextmanager
     def phase(self, iteration: int, name: str) -> Iterator[None]:
@@ -49,7 +50,7 @@ class PhaseRecorder:
         self.on_phase(self.current)
         self.schedule.begin(iteration, name)
         self.classifier.begin(name)
-        ledger.begin_phase()
+        ledger.begin_phase(name)
         recorded = RecordedPhase(iteration=iteration, name=name, first_event=ledger.events)
         self.recorded.append(recorded)
         yield
@@ -62,6 +63,16 @@ class PhaseRecorder:
         for memory in self.phases[first:]:
             parts.setdefault(memory.phase, []).append(memory)
         self.phases[first:] = [_together(part) for part in parts.values()]
+
+    def repeats(self) -> bool:
+        """Whether what happened since the last call is what happened before that, to the byte: the same storages were
+        born and died in the same order in the same phases, and as much is held as then."""
+        ledger = self.ledger
+        counters = (ledger.gpu, ledger.host, ledger.host_pinned, ledger.host_held)
+        now = (ledger.trace, [counter.live_bytes for counter in counters])
+        ledger.restart_trace()
+        before, self._before = self._before, now
+        return now == before
 
     def sweep(self, module: torch.nn.Module, optimizer: Any) -> None:
         """Give every storage that the module or an optimizer holds its owner's name."""

@@ -1,28 +1,51 @@
 """Fake tensors at the speed that a whole training run needs.
 
-torch remembers what an operation returned for arguments of the same shapes, and makes the next result from that. Its
-key and its fake tensors serve a compiler (symbolic shapes, sparse layouts, memoized values), and a dry run of a large
-model would spend most of its time in them. This mode puts a lookup in front: the few properties that tell the tensors
-of eager training apart, and torch's own entry behind them. What is not such a tensor, and what torch does not keep,
-goes torch's way.
+What an operation returns depends on what can be seen of its arguments, so a mode may remember it. torch's own memory
+serves a compiler (symbolic shapes, sparse layouts, memoized values), and a dry run of a large model would spend most of
+its time in it. This mode keeps recipes by the few properties that tell the tensors of eager training apart, and leaves
+the place of a tensor in its storage out of them: parts of a flat buffer are as many as the model has weights, and what
+is made of them differs by the place alone. Operations that torch cannot foresee, and arguments that are no such
+tensors, go torch's way.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import (  # type: ignore[attr-defined]  # private names
+from torch._subclasses.fake_tensor import (
     _DISPATCH_HANDLE_DIRECTLY,
     _DISPATCH_META_HANDLERS,
     FakeTensor,
     FakeTensorMode,
     _BypassDispatchCache,
-    _CacheKeyState,
-    _DispatchCacheValidEntry,
 )
 
-_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+UNKNOWN: Any = object()
+"""What `known` answers where torch has to find the result."""
+
+_PLAIN = frozenset(
+    {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
+)
+_AS_STRIDED = torch.ops.aten.as_strided.default
+_SLICE = torch.ops.aten.slice.Tensor
+_UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
+_TORCHS = frozenset((*_DISPATCH_META_HANDLERS, *_DISPATCH_HANDLE_DIRECTLY))
+
+
+class _Output(NamedTuple):
+    """How to make one result: `argument` itself, a view of its storage, or a new tensor where there is none."""
+
+    argument: int | None
+    """The number among the tensors that the operation got."""
+    is_view: bool = False
+    shape: Any = ()
+    stride: Any = ()
+    offset: int = 0
+    """From the argument's own place in the storage."""
+    dtype: torch.dtype = torch.float32
+    device: Any = None
+    requires_grad: bool = False
 
 
 class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
@@ -30,8 +53,9 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        self._entries: dict[tuple[Any, ...], Any] = {}
+        self._recipes: dict[tuple[Any, ...], Any] = {}
         self._attributes: dict[torch.device, dict[str, Any]] = {}
+        self._meta_functions: dict[Any, Any] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -39,91 +63,148 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if operation in _DISPATCH_META_HANDLERS or operation in _DISPATCH_HANDLE_DIRECTLY:
+        result = self.known(operation, args, kwargs)
+        if result is not UNKNOWN:
+            return result
+        if operation in _TORCHS:
             return self.dispatch(operation, types, args, kwargs)
-        parts: list[Any] = [operation, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
-        if not self._describe(parts, args) or (kwargs and not self._describe(parts, kwargs.items())):
-            return self._cached_dispatch_impl(operation, types, args, kwargs)
-        key = tuple(parts)
-        entry = self._entries.get(key)
-        if entry is not None:
-            if isinstance(entry, _DispatchCacheValidEntry):
-                return self._result(entry, args)
-            return self._dispatch_impl(operation, types, args, kwargs)  # torch does not keep it either
-        torch_key = self._torch_key(operation, args, kwargs)  # before the operation, which may change its arguments
-        result = self._cached_dispatch_impl(operation, types, args, kwargs)
-        if torch_key in FakeTensorMode.cache:
-            self._entries[key] = FakeTensorMode.cache[torch_key]
+        described = self._described(operation, args, kwargs)  # before the operation, which may change its arguments
+        result = self._dispatch_impl(operation, types, args, kwargs)
+        if described is not None and described[0] not in self._recipes:
+            key, tensors = described
+            self._recipes[key] = _recipe(result, tensors) if self._is_foreseen(operation, args, kwargs) else None
         return result
 
-    def _describe(self, parts: list[Any], values: Any) -> bool:
-        """Append what an operation's result depends on; False where a value is of no plain kind."""
+    def known(self, operation: Any, args: Any, kwargs: Any) -> Any:
+        """The operation's result, or UNKNOWN where torch has to be asked; nothing is dispatched."""
+        if operation is _SLICE or operation is _AS_STRIDED:
+            result = self._part(operation, args, kwargs)
+            if result is not UNKNOWN:
+                return result
+        elif operation.namespace == "c10d":
+            return self._collective(operation, args, kwargs)
+        described = self._described(operation, args, kwargs)
+        if described is None:
+            return UNKNOWN
+        key, tensors = described
+        recipe = self._recipes.get(key)
+        if recipe is None:
+            return UNKNOWN
+        if type(recipe) is _Output:
+            return self._made(recipe, tensors)
+        return recipe[0](output if output is None else self._made(output, tensors) for output in recipe[1])
+
+    def _described(self, operation: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
+        """(what the operation's result depends on, the tensors it gets); None where a value is of no plain kind."""
+        parts: list[Any] = [id(operation), torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+        tensors: list[Any] = []
+        if self._describe(parts, tensors, args) and (not kwargs or self._describe(parts, tensors, kwargs.items())):
+            return tuple(parts), tensors
+        return None
+
+    def _describe(self, parts: list[Any], tensors: list[Any], values: Any) -> bool:
         for value in values:
-            if isinstance(value, FakeTensor):
-                if (
-                    value.fake_mode is not self
-                    or value.constant is not None
-                    or value.layout is not torch.strided
-                    or value.dtype.is_complex
-                    or value.is_neg()
-                ):
+            kind = type(value)
+            if kind is FakeTensor:
+                if not self._is_plain(value):
                     return False
-                parts += (
-                    value.dtype,
-                    value.shape,
-                    value.stride(),
-                    value.storage_offset(),
-                    value.fake_device,
-                    value.requires_grad,
-                    value.untyped_storage().nbytes(),
-                )
-            elif isinstance(value, _PLAIN):
-                parts += (type(value), value)  # 1 and 1.0 are equal, and give other dtypes
-            elif isinstance(value, list | tuple):
-                parts += (type(value), len(value))
-                if not self._describe(parts, value):
+                tensors.append(value)
+                parts += (value.dtype, value.shape, value.stride(), value._fake_device, value.requires_grad)
+            elif kind in _PLAIN:
+                parts += (kind, value)  # 1 and 1.0 are equal, and give other dtypes
+            elif kind is list or kind is tuple:
+                parts += (kind, len(value))
+                if not self._describe(parts, tensors, value):
                     return False
             else:
                 return False
         return True
 
-    def _torch_key(self, operation: Any, args: Any, kwargs: Any) -> Any:
+    def _is_plain(self, tensor: Any) -> bool:
+        return (
+            tensor.fake_mode is self
+            and tensor.constant is None
+            and tensor.layout is torch.strided
+            and not tensor.dtype.is_complex
+            and not tensor.is_neg()
+        )
+
+    def _is_foreseen(self, operation: Any, args: Any, kwargs: Any) -> bool:
+        """Whether the operation's result follows from its description, by torch's own rules.
+
+        `_unsafe_view` torch leaves out because it hides that it is a view; a recipe tells it by the storage.
+        """
+        if operation in (_AS_STRIDED, _UNSAFE_VIEW):
+            return operation is _UNSAFE_VIEW
         try:
-            return self._cache_key(_CacheKeyState(None), operation, args, kwargs)
+            self._validate_cache_key(operation, args, kwargs)
         except _BypassDispatchCache:
-            return None
+            return False
+        return True
 
-    def _result(self, entry: Any, args: Any) -> Any:
-        if entry.is_output_tuple:
-            return tuple(self._output(info, args) for info in entry.output_infos)
-        return self._output(entry.output_infos[0], args)
+    def _part(self, operation: Any, args: Any, kwargs: Any) -> Any:
+        """A slice, or a view of given strides, reckoned; UNKNOWN for an unusual one."""
+        whole, *numbers = args
+        if kwargs or type(whole) is not FakeTensor or not self._is_plain(whole):
+            return UNKNOWN
+        if operation is _AS_STRIDED:
+            if len(numbers) < 3 or numbers[2] is None:
+                return UNKNOWN
+            shape, stride, offset = numbers
+            last = offset + sum((length - 1) * step for length, step in zip(shape, stride, strict=True))
+            if 0 in shape or (last + 1) * whole.itemsize > whole.untyped_storage().nbytes():
+                return UNKNOWN
+            return self._view(whole, shape, stride, offset)
+        dim, start, end, step = list(numbers) + [0, None, None, 1][len(numbers) :]
+        shape, stride = list(whole.shape), list(whole.stride())
+        if not shape:
+            return UNKNOWN
+        first, last, step = slice(start, end, step).indices(shape[dim])
+        shape[dim] = max(0, -(-(last - first) // step))
+        offset = whole.storage_offset() + first * stride[dim]
+        stride[dim] *= step
+        return self._view(whole, shape, stride, offset)
 
-    def _output(self, info: Any, args: Any) -> Any:
-        """One output: an argument changed in place, a constant, or a new tensor, on an argument's storage if it is a
-        view."""
-        if info.inplace_idx is not None:
-            return args[info.inplace_idx]
-        metadata = info.metadata
-        if metadata is None:
-            return info.constant_value
+    def _collective(self, operation: Any, args: Any, kwargs: Any) -> Any:
+        """What torch's own function for tensors without memory answers; those that have none there are unknown."""
+        function = self._meta_functions.get(operation)
+        if function is None:
+            from torch.distributed._meta_registrations import _META_FUNCTIONS
+
+            function = _META_FUNCTIONS.get(operation._opname, lambda *_: UNKNOWN)
+            self._meta_functions[operation] = function
+        return UNKNOWN if kwargs else function(*args)
+
+    def _made(self, output: _Output, tensors: list[Any]) -> Any:
+        if output.argument is not None:
+            argument: Any = tensors[output.argument]
+            if not output.is_view:
+                return argument
+            return self._view(argument, output.shape, output.stride, argument.storage_offset() + output.offset)
         with torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard():
             torch._C._set_meta_in_tls_dispatch_include(True)
             self.in_kernel_invocation = True
             try:
                 tensor = torch.empty_strided(
-                    metadata.shape,
-                    metadata.stride,
-                    dtype=metadata.dtype,
+                    output.shape,
+                    output.stride,
+                    dtype=output.dtype,
                     device="meta",
-                    requires_grad=metadata.requires_grad,
+                    requires_grad=output.requires_grad,
                 )
-                if info.view_idx is not None:
-                    tensor.set_(
-                        args[info.view_idx].untyped_storage(), metadata.storage_offset, metadata.shape, metadata.stride
-                    )
             finally:
                 self.in_kernel_invocation = False
-        return self._fake(tensor, metadata.device)
+        return self._fake(tensor, output.device)
+
+    def _view(self, tensor: Any, shape: Any, stride: Any, offset: int) -> Any:
+        with torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard():
+            torch._C._set_meta_in_tls_dispatch_include(True)
+            self.in_kernel_invocation = True
+            try:
+                view = torch.as_strided(tensor, shape, stride, offset)
+            finally:
+                self.in_kernel_invocation = False
+        return self._fake(view, tensor._fake_device)
 
     def _fake(self, meta: torch.Tensor, device: torch.device) -> FakeTensor:
         """FakeTensor(self, meta, device), with the attributes of the first one, which torch has made."""
@@ -138,3 +219,38 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         torch._C._set_throw_on_mutable_data_ptr(fake)
         vars(fake).update(attributes)
         return fake
+
+
+def _recipe(result: Any, tensors: list[Any]) -> Any:
+    """An `_Output`, or (list or tuple, its outputs), or None for a result that is no plain tensor."""
+    if isinstance(result, FakeTensor):
+        return _output(result, tensors)
+    if type(result) not in (list, tuple):
+        return None
+    outputs = [
+        None if value is None else _output(value, tensors)
+        for value in result
+        if value is None or isinstance(value, FakeTensor)
+    ]
+    if len(outputs) < len(result) or any(
+        output is None and value is not None for output, value in zip(outputs, result, strict=True)
+    ):
+        return None
+    return type(result), tuple(outputs)
+
+
+def _output(result: Any, tensors: list[Any]) -> _Output | None:
+    for number, tensor in enumerate(tensors):
+        if tensor is result:
+            return _Output(number)
+    if result.constant is not None or result.layout is not torch.strided or result.dtype.is_complex or result.is_neg():
+        return None
+    seen = {"shape": result.shape, "stride": result.stride(), "dtype": result.dtype, "device": result.fake_device}
+    offset, storage = result.storage_offset(), result.untyped_storage()
+    for number, tensor in enumerate(tensors):
+        if tensor.untyped_storage()._cdata == storage._cdata:
+            is_same_kind = tensor.dtype is result.dtype and tensor.fake_device == result.fake_device
+            return (
+                _Output(number, is_view=True, offset=offset - tensor.storage_offset(), **seen) if is_same_kind else None
+            )
+    return _Output(None, requires_grad=result.requires_grad, **seen) if not offset else None
