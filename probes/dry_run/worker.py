@@ -181,7 +181,7 @@ def _run(request: Request, recorder: PhaseRecorder, started: float) -> DryRunRes
     gc.freeze()  # what is imported is no garbage, and looking for it in there takes long
     gc.enable()
     fake = QuickFakeTensorMode()
-    with fake, RecordingMode(ledger, schedule, fake=fake):
+    with fake, RecordingMode(ledger, schedule, fake.known):
         config, parameters, trainable = training.run(safe, recorder, DEVICE_TYPE, until_repeated=True)
     gc.disable()  # what dies from here on belongs to no phase
     phases = tuple(recorder.phases)

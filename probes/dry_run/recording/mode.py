@@ -3,6 +3,7 @@ zero."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from ..simulated_gpu.quick_fake import UNKNOWN, QuickFakeTensorMode
 from .fused_attention import FUSED_BACKWARDS, kernel_workspace
 from .ledger import Ledger
 from .schedule import ScheduleRecorder
@@ -25,11 +25,13 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Reading a value (`.item()`, `bool(tensor)`) of a fake tensor answers 0: gradients are then finite and within every
     clipping norm, the loss scaler sees no overflow, and no optimizer step is skipped.
+
+    known: answers (operation, args, kwargs) as the mode below would, or NotImplemented where that has to run it.
     """
 
-    def __init__(self, ledger: Ledger, recorder: ScheduleRecorder, *, fake: QuickFakeTensorMode | None = None) -> None:
+    def __init__(self, ledger: Ledger, recorder: ScheduleRecorder, known: Callable[[Any, Any, Any], Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._ledger, self._recorder, self._fake = ledger, recorder, fake
+        self._ledger, self._recorder, self._known = ledger, recorder, known
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -70,9 +72,9 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._recorded(self._result(operation, args, kwargs))
 
     def _result(self, operation: Any, args: Any, kwargs: Any) -> Any:
-        """What the mode below answers, without another way through the dispatcher where it knows the answer."""
-        result = UNKNOWN if self._fake is None else self._fake.known(operation, args, kwargs)
-        return operation(*args, **kwargs) if result is UNKNOWN else result
+        """What the mode below answers, without another way through the dispatcher where the answer is known."""
+        result = self._known(operation, args, kwargs)
+        return operation(*args, **kwargs) if result is NotImplemented else result
 
     def _recorded(self, result: Any) -> Any:
         if isinstance(result, torch.Tensor):

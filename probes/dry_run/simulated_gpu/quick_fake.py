@@ -21,9 +21,6 @@ from torch._subclasses.fake_tensor import (
     _BypassDispatchCache,
 )
 
-UNKNOWN: Any = object()
-"""What `known` answers where torch has to find the result."""
-
 _PLAIN = frozenset(
     {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
 )
@@ -64,7 +61,7 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = self.known(operation, args, kwargs)
-        if result is not UNKNOWN:
+        if result is not NotImplemented:
             return result
         if operation in _TORCHS:
             return self.dispatch(operation, types, args, kwargs)
@@ -76,20 +73,20 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return result
 
     def known(self, operation: Any, args: Any, kwargs: Any) -> Any:
-        """The operation's result, or UNKNOWN where torch has to be asked; nothing is dispatched."""
+        """The operation's result, or NotImplemented where torch has to be asked; nothing is dispatched."""
         if operation is _SLICE or operation is _AS_STRIDED:
             result = self._part(operation, args, kwargs)
-            if result is not UNKNOWN:
+            if result is not NotImplemented:
                 return result
         elif operation.namespace == "c10d":
             return self._collective(operation, args, kwargs)
         described = self._described(operation, args, kwargs)
         if described is None:
-            return UNKNOWN
+            return NotImplemented
         key, tensors = described
         recipe = self._recipes.get(key)
         if recipe is None:
-            return UNKNOWN
+            return NotImplemented
         if type(recipe) is _Output:
             return self._made(recipe, tensors)
         return recipe[0](output if output is None else self._made(output, tensors) for output in recipe[1])
@@ -143,22 +140,22 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return True
 
     def _part(self, operation: Any, args: Any, kwargs: Any) -> Any:
-        """A slice, or a view of given strides, reckoned; UNKNOWN for an unusual one."""
+        """A slice, or a view of given strides, reckoned; NotImplemented for an unusual one."""
         whole, *numbers = args
         if kwargs or type(whole) is not FakeTensor or not self._is_plain(whole):
-            return UNKNOWN
+            return NotImplemented
         if operation is _AS_STRIDED:
             if len(numbers) < 3 or numbers[2] is None:
-                return UNKNOWN
+                return NotImplemented
             shape, stride, offset = numbers
             last = offset + sum((length - 1) * step for length, step in zip(shape, stride, strict=True))
             if 0 in shape or (last + 1) * whole.itemsize > whole.untyped_storage().nbytes():
-                return UNKNOWN
+                return NotImplemented
             return self._view(whole, shape, stride, offset)
         dim, start, end, step = list(numbers) + [0, None, None, 1][len(numbers) :]
         shape, stride = list(whole.shape), list(whole.stride())
         if not shape:
-            return UNKNOWN
+            return NotImplemented
         first, last, step = slice(start, end, step).indices(shape[dim])
         shape[dim] = max(0, -(-(last - first) // step))
         offset = whole.storage_offset() + first * stride[dim]
@@ -171,9 +168,9 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if function is None:
             from torch.distributed._meta_registrations import _META_FUNCTIONS
 
-            function = _META_FUNCTIONS.get(operation._opname, lambda *_: UNKNOWN)
+            function = _META_FUNCTIONS.get(operation._opname, lambda *_: NotImplemented)
             self._meta_functions[operation] = function
-        return UNKNOWN if kwargs else function(*args)
+        return NotImplemented if kwargs else function(*args)
 
     def _made(self, output: _Output, tensors: list[Any]) -> Any:
         if output.argument is not None:

@@ -77,7 +77,7 @@ class RealMode(RecordingMode):
     """
 
     def __init__(self, ledger, schedule, *, alone):
-        super().__init__(ledger, schedule)
+        super().__init__(ledger, schedule, lambda *_: NotImplemented)
         self._alone = alone
         self._element = torch.zeros(1)
 
