@@ -1,5 +1,5 @@
-"""What was measured, kept: every probe, benchmark and training with its machine, plan, workload and versions, in
-SQLite.
+"""What was measured, kept: every probe, benchmark, training and dry run with its machine, plan, workload and versions,
+in SQLite.
 
 One file, `results.sqlite` in the user's cache folder. A connection is opened for one operation and closed again, and
 every change is one transaction, so several processes may use the file at once. Nothing is ever removed but by `forget`:
@@ -30,7 +30,7 @@ from .store_path import store_path
 if TYPE_CHECKING:
     from .run import Run
 
-RecordKind = Literal["probe", "bench", "training"]
+RecordKind = Literal["probe", "bench", "training", "dry-run"]
 T = TypeVar("T")
 
 LIBRARIES = ("torch", "deepspeed", "transformers")
@@ -175,14 +175,20 @@ class Store:
         kind: RecordKind | None = None,
         machine: Machine | str | None = None,
         model: str | None = None,
+        question: str | None = None,
         ids: Collection[int] | None = None,
         limit: int | None = None,
     ) -> list[Record]:
-        """The records that match everything given, newest first. machine: itself or its key."""
+        """The records that match everything given, newest first.
+
+        machine: itself or its key; question: what a dry run answers, as `record_of` was told it among the conditions.
+        """
         if not self._holds_anything():
             return []
         wanted = {"kind": kind, "machine_key": machine.key if isinstance(machine, Machine) else machine, "model": model}
         conditions = [f"{column} = :{column}" for column, value in wanted.items() if value is not None]
+        if question is not None:
+            conditions.append("json_extract(body, '$.workload.question') = :question")
         if ids is not None:
             conditions.append(f"id IN ({', '.join(str(int(number)) for number in ids)})")
         where = f"WHERE {' AND '.join(conditions)} " if conditions else ""
@@ -190,7 +196,7 @@ class Store:
             rows = connection.execute(
                 f"SELECT id, kind, made_at, model, body FROM records {where}ORDER BY made_at DESC, id DESC LIMIT "
                 ":limit",
-                {**wanted, "limit": -1 if limit is None else limit},
+                {**wanted, "question": question, "limit": -1 if limit is None else limit},
             ).fetchall()
             return [_record(*row) for row in rows]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 )
 @output_options
 def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int:
-    """List probes, benchmarks and trainings of this user, the newest first; all of them, or those with the numbers ID.
+    """List probes, benchmarks, trainings and dry runs, the newest first; all of them, or those with the numbers ID.
 
     \b
     ds-advise history

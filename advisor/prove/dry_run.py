@@ -7,10 +7,11 @@ import contextlib
 from ...estimators.errors import ClusterError, WorkloadError
 from ...estimators.memory.plan_memory import estimate_memory
 from ...estimators.time.step_time import estimate_time
-from ...probes.dry_run import DryRunResult, dry_run
+from ...probes.dry_run import DryRunResult
 from ...probes.dry_run.step_time import played_step
 from ...probes.run import Run
 from ..recommend.evidence import DryRunAnswer
+from .past_dry_runs import dry_run_once
 
 
 def prove_by_dry_run(
@@ -21,7 +22,7 @@ def prove_by_dry_run(
     expandable_segments: bool | None = None,
     fast: bool = False,
 ) -> DryRunAnswer:
-    """Dry-run it and put the closed form beside it.
+    """Dry-run it, unless that was done before (`past_dry_runs`), and put the closed form beside it.
 
     expandable_segments: the allocator's setting; None: on where the printed start commands set it (NVIDIA GPUs).
 
@@ -32,11 +33,13 @@ def prove_by_dry_run(
         raise no_such_rank(rank, world_size)
     if expandable_segments is None:
         expandable_segments = run.cluster.gpu.vendor == "NVIDIA"
-    result = dry_run(run, rank=rank, iterations=iterations, expandable_segments=expandable_segments, fast=fast)
-    return beside_closed_form(run, result)
+    result, age_s = dry_run_once(
+        run, rank=rank, iterations=iterations, expandable_segments=expandable_segments, fast=fast
+    )
+    return beside_closed_form(run, result, age_s)
 
 
-def beside_closed_form(run: Run, result: DryRunResult) -> DryRunAnswer:
+def beside_closed_form(run: Run, result: DryRunResult, age_s: float | None = None) -> DryRunAnswer:
     """A result beside the closed form for the plan that its configuration, with `auto` filled, describes."""
     step = analytic = analytic_time = None
     with contextlib.suppress(ClusterError):  # no published speed of this GPU: its memory is known all the same
@@ -46,7 +49,7 @@ def beside_closed_form(run: Run, result: DryRunResult) -> DryRunAnswer:
         analytic = estimate_memory(run.shape, run.workload, run.cluster, plan)
         with contextlib.suppress(ClusterError):
             analytic_time = estimate_time(run.shape, run.workload, run.cluster, plan)
-    return DryRunAnswer(run=run, result=result, analytic=analytic, step=step, analytic_time=analytic_time)
+    return DryRunAnswer(run=run, result=result, analytic=analytic, step=step, analytic_time=analytic_time, age_s=age_s)
 
 
 def no_such_rank(rank: int, world_size: int) -> WorkloadError:

@@ -10,7 +10,7 @@ from ..recommend.fit import MARGIN
 from ..recommend.reasons import time_shares
 from ..terminal.bar import bar
 from ..terminal.lines import NARROWEST, blank, can_encode, row, sentence
-from ..terminal.units import gib, percent, seconds
+from ..terminal.units import age, gib, percent, seconds
 from ..terminal.words import cluster_title, component_title
 from .timeline import PLAIN_SPARKS, SPARKS, spark, sparkline
 
@@ -47,6 +47,8 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
             f"{'more' if error >= 0 else 'less'}.",
         )
     _step(answer, console)
+    if answer.age_s is not None:
+        sentence(console, f"This was run {age(answer.age_s)}: nothing has changed since.", style="dim")
     blank(console)
     sentence(console, f"Rank {result.rank} of {result.world_size} on {cluster_title(answer.run.cluster)}")
     _phases(answer, console)

@@ -27,6 +27,8 @@ class DryRunAnswer:
     step: PlayedStep | None = None
     """The recorded step in time; None where nothing is known of the GPU's speed."""
     analytic_time: TimeEstimate | None = None
+    age_s: float | None = None
+    """How long ago it was run; None where it ran for this answer."""
 
     @property
     def device_bytes_per_gpu(self) -> int:
@@ -58,6 +60,7 @@ class DryRunAnswer:
         step, analytic = self.step, self.analytic
         return {
             **result,
+            "age_s": self.age_s,
             "fits": self.fits,
             "step_s": None if step is None else step.time.step_s,
             "tokens_per_s": None if step is None else step.time.tokens_per_s,

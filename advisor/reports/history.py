@@ -51,7 +51,7 @@ def render_history(records: Sequence[Record], console: Console, *, path: Path, m
     sentence(
         console,
         "tokens/s and GiB: as measured; GiB is the highest rank's memory on the GPU, or its tensors in RAM "
-        "on the CPU; of a training, of the fullest GPU, or all ranks' RAM.",
+        "on the CPU; of a training, of the fullest GPU, or all ranks' RAM; of a dry run, as it says.",
         style="dim",
     )
 
@@ -118,6 +118,8 @@ def _figures(result: Mapping[str, Any]) -> tuple[str, str]:
     if "peaks" in result:  # of a whole training
         peaks, speed = result["peaks"], result.get("tokens_per_s")
         return rate(speed) if speed else "-", gib(peaks["device_bytes"] or peaks["host_bytes"])
+    if "peak" in result:  # of a dry run
+        return "-", gib(result["peak"]["device_bytes_per_gpu"])
     ranks = result.get("ranks") or []
     steps = [sorted(step["total_s"] for step in report["steps"]) for report in ranks if report.get("steps")]
     slowest = max((times[len(times) // 2] for times in steps), default=0.0)
