@@ -51,6 +51,10 @@ standard: transformers' `ForCausalLMLoss`: upcast to fp32 (2 + 4), log-softmax (
 by their gradient.
 """
 
+SOFTCAP_PASSES = (6, 7)
+"""Times that soft-capped logits cross memory, forward and backward: divided, tanh, multiplied, each read and written;
+on the way back the tanh's result is read too (transformers 5.23 modeling_gemma2.py)."""
+
 OPTIMIZER_PASSES_BYTES = 36
 """Bytes per updated parameter of a DeepSpeed step on the GPU, beside the optimizer's states (read and written once
 each).
@@ -179,4 +183,9 @@ def loss_bytes(model: ModelShape, workload: Workload, micro_batch: int) -> tuple
         return 0.0, 0.0
     logits = micro_batch * workload.seq_len * model.vocab_size
     forward, backward = LOGIT_BYTES[workload.loss]
+    if model.logit_softcap and workload.loss == "standard":
+        forward, backward = (
+            forward + SOFTCAP_PASSES[0] * workload.weight_bytes,
+            backward + SOFTCAP_PASSES[1] * workload.weight_bytes,
+        )
     return float(forward * logits), float(backward * logits)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from ..estimate import TimeEstimate, TimeTerm
 from ..hardware.cluster import Cluster
 from ..hardware.host_defaults import assumed_of_host
+from ..memory.activations.layer_variants import with_offered_attention
 from ..memory.trainable import tensor_set
 from ..models.model_shape import ModelShape
 from ..optimizers import optimizer
@@ -48,7 +49,7 @@ def estimate_time(
     Not covered: data loading, evaluation, checkpoints and logging; pipeline, tensor and sequence parallelism; GPUs that
     throttle or are shared.
     """
-    step = _Step(model, workload, cluster, plan, software)
+    step = _Step(model, with_offered_attention(model, workload), cluster, plan, software)
     return TimeEstimate(
         terms=tuple(term for term in step.terms() if term.seconds or term.hidden_s),
         tokens_per_step=(

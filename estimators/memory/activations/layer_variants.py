@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
-from ...models.model_shape import Block
+from ...models.model_shape import Block, ModelShape
+from ...workload import Workload
 from .norms import NormVariant
 
 
@@ -123,3 +125,10 @@ VARIANTS: Mapping[str, LayerVariant] = {
 def layer_variant(model_type: str, block: Block) -> LayerVariant:
     """The variant of a model type; Llama's, or GPT's for a LayerNorm, where it has no entry of its own."""
     return VARIANTS.get(model_type, LLAMA if block.norm == "rms" else GPT)
+
+
+@lru_cache(maxsize=64)
+def with_offered_attention(model: ModelShape, workload: Workload) -> Workload:
+    """The workload with the attention that runs: eager where the model's class does not offer what is asked."""
+    offered = all(workload.attention in layer_variant(model.model_type, block).kernels for block in model.blocks)
+    return workload if offered else replace(workload, attention="eager")
