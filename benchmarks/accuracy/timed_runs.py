@@ -28,7 +28,7 @@ from ds_advise.estimators.time.step_time import estimate_time
 from ds_advise.estimators.workload import AttentionKernel, LossKernel, Method, Precision, Workload
 
 from .. import seed_ranking
-from .schedules import read_schedule
+from ..schedule_files import read_schedule
 
 DATA = Path(__file__).parents[1] / "data"
 LEFT_OUT = DATA / "speed_left_out.csv"

@@ -15,8 +15,8 @@ from ds_advise.advisor.question.model_source import load_config
 from ds_advise.probes.dry_run import DryRunResult, dry_run
 from ds_advise.probes.run import Run
 
-from ..accuracy.schedules import write_schedule
 from ..accuracy.timed_runs import SCHEDULES, TimedRun, read_runs, schedule_file
+from ..schedule_files import write_schedule
 
 CHOSEN = {
     "seed 000": ("7", "9", "11", "12", "13", "14"),

@@ -33,8 +33,8 @@ from ds_advise.estimators.schedule.play import play
 from ds_advise.estimators.schedule.recorded import Schedule
 from ds_advise.estimators.time.step_time import estimate_time
 
-from ..accuracy.schedules import read_schedule, write_schedule
 from ..document import put
+from ..schedule_files import read_schedule, write_schedule
 from .cases import GRID, SPECIAL, spread
 from .compare import Setting
 from .forked_dry_runs import answers
