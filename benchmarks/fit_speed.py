@@ -103,6 +103,8 @@ CONSTANTS = (
     Constant(name="FSDP_VISIT_S", modules=(host_time,), prior=700e-6),
     Constant(name="ZERO3_VISIT_S", modules=(host_time,), prior=700e-6),
     Constant(name="DRAM_SHARE", modules=(offload_time,), prior=0.4, largest=1.0),
+    Constant(name="CORE_BYTES_PER_S", modules=(offload_time,), prior=10e9),
+    Constant(name="CONTENTION_EXPONENT", modules=(offload_time,), prior=0.5, largest=1.0),
 )
 
 

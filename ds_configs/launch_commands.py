@@ -8,12 +8,34 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..estimators.hardware.cluster import Cluster
+from ..estimators.hardware.host_defaults import cpu_cores, threads_per_rank
 from ..estimators.workload import Framework
 
 Launcher = Literal["deepspeed", "torchrun", "accelerate"]
 
 ALLOCATOR_SETTING = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 """The environment variable that the memory figures rest on: segments that grow lose almost nothing to fragmentation."""
+
+
+def threads_setting(cluster: Cluster) -> str:
+    """`OMP_NUM_THREADS=...`: an equal part of a node's cores for each rank; the user's own value stays.
+
+    Where the cores are not known, the shell of the node counts them.
+    """
+    if cluster.cpu_cores_per_node is not None:
+        return f"OMP_NUM_THREADS={threads_per_rank(cluster)}"
+    return f"OMP_NUM_THREADS=${{OMP_NUM_THREADS:-$(($(nproc) / {cluster.gpus_per_node}))}}"
+
+
+def unset_threads(launcher: Launcher, cluster: Cluster) -> int:
+    """Threads of each rank where nobody sets OMP_NUM_THREADS.
+
+    torchrun sets 1 for several ranks on a node (torch 2.13 distributed/run.py), accelerate always (1.15
+    commands/launch.py); the deepspeed launcher sets none (0.19.8 launcher/launch.py), and every rank takes all cores.
+    """
+    one = launcher == "accelerate" or (launcher == "torchrun" and cluster.gpus_per_node > 1)
+    return 1 if one else cpu_cores(cluster)
+
 
 PORT = 29500
 """torch's default rendezvous port."""
@@ -68,6 +90,7 @@ def launcher_words(
     rendezvous: Rendezvous | None = None,
     port: int | None = None,
     program: Sequence[str] | None = None,
+    bind_cores: bool = False,
 ) -> list[str]:
     """The words of the command that starts `target` (a script or module and its arguments) on every rank.
 
@@ -75,6 +98,8 @@ def launcher_words(
     rendezvous:  of several nodes. "hostfile" needs the deepspeed launcher, which also knows no other, "slurm" torchrun.
     port:        on one node, in place of the launcher's default. program: how the launcher is called (default
         `PROGRAMS`).
+    bind_cores:  the deepspeed launcher ties each rank to its part of the cores, which needs numactl, and sets
+        OMP_NUM_THREADS to it; no effect on the others.
     """
     call = list(PROGRAMS[launcher] if program is None else program)
     nodes, gpus = cluster.nodes, cluster.gpus_per_node
@@ -94,7 +119,8 @@ def launcher_words(
     else:
         place = _options(nnodes=nodes, nproc_per_node=gpus, node_rank=rendezvous.node_rank)
         place += _options(master_addr=rendezvous.address, master_port=rendezvous.port)
-    return [*call, *place, *(["--module"] if is_module else []), *target]
+    bound = ["--bind_cores_to_rank"] if bind_cores and launcher == "deepspeed" else []
+    return [*call, *place, *bound, *(["--module"] if is_module else []), *target]
 
 
 def _accelerate_place(cluster: Cluster, rendezvous: Rendezvous | None, port: int | None) -> list[str]:
@@ -123,24 +149,37 @@ def shell_line(words: Sequence[str]) -> str:
 
 
 def launch_commands(
-    cluster: Cluster, *, script: str = "train.py", config_path: str = "ds_config.json", framework: Framework
+    cluster: Cluster,
+    *,
+    script: str = "train.py",
+    config_path: str = "ds_config.json",
+    framework: Framework,
+    sets_threads: bool = False,
+    bind_cores: bool = False,
 ) -> dict[str, list[str]]:
     """Shell lines by launcher: `deepspeed`, `torchrun` and `accelerate`; each list is run from top to bottom.
 
     On one node each is one line. On several, `deepspeed` is started once and reaches the nodes of a hostfile by ssh; a
     comment line says what stands in that. The other launchers are started on every node, with MASTER_ADDR set to the
     first node's address and NODE_RANK to the node's number from 0. accelerate is for "hf" only.
+
+    sets_threads: the nodes that are reached by ssh get `threads_setting`, which passes no variables on; elsewhere it is
+        expected in the environment. bind_cores: see `launcher_words`; on one node alone.
     """
     target = [script, *config_arguments(framework, config_path)]
     by_ssh, by_hand, before = None, None, []
     if cluster.nodes > 1:
         by_ssh, by_hand = Rendezvous(kind="hostfile"), Rendezvous(kind="static")
+        settings = [ALLOCATOR_SETTING, *([threads_setting(cluster)] if sets_threads else [])]
         before = [
             f"# hostfile names the nodes, one a line: node-0 slots={cluster.gpus_per_node}",
-            f"echo {ALLOCATOR_SETTING} >> .deepspeed_env",
+            *(f"echo {setting} >> .deepspeed_env" for setting in settings),
         ]
+    by_deepspeed = launcher_words(
+        "deepspeed", cluster, target, rendezvous=by_ssh, bind_cores=bind_cores and cluster.nodes == 1
+    )
     commands = {
-        "deepspeed": [*before, shell_line(launcher_words("deepspeed", cluster, target, rendezvous=by_ssh))],
+        "deepspeed": [*before, shell_line(by_deepspeed)],
         "torchrun": [shell_line(launcher_words("torchrun", cluster, target, rendezvous=by_hand))],
     }
     if framework == "hf":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,15 +101,29 @@ def cpu_cores(root: Path = Path("/")) -> int:
     return cores if quota is None else min(cores, max(1, int(quota)))
 
 
+def chosen_threads() -> int | None:
+    """Threads of each rank that the user chose by OMP_NUM_THREADS, None where nothing is chosen."""
+    chosen = os.environ.get("OMP_NUM_THREADS", "")
+    return int(chosen) if chosen.isdigit() and int(chosen) else None
+
+
 def threads_of_a_rank(ranks: int) -> int:
-    """Threads of each of `ranks` processes that share the cores: what OMP_NUM_THREADS says, or an equal part of the
-    cores.
+    """Threads of each of `ranks` processes that share the cores: the user's choice, or an equal part of the cores.
 
     Left alone, every process takes all cores, and threads that wait for each other at the end of every operation then
     wait for their turn on a core as well: several times slower, and never twice the same.
     """
-    chosen = os.environ.get("OMP_NUM_THREADS", "")
-    return int(chosen) if chosen.isdigit() and int(chosen) else max(1, cpu_cores() // ranks)
+    return chosen_threads() or max(1, cpu_cores() // ranks)
+
+
+def can_bind_cores(ranks: int) -> bool:
+    """Whether the deepspeed launcher's `--bind_cores_to_rank` works here: numactl is there, and this process may use
+    every core, since that option counts the machine's and hands them out in order (deepspeed 0.19.8 utils/numa.py)."""
+    import psutil
+
+    physical = psutil.cpu_count(logical=False) or 0
+    whole = hasattr(os, "sched_getaffinity") and cpu_cores() == (psutil.cpu_count() or 0)
+    return physical >= ranks and whole and "KMP_AFFINITY" not in os.environ and shutil.which("numactl") is not None
 
 
 def mount_point(path: str | Path) -> str:

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 
 from ...ds_configs.launch_commands import LAUNCHER_MODULES, config_arguments, launcher_words, shell_line
+from ...probes.this_machine import can_bind_cores
 from .environment import environment_of
 from .request import LaunchRequest
 
@@ -21,11 +22,12 @@ def launch_line(request: LaunchRequest, *, port: int | None = None) -> list[str]
     by_ssh = request.rendezvous is not None and request.rendezvous.kind == "hostfile"
     by_launcher = request.launcher == "accelerate" and request.passes_config
     by_script = request.passes_config and not by_launcher
-    variables = [word for name, value in environment_of(request).items() for word in ("--set", f"{name}={value}")]
+    variables = environment_of(request)
+    settings = [word for name, value in variables.items() for word in ("--set", f"{name}={value}")]
     target = [
         f"{__package__}.ranks.rank",
         *("--folder", str(request.folder)),
-        *(variables if by_ssh else []),
+        *(settings if by_ssh else []),
         *(["--is-module"] if script.is_module else []),
         script.target,
         *script.arguments,
@@ -40,6 +42,10 @@ def launch_line(request: LaunchRequest, *, port: int | None = None) -> list[str]
         port=port,
         config_path=config_path if by_launcher else None,
         program=[sys.executable, "-m", LAUNCHER_MODULES[request.launcher]],
+        # It sets OMP_NUM_THREADS over what is in the environment, so only where the user has not chosen it.
+        bind_cores="OMP_NUM_THREADS" in variables
+        and not request.rendezvous
+        and can_bind_cores(run.cluster.gpus_per_node),
     )
 
 

@@ -24,22 +24,39 @@ _OFF = ("", "0", "false", "no")
 def environment_of(request: LaunchRequest, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables that are set for the ranks; what the user's `environment` has already is left alone.
 
-    PYTORCH_CUDA_ALLOC_CONF: the setting that the memory figures rest on (torch >= 2.9 also reads PYTORCH_ALLOC_CONF).
+    DS_ACCELERATOR, CUDA_VISIBLE_DEVICES: training on the CPU does not touch a GPU, whatever the user has set.
+    """
+    forced = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""} if request.device == "cpu" else {}
+    wanted = _wanted(request)
+    if "PYTORCH_ALLOC_CONF" in environment:  # torch >= 2.9 reads it too
+        wanted.pop("PYTORCH_CUDA_ALLOC_CONF", None)
+    return forced | {name: value for name, value in wanted.items() if name not in environment}
+
+
+def kept_settings(request: LaunchRequest, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """A phrase for each variable of the user's that stays although the plan wants another value."""
+    return [
+        f"{name}={environment[name]} (instead of {value})"
+        for name, value in _wanted(request).items()
+        if environment.get(name, value) != value
+    ]
+
+
+def _wanted(request: LaunchRequest) -> dict[str, str]:
+    """What the plan needs.
+
+    PYTORCH_CUDA_ALLOC_CONF: the setting that the memory figures rest on.
     OMP_NUM_THREADS: an equal part of the cores for each rank where the CPU computes, that is on the CPU and for CPU
     Adam. torchrun would set 1, with which CPU Adam takes as many times longer as there are idle cores.
-    DS_ACCELERATOR, CUDA_VISIBLE_DEVICES: training on the CPU does not touch a GPU, whatever the user has set.
     """
     zero = request.run.config.get("zero_optimization")
     offload = zero.get("offload_optimizer") if isinstance(zero, dict) else None
     offloads_optimizer = isinstance(offload, dict) and offload.get("device", "none") != "none"
     on_cpu = request.device == "cpu"
-    wanted: dict[str, str] = {}
-    if not on_cpu and "PYTORCH_ALLOC_CONF" not in environment:
-        wanted = dict([ALLOCATOR_SETTING.split("=")])
+    wanted = {} if on_cpu else dict([ALLOCATOR_SETTING.split("=")])
     if on_cpu or offloads_optimizer:
         wanted["OMP_NUM_THREADS"] = str(max(1, cpu_cores() // request.run.cluster.gpus_per_node))
-    forced = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""} if on_cpu else {}
-    return forced | {name: value for name, value in wanted.items() if name not in environment}
+    return wanted
 
 
 def costly_switches(environment: Mapping[str, str] = os.environ) -> list[str]:

@@ -11,7 +11,7 @@ from ...estimators.errors import WorkloadError
 from ..terminal.output import Output
 from .attempts import Attempts, make_attempts
 from .check import How, Objection, objections, prediction_of
-from .environment import environment_of
+from .environment import environment_of, kept_settings
 from .fallback import next_launch
 from .question.script_arguments import ScriptArguments
 from .request import LaunchRequest
@@ -43,6 +43,8 @@ def run_session(
     variables = environment_of(request)
     if variables:
         output.say("sets " + " ".join(f"{name}={value}" for name, value in variables.items()))
+    if kept := kept_settings(request):
+        output.say("keeps " + ", ".join(kept))
     if check is not None:
         against = _objections(request, check, output.say)
         if against:

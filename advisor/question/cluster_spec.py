@@ -120,7 +120,7 @@ def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
 
 
 def _this_machine() -> Cluster:
-    from ...probes.this_machine import cpu_cores, host_memory_bytes, visible_gpus
+    from ...probes.this_machine import chosen_threads, cpu_cores, host_memory_bytes, visible_gpus
 
     found = visible_gpus()
     kinds = {gpu.name for gpu in found}
@@ -137,6 +137,7 @@ def _this_machine() -> Cluster:
         gpu=gpu,
         host_memory_bytes_per_node=host_memory_bytes(),
         cpu_cores_per_node=cpu_cores(),
+        threads_per_rank=chosen_threads(),
         is_this_machine=True,
     )
 

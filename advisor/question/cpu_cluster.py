@@ -10,7 +10,7 @@ from ...estimators.time.collective_time import LINK_SHARE
 from ...estimators.time.offload_time import PINNED_SHARE
 from ...estimators.time.roofline import BEST_OF_PEAK
 from ...probes.machine import cpu_model
-from ...probes.this_machine import cpu_cores, host_memory_bytes
+from ...probes.this_machine import chosen_threads, cpu_cores, host_memory_bytes
 from .measured_hardware import STREAM_SHARE, measured_hardware, node_figures
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ def cpu_cluster(ranks: int, memory_limit_bytes: int | None = None) -> Cluster:
         gpu=gpu,
         host_memory_bytes_per_node=ram,
         cpu_cores_per_node=cores,
+        threads_per_rank=chosen_threads(),
         dram_bytes_per_s_per_node=MEMORY_BYTES_PER_S,
         is_this_machine=True,
         assumptions=assumed,

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 
 from rich.console import Console
 
-from ...ds_configs.launch_commands import ALLOCATOR_SETTING, launch_commands
+from ...ds_configs.launch_commands import ALLOCATOR_SETTING, Launcher, launch_commands, threads_setting
 from ...ds_configs.training_arguments import training_arguments, training_arguments_snippet
 from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware.host_defaults import cpu_cores
 from ...estimators.workload import Workload
-from ...probes.this_machine import threads_of_a_rank
+from ...probes.this_machine import can_bind_cores
 from ..terminal.lines import blank, copyable, sentence
+from ..terminal.units import times
+from .candidate import Candidate
+from .reasons import slower_with, slower_without_threads
 from .recommendation import Recommendation
+
+NOTED = 1.05
+"""Threads that make a step so many times longer or shorter are worth a line; less is beyond the prediction."""
 
 _ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
 _TORCH_DTYPE = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
@@ -52,16 +60,50 @@ def render_next_steps(answer: Recommendation, config_path: str, console: Console
         sentence(console, f"Before the start{where} (fragmentation can take a quarter more without it):")
         copyable(console, [f"export {ALLOCATOR_SETTING}"])
     if question.cluster.gpu.is_cpu:
-        threads = threads_of_a_rank(question.cluster.gpus_per_node)
         sentence(console, "Before the start (or else DeepSpeed looks for a GPU, and every rank takes all cores):")
-        copyable(console, [f"export DS_ACCELERATOR=cpu OMP_NUM_THREADS={threads}"])
-    commands = launch_commands(question.cluster, config_path=config_path, framework=workload.framework)
+        copyable(console, [f"export DS_ACCELERATOR=cpu {threads_setting(question.cluster)}"])
+    slower = slower_without_threads(question, answer.recommended)
+    sets_threads = any(max(ratio, 1 / ratio) > NOTED for ratio in slower.values())
+    if sets_threads and not question.cluster.gpu.is_cpu:
+        _threads(answer, answer.recommended, slower, console)
+    commands = launch_commands(
+        question.cluster,
+        config_path=config_path,
+        framework=workload.framework,
+        sets_threads=sets_threads,
+        bind_cores=sets_threads and _binds_cores(question.cluster),
+    )
     everywhere = " and ".join(launcher for launcher in commands if launcher != "deepspeed")
     sentence(console, f"Start it with one of{f' ({everywhere} on every node)' if question.cluster.nodes > 1 else ''}:")
     for command in commands.values():
         copyable(console, command)
     sentence(console, "Or have ds-advise see it fit, start it and watch it:")
     copyable(console, [f"ds-advise launch {shlex.quote(config_path)}{_place(question.cluster)} -- train.py"])
+
+
+def _binds_cores(cluster: Cluster) -> bool:
+    """Whether the deepspeed launcher is told to bind cores: on this machine, where that works and the user has not
+    chosen the threads."""
+    return cluster.is_this_machine and cluster.threads_per_rank is None and can_bind_cores(cluster.gpus_per_node)
+
+
+def _threads(answer: Recommendation, chosen: Candidate, slower: Mapping[Launcher, float], console: Console) -> None:
+    """The threads that the optimizer's step on the host has, and what a step takes with others."""
+    cluster = answer.question.cluster
+    if cluster.threads_per_rank is not None:
+        part = max(1, cpu_cores(cluster) // cluster.gpus_per_node)
+        ratio = 1 / slower_with(answer.question, chosen, part)
+        worth = f"; with {part}, the cores per rank, a step would be {times(ratio)} as fast" if ratio > NOTED else ""
+        sentence(console, f"OMP_NUM_THREADS={cluster.threads_per_rank} is set here and stays{worth}.")
+        return
+    by_cost: dict[str, list[str]] = {}
+    for launcher, ratio in slower.items():
+        if ratio > NOTED:
+            by_cost.setdefault(times(ratio), []).append(launcher)
+    costs = [f"{cost} as long with {' or '.join(launchers)}" for cost, launchers in by_cost.items()]
+    where = " on every node" if cluster.nodes > 1 else ""
+    sentence(console, f"And for the optimizer on the host{where} (without it a step takes {', '.join(costs)}):")
+    copyable(console, [f"export {threads_setting(cluster)}"])
 
 
 def _place(cluster: Cluster) -> str:

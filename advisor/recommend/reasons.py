@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
+from ...ds_configs.launch_commands import PROGRAMS, Launcher, unset_threads
 from ...estimators.estimate import TimeEstimate
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.plan import RUNGS
 from ...estimators.time.speed_spread import ratio_spread
+from ...estimators.time.step_time import estimate_time
 from ..question.question import MAX_TOKENS_PER_STEP, Question
 from ..terminal.units import count, gib, percent, rate, times
 from ..terminal.words import component_title, device_word
@@ -97,6 +100,23 @@ def time_shares(time: TimeEstimate) -> tuple[tuple[str, float], ...]:
     """(term, share of the step), largest first."""
     shares = [(name, taken / time.step_s) for name, taken in time.components.items() if taken > 0]
     return tuple(sorted(shares, key=lambda pair: -pair[1]))
+
+
+def slower_without_threads(question: Question, chosen: Candidate) -> dict[Launcher, float]:
+    """How many times as long the plan's step takes by launcher where nobody sets OMP_NUM_THREADS, against the threads
+    that it is predicted with. Empty where the optimizer steps on the device."""
+    if chosen.plan.offload_optimizer == "none":
+        return {}
+    launchers = [name for name in PROGRAMS if name != "accelerate" or question.workload.framework == "hf"]
+    return {name: slower_with(question, chosen, unset_threads(name, question.cluster)) for name in launchers}
+
+
+def slower_with(question: Question, chosen: Candidate, threads_per_rank: int) -> float:
+    """The plan's step with so many threads for each rank, over that with those it is predicted with."""
+    cluster = replace(question.cluster, threads_per_rank=threads_per_rank)
+    model, workload = question.model, question.workload
+    predicted = estimate_time(model, workload, question.cluster, chosen.plan)
+    return estimate_time(model, workload, cluster, chosen.plan).step_s / predicted.step_s
 
 
 def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:

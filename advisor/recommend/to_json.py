@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ...ds_configs.launch_commands import threads_setting
+from ...estimators.hardware.host_defaults import threads_per_rank
+from ..question.question import Question
 from .candidate import Candidate
+from .reasons import slower_without_threads
 from .recommendation import Recommendation
 
 if TYPE_CHECKING:
@@ -49,6 +53,7 @@ def json_form(answer: Recommendation, *, all_candidates: bool = False) -> dict[s
         "candidates": [candidate_json(candidate) for candidate in shown],
         "ladder": [{"rung": step.rung, "fits": step.fits, "reason": step.reason} for step in answer.ladder],
         "recommended": None if answer.recommended is None else candidate_json(answer.recommended),
+        "host_threads": None if answer.recommended is None else _host_threads(question, answer.recommended),
         "reasons": list(answer.reasons),
         "doubts": list(answer.doubts),
         "assumptions": list(answer.assumptions),
@@ -67,6 +72,18 @@ def json_form(answer: Recommendation, *, all_candidates: bool = False) -> dict[s
         },
         "earlier_probes": [_probed_plan(probe) for probe in answer.past_probes],
         "files": list(answer.files),
+    }
+
+
+def _host_threads(question: Question, chosen: Candidate) -> dict[str, Any] | None:
+    """The threads that the step on the host is predicted with, and what the launchers' own choices cost."""
+    slower = slower_without_threads(question, chosen)
+    if not slower:
+        return None
+    return {
+        "threads_per_rank": threads_per_rank(question.cluster),
+        "setting": threads_setting(question.cluster),
+        "step_times_without": slower,
     }
 
 

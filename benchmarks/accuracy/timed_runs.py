@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 
 from ds_advise.advisor.question.cluster_spec import parse_cluster
 from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.host_defaults import cpu_cores
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import ModelShape
@@ -152,7 +153,7 @@ def _seed_run(row: dict[str, str]) -> TimedRun:
         name=row["row"],
         group=row["group"] if row["ranked"] == "yes" else "",
         model=model,
-        cluster=seed_ranking.cluster_of(row),
+        cluster=_as_started(seed_ranking.cluster_of(row), source, row["row"]),
         workload=seed_ranking.workload_of(row),
         plan=plan,
         software=Software(),
@@ -168,6 +169,20 @@ def _seed_run(row: dict[str, str]) -> TimedRun:
 def _left_out() -> dict[tuple[str, str], float]:
     with LEFT_OUT.open(newline="", encoding="utf-8") as file:
         return {(row["source"], row["row"]): float(row["left_out_s"]) for row in csv.DictReader(file)}
+
+
+@cache
+def _threads() -> dict[tuple[str, str], str]:
+    with (DATA / "threads_per_rank.csv").open(newline="", encoding="utf-8") as file:
+        return {(row["source"], row["row"]): row["threads"] for row in csv.DictReader(file)}
+
+
+def _as_started(cluster: Cluster, source: str, row: str) -> Cluster:
+    """The cluster with the threads that each rank had, where the source says how it was started: a number, or all."""
+    threads = _threads().get((source, row)) or _threads().get((source, ""))
+    if threads is None:
+        return cluster
+    return replace(cluster, threads_per_rank=cpu_cores(cluster) if threads == "all" else int(threads))
 
 
 @cache
@@ -211,6 +226,7 @@ def _run(row: dict[str, str]) -> TimedRun:
         )
     plan = replace(plan, **_settings(row["plan"]))
     cluster = parse_cluster(row["gpus"], interconnect=row["interconnect"] or None)
+    cluster = _as_started(cluster, row["source"], row["row"])
     samples = plan.micro_batch_size * plan.gradient_accumulation_steps * cluster.world_size
     tokens, value = samples * workload.seq_len, float(row["value"])
     measured = {

@@ -67,11 +67,14 @@ class Cluster:
     cpu_cores_per_node: int | None = None
     host_score_s: float | None = None
     """The measured single-thread score of a core (`probes/host_time/score.py`): fewer seconds are faster."""
+    threads_per_rank: int | None = None
+    """Threads that each rank computes with on the host, as the training is started (OMP_NUM_THREADS). None: an equal
+    part of the node's cores, which the printed commands and `launch` set where it counts."""
     dram_bytes_per_s_per_node: float | None = None
     nvme_read_bytes_per_s_per_node: float | None = None
     nvme_write_bytes_per_s_per_node: float | None = None
     cpu_adam_parameters_per_s_per_node: float | None = None
-    """The measured rate of DeepSpeedCPUAdam with fp32 states on all cores together."""
+    """The measured rate of DeepSpeedCPUAdam with fp32 states on all cores together, by one process."""
     collective_call_s: float | None = None
     """The measured time of one collective over all ranks that carries next to nothing; not used for several nodes."""
     all_reduce_bytes_per_s: float | None = None

@@ -37,6 +37,10 @@ def host_score_s(cluster: Cluster) -> float:
     return cluster.host_score_s or HOST_SCORE_S
 
 
+def threads_per_rank(cluster: Cluster) -> int:
+    return cluster.threads_per_rank or max(1, cpu_cores(cluster) // cluster.gpus_per_node)
+
+
 def nvme_read_bytes_per_s(cluster: Cluster) -> float:
     return cluster.nvme_read_bytes_per_s_per_node or NVME_READ_BYTES_PER_S
 

@@ -10,11 +10,26 @@ Bytes per trained parameter (deepspeed 0.19.8, n = accumulation steps, e = bytes
     all                 updated weight to the GPU: e up, unless parameters are offloaded too
     offload_param       weights to the GPU: e up in every pass that gathers
 
+Stage 3 cuts every gradient among all ranks, so their copies run side by side. Stages 1 and 2 cut the flat vector of all
+gradients: a reduced bucket of b elements belongs to few ranks, often to one, whose copies go into the stream that
+reduces the next bucket, for which all others wait (`reduce_ipg_grads`). There the ranks follow each other:
+
+    elements copied in turn = Pt min(1, Pr / b)            Pt trained, Pr those of one rank, b at most Pt
+
 The host then steps its part, after the backward pass and beside nothing. It reads the gradient, the master and the
 states, and writes master and states; before that it unscales and clips the gradient (4 + 4), afterwards it casts the
 master to 16 bits (4 + 2):
 
     bytes = 12 + 2 * states + 14            42 for Adam
+
+    rate = min(busy cores * rate of a core, rate of the node) / contention
+    busy cores = min(cores, ranks * threads)
+    contention = max(1, ranks * threads / cores) ^ CONTENTION_EXPONENT
+
+The threads are those that each rank was started with: torchrun sets 1 for several ranks where OMP_NUM_THREADS is not
+set (torch 2.13 distributed/run.py), `accelerate launch` 1 always (accelerate 1.15 commands/launch.py), and the
+deepspeed launcher nothing, so that every rank takes all cores, unless `--bind_cores_to_rank` is given (deepspeed 0.19.8
+launcher/launch.py).
 
 On NVMe the states are read before that and written after it, 4 (master) + states each way and the gradient once each
 way (swap_tensor/partitioned_optimizer_swapper.py); nothing overlaps, because `pipeline_read` and `pipeline_write` are
@@ -24,7 +39,13 @@ off by default.
 from __future__ import annotations
 
 from ..hardware.cluster import Cluster
-from ..hardware.host_defaults import cpu_cores, dram_bytes_per_s, nvme_read_bytes_per_s, nvme_write_bytes_per_s
+from ..hardware.host_defaults import (
+    cpu_cores,
+    dram_bytes_per_s,
+    nvme_read_bytes_per_s,
+    nvme_write_bytes_per_s,
+    threads_per_rank,
+)
 from ..optimizers import optimizer
 from ..workload import Workload
 from .collective_time import PCIE3_BYTES_PER_S
@@ -38,39 +59,61 @@ GPUS_PER_UPLINK = 4
 
 DRAM_SHARE = 0.35
 """The share of the host's memory bandwidth that DeepSpeed's optimizer step reaches, all ranks together. Fitted with 200
-GB/s assumed.
+GB/s assumed: 70 GB/s, 0.6 s for 10^9 parameters of a node under Adam.
 
-Adam then takes 0.6 s for 10^9 parameters of a node. Whole published steps, less what the GPUs do, all on nodes of two
-sockets: about 0.54 (Qwen3-14B on 8 H200, DeepSpeed #8186), 0.66 with bound cores and 0.79 without (Qwen2.5-3B,
-DeepSpeed blogs/zenflow-corebinding), 0.7 (starcoder, stage 1, seed 002), about 1 (Llama-2-7B on 4 A100, DeepSpeed
-blogs/deepspeed-zenflow); and up to 2.5 with eight ranks whose threads are not bound (Llama-2-7B on 8 A800).
+What is left of published steps without what the GPUs and links do, all on nodes of two sockets, in s for 10^9: 0.54 and
+0.60 with two ranks bound to the cores of a socket each (Qwen2.5 on 2 A100, DeepSpeed blogs/zenflow-corebinding), about
+0.54 (Qwen3-14B on 8 H200, DeepSpeed #8186). Their memory could do three times as much by the data sheet; why the step
+does not, no source says.
 """
 
-CORE_BYTES_PER_S = 12e9
-"""What one core streams through Adam, the bound on machines with few cores. Assumed, for a server of some years ago:
-one core of an EPYC 9004 did 46 GB/s in DeepSpeedCPUAdam (deepspeed 0.19.8, 40 M parameters, 28 bytes each)."""
+CORE_BYTES_PER_S = 8.5e9
+"""What one core streams through the step on the host while the cores of other ranks do the same.
+
+From two sources with one thread for each of a node's eight ranks: 8.0 from starcoder with and without offload under
+stage 1 (A800, started with torchrun, seed 002), 8.8 from Llama-3-70B under stage 3 (H100, started with `accelerate
+launch`, DeepSpeed blogs/deepcompile). `python -m benchmarks.host_threads` measures it.
+"""
+
+CONTENTION_EXPONENT = 0.5
+"""How the step slows down with the threads that there are for each core. Fitted on two ranks that take all cores each,
+1.2 to 1.5 times slower than bound ones (DeepSpeed blogs/zenflow-corebinding and #7474), and on eight, 3.6 times
+(Llama-2-7B on 8 A800, where the launcher is not stated but no other explains 2.3 s for 10^9 parameters)."""
 
 ADAM_BYTES = 12 + 2 * 8
 """Bytes per parameter that DeepSpeedCPUAdam alone moves: gradient read, master and two states read and written. Its
 measured rate times this is the memory rate that the whole step on the host is given."""
 
 
-def host_link_s(cluster: Cluster, size_bytes: float, *, pinned: bool) -> float:
-    """Seconds for a GPU to move `size_bytes` to or from the host while its neighbours do the same."""
+def host_link_s(cluster: Cluster, size_bytes: float, *, pinned: bool, alone: float = 0.0) -> float:
+    """Seconds for a GPU to move `size_bytes` to or from the host while its neighbours do the same.
+
+    alone: the share of the bytes that it moves while they wait.
+    """
     rate = (cluster.gpu.pcie_bytes_per_s or PCIE3_BYTES_PER_S) * (PINNED_SHARE if pinned else PAGEABLE_SHARE)
-    if cluster.gpus_per_node > GPUS_PER_UPLINK:
-        rate /= 2
-    return size_bytes / rate
+    if cluster.gpu.is_cpu:  # a copy in the memory of which each rank was given its part
+        return size_bytes / rate * (1 - alone + alone / cluster.gpus_per_node)
+    sharing = 2 if cluster.gpus_per_node > GPUS_PER_UPLINK else 1
+    return size_bytes / rate * (alone + (1 - alone) * sharing)
 
 
 def cpu_step_s(cluster: Cluster, workload: Workload, trained_per_node: float) -> float:
     """Seconds of the optimizer's step on the host for the parameters that a node's ranks own together."""
     states = optimizer(workload.optimizer).cpu_state_bytes or 0.0
+    return trained_per_node * cpu_step_bytes(states) / cpu_step_bytes_per_s(cluster)
+
+
+def cpu_step_bytes_per_s(cluster: Cluster) -> float:
+    """Rate at which a node's ranks together step, with the threads that they have."""
+    cores = cpu_cores(cluster)
     if cluster.cpu_adam_parameters_per_s_per_node is not None:
-        rate = cluster.cpu_adam_parameters_per_s_per_node * ADAM_BYTES
+        together = cluster.cpu_adam_parameters_per_s_per_node * ADAM_BYTES
     else:
-        rate = min(dram_bytes_per_s(cluster) * DRAM_SHARE, cpu_cores(cluster) * CORE_BYTES_PER_S)
-    return trained_per_node * cpu_step_bytes(states) / rate
+        together = min(dram_bytes_per_s(cluster) * DRAM_SHARE, cores * CORE_BYTES_PER_S)
+    threads = cluster.gpus_per_node * threads_per_rank(cluster)
+    # Cores that reach more together than was assumed of each reach more alone.
+    core = max(CORE_BYTES_PER_S, together / cores)
+    return min(together, threads * core) / max(1.0, threads / cores) ** CONTENTION_EXPONENT
 
 
 def cpu_step_bytes(states: float) -> float:

@@ -302,12 +302,17 @@ class _Step:
     def _gradients_to_host(self) -> TimeTerm:
         stage, n, w = self.plan.zero_stage, self.micro_batches, self.element
         if stage == 3:
-            per_parameter, formula = 4 + 2 * w * n, "(4 + 2 w n) Pr / PCIe"
-        elif stage == 2 and n > 1:
-            per_parameter, formula = 4 + w * (2 * n - 1), "(4 + w (2 n - 1)) Pr / PCIe"
-        else:
-            per_parameter, formula = 4, "4 Pr / PCIe"
-        return self._pcie("gradients to host", per_parameter * self.trained_per_rank, formula, "w n Pr")
+            per_rank = (4 + 2 * w * n) * self.trained_per_rank
+            return self._pcie("gradients to host", per_rank, "(4 + 2 w n) Pr / PCIe", "w n Pr")
+        per_parameter, formula = 4, "4 Pt min(1, Pr / bucket) / PCIe"
+        if stage == 2 and n > 1:
+            per_parameter, formula = 4 + w * (2 * n - 1), "(4 + w (2 n - 1)) Pt min(1, Pr / bucket) / PCIe"
+        bucket = min(self.plan.reduce_bucket_size, self.trained)
+        alone = min(1.0, self.trained_per_rank / bucket)
+        in_turn = per_parameter * self.trained * alone
+        seconds = offload.host_link_s(self.cluster, in_turn, pinned=self.plan.pin_memory, alone=alone)
+        own = {"PCIe": in_turn / seconds, "bucket": bucket}
+        return self._term("gradients to host", "pcie", seconds, formula, "w n Pt Pr bucket PCIe", **own)
 
     def _optimizer(self) -> list[TimeTerm]:
         plan, cluster, ring = self.plan, self.cluster, self.ring

@@ -7,11 +7,12 @@ import json
 import os
 import shlex
 import stat
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ds_advise.ds_configs.launch_commands import launch_commands
+from ds_advise.ds_configs.launch_commands import Launcher, launch_commands, threads_setting, unset_threads
 from ds_advise.ds_configs.training_arguments import accelerate_config, training_arguments, training_arguments_snippet
 from ds_advise.ds_configs.write import write_config
 from ds_advise.estimators.errors import ConfigFileError
@@ -19,6 +20,7 @@ from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
+from ds_advise.probes.search_path import search_path
 
 ONE_NODE = Cluster(nodes=1, gpus_per_node=2, gpu=gpu_of_memory(24))
 FOUR_NODES = replace(ONE_NODE, nodes=4, gpus_per_node=8)
@@ -127,6 +129,50 @@ def test_commands_on_several_nodes() -> None:
         "train.py --deepspeed ds_config.json"
     ]
     assert "--num_machines 4 --num_processes 32 --machine_rank $NODE_RANK" in commands["accelerate"][0]
+
+
+def test_threads_are_set_where_the_optimizer_steps_on_the_host() -> None:
+    """Known cores are divided here, others by the shell; ssh passes no variables on, and binding needs one machine."""
+    known = replace(ONE_NODE, cpu_cores_per_node=9)
+    assert threads_setting(known) == "OMP_NUM_THREADS=4"
+    assert threads_setting(replace(known, threads_per_rank=3)) == "OMP_NUM_THREADS=3"
+    setting = threads_setting(FOUR_NODES)
+    lines = launch_commands(FOUR_NODES, framework="hf", sets_threads=True, bind_cores=True)["deepspeed"]
+    assert f"echo {setting} >> .deepspeed_env" in lines
+    assert "--bind_cores_to_rank" not in lines[-1]
+    bound = launch_commands(ONE_NODE, framework="hf", bind_cores=True)
+    assert ["--bind_cores_to_rank" in lines[0] for lines in bound.values()] == [True, False, False]
+
+
+@pytest.mark.parametrize("chosen", ["", "3"])
+def test_the_shell_divides_the_cores_unless_the_user_has_chosen(chosen: str) -> None:
+    """The setting for a node whose cores nobody told, run by a shell with one rank."""
+    environment = {"PATH": os.environ["PATH"]} | ({"OMP_NUM_THREADS": chosen} if chosen else {})
+    line = f"export {threads_setting(replace(ONE_NODE, gpus_per_node=1))}; echo $OMP_NUM_THREADS"
+    found = subprocess.run(["sh", "-c", line], env=environment, capture_output=True, check=True).stdout
+    assert int(found) == int(chosen or len(os.sched_getaffinity(0)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["deepspeed", "torchrun", "accelerate"])
+def test_launchers_give_each_rank_the_threads_that_are_expected(launcher: Launcher, tmp_path: Path) -> None:
+    """The printed command, run with two ranks: with the setting as said, without it as the step time assumes."""
+    cores = len(os.sched_getaffinity(0))
+    cluster = replace(ONE_NODE, cpu_cores_per_node=cores)
+    script, config = tmp_path / "train.py", tmp_path / "ds_config.json"
+    script.write_text("import torch; print(f'threads {torch.get_num_threads()}', flush=True)")
+    config.write_text('{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}')
+    command = launch_commands(cluster, script=str(script), config_path=str(config), framework="hf")[launcher][0]
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment |= {"DS_ACCELERATOR": "cpu", "PATH": search_path(), "MASTER_PORT": "29517"}
+    unset = unset_threads(launcher, cluster)
+    other = min(cores, 2) if unset == 1 else 1  # torch takes no more threads than there are cores
+    for setting, expected in ((None, unset), (str(other), other)):
+        given = environment if setting is None else environment | {"OMP_NUM_THREADS": setting}
+        done = subprocess.run(
+            shlex.split(command), env=given, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+        assert [line for line in done.stdout.splitlines() if "threads" in line] == [f"threads {expected}"] * 2, done
 
 
 @pytest.mark.parametrize("path", ["my runs/ds config.json", "it's.json", "$HOME/`x`.json"])

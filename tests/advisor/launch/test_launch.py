@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli import run
 from ds_advise.advisor.launch.check import objections, prediction_of
-from ds_advise.advisor.launch.environment import costly_switches, environment_of
+from ds_advise.advisor.launch.environment import costly_switches, environment_of, kept_settings
 from ds_advise.advisor.launch.fallback import next_launch
 from ds_advise.advisor.launch.other_plans import plans_that_fit
 from ds_advise.advisor.launch.question.framework import framework_of, launcher_of
@@ -215,6 +215,9 @@ def test_environment(folder: Path) -> None:
     given = {"OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "0"}
     on_cpu = environment_of(replace(request, device="cpu"), given)
     assert on_cpu == {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    few = str(cpu_cores() + 1)
+    assert kept_settings(offloading, {"OMP_NUM_THREADS": few}) == [f"OMP_NUM_THREADS={few} (instead of {cpu_cores()})"]
+    assert kept_settings(request, {"OMP_NUM_THREADS": few}) == []
 
 
 def test_switches_of_nccl_that_cost_speed() -> None:

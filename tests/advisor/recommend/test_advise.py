@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import ds_advise
 import pytest
+from ds_advise.advisor.advise import answer as answer_to
 from ds_advise.advisor.question.cluster_spec import parse_cluster
 from ds_advise.advisor.recommend.fit import MARGIN
+from ds_advise.advisor.recommend.next_steps import render_next_steps
 from ds_advise.advisor.recommend.recommendation import Recommendation
 from ds_advise.advisor.recommend.search import SAME_SPEED
 from ds_advise.advisor.recommend.to_json import json_form
 from ds_advise.advisor.recommend.what_if import gpus_argument
+from ds_advise.advisor.terminal.units import times
 from ds_advise.estimators.errors import DsAdviseError, WorkloadError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpus
 from ds_advise.estimators.optimizers import OPTIMIZERS
 from ds_advise.estimators.plan import RUNGS
+from ds_advise.estimators.time.step_time import estimate_time
+from rich.console import Console
 
 
 def ask(model: str, spec: str, **settings: object) -> Recommendation:
@@ -91,6 +97,40 @@ def test_json_holds_the_same_answer(answer: Recommendation) -> None:
         assert shown["step_seconds"] == pytest.approx(sum(shown["time_components"].values()))
     if answer.recommended is not None:
         assert form["recommended"] in form["candidates"]
+
+
+def printed(answer: Recommendation) -> str:
+    console = Console(file=io.StringIO(), width=80, highlight=False)
+    render_next_steps(answer, "ds_config.json", console)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_a_step_on_the_host_gets_its_threads_and_their_worth() -> None:
+    """The printed cost is that of the prediction with the launcher's own threads; no offload, no word of it."""
+    answer = ask("Qwen2.5-14B", "2x32GB")
+    told, form = printed(answer), json_form(answer)["host_threads"]
+    assert form["step_times_without"]["torchrun"] == form["step_times_without"]["accelerate"] > 1.05
+    assert f"{times(form['step_times_without']['torchrun'])} as long with torchrun or" in " ".join(told.split())
+    assert f"export {form['setting']}" in told
+    one_thread = replace(answer.question, cluster=replace(answer.question.cluster, threads_per_rank=1))
+    assert answer.recommended is not None
+    slow = estimate_time(one_thread.model, one_thread.workload, one_thread.cluster, answer.recommended.plan)
+    assert slow.step_s == pytest.approx(answer.recommended.time.step_s * form["step_times_without"]["torchrun"])
+    on_gpu = ask("Qwen2.5-0.5B", "2x24GB")
+    assert json_form(on_gpu)["host_threads"] is None
+    assert "OMP_NUM_THREADS" not in printed(on_gpu)
+
+
+def test_threads_that_the_user_chose_stay_and_are_priced() -> None:
+    """The speed is that of the chosen threads, and the answer says what the cores per rank would bring."""
+    question = ask("Qwen2.5-14B", "2x32GB").question
+    here = replace(question.cluster, is_this_machine=True, cpu_cores_per_node=32, threads_per_rank=1)
+    chosen, free = answer_to(replace(question, cluster=here)), answer_to(question)
+    assert chosen.recommended is not None and free.recommended is not None
+    assert chosen.recommended.tokens_per_s < free.recommended.tokens_per_s
+    told = " ".join(printed(chosen).split())
+    assert "OMP_NUM_THREADS=1 is set here and stays; with 16, the cores per rank, a step would be" in told
+    assert "export OMP_NUM_THREADS" not in told
 
 
 def test_a_larger_gpu_never_turns_a_fit_into_a_miss() -> None:

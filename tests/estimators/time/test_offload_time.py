@@ -1,0 +1,73 @@
+"""The optimizer's step on the host by the threads that each rank has, and gradients on their way there."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.models.catalogue import find
+from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.time.offload_time import (
+    ADAM_BYTES,
+    CONTENTION_EXPONENT,
+    CORE_BYTES_PER_S,
+    cpu_step_bytes_per_s,
+    host_link_s,
+)
+from ds_advise.estimators.time.step_time import estimate_time
+from ds_advise.estimators.workload import Workload
+from hypothesis import given
+from hypothesis import strategies as st
+
+MODEL, WORKLOAD = find("qwen2.5-7b"), Workload(seq_len=1024)
+PAIR, EIGHT = parse_cluster("2xRTX4090"), parse_cluster("8xA100-80GB")
+
+
+def rate(cluster: Cluster, threads: int | None) -> float:
+    return cpu_step_bytes_per_s(dataclasses.replace(cluster, threads_per_rank=threads))
+
+
+def gradients_s(cluster: Cluster, plan: Plan) -> float:
+    terms = estimate_time(MODEL, WORKLOAD, cluster, plan).terms
+    return math.fsum(term.seconds + term.hidden_s for term in terms if term.name == "gradients to host")
+
+
+@given(ranks=st.integers(1, 16), cores=st.integers(1, 256), threads=st.integers(1, 256))
+def test_no_other_number_of_threads_is_faster_than_an_equal_part_of_the_cores(
+    ranks: int, cores: int, threads: int
+) -> None:
+    """Fewer leave cores idle, more take turns; only the rest of a division may gain."""
+    cluster = dataclasses.replace(PAIR, gpus_per_node=ranks, cpu_cores_per_node=cores)
+    assert 0 < rate(cluster, threads) <= rate(cluster, None) * max(1.0, cores / (ranks * max(1, cores // ranks)))
+
+
+def test_one_thread_a_rank_is_as_fast_as_its_cores() -> None:
+    """torchrun's default: two ranks step with two of 32 cores."""
+    assert rate(PAIR, 1) == 2 * CORE_BYTES_PER_S < rate(PAIR, None)
+
+
+def test_ranks_that_take_all_cores_wait_for_each_other() -> None:
+    """The deepspeed launcher's default: eight ranks of 128 threads on 128 cores."""
+    assert rate(EIGHT, 128) == pytest.approx(rate(EIGHT, 16) / 8**CONTENTION_EXPONENT)
+    alone = dataclasses.replace(EIGHT, gpus_per_node=1)
+    assert rate(alone, cores := 32) == rate(alone, None), f"one rank may take all {cores}"
+
+
+def test_a_measured_rate_is_that_of_all_cores() -> None:
+    """Ranks that share the cores reach it together; with one thread each a core's part of it."""
+    measured = dataclasses.replace(PAIR, cpu_adam_parameters_per_s_per_node=20e9, cpu_cores_per_node=16)
+    assert rate(measured, None) == 20e9 * ADAM_BYTES
+    assert rate(measured, 1) == pytest.approx(20e9 * ADAM_BYTES / 8)
+
+
+def test_copies_of_stages_1_and_2_follow_each_other() -> None:
+    """A bucket smaller than a rank's part is copied by one rank while the others wait; stage 3 copies on all ranks."""
+    small = Plan(zero_stage=2, micro_batch_size=1, offload_optimizer="cpu", reduce_bucket_size=10**8)
+    whole = host_link_s(EIGHT, 4 * MODEL.parameters, pinned=True, alone=1.0)
+    assert gradients_s(EIGHT, small) == pytest.approx(whole)
+    at_once = dataclasses.replace(small, reduce_bucket_size=10**10)
+    assert gradients_s(EIGHT, at_once) < whole / 3
+    assert gradients_s(EIGHT, dataclasses.replace(small, zero_stage=3)) < whole
