@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..hardware.cluster import Cluster
-from ..hardware.host_defaults import cpu_cores, dram_bytes_per_s, nvme_read_bytes_per_s, nvme_write_bytes_per_s
+from ..hardware.host_defaults import nvme_read_bytes_per_s, nvme_write_bytes_per_s
 from ..time.collective_time import Ring, ring
-from ..time.offload_time import CORE_BYTES_PER_S, DRAM_SHARE, host_link_s
+from ..time.offload_time import cpu_step_bytes_per_s, host_link_s
 from ..time.roofline import attention_rate, memory_rate, product_rate, product_s
 from ..workload import Precision
 from .recorded import Kind, RecordedOperation
@@ -43,7 +43,7 @@ def duration_s(operation: RecordedOperation, cluster: Cluster) -> float:
     """Seconds of one operation. Raises ClusterError for a GPU without any published rate."""
     kind, size = operation.kind, operation.size_bytes
     if kind == "host":
-        return size * cluster.gpus_per_node / host_bytes_per_s(cluster)
+        return size * cluster.gpus_per_node / cpu_step_bytes_per_s(cluster)
     if kind in ("to host", "to device"):
         return host_link_s(cluster, size, pinned=operation.pinned)
     if kind == "collective":
@@ -53,11 +53,6 @@ def duration_s(operation: RecordedOperation, cluster: Cluster) -> float:
     if kind == "write":
         return size * cluster.gpus_per_node / nvme_write_bytes_per_s(cluster)
     return max(KERNEL_S, _kernel_s(operation, cluster))
-
-
-def host_bytes_per_s(cluster: Cluster) -> float:
-    """What the cores of a node stream through memory, all ranks together."""
-    return min(dram_bytes_per_s(cluster) * DRAM_SHARE, cpu_cores(cluster) * CORE_BYTES_PER_S)
 
 
 def _kernel_s(operation: RecordedOperation, cluster: Cluster) -> float:

@@ -386,6 +386,7 @@ BROKEN: dict[str, tuple[MachineFacts, str, str, str]] = {
     "quota": (facts(processor={"quota": 8.0}), "cores", "warning", "OMP_NUM_THREADS=4"),
     "few cores": (facts(processor={"usable": frozenset({0, 1})}), "cores", "warning", "2 cores for 2 ranks"),
     "bound": (facts(processor={"usable": frozenset(range(48))}), "cores", "note", "48 of 64"),
+    "too many threads": (environment(OMP_NUM_THREADS="64"), "threads", "warning", "export OMP_NUM_THREADS=32"),
     "far cores": (facts(processor={"usable": frozenset(range(32))}), "numa", "warning", "near GPU 1"),
     "no numactl": (facts(processor={"numactl": False}), "numa", "note", "apt-get install numactl"),
     "powersave": (facts(processor={"governor": "powersave"}), "governor", "note", "cpupower"),

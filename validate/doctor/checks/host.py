@@ -173,6 +173,19 @@ def cores(facts: MachineFacts) -> Iterator[DoctorFinding]:
         yield ok(f"{usable} cores")
 
 
+def threads(facts: MachineFacts) -> Iterator[DoctorFinding]:
+    """The ranks together start no more threads than there are cores."""
+    chosen = facts.environment.get("OMP_NUM_THREADS", "")
+    ranks = len(facts.graphics.gpus) if facts.graphics else 0
+    usable = len(facts.processor.usable) if facts.processor else 0
+    if chosen.isdigit() and ranks > 1 and usable >= ranks and int(chosen) * ranks > usable:
+        yield warning(
+            f"OMP_NUM_THREADS={chosen} for each of {ranks} ranks on {usable} cores",
+            "the ranks' threads take turns, and CPU Adam waits for the last of them",
+            f"export OMP_NUM_THREADS={usable // ranks}",
+        )
+
+
 def numa(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """Each rank can have the cores and the memory that are near its GPU."""
     if (processor := facts.processor) is None:
@@ -243,5 +256,5 @@ def port(facts: MachineFacts) -> Iterator[DoctorFinding]:
 
 
 MEMORY = (ram, memory_limit, swap, locked_memory, shared_memory, huge_pages, overcommit)
-PROCESSOR = (cores, numa, governor)
+PROCESSOR = (cores, threads, numa, governor)
 LIMITS = (open_files, own_name, port)
