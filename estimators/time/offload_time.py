@@ -113,7 +113,8 @@ def cpu_step_bytes_per_s(cluster: Cluster) -> float:
     threads = cluster.gpus_per_node * threads_per_rank(cluster)
     # Cores that reach more together than was assumed of each reach more alone.
     core = max(CORE_BYTES_PER_S, together / cores)
-    return min(together, threads * core) / max(1.0, threads / cores) ** CONTENTION_EXPONENT
+    contention: float = max(1.0, threads / cores) ** CONTENTION_EXPONENT
+    return min(together, threads * core) / contention
 
 
 def cpu_step_bytes(states: float) -> float:
