@@ -72,7 +72,8 @@ CORE_BYTES_PER_S = 8.5e9
 
 From two sources with one thread for each of a node's eight ranks: 8.0 from starcoder with and without offload under
 stage 1 (A800, started with torchrun, seed 002), 8.8 from Llama-3-70B under stage 3 (H100, started with `accelerate
-launch`, DeepSpeed blogs/deepcompile). `python -m benchmarks.host_threads` measures it.
+launch`, DeepSpeed blogs/deepcompile). A core of a Xeon at 2.5 GHz (AVX-512, virtual machine) does 7.7 alone (`python -m
+benchmarks.host_threads`).
 """
 
 CONTENTION_EXPONENT = 0.5
