@@ -19,6 +19,9 @@ class Software:
     attention_forward: float = 1.0
     """The speed of the flash kernel's forward pass against FlashAttention-2."""
     attention_backward: float = 1.0
+    own_attention: bool = False
+    """The model's code brings the attention that the workload names, whatever transformers' class offers
+    (llm-foundry's MPT)."""
     reentrant: bool = False
     """Checkpointing runs whole layers again (`flops`, rule 6)."""
 

@@ -251,6 +251,7 @@ def _run(row: dict[str, str]) -> TimedRun:
             fused_kernels=row["fused_kernels"] == "yes",
             attention_forward=kernel[0],
             attention_backward=kernel[1],
+            own_attention=row["attention"].startswith("flash"),
             reentrant=row["reentrant"] == "yes",
         ),
         measured_s=measured,

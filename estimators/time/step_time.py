@@ -49,7 +49,8 @@ def estimate_time(
     Not covered: data loading, evaluation, checkpoints and logging; pipeline, tensor and sequence parallelism; GPUs that
     throttle or are shared.
     """
-    step = _Step(model, with_offered_attention(model, workload), cluster, plan, software)
+    run_as = workload if software.own_attention else with_offered_attention(model, workload)
+    step = _Step(model, run_as, cluster, plan, software)
     return TimeEstimate(
         terms=tuple(term for term in step.terms() if term.seconds or term.hidden_s),
         tokens_per_step=(
