@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...estimators.hardware.cluster import Cluster, Gpu
 from ...estimators.time.collective_time import LINK_SHARE
 from ...estimators.time.offload_time import PINNED_SHARE
-from ...estimators.time.roofline import BEST_OF_PEAK
+from ...estimators.time.roofline import BEST_OF_PEAK, FP32_BEST_OF_PEAK
 from ...probes.machine import cpu_model
 from ...probes.this_machine import chosen_threads, cpu_cores, host_memory_bytes
 from .measured_hardware import STREAM_SHARE, measured_hardware, node_figures
@@ -64,7 +64,7 @@ def cpu_cluster(ranks: int, memory_limit_bytes: int | None = None) -> Cluster:
         fp16_flops_per_s=None,
         bf16_flops_per_s=bf16 / BEST_OF_PEAK,
         tf32_flops_per_s=None,
-        fp32_flops_per_s=fp32 / BEST_OF_PEAK,
+        fp32_flops_per_s=fp32 / FP32_BEST_OF_PEAK,
         gemm_bf16_flops_per_s=bf16,
         gemm_fp16_flops_per_s=None,
         memory_bytes_per_s=memory / STREAM_SHARE,

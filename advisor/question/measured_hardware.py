@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...estimators.hardware.cluster import Cluster, Gpu
 from ...estimators.time.collective_time import LINK_SHARE
 from ...estimators.time.offload_time import PINNED_SHARE
-from ...estimators.time.roofline import BEST_OF_PEAK
+from ...estimators.time.roofline import BEST_OF_PEAK, FP32_BEST_OF_PEAK
 from ...probes.store_path import anything_kept
 from ...probes.this_machine import mount_point
 from ..terminal.units import age
@@ -96,7 +96,7 @@ def _gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[str]]:
         changes |= {
             "bf16_flops_per_s": bf16 / BEST_OF_PEAK if bf16 else None,
             "fp16_flops_per_s": fp16 / BEST_OF_PEAK,
-            "fp32_flops_per_s": fp32 / BEST_OF_PEAK if fp32 else gpu.fp32_flops_per_s,
+            "fp32_flops_per_s": fp32 / FP32_BEST_OF_PEAK if fp32 else gpu.fp32_flops_per_s,
             "assumed": False,
         }
     return replace(gpu, **changes), names

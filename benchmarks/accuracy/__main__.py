@@ -26,9 +26,11 @@ def sections() -> list[Section]:
 
 def readme() -> str:
     """README.md as it ought to be."""
-    start = "| step time |"
-    lines = README.read_text(encoding="utf-8").splitlines(keepends=True)
-    return "".join([f"{time.readme_row()}\n" if line.startswith(start) else line for line in lines])
+    true = {"| step time |": time.readme_row(), "- Not judged:": time.readme_limit()}
+    lines = README.read_text(encoding="utf-8").splitlines()
+    for start, line in true.items():
+        lines = [line if old.startswith(start) else old for old in lines]
+    return "\n".join(lines) + "\n"
 
 
 def main() -> int:

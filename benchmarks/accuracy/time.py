@@ -112,6 +112,33 @@ def readme_row() -> str:
     )
 
 
+_NOT_JUDGED = {
+    "lengths or batches not stated": ("length", "batch", "packed"),
+    "activations offloaded": ("activations",),
+    "kernels, adapters or optimizers that no plan here has": (
+        "kernels",
+        "adapter",
+        "bitsandbytes",
+        "optimizer",
+        "torch.compile",
+    ),
+    "other parallelism": ("parallelism", "ZeRO++", "ZenFlow", "FSDP"),
+    "links that decide and are not stated": ("lanes",),
+}
+"""Words in the reasons of rows that are not predicted, by what README calls them; the first that is found counts."""
+
+
+def readme_limit() -> str:
+    """The line of README's limits that counts the published speeds which are not predicted."""
+    counts = dict.fromkeys([*_NOT_JUDGED, "others"], 0)
+    for _, rows, reason in _unused():
+        found = (name for name, words in _NOT_JUDGED.items() if any(word in reason for word in words))
+        counts[next(found, "others")] += int(rows)
+    listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+    reasons = "[docs/accuracy.md](docs/accuracy.md) has each reason"
+    return f"- Not judged: {sum(counts.values())} published speeds ({listed}); {reasons}."
+
+
 def _stated(runs: Sequence[TimedRun]) -> str:
     sizes = [abs(run.unseen_error) for run in runs]
     return f"median error {median(sizes):.0%}, 90th percentile {percentile_90(sizes):.0%}"

@@ -135,7 +135,11 @@ def score_bytes(model: ModelShape, block: Block, workload: Workload) -> tuple[in
         softmax_forward = (2 + 4 if fused_cast else (2 + 4) + (4 + 4)) + (4 + 2)
         softmax_backward = (2 + 4) + (4 + 4 + 2 if fused_cast else (4 + 4 + 4) + (4 + 2))
     dropout = 2 * e + 1 if block.attention_dropout else 0
-    return 6 * e + softmax_forward + dropout, 6 * e + softmax_backward + dropout
+    forward, backward = 6 * e + softmax_forward + dropout, 6 * e + softmax_backward + dropout
+    if model.model_type.startswith("deberta"):
+        # Two biases by position: gathered by 8-byte indices, divided, added up and to the scores.
+        forward, backward = forward + 2 * (8 + 4 * e) + 8 * e, backward + 2 * (8 + 4 * e)
+    return forward, backward
 
 
 def _adapter_bytes(tensor: Tensor, workload: Workload) -> int:
