@@ -19,7 +19,13 @@ from .options import COUNT, gpus, output_options, run_options
     "--ram", metavar="SIZE", help="Set the host RAM per node, such as 256GB; without it host memory is not checked."
 )
 @click.option("--rank", type=click.IntRange(min=0), help="Be this rank; by default the one whose GPU is the fullest.")
-@click.option("--iterations", type=COUNT, default=4, show_default=True, help="Run so many optimizer steps.")
+@click.option(
+    "--iterations",
+    type=COUNT,
+    default=4,
+    show_default=True,
+    help="Run at most so many optimizer steps; it stops when one repeats.",
+)
 @click.option(
     "--expandable-segments/--no-expandable-segments",
     default=True,

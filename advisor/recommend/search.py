@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...ds_configs.presets import plan_for
+from ...estimators.estimate import Estimate
 from ...estimators.estimate_plan import estimate_plan
 from ...estimators.hardware.cluster import Cluster
-from ...estimators.memory.plan_memory import unsupported
+from ...estimators.memory.plan_memory import estimate_memory, unsupported
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import RUNGS, Plan, Rung
+from ...estimators.time.step_time import estimate_time
 from ...estimators.workload import Workload
 from ..question.question import Question
 from .candidate import Candidate, LadderStep
@@ -28,11 +30,16 @@ COMFORTABLE = 0.9
 of the same speed that leaves more room is the better advice."""
 
 
-def predict_all(question: Question) -> tuple[tuple[LadderStep, ...], tuple[Candidate, ...]]:
-    """Predict every candidate; return the ladder (each rung's best) and all candidates."""
+def predict_all(
+    question: Question, *, only_fitting: bool = False
+) -> tuple[tuple[LadderStep, ...], tuple[Candidate, ...]]:
+    """Predict every candidate; return the ladder (each rung's best) and all candidates.
+
+    only_fitting: leave out those that do not fit, whose time then need not be known.
+    """
     ladder, everything = [], []
     for rung in RUNGS:
-        candidates, obstacle = _candidates(rung, question)
+        candidates, obstacle = _candidates(rung, question, only_fitting=only_fitting)
         everything += candidates
         best = best_of_rung(candidates)
         if best is None:
@@ -67,7 +74,7 @@ def offloads(candidate: Candidate) -> bool:
     return plan.offload_optimizer != "none" or plan.offload_param != "none"
 
 
-def _candidates(rung: Rung, question: Question) -> tuple[list[Candidate], str]:
+def _candidates(rung: Rung, question: Question, *, only_fitting: bool) -> tuple[list[Candidate], str]:
     """All candidates of a rung, or the reason why it has none.
 
     Memory rises with the micro batch, so each series stops at the first that does not fit (kept: it shows by how much).
@@ -89,9 +96,12 @@ def _candidates(rung: Rung, question: Question) -> tuple[list[Candidate], str]:
             obstacle = unsupported(model, workload, plan, cluster)
             if obstacle is not None:
                 return [], obstacle
-            candidate = predict(model, workload, cluster, plan)
-            candidates.append(candidate)
-            if candidate.fit.limit == "gpu":
+            memory = estimate_memory(model, workload, cluster, plan)
+            fit = fit_of(memory, cluster)
+            if fit.fits or not only_fitting:
+                time = estimate_time(model, workload, cluster, plan)
+                candidates.append(Candidate(estimate=Estimate(plan=plan, memory=memory, time=time), fit=fit))
+            if fit.limit == "gpu":
                 break
     return candidates, ""
 

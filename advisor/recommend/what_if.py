@@ -48,7 +48,7 @@ def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate 
     for series in kinds:
         rungs: set[str] = set() if chosen is None else {chosen.rung}
         for position, (flags, altered) in enumerate(series):
-            best = fastest_that_fits(predict_all(altered)[0])
+            best = fastest_that_fits(predict_all(altered, only_fitting=True)[0])
             if best is None:
                 continue
             worth = chosen is None or best.tokens_per_s >= WORTH_TELLING * chosen.tokens_per_s

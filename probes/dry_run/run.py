@@ -31,7 +31,7 @@ def dry_run(
 
     rank:    which rank to be; None: the one whose GPU is the fullest, as far as the model tells (`fullest_rank.py`), or
              with `fast` rank 0, whose piece of the parameters lies alike at every depth.
-    iterations: optimizer steps; Adam's states appear in the first, ZeRO-3 prefetches from the third.
+    iterations: optimizer steps at most; the run stops after one that repeats the one before it to the byte.
     fast:    three shallower models answer where memory is linear in depth (`extrapolate.py`), and the result says so
              (`extrapolated_from`); elsewhere the full depth is run, and the result says why (`not_extrapolated`).
 
