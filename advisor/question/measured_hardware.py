@@ -65,8 +65,11 @@ def measured_hardware(device: Literal["cuda", "cpu"]) -> MeasuredHardware | None
 def with_measured_hardware(cluster: Cluster) -> Cluster:
     """The cluster of this machine's GPUs with what was measured on it, and the phrase that says so."""
     known = measured_hardware("cuda")
-    if known is None:
-        return cluster
+    return cluster if known is None else as_measured(cluster, known)
+
+
+def as_measured(cluster: Cluster, known: MeasuredHardware) -> Cluster:
+    """The cluster with what a benchmark has measured of its kind of machine."""
     gpu, names = _gpu(cluster.gpu, known.result)
     changes, more = node_figures(cluster, known.result)
     return replace(cluster, gpu=gpu, measured=known.phrase([*names, *more]), **changes)

@@ -12,7 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from . import memory, spread, time
+from . import gpu, memory, spread, time
 from .report import Section, document
 from .timed_runs import read_runs
 
@@ -21,7 +21,8 @@ DOCUMENT, README = ROOT / "docs" / "accuracy.md", ROOT / "README.md"
 
 
 def sections() -> list[Section]:
-    return [memory.section(), time.section()]
+    on_a_gpu = gpu.section()
+    return [memory.section(), time.section(), *([] if on_a_gpu is None else [on_a_gpu])]
 
 
 def readme() -> str:

@@ -12,10 +12,12 @@ of nine minutes do what one of twenty-seven does.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from .machine import environment
@@ -40,16 +42,24 @@ def main() -> int:
     from .records import Records
     from .session import Session
 
-    with tempfile.TemporaryDirectory(prefix="ds-advise-gpu-drive-", dir=asked.drive) as drive:
+    with tempfile.TemporaryDirectory(prefix="ds-advise-gpu-drive-", dir=asked.drive or _drive()) as drive:
         place = Place(
             device=asked.device,
             limit_s=0,
             ram_bytes=parse_size("--ram", asked.ram, least=10**9, most=10**14) if asked.ram else None,
             nvme_folder=drive,
         )
-        session = Session(Records(asked.out), place, deadline=started + 60 * asked.minutes - asked.spare)
+        say = partial(print, flush=True)
+        session = Session(Records(asked.out), place, deadline=started + 60 * asked.minutes - asked.spare, say=say)
+        if not session.versions["deepspeed"]:
+            say("DeepSpeed is not installed: --wheels names a folder with it; what needs it will fail")
         session.go([measurement for measurement in agenda(place) if asked.only in measurement.name])
     return 0
+
+
+def _drive() -> str:
+    """A folder that lies on a disk; where temporary files go may be memory."""
+    return "/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()
 
 
 def _arguments() -> argparse.Namespace:

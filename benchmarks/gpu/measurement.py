@@ -52,7 +52,7 @@ def measure(measurement: Measurement, place: Place, *, limit_s: float) -> Outcom
         search = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]  # for `benchmarks`
         with (folder / "output.txt").open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.gpu.measure", str(folder)],
+                [sys.executable, "-m", "benchmarks.gpu.measure", str(folder), str(os.getpid())],
                 cwd=folder,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(search)},
                 stdin=subprocess.DEVNULL,

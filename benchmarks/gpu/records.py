@@ -59,13 +59,30 @@ class Records:
             stream.flush()
             os.fsync(stream.fileno())
 
-    def latest(self, name: str, *, device: str, versions: Mapping[str, str], gpus: Iterable[str] = ()) -> Record | None:
-        """The newest record of that name that was measured under these versions on such GPUs."""
+    def latest(
+        self,
+        name: str,
+        *,
+        device: str,
+        versions: Mapping[str, str],
+        gpus: Iterable[str] = (),
+        arguments: Mapping[str, Any] | None = None,
+    ) -> Record | None:
+        """The newest record of that name, and of these arguments, that was measured under these versions on such GPUs.
+
+        arguments: None for any.
+        """
         for record in reversed(self.all):
             same_place = record.device == device and list(record.machine["gpus"]) == list(gpus)
-            if record.name == name and same_place and record.versions == versions:
+            same = record.name == name and (arguments is None or _plain(record.arguments) == _plain(arguments))
+            if same and same_place and record.versions == versions:
                 return record
         return None
+
+
+def _plain(arguments: Mapping[str, Any]) -> Any:
+    """As they are once they were written and read again."""
+    return json.loads(json.dumps(dict(arguments)))
 
 
 def read(file: Path) -> Iterable[Record]:

@@ -86,10 +86,16 @@ class Session:
         )
 
     def _on_record(self, measurement: Measurement) -> Record | None:
-        return self._find(measurement.name)
+        return self._find(measurement.name, measurement.arguments)
 
-    def _find(self, name: str) -> Record | None:
-        return self._records.latest(name, device=self._place.device, versions=self.versions, gpus=self._machine.gpus)
+    def _find(self, name: str, arguments: Mapping[str, Any] | None = None) -> Record | None:
+        return self._records.latest(
+            name,
+            device=self._place.device,
+            versions=self.versions,
+            gpus=self._machine.gpus,
+            arguments=arguments,
+        )
 
     def _failed(self, record: Record | None) -> bool:
         return record is not None and record.outcome not in FINAL

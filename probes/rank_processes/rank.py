@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1
 def run_rank(work: Callable[[Path, int, EventLog], dict[str, Any]]) -> NoReturn:
     """Do the work, write its answer or its error as the last event, and end the process. The answer has a `report`."""
     folder, rank = Path(sys.argv[1]), int(sys.argv[2])
-    _die_with_the_parent(int(sys.argv[3]))
+    die_with_the_parent(int(sys.argv[3]))
     log = EventLog(folder / f"rank{rank}.jsonl")
     try:
         log.note(work(folder, rank, log))
@@ -42,7 +42,7 @@ def run_rank(work: Callable[[Path, int, EventLog], dict[str, Any]]) -> NoReturn:
     os._exit(0)  # the other ranks are done too; exit handlers of process groups only wait for each other
 
 
-def _die_with_the_parent(parent: int) -> None:
+def die_with_the_parent(parent: int) -> None:
     """Ask Linux to end this process with the one that started it, even if that is killed; it may be gone already."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -46,7 +46,7 @@ def _fill(model: torch.nn.Module) -> None:
             flat[rows * _BLOCK :].copy_(block[:rest])
 
 
-def _quantize(model: torch.nn.Module, dtype: torch.dtype, device: str) -> None:
+def _quantize(model: Any, dtype: torch.dtype, device: str) -> None:
     """Every linear layer but the head in NF4 with quantized constants, as `BitsAndBytesConfig` has it for QLoRA.
 
     The layers go to the device one by one, where bitsandbytes quantizes them; the rest stays where it is.

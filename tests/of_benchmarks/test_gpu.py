@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -18,15 +19,17 @@ from ds_advise.estimators.estimate_plan import estimate_plan
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.probes.machine import Machine
 
+from benchmarks.accuracy import gpu
 from benchmarks.gpu.agenda.configurations import MEMORY
 from benchmarks.gpu.agenda.order import agenda
 from benchmarks.gpu.agenda.questions import QUESTIONS, in_order
-from benchmarks.gpu.configuration import from_arguments
+from benchmarks.gpu.configuration import Configuration, from_arguments
 from benchmarks.gpu.machine.place import Place, cluster_of
 from benchmarks.gpu.measure.allocator import compare, pack, unpack
 from benchmarks.gpu.measurement import Measurement, measure
-from benchmarks.gpu.records import FILE, Records
+from benchmarks.gpu.records import FILE, Outcome, Record, Records
 from benchmarks.gpu.session import Session
+from benchmarks.gpu.tables import training_row, write
 from benchmarks.gpu.wheels import keep_one_library, unmet
 
 ROOT = Path(__file__).parents[2]
@@ -240,10 +243,55 @@ def test_a_checkout_of_any_name_is_the_program(tmp_path: Path) -> None:
     assert run.stdout.split("\n")[:2] == [str(ROOT / "__init__.py")] * 2, run.stderr
 
 
+def test_records_of_a_gpu_become_the_chapter_on_a_gpu(tmp_path: Path) -> None:
+    """Without records there is none; figures that are made up here show that predictions stand beside them."""
+    assert gpu.section(tmp_path) is None
+    one, full = MEMORY[0], MEMORY[14]
+    ran = in_order(cluster_of(H100, 1))[0]
+    step = {"total_s": 0.25, "forward_s": 0.1, "backward_s": 0.1, "optimizer_s": 0.05}
+    rank = {
+        "allocated_bytes": 30 << 30,
+        "reserved_bytes": 31 << 30,
+        "device_bytes": 32 << 30,
+        "host_peak_bytes": 3,
+        "host_baseline_bytes": 1,
+        "steps": [step] * 3,
+    }
+    records = [record(one, "measured", [rank]), record(full, "out of memory", []), record(ran, "measured", [rank])]
+    dry = {"allocated_bytes": 33 << 30, "reserved_bytes": 34 << 30, "device_bytes": 35 << 30, "step_s": 0.2}
+    write(tmp_path / "trainings.csv", [training_row(found, dry) for found in records])
+    section = gpu.section(tmp_path)
+    assert section is not None
+    text = section.markdown()
+    assert "## On a GPU: NVIDIA H100 80GB HBM3" in text
+    assert "| allocated, dry run | 1 | 10.0% | +10.0% | +10.0% |" in text
+    assert "| step, schedule | 1 | 20.0% | -20.0% | -20.0% |" in text
+    assert f"| {full.name} | " in text
+    assert "x the GPU |" in text
+    assert f"| {QUESTIONS[0].name} | 1 | {ran.rung} | {ran.rung} | 100.0% |" in text
+
+
+def record(one: Configuration, outcome: Outcome, ranks: list[dict[str, Any]]) -> Record:
+    memory = {"gpu_memory_bytes": [H100.memory_bytes], "gpus": list(MACHINE.gpus)}
+    return Record(
+        name=one.name,
+        kind="training",
+        arguments=one.arguments,
+        outcome=outcome,
+        value={"result": {"ranks": ranks, "tokens_per_step": 8192}},
+        device="cuda",
+        versions=dict.fromkeys(("driver", "torch", "deepspeed", "transformers"), "1"),
+        machine=MACHINE.to_json() | memory,
+        gpu={},
+        began="",
+        seconds=1.0,
+    )
+
+
 @pytest.mark.slow
 def test_the_whole_script_runs_without_a_gpu(tmp_path: Path, extensions: Callable[..., None]) -> None:
     """At toy sizes: everything that a CPU can do is measured, and a second call has nothing to do."""
-    extensions("FusedAdamBuilder")
+    extensions("FusedAdamBuilder", "CPUAdamBuilder")
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--minutes", "20", "--out", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, timeout=1300)
     outcomes = {record.name: record.outcome for record in Records(tmp_path).all}
@@ -252,5 +300,13 @@ def test_the_whole_script_runs_without_a_gpu(tmp_path: Path, extensions: Callabl
     not_here = {"CUDA context and workspaces", "allocator's trace of a training, expandable segments"}
     assert {name for name, outcome in outcomes.items() if outcome == "not possible"} == not_here
     assert set(outcomes.values()) == {"measured", "not possible"}
+    tables = [sys.executable, "-m", "benchmarks.gpu.tables", str(tmp_path), "--device", "cpu", "--into"]
+    subprocess.run([*tables, str(tmp_path / "tables")], cwd=ROOT, check=True, timeout=600)
+    with (tmp_path / "tables" / "trainings.csv").open(encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == 3
+    assert all(float(row["total_s"]) > 0 and int(row["host_bytes"]) > 0 for row in rows)
+    assert all(int(row["dry_run_allocated_bytes"]) > 0 for row in rows)
+    assert "ds-advise doctor" in (tmp_path / "tables" / "commands.md").read_text(encoding="utf-8")
     again = subprocess.run(command, cwd=ROOT, check=True, timeout=60, capture_output=True, text=True)
     assert "0 to do, 0 to try again" in again.stdout

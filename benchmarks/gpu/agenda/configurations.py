@@ -68,10 +68,10 @@ HOST_TIME = (
 )
 """Trainings that the host's launches bound: time for each operation, and at ZeRO-3 for each hook."""
 
-_TOY = (*_TINY, ("num_hidden_layers", 2))
+TOY_WIDTHS = (*_TINY, ("num_hidden_layers", 2))
 
 TOYS = (
-    C(model="Qwen2.5-0.5B", rung="zero2", seq_len=64, changes=_TOY),
-    C(model="Llama-3.2-1B", rung="zero3", world_size=2, seq_len=64, method="lora", changes=_TOY),
+    C(model="Qwen2.5-0.5B", rung="zero2", seq_len=64, changes=TOY_WIDTHS),
+    C(model="Llama-3.2-1B", rung="zero3", world_size=2, seq_len=64, method="lora", changes=TOY_WIDTHS),
 )
 """What stands for all of these on a machine without a GPU."""

@@ -10,10 +10,19 @@ from ..machine.place import Place
 from ..measurement import Measurement
 from .configurations import HOST_TIME, MEMORY, TOYS
 from .questions import Asked, in_order
-from .readme_commands import COMMANDS, DOCTOR
+from .readme_commands import COMMANDS, DATA, DOCTOR
 
 EXTENSIONS = "DeepSpeed's extensions compiled"
 """The name of the measurement whose failures others must know of."""
+
+
+_CPU_ADAM_TOY = Measurement(
+    name="CPU Adam by threads",
+    kind="cpu_adam",
+    arguments={"threads": [1], "buffer_bytes": 2**20},
+    about_s=1,
+    limit_s=120,
+)
 
 
 def agenda(place: Place) -> list[Measurement]:
@@ -54,12 +63,14 @@ def _on_cpu(place: Place) -> list[Measurement]:
     }
     asked = Asked(model=TOYS[0].model, seq_len=64, changes=TOYS[0].changes)
     return [
-        _extensions("FusedAdamBuilder"),
+        _extensions("FusedAdamBuilder", "CPUAdamBuilder"),
         Measurement(name="CUDA context and workspaces", kind="context", arguments={}, about_s=1, limit_s=60),
         *map(_training, TOYS),
         _allocator(True),
         *(_kernel(group, sizes, about_s=1) for group, sizes in kernels.items()),
+        _CPU_ADAM_TOY,
         DOCTOR,
+        DATA,
         *map(_training, in_order(place.cluster(), [asked])[:1]),
         Measurement(
             name="dry run on this machine", kind="dry_run", arguments=TOYS[0].arguments, about_s=1, limit_s=300

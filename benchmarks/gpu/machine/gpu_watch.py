@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 _EVERY_S = 0.5
-_SETTLING_S = 10.0
+_SETTLING_S = 3.0
 """Longest wait for the memory of a process that has ended to be free again."""
 
 
@@ -60,7 +60,8 @@ class GpuWatch:
                         "used_bytes": pynvml.nvmlDeviceGetMemoryInfo(handle).used,
                     }
                 )
-                self._reasons |= _reasons(pynvml, handle)
+                with contextlib.suppress(Exception):  # renamed from one version of the library to the next
+                    self._reasons |= _reasons(pynvml, handle)
                 if self._over.wait(_EVERY_S):
                     return
 

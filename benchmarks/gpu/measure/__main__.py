@@ -1,4 +1,7 @@
-"""`python -m benchmarks.gpu.measure FOLDER`: do what FOLDER/job.json says, and write FOLDER/answer.json."""
+"""`python -m benchmarks.gpu.measure FOLDER PARENT`: do what FOLDER/job.json says, and write FOLDER/answer.json.
+
+PARENT is the number of the process that waits for it, and without which it ends.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,15 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from ds_advise.probes.rank_processes.rank import die_with_the_parent
+
 from ..machine.place import NotPossibleError, Place
 from ..outcome import Outcome
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
+    die_with_the_parent(int(sys.argv[2]))
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     answer = _answer(job["kind"], job["arguments"], Place(**job["place"]))
     draft = folder / "answer.draft"
