@@ -175,7 +175,7 @@ _TIME_COLUMNS: tuple[Column, ...] = (
 
 
 def _errors(runs: Sequence[Trained], columns: Iterable[Column]) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, column, predicted in columns:
         pairs = [(one.measured(column), predicted(one)) for one in runs]
         errors = [guess / truth - 1 for truth, guess in pairs if truth and guess]
@@ -236,8 +236,8 @@ def _rungs(asked: Asked, machines: Cluster, speeds: dict[str, float]) -> tuple[d
     ladder, _ = predict_all(asked.question(one))
     recommended = fastest_that_fits(ladder)
     runs = {step.rung: asked.of_step(step) for step in ladder}
-    ran = {rung: speeds[run.name] for rung, run in runs.items() if run is not None and run.name in speeds}
-    return dict(ran), "" if recommended is None else recommended.rung
+    ran: dict[str, float] = {rung: speeds[run.name] for rung, run in runs.items() if run and run.name in speeds}
+    return ran, "" if recommended is None else recommended.rung
 
 
 def _copied(file: Path, title: str) -> Table:

@@ -1,5 +1,6 @@
 """Everything that only a GPU can tell, measured by one command within a given time.
 
 python -m benchmarks.gpu --minutes 20 --out DIR
+python -m benchmarks.gpu.tables DIR
 python -m benchmarks.gpu.wheels DIR
 """

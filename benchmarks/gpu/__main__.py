@@ -6,7 +6,7 @@
 Run it from the root of a checkout, whose folder may have any name; nothing needs to be installed but torch,
 transformers, accelerate, peft, psutil and nvidia-ml-py, and what `python -m benchmarks.gpu.wheels` gathers elsewhere.
 Every measurement is kept at once as a line of DIR/records.jsonl. Called again, it goes on where it stopped; three calls
-of nine minutes do what one of twenty-seven does.
+of nine minutes do what one of twenty-seven does. `python -m benchmarks.gpu.tables DIR` makes tables of the records.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.probes.machine import Machine
 
 from benchmarks.accuracy import gpu
-from benchmarks.gpu.agenda.configurations import MEMORY
-from benchmarks.gpu.agenda.order import agenda
+from benchmarks.gpu.agenda.configurations import HOST_TIME, MEMORY
+from benchmarks.gpu.agenda.order import EXTENSIONS, agenda
 from benchmarks.gpu.agenda.questions import QUESTIONS, in_order
 from benchmarks.gpu.configuration import Configuration, from_arguments
 from benchmarks.gpu.machine.place import Place, cluster_of
@@ -164,6 +164,20 @@ def test_the_configurations_cover_what_is_promised() -> None:
     ]
     assert sum(need > H100.memory_bytes for need in needs) == 2
     assert [from_arguments(json.loads(json.dumps(one.arguments))) for one in MEMORY] == list(MEMORY)
+
+
+def test_the_agenda_of_a_gpu_begins_with_what_all_else_needs(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
+    """Compiled extensions first; then the context, and a dozen configurations before anything else takes time."""
+    monkeypatch.setattr("benchmarks.gpu.machine.place.visible_gpus", lambda: [H100])
+    found = agenda(replace(place, device="cuda"))
+    names = [one.name for one in found]
+    assert names[0] == EXTENSIONS
+    assert [one.kind for one in found[:14]] == ["extensions", "context"] + ["training"] * 12
+    assert {one.name for one in (*MEMORY, *HOST_TIME)} < set(names)
+    assert len(set(names)) == len(names)
+    assert sum(one.about_s for one in found[:25]) < 20 * 60
+    modules = {path.stem for path in (ROOT / "benchmarks" / "gpu" / "measure").glob("*.py")}
+    assert {one.kind for one in found} < modules
 
 
 def test_every_question_runs_its_recommended_plan_first() -> None:

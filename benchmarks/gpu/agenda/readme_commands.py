@@ -55,7 +55,7 @@ COMMANDS = (
         "launch",
         "ds-advise ./model --gpus auto --seq-len 512 --no-deepspeed-estimate",
         "ds-advise launch ds_config.json --model ./model --seq-len 512 -- "
-        "{scripts}/trainer_script.py --output_dir out --max_steps 6 --bf16 True --per_device_train_batch_size 4",
+        "train.py --output_dir out --max_steps 6 --bf16 True --per_device_train_batch_size 4",
         about_s=60,
         model=_SMALL,
     ),

@@ -64,8 +64,8 @@ def _trace(run: Any, steps: int) -> list[dict[str, Any]]:
     job = ProbeJob(request=request, device="cuda", solo=False, checkpoint=None, memory_limit_bytes=None, nvme_folder="")
     log = EventLog(Path("events.jsonl"))
     training.run(job, request, training.prepare(job, request), "cuda:0", log, Clock(cuda=True), None)
-    trace: list[dict[str, Any]] = torch.cuda.memory._snapshot()["device_traces"][0]
-    return trace
+    trace = torch.cuda.memory._snapshot()["device_traces"][0]
+    return [entry for entry in trace if entry["action"] in _RESERVING or entry["action"] in ("alloc", "free_completed")]
 
 
 def compare(trace: Sequence[dict[str, Any]], *, expandable_segments: bool) -> dict[str, Any]:

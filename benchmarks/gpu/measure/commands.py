@@ -1,6 +1,6 @@
 """Commands of the manual, run as a user runs them, one after the other in one folder; what they print is kept.
 
-`{nvme}` in a command stands for a folder on the drive, `{scripts}` for this one; `ds-advise` is this checkout's. A
+`{nvme}` in a command stands for a folder on the drive, `train.py` is trainer_script.py, `ds-advise` this checkout's. A
 command that ends with an exit code that is not expected makes the measurement a failure, after the rest ran.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -33,8 +34,9 @@ def measure(arguments: dict[str, Any], place: Place) -> Outcome:
     folder.mkdir()
     if arguments.get("model"):
         small_model.make(folder / "model", folder / "chats.jsonl", arguments["model"])
-    names = {"nvme": place.nvme_folder, "scripts": str(Path(__file__).parent)}
-    done = [_run(line.format(**names), folder, deadline) for line in arguments["commands"]]
+    # Into a folder of its own: a script finds its neighbours before installed packages.
+    shutil.copyfile(Path(__file__).with_name("trainer_script.py"), folder / "train.py")
+    done = [_run(line.format(nvme=place.nvme_folder), folder, deadline) for line in arguments["commands"]]
     late = [result["command"] for result in done if not result["in_time"]]
     wrong = [result["command"] for result in done if result["exit_code"] not in arguments.get("expected", [0])]
     if late:
