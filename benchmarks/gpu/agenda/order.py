@@ -9,7 +9,7 @@ from ..configuration import Configuration
 from ..machine.place import Place
 from ..measurement import Measurement
 from .configurations import HOST_TIME, MEMORY, TOYS
-from .questions import Asked, in_order
+from .questions import in_order
 from .readme_commands import COMMANDS, DATA, DOCTOR
 
 EXTENSIONS = "DeepSpeed's extensions compiled"
@@ -27,7 +27,7 @@ _CPU_ADAM_TOY = Measurement(
 
 def agenda(place: Place) -> list[Measurement]:
     """What is to be measured on this machine."""
-    return _on_cpu(place) if place.device == "cpu" else _on_gpu(place)
+    return _on_cpu() if place.device == "cpu" else _on_gpu(place)
 
 
 def _on_gpu(place: Place) -> list[Measurement]:
@@ -52,7 +52,7 @@ def _on_gpu(place: Place) -> list[Measurement]:
     return list({measurement.name: measurement for measurement in ordered}.values())
 
 
-def _on_cpu(place: Place) -> list[Measurement]:
+def _on_cpu() -> list[Measurement]:
     """One of each kind at toy sizes."""
     kernels: dict[str, Sequence[Sequence[Any]]] = {
         "products": [[64, 32, 32, "bfloat16"]],
@@ -61,7 +61,6 @@ def _on_cpu(place: Place) -> list[Measurement]:
         "launches": [[10]],
         "fused Adam": [[4096]],
     }
-    asked = Asked(model=TOYS[0].model, seq_len=64, changes=TOYS[0].changes)
     return [
         _extensions("FusedAdamBuilder", "CPUAdamBuilder"),
         Measurement(name="CUDA context and workspaces", kind="context", arguments={}, about_s=1, limit_s=60),
@@ -71,7 +70,6 @@ def _on_cpu(place: Place) -> list[Measurement]:
         _CPU_ADAM_TOY,
         DOCTOR,
         DATA,
-        *map(_training, in_order(place.cluster(), [asked])[:1]),
         Measurement(
             name="dry run on this machine", kind="dry_run", arguments=TOYS[0].arguments, about_s=1, limit_s=300
         ),

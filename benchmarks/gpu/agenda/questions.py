@@ -25,7 +25,6 @@ class Asked:
     method: Method = "full"
     seq_len: int = 2048
     loss: LossKernel = "standard"
-    changes: tuple[tuple[str, object], ...] = ()
 
     @property
     def name(self) -> str:
@@ -46,7 +45,6 @@ class Asked:
             seq_len=self.seq_len,
             loss=self.loss,
             steps=STEPS,
-            changes=self.changes,
         )
 
     def of_step(self, step: LadderStep) -> Configuration | None:
