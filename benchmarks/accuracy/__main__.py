@@ -12,7 +12,8 @@ import json
 import sys
 from pathlib import Path
 
-from . import gpu, memory, spread, time
+from ..gpu import chapter
+from . import memory, spread, time
 from .report import Section, document
 from .timed_runs import read_runs
 
@@ -21,7 +22,7 @@ DOCUMENT, README = ROOT / "docs" / "accuracy.md", ROOT / "README.md"
 
 
 def sections() -> list[Section]:
-    on_a_gpu = gpu.section()
+    on_a_gpu = chapter.section()
     return [memory.section(), time.section(), *([] if on_a_gpu is None else [on_a_gpu])]
 
 

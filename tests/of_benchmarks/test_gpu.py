@@ -19,7 +19,7 @@ from ds_advise.estimators.estimate_plan import estimate_plan
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.probes.machine import Machine
 
-from benchmarks.accuracy import gpu
+from benchmarks.gpu import chapter
 from benchmarks.gpu.agenda.configurations import HOST_TIME, MEMORY
 from benchmarks.gpu.agenda.order import EXTENSIONS, agenda
 from benchmarks.gpu.agenda.questions import QUESTIONS, in_order
@@ -259,7 +259,7 @@ def test_a_checkout_of_any_name_is_the_program(tmp_path: Path) -> None:
 
 def test_records_of_a_gpu_become_the_chapter_on_a_gpu(tmp_path: Path) -> None:
     """Without records there is none; figures that are made up here show that predictions stand beside them."""
-    assert gpu.section(tmp_path) is None
+    assert chapter.section(tmp_path) is None
     one, full = MEMORY[0], MEMORY[14]
     ran = in_order(cluster_of(H100, 1))[0]
     step = {"total_s": 0.25, "forward_s": 0.1, "backward_s": 0.1, "optimizer_s": 0.05}
@@ -274,7 +274,7 @@ def test_records_of_a_gpu_become_the_chapter_on_a_gpu(tmp_path: Path) -> None:
     records = [record(one, "measured", [rank]), record(full, "out of memory", []), record(ran, "measured", [rank])]
     dry = {"allocated_bytes": 33 << 30, "reserved_bytes": 34 << 30, "device_bytes": 35 << 30, "step_s": 0.2}
     write(tmp_path / "trainings.csv", [training_row(found, dry) for found in records])
-    section = gpu.section(tmp_path)
+    section = chapter.section(tmp_path)
     assert section is not None
     text = section.markdown()
     assert "## On a GPU: NVIDIA H100 80GB HBM3" in text

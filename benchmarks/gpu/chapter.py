@@ -1,4 +1,4 @@
-"""The chapter "On a GPU": predictions against what `python -m benchmarks.gpu` measured; nothing where nothing was.
+"""The chapter "On a GPU" of docs/accuracy.md: predictions against what `python -m benchmarks.gpu` measured.
 
 Measured and dry-run figures are read from benchmarks/data/gpu; closed forms are computed anew. A configuration of
 several ranks ran as one of them alone: its memory is true but for NCCL, which is left out of the predictions, and its
@@ -24,11 +24,11 @@ from ds_advise.estimators.estimate_plan import estimate_plan
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.probes.bench.result import bench_from_json
 
-from ..gpu.agenda.configurations import MEMORY
-from ..gpu.agenda.questions import QUESTIONS, Asked
-from ..gpu.configuration import Configuration, from_arguments
-from ..gpu.predicted import alone_outside_allocator, gpu_cluster
-from .report import Section, Table, percent
+from ..accuracy.report import Section, Table, percent
+from .agenda.configurations import MEMORY
+from .agenda.questions import QUESTIONS, Asked
+from .configuration import Configuration, from_arguments
+from .predicted import alone_outside_allocator, gpu_cluster
 
 DATA = Path(__file__).parents[1] / "data" / "gpu"
 
