@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, cast
 
 from ds_advise.probes.machine import Machine, this_machine
@@ -86,6 +88,8 @@ class Session:
         )
 
     def _on_record(self, measurement: Measurement) -> Record | None:
+        if measurement.kind == "extensions" and not any(Path(os.environ["TORCH_EXTENSIONS_DIR"]).glob("*/*.so")):
+            return None  # compiled on a machine that is gone
         return self._find(measurement.name, measurement.arguments)
 
     def _find(self, name: str, arguments: Mapping[str, Any] | None = None) -> Record | None:

@@ -65,7 +65,8 @@ def go(tmp_path: Path, place: Place) -> Go:
         session = Session(
             Records(tmp_path), place, deadline=time.monotonic() + left_s, say=lambda _: None, run=run, machine=machine
         )
-        session.go([measurement(name, about_s=10) for name in names])
+        kinds = {"E": "extensions"}
+        session.go([replace(measurement(name, about_s=10), kind=kinds.get(name, "context")) for name in names])
         return measured
 
     return go
@@ -89,6 +90,16 @@ def test_another_driver_makes_another_measurement(go: Go) -> None:
     assert go("a", {}) == go("a", {}, machine=replace(MACHINE, driver="590")) == ["a"]
     assert go("a", {}, machine=replace(MACHINE, gpus=("NVIDIA H200",))) == ["a"]
     assert go("a", {}) == []
+
+
+def test_a_fresh_machine_compiles_again(go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The records came along, the extensions did not."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+    assert go("aE", {}) == ["a", "E"]
+    assert go("aE", {}) == ["E"]
+    (tmp_path / "extensions" / "fused_adam").mkdir(parents=True)
+    (tmp_path / "extensions" / "fused_adam" / "fused_adam.so").touch()
+    assert go("aE", {}) == []
 
 
 def test_what_the_end_of_the_time_cuts_off_leaves_no_record(go: Go) -> None:
