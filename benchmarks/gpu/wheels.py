@@ -2,7 +2,8 @@
 
     --python 3.12         Python of that machine (Linux, x86-64)
     --cuda 13.0           CUDA of its torch: of bitsandbytes' libraries, one for each version of CUDA, only this is kept
-    --installed FILE      what it has, a name a line; by default benchmarks/data/gpu/installed.txt
+    --installed FILE      what it has, a name a line; by default benchmarks/data/gpu/installed.txt, that of an image
+                          with torch 2.11 for CUDA 13, transformers 5.17, accelerate and peft
 
 DeepSpeed comes as source and is made a wheel here, without any compiled extension: the machine compiles those. Where
 libaio's header and library are installed here, they are copied beside the wheels: DeepSpeed's NVMe code wants them. At
