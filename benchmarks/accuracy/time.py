@@ -102,9 +102,9 @@ def readme_row() -> str:
     found = sum(group.regret <= REGRET_TARGET for group in ranked)
     what = f"{len(counted)} published runs: V100 to GB200, GeForce and others, 1 to {largest} GPUs, full, LoRA, QLoRA"
     result = (
-        f"{_stated(counted)} ({median(seen):.0%} and {percentile_90(seen):.0%} with all seen); DeepSpeed on several "
-        f"GPUs, {len(several)} of them: {_stated(several)}, worst factor {max(map(_factor, several)):.1f}. In {found} "
-        f"of {len(ranked)} groups the run predicted fastest is within {REGRET_TARGET:.0%} of the fastest"
+        f"{_stated(counted)} ({_share(median(seen))} and {_share(percentile_90(seen))} with all seen); DeepSpeed "
+        f"on several GPUs, {len(several)} of them: {_stated(several)}, worst factor {max(map(_factor, several)):.1f}. In {found} "
+        f"of {len(ranked)} groups the run predicted fastest is within {_share(REGRET_TARGET)} of the fastest"
     )
     judged = "each judged by constants fitted on runs of other origins only"
     return (
@@ -141,7 +141,12 @@ def readme_limit() -> str:
 
 def _stated(runs: Sequence[TimedRun]) -> str:
     sizes = [abs(run.unseen_error) for run in runs]
-    return f"median error {median(sizes):.0%}, 90th percentile {percentile_90(sizes):.0%}"
+    return f"median error {_share(median(sizes))}, 90th percentile {_share(percentile_90(sizes))}"
+
+
+def _share(share: float) -> str:
+    """As README writes it."""
+    return f"{share * 100:.0f} %"
 
 
 def _factor(run: TimedRun) -> float:
