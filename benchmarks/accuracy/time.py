@@ -103,8 +103,8 @@ def readme_row() -> str:
     what = f"{len(counted)} published runs: V100 to GB200, GeForce and others, 1 to {largest} GPUs, full, LoRA, QLoRA"
     result = (
         f"{_stated(counted)} ({_share(median(seen))} and {_share(percentile_90(seen))} with all seen); DeepSpeed "
-        f"on several GPUs, {len(several)} of them: {_stated(several)}, worst factor {max(map(_factor, several)):.1f}. In {found} "
-        f"of {len(ranked)} groups the run predicted fastest is within {_share(REGRET_TARGET)} of the fastest"
+        f"on several GPUs, {len(several)} of them: {_stated(several)}, worst factor {max(map(_factor, several)):.1f}. "
+        f"In {found} of {len(ranked)} groups the run predicted fastest is within {_share(REGRET_TARGET)} of the fastest"
     )
     judged = "each judged by constants fitted on runs of other origins only"
     return (
