@@ -94,7 +94,7 @@ def answer(question: Question) -> Recommendation:
         recommended=recommended,
         reasons=reasons(question, ladder, recommended, candidates),
         doubts=doubts(question.cluster, ladder, recommended),
-        assumptions=assumptions(question.cluster),
+        assumptions=assumptions(question.cluster, recommended.estimate.time if recommended else None),
         changes=changes(question, ladder, recommended),
     )
     if question.cluster.is_this_machine and anything_kept():

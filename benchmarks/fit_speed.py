@@ -99,9 +99,7 @@ CONSTANTS = (
     Constant(name="CONTENTION", modules=(collective_time, throughput), prior=0.3, largest=1.0),
     Constant(name="PREFETCH_HIDDEN", modules=(collective_time, throughput), prior=0.5, largest=1.0),
     # See the constants' own comments.
-    Constant(name="HOST_S_PER_OPERATION", modules=(host_time,), prior=21e-6),
     Constant(name="FSDP_VISIT_S", modules=(host_time,), prior=700e-6),
-    Constant(name="ZERO3_VISIT_S", modules=(host_time,), prior=700e-6),
     Constant(name="DRAM_SHARE", modules=(offload_time,), prior=0.4, largest=1.0),
     Constant(name="CORE_BYTES_PER_S", modules=(offload_time,), prior=10e9),
     Constant(name="CONTENTION_EXPONENT", modules=(offload_time,), prior=0.5, largest=1.0),

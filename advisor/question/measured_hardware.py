@@ -112,6 +112,9 @@ def node_figures(cluster: Cluster, known: BenchResult) -> tuple[dict[str, Any], 
         "all_reduce_bytes_per_s": known.best("all_reduce"),
     }
     names = []
+    if known.host_score_s:
+        changes["host_score_s"] = known.host_score_s
+        names.append("a core's speed")
     memory, adam = known.best("host_memory"), known.best("cpu_adam")
     if memory:
         changes["dram_bytes_per_s_per_node"] = memory / HOST_STREAM_SHARE

@@ -19,6 +19,7 @@ TITLES = {
     "host_to_device": "host to device",
     "device_to_host": "device to host",
     "host_memory": "sum in host memory",
+    "host_score": "a core, single-threaded",
     "cpu_adam": "DeepSpeedCPUAdam",
     "nvme_read": "NVMe read",
     "nvme_write": "NVMe write",
@@ -68,7 +69,7 @@ def _devices(result: BenchResult) -> str:
 
 def _line(figure: BenchFigure) -> str:
     title = TITLES[figure.kind] + (f", {figure.how}" if figure.how and not figure.kind.startswith("nvme") else "")
-    large = {"matrix_product": f"{figure.size}", "launch": "", "cpu_adam": count(figure.size)}.get(
+    large = {"matrix_product": f"{figure.size}", "launch": "", "host_score": "", "cpu_adam": count(figure.size)}.get(
         figure.kind, size(figure.size)
     )
     spread = amounts((figure.lowest, figure.highest), figure.median)

@@ -9,10 +9,6 @@ one that was probed; the plans of all other rungs are predicted with that probe'
 they took. The error is that of the median step. Two rungs are in order when the one that is predicted faster is faster;
 pairs whose runs do not differ, because the middle halves of their steps overlap, do not count.
 
-Below the table stands what `estimators/time/host_time.py` `CPU_ZERO3_VISIT_S` was fitted on, all models but the last:
-what stage 3 adds to the passes of DDP with the same batch, without waiting and optimizer, for each visit of a
-submodule.
-
 MODEL: of `cpu_probes`, by default all. --write: put the table into docs/probe.md.
 """
 
@@ -27,7 +23,6 @@ from statistics import median, quantiles
 
 from ds_advise.advisor.prove.calibration import calibration
 from ds_advise.advisor.recommend.candidate import Candidate
-from ds_advise.estimators.time.host_time import host_work
 from ds_advise.probes.real_run import ProbeResult
 
 from .cpu_probes import MODELS, Runs, ask, candidates, publish
@@ -123,36 +118,6 @@ def _verdict(one: Measured, other: Measured, probed: Measured) -> str:
     return "right" if predicted == true else "wrong"
 
 
-def visits_s(model: str, rows: Sequence[Measured]) -> list[float]:
-    """Seconds that a visit of ZeRO-3's hooks took, one figure for each plan."""
-    question = ask(model).question
-    visits = host_work(question.model, question.workload, on_cpu=True).visits
-    ddp = {_batch(row): _passes_s(row) for row in rows if row.candidate.rung == "ddp"}
-    return [
-        (_passes_s(row) - ddp[_batch(row)]) / (visits * _passes(row)) for row in rows if row.candidate.rung == "zero3"
-    ]
-
-
-def _passes(row: Measured) -> int:
-    """Forward, again under checkpointing, and backward, for each micro batch."""
-    plan = row.candidate.estimate.plan
-    return plan.gradient_accumulation_steps * (3 if plan.gradient_checkpointing else 2)
-
-
-def _batch(row: Measured) -> tuple[int, int, bool]:
-    plan = row.candidate.estimate.plan
-    return plan.micro_batch_size, plan.gradient_accumulation_steps, plan.gradient_checkpointing
-
-
-def _passes_s(row: Measured) -> float:
-    """Of the slowest rank's steps, what is neither waiting nor the optimizer."""
-    slowest = max(row.result.ranks, key=lambda rank: rank.step_s)
-    return median(
-        step.total_s - (step.waiting_s or 0.0) - step.optimizer_s + (step.optimizer_waiting_s or 0.0)
-        for step in slowest.steps
-    )
-
-
 def report(rows: Sequence[Transfer]) -> str:
     lines = [
         "| model | plans | load | error before | after a probe of any plan | of the recommended plan "
@@ -174,14 +139,7 @@ def main(arguments: Sequence[str]) -> int:
     runs, models = Runs(Path(arguments[0])), [name for name in MODELS if name in arguments] or list(MODELS)
     ran = {model: measured(model, runs) for model in models}
     rows = [transfer(model, ran[model]) for model in models]
-    each = {model: visits_s(model, ran[model]) for model in models}
-    fitted = [seconds for model in list(MODELS)[:-1] for seconds in each.get(model, ())]
-    text = report(rows) + (
-        "\nA visit of ZeRO-3's hooks: "
-        + ", ".join(f"{median(each[model]) * 1e6:.0f} us in {model}" for model in models)
-        + (f"; {median(fitted) * 1e6:.0f} us in all that the constant was fitted on" if fitted else "")
-        + ".\n"
-    )
+    text = report(rows)
     publish("transfer", text, arguments)
     return int(median(row.recommended for row in rows) > TARGET or any(row.wrong for row in rows))
 

@@ -17,9 +17,12 @@ _CPU_CORES = {"Ampere": 128, "Hopper": 112, "Blackwell": 112}
 """Cores of a node built around GPUs joined by NVLink, by their architecture (DGX A100: 2 x 64, DGX H100 and B200: 2 x
 56); any other: 32, enough that memory and not cores bounds the optimizer's step."""
 
-HOST_SCORE_S = 0.035
+HOST_SCORE_S = 0.018
 """Single-thread score of a core: that of the Xeon (Cascade Lake, 2.5 GHz) on which the unit costs of `host_costs` were
-measured. It stands between the slow cores of rented GPUs and those of a current desktop."""
+measured, a usual host of A100 and V100 in clouds. Published runs tell their GPUs and hardly ever their cores."""
+
+HOST_CORE = "CPU cores as fast as a Xeon of 2.5 GHz"
+"""The same in words."""
 
 NVME_READ_BYTES_PER_S, NVME_WRITE_BYTES_PER_S = 2.5e9, 1.25e9
 """One PCIe 4 drive as DeepNVMe drives it: four of them reach 10 and 5 GB/s (DeepSpeed blogs/deepnvme, 06-2025)."""

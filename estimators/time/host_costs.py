@@ -14,8 +14,9 @@ from dataclasses import dataclass, fields, replace
 from ..hardware.cluster import Cluster
 from ..hardware.host_defaults import host_score_s
 
-REFERENCE_SCORE_S = 0.035
-"""The single-thread score of the core that the costs belong to: an Intel Xeon (Cascade Lake) at 2.5 GHz."""
+REFERENCE_SCORE_S = 0.018
+"""The single-thread score of the core that the costs belong to: about an Intel Xeon (Cascade Lake) at 2.5 GHz with
+nothing beside it. Measured times are brought to it by the score that was taken around each of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +31,13 @@ class HostCosts:
     module_call_s: float
     """A call of an `nn.Module` without hooks."""
     backward_operation_s: float
-    """An operation of a backward pass that launches a kernel: autograd calls it without Python."""
+    """An operation of a backward pass, or of DeepSpeed's hooks in any pass, that launches a kernel."""
     backward_view_s: float
     recomputed_operation_s: float
     """What an operation takes more when checkpointing without reentry runs it again: its saved tensors pass through
     Python hooks."""
+    checkpoint_s: float
+    """A layer that is checkpointed and runs again: the states of generators that are kept, the graph that is made."""
     visit_forward_s: float
     """ZeRO-3's hooks before and after a module that runs forward (or is recomputed), every called module being one."""
     visit_backward_s: float
@@ -51,8 +54,51 @@ class HostCosts:
     """Of a micro batch outside the model: the engine's bookkeeping, its timers and checks."""
     engine_step_s: float
     """Of an optimizer step: norms, clipping, the optimizer's call, the engine's bookkeeping."""
+    step_operation_s: float
+    """An operation of the optimizer's step, of either kind."""
+    fold_s: float
+    """A weight W + B A that peft folds for a router or fused experts: it gives the module a class of its own, and takes
+    it back."""
     launch_s: float
     """What CUDA adds to an operation that launches a kernel. Assumed until a GPU measures it."""
+
+    @property
+    def launched_s(self) -> float:
+        """An operation of a forward pass with its launch."""
+        return self.operation_s + self.launch_s
+
+    @property
+    def backward_launched_s(self) -> float:
+        return self.backward_operation_s + self.launch_s
+
+    @property
+    def forward_visit_s(self) -> float:
+        """A visit with the views that its hooks make, and the event by which one stream waits for the other."""
+        return self.visit_forward_s + 2 * (self.view_s + self.launch_s)
+
+    @property
+    def backward_visit_s(self) -> float:
+        return self.visit_backward_s + 2 * self.launch_s
+
+    @property
+    def gathered_s(self) -> float:
+        """A parameter that is gathered: an operation, four views; on CUDA the collective, two events and their waits,
+        taken as six launches."""
+        return self.gather_s + self.backward_operation_s + 4 * self.backward_view_s + 6 * self.launch_s
+
+    @property
+    def bucketed_s(self) -> float:
+        """A gradient that is copied into a bucket of stage 1 or 2."""
+        return self.bucketed_gradient_s + self.backward_launched_s + 4 * self.backward_view_s
+
+    @property
+    def partitioned_s(self) -> float:
+        """The same in stage 3, with the copy of its own part out of the bucket."""
+        return self.partitioned_gradient_s + 2 * self.backward_launched_s + 14 * self.backward_view_s
+
+    @property
+    def reduced_bucket_s(self) -> float:
+        return self.bucket_s + 2 * self.backward_launched_s + 5 * self.backward_view_s + 4 * self.launch_s
 
     def times(self, factor: float) -> HostCosts:
         """The costs on a core that takes `factor` times as long."""
@@ -60,20 +106,23 @@ class HostCosts:
 
 
 REFERENCE = HostCosts(
-    operation_s=14e-6,
-    view_s=4e-6,
-    module_call_s=4e-6,
-    backward_operation_s=8e-6,
-    backward_view_s=3e-6,
-    recomputed_operation_s=12e-6,
-    visit_forward_s=90e-6,
-    visit_backward_s=90e-6,
-    gather_s=130e-6,
-    bucketed_gradient_s=40e-6,
-    partitioned_gradient_s=40e-6,
-    bucket_s=80e-6,
-    micro_batch_s=1.5e-3,
-    engine_step_s=2e-3,
+    operation_s=6.26e-6,
+    view_s=1.6e-6,
+    module_call_s=7.42e-6,
+    backward_operation_s=7.24e-6,
+    backward_view_s=1e-6,
+    recomputed_operation_s=6.19e-6,
+    checkpoint_s=477e-6,
+    visit_forward_s=197e-6,
+    visit_backward_s=124e-6,
+    gather_s=174e-6,
+    bucketed_gradient_s=28.5e-6,
+    partitioned_gradient_s=45.5e-6,
+    bucket_s=99.2e-6,
+    micro_batch_s=786e-6,
+    engine_step_s=810e-6,
+    step_operation_s=1.82e-6,
+    fold_s=358e-6,
     launch_s=4e-6,
 )
 """On the reference core. `launch_s`: cudaLaunchKernel takes 3 to 5 us of the calling thread (NVIDIA developer blog,
@@ -81,5 +130,6 @@ REFERENCE = HostCosts(
 
 
 def host_costs(cluster: Cluster) -> HostCosts:
-    """The costs on a core of the cluster's nodes."""
-    return REFERENCE.times(host_score_s(cluster) / REFERENCE_SCORE_S)
+    """The costs on a core of the cluster's nodes; where the CPU is the device, nothing is launched."""
+    costs = REFERENCE.times(host_score_s(cluster) / REFERENCE_SCORE_S)
+    return replace(costs, launch_s=0.0) if cluster.gpu.is_cpu else costs

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ..estimate import TimeEstimate, TimeTerm
 from ..hardware.cluster import Cluster
-from ..hardware.host_defaults import assumed_of_host
+from ..hardware.host_defaults import HOST_CORE, assumed_of_host
 from ..memory.activations.layer_variants import with_offered_attention
 from ..memory.trainable import tensor_set
 from ..models.model_shape import ModelShape
@@ -24,7 +24,8 @@ from . import collective_time as collective
 from . import offload_time as offload
 from .collective_time import CONTENTION, PREFETCH_HIDDEN
 from .compute_time import compute_time
-from .host_time import MICRO_STEP_HOST_S, ZERO3_SERIAL, host_work
+from .host_costs import host_costs
+from .host_time import ZERO3_SERIAL, host_work
 from .memory_bound import (
     COPIED_PASSES,
     FSDP_COPIED_PASSES,
@@ -60,9 +61,17 @@ def estimate_time(
     )
 
 
-def assumptions(cluster: Cluster) -> tuple[str, ...]:
-    """What the time rests on besides what was asked, one phrase each."""
-    return (*cluster.assumptions, *assumed_of_host(cluster), "data loading that keeps up")
+LAUNCHES_MATTER = 0.05
+"""Part of a step that waits for the host, from which on the speed of its cores is told as assumed."""
+
+
+def assumptions(cluster: Cluster, time: TimeEstimate | None = None) -> tuple[str, ...]:
+    """What the time rests on besides what was asked, one phrase each; `time` is that of the answer, if there is one."""
+    core: tuple[str, ...] = ()
+    if time is not None and cluster.host_score_s is None:
+        launches = sum(term.seconds for term in time.terms if term.resource == "launch")
+        core = (HOST_CORE,) if launches >= LAUNCHES_MATTER * time.step_s else ()
+    return (*cluster.assumptions, *assumed_of_host(cluster), *core, "data loading that keeps up")
 
 
 def _together(gpu_s: float, host_s: float, serial: float) -> float:
@@ -136,14 +145,18 @@ class _Step:
         moved = self.element * (self.copied * self.reductions * self.trained + SUMMED_PASSES * (n - 1) * self.summed)
         self.gradient_s = moved / memory_rate(cluster.gpu)
 
-        host = host_work(model, workload, software, on_cpu=cluster.gpu.is_cpu)
-        forward_host = MICRO_STEP_HOST_S + host.forward_s(stage)
+        host, costs = (
+            host_work(model, workload, plan.stage3_param_persistence_threshold, software),
+            host_costs(cluster),
+        )
+        forward_host = costs.micro_batch_s + host.forward_s(costs, stage)
+        buckets = collective.reduce_calls(self.tensors, plan)
         backward_host = (
-            self.reductions * host.backward_s(stage, reduces=True)
-            + (n - self.reductions) * host.backward_s(stage, reduces=False)
+            self.reductions * host.backward_s(costs, stage, buckets)
+            + (n - self.reductions) * host.backward_s(costs, stage, 0)
         ) / n
         if plan.gradient_checkpointing:
-            backward_host += host.forward_s(stage)
+            backward_host += host.recompute_s(costs, stage)
         self.host_s = n * (forward_host + backward_host)
         # A CPU computes what it launches itself; stage 3 keeps a GPU and its host close together.
         serial = 1.0 if cluster.gpu.is_cpu else ZERO3_SERIAL if stage == 3 else 0.0

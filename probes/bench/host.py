@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from dataclasses import replace
@@ -10,10 +11,14 @@ from pathlib import Path
 import torch
 
 from ...ds_configs.emit import AIO
+from ..host_time.score import ROUNDS, HostScore
 from .device import memory
 from .result import BenchFigure, figure
 from .task import Task
 from .timing import LEAST, Stopwatch
+
+_SCORES = 15
+"""Measurements of the single-thread score, about a second of them."""
 
 _BLOCK_BYTES = 2**20
 _LARGEST_FILE_BLOCKS = 1024
@@ -42,9 +47,11 @@ def host_link(task: Task, device: str, watch: Stopwatch) -> list[BenchFigure]:
 
 
 def host_memory(task: Task, _device: str, watch: Stopwatch) -> list[BenchFigure]:
-    """A sum in host memory by all cores."""
+    """A sum in host memory by all cores, and what one of them alone does with Python and torch's dispatch."""
     summed, _ = memory(task.buffer_bytes, "cpu", watch, task.budget_s)
-    return [replace(summed, kind="host_memory", how="")]
+    score = HostScore()
+    samples = [score.measure() for _ in range(_SCORES)]
+    return [replace(summed, kind="host_memory", how=""), figure("host_score", "", ROUNDS, math.nan, samples, "s")]
 
 
 def cpu_adam(task: Task, _device: str, watch: Stopwatch) -> list[BenchFigure]:

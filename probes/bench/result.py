@@ -18,6 +18,7 @@ FigureKind = Literal[
     "host_to_device",
     "device_to_host",
     "host_memory",
+    "host_score",
     "cpu_adam",
     "nvme_read",
     "nvme_write",
@@ -42,6 +43,8 @@ class BenchFigure:
         launch                "": seconds of the host for one operation on one element
         host_to_device, device_to_host    "pinned" or "pageable"; bytes copied
         host_memory           "": a sum as above, by all cores of the host together
+        host_score            "": seconds of the single-thread workload of `probes/host_time/score.py`, whose rounds are
+                              the size
         cpu_adam              "fp32": DeepSpeedCPUAdam, all cores; parameters updated at once
         nvme_read, nvme_write "aio": DeepSpeed's handle as the configurations set it; bytes of the file
         all_reduce, all_gather, reduce_scatter   "nccl" or "gloo"; bytes of the whole tensor; bus bandwidth, that is
@@ -112,6 +115,11 @@ class BenchResult:
         """Seconds of a collective that carries next to nothing: the middle one."""
         times = [figure.median for figure in self.figures if figure.kind in COLLECTIVES and figure.unit == "s"]
         return median(times) if times else None
+
+    @property
+    def host_score_s(self) -> float | None:
+        """A core's single-thread score."""
+        return next((figure.median for figure in self.figures if figure.kind == "host_score"), None)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

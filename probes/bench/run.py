@@ -45,7 +45,7 @@ _SHARES: dict[Group, float] = {
 TITLES: dict[Group, str] = {
     "device": "matrix products and memory of the device",
     "host_link": "copies between host and device",
-    "host_memory": "host memory",
+    "host_memory": "host memory and one core",
     "cpu_adam": "DeepSpeedCPUAdam",
     "collectives": "collectives",
     "nvme": "NVMe",

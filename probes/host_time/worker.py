@@ -1,0 +1,225 @@
+"""The subprocess: cases from JSON on stdin to answers in the folder named by the first argument, each in a fork of it.
+
+A fork inherits what is imported, and what a case changes in torch and DeepSpeed ends with it.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from ...estimators.workload import Workload
+from ..dry_run.request import Request
+from ..dry_run.simulated_gpu import collectives
+from .case import HostTimeCase
+from .narrow import defaults, narrow
+from .result import PHASES, HostCounts, HostTime
+
+if TYPE_CHECKING:
+    from .counting import Counting
+
+_TOKENS = 4
+_WARM_UP_STEPS = 4
+"""Stage 3 records its trace in the first pass and prefetches from the third."""
+
+
+def main() -> None:
+    """Answer the cases on stdin one after the other: side by side they would disturb each other."""
+    folder, (cases, steps) = Path(sys.argv[1]), json.loads(sys.stdin.read())
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    import torch
+
+    torch.set_num_threads(1)
+    for name in (
+        "deepspeed.runtime.engine",
+        "transformers.integrations.deepspeed",
+        "transformers.modeling_utils",
+        "torch.testing._internal.distributed.fake_pg",
+        "torch._dynamo",  # the stages' decorators load it with their first call
+        "deepspeed.runtime.bf16_optimizer",
+        "deepspeed.runtime.zero.stage_1_and_2",
+        "deepspeed.runtime.zero.stage3",
+        "deepspeed.runtime.zero.muon.muon_optimizer",
+        "peft.peft_model",
+    ):
+        importlib.import_module(name)
+    from ..dry_run import models, training  # noqa: F401
+
+    gc.collect()
+    gc.freeze()  # what is imported is no garbage
+    for index, values in enumerate(cases):
+        case = HostTimeCase(**{**values, "lora_targets": values["lora_targets"] and tuple(values["lora_targets"])})
+        fork = os.fork()
+        if not fork:
+            _answer(folder / f"answer-{index}.json", case, steps)
+            sys.stdout.flush()
+            os._exit(0)
+        os.waitpid(fork, 0)
+    os._exit(0)
+
+
+def _answer(file: Path, case: HostTimeCase, steps: int) -> None:
+    try:
+        answer: dict[str, Any] = asdict(_measure(case, steps))
+    except Exception as error:
+        answer = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+    file.write_text(json.dumps(answer), encoding="utf-8")
+
+
+def _measure(case: HostTimeCase, steps: int) -> HostTime:
+    import deepspeed
+
+    from .counting import Counting
+    from .score import HostScore
+
+    collectives.join(0, case.world_size, case.world_size)
+    deepspeed.init_distributed(dist_backend="fake")
+    collectives.silence_comparisons()
+    engine, batch = _engine(case)
+    for _ in range(_WARM_UP_STEPS):
+        _step(engine, batch, case.accumulation)
+    score, scores = HostScore(), []
+    seconds: dict[str, list[float]] = {phase: [] for phase in PHASES}
+    gc.collect()
+    gc.freeze()
+    for _ in range(steps):
+        scores.append(score.measure())
+        for phase, found in _step(engine, batch, case.accumulation).items():
+            seconds[phase] += found
+    return HostTime(
+        forward_s=median(seconds["forward"]),
+        backward_s=median(seconds["backward"]),
+        last_backward_s=median(seconds["last backward"]),
+        step_s=median(seconds["step"]),
+        counts=_counts(
+            engine, batch, case.accumulation, Counting(engine.module, recomputes=case.checkpointing != "none")
+        ),
+        parameters=sum(parameter.requires_grad for parameter in engine.module.parameters()),
+        score_s=median(scores),
+    )
+
+
+def _step(engine: Any, batch: dict[str, Any], accumulation: int) -> dict[str, list[float]]:
+    """Seconds of the passes of one optimizer step."""
+    seconds: dict[str, list[float]] = {"forward": [], "backward": []}
+    for last in [False] * (accumulation - 1) + [True]:
+        started = time.thread_time()
+        loss = engine(**batch).loss
+        forwarded = time.thread_time()
+        engine.backward(loss)
+        backwarded = time.thread_time()
+        engine.step()
+        done = time.thread_time()
+        seconds["forward"].append(forwarded - started)
+        seconds.setdefault("last backward" if last else "backward", []).append(backwarded - forwarded)
+        if last:
+            seconds["step"] = [done - backwarded]
+    return seconds
+
+
+def _counts(engine: Any, batch: dict[str, Any], accumulation: int, counting: Counting) -> dict[str, HostCounts]:
+    """What happens in one more step; what is recomputed is that of its first micro batch."""
+    with counting:
+        for micro_batch in range(accumulation):
+            last, first = micro_batch == accumulation - 1, micro_batch == 0
+            counting.phase = "forward" if first else ""
+            loss = engine(**batch).loss
+            counting.phase = "last backward" if last else "backward" if first else ""
+            engine.backward(loss)
+            counting.phase = "step" if last else ""
+            engine.step()
+            counting.phase = ""
+    return counting.counts()
+
+
+def _engine(case: HostTimeCase) -> tuple[Any, dict[str, Any]]:
+    """DeepSpeed's engine around the case's model, and a batch for it."""
+    import torch
+
+    from ..dry_run import models, training
+
+    request = _request(case)
+    description = models.transformers_config(request)
+    keep_alive = training.announce_zero3(request, request.config)
+    subject = models.from_config(request, description, torch.bfloat16, "cpu")
+    model: Any = subject.model
+    if case.checkpointing != "none":
+        model.gradient_checkpointing_enable({"use_reentrant": case.checkpointing == "reentrant"})
+        if case.lora_targets is not None:
+            model.enable_input_require_grads()  # as the Trainer does for adapters
+    with torch.no_grad():
+        for parameter in model.parameters():
+            getattr(parameter, "ds_tensor", parameter).normal_(0, 0.02)
+    engine = training.initialize(request.config, model)
+    engine.host_time_keeps = keep_alive
+    return engine, subject.make_batch(1)
+
+
+def _request(case: HostTimeCase) -> Request:
+    model = narrow(defaults(case.model), layers=case.layers, width=case.width)
+    return Request(
+        config=_ds_config(case),
+        model=model,
+        factory=None,
+        input_shape=None,
+        workload=Workload(
+            method="full" if case.lora_targets is None else "lora",
+            lora_targets=case.lora_targets if case.lora_targets != ("all-linear",) else None,
+            seq_len=_TOKENS,
+        ),
+        micro_batch_size=1,
+        gradient_accumulation_steps=case.accumulation,
+        gradient_checkpointing=False,
+        world_size=case.world_size,
+        gpus_per_node=case.world_size,
+        rank=0,
+        compute_capability=90,
+        gpu_memory_bytes=2**36,
+        iterations=1,
+        expandable_segments=False,
+    )
+
+
+def _ds_config(case: HostTimeCase) -> dict[str, Any]:
+    """As transformers fills `auto`, with sizes that are to the width as the real ones are to a real width."""
+    square = case.width * case.width
+    zero: dict[str, Any] = {
+        "stage": case.zero_stage,
+        "overlap_comm": True,
+        "reduce_bucket_size": case.reduce_bucket or square,
+    }
+    if case.offload_optimizer != "none":
+        zero["offload_optimizer"] = {"device": case.offload_optimizer}
+    if case.zero_stage == 3:
+        # A layer has about 12 squares; DeepSpeed's 1e9 elements are 5 layers of a model of 7B parameters, 1 of 70B.
+        layer = 12 * square
+        zero |= {
+            "stage3_prefetch_bucket_size": int(0.9 * square),
+            "stage3_param_persistence_threshold": 10 * case.width if case.gathers else 10**9,
+            "stage3_max_live_parameters": 2 * layer,
+            "stage3_max_reuse_distance": 2 * layer,
+        }
+        if case.offload_param != "none":
+            zero["offload_param"] = {"device": case.offload_param}
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": case.accumulation,
+        "bf16": {"enabled": True},
+        "zero_optimization": zero,
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_allow_untested_optimizer": True,
+        "gradient_clipping": 1.0,
+    }
+
+
+if __name__ == "__main__":
+    main()

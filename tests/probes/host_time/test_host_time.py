@@ -1,0 +1,75 @@
+"""Host time: structures are narrowed without a change, real steps are timed and counted, unit costs follow."""
+
+from __future__ import annotations
+
+import pytest
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.models.catalogue import find
+from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.time.host_costs import REFERENCE, REFERENCE_SCORE_S, host_costs
+from ds_advise.estimators.time.step_time import assumptions, estimate_time
+from ds_advise.estimators.workload import Workload
+from ds_advise.probes.host_time.case import HostTimeCase
+from ds_advise.probes.host_time.narrow import narrow
+from ds_advise.probes.host_time.run import HostTimeError, host_times
+
+from benchmarks.probes import host_time
+
+
+def test_a_narrow_model_keeps_its_structure() -> None:
+    real = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 9}
+    real |= {"intermediate_size": 11008, "num_hidden_layers": 32, "attention_bias": True, "sliding_window": 512}
+    found = narrow(real, layers=3, width=16)
+    assert found["hidden_size"] == 16 and found["num_hidden_layers"] == 3
+    assert found["num_attention_heads"] * found["head_dim"] == 16
+    assert found["attention_bias"] is True and found["sliding_window"] == 512
+
+
+def test_committed_costs_are_those_of_the_measured_cases() -> None:
+    solved = host_time.solve(host_time.read())
+    for name in host_time.UNKNOWNS:
+        assert getattr(REFERENCE, name) == pytest.approx(getattr(solved, name), rel=0.02)
+
+
+def test_costs_predict_the_cases_that_they_were_solved_from() -> None:
+    rows = host_time.read()
+    errors = sorted(abs(host_time.error(row, REFERENCE)) for row in rows)
+    assert errors[len(errors) // 2] < 0.09 and errors[-1] < 0.35
+
+
+def test_counts_of_the_closed_form_are_as_good() -> None:
+    errors = sorted(abs(host_time.closed_form_error(row, REFERENCE)) for row in host_time.read())
+    assert errors[len(errors) // 2] < 0.12 and errors[-1] < 0.4
+
+
+def test_a_faster_core_launches_faster() -> None:
+    gpu, plan = find_gpu("A100-80GB"), Plan(zero_stage=3, micro_batch_size=1)
+    model, workload = find("Qwen2.5-0.5B"), Workload(seq_len=128)
+    slow, fast, unknown = (
+        Cluster(nodes=1, gpus_per_node=2, gpu=gpu, host_score_s=score)
+        for score in (REFERENCE_SCORE_S, REFERENCE_SCORE_S / 2, None)
+    )
+    assert host_costs(fast).view_s == pytest.approx(host_costs(slow).view_s / 2)
+    times = [estimate_time(model, workload, cluster, plan) for cluster in (slow, fast, unknown)]
+    assert times[1].step_s < 0.7 * times[0].step_s
+    assert times[2].step_s == times[0].step_s
+    assert any("CPU cores" in phrase and "Xeon" in phrase for phrase in assumptions(unknown, times[2]))
+    assert not any("Xeon" in phrase for phrase in assumptions(slow, times[0]))
+
+
+@pytest.mark.slow
+def test_a_real_step_is_timed_and_counted() -> None:
+    """Stage 3 hooks every module: as many calls, and more time, than without; its gathers are counted."""
+    plain, sharded = (HostTimeCase(model={"model_type": "qwen2"}, layers=2, zero_stage=stage) for stage in (0, 3))
+    first, third = host_times([plain, sharded], steps=3)
+    assert 0 < first.forward_s < third.forward_s
+    assert first.counts["forward"].calls == third.counts["forward"].calls == 2 * 13 + 7
+    assert first.counts["forward"].gathered == 0 < third.counts["forward"].gathered
+    assert first.counts["backward"].reduced == 0 and third.counts["backward"].reduced == third.parameters
+
+
+@pytest.mark.slow
+def test_a_case_that_cannot_run_says_why() -> None:
+    with pytest.raises(HostTimeError, match="no_such_model"):
+        host_times([HostTimeCase(model={"model_type": "no_such_model"}, layers=1, zero_stage=0)], steps=1)
