@@ -350,11 +350,11 @@ def test_software_that_published_runs_need() -> None:
 
 
 def test_constants_are_where_the_fit_puts_them() -> None:
-    """A round of the fit improves the objective by at most three hundredths of it."""
+    """A round of the fit improves the objective by at most two hundredths of it."""
     runs = timed_runs.read_runs()
     committed = fit_speed.objective(runs)
     with fit_speed.restored():
-        assert fit_speed.fit(runs, trust=(math.log(1.1),)) > 0.97 * committed
+        assert fit_speed.fit(runs, trust=(math.log(1.1),)) > 0.98 * committed
     assert fit_speed.objective(runs) == committed
 
 
