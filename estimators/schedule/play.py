@@ -56,6 +56,8 @@ _CALLS = {
     "backward_operation": "launches",
     "backward_view": "launches",
     "recomputed_operation": "launches",
+    "checkpoint": "launches",
+    "step_operation": "launches",
     "visit_forward": "hooks",
     "visit_backward": "hooks",
     "gather": "hooks",

@@ -7,6 +7,7 @@ would do is noted by its caller (`kernels`, `aio`).
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -62,7 +63,7 @@ class ScheduleRecorder:
         self._kinds_of_calls: dict[str, int] = {}
         self._entries: list[Entry] = []
         self._calls = Counter[str]()
-        self._phase, self._depth = "", 0
+        self._phase, self._depth, self._hooks = "", 0, 0
         torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: self._enter())
         torch.nn.modules.module.register_module_forward_hook(lambda *_: self._leave(), always_call=True)
 
@@ -133,7 +134,18 @@ class ScheduleRecorder:
 
     # What the dispatch mode tells.
 
+    @contextlib.contextmanager
+    def hook(self) -> Iterator[None]:
+        """A hook of DeepSpeed's runs."""
+        self._hooks += 1
+        try:
+            yield
+        finally:
+            self._hooks -= 1
+
     def _enter(self) -> None:
+        if self._phase == "backward" and not self._depth:
+            self.call("checkpoint")
         self._depth += 1
         self.call("module_call")
 
@@ -143,7 +155,10 @@ class ScheduleRecorder:
     def _dispatch(self, *, view: bool) -> None:
         """The host dispatches an operation; in a backward pass a module runs only to be recomputed."""
         backward = self._phase == "backward"
-        if backward and not self._depth:
+        if self._phase == "step":
+            self._calls["step_operation"] += 1
+            return
+        if self._hooks or (backward and not self._depth):
             self._calls["backward_view" if view else "backward_operation"] += 1
             return
         self._calls["view" if view else "operation"] += 1

@@ -21,15 +21,17 @@ def _gathered(parameters: Any, *_: Any) -> int:
 
 _HOOKS: tuple[tuple[str, str, str, Callable[..., int]], ...] = (
     ("parameter_offload.DeepSpeedZeRoOffload", "pre_sub_module_forward_function", "visit_forward", _once),
+    ("parameter_offload.DeepSpeedZeRoOffload", "post_sub_module_forward_function", "", _once),
     ("parameter_offload.DeepSpeedZeRoOffload", "pre_sub_module_backward_function", "visit_backward", _once),
+    ("parameter_offload.DeepSpeedZeRoOffload", "post_sub_module_backward_function", "", _once),
     ("partitioned_param_coordinator.PartitionedParameterCoordinator", "__all_gather_params", "gather", _gathered),
     ("stage_1_and_2.DeepSpeedZeroOptimizer", "process_gradients", "bucketed_gradient", _once),
     ("stage_1_and_2.DeepSpeedZeroOptimizer", "reduce_ipg_grads", "bucket", _once),
     ("stage3.DeepSpeedZeroOptimizer_Stage3", "reduce_ready_partitions_and_remove_grads", "partitioned_gradient", _once),
     ("stage3.DeepSpeedZeroOptimizer_Stage3", "__reduce_and_partition_ipg_grads", "bucket", _once),
 )
-"""Class below deepspeed.runtime.zero, its method, what `HostCosts` calls it, and how often that happens in one call of
-the method (deepspeed 0.18.3 to 0.19.8)."""
+"""Class below deepspeed.runtime.zero, its method, what `HostCosts` calls it ("": part of another), and how often that
+happens in one call of the method (deepspeed 0.18.3 to 0.19.8)."""
 
 
 def record(recorder: ScheduleRecorder) -> None:
@@ -37,8 +39,10 @@ def record(recorder: ScheduleRecorder) -> None:
 
     def recorded(method: Any, call: str, times: Callable[..., int]) -> Any:
         def run(self: Any, *arguments: Any, **options: Any) -> Any:
-            recorder.call(call, times(*arguments))
-            return method(self, *arguments, **options)
+            if call:
+                recorder.call(call, times(*arguments))
+            with recorder.hook():
+                return method(self, *arguments, **options)
 
         return run
 
