@@ -13,6 +13,9 @@ class Software:
     sharding: Literal["zero", "fsdp"] = "zero"
     """What stage 3 stands for: ZeRO-3, whose hooks gather submodule by submodule, or PyTorch's FSDP with one unit per
     layer."""
+    engine: bool = True
+    """DeepSpeed's engine runs the step; False for a loop of one's own around one GPU, whose optimizer takes the
+    gradients as they are."""
     fused_kernels: bool = False
     """RMSNorm, rotary embedding and gated activation are one kernel each, forward and backward, which reads its inputs
     and writes its result once (Liger, unsloth's kernels, torch.compile)."""

@@ -248,6 +248,7 @@ def _run(row: dict[str, str]) -> TimedRun:
         plan=plan,
         software=Software(
             sharding="fsdp" if fsdp else "zero",
+            engine=row["engine"] == "deepspeed",
             fused_kernels=row["fused_kernels"] == "yes",
             attention_forward=kernel[0],
             attention_backward=kernel[1],

@@ -55,12 +55,13 @@ SOFTCAP_PASSES = (6, 7)
 """Times that soft-capped logits cross memory, forward and backward: divided, tanh, multiplied, each read and written;
 on the way back the tanh's result is read too (transformers 5.23 modeling_gemma2.py)."""
 
-OPTIMIZER_PASSES_BYTES = 36
-"""Bytes per updated parameter of a DeepSpeed step on the GPU, beside the optimizer's states (read and written once
-each).
+OPTIMIZER_PASSES_BYTES, LOOP_PASSES_BYTES = (50, 60, 60, 56), 36
+"""Bytes per updated parameter of a step on the GPU, beside the optimizer's states (read and written once each): of
+DeepSpeed's engine by stage, and of a loop without it.
 
-fp32 master read and written 8, fp32 gradient read 4; before that the gradient is cast 2 + 4, its norm read 4, unscaled
-and clipped 8; after it the 16-bit weight is written 4 + 2 (deepspeed 0.19.8 stage_1_and_2.py `step`, stage3.py `step`).
+Counted in the schedules that dry runs of deepspeed 0.19.8 record, the same for six families: master and gradient of the
+optimizer's kernel 12; the gradient cast, its norm, unscaled, clipped and checked for overflow; the 16-bit weight
+written. A loop casts the gradient 2 + 4, reads its norm 4, clips it 8, steps 12 and writes the weight 6.
 """
 
 COPIED_PASSES, FSDP_COPIED_PASSES, SUMMED_PASSES = 6, 2, 3

@@ -25,11 +25,12 @@ from . import offload_time as offload
 from .collective_time import CONTENTION, PREFETCH_HIDDEN
 from .compute_time import compute_time
 from .host_costs import host_costs
-from .host_time import ZERO3_SERIAL, host_work
+from .host_time import ZERO3_SERIAL, host_work, step_host_s
 from .memory_bound import (
     COPIED_PASSES,
     FSDP_COPIED_PASSES,
     GATHERED_PASSES,
+    LOOP_PASSES_BYTES,
     OPTIMIZER_PASSES_BYTES,
     SUMMED_PASSES,
 )
@@ -162,6 +163,9 @@ class _Step:
         serial = 1.0 if cluster.gpu.is_cpu else ZERO3_SERIAL if stage == 3 else 0.0
         self.forward_s = n * _together(self.compute.forward_s, forward_host, serial)
         self.backward_s = n * _together(self.compute.backward_s + self.gradient_s / n, backward_host, serial)
+        engine = software.engine and software.sharding == "zero"
+        self.step_host_s = step_host_s(costs, plan, self.tensors, cluster.world_size) if engine else 0.0
+        self.passes_bytes = OPTIMIZER_PASSES_BYTES[stage] if engine else LOOP_PASSES_BYTES
         self.values = self._symbols()
 
     def _symbols(self) -> dict[str, float]:
@@ -333,9 +337,10 @@ class _Step:
         kind, node = optimizer(self.workload.optimizer), self.trained_per_node
         weights = self.element * self.trained_per_rank
         terms: list[TimeTerm] = []
+        on_gpu_s = 0.0
         if plan.offload_optimizer == "none":
-            seconds = (OPTIMIZER_PASSES_BYTES + 2 * kind.state_bytes) * self.trained_per_rank / self.values["W"]
-            formula = f"({OPTIMIZER_PASSES_BYTES:g} + 2 states) Pr / W"
+            on_gpu_s = seconds = (self.passes_bytes + 2 * kind.state_bytes) * self.trained_per_rank / self.values["W"]
+            formula = f"({self.passes_bytes:g} + 2 states) Pr / W"
             terms.append(
                 self._term("optimizer", "gpu memory", seconds, formula, "states Pr W", states=kind.state_bytes)
             )
@@ -343,6 +348,10 @@ class _Step:
             terms += self._optimizer_on_host(kind.cpu_state_bytes or 0.0)
             if plan.offload_param == "none":
                 terms.append(self._pcie("updated weights to GPU", weights, "w Pr / PCIe", "w Pr"))
+        # A CPU computes what it launches itself, and the optimizer on the host waits for its own thread.
+        hidden = 0.0 if cluster.gpu.is_cpu else min(self.step_host_s, on_gpu_s)
+        launches = self._term("launches of the step", "launch", self.step_host_s - hidden, "what the GPU waits for", "")
+        terms.append(launches._replace(hidden_s=hidden))
         if plan.offload_param != "none" and plan.offload_optimizer == "none":
             terms.append(self._pcie("updated weights to host", weights, "w Pr / PCIe", "w Pr"))
         if plan.offload_param == "nvme":

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import math
 import statistics
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -249,7 +250,7 @@ def test_time_grows_with_batch_and_sequence(rung: str) -> None:
         estimate_time(MODEL, Workload(seq_len=seq_len), PAIR, dataclasses.replace(base, micro_batch_size=micro)).step_s
         for seq_len, micro in ((512, 1), (512, 4), (1024, 4), (1024, 32), (4096, 32))
     ]
-    assert times == sorted(times)
+    assert all(later >= earlier * (1 - 1e-9) for earlier, later in pairwise(times))
     assert times[-1] > times[0]
 
 
