@@ -26,7 +26,6 @@ CHOSEN = {
     "gist.github.com/chenyaofo": ("llama7b-1", "llama7b-2", "llama7b-5", "llama7b-6"),
     "DeepSpeed blogs/deepcompile": ("2-107", "2-118"),
     "DeepSpeedExamples training/autotuning": ("2-129", "2-131", "2-132"),
-    "DeepSpeedExamples training/bf16_master_weight": ("2-138",),
     "huggingface/blog deepspeed-to-fsdp-and-back": ("2-152",),
 }
 """By the beginning of the source: rows of DeepSpeed runs whose model is small enough to be executed in minutes."""

@@ -22,6 +22,9 @@ from .layer_operations import layer_operations
 FSDP_VISIT_S = 720e-6
 """FSDP's hooks around one visit of a unit, forward or backward. Fitted; no plan of the project uses it."""
 
+FSDP_SERIAL = 0.5
+"""As `ZERO3_SERIAL`, for FSDP. Assumed."""
+
 ZERO3_SERIAL = 0.25
 """Part of the shorter of host and GPU time that stage 3 adds to the longer: the host synchronizes with a fetch of its
 own when it runs two ahead of the GPU (deepspeed 0.19.8 partitioned_param_coordinator.py

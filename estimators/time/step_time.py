@@ -25,7 +25,7 @@ from . import offload_time as offload
 from .collective_time import CONTENTION, PREFETCH_HIDDEN
 from .compute_time import compute_time
 from .host_costs import host_costs
-from .host_time import ZERO3_SERIAL, host_work, step_host_s
+from .host_time import FSDP_SERIAL, ZERO3_SERIAL, host_work, step_host_s
 from .memory_bound import (
     COPIED_PASSES,
     FSDP_COPIED_PASSES,
@@ -160,7 +160,8 @@ class _Step:
             backward_host += host.recompute_s(costs, stage)
         self.host_s = n * (forward_host + backward_host)
         # A CPU computes what it launches itself; stage 3 keeps a GPU and its host close together.
-        serial = 1.0 if cluster.gpu.is_cpu else ZERO3_SERIAL if stage == 3 else 0.0
+        serial = 0.0 if stage < 3 else ZERO3_SERIAL if self.zero3 else FSDP_SERIAL
+        serial = 1.0 if cluster.gpu.is_cpu else serial
         self.forward_s = n * _together(self.compute.forward_s, forward_host, serial)
         self.backward_s = n * _together(self.compute.backward_s + self.gradient_s / n, backward_host, serial)
         engine = software.engine and software.sharding == "zero"

@@ -313,11 +313,12 @@ def test_what_a_fit_without_them_predicts_is_of_today() -> None:
 
 
 def test_the_interval_holds_four_of_five_unseen_speeds() -> None:
-    """Of the runs of each origin 75 to 85 % lie in the interval that the others give, for every kind of plan."""
+    """Of the runs of each origin 75 to 85 % lie in the interval that the others give, for every kind of plan; of the
+    ratios of two plans of one table, which decide what is called close, at least 70 %."""
     kinds = spread.residuals([run for run in timed_runs.read_runs() if run.counted])
     assert set(kinds) == {"one GPU", "several GPUs", "offload", "ratio", "ratio with offload"}
     for kind, found in kinds.items():
-        assert 0.75 <= spread.coverage(found) <= 0.85, kind
+        assert (0.70 if "ratio" in kind else 0.75) <= spread.coverage(found) <= 0.85, kind
 
 
 def test_published_groups_are_ranked() -> None:
