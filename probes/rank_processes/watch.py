@@ -181,7 +181,8 @@ def _failure(ranks: list[_Rank], stall_s: float, deadline: float) -> RankFailure
         for rank in ranks:  # those that do not compile wait for the one that does
             rank.heard_at = now
     elif silent:
-        last = min(silent, key=lambda rank: (rank.order, rank.heard_at))
+        # The others wait for the one that is furthest behind, which may have spoken later than they.
+        last = min((rank for rank in ranks if not rank.done), key=lambda rank: (rank.order, rank.heard_at))
         return last.failure("hang", f"rank {last.number} made no progress for {stall_s:.0f} s")
     return None
 
