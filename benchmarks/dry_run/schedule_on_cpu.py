@@ -1,13 +1,12 @@
 """The recorded schedule against reality: real trainings on this machine's CPU, and their dry runs played on it.
 
     ds-advise bench --device cpu
-    python -m benchmarks.dry_run.schedule_on_cpu ANSWERS [--write]
+    python -m benchmarks.dry_run.schedule_on_cpu ANSWERS [WORD ...]
 
-Two models x five rungs x full and LoRA x one and four micro batches, two ranks over gloo. ANSWERS keeps what the real
-runs took, and what is in it is not run again, so an interrupted run goes on. Times are wall times: run it on a machine
-that does nothing else. The speeds of the CPU are those that `ds-advise bench` measured.
-
---write: put the table into docs/dry-run.md. Exit 1 when a target is missed.
+Two models x five rungs x full and LoRA x one and four micro batches, two ranks over gloo; with WORDs those whose name
+has all of them ("wide zero2 lora x4"). ANSWERS keeps what the real runs took, and what is in it is not run again, so an
+interrupted run goes on. Times are wall times: run it on a machine that does nothing else. The speeds of the CPU are
+those that `ds-advise bench` measured. Exit 1 when a target is missed.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from ds_advise.probes.dry_run.step_time import played_step
 from ds_advise.probes.real_run import probe
 from ds_advise.probes.run import Run
 
-from ..document import put
 from ..probes.cpu_probes import LARGER, MODELS
 
 RANKS, STEPS = 2, 12
@@ -103,12 +101,12 @@ def measured(case: Case, known: dict[str, float], file: Path) -> float:
     return known[case.name]
 
 
-def rows(file: Path) -> Iterator[Row]:
+def rows(file: Path, cases: Sequence[Case]) -> Iterator[Row]:
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     known: dict[str, float] = {values["case"]: values["step_s"] for values in map(json.loads, lines)}
-    for case in CASES:
+    for case in cases:
         measured(case, known, file)
-    for case in CASES:
+    for case in cases:
         run = case.run()
         plan = run.plan()
         assert plan is not None and run.shape is not None
@@ -139,13 +137,13 @@ def report(found: Sequence[Row]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    if not arguments or not set(arguments[1:]) <= {"--write"}:
+    if not arguments:
         sys.exit(__doc__)
-    found = list(rows(Path(arguments[0])))
-    text = report(found)
-    print(text, end="")
-    if "--write" in arguments:
-        put("dry-run.md", "dry_run/schedule_on_cpu", text)
+    file, *words = arguments
+    found = list(rows(Path(file), [case for case in CASES if set(words) <= set(case.name.split())]))
+    if not found:
+        sys.exit("no case has all of these words")
+    print(report(found), end="")
     errors = [abs(row.error) for row in found]
     return int(median(errors) > MEDIAN or max(errors) > WORST)
 

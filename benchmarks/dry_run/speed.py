@@ -80,7 +80,7 @@ CASES = (
     Case(name="Qwen2.5-14B, ZeRO-3 offload, 2 GPUs", **_ON_TWO, offload=True, target_s=20),
     Case(name="Qwen2.5-14B, ZeRO-3, 2 GPUs", **_ON_TWO, target_s=20),
     Case(name="Qwen2.5-14B, ZeRO-3, 2 GPUs, --fast", **_ON_TWO, fast=True, target_s=8),
-    Case(name="Qwen2.5-14B, ZeRO-3, 2 GPUs, LoRA", **_ON_TWO, method="lora", target_s=35),
+    Case(name="Qwen2.5-14B, ZeRO-3, 2 GPUs, LoRA", **_ON_TWO, method="lora", target_s=70),
     Case(name="Llama-3-70B, ZeRO-3, 64 GPUs", model=_LLAMA_70B, nodes=8, gpus_per_node=8, target_s=60),
 )
 
