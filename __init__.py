@@ -15,16 +15,18 @@ from .estimators.errors import DsAdviseError
 
 if TYPE_CHECKING:
     from .advisor.advise import advise
+    from .advisor.estimate import estimate
     from .advisor.question.run import read_run
     from .advisor.recommend.recommendation import Recommendation
     from .probes.dry_run import dry_run
     from .probes.run import Run
 
 __version__ = "0.1.0"
-__all__ = ["DsAdviseError", "Recommendation", "Run", "advise", "dry_run", "read_run"]
+__all__ = ["DsAdviseError", "Recommendation", "Run", "advise", "dry_run", "estimate", "read_run"]
 
 _LAZY = {
     "advise": ".advisor.advise",
+    "estimate": ".advisor.estimate",
     "read_run": ".advisor.question.run",
     "Recommendation": ".advisor.recommend.recommendation",
     "dry_run": ".probes.dry_run",

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.time.step_time import assumptions
-from ..estimators.workload import AttentionKernel, Framework, LossKernel, Method, Precision
+from ..estimators.workload import AttentionKernel, Framework, LayerKernels, LossKernel, Method, Precision
 from ..probes.store_path import anything_kept
+from .ask import ask
+from .estimate import plain_pytorch
 from .question.cluster_options import ClusterOptions
-from .question.cluster_spec import parse_cluster
-from .question.model_source import load_model
 from .question.question import CheckpointingChoice, Question
-from .question.workload import WorkloadOptions, positive
 from .recommend.reasons import doubts, reasons
 from .recommend.recommendation import Recommendation, closest
 from .recommend.search import fastest_that_fits, predict_all
@@ -38,10 +37,15 @@ def advise(
     gradient_checkpointing: CheckpointingChoice = "auto",
     attention: AttentionKernel = "sdpa",
     loss: LossKernel = "standard",
+    kernels: LayerKernels = "torch",
+    document_len: int | None = None,
+    software: str | Mapping[str, Any] | None = None,
     framework: Framework = "hf",
+    sharding: Literal["zero", "fsdp"] = "zero",
     ram: str | None = None,
     nvme: str | None = None,
     interconnect: str | None = None,
+    threads: int | None = None,
     offline: bool = False,
     deepspeed_estimate: bool = True,
 ) -> Recommendation:
@@ -51,15 +55,26 @@ def advise(
     gpus:    `2x32GB`, `8xA100-80GB`, `4x8xH100` (nodes x GPUs x kind), `RTX4090`, `auto` (this machine), a `Cluster`.
     seq_len: default 2048, or the model's learned positions where they are fewer.
     precision: "auto" is bf16 where the GPU has it, else fp16.
+    document_len: the mean length of the documents packed into a sample; None: a sample is one.
+    software: what differs from what is planned for (`estimators.software`), as "transformers=4.45,reentrant".
+    sharding: "fsdp" also predicts plain PyTorch, for comparison (`Recommendation.beside`).
     ram, nvme, interconnect: as on the command line; no effect when `gpus` is a `Cluster`.
+    threads: of each rank on the host; None: those that the printed commands set.
     deepspeed_estimate: also call DeepSpeed's own estimator (imports torch and deepspeed, seconds).
 
     Raises `DsAdviseError` for a question that cannot be answered; a plan that does not fit is an answer
     (`recommended` is None).
     """
-    cluster = gpus if isinstance(gpus, Cluster) else parse_cluster(gpus, ram=ram, nvme=nvme, interconnect=interconnect)
-    shape = model if isinstance(model, ModelShape) else load_model(model, offline=offline)
-    options = WorkloadOptions(
+    question = ask(
+        model,
+        gpus=gpus,
+        ram=ram,
+        nvme=nvme,
+        interconnect=interconnect,
+        threads=threads,
+        micro_batch=micro_batch,
+        gradient_checkpointing=gradient_checkpointing,
+        offline=offline,
         method=method,
         lora_rank=lora_rank,
         lora_dropout=lora_dropout,
@@ -70,16 +85,14 @@ def advise(
         optimizer=optimizer,
         attention=attention,
         loss=loss,
+        kernels=kernels,
+        document_len=document_len,
+        software=software,
         framework=framework,
     )
-    question = Question(
-        model=shape,
-        workload=options.workload(shape, cluster.gpu),
-        cluster=cluster,
-        gradient_checkpointing=gradient_checkpointing,
-        micro_batch_size=None if micro_batch is None else positive("micro_batch", micro_batch),
-    )
     recommendation = answer(question)
+    if sharding == "fsdp":
+        recommendation = replace(recommendation, beside=plain_pytorch(question))
     return with_deepspeed_estimate(recommendation) if deepspeed_estimate else recommendation
 
 

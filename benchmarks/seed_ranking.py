@@ -171,8 +171,11 @@ def workload_of(row: dict[str, str]) -> Workload:
 
 
 def cluster_of(row: dict[str, str]) -> Cluster:
-    several_nodes = row["gpus"].count("x") == 2
-    return parse_cluster(row["gpus"], interconnect=INTERCONNECT if several_nodes else None)
+    return parse_cluster(row["gpus"], interconnect=interconnect_of(row) or None)
+
+
+def interconnect_of(row: dict[str, str]) -> str:
+    return INTERCONNECT if row["gpus"].count("x") == 2 else ""
 
 
 def plan_of(row: dict[str, str], hidden: int) -> Plan:

@@ -8,7 +8,7 @@ from typing import Literal
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.memory.trainable import tensor_set
 from ..estimators.models.model_shape import ModelShape
-from ..estimators.plan import Offload, Plan, Rung
+from ..estimators.plan import Offload, PlainPyTorch, Plan, Rung
 from ..estimators.workload import Workload
 
 _PLACES: dict[Rung, tuple[Literal[0, 1, 2, 3], Offload, Offload]] = {
@@ -52,7 +52,7 @@ _MAX_LIVE = 1_000_000_000
 
 
 def plan_for(
-    rung: Rung,
+    rung: Rung | PlainPyTorch,
     model: ModelShape,
     workload: Workload,
     cluster: Cluster,
@@ -63,7 +63,8 @@ def plan_for(
 ) -> Plan:
     """The plan of a rung for this model on these GPUs.
 
-    Sizes count elements. A setting without effect on the rung keeps its default.
+    Sizes count elements. A setting without effect on the rung keeps its default. FSDP gathers and reduces layer by
+    layer and keeps nothing; plain PyTorch without it has no settings.
 
     overlap_comm: on. Communication runs beside the computation, for a second bucket (stages 1 and 2). Off on one GPU
         without offload, which has nothing to overlap.
@@ -92,6 +93,15 @@ def plan_for(
     DeepSpeed's side of it: runtime/zero/{stage_1_and_2,stage3,partitioned_param_coordinator}.py, runtime/swap_tensor/,
     version 0.19.8.
     """
+    if rung == "fsdp" or rung == "torch":  # the type checker narrows by it
+        alone = Plan(
+            zero_stage=0,
+            sharding="none",
+            micro_batch_size=micro_batch_size,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            gradient_checkpointing=gradient_checkpointing,
+        )
+        return alone if rung == "torch" else with_layers_as_units(alone, model)
     stage, offload_optimizer, offload_param = _PLACES[rung]
     ranks = cluster.world_size
     plan = Plan(
@@ -135,6 +145,20 @@ def plan_for(
         stage3_prefetch_bucket_size=plan.stage3_prefetch_bucket_size if workload.method == "full" else 0,
         param_buffer_size=-(-max(tensor.numel for tensor, _ in model.tensor_counts) // ranks),
         param_max_in_cpu=_parameters_kept_in_ram(cluster, workload.weight_bytes),
+    )
+
+
+def with_layers_as_units(alone: Plan, model: ModelShape) -> Plan:
+    """Plain PyTorch's plan under FSDP with one unit per layer, all of it sharded."""
+    layer = max((block.parameters_per_layer for block in model.blocks), default=0)
+    return replace(
+        alone,
+        zero_stage=3,
+        sharding="fsdp",
+        reduce_bucket_size=layer,
+        stage3_prefetch_bucket_size=layer,
+        stage3_param_persistence_threshold=0,
+        stage3_max_live_parameters=0,
     )
 
 

@@ -15,7 +15,7 @@ from .optimizer_block import CLIENT_OPTIMIZERS
 def training_arguments(plan: Plan, workload: Workload, *, config_path: str = "ds_config.json") -> dict[str, Any]:
     """Keyword arguments of TrainingArguments, in the order to print them. They fill every `auto` of the "hf" flavour.
 
-    gradient_checkpointing_kwargs: the non-reentrant form, which PyTorch recommends and LoRA needs (behind frozen
+    gradient_checkpointing_kwargs: unless asked for otherwise, the non-reentrant form, which PyTorch recommends and LoRA needs (behind frozen
     embeddings no input of a block requires a gradient, and the reentrant form then computes none).
     optim: only for optimizers that DeepSpeed does not create; with an `optimizer` block it has no effect.
     """
@@ -26,13 +26,15 @@ def training_arguments(plan: Plan, workload: Workload, *, config_path: str = "ds
         "gradient_checkpointing": plan.gradient_checkpointing,
     }
     if plan.gradient_checkpointing:
-        arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+        arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": workload.software.reentrant}
     if workload.precision != "fp32":
         arguments[workload.precision] = True
     if workload.optimizer in CLIENT_OPTIMIZERS:
         arguments["optim"] = CLIENT_OPTIMIZERS[workload.optimizer]
-    if workload.loss == "fused":
+    if workload.loss == "fused" or workload.kernels == "liger":
         arguments["use_liger_kernel"] = True
+    if workload.loss == "standard" and workload.kernels == "liger":
+        arguments["liger_kernel_config"] = {"fused_linear_cross_entropy": False}
     arguments["deepspeed"] = config_path
     return arguments
 

@@ -1,4 +1,4 @@
-"""One DeepSpeed configuration, as far as memory and speed depend on it."""
+"""One DeepSpeed configuration, or a plan without DeepSpeed beside it, as far as memory and speed depend on it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Offload = Literal["none", "cpu", "nvme"]
+Sharding = Literal["zero", "fsdp", "none"]
 Rung = Literal["ddp", "zero1", "zero2", "zero2-offload", "zero3", "zero3-offload-param", "zero3-offload", "zero3-nvme"]
+
+PlainPyTorch = Literal["fsdp", "torch"]
+"""Plans beside the rungs, without DeepSpeed."""
 
 RUNGS: tuple[Rung, ...] = get_args(Rung)
 """The rungs of the ladder: kinds of plan, in the order in which the field's recipe climbs from one to the next."""
@@ -22,6 +26,9 @@ class Plan:
 
     zero_stage: Literal[0, 1, 2, 3]
     """0 is plain data parallelism."""
+    sharding: Sharding = "zero"
+    """Whose the step is: DeepSpeed's engine's, or plain PyTorch's with FSDP (one unit per layer, all of it sharded:
+    `zero_stage` is 3) or without (torch's optimizer alone, DDP on several GPUs: `zero_stage` is 0)."""
     micro_batch_size: int
     gradient_accumulation_steps: int = 1
     gradient_checkpointing: bool = True
@@ -52,8 +59,10 @@ class Plan:
     """The swapper's pinned buffers per rank."""
 
     @property
-    def rung(self) -> Rung:
-        """The rung of the ladder that this plan stands on."""
+    def rung(self) -> Rung | PlainPyTorch:
+        """The rung of the ladder that this plan stands on, or what it is beside them."""
+        if self.sharding != "zero":
+            return "fsdp" if self.sharding == "fsdp" else "torch"
         if self.zero_stage < 2:
             return "zero1" if self.zero_stage else "ddp"
         if self.zero_stage == 2:

@@ -1,32 +1,38 @@
-"""How a step is executed beside its plan: what differs from DeepSpeed under transformers as it runs today."""
+"""What differs where the software is not transformers 5 as DeepSpeed's engine and the printed commands run it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+OptimizerStep = Literal["foreach", "fused", "loop"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
-    """The defaults are what the project plans for; published runs need the rest."""
+    """The defaults are what the project plans for; older versions and other habits are described by the rest."""
 
-    sharding: Literal["zero", "fsdp"] = "zero"
-    """What stage 3 stands for: ZeRO-3, whose hooks gather submodule by submodule, or PyTorch's FSDP with one unit per
-    layer."""
-    engine: bool = True
-    """DeepSpeed's engine runs the step; False for a loop of one's own around one GPU, whose optimizer takes the
-    gradients as they are."""
-    fused_kernels: bool = False
-    """RMSNorm, rotary embedding and gated activation are one kernel each, forward and backward, which reads its inputs
-    and writes its result once (Liger, unsloth's kernels, torch.compile)."""
-    attention_forward: float = 1.0
-    """The speed of the flash kernel's forward pass against FlashAttention-2."""
-    attention_backward: float = 1.0
-    own_attention: bool = False
-    """The model's code brings the attention that the workload names, whatever transformers' class offers
-    (llm-foundry's MPT)."""
+    transformers: tuple[int, int] = (5, 0)
+    """The version of transformers, major and minor. Before 4.48 the loss makes more copies of the logits
+    (`memory.activations.loss`); before 5 every expert is a module of its own, which bitsandbytes quantizes."""
+    deepspeed: tuple[int, int] = (0, 19)
+    """The version of DeepSpeed. Before 0.19 stages 1 and 2 flatten the weights on the host, not on the GPU."""
     reentrant: bool = False
-    """Checkpointing runs whole layers again (`flops`, rule 6)."""
+    """Checkpointing is reentrant (`use_reentrant=True`): it runs whole layers again, and FSDP's hooks on frozen weights
+    then hold every layer's input to the end of the backward pass."""
+    autocast: bool = False
+    """What trains is kept in fp32 and cast in every pass (`torch.autocast`). Plain PyTorch only: DeepSpeed's engine
+    casts the weights once."""
+    fp32_adapters: bool = False
+    """Adapters stay in the fp32 that peft creates them in; DeepSpeed's engine casts them to the training precision."""
+    fp32_norms: bool = False
+    """The norms give fp32, and so what passes from layer to layer is fp32: after peft's
+    `prepare_model_for_kbit_training`, or with LayerNorm under autocast before 4-bit layers."""
+    optimizer_step: OptimizerStep = "foreach"
+    """How torch's Adam steps in plain PyTorch: all tensors at once with temporaries ("foreach", torch's default), in
+    one kernel ("fused"), or tensor by tensor ("loop"). DeepSpeed's engine has an Adam of its own."""
+    expandable_segments: bool = True
+    """PyTorch's allocator runs with `expandable_segments:True`, as the printed commands set it."""
 
 
 DEFAULT = Software()

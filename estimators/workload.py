@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .software import DEFAULT, Software
+
 Method = Literal["full", "lora", "qlora"]
 Precision = Literal["bf16", "fp16", "fp32"]
-AttentionKernel = Literal["flash", "sdpa", "eager"]
-LossKernel = Literal["standard", "fused"]
+AttentionKernel = Literal["flash", "sdpa", "eager", "triton"]
+LossKernel = Literal["standard", "fused", "in-place", "chunked"]
+LayerKernels = Literal["torch", "liger", "unsloth"]
 Framework = Literal["hf", "deepspeed"]
 
 
@@ -23,8 +26,6 @@ class Workload:
     """The ends of module names (`q_proj`), None for all that peft's "all-linear" means; see `lora.adapters`."""
     lora_dropout: float = 0.0
     """The probability of dropout before each adapter. Memory and time depend on whether it is 0, not on its size."""
-    adapters_fp32: bool = False
-    """Adapters stay in the fp32 that peft creates them in; DeepSpeed's engine casts them to `precision`."""
     seq_len: int = 2048
     """S, the tokens of a sample as the model sees it (padded or packed)."""
     precision: Precision = "bf16"
@@ -34,10 +35,19 @@ class Workload:
     global_batch_size: int | None = None
     """Samples per optimizer step over all GPUs, which the search keeps exactly; None leaves them to it."""
     attention: AttentionKernel = "sdpa"
+    """"triton" is FlashAttention's Triton kernel of 2023, which the model's own code must bring (llm-foundry)."""
     loss: LossKernel = "standard"
-    """A "fused" loss never holds all logits (Liger's fused linear cross entropy)."""
+    """A "fused" loss never holds all logits (Liger's fused linear cross entropy); an "in-place" one writes the gradient
+    over them (the cross entropies of flash-attn and unsloth); a "chunked" one upcasts a part at a time (litgpt)."""
+    kernels: LayerKernels = "torch"
+    """With "liger" and "unsloth" RMSNorm, rotary embedding and gated activation are one kernel each, forward and
+    backward, which reads its inputs and writes its result once."""
+    document_len: int | None = None
+    """The mean length of the documents that are packed into a sample, each of which attends to itself alone; None: a
+    sample is one document."""
     framework: Framework = "hf"
     """Trainer and accelerate are "hf"; "deepspeed" is plain `deepspeed.initialize`."""
+    software: Software = DEFAULT
 
     @property
     def weight_bytes(self) -> int:

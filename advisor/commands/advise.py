@@ -24,6 +24,13 @@ from .options import CPU_RANKS, device, memory, output_options, question_options
 )
 @click.option("--no-write", is_flag=True, help="Write no file.")
 @click.option("--force", is_flag=True, help="Overwrite a file that differs.")
+@click.option(
+    "--sharding",
+    type=click.Choice(["zero", "fsdp"]),
+    default="zero",
+    show_default=True,
+    help="With fsdp, also show what plain PyTorch would need (torch's optimizer alone on one GPU), for comparison.",
+)
 @click.option("--all", "all_candidates", is_flag=True, help="Show every candidate, not only each rung's best.")
 @click.option(
     "--no-deepspeed-estimate", is_flag=True, help="Do not call DeepSpeed's own estimator (saves a second or two)."
@@ -48,6 +55,7 @@ def advise(
     destination: str,
     no_write: bool,
     force: bool,
+    sharding: str,
     all_candidates: bool,
     output: Output,
     **proofs: Any,
@@ -70,6 +78,6 @@ def advise(
         raise click.UsageError("--json and -o - both want stdout; leave one out")
     if not destination:
         raise click.UsageError("--output is empty; name a file, or pass --no-write")
-    answer = answer_with_proofs(question, say=output.say, **proofs)
+    answer = answer_with_proofs({**question, "sharding": sharding}, say=output.say, **proofs)
     place: Destination = None if no_write else "-" if destination == "-" else Path(destination)
     return deliver(answer, place, output, force=force, all_candidates=all_candidates)

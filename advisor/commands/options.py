@@ -121,17 +121,38 @@ _LORA = (
 )
 _ATTENTION = click.option(
     "--attention",
-    type=click.Choice(["flash", "sdpa", "eager"]),
+    type=click.Choice(["flash", "sdpa", "eager", "triton"]),
     default="sdpa",
     show_default=True,
-    help="Choose the attention implementation of the model.",
+    help="Choose the attention implementation; triton is FlashAttention's of 2023, brought by the model's code.",
 )
 _LOSS = click.option(
     "--loss",
-    type=click.Choice(["standard", "fused"]),
+    type=click.Choice(["standard", "fused", "in-place", "chunked"]),
     default="standard",
     show_default=True,
-    help="Choose the loss; fused never holds all logits (Liger).",
+    help="Choose the loss; fused never holds all logits (Liger), in-place writes the gradient over them (unsloth), "
+    "chunked upcasts a part at a time (litgpt).",
+)
+_SOFTWARE = (
+    click.option(
+        "--kernels",
+        type=click.Choice(["torch", "liger", "unsloth"]),
+        default="torch",
+        show_default=True,
+        help="Choose the kernels of norms, rotary embedding and gated activation; Liger's and unsloth's are fused.",
+    ),
+    click.option(
+        "--document-len",
+        type=COUNT,
+        help="Set the mean length of the documents packed into a sample; by default a sample is one.",
+    ),
+    click.option(
+        "--software",
+        metavar="NAME[=VALUE],...",
+        help="Say what differs from today's software as the printed commands run it: transformers=4.45, "
+        "deepspeed=0.18, reentrant, autocast, fp32-adapters, fp32-norms, optimizer-step=fused, expandable-segments=no.",
+    ),
 )
 _MACHINES = (
     RAM,
@@ -249,6 +270,10 @@ def question_options(command: Command) -> Command:
             _seq_len(), "Keep exactly so many samples per optimizer step; by default the fastest number is searched."
         ),
         _framework("Write for the HF Trainer and accelerate, or for plain deepspeed.initialize."),
+        *_SOFTWARE,
+        click.option(
+            "--threads", type=COUNT, help="Set the host threads of each rank; by default those of the command."
+        ),
         OFFLINE,
     )
     return _handed("question", command, options)

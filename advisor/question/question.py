@@ -43,6 +43,18 @@ class Question:
                 why="global batch = micro batch x accumulation steps x GPUs",
                 fix=f"pass a --micro-batch that divides {wanted // ranks}, or another --global-batch",
             )
+        if self.workload.document_len is not None and self.workload.attention not in ("flash", "triton"):
+            raise WorkloadError(
+                "--document-len wants --attention flash",
+                why="other kernels compute the whole sample's scores and mask those between documents",
+                fix="pass --attention flash, or leave --document-len out",
+            )
+        if self.workload.kernels == "liger" and self.model.model_type not in FUSED_LOSS_MODEL_TYPES:
+            raise WorkloadError(
+                f"Liger has no kernels for {self.model.name}",
+                why=f"it does not patch {self.model.model_type} models",
+                fix="leave --kernels out",
+            )
         if self.workload.loss == "fused" and self.model.model_type not in FUSED_LOSS_MODEL_TYPES:
             raise WorkloadError(
                 f"Liger has no fused loss for {self.model.name}",

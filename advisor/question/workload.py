@@ -11,7 +11,8 @@ from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Gpu
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
-from ...estimators.workload import AttentionKernel, Framework, LossKernel, Method, Precision, Workload
+from ...estimators.workload import AttentionKernel, Framework, LayerKernels, LossKernel, Method, Precision, Workload
+from .software import software_of
 
 DEFAULT_SEQ_LEN = 2048
 
@@ -36,6 +37,11 @@ class WorkloadOptions:
     optimizer: str = "adamw"
     attention: AttentionKernel = "sdpa"
     loss: LossKernel = "standard"
+    kernels: LayerKernels = "torch"
+    document_len: int | None = None
+    """The mean length of the documents that a packed sample holds; None: a sample is one document."""
+    software: str | Mapping[str, Any] | None = None
+    """What differs from the software that is planned for: `transformers=4.45,reentrant`, or the same as a mapping."""
     framework: Framework = "hf"
 
     def workload(self, model: ModelShape | None, gpu: Gpu | None) -> Workload:
@@ -55,6 +61,9 @@ class WorkloadOptions:
             optimizer=_optimizer(self.optimizer),
             attention=self.attention,
             loss=self.loss,
+            kernels=self.kernels,
+            document_len=self._document_len(model),
+            software=software_of(self.software),
             framework=self.framework,
             global_batch_size=None if self.global_batch is None else positive("global_batch", self.global_batch),
         )
@@ -71,6 +80,18 @@ class WorkloadOptions:
             precision=workload.precision if precision == "auto" else precision,
             optimizer=optimizer_in(config) or workload.optimizer,
         )
+
+    def _document_len(self, model: ModelShape | None) -> int | None:
+        if self.document_len is None:
+            return None
+        longest = sequence_length(model, self.seq_len)
+        if positive("document_len", self.document_len) > longest:
+            raise WorkloadError(
+                f"documents of {self.document_len} tokens do not fit into samples of {longest}",
+                why="--document-len is the mean length of the documents that are packed into a sample",
+                fix="pass a longer --seq-len, or leave --document-len out",
+            )
+        return None if self.document_len == longest else self.document_len
 
     def _dropout(self) -> float:
         if not 0 <= self.lora_dropout < 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...estimators.estimate import Estimate, MemoryEstimate, TimeEstimate
-from ...estimators.plan import Plan, Rung
+from ...estimators.plan import PlainPyTorch, Plan, Rung
 from .fit import Fit
 
 
@@ -31,7 +31,7 @@ class Candidate:
         return self.estimate.time
 
     @property
-    def rung(self) -> Rung:
+    def rung(self) -> Rung | PlainPyTorch:
         return self.plan.rung
 
     @property

@@ -48,14 +48,14 @@ def render_next_steps(answer: Recommendation, config_path: str, console: Console
     else:
         if plan.gradient_checkpointing:
             lines.append("model.gradient_checkpointing_enable()")
-        if workload.loss == "fused":
+        if workload.loss == "fused" or workload.kernels == "liger":
             lines.append("liger_kernel.transformers._apply_liger_kernel_to_instance(model=model)")
     if lines:
         sentence(console, "In the training script:")
         copyable(console, lines)
         if workload.framework == "hf" and plan.zero_stage == 3:
             sentence(console, "Create the TrainingArguments before the model: it is then sharded while it loads.")
-    if question.cluster.gpu.vendor == "NVIDIA":
+    if question.cluster.gpu.vendor == "NVIDIA" and workload.software.expandable_segments:
         where = ", on every node" if question.cluster.nodes > 1 else ""
         sentence(console, f"Before the start{where} (fragmentation can take a quarter more without it):")
         copyable(console, [f"export {ALLOCATOR_SETTING}"])
@@ -116,7 +116,7 @@ def _place(cluster: Cluster) -> str:
 def _model_lines(workload: Workload) -> list[str]:
     """How the model is loaded and adapted, where that is not transformers' default."""
     arguments = []
-    if workload.attention != "sdpa":
+    if workload.attention in _ATTENTION and workload.attention != "sdpa":
         arguments.append(f"    attn_implementation={json.dumps(_ATTENTION[workload.attention])},")
     if workload.method == "qlora":
         arguments += [

@@ -42,6 +42,8 @@ class Recommendation:
     """Facts that nobody stated and the figures rest on, a phrase each."""
     changes: tuple[Change, ...]
     """What would change the answer."""
+    beside: Candidate | None = None
+    """Plain PyTorch's best plan, for comparison; it is no DeepSpeed configuration, and never the recommended one."""
     deepspeed_estimate: DeepSpeedEstimate | None = None
     """DeepSpeed's own estimate for the same plan; None where it was not asked for."""
     verifications: tuple[Verification, ...] = ()

@@ -40,6 +40,8 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
         sentence(console, f"Where the {seconds(chosen.time.step_s)} of a step go: {shares}.")
     for reason in answer.reasons:
         sentence(console, reason)
+    if answer.beside is not None:
+        sentence(console, _beside(answer.beside, chosen))
     for run in answer.verifications:
         blank(console)
         sentence(console, _verification(run))
@@ -160,6 +162,8 @@ def _table(answer: Recommendation, console: Console, *, all_candidates: bool) ->
         for candidate in answer.candidates if all_candidates else (step.candidate,):
             if candidate.rung == step.rung:
                 _row(candidate, candidate is answer.recommended, console)
+    if answer.beside is not None:
+        _row(answer.beside, False, console)
     tight, share = any(step.reason == TOO_TIGHT for step in answer.ladder), margin(answer.question.cluster, "analytic")
     for line in (
         "batch: micro batch x accumulation steps; ckpt: gradient checkpointing",
@@ -192,6 +196,17 @@ def _cells(candidate: Candidate) -> tuple[str, ...]:
         gib(memory.host_bytes_per_node),
         gib(memory.nvme_bytes_per_node) if memory.nvme_bytes_per_node else "-",
         rate(candidate.tokens_per_s) if candidate.fit.limit != "gpu" else "-",
+    )
+
+
+def _beside(plain: Candidate, chosen: Candidate | None) -> str:
+    """What plain PyTorch's row is, and how it compares."""
+    does = f"needs {gib(plain.device_bytes)} GiB per GPU"
+    if plain.fit.fits and chosen is not None:
+        does += f" and would run at {percent(plain.tokens_per_s / chosen.tokens_per_s)} of the speed"
+    return (
+        f"{plan_title(plain.plan)} {does}. It keeps no fp32 master weights, and is a comparison: no configuration is "
+        "written for it."
     )
 
 

@@ -53,6 +53,7 @@ def json_form(answer: Recommendation, *, all_candidates: bool = False) -> dict[s
         "candidates": [candidate_json(candidate) for candidate in shown],
         "ladder": [{"rung": step.rung, "fits": step.fits, "reason": step.reason} for step in answer.ladder],
         "recommended": None if answer.recommended is None else candidate_json(answer.recommended),
+        "beside": None if answer.beside is None else candidate_json(answer.beside),
         "host_threads": None if answer.recommended is None else _host_threads(question, answer.recommended),
         "reasons": list(answer.reasons),
         "doubts": list(answer.doubts),

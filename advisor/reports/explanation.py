@@ -11,6 +11,7 @@ from typing import Any
 
 from ...estimators.errors import WorkloadError
 from ...estimators.estimate import MemoryTerm, TimeTerm, symbols_of
+from ...estimators.hardware.cluster import Cluster
 from ...estimators.plan import RUNGS
 from ..recommend.candidate import Candidate
 from ..recommend.fit import margin
@@ -58,6 +59,11 @@ class Explanation:
             "gradient_checkpointing": plan.gradient_checkpointing,
             "evidence": self.candidate.estimate.evidence,
             "margin": self.margin,
+            "allocated_bytes_per_gpu": memory.allocated_bytes_per_gpu,
+            "reserved_bytes_per_gpu": memory.reserved_bytes_per_gpu,
+            "device_bytes_per_gpu": memory.device_bytes_per_gpu,
+            "step_seconds": self.candidate.time.step_s,
+            "tokens_per_second": self.candidate.tokens_per_s,
             "peak": memory.peak.name,
             "allocated_bytes_by_moment": {phase.name: phase.allocated_bytes for phase in memory.phases},
             "host_loading_bytes_per_node": memory.host_loading_bytes_per_node,
@@ -90,7 +96,11 @@ def explain(answer: Recommendation, *, rung: str | None = None, component: str |
 
     Raises WorkloadError for a rung that has no plan and for a component that the plan does not have.
     """
-    candidate = _candidate(answer, rung)
+    return explain_plan(answer.question.cluster, _candidate(answer, rung), component=component)
+
+
+def explain_plan(cluster: Cluster, candidate: Candidate, *, component: str | None = None) -> Explanation:
+    """One plan taken apart; the same error for a component that it does not have."""
     memory, time = candidate.memory, candidate.time
     every = (
         Section(name="gpu_memory", terms=memory.gpu_terms, total=memory.device_bytes_per_gpu),
@@ -105,7 +115,7 @@ def explain(answer: Recommendation, *, rung: str | None = None, component: str |
     sections = tuple(section for section in every if section.terms)
     return Explanation(
         candidate=candidate,
-        margin=margin(answer.question.cluster, candidate.estimate.evidence),
+        margin=margin(cluster, candidate.estimate.evidence),
         sections=sections if component is None else _only(sections, component),
     )
 

@@ -12,6 +12,8 @@ _PLACE = {"cpu": "in host RAM", "nvme": "on NVMe"}
 def plan_title(plan: Plan) -> str:
     """`ZeRO-3 with optimizer and parameters in host RAM`."""
     title = f"ZeRO-{plan.zero_stage}" if plan.zero_stage else "Plain data parallelism (ZeRO-0)"
+    if plan.sharding != "zero":
+        title = "PyTorch's FSDP" if plan.sharding == "fsdp" else "Plain PyTorch"
     optimizer, param = plan.offload_optimizer, plan.offload_param
     if optimizer == param == "none":
         return title
@@ -61,6 +63,7 @@ _MOMENTS = {
     "head_reduction": "reduction of the head's gradient",
     "layer_backward": "a layer's backward pass",
     "gradient_reduction": "gradient reduction",
+    "first_layer_backward": "the first layer's backward pass",
     "backward_end": "the end of the backward pass",
     "step": "the optimizer step",
 }

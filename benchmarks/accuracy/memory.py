@@ -16,10 +16,10 @@ from typing import Literal
 
 from ds_advise.advisor.recommend.fit import MARGIN, fit_of
 from ds_advise.estimators.estimate import MemoryEstimate
+from ds_advise.estimators.memory.device_overhead import FIXED_SEGMENTS_SHARE
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 
-from . import allocator, deepspeed_loop, rivals, torch_loop
-from .deepspeed_loop import RESIDENT
+from . import questions, rivals
 from .report import Section, Table, percent
 from .rows import Run, excluded, runs
 
@@ -64,11 +64,13 @@ def results() -> tuple[Result, ...]:
     return tuple(_result(run) for run in runs())
 
 
+RESIDENT = ("parameters", "persistent_parameters", "master_weights", "optimizer_states", "library_workspace")
+"""Terms that stay through a step; the rest comes and goes."""
+
+
 def predict(run: Run) -> MemoryEstimate:
-    """The estimate of the run's own software: DeepSpeed's engine, or torch's optimizer alone or under FSDP."""
-    if run.loop != "deepspeed":
-        return torch_loop.estimate(run)
-    return deepspeed_loop.as_run(run, estimate_memory(run.model, run.workload, run.cluster, run.plan))
+    """What `ds_advise.estimate` says to the run's question (`questions`)."""
+    return estimate_memory(run.model, run.workload, run.cluster, run.plan)
 
 
 def _result(run: Run) -> Result:
@@ -78,7 +80,7 @@ def _result(run: Run) -> Result:
         "reserved": memory.reserved_bytes_per_gpu,
         "device": memory.device_bytes_per_gpu,
     }[run.quantity]
-    sharded = run.loop == "fsdp" or run.plan.zero_stage == 3
+    sharded = run.plan.zero_stage == 3
     return Result(
         run=run,
         kind=_kind(run),
@@ -130,7 +132,7 @@ def margin() -> float:
 
 
 def fitted_slack(without: str = "") -> float:
-    """`allocator.FIXED_SEGMENTS`: the median over the runs that nearly filled their GPU, but for the source
+    """`device_overhead.FIXED_SEGMENTS_SHARE`: the median over the runs that nearly filled their GPU, but for the source
     `without`."""
     return median(share for source, share in _wasted() if source != without)
 
@@ -146,6 +148,52 @@ def _wasted() -> list[tuple[str, float]]:
             wasted = run.device_bytes - outside - run.measured_bytes
             found.append((run.source, wasted / (run.measured_bytes - staying)))
     return found
+
+
+def asked() -> list[dict[str, str]]:
+    """The rows of `questions.FILE`."""
+    return [
+        {
+            "half": "memory",
+            "source": result.run.source,
+            "row": str(result.run.row),
+            "quantity": f"{result.run.quantity}_bytes_per_gpu",
+            "measured": "out of memory" if result.run.measured_bytes is None else str(result.run.measured_bytes),
+            "predicted": str(result.predicted_bytes),
+            "question": questions.command_of(result.run.asked),
+        }
+        for result in results()
+    ]
+
+
+def readme_rows() -> dict[str, str]:
+    """The lines of README's table on published memory, by how they start."""
+    exact = [result for found in subsets().values() for result in found]
+    cached = [result for found in subsets("cached").values() for result in found]
+    sizes, device = ([abs(error) for error in _errors(found)] for found in (exact, cached))
+    theirs = mean(abs(_error(result.deepspeed_bytes, result.run) or 0) for result in exact)
+    engine = sum(result.run.plan.sharding == "zero" for result in exact)
+    ran = [result for result in results() if result.run.fitted]
+    died = [result for result in results() if not result.run.fitted]
+    missed, false = sum(result.false_miss for result in ran), sum(result.false_fit for result in died)
+    their_missed = sum(result.deepspeed_bytes > _offered(result) for result in ran)
+    their_false = sum(result.deepspeed_bytes <= _offered(result) for result in died)
+    page = "[docs/accuracy.md](docs/accuracy.md)"
+    return {
+        "| allocated GPU memory |": f"| allocated GPU memory | {len(exact)} published runs whose peak is known: "
+        f"{engine} of DeepSpeed, {len(exact) - engine} of plain PyTorch (one GPU, FSDP); full, LoRA, QLoRA, fused "
+        f"loss | mean error {100 * mean(sizes):.1f} %, worst {100 * max(sizes):.1f} % (DeepSpeed's estimators: mean "
+        f"error {100 * theirs:.0f} %) | {page}; `benchmarks/data/questions.csv` has each run's command |",
+        "| does it fit |": f"| does it fit | {len(ran)} of these and other runs that ended, {len(died)} that ran out "
+        f"of memory | of those that died {false} said to fit, of those that ended {missed} "
+        f"({100 * missed / len(ran):.0f} %) said not to (DeepSpeed's estimators: {their_false} and {their_missed}) | "
+        f"{page} |",
+        "| device memory |": f"| device memory | {len(cached)} published runs that print PyTorch's reserved memory or "
+        f"`nvidia-smi` | mean error {100 * mean(device):.0f} %, worst {100 * max(device):.0f} %: the figure is what a "
+        "run needs, and with room to spare PyTorch's cache shows besides (the dry run, which replays the allocator, "
+        "is 8 and 10 % below in the two of the first project's runs that are 32 and 35 % below here) | "
+        f"{page}, `benchmarks/seed_ranking.py` |",
+    }
 
 
 def section() -> Section:
@@ -344,6 +392,10 @@ def _notes() -> tuple[str, ...]:
     short, wasted = underprediction(), _wasted()
     left_out = ", ".join(f"{fitted_slack(source):.0%}" for source in sorted({source for source, _ in wasted}))
     return (
+        "Every run is a question that the command line and `ds_advise.estimate` answer with these figures to the "
+        "byte: `benchmarks/data/questions.csv` has the commands, and `benchmarks.accuracy.questions` holds each "
+        "against what the row says. Plain PyTorch and FSDP are `--rung torch` and `--rung fsdp`; versions and habits "
+        "of the software that differ from today's are said by `--software`.",
         'The first table counts peaks of allocated memory. "4 x weights" is weights, gradients and Adam\'s two states '
         "in the "
         "weights' own type, over the ranks where parameters are sharded. DeepSpeed's estimators leave out activations "
@@ -356,7 +408,7 @@ def _notes() -> tuple[str, ...]:
         f"{percentile(short, MARGIN_SHARE):.1%} more than predicted. `advisor.recommend.fit.MARGIN` is that in whole "
         f"percent, rounded up: {margin():.0%}.",
         "**Without expandable segments** the allocator wastes a share of what comes and goes. "
-        f"{allocator.FIXED_SEGMENTS:.0%} is the median of {len(wasted)} nearly full GPUs, and the only constant fitted "
+        f"{FIXED_SEGMENTS_SHARE:.0%} is the median of {len(wasted)} nearly full GPUs, and the only constant fitted "
         f"here; with one source left out at a time it is {left_out}. It decides whether the runs of this table fit and "
         "predicts their reserved memory and nvidia-smi; the product's plans set `expandable_segments:True` and do not "
         "use it.",

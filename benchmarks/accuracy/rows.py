@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import csv
-import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal, cast
 
 from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.ds_configs.presets import with_layers_as_units
 from ds_advise.estimators.hardware.cluster import Cluster
-from ds_advise.estimators.models.catalogue import find
-from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.plan import Offload, Plan
-from ds_advise.estimators.workload import AttentionKernel, Method, Precision, Workload
+from ds_advise.estimators.software import OptimizerStep, Software
+from ds_advise.estimators.workload import AttentionKernel, LayerKernels, LossKernel, Method, Precision, Workload
+
+from .questions import Asked, model_of
 
 DATA = Path(__file__).parents[1] / "data"
 
-Loop = Literal["deepspeed", "torch", "fsdp"]
 Quantity = Literal["allocated", "reserved", "device"]
-Logits = Literal["standard", "sliced", "inline", "chunked", "held", "half", "fused", "none"]
-Softmax = Literal["", "recomputed", "16-bit"]
-OptimizerStep = Literal["foreach", "fused", "loop", "in-backward"]
 UNITS = {"B": 1, "MiB": 2**20, "GiB": 2**30, "GB": 10**9}
 
 
@@ -35,6 +32,7 @@ class Run:
     device_bytes:   what nvidia-smi showed besides, None where that is not printed.
     own_model_code: not transformers' model code, whose operations the estimators count.
     fitted:         it ran to the end; False when it ran out of memory.
+    asked:          what the estimators take, with the words for the machines.
     not_met_because: why its error is not counted against the targets, "" when it is.
     """
 
@@ -44,15 +42,7 @@ class Run:
     cluster: Cluster
     workload: Workload
     plan: Plan
-    loop: Loop
-    logits: Logits
-    softmax: Softmax
-    upcast_inputs: bool
-    frozen_inputs_kept: bool
-    kv_cache_kept: bool
-    experts_apart: bool
-    autocast: bool
-    optimizer_step: OptimizerStep
+    asked: Asked
     own_model_code: bool
     quantity: Quantity
     measured_bytes: int | None
@@ -67,7 +57,7 @@ class Run:
         plan = self.plan
         if plan.offload_optimizer != "none" or plan.offload_param != "none":
             where = "offload"
-        elif self.loop == "fsdp":
+        elif plan.sharding == "fsdp":
             where = "FSDP"
         elif plan.zero_stage >= 2:
             where = f"ZeRO-{plan.zero_stage}"
@@ -76,7 +66,7 @@ class Run:
         if where == "offload":
             return where
         method = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}[self.workload.method]
-        return f"{where}, {method}" + (", fused loss" if self.logits == "fused" else "")
+        return f"{where}, {method}" + (", fused loss" if self.workload.loss == "fused" else "")
 
     @property
     def label(self) -> str:
@@ -103,35 +93,30 @@ def excluded() -> tuple[dict[str, str], ...]:
 
 
 def _run(number: int, row: dict[str, str]) -> Run:
-    model = _model(row["model"])
+    model, cluster = model_of(row["model"]), parse_cluster(row["gpus"])
     workload = Workload(
         method=cast(Method, row["method"]),
         lora_rank=int(row["lora_rank"] or 8),
         lora_targets=tuple(row["lora_targets"].split()) or None,
         lora_dropout=float(row["lora_dropout"] or 0),
-        adapters_fp32=row["adapters"] == "fp32",
         seq_len=int(row["seq_len"]),
         precision=cast(Precision, row["precision"]),
         optimizer=row["optimizer"],
         attention=cast(AttentionKernel, row["attention"]),
-        loss="fused" if row["logits"] == "fused" else "standard",
+        loss=cast(LossKernel, row["loss"] or "standard"),
+        kernels=cast(LayerKernels, row["kernels"] or "torch"),
+        framework="deepspeed" if row["output"] == "held" else "hf",
+        software=_software(row),
     )
+    plan = _plan(row, model)
     return Run(
         row=number,
         source=row["source"],
         model=model,
-        cluster=parse_cluster(row["gpus"]),
+        cluster=cluster,
         workload=workload,
-        plan=_plan(row, model.hidden_size),
-        loop=cast(Loop, row["loop"]),
-        logits=cast(Logits, row["logits"]),
-        softmax=cast(Softmax, row["softmax"]),
-        upcast_inputs=row["layer_inputs"] == "fp32",
-        frozen_inputs_kept=row["frozen_inputs"] == "kept",
-        kv_cache_kept=row["kv_cache"] == "kept",
-        experts_apart=row["experts"] == "apart",
-        autocast=row["autocast"] == "yes",
-        optimizer_step=cast(OptimizerStep, row["optimizer_step"]),
+        plan=plan,
+        asked=Asked(row["model"], row["gpus"], "", model, workload, cluster, plan),
         own_model_code=row["model_code"] == "own",
         quantity=cast(Quantity, row["quantity"]),
         measured_bytes=_bytes(row["measured"], row["unit"]),
@@ -146,9 +131,36 @@ def _bytes(figure: str, unit: str) -> int | None:
     return int(float(figure) * UNITS[unit]) if figure else None
 
 
-def _plan(row: dict[str, str], hidden: int) -> Plan:
+def _software(row: dict[str, str]) -> Software:
+    """None of the runs used expandable segments, and none DeepSpeed 0.19; older versions are alike."""
+    major, _, minor = (row["transformers"] or "5.0").partition(".")
+    return Software(
+        transformers=(int(major), int(minor)),
+        deepspeed=(0, 14) if row["loop"] == "deepspeed" else Software().deepspeed,
+        reentrant=row["reentrant"] == "yes",
+        autocast=row["autocast"] == "yes",
+        fp32_adapters=row["adapters"] == "fp32",
+        fp32_norms=row["layer_inputs"] == "fp32",
+        optimizer_step=cast(OptimizerStep, row["optimizer_step"]),
+        expandable_segments=False,
+    )
+
+
+def _plan(row: dict[str, str], model: ModelShape) -> Plan:
     """The row's plan; `buckets` is a key of `_sizes`, or a number of elements for `reduce_bucket_size`."""
-    sizes = _sizes(row["buckets"], hidden)
+    if row["loop"] != "deepspeed":
+        fsdp = row["loop"] == "fsdp"
+        alone = Plan(
+            zero_stage=3 if fsdp else 0,
+            sharding="fsdp" if fsdp else "none",
+            micro_batch_size=int(row["micro_batch"]),
+            gradient_accumulation_steps=int(row["grad_accum"] or 1),
+            gradient_checkpointing=row["checkpointing"] == "yes",
+            offload_optimizer=cast(Offload, row["offload_optimizer"] or "none"),
+            offload_param=cast(Offload, row["offload_param"] or "none"),
+        )
+        return with_layers_as_units(alone, model) if fsdp else alone
+    sizes = _sizes(row["buckets"], model.hidden_size)
     return Plan(
         zero_stage=cast(Literal[0, 1, 2, 3], int(row["zero_stage"] or 0)),
         micro_batch_size=int(row["micro_batch"]),
@@ -173,19 +185,3 @@ def _sizes(buckets: str, hidden: int) -> dict[str, int]:
     if buckets == "chat":
         return defaults | {"prefetch": 30_000_000, "persistent": 10_000, "live": 30_000_000}
     return defaults | ({"reduce": int(float(buckets))} if buckets else {})
-
-
-@cache
-def _architectures() -> dict[str, dict[str, object]]:
-    return cast(
-        dict[str, dict[str, object]], json.loads((DATA / "published_models.json").read_text(encoding="utf-8"))["models"]
-    )
-
-
-@cache
-def _model(name: str) -> ModelShape:
-    """From the catalogue, or from the architectures that the rows need besides."""
-    entry = _architectures().get(name)
-    if entry is None:
-        return find(name)
-    return shape_from_config(cast(dict[str, object], entry["config"]), name=name, source=str(entry["source"]))

@@ -30,7 +30,7 @@ def residuals(runs: Sequence[TimedRun]) -> dict[Kind, list[Residual]]:
     """Those of DeepSpeed's runs, and of one GPU, by kind."""
     kinds: dict[Kind, list[Residual]] = {}
     for run in runs:
-        if run.software.sharding == "zero":
+        if run.plan.sharding == "zero" or run.cluster.world_size == 1:
             kind = speed_kind(run.cluster.world_size, run.plan)
             kinds.setdefault(kind, []).append(Residual(run.origin, log(run.unseen_s / run.measured_s)))
     for kind, belongs in _KIND_OF_PAIR.items():
@@ -89,7 +89,7 @@ def _interval(log_ratios: Iterable[float]) -> tuple[float, float]:
 def _pairs(runs: Sequence[TimedRun]) -> Iterator[tuple[TimedRun, TimedRun]]:
     """Runs of one group of DeepSpeed's on several GPUs that differ in their rung."""
     for group in groups(runs):
-        members = [run for run in group.runs if run.software.sharding == "zero" and run.cluster.world_size > 1]
+        members = [run for run in group.runs if run.plan.sharding == "zero" and run.cluster.world_size > 1]
         yield from (pair for pair in combinations(members, 2) if pair[0].plan.rung != pair[1].plan.rung)
 
 

@@ -10,7 +10,7 @@ import csv
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
-from . import spread
+from . import questions, spread
 from .report import Section, Table, percent
 from .timed_runs import DATA, TIE, Group, TimedRun, groups, read_runs, recorded_schedules
 
@@ -90,6 +90,22 @@ def section() -> Section:
             "groups": [{"group": group.name, "tau": group.tau, "regret": group.regret} for group in ranked],
         },
     )
+
+
+def asked() -> list[dict[str, str]]:
+    """The rows of `questions.FILE`."""
+    return [
+        {
+            "half": "time",
+            "source": run.source,
+            "row": run.name,
+            "quantity": "step_seconds",
+            "measured": f"{run.measured_s:.6g}",
+            "predicted": repr(run.step_s),
+            "question": questions.command_of(run.asked),
+        }
+        for run in read_runs()
+    ]
 
 
 def readme_row() -> str:
@@ -183,7 +199,7 @@ def _subsets(runs: Sequence[TimedRun]) -> Iterable[tuple[str, ...]]:
 
 
 def _deepspeed_on_several(run: TimedRun) -> bool:
-    return run.cluster.world_size > 1 and run.software.sharding == "zero"
+    return run.cluster.world_size > 1 and run.plan.sharding == "zero"
 
 
 def _offloads(run: TimedRun) -> bool:
@@ -193,7 +209,7 @@ def _offloads(run: TimedRun) -> bool:
 KINDS: dict[str, Callable[[TimedRun], bool]] = {
     "one GPU": lambda run: run.cluster.world_size == 1 and not _offloads(run),
     "one GPU, offload": lambda run: run.cluster.world_size == 1 and _offloads(run),
-    "several GPUs, FSDP": lambda run: run.cluster.world_size > 1 and run.software.sharding == "fsdp",
+    "several GPUs, FSDP": lambda run: run.cluster.world_size > 1 and run.plan.sharding != "zero",
     "several GPUs, DeepSpeed": _deepspeed_on_several,
     "several GPUs, DeepSpeed, no offload": lambda run: _deepspeed_on_several(run) and not _offloads(run),
     "several GPUs, DeepSpeed, offload": lambda run: _deepspeed_on_several(run) and _offloads(run),

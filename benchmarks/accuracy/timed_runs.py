@@ -8,7 +8,6 @@ counts (Kendall's tau), and what choosing the run that is predicted fastest cost
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,20 +15,21 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.ds_configs.presets import with_layers_as_units
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.host_defaults import cpu_cores
 from ds_advise.estimators.models.catalogue import find
-from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.plan import Offload, Plan
 from ds_advise.estimators.schedule.play import play
 from ds_advise.estimators.schedule.recorded import Schedule
 from ds_advise.estimators.software import Software
 from ds_advise.estimators.time.step_time import estimate_time
-from ds_advise.estimators.workload import AttentionKernel, LossKernel, Method, Precision, Workload
+from ds_advise.estimators.workload import AttentionKernel, LayerKernels, LossKernel, Method, Precision, Workload
 
 from .. import seed_ranking
 from ..schedule_files import read_schedule
+from .questions import Asked, model_of
 
 DATA = Path(__file__).parents[1] / "data"
 LEFT_OUT = DATA / "speed_left_out.csv"
@@ -37,10 +37,6 @@ LEFT_OUT = DATA / "speed_left_out.csv"
 
 SCHEDULES = DATA / "schedules"
 """What `benchmarks.dry_run.record_schedules` wrote: a step of some of the runs."""
-
-FLASH_TRITON = (0.75, 0.45)
-"""Forward and backward speed of FlashAttention's Triton kernel of 2023 against FlashAttention-2, read off the plots of
-arXiv:2307.08691 (figures 5 and 6)."""
 
 ASSUMED_TOLERANCE = 0.25
 """Of a run whose author leaves settings or hardware open."""
@@ -67,7 +63,7 @@ class TimedRun:
     cluster: Cluster
     workload: Workload
     plan: Plan
-    software: Software
+    asked: Asked
     measured_s: float
     left_out_s: float | None
     """Its prediction under a fit that has not seen its origin; None where `LEFT_OUT` does not have it."""
@@ -84,7 +80,7 @@ class TimedRun:
 
     @property
     def step_s(self) -> float:
-        return estimate_time(self.model, self.workload, self.cluster, self.plan, self.software).step_s
+        return estimate_time(self.model, self.workload, self.cluster, self.plan).step_s
 
     def played_s(self, schedule: Schedule) -> float:
         """Seconds of one optimizer step by the schedule that a dry run recorded."""
@@ -98,7 +94,7 @@ class TimedRun:
     @property
     def label(self) -> str:
         workload, plan = self.workload, self.plan
-        sharding = "FSDP" if self.software.sharding == "fsdp" else f"stage {plan.zero_stage}"
+        sharding = "FSDP" if plan.sharding == "fsdp" else f"stage {plan.zero_stage}"
         words = [
             f"{self.model.name.rpartition('/')[2]} {workload.method}",
             f"{self.cluster.world_size} x {self.cluster.gpu.name}",
@@ -108,7 +104,7 @@ class TimedRun:
         ]
         words += ["offload"] if plan.offload_optimizer != "none" else []
         words += ["checkpointing"] if plan.gradient_checkpointing else []
-        words += ["fused kernels"] if self.software.fused_kernels else []
+        words += ["fused kernels"] if workload.kernels != "torch" else []
         return ", ".join(words)
 
     @property
@@ -148,15 +144,16 @@ def _seed_run(row: dict[str, str]) -> TimedRun:
     plan = seed_ranking.plan_of(row, model.hidden_size)
     steps = int(row["engine_steps"])
     source = f"seed {row['group'][:3]}"
+    cluster, workload = _as_started(seed_ranking.cluster_of(row), source, row["row"]), seed_ranking.workload_of(row)
     return TimedRun(
         source=source,
         name=row["row"],
         group=row["group"] if row["ranked"] == "yes" else "",
         model=model,
-        cluster=_as_started(seed_ranking.cluster_of(row), source, row["row"]),
-        workload=seed_ranking.workload_of(row),
+        cluster=cluster,
+        workload=workload,
         plan=plan,
-        software=Software(),
+        asked=Asked(row["model"], row["gpus"], seed_ranking.interconnect_of(row), model, workload, cluster, plan),
         measured_s=float(row["step_s"]) / steps,
         left_out_s=_left_out().get((source, row["row"])),
         tolerance=ASSUMED_TOLERANCE,
@@ -185,29 +182,22 @@ def _as_started(cluster: Cluster, source: str, row: str) -> Cluster:
     return replace(cluster, threads_per_rank=cpu_cores(cluster) if threads == "all" else int(threads))
 
 
-@cache
-def _model(name: str) -> ModelShape:
-    described = json.loads((DATA / "throughput_models.json").read_text(encoding="utf-8"))
-    return shape_from_config(described[name], name=name) if name in described else find(name)
-
-
 def _run(row: dict[str, str]) -> TimedRun:
-    model = _model(row["model"])
-    kernel = FLASH_TRITON if row["attention"] == "flash1" else (1.0, 1.0)
-    fsdp = row["engine"] == "fsdp"
+    model = model_of(row["model"])
+    fsdp = row["engine"] == "fsdp" and row["zero_stage"] == "3"
     workload = Workload(
         method=cast(Method, row["method"]),
         lora_rank=int(row["lora_rank"] or 8),
         lora_targets=tuple(row["lora_targets"].split()) or None,
         lora_dropout=float(row["lora_dropout"] or 0),
-        adapters_fp32=row["adapters_fp32"] == "yes",
         seq_len=int(row["seq_len"]),
         precision=cast(Precision, row["precision"]),
         optimizer=row["optimizer"],
-        attention=cast(AttentionKernel, "flash" if row["attention"] == "flash1" else row["attention"]),
+        attention=cast(AttentionKernel, row["attention"]),
         loss=cast(LossKernel, row["loss"]),
+        kernels=cast(LayerKernels, row["kernels"] or "torch"),
+        software=Software(reentrant=row["reentrant"] == "yes", fp32_adapters=row["adapters_fp32"] == "yes"),
     )
-    layer = max(block.parameters_per_layer for block in model.blocks)
     plan = Plan(
         zero_stage=cast(Literal[0, 1, 2, 3], int(row["zero_stage"])),
         micro_batch_size=int(row["micro_batch"]),
@@ -216,14 +206,8 @@ def _run(row: dict[str, str]) -> TimedRun:
         offload_optimizer=cast(Offload, row["offload_optimizer"]),
         offload_param=cast(Offload, row["offload_param"]),
     )
-    if fsdp:  # It gathers and reduces layer by layer and keeps nothing.
-        plan = replace(
-            plan,
-            reduce_bucket_size=layer,
-            stage3_prefetch_bucket_size=layer,
-            stage3_param_persistence_threshold=0,
-            stage3_max_live_parameters=0,
-        )
+    if row["engine"] != "deepspeed":
+        plan = with_layers_as_units(plan, model) if fsdp else replace(plan, sharding="none")
     plan = replace(plan, **_settings(row["plan"]))
     cluster = parse_cluster(row["gpus"], interconnect=row["interconnect"] or None)
     cluster = _as_started(cluster, row["source"], row["row"])
@@ -246,15 +230,7 @@ def _run(row: dict[str, str]) -> TimedRun:
         cluster=cluster,
         workload=workload,
         plan=plan,
-        software=Software(
-            sharding="fsdp" if fsdp else "zero",
-            engine=row["engine"] == "deepspeed",
-            fused_kernels=row["fused_kernels"] == "yes",
-            attention_forward=kernel[0],
-            attention_backward=kernel[1],
-            own_attention=row["attention"].startswith("flash"),
-            reentrant=row["reentrant"] == "yes",
-        ),
+        asked=Asked(row["model"], row["gpus"], row["interconnect"], model, workload, cluster, plan),
         measured_s=measured,
         left_out_s=_left_out().get((row["source"], row["row"])),
         tolerance=float(row["tolerance"]),

@@ -298,10 +298,10 @@ def closed_form_error(row: Row, costs: HostCosts) -> float:
     """The same with the counts that the closed form derives, of a CPU that launches nothing."""
     case, stage = row.case, row.case.zero_stage
     shape = shape_from_config(_described(case), name=row.family)
-    workload = Workload(method="lora" if case.lora_targets else "full", adapters_fp32=False)
-    threshold = 10 * case.width if case.gathers else _LARGE
     software = Software(reentrant=case.checkpointing == "reentrant")
-    work, costs = host_work(shape, workload, threshold, software), replace(costs, launch_s=0.0)
+    workload = Workload(method="lora" if case.lora_targets else "full", software=software)
+    threshold = 10 * case.width if case.gathers else _LARGE
+    work, costs = host_work(shape, workload, threshold), replace(costs, launch_s=0.0)
     again = work.recompute_s(costs, stage) if case.checkpointing != "none" else 0.0
     buckets = row.time.counts["backward"].buckets if stage >= 2 else 0
     found = costs.micro_batch_s + work.forward_s(costs, stage) + work.backward_s(costs, stage, buckets) + again

@@ -38,6 +38,11 @@ worse."""
 SEGMENT_BYTES = 20 * MIB
 """Smallest segment for requests over 1 MiB, and a page of an expandable one (torch 2.13 CUDACachingAllocator)."""
 
+FIXED_SEGMENTS_SHARE = 0.26
+"""Share of what comes and goes in a step that the allocator wastes without expandable segments. Fitted: the median over
+the published runs that nearly filled their GPU and whose sources print both the peak of allocated memory and
+nvidia-smi (`benchmarks.accuracy.memory.fitted_slack` recomputes it)."""
+
 CPU_PROCESS_BYTES = {0: 70 * 10**6, 1: 160 * 10**6, 2: 160 * 10**6, 3: 200 * 10**6}
 """Resident memory of a rank on the CPU beyond its model's tensors and the libraries that were loaded before, by ZeRO
 stage: what deepspeed.initialize and the first step load. Fitted together with the next
@@ -75,6 +80,12 @@ _SLACK = Formula(
     "torch 2.13 c10/cuda/CUDACachingAllocator.cpp: 512-byte blocks, pages of 2 and 20 MiB; the dry run's replay",
     {"pages": "bytes of pages that are only partly used", **_TRANSIENT},
     "settings other than expandable_segments:True",
+)
+_FIXED = Formula(
+    "allocator_overhead",
+    "segment + share transient",
+    "benchmarks/accuracy/memory.py fitted_slack",
+    {"segment": "bytes of a segment", **_TRANSIENT},
 )
 _HEAP = Formula(
     "allocator_overhead",
@@ -130,6 +141,16 @@ def allocator_overhead(plan: Plan, transient_bytes: int) -> Terms:
     """
     share, pages = SLACK_SHARE[plan.zero_stage], SLACK_PAGES * SEGMENT_BYTES
     return _SLACK.term(pages + share * transient_bytes, pages=pages, share=share, transient=transient_bytes)
+
+
+def fixed_segments_overhead(transient_bytes: int) -> Terms:
+    """The same without expandable segments: a half-used segment, and a share of the bytes that come and go.
+
+    A segment then serves only requests that fit into what is free of it, so blocks of one phase (a layer's gradients)
+    cannot be made of those of another (the logits).
+    """
+    wasted = SEGMENT_BYTES + FIXED_SEGMENTS_SHARE * transient_bytes
+    return _FIXED.term(wasted, segment=SEGMENT_BYTES, share=FIXED_SEGMENTS_SHARE, transient=transient_bytes)
 
 
 def heap_overhead(peak_bytes: int, passes_bytes: int, transient_bytes: int) -> Terms:

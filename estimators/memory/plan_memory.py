@@ -5,7 +5,7 @@
 A training step passes through a few phases, and any of them may be the peak:
 
 - initialize: stages 1 and 2 hold the trainable weights twice while they flatten them (on the host instead, when the
-  GPU is short).
+  GPU is short, and before DeepSpeed 0.19).
 - first_layer_forward, last_layer_forward: ZeRO-3 has prefetched what follows, and still holds the buffers in which it
   came.
 - forward_backward_top: all activations are saved, the loss and its copies are alive.
@@ -33,12 +33,20 @@ from ..optimizers import Optimizer, optimizer
 from ..plan import Plan
 from ..workload import Workload
 from .activations import activation_memory
-from .device_overhead import allocator_overhead, heap_overhead, library_workspace, outside_allocator
+from .activations.loss import output_terms
+from .device_overhead import (
+    allocator_overhead,
+    fixed_segments_overhead,
+    heap_overhead,
+    library_workspace,
+    outside_allocator,
+)
 from .gathered_parameters import GatheredParameters, gathered_parameters
 from .gradients import GradientMemory, gradient_memory
 from .host_memory import host_terms, loading_bytes
 from .nvme_memory import nvme_terms, states_per_master, swap_buffers
 from .terms import Terms, total_bytes
+from .torch_memory import estimate_torch_memory
 from .trainable import ShardedTensors, shard_tensors, tensor_set
 from .zero_states import masters_and_states, parameters
 
@@ -62,6 +70,8 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
 
     Raises WorkloadError for an optimizer that is not in `optimizers.OPTIMIZERS`.
     """
+    if plan.sharding != "zero":
+        return estimate_torch_memory(model, workload, cluster, plan)
     runs = optimizer(workload.optimizer)
     tensors = tensor_set(model, workload)
     sharded = shard_tensors(tensors, cluster.world_size)
@@ -76,6 +86,8 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     if cluster.gpu.is_cpu:
         passes = max(phase.allocated_bytes for phase in phases if phase.name != "step")
         overhead = heap_overhead(peak, passes, max(0, passes - kept))
+    elif not workload.software.expandable_segments:
+        overhead = fixed_segments_overhead(max(0, peak - kept))
     else:
         overhead = allocator_overhead(plan, max(0, peak - kept))
     local_ranks = cluster.gpus_per_node
@@ -92,7 +104,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
 
 
 def _initialize(sharded: ShardedTensors, plan: Plan, cluster: Cluster, workspace: Terms) -> tuple[Phase, ...]:
-    if plan.zero_stage not in (1, 2):
+    if plan.zero_stage not in (1, 2) or sharded.tensors.workload.software.deepspeed < (0, 19):
         return ()
     width, trainable, frozen = (
         sharded.tensors.workload.weight_bytes,
@@ -125,10 +137,11 @@ def _step(
         zero_stage=plan.zero_stage,
     )
     saved, width = activations.saved_terms, workload.weight_bytes
+    output = output_terms(model, workload, plan.micro_batch_size)
 
     def phase(name: str, gradient_terms: Terms, gathered_numel: int = 0, further: Terms = ()) -> Phase:
         whole = _GATHERED.term(width * gathered_numel, w=width, gathered=gathered_numel)
-        return Phase(name=name, terms=resident + gradient_terms + whole + further)
+        return Phase(name=name, terms=resident + output + gradient_terms + whole + further)
 
     layers_reduced = gradients.reduced // max(1, sum(tensors.trainable_layer))
     left = _without(saved, layers_reduced * activations.saved_per_layer_bytes)
@@ -178,6 +191,8 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
         return f"{cluster.gpu.name} has no bf16 units; use fp16"
     if cluster is not None and cluster.gpu.is_cpu and "cpu" in (plan.offload_optimizer, plan.offload_param):
         return "the ranks' memory is the host's, so there is nowhere to offload to"
+    if plan.sharding != "zero":
+        return None
     if plan.zero_stage == 0 and plan.offload_optimizer != "none":
         return "the optimizer is offloaded from ZeRO stage 1 on"
     if plan.zero_stage < 3 and plan.offload_param != "none":

@@ -16,13 +16,15 @@ def quantized(tensor: Tensor, workload: Workload) -> bool:
     """Whether this weight is in four bits: those of `nn.Linear` and `Conv1D` but the output head's, and T5's `wo`.
 
     Fused experts and their router are parameters outside any linear layer and stay in 16 bits, which is most of a
-    mixture of experts. So do tensors that transformers keeps in fp32 elsewhere (T5's `_keep_in_fp32_modules`).
+    mixture of experts; before transformers 5 every expert was a module of linear layers, which were quantized.
+    So do tensors that transformers keeps in fp32 elsewhere (T5's `_keep_in_fp32_modules`).
     Source: transformers 5.23 integrations/bitsandbytes.py `replace_with_bnb_linear`, quantizers/base.py
     `get_keys_to_not_convert` and `get_modules_to_not_convert`.
     """
+    apart = tensor.role == "expert" and workload.software.transformers < (5, 0)
     return (
         workload.method == "qlora"
-        and tensor.linear
+        and (tensor.linear or apart)
         and tensor.role != "head"
         and not tensor.name.endswith("DenseReluDense.wo.weight")
     )

@@ -10,9 +10,8 @@ from functools import lru_cache
 
 from ..hardware.cluster import Gpu
 from ..models.model_shape import Block, ModelShape
-from ..software import DEFAULT, Software
 from ..workload import Workload
-from .flops import Product, attention_backward, block_attention, block_products, head_product
+from .flops import Product, attended_len, attention_backward, block_attention, block_products, head_product
 from .memory_bound import block_bytes, block_weight_bytes, loss_bytes
 from .roofline import attention_rate, memory_rate, product_rate, product_s
 
@@ -57,14 +56,13 @@ def compute_time(
     gpu: Gpu,
     micro_batch: int,
     gradient_checkpointing: bool,
-    software: Software = DEFAULT,
 ) -> ComputeTime:
     """Seconds of one micro batch; see the module's formulas. Raises ClusterError for a GPU without any published
     rate."""
-    passes = _Passes(model, workload, gpu, micro_batch, software)
+    passes = _Passes(model, workload, gpu, micro_batch)
     for block in model.blocks:
         for product in block_products(model, block, workload, micro_batch):
-            passes.add_product(product, block.count, again=product.again or software.reentrant)
+            passes.add_product(product, block.count, again=product.again or workload.software.reentrant)
         passes.add_attention(block)
         passes.add_elementwise(block)
     passes.again.attention_s, passes.again.elementwise_s = passes.forward.attention_s, passes.forward.elementwise_s
@@ -80,9 +78,9 @@ def compute_time(
 class _Passes:
     """The passes of one micro batch while its layers are added to them."""
 
-    def __init__(self, model: ModelShape, workload: Workload, gpu: Gpu, micro_batch: int, software: Software) -> None:
+    def __init__(self, model: ModelShape, workload: Workload, gpu: Gpu, micro_batch: int) -> None:
         self.model, self.workload, self.gpu = model, workload, gpu
-        self.micro_batch, self.software = micro_batch, software
+        self.micro_batch = micro_batch
         self.rate, self.bandwidth = product_rate(gpu, workload.precision), memory_rate(gpu)
         self.forward, self.backward, self.again = PassTime(), PassTime(), PassTime()
 
@@ -101,20 +99,20 @@ class _Passes:
         return product_s(rows, inner, columns, copies=copies, rate=self.rate, bandwidth=self.bandwidth, element=element)
 
     def add_attention(self, block: Block) -> None:
-        workload, software = self.workload, self.software
+        workload = self.workload
         for attention, flops in block_attention(self.model, block, workload, self.micro_batch):
-            keys = min(attention.window or workload.seq_len, workload.seq_len)
+            keys = attended_len(workload, workload.seq_len)
+            keys = min(attention.window or keys, keys)
             forward, backward = (
                 attention_rate(self.gpu, workload.precision, workload.attention, keys, backward=back)
                 for back in (False, True)
             )
             backward_flops = block.count * flops * attention_backward(workload.attention)
-            self.forward.attention_s += block.count * flops / (forward * software.attention_forward)
-            self.backward.attention_s += backward_flops / (backward * software.attention_backward)
+            self.forward.attention_s += block.count * flops / forward
+            self.backward.attention_s += backward_flops / backward
 
     def add_elementwise(self, block: Block) -> None:
-        fused = self.software.fused_kernels
-        forward, backward = block_bytes(self.model, block, self.workload, self.micro_batch, fused=fused)
+        forward, backward = block_bytes(self.model, block, self.workload, self.micro_batch)
         weights_forward, weights_backward = block_weight_bytes(self.model, block, self.workload)
         self.forward.elementwise_s += block.count * (forward + weights_forward) / self.bandwidth
         self.backward.elementwise_s += block.count * (backward + weights_backward) / self.bandwidth

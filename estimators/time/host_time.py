@@ -14,7 +14,6 @@ from ..memory.trainable import TensorSet, tensor_set
 from ..models.lora import adapters
 from ..models.model_shape import ModelShape
 from ..plan import Plan
-from ..software import DEFAULT, Software
 from ..workload import Workload
 from .host_costs import HostCosts
 from .layer_operations import layer_operations
@@ -95,9 +94,7 @@ class HostWork:
 
 
 @lru_cache(maxsize=64)
-def host_work(
-    model: ModelShape, workload: Workload, persistence_threshold: int, software: Software = DEFAULT
-) -> HostWork:
+def host_work(model: ModelShape, workload: Workload, persistence_threshold: int, *, fsdp: bool = False) -> HostWork:
     """Counts of a micro batch.
 
     persistence_threshold: stage 3 keeps tensors of at most so many elements on every rank.
@@ -106,7 +103,7 @@ def host_work(
     operations, views, calls = _OUTSIDE
     backward_operations, backward_views, folds, units = 2 * operations, 2 * views, 0, 0
     for block in model.blocks:
-        layer, count = layer_operations(model, block, workload, chosen, fused=software.fused_kernels), block.count
+        layer, count = layer_operations(model, block, workload, chosen, fused=workload.kernels != "torch"), block.count
         operations += count * layer.operations
         views += count * layer.views
         calls += count * layer.calls
@@ -119,13 +116,13 @@ def host_work(
         views=views,
         calls=calls,
         layers=sum(block.count for block in model.blocks),
-        reentrant=software.reentrant,
+        reentrant=workload.software.reentrant,
         folds=folds,
         backward_operations=backward_operations,
         backward_views=backward_views,
         parameters=len(tensors.trainable),
         gathered=sum(numel > persistence_threshold for numel in (*tensors.trainable, *tensors.frozen)),
-        units=units if software.sharding == "fsdp" else 0,
+        units=units if fsdp else 0,
     )
 
 

@@ -50,7 +50,7 @@ def layer_operations(
     adapted = sum(1 for tensor in block.tensors if tensor.linear and chosen.rank_of(tensor))
     folds = sum(1 for tensor in block.tensors if chosen.folds(tensor))
     others = _others(model, block, workload, fused=fused)
-    cast = 2 if workload.adapters_fp32 else 0
+    cast = 2 if workload.software.fp32_adapters else 0
     full = workload.method == "full"
     biases = sum(1 for tensor in block.tensors if tensor.name.endswith(".bias")) if full else 0
     dequantized = sum(1 for tensor in block.tensors if quantized(tensor, workload))

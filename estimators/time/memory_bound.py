@@ -23,7 +23,7 @@ The backward pass of an operation that saves its inputs reads them and the gradi
 input: about twice the forward bytes, and so counted. One that saves nothing (a sum, a copy, dropout, all of an adapter
 but its products) moves the gradient once, or adds up those of two uses: as many bytes as forward.
 
-Where `Software.fused_kernels` says so, a norm takes 2 e H, the rotary embedding 2 e (A + K) d and the gated activation
+With fused kernels (`Workload.kernels`) a norm takes 2 e H, the rotary embedding 2 e (A + K) d and the gated activation
 3 e F. Some operations move weights, whatever the tokens:
 
     W + B A where LoRA folds an adapter into fused experts: W read, checked and used   2 e    (forward only)
@@ -43,12 +43,12 @@ from ..workload import Workload
 SAVING_BACKWARD = 2.0
 """Backward bytes of an operation that saves its inputs for one forward byte."""
 
-LOGIT_BYTES = {"standard": (14, 22), "fused": (4, 8)}
+LOGIT_BYTES = {"standard": (14, 22), "fused": (4, 8), "in-place": (4, 8), "chunked": (14, 22)}
 """Bytes per logit, forward and backward, by loss kernel.
 
 standard: transformers' `ForCausalLMLoss`: upcast to fp32 (2 + 4), log-softmax (4 + 4); backward softmax gradient (4 + 4
-+ 4), back to 2 bytes (4 + 2), its read by the head's products (2 + 2). fused: chunks in the compute dtype, overwritten
-by their gradient.
++ 4), back to 2 bytes (4 + 2), its read by the head's products (2 + 2). fused, in-place: logits in the
+compute dtype, overwritten by their gradient. chunked: the same passes as standard, a part at a time.
 """
 
 SOFTCAP_PASSES = (6, 7)
@@ -86,10 +86,9 @@ Llama-2-7B and 191 ms to one of 13B, two unpackings each: 6 to 7 ps a weight at 
 _WRITTEN_OUT = ("gelu_new", "gelu_fast", "gelu_python", "quick_gelu")
 
 
-def block_bytes(
-    model: ModelShape, block: Block, workload: Workload, micro_batch: int, *, fused: bool = False
-) -> tuple[float, float]:
-    """Bytes of one layer's forward and backward pass over its activations; `fused` as in `Software.fused_kernels`."""
+def block_bytes(model: ModelShape, block: Block, workload: Workload, micro_batch: int) -> tuple[float, float]:
+    """Bytes of one layer's forward and backward pass over its activations."""
+    fused = workload.kernels != "torch"
     encoder = model.encoder_len(workload.seq_len)
     stream = encoder if block.stack == "encoder" else workload.seq_len
     tokens, element = micro_batch * stream, workload.weight_bytes
@@ -145,7 +144,7 @@ def score_bytes(model: ModelShape, block: Block, workload: Workload) -> tuple[in
 
 def _adapter_bytes(tensor: Tensor, workload: Workload) -> int:
     element = workload.weight_bytes
-    own = 4 if workload.adapters_fp32 else element
+    own = 4 if workload.software.fp32_adapters else element
     size = (3 * own + 2 * element) * tensor.out_features
     if own != element:
         size += (element + own) * (tensor.in_features + tensor.out_features)
@@ -188,7 +187,7 @@ def loss_bytes(model: ModelShape, workload: Workload, micro_batch: int) -> tuple
         return 0.0, 0.0
     logits = micro_batch * workload.seq_len * model.vocab_size
     forward, backward = LOGIT_BYTES[workload.loss]
-    if model.logit_softcap and workload.loss == "standard":
+    if model.logit_softcap and workload.loss in ("standard", "chunked"):
         forward, backward = (
             forward + SOFTCAP_PASSES[0] * workload.weight_bytes,
             backward + SOFTCAP_PASSES[1] * workload.weight_bytes,

@@ -66,6 +66,11 @@ at 1k, 2k and 4k, Dao-AILab/flash-attention #2605).
 """
 
 
+TRITON_SPEED = (0.75, 0.45)
+"""Forward and backward speed of FlashAttention's Triton kernel of 2023 against FlashAttention-2, read off the plots of
+arXiv:2307.08691 (figures 5 and 6)."""
+
+
 def product_s(
     rows: int, inner: int, columns: int, *, copies: int, rate: float, bandwidth: float, element: int
 ) -> float:
@@ -106,7 +111,8 @@ def attention_rate(
     if kernel == "eager" or precision == "fp32" or peak is None:
         return products
     share = ATTENTION_OF_PEAK.get(gpu.architecture, 0.3) * (ATTENTION_BACKWARD_SPEED if backward else 1.0)
-    return min(products, peak * share) * keys / (keys + ATTENTION_HALF_TOKENS)
+    rate = min(products, peak * share) * keys / (keys + ATTENTION_HALF_TOKENS)
+    return rate * TRITON_SPEED[backward] if kernel == "triton" else rate
 
 
 def memory_rate(gpu: Gpu) -> float:

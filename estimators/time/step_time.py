@@ -18,7 +18,6 @@ from ..memory.trainable import tensor_set
 from ..models.model_shape import ModelShape
 from ..optimizers import optimizer
 from ..plan import Plan
-from ..software import DEFAULT, Software
 from ..workload import Workload
 from . import collective_time as collective
 from . import offload_time as offload
@@ -39,9 +38,7 @@ from .speed_spread import speed_spread
 from .terms import time_term
 
 
-def estimate_time(
-    model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan, software: Software = DEFAULT
-) -> TimeEstimate:
+def estimate_time(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> TimeEstimate:
     """Seconds of one optimizer step of `plan`, by component.
 
     Formulas and sources stand in `compute_time`, `memory_bound`, `host_time`, `collective_time` and `offload_time`;
@@ -51,8 +48,7 @@ def estimate_time(
     Not covered: data loading, evaluation, checkpoints and logging; pipeline, tensor and sequence parallelism; GPUs that
     throttle or are shared.
     """
-    run_as = workload if software.own_attention else with_offered_attention(model, workload)
-    step = _Step(model, run_as, cluster, plan, software)
+    step = _Step(model, with_offered_attention(model, workload), cluster, plan)
     return TimeEstimate(
         terms=tuple(term for term in step.terms() if term.seconds or term.hidden_s),
         tokens_per_step=(
@@ -120,26 +116,25 @@ _SOURCES = {
 class _Step:
     """One optimizer step, put together once."""
 
-    def __init__(self, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan, software: Software) -> None:
+    def __init__(self, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> None:
         stage, n = plan.zero_stage, plan.gradient_accumulation_steps
         self.workload, self.cluster, self.plan = workload, cluster, plan
         self.micro_batches, self.element = n, workload.weight_bytes
         self.tensors, self.ring = tensor_set(model, workload), collective.ring(cluster)
-        self.zero3 = stage == 3 and software.sharding == "zero"
+        engine = plan.sharding == "zero"
+        self.zero3 = stage == 3 and engine
         # On a CPU the process that computes also moves what the ranks exchange.
         self.hidden_share = 0.0
         if plan.overlap_comm and not cluster.gpu.is_cpu:
             self.hidden_share = PREFETCH_HIDDEN if self.zero3 else 1 - CONTENTION
-        self.compute = compute_time(
-            model, workload, cluster.gpu, plan.micro_batch_size, plan.gradient_checkpointing, software
-        )
+        self.compute = compute_time(model, workload, cluster.gpu, plan.micro_batch_size, plan.gradient_checkpointing)
         self.trained = self.tensors.trainable_numel
         self.trained_per_rank = self.trained / (cluster.world_size if stage else 1)
         self.trained_per_node = self.trained / cluster.nodes if stage else self.trained
 
         # Below stage 2 only the last micro batch hands its gradients to a reduction; the others sum them up.
         self.reductions = n if stage >= 2 else 1
-        copied = COPIED_PASSES if software.sharding == "zero" else FSDP_COPIED_PASSES
+        copied = COPIED_PASSES if engine else FSDP_COPIED_PASSES
         self.copied = copied if cluster.world_size > 1 else 0
         # From stage 2 on a rank sums up its own part alone.
         self.summed = self.trained_per_rank if stage >= 2 else self.trained
@@ -147,7 +142,7 @@ class _Step:
         self.gradient_s = moved / memory_rate(cluster.gpu)
 
         host, costs = (
-            host_work(model, workload, plan.stage3_param_persistence_threshold, software),
+            host_work(model, workload, plan.stage3_param_persistence_threshold, fsdp=plan.sharding == "fsdp"),
             host_costs(cluster),
         )
         forward_host = costs.micro_batch_s + host.forward_s(costs, stage)
@@ -164,7 +159,6 @@ class _Step:
         serial = 1.0 if cluster.gpu.is_cpu else serial
         self.forward_s = n * _together(self.compute.forward_s, forward_host, serial)
         self.backward_s = n * _together(self.compute.backward_s + self.gradient_s / n, backward_host, serial)
-        engine = software.engine and software.sharding == "zero"
         self.step_host_s = step_host_s(costs, plan, self.tensors, cluster.world_size) if engine else 0.0
         self.passes_bytes = OPTIMIZER_PASSES_BYTES[stage] if engine else LOOP_PASSES_BYTES
         self.values = self._symbols()

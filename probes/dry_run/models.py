@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ...estimators.workload import Workload
 from .request import Request
 from .simulated_gpu.attention import FLASH
 
@@ -86,9 +87,11 @@ def from_config(
     bitsandbytes' kernels nor Liger's.
     """
     workload = request.workload
-    if prepare_base is None and (workload.method == "qlora" or workload.loss == "fused"):
-        what = "the 4-bit kernels of QLoRA" if workload.method == "qlora" else "the fused loss"
-        raise UnusableModelError(f"a dry run does not know {what}", fix="probe it on a GPU, or trust the closed form")
+    unknown = _unknown_kernels(workload)
+    if prepare_base is None and unknown:
+        raise UnusableModelError(
+            f"a dry run does not know {unknown}", fix="probe it on a GPU, or trust the closed form"
+        )
     chosen = model_class(config)
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = config.pad_token_id or 0
@@ -128,6 +131,17 @@ def from_config(
         return {name: values, "labels": labels}
 
     return TrainableModel(model, make_batch, lambda output, _batch: output.loss, vocab_size)
+
+
+def _unknown_kernels(workload: Workload) -> str:
+    """What fake tensors cannot run, in words; empty where they can run everything."""
+    if workload.method == "qlora":
+        return "the 4-bit kernels of QLoRA"
+    if workload.loss != "standard":
+        return f"the {workload.loss} loss"
+    if workload.kernels != "torch":
+        return f"{workload.kernels}'s kernels"
+    return "the Triton kernel of 2023" if workload.attention == "triton" else ""
 
 
 def model_class(config: Any) -> Any:

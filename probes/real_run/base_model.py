@@ -26,7 +26,7 @@ def prepare(model: torch.nn.Module, workload: Workload, dtype: torch.dtype, devi
         _fill(model)
     if workload.method == "qlora":
         _quantize(model, dtype, device)
-    if workload.loss == "fused":
+    if workload.loss == "fused" or workload.kernels == "liger":
         _apply_liger(model)
 
 
@@ -71,8 +71,8 @@ def _quantize(model: Any, dtype: torch.dtype, device: str) -> None:
 def _apply_liger(model: torch.nn.Module) -> None:
     """What `use_liger_kernel` does in the Trainer."""
     if not torch.cuda.is_available():
-        raise UnusableModelError("the fused loss is for GPUs", fix="leave --loss out")
-    _import("liger_kernel.transformers", "the fused loss")._apply_liger_kernel_to_instance(model=model)
+        raise UnusableModelError("Liger's kernels are for GPUs", fix="leave --loss and --kernels out")
+    _import("liger_kernel.transformers", "the fused loss or layer")._apply_liger_kernel_to_instance(model=model)
 
 
 def _import(module: str, what: str) -> Any:

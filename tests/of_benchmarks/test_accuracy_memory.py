@@ -1,21 +1,28 @@
 """The memory half of `python -m benchmarks.accuracy`: its document, its targets, and the constants that follow from
 it."""
 
+import csv
+import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from ds_advise.advisor.commands.explain import explain
 from ds_advise.advisor.question.cluster_spec import parse_cluster
 from ds_advise.advisor.recommend.fit import MARGIN
 from ds_advise.estimators.memory.activations import activation_memory
+from ds_advise.estimators.memory.device_overhead import FIXED_SEGMENTS_SHARE
 from ds_advise.estimators.memory.terms import total_bytes
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.software import Software
 from ds_advise.estimators.workload import Workload
 
-from benchmarks.accuracy import allocator, rivals, spread
-from benchmarks.accuracy.__main__ import DOCUMENT, README, readme, sections
+from benchmarks.accuracy import questions, rivals, spread
+from benchmarks.accuracy.__main__ import DOCUMENT, README, all_questions, readme, sections
 from benchmarks.accuracy.memory import (
     MEAN_TARGET,
     P90_TARGET,
@@ -38,6 +45,7 @@ def test_the_document_is_current() -> None:
     """`python -m benchmarks.accuracy --write` brings it up to date."""
     assert DOCUMENT.read_text(encoding="utf-8") == document(sections())
     assert README.read_text(encoding="utf-8") == readme()
+    assert questions.FILE.read_text(encoding="utf-8") == all_questions()
     kinds = spread.residuals([run for run in read_runs() if run.counted])
     assert spread.DATA.read_text(encoding="utf-8") == spread.csv_text(kinds)
 
@@ -64,7 +72,7 @@ def test_the_margin_follows_from_the_measured_errors() -> None:
 
 def test_the_allocators_share_is_the_median_of_the_runs() -> None:
     """The only fitted constant of the memory table."""
-    assert round(fitted_slack(), 2) == allocator.FIXED_SEGMENTS
+    assert round(fitted_slack(), 2) == FIXED_SEGMENTS_SHARE
 
 
 def test_runs_that_are_not_counted_have_a_reason() -> None:
@@ -87,6 +95,23 @@ def test_the_table_needs_no_torch() -> None:
     code = "import sys; from benchmarks.accuracy.__main__ import sections; sections(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_every_row_is_a_question_that_the_public_options_ask() -> None:
+    """What they mean is what the row was read as, so that all figures of the page are the product's."""
+    assert [run.label for run in (*runs(), *read_runs()) if not questions.is_public(run.asked)] == []
+
+
+def test_commands_of_the_page_print_its_figures() -> None:
+    """Every fiftieth line of the file of questions, by the command line's own JSON."""
+    with questions.FILE.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) > 800
+    for row in rows[::50]:
+        words = shlex.split(row["question"].replace("benchmarks/data", str(questions.DATA)))
+        found = CliRunner().invoke(explain, words[2:], standalone_mode=False)
+        answer = json.loads(found.stdout)
+        assert repr(answer[row["quantity"]]) == row["predicted"], row["question"]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +149,7 @@ def test_lora_dropout_and_fp32_adapters_as_measured(dropout: float, fp32: bool, 
         seq_len=4096,
         attention="flash",
         lora_dropout=dropout,
-        adapters_fp32=fp32,
+        software=Software(fp32_adapters=fp32),
     )
     made = activation_memory(find("Mistral-7B-v0.1"), workload, 1, True, compute_capability=8.0)
     assert total_bytes(made.block_terms) / 4096 == pytest.approx(per_token, rel=0.001)

@@ -31,8 +31,8 @@ def attention_kernel(
              when it chooses by itself. masked: a mask is passed. grouped: fewer key than query heads reach the
              kernel.
 
-    "flash" is the flash-attn package (window and soft cap inside the kernel, fp32 cast to half precision). "sdpa"
-    follows torch's dispatcher: flash for half precision from Ampere on (compute capability 8.0, or unknown), equal
+    "triton" keeps what flash attention keeps. "flash" is the flash-attn package (window and soft cap inside the
+    kernel, fp32 cast to half precision). "sdpa" follows torch's dispatcher: flash for half precision from Ampere on (compute capability 8.0, or unknown), equal
     head widths up to 256 and no mask; else the memory-efficient kernel, which before torch 2.14 takes no grouped
     key/value heads, no bf16 before Ampere and only heads that are a multiple of 8 (half precision) or 4 (fp32); else
     the math path, which holds the S x S scores. cuDNN's kernel, which torch prefers on Hopper and Blackwell, keeps
@@ -42,6 +42,8 @@ def attention_kernel(
     can_use_mem_efficient_attention); transformers 5.23 `integrations/sdpa_attention.py`; GQA in the memory-efficient
     kernel: pytorch pull request 191085.
     """
+    if workload.attention == "triton":
+        return "flash"
     if workload.attention == "eager" or workload.attention not in offered:
         return "eager"
     if workload.attention == "flash":

@@ -129,6 +129,11 @@ def layer_variant(model_type: str, block: Block) -> LayerVariant:
 
 @lru_cache(maxsize=64)
 def with_offered_attention(model: ModelShape, workload: Workload) -> Workload:
-    """The workload with the attention that runs: eager where the model's class does not offer what is asked."""
+    """The workload with the attention that runs: eager where the model's class does not offer what is asked.
+
+    A "triton" kernel is never the class's own: the model's code brings it.
+    """
+    if workload.attention == "triton":
+        return workload
     offered = all(workload.attention in layer_variant(model.model_type, block).kernels for block in model.blocks)
     return workload if offered else replace(workload, attention="eager")

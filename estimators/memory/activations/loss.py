@@ -52,6 +52,22 @@ _CHUNK = Formula(
 _HIDDEN_GRADIENT = Formula("gradient of hidden states", "B S H w", LIGER_SOURCE)
 _HEAD_GRADIENT = Formula("gradient of the head's weight", "V H w", LIGER_SOURCE)
 
+CHUNKS = 8
+"""Parts of the logits that a chunked loss works on, torchtune's default."""
+
+_COPIES_SOURCE = (
+    "transformers 4.45, 4.46, 4.48 modeling_llama.py, modeling_gpt_bigcode.py and loss/loss_utils.py; flash-attn and "
+    "unsloth cross-entropy kernels; torchtune 0.6 modules/loss/cross_entropy_loss.py; litgpt utils.py"
+)
+_LAST_STATES = Formula("last_hidden_state", "w B S H", _COPIES_SOURCE)
+_COPIES = Formula("logits_and_loss", "c B S V", _COPIES_SOURCE, _PER_LOGIT)
+_OUTPUT = Formula(
+    "model output",
+    "c B S V",
+    "torch: a name that the loop's code binds holds its tensor until it is bound again",
+    {**MEMORY_SYMBOLS, "c": "bytes per logit of the output that the loop still holds"},
+)
+
 
 def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> Terms:
     """Tensors of B S V elements at the largest moment of the loss, with w bytes per weight.
@@ -60,6 +76,14 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
     one: 3 x 4 B S V. The forward pass has w + 4 + 4 (logits, fp32 copy, log_softmax), one w more with soft-capped
     logits; the logits themselves are gone in the backward pass, because nothing saves them and Trainer drops the
     model's output. Where the class does not upcast, w takes the place of 4. In fp32 the upcast is no copy.
+
+    Other versions and kernels (`_copied_bytes`) hold, in the forward pass, the last hidden state w B S H and per logit
+
+        transformers up to 4.45           4 + 4 + 4        an fp32 copy replaces the logits; its slice, log-softmax
+        transformers 4.46, 4.47           w + 4 + 4 + 4    the logits stay
+        GPT-2's, GPTBigCode's up to 4.45  w + w + w        never upcast (fp32 where the norms give fp32)
+        "chunked"                         w + w + 1        fp32 copies of one of 8 chunks, log-softmax in 16 bits
+        "in-place"                        as these, without the log-softmax; from 4.48 on w + 4
 
     "fused": Liger's fused linear cross-entropy goes through the B S tokens in chunks of
     c = next_power_of_2(ceil(B S / ceil(V / H))): logits of one chunk c V w, the gradient of the hidden states B S H w
@@ -71,6 +95,10 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
     if not v:
         return ()
     tokens = micro_batch_size * workload.seq_len
+    copies = _copied_bytes(model, workload)
+    if copies:
+        states = _LAST_STATES.term(w * tokens * model.hidden_size, w=w, H=model.hidden_size)
+        return states + _COPIES.term(copies * tokens * v, c=copies, V=v, B=micro_batch_size, S=workload.seq_len)
     inputs = {"B": micro_batch_size, "S": workload.seq_len, "V": v, "w": w}
     if workload.loss == "fused":
         h = model.hidden_size
@@ -82,6 +110,42 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
     c = inputs["c"] = 4 if upcast else w
     cap = _SOFT_CAP.term(w * tokens * v, **inputs) if model.logit_softcap else ()
     return tuple(term for formula in _KEPT for term in formula.term(c * tokens * v, **inputs)) + cap
+
+
+def _copied_bytes(model: ModelShape, workload: Workload) -> float:
+    """Bytes per logit where the loss is not that of transformers from 4.48 on; 0 where it is."""
+    w, version, in_place = workload.weight_bytes, workload.software.transformers, workload.loss == "in-place"
+    if workload.loss == "fused" or model.num_labels:
+        return 0
+    if workload.loss == "chunked":
+        return 2 * w + 8 / CHUNKS
+    if version < _KEEPS_LOGITS and model.model_type in ("gpt2", "gpt_bigcode"):
+        own = 4 if workload.software.fp32_norms else w
+        return 2 * own + (0 if in_place else own)
+    if version < _KEEPS_LOGITS:
+        return 8 + (0 if in_place else 4)
+    if version < _PADDED_LABELS:
+        return w + 8 + (0 if in_place else 4)
+    return w + 4 if in_place else 0
+
+
+_KEEPS_LOGITS, _PADDED_LABELS = (4, 46), (4, 48)
+"""Versions of transformers from which on the 16-bit logits stay beside their fp32 copy, and from which on the labels
+are padded in place of slicing the logits."""
+
+
+def output_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> Terms:
+    """The model's output in a loop of one's own, from one forward pass to the end of the next.
+
+    `output = engine(x)` names it until the name is bound again, so that the logits outlive the backward pass and the
+    step: w B S V, in fp32 before transformers 4.46. The Trainer drops it. A fused loss gives no logits.
+    """
+    v = model.vocab_size
+    if workload.framework != "deepspeed" or not v or workload.loss == "fused" or model.num_labels:
+        return ()
+    c = 4 if workload.software.transformers < _KEEPS_LOGITS else workload.weight_bytes
+    size = c * micro_batch_size * workload.seq_len * v
+    return _OUTPUT.term(size, c=c, B=micro_batch_size, S=workload.seq_len, V=v)
 
 
 def _next_power_of_2(number: int) -> int:

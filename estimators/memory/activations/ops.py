@@ -129,7 +129,7 @@ class Ops:
         rank = self.adapters.rank_of(weight)
         if not rank:
             return base
-        given = self.cast(value, 4) if self.workload.adapters_fp32 else value
+        given = self.cast(value, 4) if self.workload.software.fp32_adapters else value
         taken = self.dropout(given, self.workload.lora_dropout)
         low = self.graph.apply(f"lora_A of {label}", (taken,), width=rank, saves=(taken,), trains=True)
         update = self.scale(self.graph.apply(f"lora_B of {label}", (low,), width=width, saves=(low,), trains=True))

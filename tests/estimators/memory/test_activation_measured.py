@@ -26,6 +26,7 @@ import transformers as T
 from ds_advise.estimators.memory.activations import ActivationMemory, activation_memory, kernels, saved_tensors
 from ds_advise.estimators.memory.activations.activation_memory import layout_of
 from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.software import Software
 from ds_advise.estimators.workload import Workload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -396,7 +397,7 @@ def estimate(
         lora_rank=8,
         lora_targets=case.targets,
         lora_dropout=dropout,
-        adapters_fp32=adapters_fp32,
+        software=Software(fp32_adapters=adapters_fp32),
         seq_len=SEQUENCE,
         precision=precision,
         attention="eager" if case.kernel == "eager" else "sdpa",

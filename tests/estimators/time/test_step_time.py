@@ -343,12 +343,24 @@ def test_software_that_published_runs_need() -> None:
     model, workload, cluster = find("llama-2-7b"), Workload(seq_len=4096, attention="flash"), EIGHT
     chosen = plan(zero_stage=3, micro_batch_size=1)
     usual = estimate_time(model, workload, cluster, chosen).step_s
-    faster = (Software(fused_kernels=True), Software(sharding="fsdp"))
-    slower = (Software(attention_forward=0.75, attention_backward=0.45), Software(reentrant=True))
-    for software in faster:
-        assert estimate_time(model, workload, cluster, chosen, software).step_s < usual
-    for software in slower:
-        assert usual < estimate_time(model, workload, cluster, chosen, software).step_s < 1.3 * usual
+    assert estimate_time(model, dataclasses.replace(workload, kernels="liger"), cluster, chosen).step_s < usual
+    assert estimate_time(model, workload, cluster, dataclasses.replace(chosen, sharding="fsdp")).step_s < usual
+    slower = ({"attention": "triton"}, {"software": Software(reentrant=True)})
+    for change in slower:
+        assert (
+            usual < estimate_time(model, dataclasses.replace(workload, **change), cluster, chosen).step_s < 1.3 * usual
+        )
+
+
+def test_packed_documents_attend_to_themselves_alone() -> None:
+    """Attention over documents of a quarter of the sample takes about a quarter of the pairs, everything else as
+    before."""
+    model, workload = find("llama-2-7b"), Workload(seq_len=16384, attention="flash")
+    chosen = plan(zero_stage=3, micro_batch_size=1)
+    whole = estimate_time(model, workload, EIGHT, chosen).components
+    packed = estimate_time(model, dataclasses.replace(workload, document_len=4096), EIGHT, chosen).components
+    assert packed["attention"] == pytest.approx(whole["attention"] / 4, rel=0.15)
+    assert packed["matrix products"] == whole["matrix products"]
 
 
 def test_constants_are_where_the_fit_puts_them() -> None:

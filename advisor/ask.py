@@ -1,0 +1,43 @@
+"""The one way from what a user says to a `Question`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..estimators.hardware.cluster import Cluster
+from ..estimators.models.model_shape import ModelShape
+from .question.cluster_spec import parse_cluster
+from .question.model_source import load_model
+from .question.question import CheckpointingChoice, Question
+from .question.workload import WorkloadOptions, positive
+
+
+def ask(
+    model: str | ModelShape,
+    *,
+    gpus: str | Cluster = "auto",
+    ram: str | None = None,
+    nvme: str | None = None,
+    interconnect: str | None = None,
+    threads: int | None = None,
+    micro_batch: int | None = None,
+    gradient_checkpointing: CheckpointingChoice = "auto",
+    offline: bool = False,
+    **training: Any,
+) -> Question:
+    """The question that the arguments of `advise` make up; `training` are those of `WorkloadOptions`.
+
+    Raises `DsAdviseError` for what is unknown, impossible or contradictory.
+    """
+    cluster = gpus if isinstance(gpus, Cluster) else parse_cluster(gpus, ram=ram, nvme=nvme, interconnect=interconnect)
+    if threads is not None:
+        cluster = replace(cluster, threads_per_rank=positive("threads", threads))
+    shape = model if isinstance(model, ModelShape) else load_model(model, offline=offline)
+    return Question(
+        model=shape,
+        workload=WorkloadOptions(**training).workload(shape, cluster.gpu),
+        cluster=cluster,
+        gradient_checkpointing=gradient_checkpointing,
+        micro_batch_size=None if micro_batch is None else positive("micro_batch", micro_batch),
+    )

@@ -1,0 +1,162 @@
+"""The question that a user asks to get the prediction of a published run, and the answer through the public call.
+
+    ds-advise explain MODEL --gpus SPEC --rung RUNG ... --json
+    ds_advise.estimate(MODEL, gpus=SPEC, rung=RUNG, ...)
+
+Every row is first read as what the estimators take. `question_of` says it in public options, and `is_public` asks them
+back: where the model, the workload, the machines and the plan come out as they went in, so do all figures. A row for
+which they do not is in no statistic.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from ds_advise.advisor.ask import ask
+from ds_advise.advisor.estimate import plans_of
+from ds_advise.advisor.question.model_source import load_model
+from ds_advise.ds_configs.presets import plan_for
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.models.model_shape import ModelShape
+from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.software import Software
+from ds_advise.estimators.workload import Workload
+
+DATA = Path(__file__).parents[1] / "data"
+MODELS = DATA / "models"
+"""Configurations of models that the catalogue lacks."""
+
+FILE = DATA / "questions.csv"
+"""What `python -m benchmarks.accuracy --write` wrote: every row's question and prediction."""
+
+
+class Asked(NamedTuple):
+    """What the estimators take, with the words that the machines are called by."""
+
+    model_name: str
+    gpus: str
+    interconnect: str
+    model: ModelShape
+    workload: Workload
+    cluster: Cluster
+    plan: Plan
+
+
+class Row(Protocol):
+    """A published run of either half."""
+
+    @property
+    def asked(self) -> Asked: ...
+
+
+def model_argument(name: str) -> str:
+    """What `--help` calls MODEL: the file in `MODELS`, or the catalogue's name."""
+    file = MODELS / f"{name.rpartition('/')[2].translate({32: '-', 40: None, 41: None})}.json"
+    return f"benchmarks/data/models/{file.name}" if file.exists() else name
+
+
+def model_of(name: str) -> ModelShape:
+    """The model that the argument means, under the name that the source gives it."""
+    argument = model_argument(name)
+    if argument == name:
+        return load_model(name, offline=True)
+    return replace(load_model(str(MODELS / Path(argument).name)), name=name)
+
+
+def question_of(asked: Asked) -> dict[str, Any]:
+    """The keyword arguments of `ds_advise.estimate`, but the model."""
+    workload, plan, cluster = asked.workload, asked.plan, asked.cluster
+    micro, steps = plan.micro_batch_size, plan.gradient_accumulation_steps
+    question: dict[str, Any] = {"gpus": asked.gpus, "rung": plan.rung}
+    if asked.interconnect:
+        question["interconnect"] = asked.interconnect
+    if cluster.threads_per_rank is not None:
+        question["threads"] = cluster.threads_per_rank
+    question |= {"micro_batch": micro}
+    if steps > 1:
+        question["global_batch"] = micro * steps * cluster.world_size
+    question["gradient_checkpointing"] = "on" if plan.gradient_checkpointing else "off"
+    defaults = Workload()
+    for name in ("method", "lora_rank", "lora_dropout", "seq_len", "precision", "optimizer", "attention", "loss"):
+        value = getattr(workload, name)
+        if value != getattr(defaults, name) or name in ("seq_len", "precision"):
+            question[name] = value
+    for name in ("kernels", "document_len", "framework"):
+        if getattr(workload, name) != getattr(defaults, name):
+            question[name] = getattr(workload, name)
+    if workload.lora_targets is not None:
+        question["lora_targets"] = ",".join(workload.lora_targets)
+    software = _differences(workload.software, Software())
+    if software:
+        question["software"] = ",".join(software).replace("_", "-")
+    settings = _differences(plan, _preset(asked))
+    if settings:
+        question["settings"] = ",".join(settings)
+    return question
+
+
+def _preset(asked: Asked) -> Plan:
+    plan = asked.plan
+    return plan_for(
+        plan.rung,
+        asked.model,
+        asked.workload,
+        asked.cluster,
+        micro_batch_size=plan.micro_batch_size,
+        gradient_accumulation_steps=plan.gradient_accumulation_steps,
+        gradient_checkpointing=plan.gradient_checkpointing,
+    )
+
+
+def _differences(one: Plan | Software, other: Plan | Software) -> list[str]:
+    """`name=value` for every field that differs."""
+    names = (field.name for field in fields(one))
+    found = ((name, getattr(one, name)) for name in names if getattr(one, name) != getattr(other, name))
+    return [f"{name}={_word(value)}" for name, value in found]
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ".".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def command_of(asked: Asked) -> str:
+    """The same as a command line, from the root of the repository."""
+    words = ["ds-advise", "explain", model_argument(asked.model_name)]
+    for name, value in question_of(asked).items():
+        words += [f"--{'set' if name == 'settings' else name.replace('_', '-')}", str(value)]
+    return shlex.join([*words, "--offline", "--json"])
+
+
+def is_public(asked: Asked) -> bool:
+    """Whether the public options mean exactly what the row was read as."""
+    question = question_of(asked)
+    rung, settings = question.pop("rung"), question.pop("settings", None)
+    heard = ask(asked.model, **question)
+    if (heard.workload, heard.cluster) != (_as_asked(asked), asked.cluster):
+        return False
+    return plans_of(heard, rung, settings) == [asked.plan]
+
+
+def _as_asked(asked: Asked) -> Workload:
+    """The workload with the global batch, which the command says in place of accumulation steps."""
+    plan = asked.plan
+    steps, samples = plan.gradient_accumulation_steps, plan.micro_batch_size * plan.gradient_accumulation_steps
+    return replace(asked.workload, global_batch_size=samples * asked.cluster.world_size if steps > 1 else None)
+
+
+def csv_text(rows: Iterable[Mapping[str, str]]) -> str:
+    """`FILE` as it ought to be."""
+    text = io.StringIO()
+    names = ("half", "source", "row", "quantity", "measured", "predicted", "question")
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

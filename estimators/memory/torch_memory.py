@@ -1,0 +1,246 @@
+"""Memory of training without DeepSpeed: torch's optimizer on the model's own weights, alone, replicated or under FSDP.
+
+    estimate_torch_memory(model, workload, cluster, plan) -> MemoryEstimate
+
+What every plan shares (activations, loss, adapters, quantized weights, allocator, context) comes from the same modules
+as a DeepSpeed plan's. What differs, with t bytes per trainable element and w per weight:
+
+- Weights, gradients and optimizer states share one type: no fp32 masters. Adam's states take 2 t, and its "foreach"
+  step t more (the roots of the second moments). Under autocast t is 4, and without FSDP 16-bit copies of the weights
+  live from the forward to the backward pass.
+- FSDP (one unit per layer, full shard) makes parameters, gradients and states 1/N. What is outside the layers is
+  gathered from the first forward operation to the end of the backward pass; of the layers one is gathered, and the next
+  while it is prefetched in the backward pass, which for frozen weights starts only after the first layer
+  back-propagated.
+- Where checkpointing is reentrant, FSDP's hooks on frozen parameters hold the input of every layer that was
+  back-propagated, and its gradient, to the end of the backward pass: 2 L - 1 tensors of B S H instead of L.
+- GPTBigCode's code before transformers 4.46 kept the key-value cache while it trained.
+
+Source: torch 2.4 optim/adam.py `_multi_tensor_adam`; torch 2.4 distributed/fsdp/_runtime_utils.py
+`_register_post_backward_reshard_only_hook`; torch aten/src/ATen/autocast_mode.cpp; transformers 4.45
+modeling_gpt_bigcode.py. Held against published runs in docs/accuracy.md. Not covered: FSDP's other strategies and its
+mixed precision with fp32 shards; DDP's buckets; torch.compile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase
+from ..hardware.cluster import Cluster
+from ..models.model_shape import ModelShape
+from ..models.nf4 import nf4_bytes, quantized
+from ..optimizers import optimizer
+from ..plan import Plan
+from ..workload import Workload
+from .activations import activation_memory
+from .activations.loss import output_terms
+from .device_overhead import allocator_overhead, fixed_segments_overhead, library_workspace, outside_allocator
+from .host_memory import PROCESS_BYTES, loading_bytes, on_a_node
+from .terms import Terms, total_bytes
+from .trainable import TensorSet, shard_tensors, tensor_set
+
+_SOURCE = "estimators/memory/torch_memory.py"
+_SYMBOLS = {
+    **MEMORY_SYMBOLS,
+    "t": "bytes per trainable element: of a weight, its gradient, each of its states",
+    "o": "optimizer states, bytes per trainable element",
+    "s": "temporaries of the optimizer's step, bytes per trainable element",
+    "outside": "elements outside the layers",
+    "layers": "bytes of the layers that are gathered at this moment",
+    "head": "elements of the output head",
+    "layer": "trainable elements of the largest layer",
+    "K": "key and value heads",
+    "D": "head size",
+}
+_HOST = on_a_node("processes", "L process", "observed", {"process": "bytes of Python, torch and CUDA in one process"})
+_OFFLOADED = on_a_node(
+    "offloaded_states",
+    "L (2 t + o) Pt / N + L frozen / N",
+    "torch 2.4 distributed/fsdp: CPUOffload keeps shards, their gradients and the optimizer on the host",
+    {"t": _SYMBOLS["t"], "o": _SYMBOLS["o"]},
+)
+
+
+def estimate_torch_memory(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> MemoryEstimate:
+    """What each GPU and each node's host hold; meaningful for plans whose `sharding` is not "zero"."""
+    step = _Step(model, workload, cluster, plan)
+    phases = step.phases()
+    transient = max(phase.allocated_bytes for phase in phases) - total_bytes(step.resident)
+    segments = workload.software.expandable_segments
+    return MemoryEstimate(
+        phases=phases,
+        reserved_terms=allocator_overhead(plan, transient) if segments else fixed_segments_overhead(transient),
+        device_terms=outside_allocator(cluster, plan),
+        host_pinned_terms=(),
+        host_pageable_terms=step.host_terms(),
+        host_loading_bytes_per_node=step.loading_bytes(),
+        nvme_terms=(),
+    )
+
+
+def _term(name: str, text: str, size: float, **inputs: float) -> Terms:
+    return Formula(name, text, _SOURCE, _SYMBOLS).term(size, **inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Bytes per element, and how many ranks share one."""
+
+    width: int
+    """w."""
+    trained: int
+    """t."""
+    states: float
+    """o."""
+    step: float
+    """s."""
+    shards: int
+    """N under FSDP, else 1."""
+
+
+class _Step:
+    """The phases of one step, put together once."""
+
+    def __init__(self, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> None:
+        self.model, self.workload, self.cluster, self.plan = model, workload, cluster, plan
+        self.tensors = tensor_set(model, workload)
+        self.sizes = _sizes(workload, cluster, plan)
+        self.offloaded = plan.offload_param != "none"
+        self.resident = self._resident()
+
+    def _part(self, name: str, text: str, size: float) -> Terms:
+        """A term whose inputs are those that every formula here shares."""
+        sizes, numel = self.sizes, self.tensors.trainable_numel
+        return _term(name, text, size, t=sizes.trained, w=sizes.width, Pt=numel, N=sizes.shards)
+
+    def _resident(self) -> Terms:
+        sizes, tensors = self.sizes, self.tensors
+        resident, numel = library_workspace(self.cluster.gpu), tensors.trainable_numel
+        if not self.offloaded:
+            weights = (sizes.trained * numel + tensors.frozen_bytes) / sizes.shards
+            resident += self._part("parameters", "(t Pt + frozen) / N", weights)
+            if self.plan.offload_optimizer == "none":
+                resident += self._part("optimizer_states", "o Pt / N", sizes.states * numel / sizes.shards)
+        return resident
+
+    def phases(self) -> tuple[Phase, ...]:
+        """The candidates for the peak."""
+        sizes, tensors, plan, workload = self.sizes, self.tensors, self.plan, self.workload
+        made = activation_memory(
+            self.model,
+            workload,
+            plan.micro_batch_size,
+            plan.gradient_checkpointing,
+            compute_capability=self.cluster.gpu.compute_capability,
+        )
+        numel, sharded = tensors.trainable_numel, sizes.shards > 1
+        whole = self._part("gradients", "t Pt / N", 0 if self.offloaded else sizes.trained * numel / sizes.shards)
+        earlier = whole if plan.gradient_accumulation_steps > 1 else ()
+        head = self._part("gradients", "t head", sizes.trained * tensors.head * tensors.trains_head)
+        root = sum(tensor.numel for tensor in self.model.outside) * sizes.width * sharded
+        layer = _layer_bytes(tensors) * sharded * (2 if workload.method == "full" else 1)
+        in_layer = self._part("gathered_parameters", "w outside + layers", root + layer)
+        unsharded: Terms = ()
+        if sharded:
+            trained_layer = (sum(tensors.trainable_layer) + tensors.head) * tensors.trains_head
+            unsharded = self._part("gradients", "t (layer + head)", sizes.trained * trained_layer)
+        saved = made.saved_terms + self._fp32_inputs()
+        alive = self.resident + output_terms(self.model, workload, plan.micro_batch_size)
+        casts = self._part("autocast_copies", "2 Pt", 2 * numel * (self._casts and not sharded))
+        passing = alive + casts
+        outside = self._part("gathered_parameters", "w outside", root)
+        stepping = self._part("step_temporaries", "s Pt / N", sizes.step * numel / sizes.shards * (not self.offloaded))
+        first = earlier + unsharded if sharded else whole
+        return (
+            Phase(
+                name="forward_backward_top",
+                terms=passing + earlier + outside + saved + self._key_value_cache() + made.loss_terms,
+            ),
+            Phase(name="layer_backward", terms=passing + (earlier or head) + in_layer + saved + made.block_terms),
+            Phase(
+                name="first_layer_backward",
+                terms=passing + first + in_layer + made.block_terms + self._retained_inputs(),
+            ),
+            Phase(name="step", terms=alive + whole + stepping),
+        )
+
+    @property
+    def _casts(self) -> bool:
+        return self.workload.software.autocast and self.workload.method == "full"
+
+    @property
+    def _hidden_elements(self) -> int:
+        return self.plan.micro_batch_size * self.workload.seq_len * self.model.hidden_size
+
+    def _fp32_inputs(self) -> Terms:
+        """What passes from layer to layer in fp32 is two bytes an element more."""
+        layers = self.model.num_layers * self.workload.software.fp32_norms
+        return self._part("fp32 layer inputs", "2 L B S H", 2 * layers * self._hidden_elements)
+
+    def _key_value_cache(self) -> Terms:
+        """Keys and values are views of the fused projection of queries, keys and values, so the cache keeps all of
+        it."""
+        if self.model.model_type != "gpt_bigcode" or self.workload.software.transformers >= (4, 46):
+            return ()
+        width = 4 if self.workload.software.fp32_norms else self.sizes.width
+        per_token = sum(
+            block.count * (block.attention.heads + 2 * block.attention.kv_heads) * block.attention.head_dim
+            for block in self.model.blocks
+        )
+        size = width * self.plan.micro_batch_size * self.workload.seq_len * per_token
+        return self._part("key_value_cache", "L w B S (A + 2 K) D", size)
+
+    def _retained_inputs(self) -> Terms:
+        frozen = self.workload.method != "full" and self.sizes.shards > 1
+        if not (frozen and self.plan.gradient_checkpointing and self.workload.software.reentrant):
+            return ()
+        size = (2 * self.model.num_layers - 1) * self._hidden_elements * self.sizes.width
+        return self._part("retained_inputs", "(2 L - 1) B S H w", size)
+
+    def host_terms(self) -> Terms:
+        """The processes of a node, and what FSDP offloads."""
+        ranks, sizes = self.cluster.gpus_per_node, self.sizes
+        terms = _HOST.on_node(ranks, PROCESS_BYTES, process=PROCESS_BYTES)
+        if self.offloaded:
+            numel, t, o = self.tensors.trainable_numel, sizes.trained, sizes.states
+            size = ((2 * t + o) * numel + self.tensors.frozen_bytes) / sizes.shards
+            terms += _OFFLOADED.on_node(ranks, size, t=t, o=o, Pt=numel, N=sizes.shards)
+        return terms
+
+    def loading_bytes(self) -> int:
+        """Every rank loads the model; under FSDP one of a node does (accelerate's `fsdp_cpu_ram_efficient_loading`)."""
+        ranks, plan = self.cluster.gpus_per_node, replace(self.plan, zero_stage=0)
+        loading = 1 if self.sizes.shards > 1 else ranks
+        sharded = shard_tensors(self.tensors, self.cluster.world_size)
+        return loading_bytes(sharded, plan, loading) + (ranks - loading) * PROCESS_BYTES
+
+
+def _sizes(workload: Workload, cluster: Cluster, plan: Plan) -> _Sizes:
+    software, width, kind = workload.software, workload.weight_bytes, optimizer(workload.optimizer)
+    full = workload.method == "full"
+    trained = 4 if (software.autocast if full else software.fp32_adapters) else width
+    eight_bit = workload.optimizer == "adamw_8bit"
+    roots = software.optimizer_step == "foreach" and workload.optimizer in ("adamw", "adam")
+    return _Sizes(
+        width=width,
+        trained=trained,
+        # torch keeps states in the parameters' type, bitsandbytes in eight bits.
+        states=kind.state_bytes if eight_bit else kind.state_bytes / 4 * trained,
+        step=float(trained) if roots else 0.0,
+        shards=cluster.world_size if plan.sharding == "fsdp" else 1,
+    )
+
+
+def _layer_bytes(tensors: TensorSet) -> int:
+    """The largest layer as it is gathered: quantized weights travel quantized."""
+    workload = tensors.workload
+    if workload.method != "qlora":
+        return tensors.layer_numel * workload.weight_bytes
+    return max(
+        sum(
+            nf4_bytes(tensor.numel) if quantized(tensor, workload) else tensor.numel * workload.weight_bytes
+            for tensor in block.tensors
+        )
+        for block in tensors.model.blocks
+    )
