@@ -15,8 +15,8 @@ from .optimizer_block import CLIENT_OPTIMIZERS
 def training_arguments(plan: Plan, workload: Workload, *, config_path: str = "ds_config.json") -> dict[str, Any]:
     """Keyword arguments of TrainingArguments, in the order to print them. They fill every `auto` of the "hf" flavour.
 
-    gradient_checkpointing_kwargs: unless asked for otherwise, the non-reentrant form, which PyTorch recommends and LoRA needs (behind frozen
-    embeddings no input of a block requires a gradient, and the reentrant form then computes none).
+    gradient_checkpointing_kwargs: unless asked for otherwise, the non-reentrant form, which PyTorch recommends and LoRA
+    needs (behind frozen embeddings no input of a block requires a gradient, and the reentrant form then computes none).
     optim: only for optimizers that DeepSpeed does not create; with an `optimizer` block it has no effect.
     """
     arguments: dict[str, Any] = {

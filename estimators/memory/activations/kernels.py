@@ -32,11 +32,11 @@ def attention_kernel(
              kernel.
 
     "triton" keeps what flash attention keeps. "flash" is the flash-attn package (window and soft cap inside the
-    kernel, fp32 cast to half precision). "sdpa" follows torch's dispatcher: flash for half precision from Ampere on (compute capability 8.0, or unknown), equal
-    head widths up to 256 and no mask; else the memory-efficient kernel, which before torch 2.14 takes no grouped
-    key/value heads, no bf16 before Ampere and only heads that are a multiple of 8 (half precision) or 4 (fp32); else
-    the math path, which holds the S x S scores. cuDNN's kernel, which torch prefers on Hopper and Blackwell, keeps
-    the same tensors as flash.
+    kernel, fp32 cast to half precision). "sdpa" follows torch's dispatcher: flash for half precision from Ampere on
+    (compute capability 8.0, or unknown), equal head widths up to 256 and no mask; else the memory-efficient kernel,
+    which before torch 2.14 takes no grouped key/value heads, no bf16 before Ampere and only heads that are a
+    multiple of 8 (half precision) or 4 (fp32); else the math path, which holds the S x S scores. cuDNN's kernel,
+    which torch prefers on Hopper and Blackwell, keeps the same tensors as flash.
 
     Source: torch 2.13 `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp` (can_use_flash_attention,
     can_use_mem_efficient_attention); transformers 5.23 `integrations/sdpa_attention.py`; GQA in the memory-efficient
