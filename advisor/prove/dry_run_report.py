@@ -115,6 +115,12 @@ def _phases(answer: DryRunAnswer, console: Console) -> None:
     phases = answer.result.phases
     top = max(phase.gpu_peak_bytes for phase in phases)
     sparks = SPARKS if can_encode(console, SPARKS) else PLAIN_SPARKS
+    if answer.result.library_workspace_bytes:
+        sentence(
+            console,
+            "The tensors of each phase; torch.cuda.memory_allocated counts "
+            f"{gib(answer.result.library_workspace_bytes)} GiB more, cuBLAS's workspaces.",
+        )
     row(console, "  step phase         GPU peak  GPU live  host live    pinned  NVMe r/w (GiB)", style="bold")
     previous: list[tuple[str, int, int]] = []
     last = max(phase.iteration for phase in phases)

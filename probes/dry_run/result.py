@@ -129,6 +129,8 @@ class DryRunResult:
     """By category: what forward, backward and step consist of when each is highest."""
     timeline: tuple[TimelinePoint, ...] = ()
     """A point for each of evenly spaced stretches of the run; an extrapolated run has none."""
+    library_workspace_bytes: int = 0
+    """cuBLAS's workspaces, which `torch.cuda.memory_allocated` counts in every phase and `phases` leave out."""
     schedule: Schedule | None = None
     """What the last iteration executed and what ordered it, for its time (`estimators.schedule.play`); None for an
     extrapolated run."""

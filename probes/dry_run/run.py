@@ -46,7 +46,11 @@ def dry_run(
     if isinstance(result, str):
         (full,) = ask([request(rank)], timeout_s)
         result = replace(full, not_extrapolated=result)
-    return replace(result, peak=_beside_tensors(result.peak, run.cluster))
+    return replace(
+        result,
+        peak=_beside_tensors(result.peak, run.cluster),
+        library_workspace_bytes=sum(term.size_bytes for term in library_workspace(run.cluster.gpu)),
+    )
 
 
 def _extrapolated(request: Request, timeout_s: float) -> DryRunResult | str:

@@ -46,10 +46,11 @@ def run(
     micro, steps = engine.train_micro_batch_size_per_gpu(), engine.gradient_accumulation_steps()
     config |= {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": steps}
     classifier.tokens = micro * request.workload.seq_len
+    held: list[Any] | None = [] if holds_output(request) else None
     for iteration in range(1, request.iterations + 1):
         first = len(recorder.phases)
         for _ in range(steps):
-            _micro_batch(engine, subject, recorder, iteration, micro)
+            _micro_batch(engine, subject, recorder, iteration, micro, held)
         recorder.join_micro_batches(first)
         if recorder.repeats() and until_repeated and iteration > 2:
             break
@@ -57,14 +58,28 @@ def run(
     return config, parameters, trainable
 
 
+def holds_output(request: Request) -> bool:
+    """Whether the loop names the model's output, as `output = engine(x); loss = criterion(output, y)` does: one of the
+    user's own, with plain DeepSpeed or a module of theirs. The Trainer drops the output."""
+    return request.model is None or request.workload.framework == "deepspeed"
+
+
 def _micro_batch(
-    engine: Any, subject: models.TrainableModel, recorder: PhaseRecorder, iteration: int, size: int
+    engine: Any,
+    subject: models.TrainableModel,
+    recorder: PhaseRecorder,
+    iteration: int,
+    size: int,
+    held: list[Any] | None,
 ) -> None:
+    """`held`: the output that the loop's name still binds, None where the loop drops it."""
     with recorder.phase(iteration, "forward"):
         batch = subject.make_batch(size)
         output = engine(**batch) if isinstance(batch, dict) else engine(*batch)
+        if held is not None:
+            held[:] = [output]  # the name is bound again, and lets go of the output of the micro batch before
         loss = subject.loss(output, batch)
-        del output  # as the Trainer: only the loss outlives the forward pass
+        del output
     with recorder.phase(iteration, "backward"):
         engine.backward(loss)
         del loss, batch

@@ -10,7 +10,7 @@ import torch
 
 from ..dry_run import auto_values, models
 from ..dry_run.request import Request
-from ..dry_run.training import announce_zero3, initialize, model_dtype
+from ..dry_run.training import announce_zero3, holds_output, initialize, model_dtype
 from ..rank_processes.event_log import EventLog
 from . import base_model, memory
 from .clocks import Clock
@@ -98,9 +98,10 @@ def run(
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
     storage_before = memory.storage_bytes()
+    held: list[Any] | None = [] if holds_output(request) else None
     for step in range(1, request.iterations + 1):
         log.enter(f"step {step}")
-        timed, loss = _step(engine, subject, result, clock, collectives)
+        timed, loss = _step(engine, subject, result, clock, collectives, held)
         result.losses.append(loss)
         if step > 1:
             result.steps.append(timed)
@@ -134,8 +135,9 @@ def _step(
     run: TrainingMeasurements,
     clock: Clock,
     collectives: CollectiveTime | None,
+    held: list[Any] | None,
 ) -> tuple[StepTime, float]:
-    """One optimizer step; the three parts add up the micro batches."""
+    """One optimizer step; the three parts add up the micro batches. `held` is as in the dry run's loop."""
     blocked = [0.0, 0.0]  # in forward and backward passes, in the optimizer
     marks: list[tuple[Any, Any, Any, Any]] = []
     loss = None
@@ -146,8 +148,10 @@ def _step(
         before = collectives.seconds if collectives else 0.0
         started = clock.mark()
         output = engine(**batch) if isinstance(batch, dict) else engine(*batch)
+        if held is not None:
+            held[:] = [output]
         loss = subject.loss(output, batch)
-        del output  # as the Trainer: only the loss outlives the forward pass
+        del output
         forwarded = clock.mark()
         engine.backward(loss)
         loss = loss.detach()

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.memory.plan_memory import estimate_memory
+from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import DryRunError, DryRunResult, dry_run
 from ds_advise.probes.dry_run.ask import ask_each
@@ -173,6 +176,13 @@ PLAIN = {
     "zero_optimization": {"stage": 2, "reduce_bucket_size": 100_000},
 }
 FP32 = Workload(precision="fp32", framework="deepspeed")
+LOOP = {
+    "bf16": {"enabled": True},
+    "train_micro_batch_size_per_gpu": 4,
+    "zero_optimization": {"stage": 1, "reduce_bucket_size": 1_000_000, "overlap_comm": False},
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
+}
+LOOPED = Workload(seq_len=1024, framework="deepspeed")
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +215,7 @@ def runs(folder: Path) -> dict[str, Any]:
             input_shape=(4,),
             cluster=h100s(2),
         ),
+        "loop": Run(config=LOOP, model=MODEL, workload=LOOPED, micro_batch_size=4, cluster=h100s(2)),
         "misspelt": Run(config=config(2, reduce_bucket_sise=1), model=MODEL, cluster=h100s(2)),
         "from the hub": Run(config=config(2), model=hub, cluster=h100s(2)),
     }
@@ -244,6 +255,19 @@ def test_a_module_of_the_users_own(runs: dict[str, Any]) -> None:
     assert parts["activations"] > 32 * (32 * 30 * 30 + 64 * 13 * 13) * 2
     assert parts["master weights"] == pytest.approx(4 * 315_722, abs=512)
     assert parts["optimizer states"] == pytest.approx(8 * 315_722, abs=2048)
+
+
+def test_a_loop_of_ones_own_holds_the_models_output(runs: dict[str, Any]) -> None:
+    """Its logits are alive after the step, and the closed form counts them in every phase as the dry run does."""
+    result, logits = runs["loop"], 4 * 1024 * 4000 * 2
+    weights_and_states = PARAMETERS * 2 + PARAMETERS * 12 / 2
+    assert result.phase("step").gpu_live_bytes - weights_and_states == pytest.approx(logits, rel=0.02)
+    assert result.peak.by_category["logits"] >= logits
+    shape = shape_from_config(MODEL, name="tiny")
+    plan = Plan(zero_stage=1, micro_batch_size=4, reduce_bucket_size=1_000_000, overlap_comm=False)
+    closed = estimate_memory(shape, LOOPED, h100s(2), plan).peak
+    tensors = closed.allocated_bytes - next(t.size_bytes for t in closed.terms if t.name == "library_workspace")
+    assert max(phase.gpu_peak_bytes for phase in result.phases) == pytest.approx(tensors, rel=0.001)
 
 
 def test_a_module_that_needs_values_is_told_the_line(runs: dict[str, Any], folder: Path) -> None:
