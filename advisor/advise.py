@@ -14,10 +14,10 @@ from ..probes.store_path import anything_kept
 from .ask import ask
 from .estimate import plain_pytorch
 from .question.cluster_options import ClusterOptions
-from .question.question import CheckpointingChoice, Question
+from .question.question import CheckpointingChoice, Question, Risk
 from .recommend.reasons import doubts, reasons
 from .recommend.recommendation import Recommendation, closest
-from .recommend.search import fastest_that_fits, predict_all
+from .recommend.search import fastest_that_fits, predict_all, worth_trying_first
 from .recommend.what_if import changes
 
 
@@ -35,6 +35,7 @@ def advise(
     precision: Precision | str = "auto",
     optimizer: str = "adamw",
     gradient_checkpointing: CheckpointingChoice = "auto",
+    risk: Risk = "safe",
     attention: AttentionKernel = "sdpa",
     loss: LossKernel = "standard",
     kernels: LayerKernels = "torch",
@@ -58,6 +59,7 @@ def advise(
     document_len: the mean length of the documents packed into a sample; None: a sample is one.
     software: what differs from what is planned for (`estimators.software`), as "transformers=4.45,reentrant".
     sharding: "fsdp" also predicts plain PyTorch, for comparison (`Recommendation.beside`).
+    risk: "safe" recommends what fits with 97.5 %, "balanced" with 80 %, "bold" with 50 %.
     ram, nvme, interconnect: as on the command line; no effect when `gpus` is a `Cluster`.
     threads: of each rank on the host; None: those that the printed commands set.
     deepspeed_estimate: also call DeepSpeed's own estimator (imports torch and deepspeed, seconds).
@@ -74,6 +76,7 @@ def advise(
         threads=threads,
         micro_batch=micro_batch,
         gradient_checkpointing=gradient_checkpointing,
+        risk=risk,
         offline=offline,
         method=method,
         lora_rank=lora_rank,
@@ -105,6 +108,7 @@ def answer(question: Question) -> Recommendation:
         candidates=candidates,
         ladder=ladder,
         recommended=recommended,
+        try_first=worth_trying_first(candidates, recommended, question.risk),
         reasons=reasons(question, ladder, recommended, candidates),
         doubts=doubts(question.cluster, ladder, recommended),
         assumptions=assumptions(question.cluster, recommended.estimate.time if recommended else None),

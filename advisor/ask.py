@@ -9,7 +9,7 @@ from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.model_shape import ModelShape
 from .question.cluster_spec import parse_cluster
 from .question.model_source import load_model
-from .question.question import CheckpointingChoice, Question
+from .question.question import CheckpointingChoice, Question, Risk
 from .question.workload import WorkloadOptions, positive
 
 
@@ -23,6 +23,7 @@ def ask(
     threads: int | None = None,
     micro_batch: int | None = None,
     gradient_checkpointing: CheckpointingChoice = "auto",
+    risk: Risk = "safe",
     offline: bool = False,
     **training: Any,
 ) -> Question:
@@ -39,5 +40,6 @@ def ask(
         workload=WorkloadOptions(**training).workload(shape, cluster.gpu),
         cluster=cluster,
         gradient_checkpointing=gradient_checkpointing,
+        risk=risk,
         micro_batch_size=None if micro_batch is None else positive("micro_batch", micro_batch),
     )

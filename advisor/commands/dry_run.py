@@ -81,4 +81,4 @@ def dry_run(
     if timeline is not None:
         write_trace(answer, timeline)
     output.show(answer.to_json, lambda console: render_dry_run(answer, console, explain=explain))
-    return 0 if answer.fits else 1
+    return 0 if answer.fit.fits else 1

@@ -50,7 +50,7 @@ def explain(
         raise click.UsageError("--set goes with --rung: name the plan that is to be changed")
     if settings is not None or rung in ("fsdp", "torch"):
         asked = ask(**question)
-        explanation = explain_plan(asked.cluster, plan_of(asked, rung or "", settings), component=component)
+        explanation = explain_plan(plan_of(asked, rung or "", settings), component=component)
     else:
         explanation = explain_answer(advise(**question, deepspeed_estimate=False), rung=rung, component=component)
     output.show(explanation.to_json, lambda console: render_explanation(explanation, console))

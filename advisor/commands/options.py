@@ -154,6 +154,13 @@ _SOFTWARE = (
         "deepspeed=0.18, reentrant, autocast, fp32-adapters, fp32-norms, optimizer-step=fused, expandable-segments=no.",
     ),
 )
+_RISK = click.option(
+    "--risk",
+    type=click.Choice(["safe", "balanced", "bold"]),
+    default="safe",
+    show_default=True,
+    help="Recommend what fits with 97.5 % (safe), 80 % (balanced) or 50 % (bold).",
+)
 _MACHINES = (
     RAM,
     click.option(
@@ -179,6 +186,7 @@ def _question(seq_len: Decorator, global_batch: str) -> tuple[Decorator, ...]:
         _checkpointing("auto", "on", "off"),
         _ATTENTION,
         _LOSS,
+        _RISK,
     )
 
 

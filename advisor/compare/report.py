@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..recommend.candidate import Candidate
+from ..recommend.fit import chance
 from ..terminal.lines import blank, printable, row, sentence
 from ..terminal.units import gib, percent, rate, times
 from ..terminal.words import cluster_title, component_title, method_title, phase_title
@@ -70,16 +71,21 @@ def _verdict(comparison: Comparison, candidates: Sequence[Candidate]) -> tuple[T
 
 def _speed(first: Candidate, second: Candidate) -> str:
     if not first.fit.fits and not second.fit.fits:
-        return f"Neither fits: A {first.fit.reason}, B {second.fit.reason}."
+        return f"Neither is sure to fit: A {first.fit.reason}, B {second.fit.reason}."
     if not first.fit.fits or not second.fit.fits:
         fits, lacks = ("A", second) if first.fit.fits else ("B", first)
         other = "B" if fits == "A" else "A"
-        return f"Only {fits} fits; {other}: {lacks.fit.reason}."
+        return f"Only {fits} is sure to fit; {other}: {lacks.fit.reason}."
     ratio = second.tokens_per_s / first.tokens_per_s
     if abs(ratio - 1) < _SAME_SPEED:
         return "Both fit, and are equally fast."
     faster, by = ("B", ratio) if ratio > 1 else ("A", 1 / ratio)
     return f"Both fit; {faster} is {times(by)} as fast."
+
+
+def _fits(candidate: Candidate) -> str:
+    """`yes`, `no`, or the probability."""
+    return {"fits": "yes", "does not fit": "no"}.get(candidate.fit.verdict, chance(candidate.fit.probability))
 
 
 def _subject(comparison: Comparison, console: Console) -> None:
@@ -96,7 +102,7 @@ def _figures(first: Candidate, second: Candidate, console: Console) -> None:
     memories = first.memory, second.memory
     plans = first.plan, second.plan
     _row("", ("A", "B", "B - A"), console, bold=True)
-    _row("fits", ["yes" if candidate.fit.fits else "no" for candidate in (first, second)], console)
+    _row("fits", [_fits(candidate) for candidate in (first, second)], console)
     _row(
         "tokens/s",
         (rate(first.tokens_per_s), rate(second.tokens_per_s), times(second.tokens_per_s / first.tokens_per_s)),

@@ -16,8 +16,8 @@ from ...probes.store_path import anything_kept
 from ..prove.calibration import as_measured
 from ..prove.dry_run import prove_by_dry_run
 from ..prove.past_probes import PastProbes, probe_and_keep
-from ..recommend.fit import MARGIN
-from ..terminal.units import gib, percent
+from ..recommend.fit import LIKELY, chance
+from ..terminal.units import gib
 from ..terminal.words import plan_title
 from .other_plans import plans_that_fit
 
@@ -66,7 +66,10 @@ def objections(
 def _dry_run(run: Run, on_progress: Callable[[str], None]) -> list[Objection]:
     on_progress("dry run ...")
     answer = prove_by_dry_run(run)
-    if answer.fits:
+    probability = answer.fit.probability
+    if probability >= LIKELY:
+        if not answer.fit.fits:
+            on_progress(f"it fits with {chance(probability)} by its dry run: started all the same")
         return []
     gpu, host_bytes = run.cluster.gpu, run.cluster.host_memory_bytes_per_node
     host_need_bytes = answer.result.peak.host_bytes_per_node
@@ -74,7 +77,7 @@ def _dry_run(run: Run, on_progress: Callable[[str], None]) -> list[Objection]:
         what = f"the dry run needs {gib(host_need_bytes)} GiB of the host's {gib(host_bytes)}"
     else:
         need = f"{gib(answer.required_device_bytes_per_gpu)} GiB of the {gpu.name}'s {gib(gpu.memory_bytes)}"
-        what = f"the dry run needs {need}, and {percent(MARGIN['dry-run'])} must stay free"
+        what = f"the dry run needs {need}: it fits with {chance(probability)}"
     return [Objection(what=what, fix=_other_plan(run))]
 
 

@@ -13,10 +13,10 @@ from ...estimators.plan import Plan
 from ...probes.real_run import ProbeResult
 from ..recommend.candidate import Candidate, LadderStep
 from ..recommend.evidence import ProbedPlan, ProbeSeries
-from ..recommend.fit import FAILED, NEEDS_MORE, RAN_OUT, Fit
+from ..recommend.fit import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, Fit
 from ..recommend.reasons import doubts, reasons
 from ..recommend.recommendation import Recommendation
-from ..recommend.search import SAME_SPEED, best_of_rung, fastest_that_fits
+from ..recommend.search import SAME_SPEED, best_of_rung, fastest_that_fits, worth_trying_first
 from .calibration import as_measured, calibration
 from .past_probes import PastProbes
 from .probe import cpu_rank_bytes
@@ -33,7 +33,7 @@ def after_series(answer: Recommendation, series: ProbeSeries, order: ProbeOrder)
     fastest.
     """
     candidates = _corrected(answer, order, {probe.candidate.plan: probe.result for probe in series.probes})
-    ladder, best = _ladder(candidates, answer.ladder), series.best
+    ladder, best = _ladder(candidates, answer), series.best
     if best is not None:
         chosen = next((candidate for candidate in candidates if candidate.plan == best.candidate.plan), None)
     else:
@@ -59,7 +59,7 @@ def with_past_probes(answer: Recommendation) -> Recommendation:
         if candidate.plan in known:
             order.learn(candidate, verdict_on(candidate, known[candidate.plan].result, answer))
     candidates = _corrected(answer, order, {plan: probe.result for plan, probe in known.items()})
-    fastest = fastest_that_fits(_ladder(candidates, answer.ladder))
+    fastest = fastest_that_fits(_ladder(candidates, answer))
     ran = max(
         (candidate for candidate in candidates if candidate.estimate.evidence == "probe"),
         key=lambda candidate: candidate.tokens_per_s,
@@ -119,44 +119,45 @@ def _measured(candidate: Candidate, result: ProbeResult, need_bytes: int | None)
     return Candidate(
         estimate=as_measured(candidate.estimate, result),
         measured_bytes=need_bytes,
-        fit=replace(candidate.fit, fits=True, reason="ran", limit=""),
+        fit=replace(candidate.fit, probability=1.0, reason="ran", limit=""),
     )
 
 
 def _predicted(candidate: Candidate, order: ProbeOrder) -> Candidate:
-    if candidate.fit.fits and order.too_large(candidate):
+    if candidate.fit.probability >= LIKELY and order.too_large(candidate):
         return _refused(candidate, NEEDS_MORE)
     return replace(candidate, estimate=replace(candidate.estimate, time=order.expected_time(candidate)))
 
 
 def _refused(candidate: Candidate, reason: str) -> Candidate:
     utilization = max(candidate.fit.utilization, _JUST_TOO_LARGE)
-    return replace(candidate, fit=Fit(fits=False, reason=reason, limit="gpu", utilization=utilization))
+    return replace(candidate, fit=Fit(probability=0.0, reason=reason, limit="gpu", utilization=utilization))
 
 
 def _ladder(
-    candidates: Sequence[Candidate], before: Sequence[LadderStep], chosen: Candidate | None = None
+    candidates: Sequence[Candidate], answer: Recommendation, chosen: Candidate | None = None
 ) -> tuple[LadderStep, ...]:
     """Every rung's best plan; of its own rung the chosen one."""
-    ladder = []
-    for step in before:
+    ladder, least = [], LEAST[answer.question.risk]
+    for step in answer.ladder:
         of_rung = [candidate for candidate in candidates if candidate.rung == step.rung]
-        best = chosen if chosen is not None and chosen.rung == step.rung else best_of_rung(of_rung)
+        best = chosen if chosen is not None and chosen.rung == step.rung else best_of_rung(of_rung, least)
         ladder.append(
             step
             if best is None
-            else LadderStep(rung=step.rung, candidate=best, fits=best.fit.fits, reason=best.fit.reason)
+            else LadderStep(rung=step.rung, candidate=best, taken=best.fit.probability >= least, reason=best.fit.reason)
         )
     return tuple(ladder)
 
 
 def _answer(answer: Recommendation, candidates: Sequence[Candidate], chosen: Candidate | None) -> Recommendation:
-    ladder = _ladder(candidates, answer.ladder, chosen)
+    ladder = _ladder(candidates, answer, chosen)
     return replace(
         answer,
         candidates=tuple(candidates),
         ladder=ladder,
         recommended=chosen,
+        try_first=worth_trying_first(candidates, chosen, answer.question.risk),
         reasons=reasons(answer.question, ladder, chosen, candidates),
         doubts=doubts(answer.question.cluster, ladder, chosen),
     )

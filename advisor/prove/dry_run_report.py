@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..recommend.evidence import DryRunAnswer
-from ..recommend.fit import MARGIN
+from ..recommend.fit import Fit, chance
 from ..recommend.reasons import time_shares
 from ..terminal.bar import bar
 from ..terminal.lines import NARROWEST, blank, can_encode, row, sentence
@@ -21,8 +21,7 @@ SMALLEST_SHARE = 0.03
 def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = False) -> None:
     """Print everything; `explain` adds the modules and tensors that are largest at the peak."""
     result, peak, offer = answer.result, answer.result.peak, answer.run.cluster.gpu.memory_bytes
-    verdict = Text("It fits." if answer.fits else "It does not fit.", style="bold green" if answer.fits else "bold red")
-    sentence(console, verdict)
+    sentence(console, _verdict(answer.fit))
     sentence(
         console,
         f"{gib(answer.required_device_bytes_per_gpu)} of {gib(offer)} GiB per GPU are needed: "
@@ -75,10 +74,19 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
         sentence(console, f"Run at full depth, not extrapolated: {result.not_extrapolated}.", style="yellow")
     sentence(
         console,
-        f"Evidence: dry run of the real engine ({versions}) in {seconds(result.seconds)}; "
-        f"{percent(MARGIN['dry-run'])} must stay free.",
+        f"Evidence: dry run of the real engine ({versions}) in {seconds(result.seconds)}.",
         style="dim",
     )
+
+
+def _verdict(fit: Fit) -> Text:
+    """The verdict, with the probability where it is not clear."""
+    if fit.fits:
+        return Text("It fits.", style="bold green")
+    if fit.verdict == "does not fit":
+        return Text("It does not fit.", style="bold red")
+    word = "It probably fits" if fit.verdict == "likely fits" else "It probably does not fit"
+    return Text(f"{word}: the probability that it does is {chance(fit.probability)}.", style="bold yellow")
 
 
 def _step(answer: DryRunAnswer, console: Console) -> None:

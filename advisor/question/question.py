@@ -13,6 +13,7 @@ from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import Workload
 
 CheckpointingChoice = Literal["auto", "on", "off"]
+Risk = Literal["safe", "balanced", "bold"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,8 @@ class Question:
     """Samples per GPU and forward pass when the user fixes them, None leaves them to the search."""
     gradient_checkpointing: CheckpointingChoice = "auto"
     """"auto" tries both."""
+    risk: Risk = "safe"
+    """How sure it must be that a plan fits for it to be recommended."""
 
     def __post_init__(self) -> None:
         ranks, wanted, micro = self.cluster.world_size, self.workload.global_batch_size, self.micro_batch_size

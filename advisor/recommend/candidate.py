@@ -50,5 +50,10 @@ class LadderStep:
 
     rung: Rung
     candidate: Candidate | None
-    fits: bool
+    taken: bool
+    """Whether the candidate may be recommended: it fits as surely as the question's risk asks."""
     reason: str
+
+    @property
+    def fits(self) -> bool:
+        return self.candidate is not None and self.candidate.fit.fits

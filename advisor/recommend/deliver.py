@@ -11,7 +11,8 @@ from ...ds_configs.emit import ds_config
 from ...ds_configs.write import write_config
 from ...estimators.errors import ConfigFileError
 from ..terminal.output import Output
-from .recommendation import Recommendation
+from .candidate import Candidate
+from .recommendation import Recommendation, try_first_path
 from .to_json import json_form
 
 if TYPE_CHECKING:
@@ -28,14 +29,9 @@ def deliver(
 
     A file that may not be written does not cost the user the answer: that is shown first, then the error is raised.
     """
-    config = recommended_config(answer)
-    failure: ConfigFileError | None = None
-    if config is not None and isinstance(destination, Path):
-        try:
-            write_config(config, destination, force=force)
-            answer = replace(answer, files=(str(destination),))
-        except ConfigFileError as error:
-            failure = error
+    config, failure = recommended_config(answer), None
+    if isinstance(destination, Path):
+        answer, failure = _written(answer, destination, force=force)
     if destination == "-" and config is not None:
         print(json.dumps(config, indent=2))
 
@@ -56,11 +52,28 @@ def deliver(
     return 0 if answer.recommended is not None else 1
 
 
+def _written(
+    answer: Recommendation, destination: Path, *, force: bool
+) -> tuple[Recommendation, ConfigFileError | None]:
+    """The answer with the files that were written for it, and why one could not be."""
+    plans = ((answer.recommended, destination), (answer.try_first, try_first_path(destination)))
+    for candidate, path in plans:
+        if candidate is not None:
+            try:
+                write_config(_config(answer, candidate), path, force=force)
+            except ConfigFileError as error:
+                return answer, error
+            answer = replace(answer, files=(*answer.files, str(path)))
+    return answer, None
+
+
 def recommended_config(answer: Recommendation) -> dict[str, Any] | None:
     """The DeepSpeed configuration of the recommended plan, None where nothing fits."""
-    if answer.recommended is None:
-        return None
+    return None if answer.recommended is None else _config(answer, answer.recommended)
+
+
+def _config(answer: Recommendation, candidate: Candidate) -> dict[str, Any]:
     question = answer.question
     return ds_config(
-        answer.recommended.plan, question.model, question.workload, question.cluster, flavor=question.workload.framework
+        candidate.plan, question.model, question.workload, question.cluster, flavor=question.workload.framework
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from .candidate import Candidate
-from .fit import MARGIN
+from .fit import Fit, dry_run_fit
 
 if TYPE_CHECKING:
     from ...estimators.estimate import MemoryEstimate, TimeEstimate
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from ...probes.dry_run import DryRunResult
     from ...probes.real_run import ProbeResult
     from ...probes.run import Run
+
+STATE_CATEGORIES = ("parameters", "master weights", "optimizer states", "library workspace")
+"""What stays on the GPU for the whole training, among the categories of a dry run's memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,17 +45,17 @@ class DryRunAnswer:
         peak = self.result.peak
         return self.device_bytes_per_gpu - peak.reserved_bytes_per_gpu + peak.required_bytes_per_gpu
 
-    @property
-    def fits_host(self) -> bool:
-        """The host has as much RAM as the ranks of a node take, or nobody knows how much it has."""
-        host = self.run.cluster.host_memory_bytes_per_node
-        return host is None or self.result.peak.host_bytes_per_node <= host
-
-    @property
-    def fits(self) -> bool:
-        """The GPU has what is required and the margin besides, and the host has its part."""
-        need = self.required_device_bytes_per_gpu * (1 + MARGIN["dry-run"])
-        return need <= self.run.cluster.gpu.memory_bytes and self.fits_host
+    @cached_property
+    def fit(self) -> Fit:
+        """The verdict on what is required."""
+        peak = self.result.peak
+        states = sum(peak.by_category.get(category, 0) for category in STATE_CATEGORIES)
+        return dry_run_fit(
+            device_bytes=self.required_device_bytes_per_gpu,
+            transient_bytes=peak.allocated_bytes_per_gpu - states,
+            host_bytes=peak.host_bytes_per_node,
+            cluster=self.run.cluster,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The result without its timeline and schedule, with the verdict, the step's time and the closed form."""
@@ -61,7 +65,9 @@ class DryRunAnswer:
         return {
             **result,
             "age_s": self.age_s,
-            "fits": self.fits,
+            "fits": self.fit.fits,
+            "fit_probability": self.fit.probability,
+            "verdict": self.fit.verdict,
             "step_s": None if step is None else step.time.step_s,
             "tokens_per_s": None if step is None else step.time.tokens_per_s,
             "step_s_by_component": {} if step is None else step.time.components,

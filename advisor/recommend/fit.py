@@ -2,75 +2,106 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from ...estimators.estimate import Evidence, MemoryEstimate
+from ...estimators.estimate import MemoryEstimate
 from ...estimators.hardware.cluster import Cluster
-from ..terminal.units import times
+from ...estimators.memory.fit_probability import dry_run_fit_probability, fit_probability
+from ...estimators.workload import Workload
+from ..question.question import Risk
+from ..terminal.units import percent, times
 
-MARGIN: dict[Evidence, float] = {"analytic": 0.05, "dry-run": 0.03, "solo-probe": 0.01, "probe": 0.0, "training": 0.0}
-"""Share of the predicted device memory that must stay free besides, by how the figure is known.
+Verdict = Literal["fits", "likely fits", "unlikely", "does not fit"]
 
-analytic: what 97.5 % of the published runs in benchmarks/accuracy whose peak of allocated memory is known, and that ran
-          transformers' model code, measured at most beyond the prediction, in whole percent, rounded up. A test
-          recomputes it. (The closed form is at most 2.1 % below the dry run: docs/closed-form.md.)
-dry-run:  kernels' own scratch memory, and the published spread of the CUDA context (0.25 to 0.9 GiB) and of NCCL.
-Measured figures need none, but for one rank that stands for all (solo-probe), whose NCCL is not there.
-"""
+SURE, LIKELY = 0.975, 0.5
+"""The least probabilities of a plan that "fits" and of one that "likely fits". What fails once in forty times is called
+sure: the published runs do not resolve more."""
 
-CPU_MARGIN = 0.26
-"""The same of the closed form for ranks on the CPU, whose allocator is the process's heap: what 97.5 % of the probes in
-docs/probe.md measured at most beyond the prediction (benchmarks/probes/cpu_memory.py)."""
-
-TOO_TIGHT = "too tight"
-"""The verdict on a plan that the GPU could hold, but without the margin."""
+LEAST: dict[Risk, float] = {"safe": SURE, "balanced": 0.8, "bold": LIKELY}
+"""The least probability of fitting that a plan must have to be recommended."""
 
 RAN_OUT, NEEDS_MORE, FAILED = "ran out of memory", "needs more yet", "failed"
-"""The verdicts on a plan that ran out of memory in a probe, on one that needs more than it, and on one whose probe
-failed for another reason."""
+"""The reasons against a plan that ran out of memory in a probe, against one that needs more than it, and against one
+whose probe failed for another reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """The verdict on one plan."""
 
-    fits: bool
-    """Every requirement that is known to be bounded is met."""
+    probability: float
+    """That every requirement which is known to be bounded is met, from 0 to 1."""
     reason: str
-    """A short phrase for a table ("1.2 x the GPU", "too tight", "fits")."""
+    """A short phrase for a table ("1.2 x the GPU", "likely fits, 84 %", "fits")."""
     utilization: float
-    """The largest of need / offer over GPU (with the margin), host and NVMe; at most 1 where it fits."""
+    """The largest of need / offer over GPU, host and NVMe."""
     limit: str
-    """What is exceeded: "gpu", "host", "nvme" (the first of them), or "" where it fits."""
+    """What is, or may be, exceeded: "gpu", "host", "nvme" (the first of them), or "" where it fits."""
+
+    @property
+    def fits(self) -> bool:
+        return self.probability >= SURE
+
+    @property
+    def verdict(self) -> Verdict:
+        return verdict_of(self.probability)
 
 
-def margin(cluster: Cluster, evidence: Evidence) -> float:
-    """Share of the predicted device memory that must stay free besides."""
-    return CPU_MARGIN if cluster.gpu.is_cpu and evidence == "analytic" else MARGIN[evidence]
+def verdict_of(probability: float) -> Verdict:
+    """The word for a probability of fitting; what is as improbable as a sure plan's failure "does not fit"."""
+    if probability >= LIKELY:
+        return "fits" if probability >= SURE else "likely fits"
+    return "unlikely" if probability >= 1 - SURE else "does not fit"
 
 
-def fit_of(memory: MemoryEstimate, cluster: Cluster, *, evidence: Evidence = "analytic") -> Fit:
-    """Compare a plan's needs with the cluster.
+def fit_of(memory: MemoryEstimate, cluster: Cluster, workload: Workload) -> Fit:
+    """Compare a plan's needs, by the closed form, with the cluster.
 
-    The GPU is judged on device memory (never on allocated or reserved) with `margin`. Host memory and NVMe that are not
-    known are requirements of the plan, not reasons against it; except that NVMe that nobody named cannot be configured.
+    The GPU is judged on device memory (never on allocated or reserved). Host memory and NVMe are taken as predicted;
+    where they are not known they are requirements of the plan, not reasons against it, except that NVMe that nobody
+    named cannot be configured.
     """
-    bare = memory.device_bytes_per_gpu / cluster.gpu.memory_bytes
-    gpu = bare * (1 + margin(cluster, evidence))
     host = _share(memory.host_bytes_per_node, cluster.host_memory_bytes_per_node)
     disk = _share(memory.nvme_bytes_per_node, cluster.nvme_bytes_per_node or None)
-    utilization = max(gpu, host, disk)
-    if gpu > 1:
-        # A plan within its margin is refused for caution, and the reason must not claim that it is larger than the GPU.
-        reason = _needs(bare, "limit" if cluster.gpu.is_cpu else "GPU") if bare > 1 else TOO_TIGHT
-        return Fit(fits=False, reason=reason, utilization=utilization, limit="gpu")
+    on_gpu = _on_gpu(fit_probability(memory, cluster, workload), memory.device_bytes_per_gpu, cluster)
+    utilization = max(on_gpu.utilization, host, disk)
+    if on_gpu.probability < LIKELY:
+        return replace(on_gpu, utilization=utilization)
     if host > 1:
-        return Fit(fits=False, reason=_needs(host, "RAM"), utilization=utilization, limit="host")
+        return Fit(probability=0.0, reason=_needs(host, "RAM"), utilization=utilization, limit="host")
     if memory.nvme_bytes_per_node and not cluster.nvme_bytes_per_node:
-        return Fit(fits=False, reason="needs --nvme", utilization=max(utilization, 1.0), limit="nvme")
+        return Fit(probability=0.0, reason="needs --nvme", utilization=max(utilization, 1.0), limit="nvme")
     if disk > 1:
-        return Fit(fits=False, reason=_needs(disk, "NVMe"), utilization=utilization, limit="nvme")
-    return Fit(fits=True, reason="fits", utilization=utilization, limit="")
+        return Fit(probability=0.0, reason=_needs(disk, "NVMe"), utilization=utilization, limit="nvme")
+    return replace(on_gpu, utilization=utilization)
+
+
+def dry_run_fit(*, device_bytes: int, transient_bytes: int, host_bytes: int, cluster: Cluster) -> Fit:
+    """Compare what a dry run needs of each GPU, of which some comes and goes, and of the host with the cluster."""
+    host = _share(host_bytes, cluster.host_memory_bytes_per_node)
+    if host > 1:
+        return Fit(probability=0.0, reason=_needs(host, "RAM"), utilization=host, limit="host")
+    found = _on_gpu(dry_run_fit_probability(device_bytes, transient_bytes, cluster), device_bytes, cluster)
+    return replace(found, utilization=max(found.utilization, host))
+
+
+def _on_gpu(probability: float, need_bytes: int, cluster: Cluster) -> Fit:
+    """The verdict on the GPU alone."""
+    share = need_bytes / cluster.gpu.memory_bytes
+    if probability >= SURE:
+        return Fit(probability=probability, reason="fits", utilization=share, limit="")
+    reason = f"{verdict_of(probability)}, {chance(probability)}"
+    if probability < LIKELY and share > 1:
+        reason = _needs(share, "limit" if cluster.gpu.is_cpu else "GPU")
+    return Fit(probability=probability, reason=reason, utilization=share, limit="gpu")
+
+
+def chance(probability: float) -> str:
+    """`84 %`; what rounds to none or all of it stays below or above."""
+    if probability <= 0.005:
+        return "under 1 %"
+    return "over 99 %" if probability >= 0.995 else percent(probability)
 
 
 def _share(need: int, offer: int | None) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 
 from rich.console import Console
 
@@ -18,7 +19,7 @@ from ..terminal.lines import blank, copyable, sentence
 from ..terminal.units import times
 from .candidate import Candidate
 from .reasons import slower_with, slower_without_threads
-from .recommendation import Recommendation
+from .recommendation import Recommendation, try_first_path
 
 NOTED = 1.05
 """Threads that make a step so many times longer or shorter are worth a line; less is beyond the prediction."""
@@ -28,17 +29,42 @@ _TORCH_DTYPE = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torc
 
 
 def render_next_steps(answer: Recommendation, config_path: str, console: Console) -> None:
-    """Print what belongs to the recommended plan; nothing where nothing fits.
+    """Print what belongs to the recommended plan and to the one to try first; nothing where nothing may fit.
 
     config_path: the file that the commands name, written or not.
     """
-    if answer.recommended is None:
+    if answer.recommended is None and answer.try_first is None:
         return
-    question, plan = answer.question, answer.recommended.plan
-    workload = question.workload
     blank(console)
     for path in answer.files:
         sentence(console, f"Wrote {path}.")
+    if answer.try_first is not None:
+        _try_first(answer, answer.try_first, str(try_first_path(Path(config_path))), console)
+    if answer.recommended is not None:
+        _start(answer, answer.recommended, config_path, console)
+
+
+def _try_first(answer: Recommendation, candidate: Candidate, config_path: str, console: Console) -> None:
+    """The start of a plan that is only likely to fit, and what happens where it does not."""
+    plan, safe = candidate.plan, answer.recommended
+    gain = "" if safe is None else f", {times(candidate.tokens_per_s / safe.tokens_per_s)} as fast"
+    sentence(
+        console,
+        f"Try first: {plan.rung}{gain}, micro batch {plan.micro_batch_size} x {plan.gradient_accumulation_steps}, "
+        f"gradient checkpointing {'on' if plan.gradient_checkpointing else 'off'}. Where memory runs out, this command "
+        "goes on with a plan that fits:",
+    )
+    copyable(console, [_launch(config_path, answer.question.cluster)])
+
+
+def _launch(config_path: str, cluster: Cluster) -> str:
+    return f"ds-advise launch {shlex.quote(config_path)}{_place(cluster)} -- train.py"
+
+
+def _start(answer: Recommendation, chosen: Candidate, config_path: str, console: Console) -> None:
+    """What the script needs, what is set before the start, and the commands."""
+    question, plan = answer.question, chosen.plan
+    workload = question.workload
     lines = _model_lines(workload)
     if workload.framework == "hf":
         arguments = training_arguments(plan, workload, config_path=config_path)
@@ -62,10 +88,10 @@ def render_next_steps(answer: Recommendation, config_path: str, console: Console
     if question.cluster.gpu.is_cpu:
         sentence(console, "Before the start (or else DeepSpeed looks for a GPU, and every rank takes all cores):")
         copyable(console, [f"export DS_ACCELERATOR=cpu {threads_setting(question.cluster)}"])
-    slower = slower_without_threads(question, answer.recommended)
+    slower = slower_without_threads(question, chosen)
     sets_threads = any(max(ratio, 1 / ratio) > NOTED for ratio in slower.values())
     if sets_threads and not question.cluster.gpu.is_cpu:
-        _threads(answer, answer.recommended, slower, console)
+        _threads(answer, chosen, slower, console)
     commands = launch_commands(
         question.cluster,
         config_path=config_path,
@@ -78,7 +104,7 @@ def render_next_steps(answer: Recommendation, config_path: str, console: Console
     for command in commands.values():
         copyable(console, command)
     sentence(console, "Or have ds-advise see it fit, start it and watch it:")
-    copyable(console, [f"ds-advise launch {shlex.quote(config_path)}{_place(question.cluster)} -- train.py"])
+    copyable(console, [_launch(config_path, question.cluster)])
 
 
 def _binds_cores(cluster: Cluster) -> bool:

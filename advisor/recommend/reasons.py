@@ -15,7 +15,7 @@ from ..question.question import MAX_TOKENS_PER_STEP, Question
 from ..terminal.units import count, gib, percent, rate, times
 from ..terminal.words import component_title, device_word
 from .candidate import Candidate, LadderStep
-from .fit import FAILED, NEEDS_MORE, RAN_OUT, margin
+from .fit import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, chance
 from .recommendation import closest
 from .search import COMFORTABLE, OFFLOAD_GAIN, SAME_SPEED, offloads
 
@@ -31,7 +31,7 @@ def reasons(
     sentences = [
         _next_best(ladder, chosen),
         _simpler_that_fails(ladder, chosen, device),
-        _checkpointing(chosen, candidates, device),
+        _checkpointing(chosen, candidates, device, LEAST[question.risk]),
         _micro_batch(question, chosen, candidates),
     ]
     return tuple(sentence for sentence in sentences if sentence)
@@ -42,7 +42,7 @@ def doubts(cluster: Cluster, ladder: Sequence[LadderStep], chosen: Candidate | N
 
     Close: slower by more than `SAME_SPEED`, but within the interval of the two speeds' ratio.
     """
-    others = [step.candidate for step in ladder if step.fits and step.candidate and step.candidate is not chosen]
+    others = [step.candidate for step in ladder if step.taken and step.candidate and step.candidate is not chosen]
     if chosen is None or not others:
         return ()
     winner, assumption = _deciding_assumption(cluster, others, chosen)
@@ -120,7 +120,7 @@ def slower_with(question: Question, chosen: Candidate, threads_per_rank: int) ->
 
 
 def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
-    others = [step.candidate for step in ladder if step.fits and step.candidate and step.candidate is not chosen]
+    others = [step.candidate for step in ladder if step.taken and step.candidate and step.candidate is not chosen]
     if not others:
         return "No other rung fits."
     rival = max(others, key=lambda candidate: candidate.tokens_per_s)
@@ -155,7 +155,7 @@ def _largest_extra(slow: TimeEstimate, fast: TimeEstimate) -> str:
 def _simpler_that_fails(ladder: Sequence[LadderStep], chosen: Candidate, device: str) -> str:
     """The rung just below the chosen one that does not fit, and its largest component."""
     below = ladder[: next(index for index, step in enumerate(ladder) if step.candidate is chosen)]
-    failed = [step.candidate for step in below if not step.fits and step.candidate is not None]
+    failed = [step.candidate for step in below if not step.taken and step.candidate is not None]
     return _obstacle(failed[-1], device) if failed else ""
 
 
@@ -167,6 +167,9 @@ def _obstacle(candidate: Candidate, device: str) -> str:
         return f"{rung} needs more than what ran out of memory on this machine."
     if candidate.fit.limit == "gpu":
         name, size_bytes = max(memory.components.items(), key=lambda pair: pair[1])
+        if candidate.fit.probability >= LIKELY:
+            need, sure = gib(memory.device_bytes_per_gpu), chance(candidate.fit.probability)
+            return f"{rung} needs {need} GiB per {device}: it fits with {sure}."
         return (
             f"{rung} needs at least {gib(memory.device_bytes_per_gpu)} GiB per {device}, "
             f"{gib(size_bytes)} of it for {component_title(name)}."
@@ -176,7 +179,7 @@ def _obstacle(candidate: Candidate, device: str) -> str:
     return f"{rung} needs {gib(memory.nvme_bytes_per_node)} GiB of NVMe per node."
 
 
-def _checkpointing(chosen: Candidate, candidates: Sequence[Candidate], device: str) -> str:
+def _checkpointing(chosen: Candidate, candidates: Sequence[Candidate], device: str, least: float) -> str:
     plan = chosen.plan
     others = [
         candidate
@@ -185,14 +188,14 @@ def _checkpointing(chosen: Candidate, candidates: Sequence[Candidate], device: s
     ]
     if not others:
         return ""
-    fitting = [candidate for candidate in others if candidate.fit.fits]
+    fitting = [candidate for candidate in others if candidate.fit.probability >= least]
     if not fitting:
-        least = min(others, key=lambda candidate: candidate.device_bytes)
-        if not plan.gradient_checkpointing or least.fit.limit != "gpu":
+        smallest = min(others, key=lambda candidate: candidate.device_bytes)
+        if not plan.gradient_checkpointing or smallest.fit.limit != "gpu":
             return ""
         return (
-            f"Without gradient checkpointing it would need {gib(least.device_bytes)} GiB per {device} at micro batch "
-            f"{least.plan.micro_batch_size}."
+            f"Without gradient checkpointing it would need {gib(smallest.device_bytes)} GiB per {device} at micro "
+            f"batch {smallest.plan.micro_batch_size}."
         )
     rival = max(fitting, key=lambda candidate: candidate.tokens_per_s)
     ratio = chosen.tokens_per_s / rival.tokens_per_s
@@ -227,11 +230,11 @@ def _micro_batch(question: Question, chosen: Candidate, candidates: Sequence[Can
         )
     following = min(larger, key=lambda candidate: candidate.plan.micro_batch_size)
     size = following.plan.micro_batch_size
-    if following.fit.limit == "gpu":
+    if following.fit.limit == "gpu" and following.fit.probability < LEAST[question.risk]:
         bare = following.device_bytes <= question.cluster.gpu.memory_bytes
-        tight = f", which does not leave {percent(margin(question.cluster, 'analytic'))} free" if bare else ""
+        tight = f", which fits with {chance(following.fit.probability)}" if bare else ""
         need = f"{gib(following.device_bytes)} GiB per {device_word(question.cluster)}"
         return f"Micro batch {size} would need {need}{tight}."
-    if following.fit.fits:
+    if following.fit.probability >= LEAST[question.risk]:
         return f"A larger micro batch gains less than {percent(SAME_SPEED)}."
     return ""

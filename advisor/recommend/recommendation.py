@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..question.question import Question
@@ -33,7 +34,7 @@ class Recommendation:
     """All that were predicted; the ladder holds the best of each rung."""
     ladder: tuple[LadderStep, ...]
     recommended: Candidate | None
-    """The fastest that fits, or None."""
+    """The fastest that fits as surely as the question's risk asks, or None."""
     reasons: tuple[str, ...]
     """Sentences that say why."""
     doubts: tuple[str, ...]
@@ -44,6 +45,8 @@ class Recommendation:
     """What would change the answer."""
     beside: Candidate | None = None
     """Plain PyTorch's best plan, for comparison; it is no DeepSpeed configuration, and never the recommended one."""
+    try_first: Candidate | None = None
+    """A plan that is only likely to fit, and so much faster that it is worth the risk; None where there is none."""
     deepspeed_estimate: DeepSpeedEstimate | None = None
     """DeepSpeed's own estimate for the same plan; None where it was not asked for."""
     verifications: tuple[Verification, ...] = ()
@@ -54,6 +57,11 @@ class Recommendation:
     """The probes that settled the recommendation; None where none were asked for."""
     files: tuple[str, ...] = ()
     """The files that were written for it."""
+
+
+def try_first_path(destination: Path) -> Path:
+    """Where the configuration of the plan to try first goes: beside the other one."""
+    return destination.with_stem(f"{destination.stem}_try_first")
 
 
 def closest(ladder: Sequence[LadderStep]) -> Candidate | None:

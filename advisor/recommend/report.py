@@ -7,11 +7,11 @@ from rich.text import Text
 
 from ..terminal.bar import bar
 from ..terminal.lines import blank, row, sentence
-from ..terminal.units import age, count, gib, percent, rate, rough_rate, seconds
+from ..terminal.units import age, count, gib, percent, rate, rough_rate, seconds, times
 from ..terminal.words import cluster_title, component_title, device_word, method_title, phase_title, plan_title
 from .candidate import Candidate
 from .evidence import ProbedPlan, ProbeSeries, Verification
-from .fit import MARGIN, TOO_TIGHT, margin
+from .fit import LIKELY, chance
 from .reasons import time_shares
 from .recommendation import Recommendation, closest
 
@@ -73,15 +73,36 @@ def _verdict(answer: Recommendation) -> tuple[str | Text, ...]:
     each = f", {rate(chosen.tokens_per_s / ranks)} per {device}" if ranks > 1 else ""
     about = "" if chosen.estimate.evidence == "probe" else "About "
     return (
-        Text(f"{plan_title(plan)} fits.", style="bold green"),
+        Text(f"{plan_title(plan)} {_fits(chosen)}.", style="bold green"),
         f"{about}{rate(chosen.tokens_per_s)} tokens/s{_between(chosen)}{each} in {gib(chosen.device_bytes)} of {offer} "
         "GiB.",
+        *_risk(answer),
         *answer.doubts,
         f"Micro batch {plan.micro_batch_size}"
         + (f" x {steps} accumulation steps" if steps > 1 else "")
         + f", global batch {plan.micro_batch_size * steps * ranks}; "
         f"gradient checkpointing {'on' if plan.gradient_checkpointing else 'off'}.",
         _host_need(answer, chosen),
+    )
+
+
+def _fits(candidate: Candidate) -> str:
+    return "fits" if candidate.fit.fits else f"probably fits ({chance(candidate.fit.probability)})"
+
+
+def _risk(answer: Recommendation) -> tuple[Text, ...]:
+    """What a plan that is only likely to fit would gain."""
+    candidate, chosen = answer.try_first, answer.recommended
+    if candidate is None:
+        return ()
+    offer = gib(answer.question.cluster.gpu.memory_bytes)
+    need = f"{gib(candidate.device_bytes)} of {offer} GiB, {chance(candidate.fit.probability)}"
+    title = f"{candidate.rung}, micro batch {candidate.plan.micro_batch_size},"
+    if chosen is None:
+        return (Text(f"{title} probably fits ({need}): try it, and watch its memory.", style="bold yellow"),)
+    gain = times(candidate.tokens_per_s / chosen.tokens_per_s)
+    return (
+        Text(f"{title} probably fits too ({need}) and would be {gain} as fast: try it first.", style="bold yellow"),
     )
 
 
@@ -107,13 +128,15 @@ def _nothing_fits(answer: Recommendation) -> tuple[Text, ...]:
     )
     if failed is not None:
         return (Text.assemble(("No plan ran.", "bold red"), f" The first that failed: {failed.message}"),)
+    if answer.try_first is not None:
+        return (Text("Nothing is sure to fit.", style="bold red"), *_risk(answer))
     text, missed, cluster = Text("Nothing fits.", style="bold red"), closest(answer.ladder), answer.question.cluster
     if missed is None:
         return (text,)
     memory, have = missed.memory, cluster.host_memory_bytes_per_node
     needs = f"{gib(missed.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device_word(cluster)}"
-    if missed.fit.reason == TOO_TIGHT:
-        needs += f" ({percent(margin(cluster, 'analytic'))} must stay free)"
+    if missed.fit.limit == "gpu" and missed.device_bytes <= cluster.gpu.memory_bytes:
+        needs += f", which fits with {chance(missed.fit.probability)}"
     if have is not None and memory.host_bytes_per_node > have:
         needs += f" and {gib(memory.host_bytes_per_node)} of {gib(have)} GiB of RAM per node"
     text.append(f" The closest, {missed.rung}, would take {needs}.", style="not bold default")
@@ -164,13 +187,14 @@ def _table(answer: Recommendation, console: Console, *, all_candidates: bool) ->
                 _row(candidate, candidate is answer.recommended, console)
     if answer.beside is not None:
         _row(answer.beside, False, console)
-    tight, share = any(step.reason == TOO_TIGHT for step in answer.ladder), margin(answer.question.cluster, "analytic")
+    shown = answer.candidates if all_candidates else [step.candidate for step in answer.ladder if step.candidate]
+    unsure = any(candidate.fit.probability > 0 and not candidate.fit.fits for candidate in shown)
     for line in (
         "batch: micro batch x accumulation steps; ckpt: gradient checkpointing",
         "GiB: what a rank needs; RAM and NVMe: all ranks"
         if cpu
         else "GPU: device memory that the plan needs; RAM and NVMe: per node",
-        f"{TOO_TIGHT}: not {percent(share)} of {'it' if cpu else 'the GPU'} would stay free" * tight,
+        "%: the probability that it fits (--risk)" * unsure,
     ):
         if line:
             sentence(console, f" {line}", style="dim")
@@ -195,7 +219,7 @@ def _cells(candidate: Candidate) -> tuple[str, ...]:
         gib(candidate.device_bytes),
         gib(memory.host_bytes_per_node),
         gib(memory.nvme_bytes_per_node) if memory.nvme_bytes_per_node else "-",
-        rate(candidate.tokens_per_s) if candidate.fit.limit != "gpu" else "-",
+        rate(candidate.tokens_per_s) if candidate.fit.limit != "gpu" or candidate.fit.probability >= LIKELY else "-",
     )
 
 
@@ -268,7 +292,7 @@ def _evidence(answer: Recommendation) -> str:
             "predicted, and corrected by the probe of the plan most like them."
         )
     if answer.verifications:
-        return f"Evidence: dry run of the real engine; {percent(MARGIN['dry-run'])} of the need must stay free besides."
+        return "Evidence: dry run of the real engine."
     if answer.past_probes:
         return _earlier_evidence(answer)
     cluster = answer.question.cluster
@@ -277,7 +301,7 @@ def _evidence(answer: Recommendation) -> str:
         if cluster.gpu.is_cpu
         else "Prove it without a GPU, by a dry run of the real DeepSpeed engine: add --verify."
     )
-    return f"Evidence: analytic; {percent(margin(cluster, 'analytic'))} of the need must stay free besides. {proof}"
+    return f"Evidence: analytic. {proof}"
 
 
 def _earlier_evidence(answer: Recommendation) -> str:
@@ -300,7 +324,7 @@ def _verification(run: Verification) -> str:
     versions = run.dry_run.result.versions
     return (
         f"Dry run of {run.candidate.rung} (DeepSpeed {versions['deepspeed']}, transformers "
-        f"{versions['transformers']}): {'fits' if run.dry_run.fits else 'does not fit'}; "
+        f"{versions['transformers']}): {run.dry_run.fit.reason}; "
         f"{gib(peak.allocated_bytes_per_gpu)} GiB allocated (predicted: {gib(memory.allocated_bytes_per_gpu)}), "
         f"{gib(run.dry_run.required_device_bytes_per_gpu)} GiB on the device, {gib(peak.host_bytes_per_node)} GiB of "
         f"host RAM (predicted: {gib(memory.host_bytes_per_node)}){_recorded_time(run)}."

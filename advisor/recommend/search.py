@@ -13,9 +13,9 @@ from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import RUNGS, Plan, Rung
 from ...estimators.time.step_time import estimate_time
 from ...estimators.workload import Workload
-from ..question.question import Question
+from ..question.question import Question, Risk
 from .candidate import Candidate, LadderStep
-from .fit import fit_of
+from .fit import LEAST, LIKELY, SURE, fit_of
 
 SAME_SPEED = 0.03
 """Two predictions closer than this are called equal, and the simpler plan is taken: the time model does not resolve
@@ -35,32 +35,63 @@ def predict_all(
 ) -> tuple[tuple[LadderStep, ...], tuple[Candidate, ...]]:
     """Predict every candidate; return the ladder (each rung's best) and all candidates.
 
-    only_fitting: leave out those that do not fit, whose time then need not be known.
+    only_fitting: leave out those that may not be taken, whose time then need not be known.
     """
+    least = LEAST[question.risk]
     ladder, everything = [], []
     for rung in RUNGS:
         candidates, obstacle = _candidates(rung, question, only_fitting=only_fitting)
         everything += candidates
-        best = best_of_rung(candidates)
+        best = best_of_rung(candidates, least)
         if best is None:
-            ladder.append(LadderStep(rung=rung, candidate=None, fits=False, reason=obstacle))
+            ladder.append(LadderStep(rung=rung, candidate=None, taken=False, reason=obstacle))
         else:
-            ladder.append(LadderStep(rung=rung, candidate=best, fits=best.fit.fits, reason=best.fit.reason))
+            taken = best.fit.probability >= least
+            ladder.append(LadderStep(rung=rung, candidate=best, taken=taken, reason=best.fit.reason))
     return tuple(ladder), tuple(everything)
 
 
 def fastest_that_fits(ladder: Iterable[LadderStep]) -> Candidate | None:
-    """The fastest fitting rung, or a simpler one that is as fast.
+    """The fastest rung that may be taken, or a simpler one that is as fast.
 
     As fast: within `SAME_SPEED`, or within `OFFLOAD_GAIN` when the fastest offloads and the other does not. Of those
     the lowest on the ladder, which has the fewest parts, that fits comfortably; else the lowest.
     """
-    fitting = [step.candidate for step in ladder if step.fits and step.candidate is not None]
+    fitting = [step.candidate for step in ladder if step.taken and step.candidate is not None]
     if not fitting:
         return None
     fastest = max(fitting, key=lambda candidate: candidate.tokens_per_s)
     equals = [candidate for candidate in fitting if as_fast(candidate, fastest)]
     return next((candidate for candidate in equals if candidate.fit.utilization <= COMFORTABLE), equals[0])
+
+
+WORTH_A_RISK = 1.2
+"""How many times as fast as the recommended plan one that is only likely to fit must be to be tried first: a start that
+runs out of memory costs some minutes and a look."""
+
+SAME_PROBABILITY = 0.05
+"""Probabilities of fitting closer than this are called equal."""
+
+
+def worth_trying_first(
+    candidates: Iterable[Candidate], recommended: Candidate | None, risk: Risk = "safe"
+) -> Candidate | None:
+    """The likely plan that promises most, if it is `WORTH_A_RISK` times as fast as the recommended one; None if not.
+
+    What a plan promises is its speed times the probability that it fits, and the recommended plan's speed where it does
+    not; of plans that are as fast and as sure the first on the ladder is taken.
+    """
+    safe = 0.0 if recommended is None else recommended.tokens_per_s
+    likely = [
+        candidate
+        for candidate in candidates
+        if LIKELY <= candidate.fit.probability < LEAST[risk] and candidate.tokens_per_s >= WORTH_A_RISK * safe
+    ]
+    best = max(likely, key=lambda each: each.fit.probability * (each.tokens_per_s - safe), default=None)
+    if best is None:
+        return None
+    sure = best.fit.probability - SAME_PROBABILITY
+    return next(each for each in likely if as_fast(each, best) and each.fit.probability >= sure)
 
 
 def as_fast(candidate: Candidate, fastest: Candidate) -> bool:
@@ -77,8 +108,10 @@ def offloads(candidate: Candidate) -> bool:
 def _candidates(rung: Rung, question: Question, *, only_fitting: bool) -> tuple[list[Candidate], str]:
     """All candidates of a rung, or the reason why it has none.
 
-    Memory rises with the micro batch, so each series stops at the first that does not fit (kept: it shows by how much).
+    Memory rises with the micro batch, so each series stops at the first that is not likely to fit (kept: it shows by
+    how much).
     """
+    least = LEAST[question.risk]
     model, workload, cluster = question.model, question.workload, question.cluster
     candidates: list[Candidate] = []
     choices = {"auto": (False, True), "on": (True,), "off": (False,)}[question.gradient_checkpointing]
@@ -97,11 +130,11 @@ def _candidates(rung: Rung, question: Question, *, only_fitting: bool) -> tuple[
             if obstacle is not None:
                 return [], obstacle
             memory = estimate_memory(model, workload, cluster, plan)
-            fit = fit_of(memory, cluster)
-            if fit.fits or not only_fitting:
+            fit = fit_of(memory, cluster, workload)
+            if fit.probability >= least or not only_fitting:
                 time = estimate_time(model, workload, cluster, plan)
                 candidates.append(Candidate(estimate=Estimate(plan=plan, memory=memory, time=time), fit=fit))
-            if fit.limit == "gpu":
+            if fit.limit == "gpu" and (only_fitting or fit.probability < LIKELY):
                 break
     return candidates, ""
 
@@ -109,20 +142,22 @@ def _candidates(rung: Rung, question: Question, *, only_fitting: bool) -> tuple[
 def predict(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Candidate:
     """A plan with what it needs and takes, judged."""
     estimate = estimate_plan(model, workload, cluster, plan)
-    return Candidate(estimate=estimate, fit=fit_of(estimate.memory, cluster))
+    return Candidate(estimate=estimate, fit=fit_of(estimate.memory, cluster, workload))
 
 
-def best_of_rung(candidates: list[Candidate]) -> Candidate | None:
-    """The fastest that fits, with the smallest micro batch that is as fast.
+def best_of_rung(candidates: list[Candidate], least: float = SURE) -> Candidate | None:
+    """The fastest that fits with at least that probability, with the smallest micro batch that is as fast.
 
-    Where none fits: the same among those that only the host or NVMe stops, and where the GPU stops all, the one that
-    misses by least (of equals the one with checkpointing, as the recipe has it).
+    Where none does: the same among those that are likely to, then among those that only the host or NVMe stops, and
+    where the GPU stops all, the one that misses by least (of equals the one with checkpointing, as the recipe has it).
     """
     if not candidates:
         return None
-    possible = [candidate for candidate in candidates if candidate.fit.fits] or [
-        candidate for candidate in candidates if candidate.fit.limit != "gpu"
-    ]
+    possible = (
+        [candidate for candidate in candidates if candidate.fit.probability >= least]
+        or [candidate for candidate in candidates if candidate.fit.probability >= LIKELY]
+        or [candidate for candidate in candidates if candidate.fit.limit != "gpu"]
+    )
     if not possible:
         return min(
             candidates, key=lambda candidate: (candidate.fit.utilization, not candidate.plan.gradient_checkpointing)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ...ds_configs.launch_commands import threads_setting
 from ...estimators.hardware.host_defaults import threads_per_rank
 from ..question.question import Question
-from .candidate import Candidate
+from .candidate import Candidate, LadderStep
 from .reasons import slower_without_threads
 from .recommendation import Recommendation
 
@@ -42,6 +42,7 @@ def json_form(answer: Recommendation, *, all_candidates: bool = False) -> dict[s
             "optimizer": workload.optimizer,
             "global_batch_size": workload.global_batch_size,
         },
+        "risk": question.risk,
         "cluster": {
             "nodes": cluster.nodes,
             "gpus_per_node": cluster.gpus_per_node,
@@ -51,9 +52,10 @@ def json_form(answer: Recommendation, *, all_candidates: bool = False) -> dict[s
             "measured": cluster.measured,
         },
         "candidates": [candidate_json(candidate) for candidate in shown],
-        "ladder": [{"rung": step.rung, "fits": step.fits, "reason": step.reason} for step in answer.ladder],
+        "ladder": [_step(step) for step in answer.ladder],
         "recommended": None if answer.recommended is None else candidate_json(answer.recommended),
         "beside": None if answer.beside is None else candidate_json(answer.beside),
+        "try_first": None if answer.try_first is None else candidate_json(answer.try_first),
         "host_threads": None if answer.recommended is None else _host_threads(question, answer.recommended),
         "reasons": list(answer.reasons),
         "doubts": list(answer.doubts),
@@ -73,6 +75,17 @@ def json_form(answer: Recommendation, *, all_candidates: bool = False) -> dict[s
         },
         "earlier_probes": [_probed_plan(probe) for probe in answer.past_probes],
         "files": list(answer.files),
+    }
+
+
+def _step(step: LadderStep) -> dict[str, Any]:
+    candidate = step.candidate
+    return {
+        "rung": step.rung,
+        "fits": step.fits,
+        "fit_probability": 0.0 if candidate is None else candidate.fit.probability,
+        "verdict": "does not fit" if candidate is None else candidate.fit.verdict,
+        "reason": step.reason,
     }
 
 
@@ -130,6 +143,8 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
         "tokens_per_second_high": high,
         "bottleneck": time.bottleneck,
         "fits": candidate.fit.fits,
+        "fit_probability": candidate.fit.probability,
+        "verdict": candidate.fit.verdict,
         "reason": candidate.fit.reason,
         "evidence": estimate.evidence,
     }

@@ -131,7 +131,7 @@ def gpus_argument(cluster: Cluster) -> str:
 def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Change]:
     """More host RAM or NVMe, and, where RAM is only required, the best plan that needs less of it."""
     cluster = question.cluster
-    blocked = [step.candidate for step in ladder if step.candidate is not None and not step.fits]
+    blocked = [step.candidate for step in ladder if step.candidate is not None and not step.taken]
     for limit, flag in (("host", "--ram"), ("nvme", "--nvme PATH:")):
         stopped = [candidate for candidate in blocked if candidate.fit.limit == limit]
         if not stopped:
@@ -153,7 +153,7 @@ def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate
         lean = [
             step.candidate
             for step in ladder
-            if step.fits and step.candidate is not None and step.candidate.memory.host_bytes_per_node <= need * 0.7
+            if step.taken and step.candidate is not None and step.candidate.memory.host_bytes_per_node <= need * 0.7
         ]
         if lean:
             best = max(lean, key=lambda candidate: candidate.tokens_per_s)

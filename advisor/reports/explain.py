@@ -5,8 +5,9 @@ from __future__ import annotations
 from rich.console import Console
 
 from ...estimators.estimate import MemoryTerm
+from ..recommend.fit import chance
 from ..terminal.lines import blank, row, sentence
-from ..terminal.units import gib, percent, seconds
+from ..terminal.units import gib, seconds
 from ..terminal.words import component_title, phase_title, plan_title
 from .explanation import Explanation, Section, Term
 
@@ -25,7 +26,9 @@ def render_explanation(explanation: Explanation, console: Console) -> None:
         style="bold",
     )
     sentence(
-        console, f"Evidence: {evidence}; {percent(explanation.margin)} of the need must stay free besides.", style="dim"
+        console,
+        f"Evidence: {evidence}; the probability that it fits is {chance(candidate.fit.probability)}.",
+        style="dim",
     )
     for section in explanation.sections:
         blank(console)

@@ -11,10 +11,8 @@ from typing import Any
 
 from ...estimators.errors import WorkloadError
 from ...estimators.estimate import MemoryTerm, TimeTerm, symbols_of
-from ...estimators.hardware.cluster import Cluster
 from ...estimators.plan import RUNGS
 from ..recommend.candidate import Candidate
-from ..recommend.fit import margin
 from ..recommend.recommendation import Recommendation, closest
 from ..terminal.words import component_title
 
@@ -35,7 +33,6 @@ class Explanation:
     """A candidate's sections, and the symbols that stand in their formulas."""
 
     candidate: Candidate
-    margin: float
     sections: tuple[Section, ...]
 
     @property
@@ -58,7 +55,8 @@ class Explanation:
             "gradient_accumulation_steps": plan.gradient_accumulation_steps,
             "gradient_checkpointing": plan.gradient_checkpointing,
             "evidence": self.candidate.estimate.evidence,
-            "margin": self.margin,
+            "fit_probability": self.candidate.fit.probability,
+            "verdict": self.candidate.fit.verdict,
             "allocated_bytes_per_gpu": memory.allocated_bytes_per_gpu,
             "reserved_bytes_per_gpu": memory.reserved_bytes_per_gpu,
             "device_bytes_per_gpu": memory.device_bytes_per_gpu,
@@ -96,10 +94,10 @@ def explain(answer: Recommendation, *, rung: str | None = None, component: str |
 
     Raises WorkloadError for a rung that has no plan and for a component that the plan does not have.
     """
-    return explain_plan(answer.question.cluster, _candidate(answer, rung), component=component)
+    return explain_plan(_candidate(answer, rung), component=component)
 
 
-def explain_plan(cluster: Cluster, candidate: Candidate, *, component: str | None = None) -> Explanation:
+def explain_plan(candidate: Candidate, *, component: str | None = None) -> Explanation:
     """One plan taken apart; the same error for a component that it does not have."""
     memory, time = candidate.memory, candidate.time
     every = (
@@ -115,7 +113,6 @@ def explain_plan(cluster: Cluster, candidate: Candidate, *, component: str | Non
     sections = tuple(section for section in every if section.terms)
     return Explanation(
         candidate=candidate,
-        margin=margin(cluster, candidate.estimate.evidence),
         sections=sections if component is None else _only(sections, component),
     )
 

@@ -142,7 +142,9 @@ def _answer(
     missing = missing_package(answer.question.workload, report_to=settings.report_to, device=settings.device)
     if missing is not None:
         raise missing
-    return answer if settings.rung is None else _on_rung(answer, settings.rung)
+    if settings.rung is not None:
+        return _on_rung(answer, settings.rung)
+    return answer if answer.try_first is None else replace(answer, recommended=answer.try_first, try_first=None)
 
 
 def _on_rung(answer: Recommendation, rung: str) -> Recommendation:
@@ -150,7 +152,7 @@ def _on_rung(answer: Recommendation, rung: str) -> Recommendation:
     [step] = [step for step in answer.ladder if step.rung == rung]
     if step.candidate is None:
         raise WorkloadError(f"{rung} cannot run here", why=step.reason, fix="pass another --rung, or none")
-    return replace(answer, ladder=(step,), recommended=step.candidate if step.fits else None)
+    return replace(answer, ladder=(step,), recommended=step.candidate if step.taken else None, try_first=None)
 
 
 def _check_model(shape: ModelShape) -> None:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from ..gpu import chapter
-from . import memory, questions, spread, time
+from . import memory, memory_spread, questions, spread, time
 from .report import Section, document
 from .timed_runs import read_runs
 
@@ -44,11 +44,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="data instead of tables")
     parser.add_argument(
-        "--write", action="store_true", help="write docs/accuracy.md, README's lines and benchmarks/data/questions.csv"
+        "--write",
+        action="store_true",
+        help="write docs/accuracy.md, README's lines, the spreads and benchmarks/data/questions.csv",
     )
     asked = parser.parse_args()
     found = sections()
     if asked.write:
+        memory_spread.write(memory.results())
         DOCUMENT.write_text(document(found), encoding="utf-8")
         README.write_text(readme(), encoding="utf-8")
         questions.FILE.write_text(all_questions(), encoding="utf-8")

@@ -10,24 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import ceil
 from statistics import mean, median
 from typing import Literal
 
-from ds_advise.advisor.recommend.fit import MARGIN, fit_of
+from ds_advise.advisor.recommend.fit import SURE
 from ds_advise.estimators.estimate import MemoryEstimate
 from ds_advise.estimators.memory.device_overhead import FIXED_SEGMENTS_SHARE
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 
-from . import questions, rivals
+from . import memory_spread, questions, rivals
 from .report import Section, Table, percent
 from .rows import Run, excluded, runs
 
 FULL = 0.85
 """Share of the GPU's memory from which on nvidia-smi says what the allocator could not do without."""
-
-MARGIN_SHARE = 0.975
-"""Of the runs must fit into the prediction and its margin: all but one in forty."""
 
 MEAN_TARGET, P90_TARGET = 0.05, 0.12
 _GIB = 2**30
@@ -41,22 +37,14 @@ class Result:
 
     run: Run
     kind: Kind
+    memory: MemoryEstimate
     predicted_bytes: int
-    fits: bool
     deepspeed_bytes: int
     rule_bytes: int
 
     @property
     def error(self) -> float | None:
         return _error(self.predicted_bytes, self.run)
-
-    @property
-    def false_fit(self) -> bool:
-        return self.fits and not self.run.fitted
-
-    @property
-    def false_miss(self) -> bool:
-        return self.run.fitted and not self.fits
 
 
 @cache
@@ -66,6 +54,23 @@ def results() -> tuple[Result, ...]:
 
 RESIDENT = ("parameters", "persistent_parameters", "master_weights", "optimizer_states", "library_workspace")
 """Terms that stay through a step; the rest comes and goes."""
+
+
+@cache
+def fit_probabilities() -> dict[int, float]:
+    """By row: how probable it is that the run fits, by what the runs of the other sources tell."""
+    found = results()
+    return {result.run.row: each for result, each in zip(found, memory_spread.probabilities(found), strict=True)}
+
+
+def false_fits() -> list[Result]:
+    """Runs that are said to fit, and ran out of memory."""
+    return [each for each in results() if fit_probabilities()[each.run.row] >= SURE and not each.run.fitted]
+
+
+def false_misses() -> list[Result]:
+    """Runs that are said not to fit, and ran."""
+    return [each for each in results() if fit_probabilities()[each.run.row] < 1 - SURE and each.run.fitted]
 
 
 def predict(run: Run) -> MemoryEstimate:
@@ -84,8 +89,8 @@ def _result(run: Run) -> Result:
     return Result(
         run=run,
         kind=_kind(run),
+        memory=memory,
         predicted_bytes=predicted,
-        fits=fit_of(memory, run.cluster).fits,
         deepspeed_bytes=rivals.deepspeed_bytes(run.model, run.cluster, run.plan, stage3=sharded),
         rule_bytes=rivals.rule_bytes(run.model, run.workload, run.cluster, sharded=sharded),
     )
@@ -114,21 +119,6 @@ def subsets(kind: Kind = "exact") -> dict[str, list[Result]]:
         if result.kind == kind and result.error is not None:
             found.setdefault(result.run.subset, []).append(result)
     return dict(sorted(found.items()))
-
-
-def underprediction() -> list[float]:
-    """How far the measurement lies above the prediction, for the exact runs of transformers' model code."""
-    return [
-        result.run.measured_bytes / result.predicted_bytes - 1
-        for result in results()
-        if result.kind == "exact" and result.run.measured_bytes and not result.run.own_model_code
-    ]
-
-
-def margin() -> float:
-    """`advisor.recommend.fit.MARGIN` of the analytic evidence: `MARGIN_SHARE` of `underprediction`, in whole percent,
-    rounded up."""
-    return ceil(100 * percentile(underprediction(), MARGIN_SHARE)) / 100
 
 
 def fitted_slack(without: str = "") -> float:
@@ -175,7 +165,7 @@ def readme_rows() -> dict[str, str]:
     engine = sum(result.run.plan.sharding == "zero" for result in exact)
     ran = [result for result in results() if result.run.fitted]
     died = [result for result in results() if not result.run.fitted]
-    missed, false = sum(result.false_miss for result in ran), sum(result.false_fit for result in died)
+    missed, false = len(false_misses()), len(false_fits())
     their_missed = sum(result.deepspeed_bytes > _offered(result) for result in ran)
     their_false = sum(result.deepspeed_bytes <= _offered(result) for result in died)
     page = "[docs/accuracy.md](docs/accuracy.md)"
@@ -202,6 +192,7 @@ def section() -> Section:
         title="Memory",
         summary=(
             _summary(exact),
+            memory_spread.verdict_table(results()),
             _fit_table(),
             _rivals(exact),
             _cached(),
@@ -268,9 +259,9 @@ def _fit_table() -> Table:
             str(sum(fits(result) for result in failed)),
         )
 
-    found = list(results())
+    found, probability = list(results()), fit_probabilities()
     return Table(
-        title=f"Does it fit? (margin {MARGIN['analytic']:.0%} of the prediction, decided on device memory)",
+        title="Does it fit?",
         header=(
             "who says it",
             " ran",
@@ -279,7 +270,8 @@ def _fit_table() -> Table:
             " of these said to fit (false fits)",
         ),
         rows=(
-            row("ds-advise", found, lambda result: result.fits),
+            row("ds-advise: it fits", found, lambda result: probability[result.run.row] >= SURE),
+            row("ds-advise: it is not excluded", found, lambda result: probability[result.run.row] >= 1 - SURE),
             row("DeepSpeed's estimators", found, lambda result: result.deepspeed_bytes <= _offered(result)),
             row("4 x weights", found, lambda result: result.rule_bytes <= _offered(result)),
         ),
@@ -358,7 +350,7 @@ def _misses() -> Table:
     rows = tuple(
         (*_line(result), result.run.notes)
         for result in results()
-        if result.kind == "exact" and (result.false_fit or abs(result.error or 0) > P90_TARGET)
+        if result.kind == "exact" and (result in false_fits() or abs(result.error or 0) > P90_TARGET)
     )
     return Table(
         title=f"Exact runs that are off by more than {P90_TARGET:.0%}, and false fits",
@@ -389,7 +381,7 @@ def _details() -> Table:
 
 
 def _notes() -> tuple[str, ...]:
-    short, wasted = underprediction(), _wasted()
+    wasted = _wasted()
     left_out = ", ".join(f"{fitted_slack(source):.0%}" for source in sorted({source for source, _ in wasted}))
     return (
         "Every run is a question that the command line and `ds_advise.estimate` answer with these figures to the "
@@ -404,9 +396,6 @@ def _notes() -> tuple[str, ...]:
         "Where a source leaves a setting open (a loop that keeps the model's output, a key-value cache that stays on, "
         "DeepSpeed-Chat's buckets), it was resolved by what the figures must contain. The `notes` of such rows say so; "
         "no byte of a prediction is fitted to them.",
-        f"**The margin.** Of {len(short)} exact runs on transformers' model code, {MARGIN_SHARE:.1%} measured at most "
-        f"{percentile(short, MARGIN_SHARE):.1%} more than predicted. `advisor.recommend.fit.MARGIN` is that in whole "
-        f"percent, rounded up: {margin():.0%}.",
         "**Without expandable segments** the allocator wastes a share of what comes and goes. "
         f"{FIXED_SEGMENTS_SHARE:.0%} is the median of {len(wasted)} nearly full GPUs, and the only constant fitted "
         f"here; with one source left out at a time it is {left_out}. It decides whether the runs of this table fit and "
@@ -427,9 +416,8 @@ def _data(exact: dict[str, list[Result]]) -> dict[str, object]:
             }
             for name, found in exact.items()
         },
-        "margin": margin(),
-        "false_fits": [result.run.row for result in results() if result.false_fit],
-        "false_misses": [result.run.row for result in results() if result.false_miss],
+        "false_fits": [result.run.row for result in false_fits()],
+        "false_misses": [result.run.row for result in false_misses()],
         "runs": [
             {
                 "row": result.run.row,

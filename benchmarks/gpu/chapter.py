@@ -204,7 +204,8 @@ def _memory_row(one: Trained) -> tuple[str, ...]:
 
 
 def _out_of_memory_row(one: Trained) -> tuple[str, ...]:
-    fit = fit_of(one.estimate.memory, replace(one.cluster, host_memory_bytes_per_node=None))
+    cluster = replace(one.cluster, host_memory_bytes_per_node=None)
+    fit = fit_of(one.estimate.memory, cluster, one.workload)
     return one.row["name"], _gib(one.device_bytes), fit.reason
 
 

@@ -1,4 +1,4 @@
-"""Memory of ranks on the CPU: the closed form against probes, and the margin that the verdict "fits" leaves there.
+"""Memory of ranks on the CPU: the closed form against probes, and how far they may lie above it.
 
     python -m benchmarks.probes.cpu_memory ANSWERS [--write]
 
@@ -6,8 +6,8 @@ ANSWERS holds the runs of `cpu_probes`, which are made where they are missing: e
 two larger ones those of `SOME`. Error: the predicted memory of a rank over the measured, all runs of a plan taken by
 themselves.
 
---write: put the table into docs/probe.md. Exit 1 when `MARGIN` in advisor/recommend/fit.py is not what `COVERED` of the
-    runs need.
+--write: put the table into docs/probe.md. Exit 1 when `CPU_COVERED` in
+    estimators/memory/fit_probability.py is not what `COVERED` of the runs need.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from statistics import mean
 
 from ds_advise.advisor.prove.probe import cpu_rank_bytes
 from ds_advise.advisor.recommend.candidate import Candidate
-from ds_advise.advisor.recommend.fit import CPU_MARGIN
+from ds_advise.estimators.memory.fit_probability import CPU_COVERED
 
 from .cpu_probes import LARGER, MODELS, RANKS, Runs, ask, candidates, publish
 
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     )
     publish("cpu_memory", text, arguments)
-    return int(needed != CPU_MARGIN)
+    return int(needed != CPU_COVERED)
 
 
 if __name__ == "__main__":

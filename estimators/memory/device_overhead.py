@@ -81,7 +81,7 @@ _SLACK = Formula(
     {"pages": "bytes of pages that are only partly used", **_TRANSIENT},
     "settings other than expandable_segments:True",
 )
-_FIXED = Formula(
+FIXED_SEGMENTS = Formula(
     "allocator_overhead",
     "segment + share transient",
     "benchmarks/accuracy/memory.py fitted_slack",
@@ -150,7 +150,7 @@ def fixed_segments_overhead(transient_bytes: int) -> Terms:
     cannot be made of those of another (the logits).
     """
     wasted = SEGMENT_BYTES + FIXED_SEGMENTS_SHARE * transient_bytes
-    return _FIXED.term(wasted, segment=SEGMENT_BYTES, share=FIXED_SEGMENTS_SHARE, transient=transient_bytes)
+    return FIXED_SEGMENTS.term(wasted, segment=SEGMENT_BYTES, share=FIXED_SEGMENTS_SHARE, transient=transient_bytes)
 
 
 def heap_overhead(peak_bytes: int, passes_bytes: int, transient_bytes: int) -> Terms:

@@ -82,7 +82,7 @@ def in_order(cluster: Cluster, asked: Iterable[Asked] = QUESTIONS) -> list[Confi
         recommended = fastest_that_fits(ladder)
         steps = sorted(
             (step for step in ladder if step.candidate is not None),
-            key=lambda step: (step.candidate is not recommended, not step.fits, -step.candidate.tokens_per_s),  # type: ignore[union-attr]
+            key=lambda step: (step.candidate is not recommended, not step.taken, -step.candidate.tokens_per_s),  # type: ignore[union-attr]
         )
         runs = dict.fromkeys(filter(None, (one.of_step(step) for step in steps)))
         for place, run in enumerate(runs):

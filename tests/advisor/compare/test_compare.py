@@ -332,8 +332,8 @@ def test_verdicts(files: dict[str, str]) -> None:
 
     assert verdict("zero2-offload", "zero3").startswith(" Both fit; B is ")
     assert verdict("zero3", "zero2-offload").startswith(" Both fit; A is ")
-    assert verdict("ddp", "zero3", gpus="4x48GB").startswith(" Only B fits; A: ")
-    assert verdict("ddp", "zero1", gpus="2x16GB").startswith(" Neither fits: ")
+    assert verdict("ddp", "zero3", gpus="4x48GB").startswith(" Only B is sure to fit; A: ")
+    assert verdict("ddp", "zero1", gpus="2x16GB").startswith(" Neither is sure to fit: ")
     assert verdict("zero3", "zero3") == " Both fit, and are equally fast."
     alone = text_of(compare(files["offload"], files["offload"])).splitlines()
     assert alone[0] == " Both do the same."

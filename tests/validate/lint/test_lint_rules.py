@@ -7,11 +7,11 @@ from pathlib import Path
 
 import ds_advise
 import pytest
-from ds_advise.advisor.recommend.fit import MARGIN
+from ds_advise.advisor.recommend.fit import SURE
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.validate.lint import RULES, apply, load_facts, read_document
 from ds_advise.validate.lint.rule import Rule
-from ds_advise.validate.lint.rules.engine.resources import MARGIN as LINT_MARGIN
+from ds_advise.validate.lint.rules.engine.resources import SURE as LINT_SURE
 
 from .lint_cases import codes, facts, judged
 
@@ -73,9 +73,9 @@ def test_what_fix_changes_is_no_longer_found_and_brings_no_error(rule: Rule) -> 
     assert codes(after, "error") <= codes(report, "error")
 
 
-def test_the_margin_is_the_recommendations() -> None:
+def test_what_is_sure_is_the_recommendations() -> None:
     """Two parts of the program do not judge the same plan differently."""
-    assert MARGIN["analytic"] == LINT_MARGIN
+    assert SURE == LINT_SURE
 
 
 def test_findings_stand_where_their_key_stands() -> None:

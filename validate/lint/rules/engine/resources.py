@@ -8,6 +8,7 @@ from typing import Any
 
 from .....estimators.estimate import MemoryEstimate
 from .....estimators.hardware.cluster import Cluster
+from .....estimators.memory.fit_probability import fit_probability
 from .....estimators.memory.plan_memory import estimate_memory, unsupported
 from .....estimators.models.model_shape import ModelShape
 from .....estimators.plan import Plan
@@ -19,8 +20,9 @@ from ..examples import CPU, ON, zero
 
 rules = Rules()
 
-MARGIN = 0.05
-"""Share of the predicted need that must be free besides; the recommendation's (advisor/recommend/fit.py)."""
+SURE = 0.975
+"""The least probability of fitting of a training that is not warned of: the recommendation's own
+(advisor/recommend/fit.py)."""
 
 GAIN = 1.10
 """A prediction of less is within the error of the time model."""
@@ -34,7 +36,7 @@ def _bf16(**settings: Any) -> dict[str, Any]:
 
 @rules.warning(
     "DS901 a training that does not fit the GPUs",
-    why="the predicted need, with the margin of its error, is more than the GPU has",
+    why="the predicted need, within its error, may be more than the GPU has",
     fix="`ds-advise MODEL --gpus SPEC` finds what fits",
     source=_SOURCE,
     options={"model": "Qwen2.5-7B", "gpus": "2x24GB"},
@@ -55,7 +57,9 @@ def too_large(config: LintedConfig) -> Iterator[Hit]:
     situation = _Situation.of(config)
     if situation and not situation.fits():
         need, there = situation.memory().device_bytes_per_gpu, situation.cluster.gpu.memory_bytes
-        yield hit("zero_optimization", f"it needs about {_gb(need)} per GPU, which has {_gb(there)}")
+        probability = situation.fit_probability()
+        likely = f": it fits with {probability:.0%}" if probability >= 1 - SURE else ""
+        yield hit("zero_optimization", f"it needs about {_gb(need)} per GPU, which has {_gb(there)}{likely}")
 
 
 @rules.warning(
@@ -161,7 +165,10 @@ class _Situation:
         return estimate_memory(self.model, self.workload, self.cluster, self.plan)
 
     def fits(self) -> bool:
-        return self.memory().device_bytes_per_gpu * (1 + MARGIN) <= self.cluster.gpu.memory_bytes
+        return self.fit_probability() >= SURE
+
+    def fit_probability(self) -> float:
+        return fit_probability(self.memory(), self.cluster, self.workload)
 
     def gain(self, other_plan: Plan) -> float:
         """How many times as many tokens per second another plan gives; 0 where it does not fit or gains nothing."""

@@ -1,0 +1,151 @@
+"""How likely it is that a plan needs no more of its GPU than there is.
+
+    need = S + X T + A + O,        P = P(need <= memory of the GPU)
+
+S, states that stay for the whole training, is arithmetic and certain. T, the bytes that come and go within a step, is
+met up to a ratio X of measured to predicted. A is what the caching allocator holds beyond, O what lies outside of it
+(the CUDA context, NCCL). X is distributed as in published runs (`data/memory_spread.csv`, which
+`python -m benchmarks.accuracy --write` writes), O normally around its prediction.
+
+Without expandable segments A is uncertain too: what published runs that ended, and those that ran out of memory, allow
+it to be.
+
+Not covered: what other processes, a desktop above all, hold on the GPU; host RAM and NVMe.
+"""
+
+from __future__ import annotations
+
+import csv
+from bisect import bisect_left
+from functools import cache
+from pathlib import Path
+from statistics import NormalDist
+from typing import Literal, NamedTuple
+
+from ..estimate import MemoryEstimate
+from ..hardware.cluster import Cluster
+from ..workload import Workload
+from .device_overhead import FIXED_SEGMENTS, outside_allocator
+from .terms import Terms
+
+DATA = Path(__file__).parents[1] / "data" / "memory_spread.csv"
+
+Kind = Literal["full", "adapters"]
+
+STATES = ("parameters", "persistent_parameters", "master_weights", "optimizer_states", "library_workspace")
+"""Components that stay for the whole training."""
+
+WASTE = "fixed segments"
+"""The kind in the data of what the allocator wastes without expandable segments."""
+
+_GIB = 2**30
+_COVERED = 1.96
+"""Standard deviations of a normal distribution between which 95 % of it lies."""
+
+CONTEXT_SPREAD_BYTES = round((0.92 - 0.25) * _GIB / 2 / _COVERED)
+"""One standard deviation of the CUDA context: 0.25 GiB for a bare one to 0.92 GiB in training are published
+(`device_overhead.CONTEXT_BYTES`)."""
+
+NCCL_SPREAD = 0.5 / _COVERED
+"""One standard deviation of NCCL's buffers, as a share of them: half as many and half as many more channels are opened
+on links of the same kind (NVIDIA/nccl issue 864)."""
+
+DRY_RUN_SPREAD = 0.01
+"""One standard deviation of X for a dry run, which counts every tensor: kernels' scratch memory, which it does not see.
+Assumed; of the published runs none says what its kernels took."""
+
+CPU_COVERED = 0.26
+"""What 97.5 % of the probes in docs/probe.md measured at most beyond the prediction for a rank on the CPU, whose
+allocator is the process's heap (`benchmarks/probes/cpu_memory.py`)."""
+
+_THREE_POINTS = ((-(3**0.5), 1 / 6), (0.0, 2 / 3), (3**0.5, 1 / 6))
+"""Standard deviations and weights of the quadrature that is exact for polynomials up to the fifth degree under a normal
+distribution."""
+
+
+class Quantiles(NamedTuple):
+    """A distribution by some of its quantiles, straight between them."""
+
+    values: tuple[float, ...]
+    shares: tuple[float, ...]
+
+    def share_below(self, value: float) -> float:
+        """The share of the distribution up to a value; beyond the outermost quantiles it goes on at their slope."""
+        values, shares = self.values, self.shares
+        index = min(max(bisect_left(values, value), 1), len(values) - 1)
+        width = values[index] - values[index - 1]
+        if not width:
+            return shares[index]
+        slope = (shares[index] - shares[index - 1]) / width
+        return min(1.0, max(0.0, shares[index - 1] + slope * (value - values[index - 1])))
+
+
+def fit_probability(
+    memory: MemoryEstimate, cluster: Cluster, workload: Workload, ratio: Quantiles | None = None
+) -> float:
+    """The probability, from 0 to 1, that each GPU of the cluster holds what the closed form says that a plan needs.
+
+    ratio: the distribution of X, instead of that of the published runs of the workload's kind.
+    """
+    if cluster.gpu.is_cpu:
+        return NormalDist(1.0, CPU_COVERED / _COVERED).cdf(cluster.gpu.memory_bytes / memory.device_bytes_per_gpu)
+    states = sum(term.size_bytes for term in memory.peak.terms if term.name in STATES)
+    transient = max(1, memory.allocated_bytes_per_gpu - states)
+    free, spread = cluster.gpu.memory_bytes - memory.device_bytes_per_gpu, _outside_spread_bytes(memory.device_terms)
+    found = ratio or ratios()[kind_of(workload)]
+    if not any(term.declared is FIXED_SEGMENTS for term in memory.reserved_terms):
+        return _probability(free, transient, spread, found)
+    free += sum(term.size_bytes for term in memory.reserved_terms)
+    return sum(
+        probability * _probability(round(free - share * transient), transient, spread, found)
+        for share, probability in fixed_segments_waste()
+    )
+
+
+def dry_run_fit_probability(need_bytes: int, transient_bytes: int, cluster: Cluster) -> float:
+    """The same of a dry run that needs so many bytes of each GPU, of which some come and go."""
+    spread = _outside_spread_bytes(outside_allocator(cluster))
+    return _probability(cluster.gpu.memory_bytes - need_bytes, max(1, transient_bytes), spread, _dry_run())
+
+
+def kind_of(workload: Workload) -> Kind:
+    return "full" if workload.method == "full" else "adapters"
+
+
+def _probability(free_bytes: int, transient_bytes: int, outside_spread_bytes: float, ratio: Quantiles) -> float:
+    """P of bytes that stay free by the prediction."""
+    room, spread = 1 + free_bytes / transient_bytes, outside_spread_bytes / transient_bytes
+    return sum(weight * ratio.share_below(room + deviation * spread) for deviation, weight in _THREE_POINTS)
+
+
+def _outside_spread_bytes(terms: Terms) -> float:
+    """One standard deviation of what lies outside of PyTorch's allocator."""
+    nccl = sum(term.size_bytes for term in terms if term.name == "nccl_buffers")
+    return float((CONTEXT_SPREAD_BYTES**2 + (NCCL_SPREAD * nccl) ** 2) ** 0.5)
+
+
+@cache
+def ratios() -> dict[str, Quantiles]:
+    """Measured over predicted bytes that come and go, of the published runs of each kind."""
+    return {kind: Quantiles(*zip(*rows, strict=True)) for kind, rows in _spreads().items() if kind != WASTE}
+
+
+def fixed_segments_waste() -> list[tuple[float, float]]:
+    """What fixed segments waste, as shares of what comes and goes, each with its probability."""
+    return _spreads()[WASTE]
+
+
+@cache
+def _spreads() -> dict[str, list[tuple[float, float]]]:
+    """(value, share) pairs by kind."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    with DATA.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            found.setdefault(row["kind"], []).append((float(row["value"]), float(row["share"])))
+    return found
+
+
+@cache
+def _dry_run() -> Quantiles:
+    shares = (0.005, 0.025, 0.1, 0.25, 0.5, 0.75, 0.9, 0.975, 0.995)
+    return Quantiles(tuple(NormalDist(1.0, DRY_RUN_SPREAD).inv_cdf(share) for share in shares), shares)

@@ -1,0 +1,120 @@
+"""How sure it is that a plan fits, and what a plan that is only likely to fit would gain."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise import advise
+from ds_advise.advisor.cli import main
+from ds_advise.advisor.prove.verify import in_order
+from ds_advise.advisor.recommend.fit import LEAST, LIKELY, SURE, verdict_of
+from ds_advise.advisor.recommend.recommendation import Recommendation
+from ds_advise.advisor.recommend.report import render
+from ds_advise.advisor.recommend.search import WORTH_A_RISK
+from ds_advise.advisor.recommend.to_json import json_form
+from ds_advise.estimators.memory.fit_probability import Quantiles, fit_probability, ratios
+from rich.console import Console
+
+RISKY: dict[str, Any] = {"model": "llama3.1-8b", "gpus": "2x32GB", "method": "lora"}
+"""Without offload only the smallest micro batch surely fits."""
+
+
+def ask(**question: Any) -> Recommendation:
+    return advise(**question, offline=True, deepspeed_estimate=False)
+
+
+@pytest.fixture(scope="module")
+def risky() -> Recommendation:
+    return ask(**RISKY)
+
+
+def test_a_run_that_was_seen_to_train_is_not_refused() -> None:
+    """Qwen2.5-14B with LoRA trained on two GPUs of 32 GB under ZeRO 0, 1 and 2 without offload."""
+    answer = ask(model="Qwen2.5-14B", gpus="2x32GB", method="lora", seq_len=51, micro_batch=16)
+    by_rung = {step.rung: step.candidate for step in answer.ladder}
+    for rung in ("ddp", "zero1", "zero2"):
+        candidate = by_rung[rung]
+        assert candidate is not None and candidate.fit.probability >= LIKELY
+    named = [each.rung for each in (answer.recommended, answer.try_first) if each is not None]
+    assert {"ddp", "zero1", "zero2"} & set(named)
+
+
+def test_the_plan_to_try_first_is_likely_and_much_faster(risky: Recommendation) -> None:
+    first, safe = risky.try_first, risky.recommended
+    assert first is not None and safe is not None and safe.fit.fits
+    assert LIKELY <= first.fit.probability < SURE and first.fit.verdict == "likely fits"
+    assert first.tokens_per_s >= WORTH_A_RISK * safe.tokens_per_s
+    console = Console(file=io.StringIO(), width=80, highlight=False)
+    render(risky, console)
+    assert isinstance(console.file, io.StringIO)
+    lead = " ".join(console.file.getvalue().split("\n\n")[0].split())
+    assert "probably fits too" in lead and "as fast: try it first." in lead
+
+
+def test_the_risk_decides_what_is_recommended(risky: Recommendation) -> None:
+    """The more is risked, the faster it is, and the less sure."""
+    chosen = [ask(**RISKY, risk=risk).recommended for risk in LEAST]
+    assert chosen[0] is not None and risky.recommended is not None and chosen[0].plan == risky.recommended.plan
+    speeds = [candidate.tokens_per_s for candidate in chosen if candidate is not None]
+    assert len(speeds) == 3 and speeds == sorted(speeds) and speeds[1] > speeds[0]
+    assert all(each.fit.probability >= least for each, least in zip(chosen, LEAST.values(), strict=True) if each)
+
+
+def test_json_says_how_sure_each_plan_is(risky: Recommendation) -> None:
+    form = json_form(risky, all_candidates=True)
+    assert form["try_first"]["verdict"] == "likely fits" and not form["try_first"]["fits"]
+    for plan in (*form["candidates"], *form["ladder"], form["recommended"]):
+        assert plan["fits"] == (plan["fit_probability"] >= SURE)
+        assert plan["verdict"] == verdict_of(plan["fit_probability"])
+    assert json_form(replace(risky, try_first=None))["try_first"] is None
+
+
+def test_both_configurations_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each beside its command; the one to try first has its own batch."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "sys.argv",
+        [
+            "ds-advise",
+            *["llama3.1-8b", "--gpus", "2x32GB", "--method", "lora", "--offline", "--quiet", "--no-deepspeed-estimate"],
+        ],
+    )
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    safe, first = (json.loads((tmp_path / f"ds_config{end}.json").read_text()) for end in ("", "_try_first"))
+    assert safe["zero_optimization"] != first["zero_optimization"]
+
+
+def test_dry_runs_and_probes_start_with_the_plan_to_try_first(risky: Recommendation) -> None:
+    order = in_order(risky)
+    assert order[0] is risky.try_first and order[1] is risky.recommended
+
+
+def test_more_memory_is_never_less_sure() -> None:
+    """On the same plan; from nothing to certainty within the error of the prediction."""
+    answer = ask(**RISKY)
+    candidate = answer.try_first
+    assert candidate is not None
+    gpu, question = answer.question.cluster.gpu, answer.question
+    found = []
+    for percent in range(80, 121):
+        sized = replace(gpu, memory_bytes=candidate.device_bytes * percent // 100)
+        cluster = replace(question.cluster, gpu=sized)
+        found.append(fit_probability(candidate.memory, cluster, question.workload))
+    assert found == sorted(found) and found[0] < 0.001 and found[-1] > 0.999
+    assert 0.3 < found[20] < 0.7, "as much as is predicted"
+
+
+def test_quantiles_go_on_beyond_the_outermost() -> None:
+    spread = Quantiles((0.9, 1.0, 1.2), (0.1, 0.5, 0.9))
+    assert [spread.share_below(value) for value in (0.9, 0.95, 1.0, 1.1, 1.25)] == pytest.approx(
+        [0.1, 0.3, 0.5, 0.7, 1.0]
+    )
+    assert spread.share_below(0.0) == 0.0 and spread.share_below(2.0) == 1.0
+    assert {kind: spread.share_below(1.0) for kind, spread in ratios().items()} == pytest.approx(
+        {"full": 0.5, "adapters": 0.43}, abs=0.08
+    )
