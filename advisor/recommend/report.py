@@ -64,7 +64,6 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
 
 def _verdict(answer: Recommendation) -> tuple[str | Text, ...]:
     chosen, cluster = answer.recommended, answer.question.cluster
-    offer = gib(cluster.gpu.memory_bytes)
     if chosen is None:
         return _nothing_fits(answer)
     plan = chosen.plan
@@ -74,15 +73,15 @@ def _verdict(answer: Recommendation) -> tuple[str | Text, ...]:
     about = "" if chosen.estimate.evidence == "probe" else "About "
     return (
         Text(f"{plan_title(plan)} {_fits(chosen)}.", style="bold green"),
-        f"{about}{rate(chosen.tokens_per_s)} tokens/s{_between(chosen)}{each} in {gib(chosen.device_bytes)} of {offer} "
-        "GiB.",
+        f"{about}{rate(chosen.tokens_per_s)} tokens/s{_between(chosen)}{each}.",
         *_risk(answer),
         *answer.doubts,
         f"Micro batch {plan.micro_batch_size}"
         + (f" x {steps} accumulation steps" if steps > 1 else "")
         + f", global batch {plan.micro_batch_size * steps * ranks}; "
         f"gradient checkpointing {'on' if plan.gradient_checkpointing else 'off'}.",
-        _host_need(answer, chosen),
+        f"It needs {gib(chosen.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device} and "
+        f"{_host_need(answer, chosen)}",
     )
 
 
@@ -147,10 +146,10 @@ def _host_need(answer: Recommendation, chosen: Candidate) -> str:
     memory, cluster = chosen.memory, answer.question.cluster
     have = cluster.host_memory_bytes_per_node
     per_node = " per node" if cluster.nodes > 1 else ""
-    disk = f" and {gib(memory.nvme_bytes_per_node)} GiB of NVMe" if memory.nvme_bytes_per_node else ""
+    disk = f", {gib(memory.nvme_bytes_per_node)} GiB of NVMe" if memory.nvme_bytes_per_node else ""
     if have is not None:
-        return f"It needs {gib(memory.host_bytes_per_node)} of {gib(have)} GiB of host RAM{disk}{per_node}."
-    return f"It needs {gib(memory.host_bytes_per_node)} GiB of host RAM{disk}{per_node} (not checked: pass --ram)."
+        return f"{gib(memory.host_bytes_per_node)} of {gib(have)} GiB of host RAM{disk}{per_node}."
+    return f"{gib(memory.host_bytes_per_node)} GiB of host RAM{disk}{per_node} (--ram checks it)."
 
 
 def _subject(answer: Recommendation) -> tuple[str, ...]:

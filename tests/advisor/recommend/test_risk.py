@@ -75,13 +75,8 @@ def test_json_says_how_sure_each_plan_is(risky: Recommendation) -> None:
 def test_both_configurations_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An offload more, and an offload less."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        "sys.argv",
-        [
-            "ds-advise",
-            *["llama3.1-8b", "--gpus", "2x32GB", "--method", "lora", "--offline", "--quiet", "--no-deepspeed-estimate"],
-        ],
-    )
+    question = "Qwen2.5-32B --gpus 8xA100-80GB --seq-len 8192 --offline --quiet --no-deepspeed-estimate"
+    monkeypatch.setattr("sys.argv", ["ds-advise", *question.split()])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0
