@@ -41,7 +41,8 @@ class Workload:
     over them (the cross entropies of flash-attn and unsloth); a "chunked" one upcasts a part at a time (litgpt)."""
     kernels: LayerKernels = "torch"
     """With "liger" and "unsloth" RMSNorm, rotary embedding and gated activation are one kernel each, forward and
-    backward, which reads its inputs and writes its result once."""
+    backward, which reads its inputs and writes its result once. In memory unsloth's gated activation counts as
+    torch's: it is part of the fused adapters, which are not modelled."""
     document_len: int | None = None
     """The mean length of the documents that are packed into a sample, each of which attends to itself alone; None: a
     sample is one document."""

@@ -72,7 +72,7 @@ def activation_memory(
     checkpointing of every layer. ZeRO-3 changes what frozen linear layers save, hence `zero_stage`.
 
     Not covered: torch.compile, autocast (DeepSpeed casts the weights instead), tensor and sequence parallelism,
-    DeepSpeed's own `activation_checkpointing` block, kernels from the hub (Liger's other than the loss).
+    DeepSpeed's own `activation_checkpointing` block, fused kernels of experts, kernels from the hub.
     """
     layout = layout_of(model, workload, gradient_checkpointing, compute_capability, zero_stage >= 3)
     head = layout.head.terms(micro_batch_size)

@@ -42,12 +42,20 @@ def dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value, *, d
         else:
             fused = ops.linear(inputs[0], value)
             gate, up = ops.graph.split(fused, (fused.width // 2, fused.width // 2))
-        inner = ops.multiply(activate(ops, shape.activation, gate), up, "gated")
+        inner = _gated(ops, shape, gate, up)
     else:
         inner = activate(ops, shape.activation, ops.linear(inputs[0], value))
     output = ops.linear(down, ops.dropout(inner, dropout))
     ops.graph.hold(value)
     return output
+
+
+def _gated(ops: Ops, shape: FeedForward, gate: Value, up: Value) -> Value:
+    """act(gate) * up. Liger's kernel keeps both and writes their gradients over them (liger-kernel 0.8.5
+    ops/swiglu.py)."""
+    if ops.workload.kernels == "liger":
+        return ops.graph.apply("gated", (gate, up), saves=(gate, up), overwrites=True)
+    return ops.multiply(activate(ops, shape.activation, gate), up, "gated")
 
 
 def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, variant: LayerVariant) -> Value:

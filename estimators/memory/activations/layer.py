@@ -146,8 +146,15 @@ class Layer:
         return ops.linear(output, attended)
 
     def _rotate(self, value: Value) -> Value:
-        """x cos + rotate_half(x) sin: a new tensor; the tables need no gradient, so x is not saved."""
+        """x cos + rotate_half(x) sin: a new tensor; the tables need no gradient, so x is not saved.
+
+        A fused kernel rotates in place, there and back, a copy where x is a part of a larger tensor (liger-kernel 0.8.5
+        ops/rope.py).
+        """
         ops = self.ops
+        if ops.fused:
+            whole = value.size == value.storage.size
+            return ops.graph.apply(value.storage.label, (value,), view=True) if whole else ops.scale(value)
         wide = ops.cast(value, 4) if self.variant.rotary == "fp32" else value
         half = ops.graph.apply("rotated half", (wide,), workspace=wide.size)
         return ops.cast(ops.add(ops.scale(wide), ops.scale(half), value.storage.label), value.itemsize)

@@ -20,7 +20,12 @@ def norm(ops: Ops, variant: NormVariant, value: Value, label: str = "normed", *,
     rms_t5:       T5: the fp32 copy serves the variance only; x itself is scaled.
     layer_fp32:   Cohere: mean and variance by hand in fp32.
     layer_bare:   OLMo: torch's LayerNorm of an fp32 copy, without a weight.
+
+    Fused kernels of RMS norms keep the input as it is and a reciprocal RMS per row; but for Gemma's, the gradient of
+    the input is written over that of the output (liger-kernel 0.8.5 ops/rms_norm.py, unsloth kernels/rms_layernorm.py).
     """
+    if ops.fused and variant in ("rms", "rms_plus_one", "rms_fp32"):
+        return _fused(ops, variant, value, label, heads)
     if variant == "layer":
         return _native(ops, value, label, heads)
     if variant == "layer_bare":
@@ -56,6 +61,11 @@ def _weighted(ops: Ops, value: Value, label: str) -> Value:
     if not ops.trains:
         return ops.scale(value, label)
     return ops.graph.apply(label, (value,), saves=(value,), trains=True, workspace=value.size)
+
+
+def _fused(ops: Ops, variant: NormVariant, value: Value, label: str, heads: int) -> Value:
+    scale = ops.graph.tensor(value.rows, heads, 4, "reciprocal RMS")
+    return ops.graph.apply(label, (value,), saves=(value, scale), passes=variant != "rms_plus_one", trains=ops.trains)
 
 
 def _native(ops: Ops, value: Value, label: str, heads: int) -> Value:

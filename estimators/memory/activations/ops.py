@@ -35,6 +35,11 @@ class Ops:
         """The model's own weights train (and not only adapters)."""
         return self.workload.method == "full"
 
+    @property
+    def fused(self) -> bool:
+        """Norms and rotary embedding are one kernel each."""
+        return self.workload.kernels != "torch"
+
     def new(self, label: str, inputs: Sequence[Value], *, rows: int | None = None, width: int | None = None) -> Value:
         """A copy or a linear map of its inputs that saves nothing (scaling, contiguous, repeat)."""
         return self.graph.apply(label, inputs, rows=rows, width=width)

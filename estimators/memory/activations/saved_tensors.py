@@ -85,6 +85,8 @@ class _Node:
     passes: bool = False
     """The gradient of the output is handed on as it is (add, view) instead of a new tensor."""
     workspace: Size = ZERO
+    overwrites: bool = False
+    """The gradients of the inputs are written over what was saved."""
 
 
 @dataclass(slots=True)
@@ -125,11 +127,13 @@ class AutogradGraph:
         trains: bool = False,
         workspace: int = 0,
         fixed_workspace: int = 0,
+        overwrites: bool = False,
     ) -> Value:
         """One operation with one output, shaped like the first input unless other sizes are given.
 
         saves:     inputs that the derivative reads. passes: its gradient is the output's, as in add and view.
         view:      the output shares the first input's storage. trains: a weight of the operation requires a gradient.
+        overwrites: the gradients of the inputs take the place of what was saved.
         workspace, fixed_workspace: bytes that the backward pass takes for the operation's own use, per sample and once.
         """
         first = inputs[0]
@@ -142,7 +146,9 @@ class AutogradGraph:
         saved: tuple[Storage, ...] = ()
         if output.needs_grad:
             saved = tuple(dict.fromkeys(value.storage for value in saves)) + ((storage,) if saves_output else ())
-        self.nodes.append(_Node(tuple(inputs), (output,), saved, passes or view, Size(workspace, fixed_workspace)))
+        self.nodes.append(
+            _Node(tuple(inputs), (output,), saved, passes or view, Size(workspace, fixed_workspace), overwrites)
+        )
         return output
 
     def hold(self, *values: Value) -> None:
@@ -193,22 +199,30 @@ class AutogradGraph:
         for node in reversed(self.nodes):
             incoming = [gradients.pop(id(value)) for value in node.outputs if id(value) in gradients]
             outgoing: list[tuple[Value, _Gradient]] = []
+            if node.overwrites:
+                self._release(node, users, live)
             if incoming:
                 for value in (value for value in node.inputs if value.needs_grad):
                     gradient = incoming[0] if node.passes else live.gradient(value)
                     gradient.users += 1
                     outgoing.append((value, gradient))
                 live.mark(node.workspace)
-            for storage in node.saved:
-                users[storage] -= 1
-                if not users[storage] and not storage.outer:
-                    live.add(-storage.size, storage.fixed)
+            if not node.overwrites:
+                self._release(node, users, live)
             for gradient in incoming:
                 live.release(gradient)
             for value, gradient in outgoing:
                 earlier = gradients.get(id(value))
                 gradients[id(value)] = gradient if earlier is None else live.sum(value, earlier, gradient)
         return live.moments
+
+    @staticmethod
+    def _release(node: _Node, users: Counter[Storage], live: _LiveBytes) -> None:
+        """What the node had saved goes, unless another one has saved it too."""
+        for storage in node.saved:
+            users[storage] -= 1
+            if not users[storage] and not storage.outer:
+                live.add(-storage.size, storage.fixed)
 
 
 @dataclass(slots=True)

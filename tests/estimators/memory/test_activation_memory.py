@@ -137,6 +137,16 @@ def test_adapted_experts_are_kept_whole() -> None:
     assert fixed(routed, True) - fixed(attention, True) == copies
 
 
+def test_ligers_kernels_keep_inputs_and_nothing_in_fp32() -> None:
+    """Per token and layer: the inputs of two norms and their results, queries, keys and values, the attention's output,
+    gate, up and their product, each in 16 bits; a number per row for each norm, and the log-sum-exp of each head."""
+    rows = 2 * (4 * H + A * D + 2 * K * D + 3 * F) + 2 * A * D
+    made = memory(seq_len=2048, attention="flash", kernels="liger")
+    assert made.saved_per_layer_bytes == 2048 * (rows + 2 * 4 + 4 * A)
+    usual = memory(seq_len=2048, attention="flash")
+    assert made.peak_bytes < 0.8 * usual.peak_bytes
+
+
 @BOTH
 def test_adapters_need_less(checkpointing: bool) -> None:
     """Frozen weights do not save their inputs, frozen norms not their normed copies; fewer targets save less still."""

@@ -1,0 +1,104 @@
+"""One plan by name and settings, plain PyTorch beside the rungs, and other software."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import ds_advise
+import pytest
+from click.testing import CliRunner
+from ds_advise.advisor.commands.advise import advise
+from ds_advise.estimators.errors import WorkloadError
+from ds_advise.estimators.plan import RUNGS
+
+MODEL, GPUS = "Qwen2.5-1.5B", "2xA100-80GB"
+ONE: dict[str, Any] = {"gpus": GPUS, "micro_batch": 2, "global_batch": 8, "gradient_checkpointing": "on"}
+
+
+def test_an_estimate_is_the_tables_row_of_that_plan() -> None:
+    """With the shape fixed, the rung's best plan in the advice and the estimate are one."""
+    answer = ds_advise.advise(MODEL, **ONE, deepspeed_estimate=False)
+    for step in answer.ladder:
+        if step.candidate is not None and step.rung != "zero3-nvme":
+            assert ds_advise.estimate(MODEL, rung=step.rung, **ONE) == step.candidate.estimate
+
+
+def test_settings_change_the_plan_and_nothing_else() -> None:
+    """As text and as a mapping; a smaller bucket takes less memory."""
+    preset = ds_advise.estimate(MODEL, rung="zero2", **ONE)
+    text = ds_advise.estimate(MODEL, rung="zero2", settings="reduce_bucket_size=2e6,overlap_comm=no", **ONE)
+    settings = {"reduce_bucket_size": 2_000_000, "overlap_comm": False}
+    assert text == ds_advise.estimate(MODEL, rung="zero2", settings=settings, **ONE)
+    assert (text.plan.reduce_bucket_size, text.plan.overlap_comm) == (2_000_000, False)
+    buckets = [
+        next(phase.allocated_bytes for phase in made.memory.phases if phase.name == "gradient_reduction")
+        for made in (text, preset)
+    ]
+    assert buckets[0] < buckets[1]
+
+
+def test_fsdp_shards_what_a_single_gpu_holds_whole() -> None:
+    """Weights, gradients and states are 8 bytes a parameter in bf16, without masters; two GPUs hold half of them each,
+    and gather a layer at a time."""
+    alone = ds_advise.estimate(MODEL, rung="torch", **{**ONE, "gpus": "1xA100-80GB", "global_batch": 4})
+    sharded = ds_advise.estimate(MODEL, rung="fsdp", **ONE)
+    step = {phase.name: phase.allocated_bytes for phase in alone.memory.phases}["step"]
+    halved = {phase.name: phase.allocated_bytes for phase in sharded.memory.phases}["step"]
+    assert step == pytest.approx(10 * 1_543_714_304, rel=0.01)  # and 2 for the roots that the step takes
+    assert halved == pytest.approx(step / 2, rel=0.01)
+    with_fp32 = ds_advise.estimate(MODEL, rung="fsdp", software="autocast", **ONE)
+    assert with_fp32.memory.components["optimizer_states"] == 2 * sharded.memory.components["optimizer_states"]
+
+
+def test_plain_pytorch_stands_beside_the_rungs_and_is_never_recommended() -> None:
+    """`--sharding fsdp` adds it to the table and to the JSON, and leaves everything else as it is."""
+    asked = [MODEL, "--gpus", GPUS, "--no-write", "--no-deepspeed-estimate"]
+    usual, beside = (
+        json.loads(CliRunner().invoke(advise, [*asked, *more, "--json"], standalone_mode=False).stdout)
+        for more in ([], ["--sharding", "fsdp"])
+    )
+    assert beside["beside"]["rung"] == "fsdp" and usual["beside"] is None
+    assert [step["rung"] for step in beside["ladder"]] == list(RUNGS)
+    assert {**beside, "beside": None} == usual
+    printed = CliRunner().invoke(advise, [*asked, "--sharding", "fsdp"], standalone_mode=False).stdout
+    assert "  fsdp " in printed and "no configuration is written" in " ".join(printed.split())
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"rung": "zero4"}, "unknown rung"),
+        ({"settings": "reduce_bucket=1"}, "no setting"),
+        ({"settings": "reduce_bucket_size=many"}, "reduce_bucket_size"),
+        ({"settings": "zero_stage=1"}, "no setting"),
+        ({"settings": {"offload_optimizer": "disk"}}, "offload_optimizer"),
+        ({"software": "torch=2.4"}, "nothing called"),
+        ({"software": "transformers=new"}, "no version"),
+        ({"software": "reentrant=perhaps"}, "reentrant"),
+        ({"software": "optimizer-step=slow"}, "optimizer-step"),
+        ({"document_len": 512}, "--attention flash"),
+        ({"document_len": 4096, "attention": "flash"}, "do not fit"),
+        ({"kernels": "liger", "model": "gpt2"}, "Liger has no kernels"),
+        ({"rung": "zero3", "method": "qlora"}, "cannot run"),
+    ],
+)
+def test_what_cannot_be_asked_is_told_in_a_line(changed: dict[str, Any], words: str) -> None:
+    """Names and values that do not exist, and combinations that do not run."""
+    question = {"model": MODEL, "rung": "zero2", "seq_len": 1024, **ONE, **changed}
+    with pytest.raises(WorkloadError, match=words):
+        ds_advise.estimate(**question)
+
+
+def test_older_software_holds_more_of_the_logits() -> None:
+    """transformers 4.46 makes the largest copies; DeepSpeed before 0.19 flattens on the host, so ZeRO-1 starts with
+    less."""
+    peaks = [
+        {
+            phase.name: phase.allocated_bytes
+            for phase in ds_advise.estimate(MODEL, rung="zero1", software=how, **ONE).memory.phases
+        }
+        for how in (None, "transformers=4.46", "deepspeed=0.18")
+    ]
+    assert peaks[1]["forward_backward_top"] > peaks[0]["forward_backward_top"]
+    assert "initialize" in peaks[0] and "initialize" not in peaks[2]
