@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import mean, median
-from typing import Literal
+from typing import Literal, get_args
 
-from ds_advise.advisor.recommend.fit import SURE
+from ds_advise.advisor.recommend.fit import SURE, Verdict, verdict_of
 from ds_advise.estimators.estimate import MemoryEstimate
 from ds_advise.estimators.memory.device_overhead import FIXED_SEGMENTS_SHARE
 from ds_advise.estimators.memory.plan_memory import estimate_memory
@@ -165,7 +165,6 @@ def readme_rows() -> dict[str, str]:
     engine = sum(result.run.plan.sharding == "zero" for result in exact)
     ran = [result for result in results() if result.run.fitted]
     died = [result for result in results() if not result.run.fitted]
-    missed, false = len(false_misses()), len(false_fits())
     their_missed = sum(result.deepspeed_bytes > _offered(result) for result in ran)
     their_false = sum(result.deepspeed_bytes <= _offered(result) for result in died)
     page = "[docs/accuracy.md](docs/accuracy.md)"
@@ -175,15 +174,20 @@ def readme_rows() -> dict[str, str]:
         f"loss | mean error {100 * mean(sizes):.1f} %, worst {100 * max(sizes):.1f} % (DeepSpeed's estimators: mean "
         f"error {100 * theirs:.0f} %) | {page}; `benchmarks/data/questions.csv` has each run's command |",
         "| does it fit |": f"| does it fit | {len(ran)} of these and other runs that ended, {len(died)} that ran out "
-        f"of memory | of those that died {false} said to fit, of those that ended {missed} "
-        f"({100 * missed / len(ran):.0f} %) said not to (DeepSpeed's estimators: {their_false} and {their_missed}) | "
-        f"{page} |",
+        f"of memory | of those that died {_verdicts(died)}; of those that ended {_verdicts(ran)} (DeepSpeed's "
+        f"estimators: {their_false} that died said to fit, {their_missed} that ended said not to) | {page} |",
         "| device memory |": f"| device memory | {len(cached)} published runs that print PyTorch's reserved memory or "
         f"`nvidia-smi` | mean error {100 * mean(device):.0f} %, worst {100 * max(device):.0f} %: the figure is what a "
         "run needs, and with room to spare PyTorch's cache shows besides (the dry run, which replays the allocator, "
         "is 8 and 10 % below in the two of the first project's runs that are 32 and 35 % below here) | "
         f"{page}, `benchmarks/seed_ranking.py` |",
     }
+
+
+def _verdicts(found: list[Result]) -> str:
+    """How many of the runs were given each verdict: `0 "fits", 4 "likely fits", ...`."""
+    given = [verdict_of(fit_probabilities()[result.run.row]) for result in found]
+    return ", ".join(f'{given.count(verdict)} "{verdict}"' for verdict in get_args(Verdict))
 
 
 def section() -> Section:
