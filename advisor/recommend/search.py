@@ -8,7 +8,8 @@ from ...ds_configs.presets import plan_for
 from ...estimators.estimate import Estimate
 from ...estimators.estimate_plan import estimate_plan
 from ...estimators.hardware.cluster import Cluster
-from ...estimators.memory.plan_memory import estimate_memory, unsupported
+from ...estimators.memory.plan_memory import estimate_memory, resident_terms, unsupported
+from ...estimators.memory.terms import total_bytes
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import RUNGS, Plan, Rung
 from ...estimators.time.step_time import estimate_time
@@ -129,6 +130,8 @@ def _candidates(rung: Rung, question: Question, *, only_fitting: bool) -> tuple[
             obstacle = unsupported(model, workload, plan, cluster)
             if obstacle is not None:
                 return [], obstacle
+            if only_fitting and total_bytes(resident_terms(model, workload, cluster, plan)) > cluster.gpu.memory_bytes:
+                return [], ""  # nor does any other plan of the rung fit, since all hold this
             memory = estimate_memory(model, workload, cluster, plan)
             fit = fit_of(memory, cluster, workload)
             if fit.probability >= least or not only_fitting:

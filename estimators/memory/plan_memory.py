@@ -21,10 +21,14 @@ Each phase is a sum of terms, which one place each computes: `zero_states` (weig
 `benchmarks/`.
 
 Quick enough for a search: what depends on the model and workload alone is computed once (`trainable.tensor_set`,
-`trainable.shard_tensors`).
+`trainable.shard_tensors`), and what lies outside the GPUs once for all micro batches.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
 
 from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase
 from ..hardware.cluster import Cluster
@@ -73,12 +77,10 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     if plan.sharding != "zero":
         return estimate_torch_memory(model, workload, cluster, plan)
     runs = optimizer(workload.optimizer)
-    tensors = tensor_set(model, workload)
-    sharded = shard_tensors(tensors, cluster.world_size)
-    gathered = gathered_parameters(tensors, plan, cluster.world_size)
-    workspace = library_workspace(cluster.gpu)
-    resident = parameters(sharded, plan, gathered) + masters_and_states(sharded, plan, runs) + workspace
-    phases = _initialize(sharded, plan, cluster, workspace) + _step(
+    sharded = shard_tensors(tensor_set(model, workload), cluster.world_size)
+    gathered = gathered_parameters(sharded.tensors, plan, cluster.world_size)
+    resident = resident_terms(model, workload, cluster, plan)
+    phases = _initialize(sharded, plan, cluster, library_workspace(cluster.gpu)) + _step(
         sharded, plan, cluster, gradient_memory(sharded, plan, runs), gathered, resident
     )
 
@@ -90,17 +92,57 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         overhead = fixed_segments_overhead(max(0, peak - kept))
     else:
         overhead = allocator_overhead(plan, max(0, peak - kept))
-    local_ranks = cluster.gpus_per_node
-    pinned, pageable = host_terms(sharded, plan, runs, local_ranks)
+    node = _on_node(sharded, _at_rest(plan), runs, cluster.gpus_per_node)
     return MemoryEstimate(
         phases=phases,
         reserved_terms=overhead,
         device_terms=outside_allocator(cluster, plan),
-        host_pinned_terms=pinned + swap_buffers(sharded, plan, local_ranks),
-        host_pageable_terms=pageable,
-        host_loading_bytes_per_node=loading_bytes(sharded, plan, local_ranks),
-        nvme_terms=nvme_terms(sharded, plan, runs, local_ranks),
+        host_pinned_terms=node.pinned,
+        host_pageable_terms=node.pageable,
+        host_loading_bytes_per_node=node.loading_bytes,
+        nvme_terms=node.nvme,
     )
+
+
+def _at_rest(plan: Plan) -> Plan:
+    """The plan as far as it decides what lies outside the GPUs: the micro batch and checkpointing do not, and of
+    accumulation only that there is any."""
+    steps = min(2, plan.gradient_accumulation_steps)
+    return replace(plan, micro_batch_size=1, gradient_accumulation_steps=steps, gradient_checkpointing=False)
+
+
+class _OnNode(NamedTuple):
+    """What a node holds outside its GPUs."""
+
+    pinned: Terms
+    pageable: Terms
+    loading_bytes: int
+    nvme: Terms
+
+
+@lru_cache(maxsize=256)
+def _on_node(sharded: ShardedTensors, plan: Plan, runs: Optimizer, local_ranks: int) -> _OnNode:
+    pinned, pageable = host_terms(sharded, plan, runs, local_ranks)
+    return _OnNode(
+        pinned=pinned + swap_buffers(sharded, plan, local_ranks),
+        pageable=pageable,
+        loading_bytes=loading_bytes(sharded, plan, local_ranks),
+        nvme=nvme_terms(sharded, plan, runs, local_ranks),
+    )
+
+
+def resident_terms(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Terms:
+    """What is on each GPU at every moment of training: weights, master weights, optimizer states and workspaces.
+
+    No plan needs less, whatever its micro batch, and it is quick to know. Raises as `estimate_memory` does.
+    """
+    runs, tensors = optimizer(workload.optimizer), tensor_set(model, workload)
+    sharded, gathered = (
+        shard_tensors(tensors, cluster.world_size),
+        gathered_parameters(tensors, plan, cluster.world_size),
+    )
+    rest = masters_and_states(sharded, plan, runs) + library_workspace(cluster.gpu)
+    return parameters(sharded, plan, gathered) + rest
 
 
 def _initialize(sharded: ShardedTensors, plan: Plan, cluster: Cluster, workspace: Terms) -> tuple[Phase, ...]:

@@ -10,6 +10,7 @@ takes as much longer as its single-thread score says (`probes/host_time/score.py
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 
 from ..hardware.cluster import Cluster
 from ..hardware.host_defaults import host_score_s
@@ -131,5 +132,10 @@ REFERENCE = HostCosts(
 
 def host_costs(cluster: Cluster) -> HostCosts:
     """The costs on a core of the cluster's nodes; where the CPU is the device, nothing is launched."""
-    costs = REFERENCE.times(host_score_s(cluster) / REFERENCE_SCORE_S)
-    return replace(costs, launch_s=0.0) if cluster.gpu.is_cpu else costs
+    return _costs(host_score_s(cluster), launches=not cluster.gpu.is_cpu)
+
+
+@lru_cache(maxsize=16)
+def _costs(score_s: float, *, launches: bool) -> HostCosts:
+    costs = REFERENCE.times(score_s / REFERENCE_SCORE_S)
+    return costs if launches else replace(costs, launch_s=0.0)

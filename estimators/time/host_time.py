@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ..memory.trainable import TensorSet, tensor_set
+from ..memory.trainable import tensor_set
 from ..models.lora import adapters
 from ..models.model_shape import ModelShape
 from ..plan import Plan
@@ -58,6 +58,8 @@ class HostWork:
     """Trained tensors."""
     gathered: int
     """Tensors that stage 3 does not keep on every rank."""
+    kept: int
+    """Those that it does keep."""
     units: int
     """Units of FSDP: a layer, and each adapter (peft's `fsdp_auto_wrap_policy`); 0 for ZeRO."""
 
@@ -83,6 +85,32 @@ class HostWork:
             seconds += self.parameters * gradient_s + buckets * costs.reduced_bucket_s
         return seconds
 
+    def step_s(self, costs: HostCosts, plan: Plan, world_size: int) -> float:
+        """Seconds of the host in the engine's step: what it dispatches for each trained tensor T, each of those that a
+        rank's part touches (t, stages 1 and 2) and each that stage 3 keeps whole (c), times measured costs.
+
+            stage 0             20 T + 14 operations             14 T + 4 launches
+            stages 1, 2         18 t + 4 T + 47                  15 t + 41
+                offloaded       4 T + 56                         4
+            stage 3             6 T + 10 c + 39                  2 T + c + 41
+                offloaded       5 T + 11 c + 35                  2 T + c + 6
+
+        Counted in the schedules that dry runs of deepspeed 0.19.8 record: six families, full and LoRA, 2 to 64 ranks.
+        """
+        trained, offloaded = self.parameters, plan.offload_optimizer != "none"
+        if plan.zero_stage == 0:
+            operations, launches = 20 * trained + 14, 14 * trained + 4
+        elif plan.zero_stage == 3:
+            whole = 1 + self.kept
+            operations = 5 * trained + 11 * whole + 35 if offloaded else 6 * trained + 10 * whole + 39
+            launches = 2 * trained + whole + (6 if offloaded else 41)
+        elif offloaded:
+            operations, launches = 4 * trained + 56, 4
+        else:
+            touched = min(trained, trained // world_size + 1)
+            operations, launches = 18 * touched + 4 * trained + 47, 15 * touched + 41
+        return costs.engine_step_s + operations * costs.step_operation_s + launches * costs.launch_s
+
     def _visits_s(self, visit_s: float, zero_stage: int) -> float:
         """Stage 3's hooks in one pass."""
         if zero_stage != 3:
@@ -100,6 +128,7 @@ def host_work(model: ModelShape, workload: Workload, persistence_threshold: int,
     persistence_threshold: stage 3 keeps tensors of at most so many elements on every rank.
     """
     chosen, tensors = adapters(model, workload), tensor_set(model, workload)
+    gathered = sum(numel > persistence_threshold for numel in (*tensors.trainable, *tensors.frozen))
     operations, views, calls = _OUTSIDE
     backward_operations, backward_views, folds, units = 2 * operations, 2 * views, 0, 0
     for block in model.blocks:
@@ -121,34 +150,7 @@ def host_work(model: ModelShape, workload: Workload, persistence_threshold: int,
         backward_operations=backward_operations,
         backward_views=backward_views,
         parameters=len(tensors.trainable),
-        gathered=sum(numel > persistence_threshold for numel in (*tensors.trainable, *tensors.frozen)),
+        gathered=gathered,
+        kept=len(tensors.trainable) + len(tensors.frozen) - gathered,
         units=units if fsdp else 0,
     )
-
-
-def step_host_s(costs: HostCosts, plan: Plan, tensors: TensorSet, world_size: int) -> float:
-    """Seconds of the host in the engine's step: what it dispatches for each trained tensor T, each of those that a
-    rank's part touches (t, stages 1 and 2) and each that stage 3 keeps whole (c), times measured costs.
-
-        stage 0             20 T + 14 operations             14 T + 4 launches
-        stages 1, 2         18 t + 4 T + 47                  15 t + 41
-            offloaded       4 T + 56                         4
-        stage 3             6 T + 10 c + 39                  2 T + c + 41
-            offloaded       5 T + 11 c + 35                  2 T + c + 6
-
-    Counted in the schedules that dry runs of deepspeed 0.19.8 record: six families, full and LoRA, 2 to 64 ranks.
-    """
-    trained, offloaded = len(tensors.trainable), plan.offload_optimizer != "none"
-    if plan.zero_stage == 0:
-        operations, launches = 20 * trained + 14, 14 * trained + 4
-    elif plan.zero_stage == 3:
-        threshold = plan.stage3_param_persistence_threshold
-        whole = 1 + sum(numel <= threshold for numel in (*tensors.trainable, *tensors.frozen))
-        operations = 5 * trained + 11 * whole + 35 if offloaded else 6 * trained + 10 * whole + 39
-        launches = 2 * trained + whole + (6 if offloaded else 41)
-    elif offloaded:
-        operations, launches = 4 * trained + 56, 4
-    else:
-        touched = min(trained, trained // world_size + 1)
-        operations, launches = 18 * touched + 4 * trained + 47, 15 * touched + 41
-    return costs.engine_step_s + operations * costs.step_operation_s + launches * costs.launch_s

@@ -24,7 +24,7 @@ from . import offload_time as offload
 from .collective_time import CONTENTION, PREFETCH_HIDDEN
 from .compute_time import compute_time
 from .host_costs import host_costs
-from .host_time import FSDP_SERIAL, ZERO3_SERIAL, host_work, step_host_s
+from .host_time import FSDP_SERIAL, ZERO3_SERIAL, host_work
 from .memory_bound import (
     COPIED_PASSES,
     FSDP_COPIED_PASSES,
@@ -159,7 +159,7 @@ class _Step:
         serial = 1.0 if cluster.gpu.is_cpu else serial
         self.forward_s = n * _together(self.compute.forward_s, forward_host, serial)
         self.backward_s = n * _together(self.compute.backward_s + self.gradient_s / n, backward_host, serial)
-        self.step_host_s = step_host_s(costs, plan, self.tensors, cluster.world_size) if engine else 0.0
+        self.step_host_s = host.step_s(costs, plan, cluster.world_size) if engine else 0.0
         self.passes_bytes = OPTIMIZER_PASSES_BYTES[stage] if engine else LOOP_PASSES_BYTES
         self.values = self._symbols()
 

@@ -74,7 +74,8 @@ def activation_memory(
     Not covered: torch.compile, autocast (DeepSpeed casts the weights instead), tensor and sequence parallelism,
     DeepSpeed's own `activation_checkpointing` block, fused kernels of experts, kernels from the hub.
     """
-    layout = layout_of(model, workload, gradient_checkpointing, compute_capability, zero_stage >= 3)
+    frozen_at_zero3 = zero_stage >= 3 and workload.method != "full"
+    layout = layout_of(model, workload, gradient_checkpointing, compute_capability, frozen_at_zero3)
     head = layout.head.terms(micro_batch_size)
     return ActivationMemory(
         saved_terms=tuple(term for part in layout.saved for term in part.terms(micro_batch_size)),
