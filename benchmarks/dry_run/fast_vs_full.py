@@ -38,10 +38,13 @@ class Case:
     method: Method = "full"
     checkpointing: bool = True
     accumulation: int = 1
+    offload: str = ""
+    """Where the optimizer is, and at stage 3 the parameters, if not on the GPU."""
 
     @property
     def name(self) -> str:
         parts = [self.model.split("/")[1], f"ZeRO-{self.stage}", f"{self.world_size} GPUs"]
+        parts += [f"offload to {self.offload}"] * bool(self.offload)
         parts += ["LoRA"] * (self.method == "lora") + ["no checkpointing"] * (not self.checkpointing)
         return ", ".join(parts + [f"{self.accumulation} micro batches"] * (self.accumulation > 1))
 
@@ -49,6 +52,9 @@ class Case:
 _QWEN, _LLAMA = "Qwen/Qwen2.5-14B", "meta-llama/Llama-3.1-8B"
 CASES = (
     Case(model=_QWEN, stage=3, world_size=2),
+    Case(model=_QWEN, stage=3, world_size=2, offload="cpu"),
+    Case(model=_QWEN, stage=3, world_size=8, offload="nvme"),
+    Case(model=_LLAMA, stage=2, world_size=2, offload="cpu"),
     Case(model=_LLAMA, stage=0),
     Case(model=_LLAMA, stage=1, world_size=2),
     Case(model=_LLAMA, stage=2, world_size=2),
@@ -75,9 +81,12 @@ CASES = (
 )
 
 
-def config(stage: int) -> dict[str, Any]:
+def config(stage: int, offload: str = "") -> dict[str, Any]:
     """A ZeRO configuration of one stage, as the HF Trainer gets it."""
     zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": "auto"}
+    for what in ("offload_optimizer", *(["offload_param"] if stage == 3 else [])):
+        if offload:
+            zero[what] = {"device": offload, "pin_memory": True} | ({"nvme_path": "/nvme"} if offload == "nvme" else {})
     if stage == 3:
         zero |= {"stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"}
     return {
@@ -93,7 +102,7 @@ def compare(case: Case) -> tuple[bool, str]:
     """Whether the case is within the limits, and its line of the table."""
     request = request_for(
         Run(
-            config=config(case.stage),
+            config=config(case.stage, case.offload),
             model=catalogue.config(case.model),
             workload=Workload(method=case.method, seq_len=1024),
             micro_batch_size=1,

@@ -1,19 +1,21 @@
 """Depth extrapolation: three shallow dry runs answer for a deep model.
 
-The layers of a decoder are alike, so every figure of a phase is a + b L in the number of layers L, once what has a
-fixed size is filled: the reduce bucket; at ZeRO-3 the gathered parameters that may stay (`stage3_max_live_parameters`);
-at ZeRO-1 and 2 a rank's piece of the parameters, which lies within the embedding or holds it twice over. Two terms are
-not linear and are counted: what ZeRO-3's optimizer needs to step sub-group by sub-group follows one of them; and at
-ZeRO-1 and 2 a rank keeps the gradients of all tensors that its piece touches, in part or whole.
+What is loaded and initialized is run at full depth, since that is quick: the flat parameters, the sub-groups and the
+page-locked blocks in host memory, which are rounded up to powers of two, are then those of the whole model. Training
+adds to them. The layers of a decoder are alike, so what a phase adds is a + b L in the number of layers L, once what
+has a fixed size is filled: the reduce bucket; at ZeRO-3 the gathered parameters that may stay
+(`stage3_max_live_parameters`), and the parameters that stay in host memory although they are offloaded to NVMe
+(`max_in_cpu`); at ZeRO-1 and 2 a rank's piece of the parameters, which lies within the embedding or holds it twice
+over. Two terms are not linear and are counted: what ZeRO-3's optimizer needs to step sub-group by sub-group follows one
+of them; and at ZeRO-1 and 2 a rank keeps the gradients of all tensors that its piece touches, in part or whole.
 
 Two depths give the line, and the third must lie on it: where the lines through the outer two and through the last two
 differ by more than `TOLERANCE` at the full depth, or where the reasons above do not hold, `DepthNotLinearError` says
 why, and the full depth is run. A phase that is off the line but far from the peak is no reason for that; the result
 names it (`approximate`).
 
-Not extrapolated: NVMe's swap buffers, and page-locked host memory, whose blocks are rounded up to powers of two;
-modules and tensors at the peak; the timeline; the schedule. Reserved memory is not linear either: the widest gap to
-the allocated bytes is kept.
+Not extrapolated: page-locked memory that grows with the depth while the model trains; modules and tensors at the peak;
+the timeline; the schedule. Reserved memory is not linear either: the widest gap to the allocated bytes is kept.
 """
 
 from __future__ import annotations
@@ -51,6 +53,9 @@ _DEPTH_KEYS = ("num_hidden_layers", "n_layer")
 _ELEMENTS = {"reduce_bucket_size": 5e8, "max_live_parameters": 1e9, "max_reuse_distance": 1e9, "sub_group_size": 1e9}
 """Keys of zero_optimization that count elements, with DeepSpeed's defaults (runtime/zero/config.py)."""
 
+_MAX_IN_CPU = 1e9
+"""DeepSpeed's default (runtime/zero/offload_config.py)."""
+
 
 class DepthNotLinearError(Exception):
     """This configuration is not answered by shallower ones; the text says why."""
@@ -64,6 +69,7 @@ class DepthSeries:
     zero_stage: int
     depths: tuple[int, int, int]
     requests: tuple[Request, ...]
+    """One for each depth, and at last the full depth up to the end of its initialization."""
     sub_groups: tuple[tuple[int, ...], ...]
     """Elements of ZeRO-3's sub-groups at each depth, and at last at the full one."""
     touched_bytes: tuple[int, ...]
@@ -85,8 +91,8 @@ def depth_series(request: Request) -> DepthSeries:
     if not isinstance(zero, dict) or not isinstance(zero.get("stage", 0), int):
         raise DepthNotLinearError("zero_optimization is for DeepSpeed to judge")
     for block in (zero.get("offload_optimizer"), zero.get("offload_param")):
-        if block and not (isinstance(block, dict) and block.get("device") in ("none", None)):
-            raise DepthNotLinearError("buffers of an offload are rounded up and swapped in pieces")
+        if block and not (isinstance(block, dict) and block.get("device") in ("none", None, "cpu", "nvme")):
+            raise DepthNotLinearError("an offload is for DeepSpeed to judge")
     key = next((key for key in _DEPTH_KEYS if key in request.model), None)
     if key is None:
         raise DepthNotLinearError("its configuration does not say how many layers it has")
@@ -96,7 +102,9 @@ def depth_series(request: Request) -> DepthSeries:
     first, period = _repeats(_layers(request.model, key, full))
     shape = shape_from_config(request.model, name="full")
     per_layer = sum(block.parameters for block in shape.blocks) / full
-    needed = max(_filling_elements(zero, shape), _partition_elements(zero, shape, request))
+    needed = max(
+        _filling_elements(zero, shape), _partition_elements(zero, shape, request), _kept_elements(zero, shape, request)
+    )
     filled = max(6, first + 2 * period, math.ceil(needed / per_layer))
     start = filled + (full - filled) % period  # so that whole periods are missing at the end
     depths = (start, start + period, start + 3 * period)
@@ -109,7 +117,7 @@ def depth_series(request: Request) -> DepthSeries:
         depths=depths,
         sub_groups=tuple(_sub_groups(model, request) for model in models),
         touched_bytes=tuple(_touched_bytes(model, request) for model in models),
-        requests=tuple(replace(request, model=model) for model in models[:-1]),
+        requests=(*(replace(request, model=model) for model in models[:-1]), replace(request, iterations=0)),
     )
 
 
@@ -184,6 +192,16 @@ def _partition_elements(zero: dict[str, Any], shape: ModelShape, request: Reques
     return 2 * largest * request.world_size - sum(outside)
 
 
+def _kept_elements(zero: dict[str, Any], shape: ModelShape, request: Request) -> float:
+    """Elements of layers whose shards are more than `max_in_cpu` elements, which stay in host memory although the
+    parameters are offloaded to NVMe; 0 where all of the full model's stay."""
+    offload = zero.get("offload_param") or {}
+    kept = offload.get("max_in_cpu", _MAX_IN_CPU) if offload.get("device") == "nvme" else math.inf
+    if not isinstance(kept, int | float):
+        raise DepthNotLinearError("max_in_cpu is for DeepSpeed to judge")
+    return 1.5 * kept * request.world_size if shape.parameters > kept * request.world_size else 0
+
+
 def _sub_groups(model: dict[str, Any], request: Request) -> tuple[int, ...]:
     """Elements of each sub-group that one rank steps after the other; none where they do not matter."""
     zero = request.config.get("zero_optimization") or {}
@@ -206,56 +224,71 @@ def _touched_bytes(model: dict[str, Any], request: Request) -> int:
 
 
 def extrapolated(series: DepthSeries, results: Sequence[DryRunResult]) -> DryRunResult:
-    """The full depth's result from those of the ladder's depths. Raises DepthNotLinearError where they do not lie on a
-    line."""
-    if any(phase.host_pinned_peak_bytes for result in results for phase in result.phases):
-        raise DepthNotLinearError("page-locked host memory is rounded up to powers of two")
+    """The full depth's result from those of the series' requests. Raises DepthNotLinearError where what training adds
+    does not lie on a line."""
+    *shallow, start = results
+    if len({tuple((phase.iteration, phase.phase) for phase in result.phases) for result in shallow}) != 1:
+        raise DepthNotLinearError("the shallow runs have other phases")
+    if len({_locked_in_training(result) for result in shallow}) != 1:
+        raise DepthNotLinearError("page-locked memory, which is rounded up to powers of two, grows while it trains")
     line = _Line(series)
     names = [field.name for field in fields(PhaseMemory) if field.name not in ("iteration", "phase")]
-    if len({tuple((phase.iteration, phase.phase) for phase in result.phases) for result in results}) != 1:
-        raise DepthNotLinearError("the shallow runs have other phases")
-    largest = {
-        name: line.at_full([max(getattr(phase, name) for phase in result.phases) for result in results], math.inf)
+    before = {name: [_before_training(result, name) for result in results] for name in names}
+    highest = {
+        name: [max(getattr(phase, name) for phase in result.phases if phase.iteration) for result in shallow]
         for name in names
     }
-    phases, off_line = [], {}
-    for same in zip(*(result.phases for result in results), strict=True):
-        stepped = {name: _step_peak(series, same, name) for name in ("gpu", "total")} if same[0].phase == "step" else {}
+    phases, off_line = [*start.phases], {}
+    for same in zip(*([phase for phase in result.phases if phase.iteration] for result in shallow), strict=True):
+        stepped = _step_peaks(series, same) if same[0].phase == "step" else {}
         values = {}
         for name in names:
-            figures = [getattr(phase, name) for phase in same]
-            allowed_bytes = TOLERANCE * largest[name] + NEGLIGIBLE_BYTES
-            values[name], doubt_bytes = line.figure(figures, allowed_bytes)
-            if doubt_bytes > allowed_bytes and not stepped.get(name.split("_")[0]):
+            *held, at_full = before[name]
+            added = [getattr(phase, name) - already for phase, already in zip(same, held, strict=True)]
+            allowed_bytes = TOLERANCE * line.at_full(highest[name]) + NEGLIGIBLE_BYTES
+            more, doubt_bytes = line.figure(added)
+            values[name] = max(0, at_full + more)
+            if name in stepped:
+                values[name] = values[name.replace("peak", "live")] + stepped[name]
+            elif doubt_bytes > allowed_bytes:
                 off_line[same[0].iteration, same[0].phase, name] = values[name] + doubt_bytes
-        for pool, above in stepped.items():
-            if above is not None:
-                values[f"{pool}_peak_bytes"] = values[f"{pool}_live_bytes"] + above
         phases.append(replace(same[0], **values))
     for (_, phase, name), most_bytes in off_line.items():
         if most_bytes > FAR_FROM_PEAK * max(getattr(phase, name) for phase in phases):
             raise DepthNotLinearError(f"{series.not_on_a_line} ({name} of {phase})")
-    whole = _whole(line, results, tuple(phases))
+    whole = _whole(line, shallow, start, tuple(phases))
     rough = [phase for _, phase, _ in off_line]
-    if series.zero_stage == 3:
-        rough.append("initialize")  # one of several moments is the highest, and depth decides which
-        if whole.peak.phase != "step":
-            rough.append("step")  # it begins with the layers that the backward pass left gathered, now two, now three
+    if series.zero_stage == 3 and whole.peak.phase != "step":
+        rough.append("step")  # it begins with the layers that the backward pass left gathered, now two, now three
     return replace(whole, approximate=tuple(dict.fromkeys(rough)))
 
 
-def _step_peak(series: DepthSeries, same: Sequence[PhaseMemory], pool: str) -> int | None:
-    """How far a step's peak is above what it leaves, from the sub-group that decides it; None where one is all there
-    is, so that the peak is on a line."""
+def _before_training(result: DryRunResult, name: str) -> int:
+    """What was there when training began of what a figure of a phase counts."""
+    return 0 if name.startswith("nvme") else int(getattr(result.phase("initialize"), name.replace("peak", "live")))
+
+
+def _locked_in_training(result: DryRunResult) -> tuple[int, ...]:
+    """By how much page-locked memory is above what it was when training began, at most, phase by phase."""
+    before = _before_training(result, "host_pinned_peak_bytes")
+    return tuple(phase.host_pinned_peak_bytes - before for phase in result.phases if phase.iteration)
+
+
+def _step_peaks(series: DepthSeries, same: Sequence[PhaseMemory]) -> dict[str, int]:
+    """How far a step's peaks are above what it leaves, where a sub-group decides it; none where one is all there is, or
+    nothing is put on top, so that the peak is on a line."""
     if len(series.sub_groups[-1]) < 2:
-        return None
-    above: list[int] = [getattr(phase, f"{pool}_peak_bytes") - getattr(phase, f"{pool}_live_bytes") for phase in same]
-    for decisive in (max, _decisive_first):
-        *shallow, full = (decisive(groups) for groups in series.sub_groups)
-        ratios = [size / numel for size, numel in zip(above, shallow, strict=True)]
-        if 0 < max(ratios) <= (1 + TOLERANCE) * min(ratios):
-            return round(ratios[-1] * full)
-    raise DepthNotLinearError("no sub-group decides the memory of the optimizer's step")
+        return {}
+    peaks: dict[str, int] = {}
+    for pool in ("gpu", "host", "host_held", "total"):
+        name = f"{pool}_peak_bytes"
+        above: list[int] = [getattr(phase, name) - getattr(phase, f"{pool}_live_bytes") for phase in same]
+        for decisive in (max, _decisive_first):
+            *shallow, full = (decisive(groups) for groups in series.sub_groups)
+            ratios = [size / numel for size, numel in zip(above, shallow, strict=True)]
+            if 0 < max(ratios) <= (1 + TOLERANCE) * min(ratios):
+                peaks.setdefault(name, round(ratios[-1] * full))
+    return peaks
 
 
 def _decisive_first(numels: tuple[int, ...]) -> int:
@@ -264,7 +297,9 @@ def _decisive_first(numels: tuple[int, ...]) -> int:
     return max(numel - 2 * sum(numels[index + 1 :]) for index, numel in enumerate(numels))
 
 
-def _whole(line: _Line, results: Sequence[DryRunResult], phases: tuple[PhaseMemory, ...]) -> DryRunResult:
+def _whole(
+    line: _Line, results: Sequence[DryRunResult], start: DryRunResult, phases: tuple[PhaseMemory, ...]
+) -> DryRunResult:
     """The result around the phases. The peak is the highest of training, as in a run."""
     last = results[-1]
     training = [phase for phase in phases if phase.iteration]
@@ -305,9 +340,10 @@ def _whole(line: _Line, results: Sequence[DryRunResult], phases: tuple[PhaseMemo
         schedule=None,
         extrapolated_from=line.depths,
         peak_loading_gpu_bytes=max(phase.gpu_peak_bytes for phase in phases if not phase.iteration),
-        parameters=line.at_full([result.parameters for result in results], 0),
-        trainable_parameters=line.at_full([result.trainable_parameters for result in results], 0),
-        seconds=max(result.seconds for result in results),
+        nvme_bytes_per_rank=line.at_full([result.nvme_bytes_per_rank for result in results]),
+        parameters=start.parameters,
+        trainable_parameters=start.trainable_parameters,
+        seconds=max(result.seconds for result in (*results, start)),
     )
 
 
@@ -316,7 +352,7 @@ def _parts(line: _Line, results: Sequence[DryRunResult], phase: str, whole_bytes
     largest sub-group, and else belongs to the largest part."""
     names = {name for result in results for name in result.peak_by_phase[phase]}
     parts = {
-        name: line.at_full([result.peak_by_phase[phase].get(name, 0) for result in results], math.inf) for name in names
+        name: max(0, line.at_full([result.peak_by_phase[phase].get(name, 0) for result in results])) for name in names
     }
     rest = "gradients" if phase == "step" and "gradients" in parts else max(parts, key=lambda name: parts[name])
     parts[rest] += whole_bytes - sum(parts.values())
@@ -329,26 +365,17 @@ class _Line:
     def __init__(self, series: DepthSeries) -> None:
         self._series, self.depths = series, series.depths
 
-    def at_full(self, values: Sequence[int], tolerance_bytes: float) -> int:
-        """The figure at the full depth. Raises DepthNotLinearError where the lines differ there by more than the
-        tolerance."""
-        if self.spread(values) > tolerance_bytes + NEGLIGIBLE_BYTES:
-            raise DepthNotLinearError(self._series.not_on_a_line)
-        return max(0, round(self._through(values, 0)))
+    def at_full(self, values: Sequence[int]) -> int:
+        """The figure at the full depth, by the outer two depths."""
+        return round(self._through(values, 0))
 
-    def figure(self, values: Sequence[int], allowed_bytes: float) -> tuple[int, float]:
-        """(the figure at the full depth, how much it may be off): on a line by itself, or with the gradients that the
-        piece touches set apart; off by their difference where both are."""
+    def figure(self, values: Sequence[int]) -> tuple[int, float]:
+        """(the figure at the full depth, how much it may be off): by itself, or with the gradients that the piece
+        touches set apart where that is nearer to a line."""
         *shallow, full = self._series.touched_bytes
         apart = [value - touched for value, touched in zip(values, shallow, strict=True)]
-        found = [
-            round(self._through(figures, 0)) + rest
-            for figures, rest in ((values, 0), (apart, full))
-            if self.spread(figures) <= allowed_bytes
-        ]
-        if not found:
-            return self.at_full(values, math.inf), self.spread(values)
-        return max(0, *found), max(found) - min(found)
+        nearest, rest = min(((values, 0), (apart, full)), key=lambda figures: self.spread(figures[0]))
+        return self.at_full(nearest) + rest, self.spread(nearest)
 
     def spread(self, values: Sequence[int]) -> float:
         """How far apart the line through the outer two and the line through the last two are at the full depth."""

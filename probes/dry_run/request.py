@@ -33,5 +33,5 @@ class Request:
     gpu_memory_bytes: int
     """What the simulated GPU claims to have; nothing fails when it is exceeded."""
     iterations: int
-    """Optimizer steps."""
+    """Optimizer steps at most; 0 ends with the initialization."""
     expandable_segments: bool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ...estimators.schedule.recorded import Schedule
@@ -28,6 +28,7 @@ class PhaseMemory:
     """Pinned and pageable memory together, exact."""
     host_pinned_live_bytes: int
     host_pinned_peak_bytes: int
+    host_held_live_bytes: int
     host_held_peak_bytes: int
     """As the host gives it: pinned blocks are rounded up to powers of two and never returned."""
     total_live_bytes: int
@@ -147,7 +148,11 @@ class DryRunResult:
         return matching[-1]
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        if self.schedule is None:
+            return asdict(self)
+        values = asdict(replace(self, schedule=replace(self.schedule, entries=())))
+        values["schedule"]["entries"] = self.schedule.entries  # a hundred thousand, which `asdict` would copy slowly
+        return values
 
 
 def from_json(values: dict[str, Any]) -> DryRunResult:

@@ -140,8 +140,9 @@ def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> N
     """Change torch, DeepSpeed and transformers so that they train on the simulated GPU."""
     import torch
 
-    from .simulated_gpu import attention, engine_hooks, kernels, unknown_values
+    from .simulated_gpu import attention, engine_hooks, kernels, short_cuts, unknown_values
 
+    short_cuts.before_deepspeed()
     collectives.join(request.rank, request.world_size, min(request.gpus_per_node, request.world_size))
     os.environ["DS_ACCELERATOR"] = "cpu"  # until ours is set: no probing for vendors' libraries
     from deepspeed.accelerator import set_accelerator
@@ -155,6 +156,7 @@ def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> N
     )
     import deepspeed
 
+    short_cuts.after_deepspeed()
     kernels.install(ledger, schedule)
     deepspeed.init_distributed(dist_backend="fake")
     attention.install(request.compute_capability)

@@ -23,8 +23,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 MIN_BLOCK = 512
 SMALL_REQUEST = 1 << 20
@@ -117,7 +118,9 @@ class CachingAllocator:
             return
         size = -(-size_bytes // MIN_BLOCK) * MIN_BLOCK
         small = size <= SMALL_REQUEST
-        pool = self._pools.setdefault((stream, small), _Pool(small))
+        pool = self._pools.get((stream, small))
+        if pool is None:
+            pool = self._pools[stream, small] = _Pool(small)
         block = pool.best_fit(size)
         if block is None:
             block = self._grow(pool, size) if self._expandable else self._new_segment(pool, size)
@@ -231,30 +234,26 @@ class CachingAllocator:
         return -(-(size - have) // step) * step
 
 
-def reserved_peaks(
-    events: Iterable[Event],
-    marks: Iterable[int],
-    *,
-    expandable_segments: bool = False,
-    capacity_bytes: int | None = None,
-    touched: bool = False,
-) -> list[int]:
-    """Highest reserved bytes in each stretch of the events that ends before one of the rising `marks`, and in the rest.
+class Held(NamedTuple):
+    """Bytes that the allocator holds at most, and with expandable segments those of the pages that live blocks lie
+    on."""
 
-    touched: the pages that live blocks lie on instead, of expandable segments.
-    """
+    reserved_bytes: int
+    touched_bytes: int
+
+
+def most_held(
+    events: Sequence[Event], first: int, *, expandable_segments: bool = False, capacity_bytes: int | None = None
+) -> Held:
+    """The most that is held from event number `first` on."""
     allocator = CachingAllocator(expandable_segments=expandable_segments, capacity_bytes=capacity_bytes)
-    ends = iter(marks)
-    end = next(ends, None)
-    peaks, peak, held = [], 0, 0
-    for index, event in enumerate(events):
-        while end is not None and index >= end:
-            peaks.append(peak)
-            peak, end = held, next(ends, None)
+    for event in events[:first]:
         allocator.apply(event)
-        held = allocator.touched_bytes if touched else allocator.reserved_bytes
-        peak = max(peak, held)
-    while end is not None:
-        peaks.append(peak)
-        peak, end = held, next(ends, None)
-    return [*peaks, peak]
+    reserved, touched = allocator.reserved_bytes, allocator.touched_bytes
+    for event in events[first:]:
+        allocator.apply(event)
+        if allocator.reserved_bytes > reserved:
+            reserved = allocator.reserved_bytes
+        if allocator.touched_bytes > touched:
+            touched = allocator.touched_bytes
+    return Held(reserved, touched)

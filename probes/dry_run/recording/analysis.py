@@ -16,15 +16,14 @@ POINTS_PER_PHASE = 24
 
 
 def peak(recorder: PhaseRecorder, request: Request) -> Peak:
-    """The highest GPU peak of all iterations, taken apart."""
+    """The highest GPU peak of all iterations, taken apart; that of loading where there are none."""
     highest = _highest(recorder)
     alive = _alive(recorder.ledger, highest.gpu_peak_event)
     by_module = Counter[str]()
     for life in alive:
         by_module[life.module] += gpu_bytes(life.size_bytes)
     alive.sort(key=lambda life: -life.size_bytes)
-    training_starts = next(phase.first_event for phase in recorder.recorded if phase.iteration > 0)
-    replay = _Replay(recorder.ledger, training_starts)
+    replay = _Replay(recorder.ledger, _counting(recorder)[0].first_event)
     plain, expandable = (
         replay.reserved(highest.gpu_peak_bytes, expandable_segments=setting) for setting in (False, True)
     )
@@ -58,15 +57,18 @@ def peak(recorder: PhaseRecorder, request: Request) -> Peak:
 
 def peak_by_phase(recorder: PhaseRecorder) -> dict[str, dict[str, int]]:
     """Bytes by category at the highest moment of the forward passes, the backward passes and the steps."""
-    names = dict.fromkeys(phase.name for phase in recorder.recorded if phase.iteration > 0)
+    names = dict.fromkeys(phase.name for phase in _counting(recorder))
     return {name: _by_category(_alive(recorder.ledger, _highest(recorder, name).gpu_peak_event)) for name in names}
 
 
 def _highest(recorder: PhaseRecorder, name: str | None = None) -> RecordedPhase:
-    return max(
-        (phase for phase in recorder.recorded if phase.iteration > 0 and name in (None, phase.name)),
-        key=lambda phase: phase.gpu_peak_bytes,
-    )
+    phases = [phase for phase in _counting(recorder) if name in (None, phase.name)]
+    return max(phases, key=lambda phase: phase.gpu_peak_bytes)
+
+
+def _counting(recorder: PhaseRecorder) -> list[RecordedPhase]:
+    """The phases of training, or all where there is none."""
+    return [phase for phase in recorder.recorded if phase.iteration] or recorder.recorded
 
 
 def _alive(ledger: Ledger, event: int) -> list[StorageLife]:
@@ -116,21 +118,11 @@ class _Replay:
         it holds beyond them is what fragmentation costs.
         """
 
-        def highest(*, capacity_bytes: int | None = None, touched: bool = False) -> int:
-            return allocator.reserved_peaks(
-                self._events,
-                [self._before],
-                expandable_segments=expandable_segments,
-                capacity_bytes=capacity_bytes,
-                touched=touched,
-            )[-1]
-
-        return Reserved(
-            reserved_bytes_per_gpu=highest(),
-            required_bytes_per_gpu=highest(
-                touched=expandable_segments, capacity_bytes=None if expandable_segments else tensor_peak_bytes
-            ),
-        )
+        most = allocator.most_held(self._events, self._before, expandable_segments=expandable_segments)
+        required = most.touched_bytes
+        if not expandable_segments:
+            required = allocator.most_held(self._events, self._before, capacity_bytes=tensor_peak_bytes).reserved_bytes
+        return Reserved(reserved_bytes_per_gpu=most.reserved_bytes, required_bytes_per_gpu=required)
 
 
 def timeline(recorder: PhaseRecorder) -> tuple[TimelinePoint, ...]:

@@ -184,6 +184,7 @@ class Ledger:
         return {
             **{f"{name}_live_bytes": counter.live_bytes for name, counter in counters.items()},
             **{f"{name}_peak_bytes": counter.peak_bytes for name, counter in counters.items()},
+            "host_held_live_bytes": self.host_held.live_bytes,
             "host_held_peak_bytes": self.host_held.peak_bytes,
             "nvme_read_bytes": self.nvme_read_bytes,
             "nvme_written_bytes": self.nvme_written_bytes,

@@ -6,7 +6,7 @@ from ds_advise.probes.dry_run.recording.allocator import (
     EmptyCache,
     Event,
     Free,
-    reserved_peaks,
+    most_held,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,10 +83,11 @@ def test_expandable_segments_grow_a_free_end_instead_of_fragmenting() -> None:
     assert reserved(*creeping, expandable=True) == 120 * MIB
 
 
-def test_peaks_are_told_apart_by_marks() -> None:
-    """The stretch before a mark has its own peak."""
+def test_what_was_held_before_training_does_not_count() -> None:
+    """The most is that of the events from the given one on."""
     events = [Allocate(0, 100 * MIB), Free(0), EmptyCache(), Allocate(1, 20 * MIB)]
-    assert reserved_peaks(events, [3]) == [100 * MIB, 20 * MIB]
+    assert most_held(events, 3).reserved_bytes == 20 * MIB
+    assert most_held(events, 2).reserved_bytes == 100 * MIB
 
 
 @given(st.lists(st.tuples(st.integers(1, 64 * MIB), st.integers(0, 1), st.integers(0, 5)), max_size=60), st.booleans())
