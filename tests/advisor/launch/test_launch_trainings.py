@@ -208,11 +208,9 @@ def _cases(*cases: tuple[str, str, Framework]) -> list[Any]:
     ("launcher", "script", "framework"),
     _cases(
         ("torchrun", "train_with_trainer.py", "hf"),
-        ("deepspeed", "train_with_trainer.py", "hf"),
         ("accelerate", "train_with_trainer.py", "hf"),
         ("accelerate", "train_with_accelerate.py", "hf"),
         ("deepspeed", "train_with_deepspeed.py", "deepspeed"),
-        ("torchrun", "train_with_deepspeed.py", "deepspeed"),
     ),
 )
 def test_a_script_is_launched_and_seen(

@@ -13,8 +13,9 @@ import pytest
 from ds_advise.advisor.cli import run
 from ds_advise.advisor.prove.timeline import PLAIN_SPARKS, SPARKS, sparkline
 from ds_advise.probes.dry_run import DryRunResult, TimelinePoint
-from ds_advise.probes.dry_run.ask import ask
 from ds_advise.probes.dry_run.request import Request
+
+from tests.forked_dry_runs import ask_forks
 
 MODEL = {
     "model_type": "llama",
@@ -77,7 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def ask_once(requests: list[Request], timeout_s: float) -> list[DryRunResult]:
         key = repr(requests)
-        return answers[key] if key in answers else answers.setdefault(key, ask(requests, timeout_s))
+        return answers[key] if key in answers else answers.setdefault(key, ask_forks(requests, timeout_s))
 
     answer, printed = io.StringIO(), io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     with pytest.MonkeyPatch.context() as patch:

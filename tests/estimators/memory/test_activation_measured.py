@@ -423,7 +423,9 @@ def as_a_dispatch_mode_sees_it(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     # peft turns autocast off around its products; the meta device has none.
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
     layout_of.cache_clear()
+    gc.freeze()  # what is imported is no garbage, and looking for it in there takes most of a test
     yield
+    gc.unfreeze()
     layout_of.cache_clear()
 
 

@@ -6,8 +6,7 @@ import json
 import math
 import os
 import socket
-import subprocess
-import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,17 @@ from ds_advise.estimators.memory.partition import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.training_scripts.forked_ranks import ForkedRank
+
 SCRIPT = Path(__file__).with_name("partition_sizes.py")
 NUMELS = [77, 13, 30, 51, 1, 29]
 """Elements of the tensors in the script."""
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
-def allocated(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+def allocated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What `deepspeed.initialize` allocated on each rank of 2 and of 4."""
-    world_size = request.param
+    world_size, folder = request.param, tmp_path_factory.mktemp("ranks")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -46,28 +47,26 @@ def allocated(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
+    logs = [folder / f"rank{rank}" for rank in range(world_size)]
     ranks = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT)],
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        ForkedRank(
+            SCRIPT, [], cwd=folder, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, log=logs[rank]
         )
         for rank in range(world_size)
     ]
     try:
-        answers = []
-        for rank in ranks:
-            out, errors = rank.communicate(timeout=1200)
-            lines = [line for line in out.splitlines() if line.startswith("SIZES ")]
-            assert lines, errors[-3000:]
-            answers.append(json.loads(lines[0].removeprefix("SIZES ")))
-        return answers
+        while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
+            time.sleep(0.05)
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
+    answers = []
+    for log in logs:
+        lines = [line for line in log.read_text().splitlines() if line.startswith("SIZES ")]
+        assert lines, log.read_text()[-3000:]
+        answers.append(json.loads(lines[0].removeprefix("SIZES ")))
+    return answers
 
 
 @pytest.mark.parametrize("stage", [1, 2])

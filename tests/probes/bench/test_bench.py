@@ -44,7 +44,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory, extensions: Callable[...,
     program = (
         "import json, sys, psutil\n"
         "from ds_advise.probes.bench.ask import ask_bench\n"
-        "record = ask_bench(device='cpu', ranks=2, nvme=None, total_s=10, on_progress=lambda title: None)\n"
+        "record = ask_bench(device='cpu', ranks=2, nvme=None, total_s=5, on_progress=lambda title: None)\n"
         f"loaded = [name for name in {LOADS!r} if name in sys.modules]\n"
         "print(json.dumps({'record': record.to_json(), 'loaded': loaded,\n"
         "                   'children': len(psutil.Process().children(recursive=True))}))\n"
@@ -157,7 +157,7 @@ def test_a_group_that_fails_says_why() -> None:
 def test_nvme_is_measured_through_deepspeeds_own_code(tmp_path: Path, extensions: Callable[..., None]) -> None:
     """Written and read by its aio extension, where that can be built; the folder is empty afterwards."""
     extensions("AsyncIOBuilder")
-    result = bench_run.bench(device="cpu", ranks=1, nvme=str(tmp_path), total_s=10)
+    result = bench_run.bench(device="cpu", ranks=1, nvme=str(tmp_path), total_s=5)
     skipped = {each.what: each.reason for each in result.skipped}
     if "NVMe" in skipped:
         pytest.skip(skipped["NVMe"])

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 from ds_advise.estimators.models import catalogue
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import DryRunResult, dry_run
-from ds_advise.probes.dry_run.ask import ask
 from ds_advise.probes.dry_run.extrapolate import DepthNotLinearError, DepthSeries, depth_series, extrapolated
 from ds_advise.probes.dry_run.request import Request
 from ds_advise.probes.dry_run.run import request_for
 from ds_advise.probes.run import Run
 
+from tests.forked_dry_runs import ask_forks
 from tests.machines import h100s
 
 LAYERS = 14
@@ -55,35 +57,39 @@ def asked(model: dict[str, Any] | str = TINY, *, zero: dict[str, Any] | None = N
 Runs = tuple[DepthSeries, list[DryRunResult], DryRunResult]
 ON_CPU = {"device": "cpu", "pin_memory": True}
 ON_NVME = {"device": "nvme", "nvme_path": "/nowhere", "pin_memory": True}
+PLACES: dict[str, dict[str, Any]] = {
+    "gpu": {},
+    "cpu": {"offload_optimizer": ON_CPU, "offload_param": ON_CPU},
+    "nvme": {"offload_optimizer": ON_NVME, "offload_param": {**ON_NVME, "max_in_cpu": 100_000}},
+}
+OFFLOADED = [pytest.param(place, marks=pytest.mark.slow) for place in ("cpu", "nvme")]
 
 
 @pytest.fixture(scope="module")
-def all_runs() -> dict[str, Runs]:
-    """A model whose optimizer steps sub-group by sub-group, at three depths, initialized and whole: on the GPU, and
-    with optimizer and parameters in page-locked host memory and on NVMe."""
-    zero = {**ZERO3, "sub_group_size": 700_000}
-    questions = {"gpu": asked(zero=zero)}
-    for name, optimizer, parameters in (("cpu", ON_CPU, ON_CPU), ("nvme", ON_NVME, {**ON_NVME, "max_in_cpu": 100_000})):
-        questions[name] = asked(zero={**zero, "offload_optimizer": optimizer, "offload_param": parameters})
-    series = {name: depth_series(request) for name, request in questions.items()}
-    requests = [request for name in questions for request in (*series[name].requests, questions[name])]
-    results, each = ask(requests, timeout_s=3000), len(requests) // len(questions)
-    return {
-        name: (series[name], results[at * each : at * each + each - 1], results[at * each + each - 1])
-        for at, name in enumerate(questions)
-    }
+def runs_on() -> Callable[[str], Runs]:
+    """A model whose optimizer steps sub-group by sub-group, at three depths, initialized and whole: on the GPU, or with
+    optimizer and parameters in page-locked host memory or on NVMe."""
+
+    @cache
+    def runs_on(place: str) -> Runs:
+        request = asked(zero={**ZERO3, "sub_group_size": 700_000, **PLACES[place]})
+        steps = depth_series(request)
+        *shallow, full = ask_forks([*steps.requests, request])
+        return steps, shallow, full
+
+    return runs_on
 
 
 @pytest.fixture(scope="module")
-def runs(all_runs: dict[str, Runs]) -> Runs:
-    return all_runs["gpu"]
+def runs(runs_on: Callable[[str], Runs]) -> Runs:
+    return runs_on("gpu")
 
 
-@pytest.mark.parametrize("place", ["gpu", "cpu", "nvme"])
-def test_every_phase_is_as_at_full_depth(all_runs: dict[str, Runs], place: str) -> None:
+@pytest.mark.parametrize("place", ["gpu", *OFFLOADED])
+def test_every_phase_is_as_at_full_depth(runs_on: Callable[[str], Runs], place: str) -> None:
     """GPU, host and total, live and peak, of each phase of each iteration: within half a percent of the run's peak;
     before training to the byte."""
-    steps, shallow, full = all_runs[place]
+    steps, shallow, full = runs_on(place)
     fast = extrapolated(steps, shallow)
     assert fast.extrapolated_from == steps.depths and not full.extrapolated_from
     assert fast.parameters == full.parameters and fast.trainable_parameters == full.trainable_parameters
@@ -100,11 +106,11 @@ def test_every_phase_is_as_at_full_depth(all_runs: dict[str, Runs], place: str) 
     assert fast.peak.allocated_bytes_per_gpu == pytest.approx(full.peak.allocated_bytes_per_gpu, rel=0.005)
 
 
-@pytest.mark.parametrize("place", ["cpu", "nvme"])
-def test_page_locked_blocks_are_those_of_the_full_depth(all_runs: dict[str, Runs], place: str) -> None:
+@pytest.mark.parametrize("place", OFFLOADED)
+def test_page_locked_blocks_are_those_of_the_full_depth(runs_on: Callable[[str], Runs], place: str) -> None:
     """What the host gives, blocks rounded up to powers of two, to a kibibyte in every phase; no line through shallow
     models would meet it. So is what is on NVMe."""
-    steps, shallow, full = all_runs[place]
+    steps, shallow, full = runs_on(place)
     assert extrapolated(steps, shallow).nvme_bytes_per_rank == pytest.approx(full.nvme_bytes_per_rank, abs=4096)
     for one, other in zip(extrapolated(steps, shallow).phases, full.phases, strict=True):
         assert one.host_pinned_peak_bytes == other.host_pinned_peak_bytes

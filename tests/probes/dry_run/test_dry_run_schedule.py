@@ -25,6 +25,8 @@ from ds_advise.probes.dry_run.step_time import played_step
 from ds_advise.probes.run import Run
 from rich.console import Console
 
+from tests.forked_dry_runs import ask_forks
+
 CLUSTER = parse_cluster("4xA100-80GB")
 MODEL: dict[str, Any] = {
     "model_type": "llama",
@@ -42,6 +44,12 @@ WORKLOAD = Workload(seq_len=256)
 MICRO_BATCHES = 2
 
 
+def recording(config: dict[str, Any], *, iterations: int) -> DryRunResult:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ds_advise.probes.dry_run.run.ask", ask_forks)
+        return dry_run(Run(config=config, model=MODEL, cluster=CLUSTER, workload=WORKLOAD), iterations=iterations)
+
+
 @pytest.fixture(scope="module")
 def recorded() -> DryRunResult:
     config = {
@@ -51,7 +59,7 @@ def recorded() -> DryRunResult:
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
     }
-    return dry_run(Run(config=config, model=MODEL, cluster=CLUSTER, workload=WORKLOAD), iterations=2)
+    return recording(config, iterations=2)
 
 
 def ran(schedule: Schedule) -> Counter[tuple[str, RecordedOperation]]:
@@ -117,7 +125,7 @@ def test_zero3_gathers_and_reduces_on_streams_of_their_own() -> None:
         "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0, "overlap_comm": True},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
     }
-    result = dry_run(Run(config=config, model=MODEL, cluster=CLUSTER, workload=WORKLOAD), iterations=3)
+    result = recording(config, iterations=3)
     schedule = schedule_of(result)
     streams: dict[str, set[int]] = {}
     for code, first, second in schedule.entries:

@@ -1,0 +1,14 @@
+"""What the training scripts import, at once or later, for the process that `forked_ranks` forks."""
+
+# ruff: noqa: F401 (nothing here uses them; the forks do)
+
+import os
+
+os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}  # as in every fork
+
+import deepspeed
+import deepspeed.runtime.superoffload.superoffload_stage3
+import deepspeed.runtime.zero.muon.original_muon
+import peft
+import transformers.integrations.deepspeed
+from transformers import AutoModelForCausalLM, Qwen2ForCausalLM, Trainer, TrainingArguments
