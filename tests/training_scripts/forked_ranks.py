@@ -6,6 +6,7 @@ imports computes nothing and starts no thread, so a fork of it goes on as a fres
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -15,13 +16,15 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
 PRELOAD = [__name__ + "_imports", "benchmarks.dry_run.forked_dry_runs_imports"]
 
 
 def start_server() -> None:
     """The one process whose forks are ranks and dry runs, unless it runs already."""
     forkserver.set_forkserver_preload(PRELOAD)
-    forkserver.ensure_running()
+    with contextlib.chdir(ROOT):  # it looks for what it imports there
+        forkserver.ensure_running()
 
 
 class ForkedRank:

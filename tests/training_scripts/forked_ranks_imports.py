@@ -6,6 +6,7 @@ import os
 
 os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}  # as in every fork
 
+import cpuinfo  # of `quick`, which forks would not find
 import deepspeed
 import deepspeed.runtime.superoffload.superoffload_stage3
 import deepspeed.runtime.zero.muon.original_muon

@@ -30,7 +30,7 @@ QWEN2: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
     "hidden_size": 256,
     "intermediate_size": 704,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "vocab_size": 2048,

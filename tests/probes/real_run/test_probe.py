@@ -99,9 +99,9 @@ build = Model
     return f"{file}:build"
 
 
-def run_module(tmp_path: Path, body: str, **settings: Any) -> ProbeResult:
+def run_module(tmp_path: Path, body: str, *, ranks: int = 2, **settings: Any) -> ProbeResult:
     return probe(
-        Run(config=PLAIN, model=module(tmp_path, body), cluster=cluster(), workload=WORKLOAD, input_shape=(8,)),
+        Run(config=PLAIN, model=module(tmp_path, body), cluster=cluster(ranks), workload=WORKLOAD, input_shape=(8,)),
         device="cpu",
         **settings,
     )
@@ -219,8 +219,8 @@ def test_the_rank_that_failed_first_is_blamed(tmp_path: Path) -> None:
 def test_want_of_memory_is_told_from_other_errors(tmp_path: Path) -> None:
     """A rank has what it was given, in place of a GPU's memory."""
     body = "keep = torch.ones(100_000_000)"  # 400 MB
-    assert run_module(tmp_path, body, memory_limit_bytes=2 * 10**9).failure is None
-    failure = run_module(tmp_path, body, memory_limit_bytes=3 * 10**8).failure
+    assert run_module(tmp_path, body, ranks=1, memory_limit_bytes=2 * 10**9).failure is None
+    failure = run_module(tmp_path, body, ranks=1, memory_limit_bytes=3 * 10**8).failure
     assert failure is not None and failure.kind == "out_of_memory" and failure.phase == "step 1"
 
 
@@ -260,7 +260,7 @@ def test_a_checkpoint_that_is_gone_after_it_was_read_does_no_harm(tmp_path: Path
             shutil.rmtree(folder)
 
     result = probe(
-        Run(config=PLAIN, model=MODEL, cluster=cluster(), workload=WORKLOAD),
+        Run(config=PLAIN, model=MODEL, cluster=cluster(1), workload=WORKLOAD),
         device="cpu",
         checkpoint=str(folder),
         steps=20,
@@ -288,7 +288,7 @@ def test_ranks_whose_folder_is_gone_fail_at_once(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_whole_is_bounded(tmp_path: Path) -> None:
     """The budget counts, whatever the ranks do."""
-    failure = run_module(tmp_path, "time.sleep(3600)", timeout_s=20).failure
+    failure = run_module(tmp_path, "time.sleep(3600)", ranks=1, timeout_s=20).failure
     assert failure is not None and failure.kind == "timeout"
 
 
