@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import TextIO
@@ -15,6 +16,7 @@ from typing import TextIO
 import pytest
 from ds_advise.probes.rank_processes import extension_lock
 from ds_advise.probes.search_path import search_path
+from ds_advise.validate.lint import load_facts
 from hypothesis import HealthCheck, settings
 
 CHAT_TEMPLATE = (
@@ -52,12 +54,38 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SCRIPTS / "quick"), os.environ.get("PYTHONPATH"))))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_users_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What fixtures of a whole module keep does not go to the user's store either."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DS_ADVISE_CACHE", str(tmp_path_factory.mktemp("results of modules")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store of the test's own, for it and the processes that it starts."""
     folder = tmp_path / "results of this test"
     monkeypatch.setenv("DS_ADVISE_CACHE", str(folder))
     return folder / "results.sqlite"
+
+
+@pytest.fixture(scope="session")
+def facts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is known of the installed DeepSpeed, as it lies in a cache."""
+    folder = tmp_path_factory.mktemp("facts")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DS_ADVISE_CACHE", str(folder))
+        load_facts()
+    (file,) = folder.iterdir()
+    return file
+
+
+@pytest.fixture
+def kept_facts(own_store: Path, facts_file: Path) -> None:
+    """The test's own store has them from the start; reading DeepSpeed's sources takes longer than most tests."""
+    own_store.parent.mkdir()
+    shutil.copy(facts_file, own_store.parent)
 
 
 @pytest.fixture(scope="session")

@@ -83,6 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     answer, printed = io.StringIO(), io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        patch.setenv("DS_ADVISE_CACHE", str(folder / "store"))
         patch.setattr("ds_advise.probes.dry_run.run.ask", ask_once)
         patch.setattr(sys, "stdout", answer)
         assert run([*arguments, "--fast", "--json"]) == 0

@@ -65,14 +65,13 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Pat
 
 
 @pytest.fixture(autouse=True, scope="module")
-def ranks_on_the_cpu(extensions: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def ranks_on_the_cpu(extensions: Callable[..., None]) -> Iterator[None]:
     """Ready to train on every rung, without the network. The search leaves offload out on the CPU, because nothing is
     gained; here it runs for what it does to loading, saving and resuming."""
     extensions("ShareMemCommBuilder", "FusedAdamBuilder", "CPUAdamBuilder")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ds_advise.advisor.recommend.search.unsupported", lambda *_: None)
-        store = str(tmp_path_factory.mktemp("results of this module"))
-        for name, value in (("HF_HUB_OFFLINE", "1"), ("OMP_NUM_THREADS", "1"), ("DS_ADVISE_CACHE", store)):
+        for name, value in (("HF_HUB_OFFLINE", "1"), ("OMP_NUM_THREADS", "1")):
             patch.setenv(name, value)
         yield
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from ds_advise.advisor.cli import run
 
+pytestmark = pytest.mark.usefixtures("kept_facts")
+
 GOOD = {
     "train_batch_size": 8,
     "bf16": {"enabled": True},
