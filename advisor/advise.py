@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.time.step_time import assumptions
-from ..estimators.workload import AttentionKernel, Framework, LayerKernels, LossKernel, Method, Precision
+from ..estimators.workload import AttentionKernel, Framework, LayerKernels, LossKernel, Method, Precision, Quantization
 from ..probes.store_path import anything_kept
 from .ask import ask
 from .estimate import plain_pytorch
@@ -26,6 +26,7 @@ def advise(
     *,
     gpus: str | Cluster = "auto",
     method: Method = "full",
+    quantization: Quantization = "nf4",
     lora_rank: int = 8,
     lora_dropout: float = 0.0,
     lora_targets: str | Sequence[str] | None = None,
@@ -79,6 +80,7 @@ def advise(
         risk=risk,
         offline=offline,
         method=method,
+        quantization=quantization,
         lora_rank=lora_rank,
         lora_dropout=lora_dropout,
         lora_targets=lora_targets,

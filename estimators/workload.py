@@ -11,6 +11,7 @@ Method = Literal["full", "lora", "qlora"]
 Precision = Literal["bf16", "fp16", "fp32"]
 AttentionKernel = Literal["flash", "sdpa", "eager", "triton"]
 LossKernel = Literal["standard", "fused", "in-place", "chunked"]
+Quantization = Literal["nf4", "gptq"]
 LayerKernels = Literal["torch", "liger", "unsloth"]
 Framework = Literal["hf", "deepspeed"]
 
@@ -20,6 +21,9 @@ class Workload:
     """A training job without its parallelism; what the plan decides is in `Plan`."""
 
     method: Method = "full"
+    quantization: Quantization = "nf4"
+    """The format of 4-bit weights under method "qlora": bitsandbytes' NF4 with double quantization, or GPTQ in groups of
+    128, whose checkpoint must exist."""
     lora_rank: int = 8
     """The rank r of every adapter; it has no effect with method "full"."""
     lora_targets: tuple[str, ...] | None = None

@@ -136,6 +136,13 @@ _LOSS = click.option(
 )
 _SOFTWARE = (
     click.option(
+        "--quantization",
+        type=click.Choice(["nf4", "gptq"]),
+        default="nf4",
+        show_default=True,
+        help="Choose the format of 4-bit weights with --method qlora: bitsandbytes' NF4, or a GPTQ checkpoint.",
+    ),
+    click.option(
         "--kernels",
         type=click.Choice(["torch", "liger", "unsloth"]),
         default="torch",

@@ -11,7 +11,7 @@ from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Gpu
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
-from ...estimators.workload import AttentionKernel, Framework, LayerKernels, LossKernel, Method, Precision, Workload
+from ...estimators.workload import AttentionKernel, Framework, LayerKernels, LossKernel, Method, Precision, Quantization, Workload
 from .software import software_of
 
 DEFAULT_SEQ_LEN = 2048
@@ -25,6 +25,7 @@ class WorkloadOptions:
     """The options that say what is trained, before the model and the GPU are known."""
 
     method: Method = "full"
+    quantization: Quantization = "nf4"
     lora_rank: int = 8
     lora_dropout: float = 0.0
     lora_targets: str | Sequence[str] | None = None
@@ -53,6 +54,7 @@ class WorkloadOptions:
         """
         return Workload(
             method=self.method,
+            quantization=self.quantization,
             lora_rank=positive("lora_rank", self.lora_rank),
             lora_dropout=self._dropout(),
             lora_targets=self._targets(),

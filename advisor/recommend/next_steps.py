@@ -144,7 +144,7 @@ def _model_lines(workload: Workload) -> list[str]:
     arguments = []
     if workload.attention in _ATTENTION and workload.attention != "sdpa":
         arguments.append(f"    attn_implementation={json.dumps(_ATTENTION[workload.attention])},")
-    if workload.method == "qlora":
+    if workload.method == "qlora" and workload.quantization == "nf4":  # a GPTQ checkpoint says so itself
         arguments += [
             "    quantization_config=BitsAndBytesConfig(",
             '        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,',

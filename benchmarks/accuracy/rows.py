@@ -96,6 +96,7 @@ def _run(number: int, row: dict[str, str]) -> Run:
     model, cluster = model_of(row["model"]), parse_cluster(row["gpus"])
     workload = Workload(
         method=cast(Method, row["method"]),
+        quantization="gptq" if row["quantization"] == "gptq" else "nf4",
         lora_rank=int(row["lora_rank"] or 8),
         lora_targets=tuple(row["lora_targets"].split()) or None,
         lora_dropout=float(row["lora_dropout"] or 0),

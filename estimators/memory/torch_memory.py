@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase
 from ..hardware.cluster import Cluster
 from ..models.model_shape import ModelShape
-from ..models.nf4 import nf4_bytes, quantized
+from ..models.four_bits import quantized, quantized_bytes
 from ..optimizers import optimizer
 from ..plan import Plan
 from ..workload import Workload
@@ -239,7 +239,7 @@ def _layer_bytes(tensors: TensorSet) -> int:
         return tensors.layer_numel * workload.weight_bytes
     return max(
         sum(
-            nf4_bytes(tensor.numel) if quantized(tensor, workload) else tensor.numel * workload.weight_bytes
+            quantized_bytes(tensor, workload) if quantized(tensor, workload) else tensor.numel * workload.weight_bytes
             for tensor in block.tensors
         )
         for block in tensors.model.blocks

@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from ..models.lora import Adapters, adapters
 from ..models.model_shape import ModelShape, Tensor
-from ..models.nf4 import nf4_bytes, quantized
+from ..models.four_bits import quantized, quantized_bytes
 from ..workload import Workload
 from .partition import (
     BucketFills,
@@ -151,7 +151,7 @@ def _is_hidden_matrix(tensor: Tensor) -> bool:
 
 def _frozen_bytes(tensor: Tensor, workload: Workload) -> int:
     if quantized(tensor, workload):
-        return nf4_bytes(tensor.numel)
+        return quantized_bytes(tensor, workload)
     return tensor.numel * workload.weight_bytes
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ..models.lora import Adapters
 from ..models.model_shape import Block, ModelShape
-from ..models.nf4 import quantized
+from ..models.four_bits import quantized
 from ..workload import Workload
 
 _BACKWARD_OF_OTHERS = 1.8

@@ -37,7 +37,7 @@ from __future__ import annotations
 from ..memory.activations.layer_variants import layer_variant
 from ..models.lora import adapters
 from ..models.model_shape import Attention, Block, ModelShape, Tensor
-from ..models.nf4 import quantized
+from ..models.four_bits import quantized
 from ..workload import Workload
 
 SAVING_BACKWARD = 2.0

@@ -24,6 +24,8 @@ def prepare(model: torch.nn.Module, workload: Workload, dtype: torch.dtype, devi
     """
     if not has_weights:
         _fill(model)
+    if workload.method == "qlora" and workload.quantization != "nf4":
+        raise UnusableModelError("a probe quantizes to NF4 alone", fix="leave --quantization out")
     if workload.method == "qlora":
         _quantize(model, dtype, device)
     if workload.loss == "fused" or workload.kernels == "liger":

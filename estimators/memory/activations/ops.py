@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...models.lora import Adapters
 from ...models.model_shape import Tensor
-from ...models.nf4 import quantized
+from ...models.four_bits import quantized
 from ...workload import Workload
 from .saved_tensors import AutogradGraph, Value
 

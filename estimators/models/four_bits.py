@@ -1,4 +1,4 @@
-"""QLoRA's base model: which weights bitsandbytes keeps in four bits, and their bytes."""
+"""QLoRA's base model: which weights are in four bits, and their bytes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from .model_shape import Tensor
 
 BLOCK = 64
 """Elements that share a scale."""
+
+GPTQ_GROUP = 128
+"""Elements that share a scale in GPTQ, the usual setting of published checkpoints."""
 
 OUTER_BLOCK = 256
 """Scales that share a scale of their own."""
@@ -28,6 +31,22 @@ def quantized(tensor: Tensor, workload: Workload) -> bool:
         and tensor.role != "head"
         and not tensor.name.endswith("DenseReluDense.wo.weight")
     )
+
+
+def quantized_bytes(tensor: Tensor, workload: Workload) -> int:
+    """Bytes of a quantized weight in the workload's format."""
+    return gptq_bytes(tensor) if workload.quantization == "gptq" else nf4_bytes(tensor.numel)
+
+
+def gptq_bytes(tensor: Tensor) -> int:
+    """Bytes of a weight in GPTQ's format: n/2 + (2 + 1/2) n/128 + 4 in.
+
+    Four bits an element; one 16-bit scale and one 4-bit zero point per 128 elements; the group of each of `in` inputs
+    as a 32-bit index. Source: AutoGPTQ nn_modules/qlinear/qlinear_tritonv2.py (qweight, scales, qzeros, g_idx).
+    """
+    groups = -(-tensor.numel // GPTQ_GROUP)
+    experts = tensor.shape[0] if len(tensor.shape) == 3 else 1
+    return -(-tensor.numel // 2) + 2 * groups + -(-groups // 2) + 4 * experts * tensor.in_features
 
 
 def nf4_bytes(numel: int) -> int:
