@@ -22,8 +22,8 @@ class Workload:
 
     method: Method = "full"
     quantization: Quantization = "nf4"
-    """The format of 4-bit weights under method "qlora": bitsandbytes' NF4 with double quantization, or GPTQ in groups of
-    128, whose checkpoint must exist."""
+    """The format of 4-bit weights under method "qlora": bitsandbytes' NF4 with double quantization, or GPTQ in groups
+    of 128, whose checkpoint must exist."""
     lora_rank: int = 8
     """The rank r of every adapter; it has no effect with method "full"."""
     lora_targets: tuple[str, ...] | None = None

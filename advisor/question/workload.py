@@ -11,7 +11,16 @@ from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Gpu
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
-from ...estimators.workload import AttentionKernel, Framework, LayerKernels, LossKernel, Method, Precision, Quantization, Workload
+from ...estimators.workload import (
+    AttentionKernel,
+    Framework,
+    LayerKernels,
+    LossKernel,
+    Method,
+    Precision,
+    Quantization,
+    Workload,
+)
 from .software import software_of
 
 DEFAULT_SEQ_LEN = 2048

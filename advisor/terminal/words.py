@@ -32,7 +32,8 @@ def method_title(workload: Workload) -> str:
         return "full fine-tuning"
     targets = ", ".join(workload.lora_targets) if workload.lora_targets else "all linear layers"
     dropout = f", dropout {workload.lora_dropout:g}" if workload.lora_dropout else ""
-    return f"{'LoRA' if workload.method == 'lora' else f'QLoRA ({workload.quantization.upper()})'} r={workload.lora_rank} on {targets}{dropout}"
+    kind = "LoRA" if workload.method == "lora" else f"QLoRA ({workload.quantization.upper()})"
+    return f"{kind} r={workload.lora_rank} on {targets}{dropout}"
 
 
 def device_word(cluster: Cluster) -> str:

@@ -83,7 +83,17 @@ def question_of(asked: Asked) -> dict[str, Any]:
         question["global_batch"] = micro * steps * cluster.world_size
     question["gradient_checkpointing"] = "on" if plan.gradient_checkpointing else "off"
     defaults = Workload()
-    for name in ("method", "quantization", "lora_rank", "lora_dropout", "seq_len", "precision", "optimizer", "attention", "loss"):
+    for name in (
+        "method",
+        "quantization",
+        "lora_rank",
+        "lora_dropout",
+        "seq_len",
+        "precision",
+        "optimizer",
+        "attention",
+        "loss",
+    ):
         value = getattr(workload, name)
         if value != getattr(defaults, name) or name in ("seq_len", "precision"):
             question[name] = value

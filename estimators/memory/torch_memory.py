@@ -28,8 +28,8 @@ from dataclasses import dataclass, replace
 
 from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase
 from ..hardware.cluster import Cluster
-from ..models.model_shape import ModelShape
 from ..models.four_bits import quantized, quantized_bytes
+from ..models.model_shape import ModelShape
 from ..optimizers import optimizer
 from ..plan import Plan
 from ..workload import Workload

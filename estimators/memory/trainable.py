@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
 
+from ..models.four_bits import quantized, quantized_bytes
 from ..models.lora import Adapters, adapters
 from ..models.model_shape import ModelShape, Tensor
-from ..models.four_bits import quantized, quantized_bytes
 from ..workload import Workload
 from .partition import (
     BucketFills,

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..models.four_bits import quantized
 from ..models.lora import Adapters
 from ..models.model_shape import Block, ModelShape
-from ..models.four_bits import quantized
 from ..workload import Workload
 
 _BACKWARD_OF_OTHERS = 1.8

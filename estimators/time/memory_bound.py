@@ -35,9 +35,9 @@ The rest of such a fold is a product of its own (`flops.py`, rule 3).
 from __future__ import annotations
 
 from ..memory.activations.layer_variants import layer_variant
+from ..models.four_bits import quantized
 from ..models.lora import adapters
 from ..models.model_shape import Attention, Block, ModelShape, Tensor
-from ..models.four_bits import quantized
 from ..workload import Workload
 
 SAVING_BACKWARD = 2.0

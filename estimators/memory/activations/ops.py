@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ...models.four_bits import quantized
 from ...models.lora import Adapters
 from ...models.model_shape import Tensor
-from ...models.four_bits import quantized
 from ...workload import Workload
 from .saved_tensors import AutogradGraph, Value
 

@@ -15,8 +15,8 @@ from ds_advise.estimators.memory.host_memory import pinned_block
 from ds_advise.estimators.memory.plan_memory import estimate_memory, unsupported
 from ds_advise.estimators.memory.trainable import tensor_set
 from ds_advise.estimators.models.families import shape_from_config
-from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.models.four_bits import nf4_bytes
+from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.optimizers import OPTIMIZERS
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
