@@ -13,14 +13,17 @@ from . import auto_values, models
 from .recording.phases import PhaseRecorder
 from .request import Request
 
+_REPEATABLE = 3
+"""The first iteration that can repeat the one before: in the first the optimizer makes its states, and ZeRO-3 records
+the order of the layers, by which it prefetches later."""
+
 
 def run(
     request: Request, recorder: PhaseRecorder, device: str, *, until_repeated: bool = False
 ) -> tuple[dict[str, Any], int, int]:
     """Train; answers the configuration that DeepSpeed got, the number of parameters and of trainable ones.
 
-    until_repeated: stop after an iteration that repeats the one before it. The first is compared with none: the
-        optimizer makes its states in it, and ZeRO-3 records the order of the layers, by which it prefetches later.
+    until_repeated: stop after an iteration that repeats the one before it.
     """
     description = models.transformers_config(request) if request.model is not None else None
     config = auto_values.filled(request, models.hidden_size(description) if description is not None else None)
@@ -47,12 +50,13 @@ def run(
     config |= {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": steps}
     classifier.tokens = micro * request.workload.seq_len
     held: list[Any] | None = [] if holds_output(request) else None
+    recorder.schedule.first_iteration = min(_REPEATABLE, request.iterations) if until_repeated else request.iterations
     for iteration in range(1, request.iterations + 1):
         first = len(recorder.phases)
         for _ in range(steps):
             _micro_batch(engine, subject, recorder, iteration, micro, held)
         recorder.join_micro_batches(first)
-        if recorder.repeats() and until_repeated and iteration > 2:
+        if recorder.repeats() and until_repeated and iteration >= _REPEATABLE:
             break
     del keep_alive
     return config, parameters, trainable

@@ -8,7 +8,8 @@ import torch
 
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
 _EFFICIENT_BACKWARD = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
-FUSED_BACKWARDS = frozenset((_FLASH_BACKWARD, _EFFICIENT_BACKWARD))
+FUSED_BACKWARDS = frozenset((id(_FLASH_BACKWARD), id(_EFFICIENT_BACKWARD)))
+"""By identity."""
 
 
 def kernel_workspace(operation: Any, args: tuple[Any, ...]) -> list[tuple[tuple[int, ...], torch.dtype]]:

@@ -45,13 +45,15 @@ _READ_SCALAR = torch.ops.aten._local_scalar_dense.default
 class ScheduleRecorder:
     """Records the iteration that runs; a new one replaces it. `begin` is told every phase by name.
 
+    first_iteration: the first that may be the last; those before it are not recorded.
+
     current_stream: answers the number of the stream that operations go to now; 0 is the default stream.
     is_pinned: answers whether a tensor of the host is page-locked.
     """
 
     def __init__(self, current_stream: Callable[[], int], is_pinned: Callable[[torch.Tensor], bool]) -> None:
         self.current_stream, self._is_pinned = current_stream, is_pinned
-        self.active = False
+        self.active, self.first_iteration = False, 1
         self.group: tuple[int, int, int] | None = None
         """(stream, ranks, nodes) of the process group whose collective is being issued."""
         self._iteration = 0
@@ -69,7 +71,7 @@ class ScheduleRecorder:
 
     def begin(self, iteration: int, phase: str) -> None:
         """A phase begins; iteration 0 comes before training and is not recorded."""
-        self.active = iteration > 0
+        self.active = iteration >= self.first_iteration
         if iteration != self._iteration:
             self._iteration = iteration
             self._entries.clear()
@@ -176,7 +178,7 @@ class ScheduleRecorder:
                 self.synchronize_stream(self.current_stream())
             return
         key = (
-            operation,
+            id(operation),  # hashing the operation itself is Python code
             self.group,
             *((*tensor.shape, tensor.dtype, tensor.device.type) for tensor in tensors),
             *(value for value in args if isinstance(value, bool)),

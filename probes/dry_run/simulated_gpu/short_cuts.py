@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
-from types import ModuleType
+from functools import cache
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 
@@ -23,12 +25,15 @@ def before_deepspeed() -> None:
 
 
 def after_deepspeed() -> None:
-    """After DeepSpeed is imported and before anything runs: no ranges for a profiler, and no search for functions that
-    would take an operation from a dispatch mode, of which there are none."""
+    """After DeepSpeed is imported and before anything runs: no ranges for a profiler, no search for functions that
+    would take an operation from a dispatch mode, of which there are none, and signatures of autograd's functions are
+    remembered."""
     nvtx: Any = importlib.import_module("deepspeed.utils.nvtx")
     nvtx.enable_nvtx = False
     registry: Any = importlib.import_module("torch._library.simple_registry")
     registry.find_torch_dispatch_rule = lambda _operation, _mode: None
+    function: Any = importlib.import_module("torch.autograd.function")
+    function.inspect = SimpleNamespace(signature=cache(inspect.signature))
 
 
 def _as_written(model: Any = None, **_: Any) -> Any:
