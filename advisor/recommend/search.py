@@ -130,8 +130,8 @@ def _candidates(rung: Rung, question: Question, *, only_fitting: bool) -> tuple[
             obstacle = unsupported(model, workload, plan, cluster)
             if obstacle is not None:
                 return [], obstacle
-            if only_fitting and total_bytes(resident_terms(model, workload, cluster, plan)) > cluster.gpu.memory_bytes:
-                return [], ""  # nor does any other plan of the rung fit, since all hold this
+            if only_fitting and _is_hopeless(question, plan):
+                return [], ""
             memory = estimate_memory(model, workload, cluster, plan)
             fit = fit_of(memory, cluster, workload)
             if fit.probability >= least or not only_fitting:
@@ -140,6 +140,16 @@ def _candidates(rung: Rung, question: Question, *, only_fitting: bool) -> tuple[
             if fit.limit == "gpu" and (only_fitting or fit.probability < LIKELY):
                 break
     return candidates, ""
+
+
+def _is_hopeless(question: Question, plan: Plan) -> bool:
+    """Whether it is known without an estimate that no plan of this one's rung fits: all need NVMe that nobody named, or
+    more than the GPU for what stays there."""
+    cluster = question.cluster
+    if "nvme" in (plan.offload_optimizer, plan.offload_param) and not cluster.nvme_bytes_per_node:
+        return True
+    resident = resident_terms(question.model, question.workload, cluster, plan)
+    return total_bytes(resident) > cluster.gpu.memory_bytes
 
 
 def predict(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Candidate:

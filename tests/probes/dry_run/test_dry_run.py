@@ -290,3 +290,12 @@ def test_a_model_that_needs_code_from_the_hub_is_refused(runs: dict[str, Any]) -
     """transformers has no class, and code that comes with a model is not run."""
     error = runs["from the hub"]
     assert isinstance(error, DryRunError) and "no model type 'chatglm'" in str(error)
+
+
+def test_muon_runs_as_it_is_written() -> None:
+    """Its functions are made to be compiled, which torch cannot for a GPU that is only a name; the momentum of all
+    matrices is kept in the gradients' type."""
+    muon = {**config(2, reduce_scatter=False), "optimizer": {"type": "Muon", "params": {"lr": 1e-4}}}
+    result = dry_run(Run(config=muon, model=MODEL, cluster=h100s(1), workload=Workload(seq_len=64)), iterations=1)
+    matrices = PARAMETERS - (2 * 4000 * 512 + (2 * 3 + 1) * 512)
+    assert result.peak_by_phase["step"]["optimizer states"] >= 2 * matrices
