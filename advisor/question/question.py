@@ -70,6 +70,11 @@ class Question:
         """Pt: parameters that the optimizer updates."""
         return tensor_set(self.model, self.workload).trainable_numel
 
+    @property
+    def is_batch_free(self) -> bool:
+        """Whether the search may take any number of samples per GPU."""
+        return self.micro_batch_size is None and self.workload.global_batch_size is None
+
     def batch_shapes(self) -> tuple[tuple[int, int], ...]:
         """(micro batch, accumulation steps) pairs to try, by rising micro batch.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from ...ds_configs.presets import plan_for
-from ...estimators.estimate import Estimate
+from ...estimators.estimate import Estimate, MemoryEstimate
 from ...estimators.estimate_plan import estimate_plan
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.memory.plan_memory import estimate_memory, resident_terms, unsupported
@@ -16,7 +17,7 @@ from ...estimators.time.step_time import estimate_time
 from ...estimators.workload import Workload
 from ..question.question import Question, Risk
 from .candidate import Candidate, LadderStep
-from .fit import LEAST, LIKELY, SURE, fit_of
+from .fit import LEAST, LIKELY, SURE, Fit, fit_of
 
 SAME_SPEED = 0.03
 """Two predictions closer than this are called equal, and the simpler plan is taken: the time model does not resolve
@@ -107,39 +108,89 @@ def offloads(candidate: Candidate) -> bool:
 
 
 def _candidates(rung: Rung, question: Question, *, only_fitting: bool) -> tuple[list[Candidate], str]:
-    """All candidates of a rung, or the reason why it has none.
-
-    Memory rises with the micro batch, so each series stops at the first that is not likely to fit (kept: it shows by
-    how much).
-    """
-    least = LEAST[question.risk]
-    model, workload, cluster = question.model, question.workload, question.cluster
+    """All candidates of a rung, or the reason why it has none."""
     candidates: list[Candidate] = []
     choices = {"auto": (False, True), "on": (True,), "off": (False,)}[question.gradient_checkpointing]
     for checkpointing in choices:
+        series = _Series(rung=rung, question=question, checkpointing=checkpointing, only_fitting=only_fitting)
+        obstacle = series.obstacle()
+        if obstacle is not None:
+            return [], obstacle
+        candidates += series.candidates()
+    return candidates, ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Series:
+    """The plans of a rung that differ in the micro batch only."""
+
+    rung: Rung
+    question: Question
+    checkpointing: bool
+    only_fitting: bool
+
+    def obstacle(self) -> str | None:
+        """Why none of them can run."""
+        question, plan = self.question, self._plan(*self.question.batch_shapes()[0])
+        return unsupported(question.model, question.workload, plan, question.cluster)
+
+    def candidates(self) -> list[Candidate]:
+        """By rising micro batch, with which memory rises, up to the first that is not likely to fit (kept: it shows by
+        how much). Where sizes double, those between the last two are halved, since the search may take any."""
+        question = self.question
+        model, workload, cluster = question.model, question.workload, question.cluster
+        found: list[Candidate] = []
+        largest = 0
         for micro, accumulation in question.batch_shapes():
-            plan = plan_for(
-                rung,
-                model,
-                workload,
-                cluster,
-                micro_batch_size=micro,
-                gradient_accumulation_steps=accumulation,
-                gradient_checkpointing=checkpointing,
-            )
-            obstacle = unsupported(model, workload, plan, cluster)
-            if obstacle is not None:
-                return [], obstacle
-            if only_fitting and _is_hopeless(question, plan):
-                return [], ""
+            plan = self._plan(micro, accumulation)
+            if self.only_fitting and _is_hopeless(question, plan):
+                return []
             memory = estimate_memory(model, workload, cluster, plan)
             fit = fit_of(memory, cluster, workload)
-            if fit.probability >= least or not only_fitting:
-                time = estimate_time(model, workload, cluster, plan)
-                candidates.append(Candidate(estimate=Estimate(plan=plan, memory=memory, time=time), fit=fit))
-            if fit.limit == "gpu" and (only_fitting or fit.probability < LIKELY):
+            stops = fit.limit == "gpu" and (self.only_fitting or fit.probability < LIKELY)
+            if stops and question.is_batch_free:
+                found += self._between(largest, micro)
+            self._add(found, plan, memory, fit)
+            if stops:
                 break
-    return candidates, ""
+            largest = micro
+        return found
+
+    def _between(self, fits: int, fails: int) -> list[Candidate]:
+        """Candidates of micro batches between one that fits and one that does not, by two halvings: the largest that
+        surely fits is then at most a quarter short."""
+        question, found = self.question, list[Candidate]()
+        for _ in range(2):
+            micro = (fits + fails) // 2
+            if micro == fits:
+                break
+            plan = self._plan(micro, 1)
+            memory = estimate_memory(question.model, question.workload, question.cluster, plan)
+            fit = fit_of(memory, question.cluster, question.workload)
+            if fit.limit != "gpu" or fit.probability >= LIKELY:
+                self._add(found, plan, memory, fit)
+            sure = fit.limit != "gpu" or fit.probability >= LEAST[question.risk]
+            fits, fails = (micro, fails) if sure else (fits, micro)
+        return sorted(found, key=lambda candidate: candidate.plan.micro_batch_size)
+
+    def _plan(self, micro_batch_size: int, gradient_accumulation_steps: int) -> Plan:
+        question = self.question
+        return plan_for(
+            self.rung,
+            question.model,
+            question.workload,
+            question.cluster,
+            micro_batch_size=micro_batch_size,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            gradient_checkpointing=self.checkpointing,
+        )
+
+    def _add(self, found: list[Candidate], plan: Plan, memory: MemoryEstimate, fit: Fit) -> None:
+        """Where only those count that may be taken, the others' time need not be known."""
+        question = self.question
+        if fit.probability >= LEAST[question.risk] or not self.only_fitting:
+            time = estimate_time(question.model, question.workload, question.cluster, plan)
+            found.append(Candidate(estimate=Estimate(plan=plan, memory=memory, time=time), fit=fit))
 
 
 def _is_hopeless(question: Question, plan: Plan) -> bool:
