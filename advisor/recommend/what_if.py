@@ -27,6 +27,9 @@ LARGER_GPUS = ("L40S", "A100-80GB", "H200", "B200")
 LARGE_NODE_RAM_BYTES = 2 * 10**12
 """RAM of a node of eight such GPUs (NVIDIA DGX H100 and DGX B200 data sheets: 2 TB)."""
 
+ACCUMULATED = 4
+"""Micro batches over which a step on the host is spread to show what that gains."""
+
 SHORTEST_SEQUENCE = 256
 MOST_GPUS_PER_NODE = 8
 MOST_NODES = 128
@@ -43,6 +46,8 @@ def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate 
     kinds = [_methods(question), _losses(question), _gpus(question), _sequences(question)]
     if chosen is None:
         kinds.append(_larger_gpus(question))
+    else:
+        kinds.append(_larger_batch(question, chosen))
     if question.cluster.gpu.is_cpu:  # there is no other machine to buy
         kinds = [_methods(question), _losses(question), _sequences(question)]
     for series in kinds:
@@ -75,6 +80,14 @@ def _methods(question: Question) -> Iterator[tuple[str, Question]]:
 def _losses(question: Question) -> Iterator[tuple[str, Question]]:
     if question.workload.loss == "standard" and question.model.model_type in FUSED_LOSS_MODEL_TYPES:
         yield "--loss fused", replace(question, workload=replace(question.workload, loss="fused"))
+
+
+def _larger_batch(question: Question, chosen: Candidate) -> Iterator[tuple[str, Question]]:
+    """Accumulation, where the optimizer steps on the host: its step is then shared by more samples."""
+    if question.is_batch_free and chosen.plan.offload_optimizer != "none":
+        samples = ACCUMULATED * chosen.plan.micro_batch_size * question.cluster.world_size
+        workload = replace(question.workload, global_batch_size=samples)
+        yield f"--global-batch {samples}", replace(question, workload=workload)
 
 
 def _sequences(question: Question) -> Iterator[tuple[str, Question]]:

@@ -296,7 +296,7 @@ def test_a_plan_that_is_close_is_named() -> None:
 def test_an_assumed_speed_that_decides_is_said_first() -> None:
     """Host memory twice as fast as assumed makes an offload pay; where it is known there is no such doubt."""
     cluster = parse_cluster("4x48GB")
-    assert "with host memory twice as fast, zero2-offload would win" in ask("llama3.1-8b", "4x48GB").doubts[0]
+    assert "with host memory twice as fast, zero3-offload would win" in ask("Qwen2.5-7B", "4x48GB").doubts[0]
     known = replace(cluster, dram_bytes_per_s_per_node=2e11)
-    answer = ds_advise.advise("llama3.1-8b", gpus=known, offline=True, deepspeed_estimate=False)
+    answer = ds_advise.advise("Qwen2.5-7B", gpus=known, offline=True, deepspeed_estimate=False)
     assert not [doubt for doubt in answer.doubts if "host memory" in doubt]
