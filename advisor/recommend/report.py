@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from rich.console import Console
 from rich.text import Text
 
+from ...estimators.software import DEFAULT, Software
+from ...estimators.workload import Workload
 from ..terminal.bar import bar
 from ..terminal.lines import blank, row, sentence
 from ..terminal.units import age, count, gib, percent, rate, rough_rate, seconds, times
@@ -159,11 +163,36 @@ def _subject(answer: Recommendation) -> tuple[str, ...]:
     size = f"{count(model.parameters)} parameters"
     if trained != model.parameters:
         size += f", {count(trained)} trained"
-    loss = ", fused loss" if workload.loss == "fused" else ""
     return (
         f"{model.name} · {size} · {method_title(workload)}",
-        f"{workload.precision} · {workload.optimizer} · sequence {workload.seq_len}{loss} · "
+        f"{workload.precision} · {workload.optimizer} · sequence {workload.seq_len}{_kernels(workload)} · "
         f"{cluster_title(question.cluster)}",
+    )
+
+
+def _kernels(workload: Workload) -> str:
+    """What is not usual of the documents, the loss and the kernels, each after a comma."""
+    words = (
+        f"documents of {workload.document_len}" * (workload.document_len is not None),
+        f"{workload.loss} loss" * (workload.loss != "standard"),
+        {"liger": "Liger kernels", "unsloth": "unsloth kernels", "torch": ""}[workload.kernels],
+        *_differences(workload.software),
+    )
+    return "".join(f", {word}" for word in words if word)
+
+
+def _differences(software: Software) -> tuple[str, ...]:
+    """`transformers 4.45`, `reentrant`: what is not as planned for."""
+    names = [field.name for field in fields(Software)]
+    values = {name: getattr(software, name) for name in names if getattr(software, name) != getattr(DEFAULT, name)}
+    said = {name: ".".join(map(str, value)) if isinstance(value, tuple) else value for name, value in values.items()}
+    return tuple(
+        name.replace("_", " ")
+        if value is True
+        else f"no {name.replace('_', ' ')}"
+        if value is False
+        else f"{name} {value}"
+        for name, value in said.items()
     )
 
 

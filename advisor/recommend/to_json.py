@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ...ds_configs.launch_commands import threads_setting
@@ -37,10 +38,17 @@ def json_form(answer: Recommendation, *, all_candidates: bool = False) -> dict[s
         },
         "workload": {
             "method": workload.method,
+            "quantization": workload.quantization if workload.method == "qlora" else None,
             "seq_len": workload.seq_len,
             "precision": workload.precision,
             "optimizer": workload.optimizer,
             "global_batch_size": workload.global_batch_size,
+            "attention": workload.attention,
+            "loss": workload.loss,
+            "kernels": workload.kernels,
+            "document_len": workload.document_len,
+            "framework": workload.framework,
+            "software": _keys(asdict(workload.software)),
         },
         "risk": question.risk,
         "cluster": {
