@@ -59,6 +59,11 @@ class Plan:
     """The swapper's pinned buffers per rank."""
 
     @property
+    def offloads(self) -> bool:
+        """Whether anything of it is kept off the GPU."""
+        return self.offload_optimizer != "none" or self.offload_param != "none"
+
+    @property
     def rung(self) -> Rung | PlainPyTorch:
         """The rung of the ladder that this plan stands on, or what it is beside them."""
         if self.sharding != "zero":

@@ -113,7 +113,12 @@ def threads_of_a_rank(ranks: int) -> int:
     Left alone, every process takes all cores, and threads that wait for each other at the end of every operation then
     wait for their turn on a core as well: several times slower, and never twice the same.
     """
-    return chosen_threads() or max(1, cpu_cores() // ranks)
+    return chosen_threads() or cores_per_rank(ranks)
+
+
+def cores_per_rank(ranks: int) -> int:
+    """An equal part of this machine's cores for each rank."""
+    return max(1, cpu_cores() // ranks)
 
 
 def can_bind_cores(ranks: int) -> bool:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from ...ds_configs.launch_commands import ALLOCATOR_SETTING
-from ...probes.this_machine import cpu_cores
+from ...probes.this_machine import cores_per_rank
 from .request import LaunchRequest
 
 _NCCL_SWITCHES = {
@@ -55,7 +55,7 @@ def _wanted(request: LaunchRequest) -> dict[str, str]:
     on_cpu = request.device == "cpu"
     wanted = {} if on_cpu else dict([ALLOCATOR_SETTING.split("=")])
     if on_cpu or offloads_optimizer:
-        wanted["OMP_NUM_THREADS"] = str(max(1, cpu_cores() // request.run.cluster.gpus_per_node))
+        wanted["OMP_NUM_THREADS"] = str(cores_per_rank(request.run.cluster.gpus_per_node))
     return wanted
 
 

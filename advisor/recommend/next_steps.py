@@ -12,7 +12,7 @@ from rich.console import Console
 from ...ds_configs.launch_commands import ALLOCATOR_SETTING, Launcher, launch_commands, threads_setting
 from ...ds_configs.training_arguments import training_arguments, training_arguments_snippet
 from ...estimators.hardware.cluster import Cluster
-from ...estimators.hardware.host_defaults import cpu_cores
+from ...estimators.hardware.host_defaults import cores_per_rank
 from ...estimators.workload import Workload
 from ...probes.this_machine import can_bind_cores
 from ..terminal.lines import blank, copyable, sentence
@@ -117,7 +117,7 @@ def _threads(answer: Recommendation, chosen: Candidate, slower: Mapping[Launcher
     """The threads that the optimizer's step on the host has, and what a step takes with others."""
     cluster = answer.question.cluster
     if cluster.threads_per_rank is not None:
-        part = max(1, cpu_cores(cluster) // cluster.gpus_per_node)
+        part = cores_per_rank(cluster)
         ratio = 1 / slower_with(answer.question, chosen, part)
         worth = f"; with {part}, the cores per rank, a step would be {times(ratio)} as fast" if ratio > NOTED else ""
         sentence(console, f"OMP_NUM_THREADS={cluster.threads_per_rank} is set here and stays{worth}.")

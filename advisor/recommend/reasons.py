@@ -17,7 +17,7 @@ from ..terminal.words import component_title, device_word
 from .candidate import Candidate, LadderStep
 from .fit import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, chance
 from .recommendation import closest
-from .search import COMFORTABLE, OFFLOAD_GAIN, SAME_SPEED, offloads
+from .search import COMFORTABLE, OFFLOAD_GAIN, SAME_SPEED
 
 
 def reasons(
@@ -82,7 +82,7 @@ def _deciding_assumption(
         for speed, words in ((1 / ASSUMED_FACTOR, "half"), (ASSUMED_FACTOR, "twice")) if is_assumed(cluster) else ():
             speeds = [(_tokens_per_s(other, resources, speed), other) for other in others]
             best, winner = max(speeds, key=lambda pair: pair[0])
-            gain = OFFLOAD_GAIN if offloads(winner) and not offloads(chosen) else SAME_SPEED
+            gain = OFFLOAD_GAIN if winner.plan.offloads and not chosen.plan.offloads else SAME_SPEED
             if _tokens_per_s(chosen, resources, speed) < best * (1 - gain):
                 sentence = f"An assumed speed decides: with {name} {words} as fast, {winner.rung} would win."
                 return winner, (sentence,)
@@ -125,7 +125,7 @@ def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
         return "No other rung fits."
     rival = max(others, key=lambda candidate: candidate.tokens_per_s)
     ratio = rival.tokens_per_s / chosen.tokens_per_s
-    if offloads(rival) and not offloads(chosen) and ratio > 1 + SAME_SPEED:
+    if rival.plan.offloads and not chosen.plan.offloads and ratio > 1 + SAME_SPEED:
         return (
             f"{rival.rung} might gain {percent(ratio - 1)}, too little to be sure of, and takes "
             f"{gib(rival.memory.host_bytes_per_node)} GiB of host RAM."

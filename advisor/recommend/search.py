@@ -98,13 +98,8 @@ def worth_trying_first(
 
 def as_fast(candidate: Candidate, fastest: Candidate) -> bool:
     """Whether the time model can call two plans equally fast."""
-    gained = offloads(fastest) and not offloads(candidate)
+    gained = fastest.plan.offloads and not candidate.plan.offloads
     return candidate.tokens_per_s >= fastest.tokens_per_s * (1 - (OFFLOAD_GAIN if gained else SAME_SPEED))
-
-
-def offloads(candidate: Candidate) -> bool:
-    plan = candidate.plan
-    return plan.offload_optimizer != "none" or plan.offload_param != "none"
 
 
 def _candidates(rung: Rung, question: Question, *, only_fitting: bool) -> tuple[list[Candidate], str]:

@@ -12,7 +12,7 @@ from itertools import combinations
 from math import exp, log
 from typing import NamedTuple
 
-from ds_advise.estimators.time.speed_spread import DATA, Kind, offloads, speed_kind
+from ds_advise.estimators.time.speed_spread import DATA, Kind, speed_kind
 
 from .report import Table
 from .timed_runs import TimedRun, groups
@@ -100,7 +100,7 @@ def _of_pair(one: TimedRun, other: TimedRun) -> float:
 
 
 def _either(one: TimedRun, other: TimedRun) -> bool:
-    return offloads(one.plan) or offloads(other.plan)
+    return one.plan.offloads or other.plan.offloads
 
 
 def _neither(one: TimedRun, other: TimedRun) -> bool:

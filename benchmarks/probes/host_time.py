@@ -25,9 +25,10 @@ from statistics import mean, median
 from time import thread_time
 from typing import Any
 
+from ds_advise.estimators.hardware.host_defaults import HOST_SCORE_S
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.software import Software
-from ds_advise.estimators.time.host_costs import REFERENCE, REFERENCE_SCORE_S, HostCosts
+from ds_advise.estimators.time.host_costs import REFERENCE, HostCosts
 from ds_advise.estimators.time.host_time import host_work
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.host_time.case import HostTimeCase
@@ -178,7 +179,7 @@ UNKNOWNS = (
 def equations(row: Row) -> Iterator[tuple[str, dict[str, float], float]]:
     """Each measured pass of a case: its name, the counts that the unit costs are multiplied by, and its seconds on the
     reference core."""
-    time, stage, on_reference = row.time, row.case.zero_stage, REFERENCE_SCORE_S / row.time.score_s
+    time, stage, on_reference = row.time, row.case.zero_stage, HOST_SCORE_S / row.time.score_s
     forward = _forward(row, time.counts["forward"])
     forward["micro_batch_s"] = 1
     yield "forward", forward, time.forward_s * on_reference
@@ -242,7 +243,7 @@ def views() -> dict[str, float]:
     for name, recorded in (("view_s", True), ("backward_view_s", False)):
         times = []
         for _ in range(9):
-            on_reference = REFERENCE_SCORE_S / score.measure()
+            on_reference = HOST_SCORE_S / score.measure()
             with torch.set_grad_enabled(recorded):
                 started = thread_time()
                 for _ in range(1000):

@@ -18,8 +18,9 @@ _CPU_CORES = {"Ampere": 128, "Hopper": 112, "Blackwell": 112}
 56); any other: 32, enough that memory and not cores bounds the optimizer's step."""
 
 HOST_SCORE_S = 0.018
-"""Single-thread score of a core: that of the Xeon (Cascade Lake, 2.5 GHz) on which the unit costs of `host_costs` were
-measured, a usual host of A100 and V100 in clouds. Published runs tell their GPUs and hardly ever their cores."""
+"""Single-thread score of a core: about that of an Intel Xeon (Cascade Lake) at 2.5 GHz with nothing beside it, a usual
+host of A100 and V100 in clouds, to which the unit costs of `time/host_costs.py` belong: measured times are brought
+to it by the score that was taken around each of them. Published runs tell their GPUs and hardly ever their cores."""
 
 HOST_CORE = "CPU cores as fast as a Xeon of 2.5 GHz"
 """The same in words."""
@@ -40,8 +41,13 @@ def host_score_s(cluster: Cluster) -> float:
     return cluster.host_score_s or HOST_SCORE_S
 
 
+def cores_per_rank(cluster: Cluster) -> int:
+    """An equal part of the node's cores for each rank."""
+    return max(1, cpu_cores(cluster) // cluster.gpus_per_node)
+
+
 def threads_per_rank(cluster: Cluster) -> int:
-    return cluster.threads_per_rank or max(1, cpu_cores(cluster) // cluster.gpus_per_node)
+    return cluster.threads_per_rank or cores_per_rank(cluster)
 
 
 def nvme_read_bytes_per_s(cluster: Cluster) -> float:

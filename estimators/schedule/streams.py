@@ -151,18 +151,19 @@ class Streams:
             lane = spans[stream.running].lane
             on_lane[lane] = on_lane.get(lane, 0) + 1
         slowed = 1 - self._contention if "links" in on_lane else 1.0
+        rates = {lane: (slowed if lane == "gpu" else 1.0) / count for lane, count in on_lane.items()}
         until, ends = min(coming, default=float("inf")), None
         for stream in active:
             span = spans[stream.running]
-            rate = (slowed if span.lane == "gpu" else 1.0) / on_lane[span.lane]
-            if now + span.left_s / rate <= until:
-                until, ends = now + span.left_s / rate, stream
+            end_s = now + span.left_s / rates[span.lane]
+            if end_s <= until:
+                until, ends = end_s, stream
         if on_lane:
             lanes = frozenset(on_lane)
             self.busy_s[lanes] = self.busy_s.get(lanes, 0.0) + until - now
         for stream in active:
             span = spans[stream.running]
-            span.left_s -= (until - now) * (slowed if span.lane == "gpu" else 1.0) / on_lane[span.lane]
+            span.left_s -= (until - now) * rates[span.lane]
         self.now_s = until
         if ends is not None:
             self._end(ends)

@@ -13,11 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 from ..hardware.cluster import Cluster
-from ..hardware.host_defaults import host_score_s
-
-REFERENCE_SCORE_S = 0.018
-"""The single-thread score of the core that the costs belong to: about an Intel Xeon (Cascade Lake) at 2.5 GHz with
-nothing beside it. Measured times are brought to it by the score that was taken around each of them."""
+from ..hardware.host_defaults import HOST_SCORE_S, host_score_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,5 +133,5 @@ def host_costs(cluster: Cluster) -> HostCosts:
 
 @lru_cache(maxsize=16)
 def _costs(score_s: float, *, launches: bool) -> HostCosts:
-    costs = REFERENCE.times(score_s / REFERENCE_SCORE_S)
+    costs = REFERENCE.times(score_s / HOST_SCORE_S)
     return costs if launches else replace(costs, launch_s=0.0)

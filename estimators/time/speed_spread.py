@@ -26,7 +26,7 @@ Kind = Literal["one GPU", "several GPUs", "offload", "ratio", "ratio with offloa
 
 def speed_kind(world_size: int, plan: Plan) -> Kind:
     """The kind of a plan, by what its speed depends on."""
-    if offloads(plan):
+    if plan.offloads:
         return "offload"
     return "several GPUs" if world_size > 1 else "one GPU"
 
@@ -38,11 +38,7 @@ def speed_spread(cluster: Cluster, plan: Plan) -> Spread:
 
 def ratio_spread(one: Plan, other: Plan) -> Spread:
     """The interval of the ratio of two plans' speeds on one machine."""
-    return _spreads()["ratio with offload" if offloads(one) or offloads(other) else "ratio"]
-
-
-def offloads(plan: Plan) -> bool:
-    return plan.offload_optimizer != "none" or plan.offload_param != "none"
+    return _spreads()["ratio with offload" if one.offloads or other.offloads else "ratio"]
 
 
 @cache

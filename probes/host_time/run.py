@@ -1,4 +1,4 @@
-"""`host_times`: measure cases in a subprocess of their own; `per_layer`: what one more layer takes."""
+"""`host_times`: measure cases in a subprocess of their own."""
 
 from __future__ import annotations
 

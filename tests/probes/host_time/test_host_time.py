@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.hardware.host_defaults import HOST_SCORE_S
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan
-from ds_advise.estimators.time.host_costs import REFERENCE, REFERENCE_SCORE_S, host_costs
+from ds_advise.estimators.time.host_costs import REFERENCE, host_costs
 from ds_advise.estimators.time.step_time import assumptions, estimate_time
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.host_time.case import HostTimeCase
@@ -48,7 +49,7 @@ def test_a_faster_core_launches_faster() -> None:
     model, workload = find("Qwen2.5-0.5B"), Workload(seq_len=128)
     slow, fast, unknown = (
         Cluster(nodes=1, gpus_per_node=2, gpu=gpu, host_score_s=score)
-        for score in (REFERENCE_SCORE_S, REFERENCE_SCORE_S / 2, None)
+        for score in (HOST_SCORE_S, HOST_SCORE_S / 2, None)
     )
     assert host_costs(fast).view_s == pytest.approx(host_costs(slow).view_s / 2)
     times = [estimate_time(model, workload, cluster, plan) for cluster in (slow, fast, unknown)]
