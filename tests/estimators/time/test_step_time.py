@@ -212,8 +212,8 @@ def test_each_offload_adds_its_traffic_and_time() -> None:
 
 
 def test_a_small_model_at_micro_batch_1_waits_for_the_host() -> None:
-    """A 0.5B model launches kernels longer than they run, so a larger micro batch costs next to nothing."""
-    model, workload = find("qwen2.5-0.5b"), Workload(seq_len=128)
+    """Adapters of a 0.5B model launch kernels longer than they run, so a larger micro batch costs next to nothing."""
+    model, workload = find("qwen2.5-0.5b"), Workload(method="lora", seq_len=128)
     one, four = (
         estimate_time(model, workload, parse_cluster("RTX4090"), plan(zero_stage=0, micro_batch_size=micro))
         for micro in (1, 4)
