@@ -10,7 +10,9 @@ from ..question.run import run_of
 from ..recommend.candidate import Candidate, LadderStep
 from ..recommend.evidence import Verification
 from ..recommend.fit import LEAST, LIKELY
+from ..recommend.reasons import doubts, reasons
 from ..recommend.recommendation import Recommendation
+from ..recommend.what_if import changes
 from .dry_run import prove_by_dry_run
 
 
@@ -45,18 +47,27 @@ def _verified(
     least = LEAST[answer.question.risk]
     proven = {run.candidate.plan: replace(run.candidate, fit=run.dry_run.fit) for run in made}
 
+    chosen = None if recommended is None else proven[recommended]
+
     def judged(step: LadderStep) -> LadderStep:
+        """Of its own rung the chosen plan is the best, whatever its micro batch."""
         candidate = None if step.candidate is None else proven.get(step.candidate.plan)
+        candidate = chosen if chosen is not None and chosen.rung == step.rung else candidate
         if candidate is None:
             return step
         taken = candidate.fit.probability >= least
         return replace(step, candidate=candidate, taken=taken, reason=candidate.fit.reason)
 
+    candidates = tuple(proven.get(candidate.plan, candidate) for candidate in answer.candidates)
+    ladder, question = tuple(judged(step) for step in answer.ladder), answer.question
     return replace(
         answer,
-        candidates=tuple(proven.get(candidate.plan, candidate) for candidate in answer.candidates),
-        ladder=tuple(judged(step) for step in answer.ladder),
-        recommended=None if recommended is None else proven[recommended],
+        candidates=candidates,
+        ladder=ladder,
+        recommended=chosen,
+        reasons=reasons(question, ladder, chosen, candidates),
+        doubts=doubts(question.cluster, ladder, chosen),
+        changes=changes(question, ladder, chosen),
         try_first=None if try_first is None else proven[try_first],
         verifications=tuple(replace(run, candidate=proven[run.candidate.plan]) for run in made),
     )

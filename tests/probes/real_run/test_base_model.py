@@ -54,7 +54,7 @@ def test_what_is_missing_for_a_method_is_named(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(models.UnusableModelError, match="for GPUs"):
         prepare(torch.nn.Linear(8, 8), loss="fused")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(models.UnusableModelError, match="fused loss.* needs? liger-kernel"):
+    with pytest.raises(models.UnusableModelError, match=r"fused loss.* needs? liger-kernel"):
         prepare(torch.nn.Linear(8, 8), loss="fused")
 
 
