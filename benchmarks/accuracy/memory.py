@@ -177,8 +177,8 @@ def readme_rows() -> dict[str, str]:
         f"estimators: {their_false} that died said to fit, {their_missed} that ended said not to) | {page} |",
         "| device memory |": f"| device memory | {_cached_errors('device')} that print `nvidia-smi`; "
         f"{_cached_errors('reserved')} that print PyTorch's reserved memory | the figure is what a run needs; with "
-        "room to spare PyTorch's cache shows besides (the dry run, which replays the allocator, is 8 and 10 % below in the "
-        "two of the first project's runs that are 32 and 35 % below here) | "
+        "room to spare PyTorch's cache shows besides (the dry run, which replays the allocator, is 8 and 10 % below in "
+        "the two of the first project's runs that are 32 and 35 % below here) | "
         f"{page}, `benchmarks/seed_ranking.py` |",
     }
 
