@@ -8,6 +8,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from ds_advise.advisor.launch.watch.display import Display, Progress
 from ds_advise.advisor.prove.past_probes import keep_probe
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.advisor.question.run import read_run
+from ds_advise.advisor.recommend.fit import Fit
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
@@ -300,6 +302,31 @@ def test_a_full_disk_and_a_small_host_are_seen_before(folder: Path, monkeypatch:
     assert "3 checkpoints" in found(3, run)[0]
     small = replace(run, cluster=replace(run.cluster, host_memory_bytes_per_node=10**6))
     assert "loading the model" in found(1, small)[0]
+
+
+@pytest.mark.parametrize(("probability", "starts"), [(1.0, True), (0.8, True), (0.3, False)])
+def test_what_is_likely_to_fit_is_started(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, probability: float, starts: bool
+) -> None:
+    """And said to be no more than likely; what is not likely to fit is refused with its probability."""
+    fit = Fit(probability=probability, reason="", utilization=0.99, limit="")
+    answer = SimpleNamespace(
+        fit=fit, required_device_bytes_per_gpu=1, result=SimpleNamespace(peak=SimpleNamespace(host_bytes_per_node=0))
+    )
+    monkeypatch.setattr("ds_advise.advisor.launch.check.prove_by_dry_run", lambda _: answer)
+    run, told = _run(folder), list[str]()
+    found = objections(
+        run,
+        prediction_of(run),
+        how="dry-run",
+        device="cpu",
+        output_dir=None,
+        checkpoints=1,
+        on_progress=told.append,
+    )
+    assert (not found) == starts
+    words = " ".join([*told, *(each.what for each in found)])
+    assert ("it fits with" in words) == (probability < 1) and ("all the same" in words) == (probability == 0.8)
 
 
 def test_a_past_probe_of_the_same_run_is_the_prediction(folder: Path) -> None:
