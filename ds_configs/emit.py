@@ -69,6 +69,8 @@ def _zero_optimization(plan: Plan, model: ModelShape, workload: Workload, cluste
     if plan.offload_optimizer != "none":
         buffers = {"buffer_count": plan.optimizer_buffer_count}
         zero["offload_optimizer"] = _offload(plan.offload_optimizer, plan, cluster, buffers)
+        if plan.offload_optimizer_ratio < 1:
+            zero["offload_optimizer"]["ratio"] = plan.offload_optimizer_ratio
     if plan.offload_param != "none":
         buffers = {name: getattr(plan, f"param_{name}") for name in ("buffer_count", "buffer_size", "max_in_cpu")}
         zero["offload_param"] = _offload(plan.offload_param, plan, cluster, buffers)

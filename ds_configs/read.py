@@ -83,6 +83,10 @@ def plan_from_ds_config(
         for name in ("buffer_count", "buffer_size", "max_in_cpu"):
             key = f"param_{name}"
             sizes[key] = _number(param, name, default=getattr(plan, key), where="zero_optimization.offload_param.")
+    if offload_optimizer != "none":
+        sizes["offload_optimizer_ratio"] = _share(
+            optimizer, "ratio", default=plan.offload_optimizer_ratio, where="zero_optimization.offload_optimizer."
+        )
     if offload_optimizer == "nvme":
         sizes["optimizer_buffer_count"] = _number(
             optimizer, "buffer_count", default=plan.optimizer_buffer_count, where="zero_optimization.offload_optimizer."
@@ -225,6 +229,16 @@ def _number(
         bounds = f"a whole number from {lowest}" + ("" if highest == _HIGHEST else f" to {highest}")
         raise _refused(where + key, value, bounds)
     return int(value)
+
+
+def _share(block: Mapping[str, Any], key: str, *, default: float, where: str) -> float:
+    """A number from 0 to 1."""
+    value = block.get(key)
+    if value is None or value == "auto":
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise _refused(where + key, value, "a number from 0 to 1")
+    return float(value)
 
 
 def _refused(key: str, value: Any, wanted: str) -> ConfigFileError:

@@ -35,6 +35,8 @@ class Plan:
     """Every layer is recomputed in the backward pass."""
     offload_optimizer: Offload = "none"
     """Where the optimizer's states are and its step runs, if not on the GPU; NVMe needs stage 3."""
+    offload_optimizer_ratio: float = 1.0
+    """Share of stage 3's sub-groups whose masters, states and step go to the host; the first ones stay on the GPU."""
     offload_param: Offload = "none"
     """Where ZeRO-3's parameter shards are, if not on the GPU; needs stage 3."""
     overlap_comm: bool = True

@@ -132,6 +132,7 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
         "rung": plan.rung,
         "zero_stage": plan.zero_stage,
         "offload_optimizer": plan.offload_optimizer,
+        "offload_optimizer_ratio": plan.offload_optimizer_ratio,
         "offload_param": plan.offload_param,
         "gradient_checkpointing": plan.gradient_checkpointing,
         "micro_batch_size": plan.micro_batch_size,

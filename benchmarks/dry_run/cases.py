@@ -194,6 +194,11 @@ def live(elements: int) -> tuple[tuple[str, object], ...]:
     )
 
 
+def partly_offloaded(ratio: float, sub_group_size: int = 10_000_000) -> tuple[tuple[str, object], ...]:
+    """An offloaded optimizer of which a share stays on the GPU, in sub-groups small enough to split the model."""
+    return (("offload_optimizer_ratio", ratio), ("sub_group_size", sub_group_size))
+
+
 SPECIAL = (
     Case(model="0.5B", rung="ddp", world_size=2),
     Case(model="0.5B", rung="zero1", world_size=2),
@@ -223,6 +228,24 @@ SPECIAL = (
     Case(model="7B/8", rung="zero3-offload-param", world_size=8),
     Case(model="7B/8", rung="zero3-offload", world_size=2, gradient_accumulation_steps=2),
     Case(model="7B/8", rung="zero3-nvme", world_size=8),
+    Case(model="qwen2", rung="zero3-offload", world_size=2, changes=partly_offloaded(0.5)),
+    Case(model="llama", rung="zero3-offload", world_size=2, checkpointing=False, changes=partly_offloaded(0.25)),
+    Case(model="llama", rung="zero3-offload", world_size=2, seq_len=512, changes=partly_offloaded(0.1, 60_000_000)),
+    Case(model="gpt2", rung="zero3-offload", world_size=8, changes=partly_offloaded(0.0)),
+    Case(
+        model="phi3",
+        rung="zero3-offload",
+        world_size=2,
+        changes=(*partly_offloaded(0.7, 5_000_000), ("offload_param", "none")),
+    ),
+    Case(model="0.5B", rung="zero3-offload", world_size=1, changes=partly_offloaded(0.5, 100_000_000)),
+    Case(
+        model="7B/8",
+        rung="zero3-offload",
+        world_size=8,
+        gradient_accumulation_steps=2,
+        changes=partly_offloaded(0.5, 100_000_000),
+    ),
     *(
         Case(model=model, rung=rung, world_size=8, seq_len=2048, checkpointing=checkpointing, changes=live(60_000_000))
         for model in GRID_FAMILIES

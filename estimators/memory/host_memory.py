@@ -6,7 +6,8 @@ What L local ranks keep on the host, bytes per element of one rank's partition (
 |--------------------------|------------------------------------------------------------|-----------------------|
 | optimizer, stages 1, 2   | 4 masters + 4 gradients + w weights, + w largest tensor,   | o states              |
 |                          | + w whole tensors when micro batches accumulate            |                       |
-| optimizer, stage 3       | 4 gradients + w gradients                                  | 4 masters + o states  |
+| optimizer, stage 3       | 4 gradients + w gradients; of the fp32 gradients, masters  | 4 masters + o states  |
+|                          | and states only those of the sub-groups that are offloaded |                       |
 | parameters (cpu), stage 3| w weights, and their first home, tensor by tensor, which   |                       |
 |                          | the pinned allocator keeps after it is freed and gives     |                       |
 |                          | only to later blocks of the same power of two              |                       |
@@ -30,7 +31,7 @@ from ..optimizers import Optimizer
 from ..plan import Plan
 from .partition import SWAP_MIN_BYTES, shard_numel
 from .terms import ON_A_NODE, Terms, total_bytes
-from .trainable import ShardedTensors, TensorSet, optimizer_group_numels
+from .trainable import ShardedTensors, TensorSet, groups_on_gpu, optimizer_group_numels
 from .zero_states import state_bytes
 
 PROCESS_BYTES = 2 << 30
@@ -154,8 +155,10 @@ def _optimizer_1_2(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, lo
 
 
 def _optimizer_3(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> tuple[Terms, Terms]:
-    shards = sharded.shard_total
+    shards = sharded.shard_total - sum(groups_on_gpu(sharded, plan))
     pinned = _blocks(_GRADIENTS_3, _gradient_sizes(sharded, plan), local_ranks, pin=plan.pin_memory)
+    if not shards:
+        return pinned, ()
     states = state_bytes(optimizer, sharded.tensors, shards, stage=3, on_cpu=True)
     masters = _MASTERS_3.on_node(local_ranks, 4 * shards, shards=shards)
     return pinned, masters + _states(optimizer, "L o shards", states, local_ranks, o=states / shards, shards=shards)
@@ -181,9 +184,15 @@ def _optimizer_on_nvme(
 
 
 def _gradient_sizes(sharded: ShardedTensors, plan: Plan) -> tuple[int, ...]:
-    """Stage 3's gradients on the host: one buffer in the model's type, one in fp32 for each sub-group."""
-    groups = optimizer_group_numels(sharded, plan.sub_group_size)
-    return (sharded.tensors.workload.weight_bytes * sharded.shard_total, *(4 * group for group in groups))
+    """Stage 3's gradients on the host: one buffer in the model's type, one in fp32 for each sub-group.
+
+    That of a sub-group that stays on the GPU is pinned before it goes there; a later one of its size takes its block.
+    """
+    groups, kept = optimizer_group_numels(sharded, plan.sub_group_size), groups_on_gpu(sharded, plan)
+    sizes = [sharded.tensors.workload.weight_bytes * sharded.shard_total, *(4 * group for group in groups[len(kept) :])]
+    if plan.pin_memory:
+        sizes += sorted({pinned_block(4 * group) for group in kept} - set(map(pinned_block, sizes)))
+    return tuple(sizes)
 
 
 def swapped_groups(sharded: ShardedTensors, plan: Plan) -> list[int]:

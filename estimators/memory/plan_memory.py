@@ -241,6 +241,10 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
         return "parameters are offloaded at ZeRO stage 3 only"
     if plan.zero_stage < 3 and plan.offload_optimizer == "nvme":
         return "the optimizer goes to NVMe at ZeRO stage 3 only"
+    if plan.offload_optimizer_ratio < 1 and (plan.zero_stage < 3 or plan.offload_optimizer != "cpu"):
+        return "a part of an offloaded optimizer stays on the GPU at ZeRO stage 3 with the rest in RAM only"
+    if plan.offload_optimizer_ratio < 1 and workload.optimizer not in ("adamw", "adam"):
+        return f"{workload.optimizer} does not run on both sides, only AdamW does"
     if plan.zero_stage and not runs.partitions:
         return f"{workload.optimizer} needs whole layers, ZeRO gives it flat partitions"
     if plan.offload_optimizer != "none" and runs.cpu_state_bytes is None:

@@ -15,6 +15,7 @@ from itertools import accumulate
 from ..models.four_bits import quantized, quantized_bytes
 from ..models.lora import Adapters, adapters
 from ..models.model_shape import ModelShape, Tensor
+from ..plan import Plan
 from ..workload import Workload
 from .partition import (
     BucketFills,
@@ -256,3 +257,15 @@ def optimizer_groups(sharded: ShardedTensors, sub_group_size: int) -> tuple[rang
 def optimizer_group_numels(sharded: ShardedTensors, sub_group_size: int) -> tuple[int, ...]:
     """`partition.sub_group_numels` of the trainable tensors' shards."""
     return sub_group_numels(sharded.shards, sub_group_size)
+
+
+def groups_on_gpu(sharded: ShardedTensors, plan: Plan) -> tuple[int, ...]:
+    """Elements of the sub-groups that stage 3 keeps and steps on the GPU although it offloads the optimizer: the first
+    int((1 - ratio) groups).
+
+    Source: deepspeed 0.19.8 runtime/zero/stage3.py `_create_fp32_partitions` (subgroup_to_device).
+    """
+    if plan.offload_optimizer != "cpu" or plan.offload_optimizer_ratio == 1:
+        return ()
+    groups = optimizer_group_numels(sharded, plan.sub_group_size)
+    return groups[: int((1 - plan.offload_optimizer_ratio) * len(groups))]

@@ -11,7 +11,8 @@ shard at stage 3, Pf are frozen parameters.
 | 3     | w Pt'' + w Pf''        | 4 Pt''  | o Pt''  |
 
 In fp32, stage 0 has no master weights, but stages 1 to 3 keep a second copy all the same. With the optimizer offloaded,
-masters and states leave the GPU; with the parameters offloaded, the shards do too.
+masters and states leave the GPU; with the parameters offloaded, the shards do too. Sub-groups that an offload leaves on
+the GPU (`offload_optimizer_ratio`) have masters, states and, at all times, fp32 gradients there.
 
 Source: deepspeed 0.19.8 runtime/engine.py `_do_optimizer_sanity_check` (which wrapper),
 runtime/fp16/fused_optimizer.py and unfused_optimizer.py (stage 0), runtime/zero/stage_1_and_2.py and stage3.py
@@ -26,12 +27,19 @@ from ..plan import Plan
 from .gathered_parameters import GatheredParameters
 from .partition import flat_group_numel
 from .terms import Terms
-from .trainable import ShardedTensors, TensorSet
+from .trainable import ShardedTensors, TensorSet, groups_on_gpu
 
 _STAGE_0 = "deepspeed 0.19.8 runtime/fp16/fused_optimizer.py, unfused_optimizer.py __init__"
 _STAGE_1_2 = "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py DeepSpeedZeroOptimizer.__init__"
 _STAGE_3 = "deepspeed 0.19.8 runtime/zero/stage3.py DeepSpeedZeroOptimizer_Stage3"
 _MASTERS_3 = f"{_STAGE_3}._create_fp32_partitions"
+
+_KEPT = {**MEMORY_SYMBOLS, "kept": "elements of the sub-groups that stay on the GPU (offload_optimizer.ratio)"}
+_KEPT_MASTERS = Formula("master_weights", "4 kept", _MASTERS_3, _KEPT)
+_KEPT_STATES = Formula(
+    "optimizer_states", "8 kept", "torch 2.13 optim/adamw.py AdamW (stage3.py backup_optimizer)", _KEPT
+)
+_KEPT_GRADIENTS = Formula("gradients", "4 kept", f"{_STAGE_3}.initialize_optimizer_states", _KEPT)
 
 _WHOLE = Formula("parameters", "w Pt' + frozen", _STAGE_0)
 _SHARDS = Formula(
@@ -85,9 +93,15 @@ def parameters(sharded: ShardedTensors, plan: Plan, gathered: GatheredParameters
 
 
 def masters_and_states(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer) -> Terms:
-    """Master weights and optimizer states on a GPU; none when the optimizer is offloaded."""
+    """Master weights and optimizer states on a GPU; where the optimizer is offloaded, those of the sub-groups that
+    stay, and their fp32 gradients."""
     if plan.offload_optimizer != "none":
-        return ()
+        kept = sum(groups_on_gpu(sharded, plan))
+        return (
+            _KEPT_MASTERS.term(4 * kept, kept=kept)
+            + _KEPT_STATES.term(8 * kept, kept=kept)
+            + _KEPT_GRADIENTS.term(4 * kept, kept=kept)
+        )
     stage, numel = plan.zero_stage, master_numel(sharded, plan.zero_stage)
     source, symbol = ((_STAGE_0, "Pt"), (_STAGE_1_2, "part"), (_STAGE_1_2, "part"), (_MASTERS_3, "shards"))[stage]
     masters = 0 if stage == 0 and sharded.tensors.workload.precision == "fp32" else 4 * numel

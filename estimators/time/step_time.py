@@ -14,7 +14,7 @@ from ..estimate import TimeEstimate, TimeTerm
 from ..hardware.cluster import Cluster
 from ..hardware.host_defaults import HOST_CORE, assumed_of_host
 from ..memory.activations.layer_variants import with_offered_attention
-from ..memory.trainable import tensor_set
+from ..memory.trainable import groups_on_gpu, shard_tensors, tensor_set
 from ..models.model_shape import ModelShape
 from ..optimizers import optimizer
 from ..plan import Plan
@@ -29,6 +29,7 @@ from .memory_bound import (
     COPIED_PASSES,
     FSDP_COPIED_PASSES,
     GATHERED_PASSES,
+    KEPT_STEP_BYTES,
     LOOP_PASSES_BYTES,
     OPTIMIZER_PASSES_BYTES,
     SUMMED_PASSES,
@@ -131,6 +132,13 @@ class _Step:
         self.trained = self.tensors.trainable_numel
         self.trained_per_rank = self.trained / (cluster.world_size if stage else 1)
         self.trained_per_node = self.trained / cluster.nodes if stage else self.trained
+
+        # Of an offloaded optimizer, the parameters per rank that are stepped on the GPU, and the share of the others.
+        self.kept, self.hosted = 0, 1.0
+        if plan.offload_optimizer_ratio < 1:
+            sharded = shard_tensors(self.tensors, cluster.world_size)
+            self.kept = sum(groups_on_gpu(sharded, plan))
+            self.hosted -= self.kept / sharded.shard_total
 
         # Below stage 2 only the last micro batch hands its gradients to a reduction; the others sum them up.
         self.reductions = n if stage >= 2 else 1
@@ -315,8 +323,10 @@ class _Step:
     def _gradients_to_host(self) -> TimeTerm:
         stage, n, w = self.plan.zero_stage, self.micro_batches, self.element
         if stage == 3:
-            per_rank = (4 + 2 * w * n) * self.trained_per_rank
-            return self._pcie("gradients to host", per_rank, "(4 + 2 w n) Pr / PCIe", "w n Pr")
+            per_rank = (4 * self.hosted + 2 * w * n) * self.trained_per_rank
+            formula, symbols = ("(4 hosted + 2 w n)", "w n Pr hosted") if self.kept else ("(4 + 2 w n)", "w n Pr")
+            own = {"hosted": self.hosted} if self.kept else {}
+            return self._pcie("gradients to host", per_rank, f"{formula} Pr / PCIe", symbols, **own)
         per_parameter, formula = 4, "4 Pt min(1, Pr / bucket) / PCIe"
         if stage == 2 and n > 1:
             per_parameter, formula = 4 + w * (2 * n - 1), "(4 + w (2 n - 1)) Pt min(1, Pr / bucket) / PCIe"
@@ -342,7 +352,10 @@ class _Step:
         else:
             terms += self._optimizer_on_host(kind.cpu_state_bytes or 0.0)
             if plan.offload_param == "none":
-                terms.append(self._pcie("updated weights to GPU", weights, "w Pr / PCIe", "w Pr"))
+                formula, symbols = ("w hosted Pr / PCIe", "w hosted Pr") if self.kept else ("w Pr / PCIe", "w Pr")
+                own = {"hosted": self.hosted} if self.kept else {}
+                terms.append(self._pcie("updated weights to GPU", weights * self.hosted, formula, symbols, **own))
+            terms += self._kept_on_gpu()
         # A CPU computes what it launches itself, and the optimizer on the host waits for its own thread.
         hidden = 0.0 if cluster.gpu.is_cpu else min(self.step_host_s, on_gpu_s)
         launches = self._term("launches of the step", "launch", self.step_host_s - hidden, "what the GPU waits for", "")
@@ -357,13 +370,30 @@ class _Step:
             terms.append(self._collective("updated weights gathered", 1, size, 1, "w Pt", "w Pt"))
         return terms
 
+    def _kept_on_gpu(self) -> list[TimeTerm]:
+        """The sub-groups of an offloaded optimizer that are stepped on the GPU, one after the other and before those on
+        the host; where their weights are on the host, each waits for its copy."""
+        kept = self.kept
+        if not kept:
+            return []
+        seconds, formula = KEPT_STEP_BYTES * kept / self.values["W"], f"{KEPT_STEP_BYTES} kept / W"
+        terms = [self._term("optimizer", "gpu memory", seconds, formula, "kept W", kept=kept)]
+        if self.plan.offload_param != "none":
+            size = self.element * kept
+            terms.append(self._pcie("updated weights to host", size, "w kept / PCIe", "w kept", kept=kept))
+        return terms
+
     def _optimizer_on_host(self, states: float) -> list[TimeTerm]:
         """The step on the host, with the optimizer's states read from and written to NVMe where they are there."""
         cluster, node = self.cluster, self.trained_per_node
-        seconds = offload.cpu_step_s(cluster, self.workload, node)
-        rate, formula = offload.cpu_step_bytes(states) * node / seconds, "(26 + 2 states) Pn / host"
-        own = {"states": states, "host": rate}
-        terms = [self._term("optimizer on the host", "cpu", seconds, formula, "states Pn host", **own)]
+        if not self.hosted:
+            return []
+        seconds = offload.cpu_step_s(cluster, self.workload, node * self.hosted)
+        rate, formula = offload.cpu_step_bytes(states) * node * self.hosted / seconds, "(26 + 2 states) Pn / host"
+        own, symbols = {"states": states, "host": rate}, "states Pn host"
+        if self.kept:
+            formula, symbols, own = f"hosted {formula}", f"{symbols} hosted", own | {"hosted": self.hosted}
+        terms = [self._term("optimizer on the host", "cpu", seconds, formula, symbols, **own)]
         if self.plan.offload_optimizer == "nvme":
             seconds, formula = (
                 offload.nvme_step_s(cluster, self.workload, node),

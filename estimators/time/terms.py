@@ -29,6 +29,8 @@ SYMBOLS: Mapping[str, str] = {
     "t": "seconds to start a collective and to pass it on from rank to rank",
     "PCIe": "bytes per second between a GPU and the host",
     "host": "bytes per second that the optimizer's step on the host moves, with the threads that each rank has",
+    "hosted": "share of an offloaded optimizer that is stepped on the host",
+    "kept": "parameters of one rank that an offloaded optimizer steps on the GPU",
     "bucket": "gradients that are reduced at a time",
     "G": "ranks of a node",
     "DRAM": "bytes per second of a node's memory",

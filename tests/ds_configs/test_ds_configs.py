@@ -58,6 +58,16 @@ def test_what_is_emitted_reads_back_as_the_same_plan(rung: Rung, flavor: Framewo
     assert plan_from_ds_config(emitted, MODEL, CLUSTER, gradient_checkpointing=True, **given) == plan(rung)
 
 
+def test_the_share_of_an_offloaded_optimizer_is_emitted_and_read() -> None:
+    """A plan of which a part stays on the GPU comes back as it was; a share that is none is refused."""
+    wanted = replace(plan("zero3-offload"), offload_optimizer_ratio=0.25)
+    emitted = ds_config(wanted, MODEL, Workload(), CLUSTER, flavor="deepspeed")
+    assert plan_from_ds_config(emitted, MODEL, CLUSTER, gradient_checkpointing=True) == wanted
+    emitted["zero_optimization"]["offload_optimizer"]["ratio"] = 2
+    with pytest.raises(ConfigFileError, match=r"offload_optimizer\.ratio is 2"):
+        plan_from_ds_config(emitted, MODEL, CLUSTER)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("rung", RUNGS)
 def test_deepspeed_accepts_the_explicit_configuration(rung: Rung, precision: Precision) -> None:

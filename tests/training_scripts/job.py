@@ -73,6 +73,7 @@ def engine_facts(engine: Any) -> dict[str, Any]:
     return {
         "zero_stage": int(engine.zero_optimization_stage()),
         "offload_optimizer": str(getattr(zero.offload_optimizer, "device", "none")),
+        "offload_optimizer_ratio": getattr(zero.offload_optimizer, "ratio", 1.0),
         "offload_param": str(getattr(zero.offload_param, "device", "none")),
         "optimizer": type(engine.basic_optimizer).__name__,
         "dtype": str(next(engine.module.parameters()).dtype).removeprefix("torch."),

@@ -9,11 +9,16 @@ from __future__ import annotations
 from ...estimate import Formula
 from ..partition import SWAP_MIN_BYTES, shard_numel
 from ..terms import Terms, total_bytes
-from ..trainable import optimizer_group_numels, shards_below
+from ..trainable import groups_on_gpu, optimizer_group_numels, shards_below
 from .gradient_memory import GRADIENT_SYMBOLS, NORM_BYTES, STEP_NOT_COVERED, GradientMemory
 
 NORM_CHUNK = 250_000_000
 """Elements that the offload casts for the norm at a time (stage3.py `_constant_buffered_norm2`)."""
+
+ROOT_BYTES = 4
+"""Per element: torch's AdamW, which steps the sub-groups that an offload leaves on the GPU, takes the root of a whole
+sub-group's second moments. (In a dry run it takes its loop over tensors, which needs as much again for the quotient.)
+"""
 
 _SOURCE = "deepspeed 0.19.8 runtime/zero/stage3.py"
 _SYMBOLS = {
@@ -34,6 +39,12 @@ _STAGING = Formula(
     "offload_staging",
     "w piece + max(8 min(piece, chunk), 4 piece) + 4 waiting",
     f"{_SOURCE} partition_grads, _offload_grad_partition_at_boundary",
+    _SYMBOLS,
+)
+_KEPT_STEP = Formula(
+    "step_temporaries",
+    "4 G",
+    "torch 2.13 optim/adam.py _multi_tensor_adam (exp_avg_sq_sqrt), for the sub-groups that stay on the GPU",
     _SYMBOLS,
 )
 _STEP = Formula(
@@ -106,7 +117,8 @@ class StageThree(GradientMemory):
 
     def step_terms(self) -> Terms:
         if self.offloaded:
-            return self.forward_terms() + self._staging(0)
+            group = max(groups_on_gpu(self.sharded, self.plan), default=0)
+            return self.forward_terms() + self._staging(0) + _KEPT_STEP.term(ROOT_BYTES * group, G=group)
         width, sharded, temporaries = self.width, self.sharded, self.optimizer.step_bytes
         group = max(optimizer_group_numels(sharded, self.plan.sub_group_size))
         # fp16 looks for overflow in the whole buffer at once: |g|, and whether it is infinite.

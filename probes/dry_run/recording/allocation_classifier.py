@@ -166,10 +166,11 @@ def owners(module: torch.nn.Module, optimizer: Any) -> Iterator[tuple[torch.Tens
             for attribute in attributes.split():
                 for tensor in _tensors(getattr(layer, attribute, None)):
                     yield tensor, category, ""
-        if isinstance(layer, torch.optim.Optimizer):
-            for state in layer.state.values():
+        for stepped in (layer, getattr(layer, "backup_optimizer", None)):
+            for state in stepped.state.values() if isinstance(stepped, torch.optim.Optimizer) else ():
                 for tensor in _tensors(list(state.values())):
                     yield tensor, "optimizer states", ""
+        if isinstance(layer, torch.optim.Optimizer):
             for group in layer.param_groups:
                 for parameter in group["params"]:
                     if parameter.grad is not None:

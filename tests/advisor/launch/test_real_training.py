@@ -93,7 +93,7 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
         workload: Workload | None = None,
         micro_batch_size: int = 2,
         gradient_accumulation_steps: int = 2,
-        **changes: int,
+        **changes: float,
     ) -> Run:
         workload = workload or Workload()
         folder = tmp_path / f"run{sum(1 for _ in tmp_path.iterdir())}"
@@ -155,6 +155,15 @@ def test_a_rung_trains(prepare: Prepare, rung: Rung, flavor: Framework) -> None:
     run = prepare(rung, flavor, **nvme)
     train(run)
     assert_trained(run)
+
+
+@pytest.mark.slow
+def test_a_partly_offloaded_optimizer_trains(prepare: Prepare) -> None:
+    """Where the accelerator is the CPU both parts are on it, in the sub-groups and with the share of the plan."""
+    run = prepare("zero3-offload", "deepspeed", offload_optimizer_ratio=0.5, sub_group_size=10_000)
+    train(run)
+    assert_trained(run)
+    assert all(report["offload_optimizer_ratio"] == 0.5 for report in run.reports())
 
 
 @pytest.mark.slow

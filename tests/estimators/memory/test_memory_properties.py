@@ -13,7 +13,7 @@ from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.memory.device_overhead import outside_allocator
 from ds_advise.estimators.memory.host_memory import pinned_block
 from ds_advise.estimators.memory.plan_memory import estimate_memory, unsupported
-from ds_advise.estimators.memory.trainable import tensor_set
+from ds_advise.estimators.memory.trainable import optimizer_group_numels, shard_tensors, tensor_set
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.four_bits import nf4_bytes
 from ds_advise.estimators.models.model_shape import ModelShape
@@ -90,6 +90,7 @@ plans = st.builds(
     overlap_comm=st.booleans(),
     pin_memory=st.booleans(),
     offload_optimizer=st.sampled_from(["none", "cpu", "nvme"]),
+    offload_optimizer_ratio=st.sampled_from([1.0, 1.0, 0.3]),
     offload_param=st.sampled_from(["none", "cpu", "nvme"]),
     reduce_bucket_size=st.sampled_from([10_000, 5_000_000, 500_000_000]),
     sub_group_size=st.sampled_from([10_000, 10**9]),
@@ -284,6 +285,16 @@ def test_unknown_optimizer_names_the_known_ones() -> None:
         (Workload(), Plan(zero_stage=0, micro_batch_size=1, offload_optimizer="cpu"), "stage 1"),
         (
             Workload(),
+            Plan(zero_stage=2, micro_batch_size=1, offload_optimizer="cpu", offload_optimizer_ratio=0.5),
+            "stage 3",
+        ),
+        (
+            Workload(optimizer="adagrad"),
+            Plan(zero_stage=3, micro_batch_size=1, offload_optimizer="cpu", offload_optimizer_ratio=0.5),
+            "only AdamW",
+        ),
+        (
+            Workload(),
             Plan(zero_stage=3, micro_batch_size=1, offload_param="nvme", param_buffer_size=1000),
             "buffer_size",
         ),
@@ -298,6 +309,20 @@ def test_impossible_plans_say_why(workload: Workload, plan: Plan, reason: str) -
     """A plan that DeepSpeed would refuse has a reason; the same workload on plain data parallelism has none."""
     assert reason in (unsupported(llama(), workload, plan, cluster(gpus=2)) or "")
     assert unsupported(llama(), workload, Plan(zero_stage=0, micro_batch_size=1), cluster(gpus=2)) is None
+
+
+def test_what_stays_on_the_gpu_leaves_the_host() -> None:
+    """Of an offloaded optimizer half of the sub-groups, rounded down, is on the GPU with masters, states and gradients;
+    the host has so much less."""
+    plan = Plan(zero_stage=3, micro_batch_size=1, offload_optimizer="cpu", sub_group_size=10_000, pin_memory=False)
+    workload, machines = Workload(), cluster(gpus=2)
+    whole, half = (
+        estimate_memory(llama(), workload, machines, replace(plan, offload_optimizer_ratio=ratio)) for ratio in (1, 0.5)
+    )
+    groups = optimizer_group_numels(shard_tensors(tensor_set(llama(), workload), 2), 10_000)
+    kept = 16 * sum(groups[: len(groups) // 2])
+    assert 0 < kept == total(half.phases[0].terms) - total(whole.phases[0].terms)
+    assert 2 * kept == total(whole.host_pageable_terms) - total(half.host_pageable_terms)
 
 
 def test_bf16_needs_a_gpu_that_has_it() -> None:

@@ -30,6 +30,18 @@ def rate(cluster: Cluster, threads: int | None) -> float:
     return cpu_step_bytes_per_s(dataclasses.replace(cluster, threads_per_rank=threads))
 
 
+def test_the_host_steps_only_its_share_of_the_optimizer() -> None:
+    """With half of the sub-groups on the GPU the step on the host takes about half as long; with all, none."""
+    plan = Plan(zero_stage=3, micro_batch_size=1, offload_optimizer="cpu", offload_param="cpu", sub_group_size=10**7)
+
+    def host_s(ratio: float) -> float:
+        terms = estimate_time(MODEL, WORKLOAD, EIGHT, dataclasses.replace(plan, offload_optimizer_ratio=ratio)).terms
+        return math.fsum(term.seconds for term in terms if term.name == "optimizer on the host")
+
+    assert host_s(0.5) == pytest.approx(host_s(1) / 2, rel=0.2)
+    assert host_s(0) == 0 < host_s(0.9) < host_s(1)
+
+
 def gradients_s(cluster: Cluster, plan: Plan) -> float:
     terms = estimate_time(MODEL, WORKLOAD, cluster, plan).terms
     return math.fsum(term.seconds + term.hidden_s for term in terms if term.name == "gradients to host")

@@ -109,7 +109,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "plain 3 offload": PLAIN
     | {
         "bf16": {"enabled": True},
-        "zero_optimization": {"stage": 3, "offload_optimizer": CPU | {"ratio": 0.7}, "offload_param": CPU},
+        "zero_optimization": {"stage": 3, "offload_optimizer": CPU, "offload_param": CPU},
     },
     "plain zero++": PLAIN
     | {
@@ -246,6 +246,7 @@ COMBINATIONS: list[tuple[str, dict[str, Any], str]] = [
     ("no path", {"zero_optimization.offload_param": {"device": "nvme"}}, "DS401"),
     ("nvme at 2", {"zero_optimization": {"stage": 2, "offload_optimizer": NVME}}, "DS402"),
     ("ratio at 2", {"zero_optimization": {"stage": 2, "offload_optimizer": CPU | {"ratio": 0.1}}}, "DS408"),
+    ("ratio at 3", {"zero_optimization": {"stage": 3, "offload_optimizer": CPU | {"ratio": 0.7}}}, "DS417"),
     ("threads", {"aio.thread_count": 4}, "DS451"),
     ("unknown optimizer", {"optimizer.type": "FusedAdamW"}, "DS501"),
     ("no type", {"optimizer": {"params": {"lr": 1}}}, "DS502"),

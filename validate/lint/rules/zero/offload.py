@@ -195,6 +195,23 @@ def ratio_without_adam(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.warning(
+    "DS417 a partly offloaded optimizer whose part on the GPU goes its own way",
+    why="a second AdamW steps that part; it reads the learning rate once, so no schedule reaches the sub-groups of the "
+    "first parameter group, and no checkpoint holds its states, so a resumed training starts them at zero",
+    fix="remove ratio, unless the learning rate is constant and training never resumes",
+    source=_STAGE_3 + " __init__, state_dict (backup_optimizer)",
+    bad=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=CPU | {"ratio": 0.5})),
+    good=plain(optimizer=ADAMW, zero_optimization=zero(3, offload_optimizer=CPU)),
+)
+def ratio_splits(config: LintedConfig) -> Iterator[Hit]:
+    path = "zero_optimization.offload_optimizer.ratio"
+    ratio = config.number(path)
+    splits = config.stage == 3 and config.offload("optimizer") != "none" and config.optimizer in _ADAM
+    if splits and ratio is not None and 0 <= ratio < 1:
+        yield hit(path, f"ratio is {shown(ratio)}")
+
+
+@rules.warning(
     "DS410 SuperOffload below stage 3",
     why="only stage 3 has an optimizer for it; other stages ignore it",
     fix="use stage 3, or remove super_offload",
