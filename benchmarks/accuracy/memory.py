@@ -16,6 +16,7 @@ from typing import Literal, get_args
 from ds_advise.advisor.recommend.fit import SURE, Verdict, verdict_of
 from ds_advise.estimators.estimate import MemoryEstimate
 from ds_advise.estimators.memory.device_overhead import FIXED_SEGMENTS_SHARE
+from ds_advise.estimators.memory.fit_probability import STATES
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 
 from . import memory_spread, questions, rivals
@@ -50,10 +51,6 @@ class Result:
 @cache
 def results() -> tuple[Result, ...]:
     return tuple(_result(run) for run in runs())
-
-
-RESIDENT = ("parameters", "persistent_parameters", "master_weights", "optimizer_states", "library_workspace")
-"""Terms that stay through a step; the rest comes and goes."""
 
 
 @cache
@@ -134,7 +131,7 @@ def _wasted() -> list[tuple[str, float]]:
         if run.device_bytes and run.measured_bytes and run.device_bytes >= FULL * run.cluster.gpu.memory_bytes:
             memory = predict(run)
             outside = sum(term.size_bytes for term in memory.device_terms)
-            staying = sum(term.size_bytes for term in memory.peak.terms if term.name in RESIDENT)
+            staying = sum(term.size_bytes for term in memory.peak.terms if term.name in STATES)
             wasted = run.device_bytes - outside - run.measured_bytes
             found.append((run.source, wasted / (run.measured_bytes - staying)))
     return found
