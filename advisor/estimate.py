@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
-from typing import Any, get_args, get_type_hints
+from dataclasses import fields
+from typing import Any, cast, get_args, get_type_hints
 
-from ..ds_configs.presets import plan_for
 from ..estimators.errors import WorkloadError
 from ..estimators.estimate import Estimate
-from ..estimators.memory.plan_memory import unsupported
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.plan import RUNGS, PlainPyTorch, Plan, Rung
 from .ask import ask
+from .question.named_values import named_values, yes_or_no
 from .question.question import Question
 from .recommend.candidate import Candidate
-from .recommend.search import best_of_rung, predict
+from .recommend.fit import LEAST
+from .recommend.search import best_of_rung, candidates_of
 
 PLANS: tuple[str, ...] = (*RUNGS, *get_args(PlainPyTorch))
 """What `rung` names: the eight rungs, and plain PyTorch beside them."""
 
 _FIXED = ("zero_stage", "sharding", "micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
 """Fields of a plan that the rung and the question decide."""
-
-_WORDS = {"yes": True, "true": True, "no": False, "false": False}
 
 
 def estimate(
@@ -44,23 +42,14 @@ def estimate(
 
 def plan_of(question: Question, rung: str, settings: str | Mapping[str, Any] | None = None) -> Candidate:
     """The best shape of a rung, or of plain PyTorch, with these settings; the same errors as `estimate`."""
-    model, workload, cluster = question.model, question.workload, question.cluster
-    best = best_of_rung([predict(model, workload, cluster, plan) for plan in plans_of(question, rung, settings)])
-    assert best is not None, "a question has at least one shape"
-    return best
-
-
-def plans_of(question: Question, rung: str, settings: str | Mapping[str, Any] | None = None) -> list[Plan]:
-    """The plan in every shape that the question leaves open; the same errors as `estimate`."""
     if rung not in PLANS:
         raise WorkloadError(f"unknown rung {rung[:40]!r}", fix=f"pass one of {', '.join(PLANS)}")
-    changed = _settings(settings)
-    plans = [replace(plan, **changed) for plan in _shapes(question, rung)]  # type: ignore[arg-type]  # checked above
-    for plan in plans:
-        obstacle = unsupported(question.model, question.workload, plan, question.cluster)
-        if obstacle is not None:
-            raise WorkloadError(f"{rung} cannot run here", why=obstacle, fix="pass another --rung")
-    return plans
+    named = cast("Rung | PlainPyTorch", rung)
+    candidates, obstacle = candidates_of(named, question, settings=_settings(settings))
+    best = best_of_rung(candidates, LEAST[question.risk])
+    if best is None:
+        raise WorkloadError(f"{rung} cannot run here", why=obstacle, fix="pass another --rung")
+    return best
 
 
 def plain_pytorch(question: Question) -> Candidate:
@@ -68,28 +57,10 @@ def plain_pytorch(question: Question) -> Candidate:
     return plan_of(question, "fsdp" if question.cluster.world_size > 1 else "torch")
 
 
-def _shapes(question: Question, rung: Rung | PlainPyTorch) -> list[Plan]:
-    """The plan in every shape that the question leaves open."""
-    choices = {"auto": (False, True), "on": (True,), "off": (False,)}[question.gradient_checkpointing]
-    return [
-        plan_for(
-            rung,
-            question.model,
-            question.workload,
-            question.cluster,
-            micro_batch_size=micro,
-            gradient_accumulation_steps=accumulation,
-            gradient_checkpointing=checkpointing,
-        )
-        for checkpointing in choices
-        for micro, accumulation in question.batch_shapes()
-    ]
-
-
 def _settings(said: str | Mapping[str, Any] | None) -> dict[str, Any]:
     if said is None:
         return {}
-    pairs = said if isinstance(said, Mapping) else _pairs(said)
+    pairs = said if isinstance(said, Mapping) else named_values(said)
     types, known = get_type_hints(Plan), [field.name for field in fields(Plan) if field.name not in _FIXED]
     for name in pairs:
         if name not in known:
@@ -97,18 +68,10 @@ def _settings(said: str | Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: _value(name, value, types[name]) for name, value in pairs.items()}
 
 
-def _pairs(text: str) -> dict[str, str]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    return {name.strip(): value.strip() for name, _, value in (word.partition("=") for word in words)}
-
-
 def _value(name: str, value: Any, kind: Any) -> Any:
     """The value of a setting in its type: a count (`200000000`, `2e8`), yes or no, or one of the words it knows."""
     if kind is bool:
-        found = value if isinstance(value, bool) else _WORDS.get(str(value).lower())
-        if found is None:
-            raise WorkloadError(f"{name} is {str(value)[:40]!r}", fix="say yes or no")
-        return found
+        return yes_or_no(name, value)
     if kind is int:
         try:
             number = float(value)

@@ -69,7 +69,8 @@ def _dry_run(run: Run, on_progress: Callable[[str], None]) -> list[Objection]:
     probability = answer.fit.probability
     if probability >= LIKELY:
         if not answer.fit.fits:
-            on_progress(f"it fits with {chance(probability)} by its dry run: started all the same")
+            sure = chance(probability)
+            on_progress(f"by its dry run it fits with a probability of {sure}; the training is started all the same")
         return []
     gpu, host_bytes = run.cluster.gpu, run.cluster.host_memory_bytes_per_node
     host_need_bytes = answer.result.peak.host_bytes_per_node
@@ -77,7 +78,7 @@ def _dry_run(run: Run, on_progress: Callable[[str], None]) -> list[Objection]:
         what = f"the dry run needs {gib(host_need_bytes)} GiB of the host's {gib(host_bytes)}"
     else:
         need = f"{gib(answer.required_device_bytes_per_gpu)} GiB of the {gpu.name}'s {gib(gpu.memory_bytes)}"
-        what = f"the dry run needs {need}: it fits with {chance(probability)}"
+        what = f"the dry run needs {need}: it fits with a probability of {chance(probability)}"
     return [Objection(what=what, fix=_other_plan(run))]
 
 

@@ -142,11 +142,7 @@ def _ladder(
     for step in answer.ladder:
         of_rung = [candidate for candidate in candidates if candidate.rung == step.rung]
         best = chosen if chosen is not None and chosen.rung == step.rung else best_of_rung(of_rung, least)
-        ladder.append(
-            step
-            if best is None
-            else LadderStep(rung=step.rung, candidate=best, taken=best.fit.probability >= least, reason=best.fit.reason)
-        )
+        ladder.append(step if best is None else LadderStep.of(step.rung, best, least))
     return tuple(ladder)
 
 

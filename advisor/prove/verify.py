@@ -46,17 +46,13 @@ def _verified(
     """The answer with the verdicts of the dry runs in the place of the closed form's."""
     least = LEAST[answer.question.risk]
     proven = {run.candidate.plan: replace(run.candidate, fit=run.dry_run.fit) for run in made}
-
     chosen = None if recommended is None else proven[recommended]
 
     def judged(step: LadderStep) -> LadderStep:
         """Of its own rung the chosen plan is the best, whatever its micro batch."""
         candidate = None if step.candidate is None else proven.get(step.candidate.plan)
         candidate = chosen if chosen is not None and chosen.rung == step.rung else candidate
-        if candidate is None:
-            return step
-        taken = candidate.fit.probability >= least
-        return replace(step, candidate=candidate, taken=taken, reason=candidate.fit.reason)
+        return step if candidate is None else LadderStep.of(step.rung, candidate, least)
 
     candidates = tuple(proven.get(candidate.plan, candidate) for candidate in answer.candidates)
     ladder, question = tuple(judged(step) for step in answer.ladder), answer.question

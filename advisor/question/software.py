@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 from ...estimators.errors import WorkloadError
 from ...estimators.software import OptimizerStep, Software
+from .named_values import named_values, yes_or_no
 
-_WORDS = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
 _VERSION = re.compile(r"(\d{1,3})(\.(\d{1,3})(\..*)?)?")
 
 
@@ -21,13 +21,8 @@ def software_of(said: str | Mapping[str, Any] | None) -> Software:
     """
     if said is None:
         return Software()
-    pairs = said if isinstance(said, Mapping) else _pairs(said)
+    pairs = said if isinstance(said, Mapping) else named_values(said)
     return Software(**{_name(name): _value(_name(name), value) for name, value in pairs.items()})
-
-
-def _pairs(text: str) -> dict[str, str]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    return {name.strip(): value.strip() or "yes" for name, _, value in (word.partition("=") for word in words)}
 
 
 def _name(name: str) -> str:
@@ -46,11 +41,7 @@ def _value(name: str, value: Any) -> Any:
             listed = ", ".join(get_args(OptimizerStep))
             raise WorkloadError(f"unknown optimizer-step {str(value)[:40]!r}", fix=f"pass one of {listed}")
         return value
-    if isinstance(value, bool):
-        return value
-    if str(value).lower() not in _WORDS:
-        raise WorkloadError(f"--software {name.replace('_', '-')} is {str(value)[:40]!r}", fix="say yes or no")
-    return _WORDS[str(value).lower()]
+    return yes_or_no(f"--software {name.replace('_', '-')}", value)
 
 
 def _version(name: str, value: Any) -> tuple[int, int]:

@@ -54,6 +54,12 @@ class LadderStep:
     """Whether the candidate may be recommended: it fits as surely as the question's risk asks."""
     reason: str
 
+    @classmethod
+    def of(cls, rung: Rung, candidate: Candidate, least: float) -> LadderStep:
+        """The verdict on a rung's best candidate, which must fit with the probability `least` to be taken."""
+        taken = candidate.fit.probability >= least
+        return cls(rung=rung, candidate=candidate, taken=taken, reason=candidate.fit.reason)
+
     @property
     def fits(self) -> bool:
         return self.candidate is not None and self.candidate.fit.fits

@@ -169,7 +169,7 @@ def _obstacle(candidate: Candidate, device: str) -> str:
         name, size_bytes = max(memory.components.items(), key=lambda pair: pair[1])
         if candidate.fit.probability >= LIKELY:
             need, sure = gib(memory.device_bytes_per_gpu), chance(candidate.fit.probability)
-            return f"{rung} needs {need} GiB per {device}: it fits with {sure}."
+            return f"{rung} needs {need} GiB per {device}: it fits with a probability of {sure}."
         return (
             f"{rung} needs at least {gib(memory.device_bytes_per_gpu)} GiB per {device}, "
             f"{gib(size_bytes)} of it for {component_title(name)}."
@@ -232,7 +232,7 @@ def _micro_batch(question: Question, chosen: Candidate, candidates: Sequence[Can
     size = following.plan.micro_batch_size
     if following.fit.limit == "gpu" and following.fit.probability < LEAST[question.risk]:
         bare = following.device_bytes <= question.cluster.gpu.memory_bytes
-        tight = f", which fits with {chance(following.fit.probability)}" if bare else ""
+        tight = f", which fits with a probability of {chance(following.fit.probability)}" if bare else ""
         need = f"{gib(following.device_bytes)} GiB per {device_word(question.cluster)}"
         return f"Micro batch {size} would need {need}{tight}."
     if following.fit.probability >= LEAST[question.risk]:

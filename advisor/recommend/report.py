@@ -139,7 +139,7 @@ def _nothing_fits(answer: Recommendation) -> tuple[Text, ...]:
     memory, have = missed.memory, cluster.host_memory_bytes_per_node
     needs = f"{gib(missed.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device_word(cluster)}"
     if missed.fit.limit == "gpu" and missed.device_bytes <= cluster.gpu.memory_bytes:
-        needs += f", which fits with {chance(missed.fit.probability)}"
+        needs += f", which fits with a probability of {chance(missed.fit.probability)}"
     if have is not None and memory.host_bytes_per_node > have:
         needs += f" and {gib(memory.host_bytes_per_node)} of {gib(have)} GiB of RAM per node"
     text.append(f" The closest, {missed.rung}, would take {needs}.", style="not bold default")

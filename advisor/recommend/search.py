@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
 
 from ...ds_configs.presets import plan_for
 from ...estimators.estimate import Estimate, MemoryEstimate
@@ -12,12 +14,12 @@ from ...estimators.hardware.cluster import Cluster
 from ...estimators.memory.plan_memory import estimate_memory, resident_terms, unsupported
 from ...estimators.memory.terms import total_bytes
 from ...estimators.models.model_shape import ModelShape
-from ...estimators.plan import RUNGS, Plan, Rung
+from ...estimators.plan import RUNGS, PlainPyTorch, Plan, Rung
 from ...estimators.time.step_time import estimate_time
 from ...estimators.workload import Workload
 from ..question.question import Question, Risk
 from .candidate import Candidate, LadderStep
-from .fit import LEAST, LIKELY, SURE, Fit, fit_of
+from .fit import LEAST, LIKELY, Fit, fit_of
 
 SAME_SPEED = 0.03
 """Two predictions closer than this are called equal, and the simpler plan is taken: the time model does not resolve
@@ -42,14 +44,13 @@ def predict_all(
     least = LEAST[question.risk]
     ladder, everything = [], []
     for rung in RUNGS:
-        candidates, obstacle = _candidates(rung, question, only_fitting=only_fitting)
+        candidates, obstacle = candidates_of(rung, question, only_fitting=only_fitting)
         everything += candidates
         best = best_of_rung(candidates, least)
         if best is None:
             ladder.append(LadderStep(rung=rung, candidate=None, taken=False, reason=obstacle))
         else:
-            taken = best.fit.probability >= least
-            ladder.append(LadderStep(rung=rung, candidate=best, taken=taken, reason=best.fit.reason))
+            ladder.append(LadderStep.of(rung, best, least))
     return tuple(ladder), tuple(everything)
 
 
@@ -102,12 +103,23 @@ def as_fast(candidate: Candidate, fastest: Candidate) -> bool:
     return candidate.tokens_per_s >= fastest.tokens_per_s * (1 - (OFFLOAD_GAIN if gained else SAME_SPEED))
 
 
-def _candidates(rung: Rung, question: Question, *, only_fitting: bool) -> tuple[list[Candidate], str]:
-    """All candidates of a rung, or the reason why it has none."""
+def candidates_of(
+    rung: Rung | PlainPyTorch,
+    question: Question,
+    *,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    only_fitting: bool = False,
+) -> tuple[list[Candidate], str]:
+    """All candidates of a rung, or of plain PyTorch, or the reason why it has none.
+
+    settings: fields of `Plan` that differ from the rung's preset.
+    """
     candidates: list[Candidate] = []
     choices = {"auto": (False, True), "on": (True,), "off": (False,)}[question.gradient_checkpointing]
     for checkpointing in choices:
-        series = _Series(rung=rung, question=question, checkpointing=checkpointing, only_fitting=only_fitting)
+        series = _Series(
+            rung=rung, settings=settings, question=question, checkpointing=checkpointing, only_fitting=only_fitting
+        )
         obstacle = series.obstacle()
         if obstacle is not None:
             return [], obstacle
@@ -119,7 +131,8 @@ def _candidates(rung: Rung, question: Question, *, only_fitting: bool) -> tuple[
 class _Series:
     """The plans of a rung that differ in the micro batch only."""
 
-    rung: Rung
+    rung: Rung | PlainPyTorch
+    settings: Mapping[str, Any]
     question: Question
     checkpointing: bool
     only_fitting: bool
@@ -133,15 +146,13 @@ class _Series:
         """By rising micro batch, with which memory rises, up to the first that is not likely to fit (kept: it shows by
         how much). Where sizes double, those between the last two are halved, since the search may take any."""
         question = self.question
-        model, workload, cluster = question.model, question.workload, question.cluster
         found: list[Candidate] = []
         largest = 0
         for micro, accumulation in question.batch_shapes():
             plan = self._plan(micro, accumulation)
             if self.only_fitting and _is_hopeless(question, plan):
                 return []
-            memory = estimate_memory(model, workload, cluster, plan)
-            fit = fit_of(memory, cluster, workload)
+            memory, fit = self._judged(plan)
             stops = fit.limit == "gpu" and (self.only_fitting or fit.probability < LIKELY)
             if stops and question.is_batch_free:
                 found += self._between(largest, micro)
@@ -160,8 +171,7 @@ class _Series:
             if micro == fits:
                 break
             plan = self._plan(micro, 1)
-            memory = estimate_memory(question.model, question.workload, question.cluster, plan)
-            fit = fit_of(memory, question.cluster, question.workload)
+            memory, fit = self._judged(plan)
             if fit.limit != "gpu" or fit.probability >= LIKELY:
                 self._add(found, plan, memory, fit)
             sure = fit.limit != "gpu" or fit.probability >= LEAST[question.risk]
@@ -170,7 +180,7 @@ class _Series:
 
     def _plan(self, micro_batch_size: int, gradient_accumulation_steps: int) -> Plan:
         question = self.question
-        return plan_for(
+        preset = plan_for(
             self.rung,
             question.model,
             question.workload,
@@ -179,6 +189,12 @@ class _Series:
             gradient_accumulation_steps=gradient_accumulation_steps,
             gradient_checkpointing=self.checkpointing,
         )
+        return replace(preset, **self.settings) if self.settings else preset
+
+    def _judged(self, plan: Plan) -> tuple[MemoryEstimate, Fit]:
+        question = self.question
+        memory = estimate_memory(question.model, question.workload, question.cluster, plan)
+        return memory, fit_of(memory, question.cluster, question.workload)
 
     def _add(self, found: list[Candidate], plan: Plan, memory: MemoryEstimate, fit: Fit) -> None:
         """Where only those count that may be taken, the others' time need not be known."""
@@ -204,7 +220,7 @@ def predict(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan)
     return Candidate(estimate=estimate, fit=fit_of(estimate.memory, cluster, workload))
 
 
-def best_of_rung(candidates: list[Candidate], least: float = SURE) -> Candidate | None:
+def best_of_rung(candidates: list[Candidate], least: float) -> Candidate | None:
     """The fastest that fits with at least that probability, with the smallest micro batch that is as fast.
 
     Where none does: the same among those that are likely to, then among those that only the host or NVMe stops, and

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from ds_advise.advisor.ask import ask
-from ds_advise.advisor.estimate import plans_of
+from ds_advise.advisor.estimate import plan_of
 from ds_advise.advisor.question.model_source import load_model
 from ds_advise.ds_configs.presets import plan_for
 from ds_advise.estimators.hardware.cluster import Cluster
@@ -152,7 +152,7 @@ def is_public(asked: Asked) -> bool:
     heard = ask(asked.model, **question)
     if (heard.workload, heard.cluster) != (_as_asked(asked), asked.cluster):
         return False
-    return plans_of(heard, rung, settings) == [asked.plan]
+    return plan_of(heard, rung, settings).plan == asked.plan
 
 
 def _as_asked(asked: Asked) -> Workload:

@@ -58,7 +58,7 @@ def too_large(config: LintedConfig) -> Iterator[Hit]:
     if situation and not situation.fits():
         need, there = situation.memory().device_bytes_per_gpu, situation.cluster.gpu.memory_bytes
         probability = situation.fit_probability()
-        likely = f": it fits with {probability:.0%}" if probability >= 1 - SURE else ""
+        likely = f": it fits with a probability of {probability:.0%}" if probability >= 1 - SURE else ""
         yield hit("zero_optimization", f"it needs about {_gb(need)} per GPU, which has {_gb(there)}{likely}")
 
 
