@@ -146,7 +146,8 @@ def answer_with_proofs(
         ranks=ranks,
         memory=memory,
     )
-    recommendation = advise(**{**question, "gpus": machines.cluster()}, deepspeed_estimate=False)
+    cluster = machines.cluster_here() if probe else machines.cluster()
+    recommendation = advise(**{**question, "gpus": cluster}, deepspeed_estimate=False)
     # Imported where they are needed: an answer without proofs is to come at once.
     if verify:
         from .prove.verify import verify as verified

@@ -53,6 +53,43 @@ def visible_gpus() -> list[Gpu]:
     return gpus
 
 
+def check_gpus(count: int) -> None:
+    """Raises ClusterError where processes on this machine could not have so many GPUs, one each: they would fail one
+    after the other, in words that do not say so.
+
+    NVML is asked first, and torch where there is none, because ROCm has GPUs without it.
+    """
+    found = _gpus_of_the_driver() or _gpus_of_torch()
+    if found >= count:
+        return
+    raise ClusterError(
+        f"this machine has {f'only {found}' if found else 'no'} GPU{'s' * (found > 1)}",
+        why=f"{count} are asked for, one for each rank" if found else "every rank needs one",
+        fix="pass --device cpu, or ask ds-advise dry-run, which simulates GPUs",
+    )
+
+
+def _gpus_of_the_driver() -> int:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return 0
+    try:
+        return len(visible_handles(pynvml))
+    except pynvml.NVMLError:
+        return 0
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpus_of_torch() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
 def visible_handles(pynvml: Any) -> list[Any]:
     """NVML's handles of the GPUs that CUDA would use, in its order; between nvmlInit and nvmlShutdown. Raises
     NVMLError."""

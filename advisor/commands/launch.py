@@ -103,7 +103,7 @@ def launch(
 
     source = click.get_current_context().get_parameter_source
     given = {name for name in run if source(name) is ParameterSource.COMMANDLINE}
-    request, remarks = launch_question(run, words, given=given, **place)
+    request, remarks = launch_question(run, words, given=given, starts=not dry, **place)
     for remark in remarks:
         output.say(remark)
     if dry:

@@ -56,7 +56,7 @@ def probe(
     was predicted. Random weights, unless MODEL is a folder with safetensors; a batch of full sequences.
 
     \b
-    ds-advise probe ds_config.json --model Qwen2.5-1.5B --gpus 2x24GB
+    ds-advise probe ds_config.json --model Qwen2.5-1.5B
     ds-advise probe ds_config.json --model Qwen2.5-14B --gpus 8x8xH100 --solo
     ds-advise probe ds_config.json --model ./tiny --device cpu --ranks 2
 
@@ -69,7 +69,7 @@ def probe(
 
     machines = ClusterOptions(gpus=gpus, device=device, ranks=ranks, memory=memory)
     answer = prove_by_probe(
-        read_run(**run, cluster=machines.cluster()),
+        read_run(**run, cluster=machines.cluster_here(devices=1 if settings["solo"] else None)),
         device=device,
         memory_limit_bytes=machines.memory_limit_bytes,
         on_progress=output.say,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...estimators.errors import ClusterError
 from ...estimators.estimate import Estimate, MemoryEstimate
 from ...probes.dry_run import DryRunResult, dry_run
 from ...probes.real_run import ProbeResult
@@ -84,6 +85,12 @@ def prove_by_probe(
     """
     if rank >= run.cluster.world_size:
         raise no_such_rank(rank, run.cluster.world_size)
+    if run.cluster.nodes > 1 and not settings.get("solo"):
+        raise ClusterError(
+            f"{run.cluster.nodes} nodes are not here",
+            why="a probe starts all ranks on this machine",
+            fix="pass --solo, which runs one rank of the job",
+        )
     dry_result = None
     if dry:
         on_progress("dry run ...")

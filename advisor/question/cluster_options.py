@@ -46,6 +46,22 @@ class ClusterOptions:
 
         return cpu_cluster(self.ranks or DEFAULT_CPU_RANKS, self.memory_limit_bytes)
 
+    def cluster_here(self, *, devices: int | None = None) -> Cluster:
+        """The machines as `cluster` has them, whose ranks are to run on this one.
+
+        devices: how many of the ranks do, where it is not a whole node's.
+
+        Raises ClusterError also where this machine lacks the GPUs, before anything is started on them.
+        """
+        if self.device == "cpu" or self.ranks is not None or self.memory is not None:
+            return self.cluster()
+        from ...probes.this_machine import check_gpus
+
+        check_gpus(devices or 1)  # first: `cluster` would advise to describe GPUs, which does not make them
+        cluster = self.cluster()
+        check_gpus(devices or cluster.gpus_per_node)
+        return cluster
+
     @property
     def memory_limit_bytes(self) -> int | None:
         """What each rank on the CPU may take, None without a limit."""

@@ -30,7 +30,7 @@ def train_anew(
     force: use a folder that is not empty.
     """
     output, folder = controls.output, TrainingFolder(path)
-    proposed, machines = _proposed(options, advice, folder, output, force=force)
+    proposed, machines = _proposed(options, advice, folder, output, force=force, starts=True)
     if proposed.answer.recommended is None:
         return 1
     ready = proven(proposed, memory_limit_bytes=machines.memory_limit_bytes, output=output)
@@ -43,7 +43,7 @@ def train_anew(
 def show(options: Mapping[str, Any], advice: Mapping[str, Any], path: Path, output: Output) -> int:
     """Print what `train_anew` would write into the folder and start; nothing of it stays."""
     with TemporaryDirectory() as temporary:
-        proposed, _ = _proposed(options, advice, TrainingFolder(Path(temporary)), output, force=False)
+        proposed, _ = _proposed(options, advice, TrainingFolder(Path(temporary)), output, force=False, starts=False)
         if proposed.answer.recommended is None:
             return 1
         render_start(proposed, TrainingFolder(path), output.console())
@@ -54,14 +54,20 @@ def go_on(given: Mapping[str, Any], path: Path, controls: TrainingControls) -> i
     """Resume the training in a folder with the options that it kept, from which the given ones must not differ."""
     folder = TrainingFolder(path)
     settings, shape, machines = _read(folder.kept_options(given))
-    return _ended(resume(shape, machines.cluster(), folder, controls, merging=settings.merge), controls.output)
+    return _ended(resume(shape, machines.cluster_here(), folder, controls, merging=settings.merge), controls.output)
 
 
 def _proposed(
-    options: Mapping[str, Any], advice: Mapping[str, Any], folder: TrainingFolder, output: Output, *, force: bool
+    options: Mapping[str, Any],
+    advice: Mapping[str, Any],
+    folder: TrainingFolder,
+    output: Output,
+    *,
+    force: bool,
+    starts: bool,
 ) -> tuple[Proposal, ClusterOptions]:
     settings, shape, machines = _read(options)
-    cluster = machines.cluster()
+    cluster = machines.cluster_here() if starts else machines.cluster()
     folder.claim(force=force)
     folder.keep_options(options)
     proposed = propose(settings, shape, {**advice, "gpus": cluster}, folder, output.say)

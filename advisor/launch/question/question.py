@@ -40,6 +40,8 @@ class Place:
     master: str | None
     hostfile: Path | None
     slurm: bool
+    starts: bool
+    """Whether ranks are to be started, not only shown."""
 
     def resolve(self) -> tuple[Cluster, Rendezvous | None]:
         """(the ranks, how several nodes meet). Raises ClusterError for options that contradict each other."""
@@ -49,7 +51,9 @@ class Place:
                 why="they contradict each other",
                 fix="pass one of them",
             )
-        cluster = ClusterOptions(gpus=self.gpus, device=self.device, ranks=self.ranks).cluster()
+        options = ClusterOptions(gpus=self.gpus, device=self.device, ranks=self.ranks)
+        here = self.starts and self.hostfile is None and not self.slurm  # else this may be a node without GPUs
+        cluster = options.cluster_here() if here else options.cluster()
         rendezvous: Rendezvous | None = None
         if self.hostfile is not None:
             count, gpus_per_node = equal_nodes(self.hostfile)
