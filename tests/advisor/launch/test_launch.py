@@ -171,6 +171,7 @@ def test_what_cannot_be_launched_is_said(
 ) -> None:
     """One line that names it and what to do; nothing is started."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr("ds_advise.probes.this_machine._gpus_of_the_driver", lambda: 8)
     (folder / "hosts").write_text("n0 slots=8\nn1 slots=8\n")
     assert run(["launch", "ds_config.json", "--log-dir", "log", *arguments]) == 2
     assert message in capsys.readouterr().err
