@@ -100,6 +100,7 @@ def verdict_on(candidate: Candidate, result: ProbeResult, answer: Recommendation
         tokens_per_s=result.tokens_per_s,
         need_bytes=None if measured is None else round(memory.device_bytes_per_gpu * measured / predicted),
         calibration=calibration(result, candidate.time),
+        start_s=max(0.0, result.seconds - len(result.ranks[0].losses) * result.step_s),
     )
 
 

@@ -1,9 +1,11 @@
 """The cheapest sequence of probes that settles which plan is the fastest that fits.
 
 Every candidate has a predicted speed and a predicted need of memory. A probe corrects both, most for the plans that are
-most like it. The next probe is always the candidate that could be the fastest; candidates that cannot beat the best
-measured one by more than `SAME_SPEED`, or that cannot fit, are never run. So the series starts where the prediction
-points, not at the top of the ladder, and ends when nothing that is left could change the answer.
+most like it. The next probe is always the candidate that could be the fastest; of those that are predicted to be as
+fast within `SAME_SPEED`, the one whose steps are shortest. Candidates that cannot beat the best measured one by more
+than `SAME_SPEED`, that cannot fit, or whose probe may outlast the time that is left, are never run. So the series
+starts where the prediction points, not at the top of the ladder, and ends when nothing that is left could change the
+answer.
 
 The bound: each failure strikes out its own series (rung, checkpointing) from that micro batch on, each success leaves
 of its series only what is predicted to be faster; so a series is run at most once for each doubling of the micro batch
@@ -14,10 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 from ...estimators.estimate import TimeEstimate
 from ...estimators.plan import Plan
+from ...probes.real_run.run import STEPS
 from ..recommend.candidate import Candidate
 from ..recommend.search import SAME_SPEED
 from .calibration import Calibration, uniform
@@ -32,6 +36,12 @@ MEMORY_UNKNOWN, MEMORY_KNOWN = 0.15, 0.05
 """How far a need of memory may be below its prediction: before and after a probe of the same rung and checkpointing."""
 
 
+START_S = 25.0
+"""Seconds of a probe besides its steps, until one has run here: processes, libraries, model and engine. 7 s on two idle
+cores, 24 s where twice as many processes wanted them (docs/probe.md); the extensions that DeepSpeed compiles at their
+first use come on top."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeVerdict:
     """What a probe says of a candidate."""
@@ -44,6 +54,8 @@ class ProbeVerdict:
     """It failed because memory ran out, so whatever needs more fails too."""
     calibration: Calibration | None = None
     """What it teaches about the times of others; None: they are as much faster or slower than predicted."""
+    start_s: float | None = None
+    """Seconds of the probe besides its steps; None where they were not told apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +73,7 @@ class ProbeOrder:
         self.candidates, self.memory_bytes = list(candidates), memory_bytes
         self.verdicts: dict[Plan, ProbeVerdict] = {}
         self._probed: dict[Plan, Candidate] = {}
+        self._cut_off: list[Candidate] = []
         self._known_before = 0
 
     @property
@@ -70,14 +83,44 @@ class ProbeOrder:
         sizes = {candidate.plan.micro_batch_size for candidate in self.candidates}
         return min(len(self.candidates), len(series) + len(sizes))
 
-    def choose(self) -> NextProbe | None:
-        """The candidate that could be fastest; of those that are predicted to fit first, then of those that might."""
+    def choose(self, within_s: float = inf) -> NextProbe | None:
+        """The candidate that could be fastest; of those that are predicted to fit first, then of those that might.
+
+        within_s: the time that is left; a probe that could take longer is not chosen.
+        """
         rivals = self._rivals()
+        if within_s < inf:
+            rivals = [candidate for candidate in rivals if self.probe_s(candidate) <= within_s]
         if not rivals or len(self.verdicts) - self._known_before >= self.bound:
             return None
         safe = [candidate for candidate in rivals if self._expected_need(candidate) <= self.memory_bytes]
-        chosen = max(safe or rivals, key=self._expected_speed)
+        expected = [(self.expected_time(candidate), candidate) for candidate in safe or rivals]
+        enough = max(time.tokens_per_s for time, _ in expected) * (1 - SAME_SPEED)
+        _, chosen = min((pair for pair in expected if pair[0].tokens_per_s >= enough), key=lambda pair: pair[0].step_s)
         return NextProbe(candidate=chosen, reason=self._reason(chosen, risky=not safe))
+
+    def quickest_s(self) -> float | None:
+        """The least seconds that a probe of any candidate that could win may take; None where none could."""
+        return min((self.probe_s(candidate) for candidate in self._rivals()), default=None)
+
+    def probe_s(self, candidate: Candidate) -> float:
+        """The seconds within which nine of ten probes of it end: the start of the slowest probe so far, and steps at
+        the lower end of the speed's 80 % interval."""
+        starts = [verdict.start_s for verdict in self.verdicts.values() if verdict.start_s is not None]
+        time = self.expected_time(candidate)
+        return max(starts, default=START_S) + STEPS * time.step_s / (time.spread.low if time.spread else 1.0)
+
+    def cut_off(self, candidate: Candidate) -> None:
+        """Take in that its probe was ended before it said anything: nothing of longer steps is chosen any more."""
+        self._cut_off.append(candidate)
+
+    @property
+    def was_cut_off(self) -> bool:
+        return bool(self._cut_off)
+
+    @property
+    def anything_ran(self) -> bool:
+        return self._best_speed() > 0
 
     def learn(self, candidate: Candidate, verdict: ProbeVerdict, *, from_before: bool = False) -> None:
         """Take in what a probe says of a candidate; from_before: one of an earlier time, which the bound leaves out."""
@@ -117,6 +160,7 @@ class ProbeOrder:
             if candidate.plan not in self.verdicts
             and not self._fails(candidate)
             and not self.too_large(candidate)
+            and not self._too_long(candidate)
             and self._highest_speed(candidate) > enough
         ]
 
@@ -169,6 +213,10 @@ class ProbeOrder:
             and _series(self._probed[plan]) == _series(candidate)
             for plan, verdict in self.verdicts.items()
         )
+
+    def _too_long(self, candidate: Candidate) -> bool:
+        """Whether its steps take as long as those of one whose probe was cut off."""
+        return any(candidate.time.step_s >= other.time.step_s for other in self._cut_off)
 
 
 def _predicted_need(candidate: Candidate) -> int:

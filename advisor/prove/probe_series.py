@@ -13,7 +13,7 @@ from ..question.run import run_of
 from ..recommend.candidate import Candidate
 from ..recommend.evidence import ProbedPlan, ProbeSeries, SeriesEnd
 from ..recommend.recommendation import Recommendation
-from ..terminal.units import rate
+from ..terminal.units import rate, seconds
 from ..terminal.words import plan_title
 from .after_probes import after_series, runnable, verdict_on
 from .past_probes import probe_and_keep
@@ -79,12 +79,17 @@ def settle(
         count = len(answer.past_probes)
         say(f"{count} of the plans ran before on this machine and are not run again (ds-advise history)")
     series, order = run_series(answer, probe_candidate, budget_s=budget_s, on_probe=on_probe)
-    best = series.best
-    say(
-        f"{series.ended}: "
-        + (f"{best.candidate.rung} at {rate(best.result.tokens_per_s)} tokens/s" if best else "no plan ran")
-    )
+    say(f"{series.ended}: {_came_of_it(series, order)}")
     return after_series(answer, series, order)
+
+
+def _came_of_it(series: ProbeSeries, order: ProbeOrder) -> str:
+    if series.best is not None:
+        return f"{series.best.candidate.rung} at {rate(series.best.result.tokens_per_s)} tokens/s"
+    quickest_s = order.quickest_s()
+    if series.ended != "budget" or quickest_s is None:
+        return "no plan ran"
+    return f"no plan ran; the quickest may take {seconds(quickest_s)}, so pass a longer --budget"
 
 
 def run_series(
@@ -111,18 +116,27 @@ def _run_until_settled(
     deadline: float,
     on_probe: OnProbe,
 ) -> SeriesEnd:
-    """Adds to `probes` and `order`; why it ended."""
+    """Adds to `probes` and `order`; why it ended.
+
+    No probe is started that may not end in time. Until one has run, so much time is kept as the quickest takes: a plan
+    that is slower than its interval says is ended then, and the quickest still runs.
+    """
     try:
-        while (chosen := order.choose()) is not None:
-            left_s = deadline - time.monotonic()
-            if left_s < max((probe.result.seconds for probe in probes), default=0.0):
-                return "budget"  # a run would be cut off before it says anything
-            on_probe(chosen.candidate, chosen.reason, order.left())
-            result = probe_candidate(chosen.candidate, left_s)
-            if result.failure is not None and result.failure.kind == "timeout" and time.monotonic() >= deadline:
+        while order.choose() is not None:
+            left_s, quickest_s = deadline - time.monotonic(), order.quickest_s() or 0.0
+            kept_s = 0.0 if order.anything_ran else quickest_s
+            chosen = order.choose(left_s - kept_s)
+            if chosen is None and kept_s:
+                kept_s, chosen = 0.0, order.choose(min(left_s, quickest_s))
+            if chosen is None:
                 return "budget"
+            on_probe(chosen.candidate, chosen.reason, order.left())
+            result = probe_candidate(chosen.candidate, left_s - kept_s)
+            if result.failure is not None and result.failure.kind == "timeout":
+                order.cut_off(chosen.candidate)
+                continue
             probes.append(ProbedPlan(candidate=chosen.candidate, reason=chosen.reason, result=result))
             order.learn(chosen.candidate, verdict_on(chosen.candidate, result, answer))
-        return "settled"
+        return "budget" if order.was_cut_off else "settled"
     except KeyboardInterrupt:
         return "interrupted"

@@ -235,6 +235,42 @@ def test_an_interrupt_and_the_budget_leave_the_best_so_far(answer: Recommendatio
     assert slow.ended == "budget" and len(slow.probes) == 1 and slow.best is not None
 
 
+@pytest.mark.parametrize("budget_s", [20, 45, 60, 90, 200, 1800])
+@pytest.mark.parametrize("whole", [1.3, 0.8, 0.3], ids=["faster", "slower", "far slower"])
+def test_no_probe_is_started_that_may_outlast_the_budget(
+    answer: Recommendation, monkeypatch: pytest.MonkeyPatch, budget_s: float, whole: float
+) -> None:
+    """Whatever is measured is measured in time; and where the quickest fits in, there is something."""
+    machine, now, begun = Machine(answer, 5, whole=whole), [0.0], []
+    monkeypatch.setattr("ds_advise.advisor.prove.probe_series.time.monotonic", lambda: now[0])
+
+    def take_its_time(candidate: Candidate, limit_s: float) -> ProbeResult:
+        begun.append(candidate)
+        result = result_of(machine, candidate)
+        takes_s = 20.0 + (4 * result.step_s if result.failure is None else 0)
+        now[0] += min(takes_s, limit_s)
+        late = RankFailure(kind="timeout", rank=0, phase="step 2", message="not done in time")
+        return replace(result, seconds=takes_s, failure=late if takes_s > limit_s else result.failure)
+
+    quickest_s = ProbeOrder(machine.candidates, MEMORY).quickest_s()
+    series, _ = run_series(answer, take_its_time, budget_s=budget_s)
+    assert now[0] <= budget_s
+    assert quickest_s is not None
+    assert bool(begun) == (quickest_s <= budget_s)
+    assert (series.best is not None) == bool(begun)
+
+
+def test_of_plans_as_fast_the_shortest_probe_comes_first(answer: Recommendation) -> None:
+    """A larger batch at the same speed teaches nothing more and takes longer."""
+    chosen = ProbeOrder(answer.candidates, MEMORY).choose()
+    assert chosen is not None
+    fitting = [candidate for candidate in answer.candidates if candidate.fit.fits]
+    fastest = max(candidate.tokens_per_s for candidate in fitting)
+    as_fast = [candidate.time.step_s for candidate in fitting if candidate.tokens_per_s >= 0.97 * fastest]
+    assert len(as_fast) > 1
+    assert chosen.candidate.time.step_s == min(as_fast)
+
+
 @pytest.mark.parametrize("text, seconds", [("90s", 90), ("5m", 300), (" 1H ", 3600)])
 def test_budgets(text: str, seconds: int) -> None:
     assert budget_seconds(text) == seconds
