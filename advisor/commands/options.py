@@ -37,7 +37,9 @@ DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Show the
 
 OFFLINE = click.option("--offline", is_flag=True, help="Do not use the network.")
 RAM = click.option(
-    "--ram", metavar="SIZE", help="Set the host RAM per node, such as 256GB; this machine's is detected."
+    "--ram",
+    metavar="SIZE",
+    help="Set the host RAM per node: 256GB as sold, 200GiB as usable; this machine's is detected.",
 )
 CPU_RANKS = click.option("--ranks", type=COUNT, help="Run so many ranks with --device cpu.  [default: 2]")
 

@@ -73,7 +73,7 @@ def _dry_run(run: Run, on_progress: Callable[[str], None]) -> list[Objection]:
             on_progress(f"by its dry run it fits with a probability of {sure}; the training is started all the same")
         return []
     gpu, host_bytes = run.cluster.gpu, run.cluster.host_memory_bytes_per_node
-    host_need_bytes = answer.result.peak.host_bytes_per_node
+    host_need_bytes = answer.required_host_bytes_per_node
     if host_bytes is not None and host_need_bytes > host_bytes:
         what = f"the dry run needs {gib(host_need_bytes)} GiB of the host's {gib(host_bytes)}"
     else:

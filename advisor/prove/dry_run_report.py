@@ -32,8 +32,9 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
     have = answer.run.cluster.host_memory_bytes_per_node
     sentence(
         console,
-        f"Host RAM {gib(peak.host_bytes_per_node)} GiB per node"
+        f"Host RAM {gib(answer.required_host_bytes_per_node)} GiB per node"
         + (f" of {gib(have)}" if have is not None else " (not checked: pass --ram)")
+        + f", {gib(answer.required_host_bytes_per_node - peak.host_bytes_per_node)} of it the processes' own"
         + (f"; NVMe {gib(result.nvme_bytes_per_rank)} GiB per GPU" if result.nvme_bytes_per_rank else "")
         + ".",
     )

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ...estimators.errors import ClusterError
 from ...estimators.hardware.cluster import Cluster, Gpu
 from ...estimators.hardware.gpus import assumes_sxm, find_gpu, gpu_of_memory
+from ...estimators.hardware.host_defaults import KERNEL_MEMORY_SHARE
 
 MOST_GPUS_PER_NODE, MOST_NODES = 16, 1024
 """Beyond these a typing error is likelier than such a machine (DGX-2 has the most GPUs in one host, 16)."""
@@ -19,6 +20,9 @@ EC2 accelerated computing instances). Any other node is given 100 Gb/s, as AWS p
 most."""
 
 _UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "pb": 10**15, "gib": 2**30, "tib": 2**40, "mib": 2**20}
+_MEMORY_UNITS = {**_UNITS, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40, "pb": 2**50}
+"""Memory is made and sold in powers of two, drives are not."""
+
 _LONGEST_TEXT = 200
 
 _SIZE_EXAMPLES = {"--ram": "256GB", "--nvme": "/mnt/nvme:2TB", "--memory": "2GB"}
@@ -45,8 +49,8 @@ def parse_cluster(
 
     gpus: [nodes x] GPUs per node x kind. A kind is a GPU's name in any spelling, or a memory size (`32GB`); alone it
         means one GPU. `auto` asks the driver of this machine.
-    ram: host memory per node (`256GB`, `256GiB`, `0.5TB`). Without it, this machine's when gpus is `auto` (the
-        container's limit first), else unknown.
+    ram: host memory per node: `256GB` or `0.5TB` as it is sold, `200GiB` as training may use it (`parse_ram`). Without
+        it, this machine's when gpus is `auto` (the container's limit first), else unknown.
     nvme: `PATH:SIZE` or `SIZE`, per node. Without it, unknown.
     interconnect: node to node, per node: `200Gb/s`, `400gbps`, `25GB/s`, `10GbE`, `ib-hdr`, each with an optional `8x`.
         `GB/s` is bytes and everything else bits. Without it, several nodes get the assumption of `join_nodes`.
@@ -57,7 +61,12 @@ def parse_cluster(
         _check_text(option, text)
     cluster = _this_machine() if gpus.strip().lower() == "auto" else _described(gpus)
     if ram is not None:
-        cluster = replace(cluster, host_memory_bytes_per_node=parse_size("--ram", ram, least=10**9, most=64 * 10**12))
+        usable, reading = parse_ram(ram)
+        cluster = replace(
+            cluster,
+            host_memory_bytes_per_node=usable,
+            assumptions=(*cluster.assumptions, reading) if reading else cluster.assumptions,
+        )
     if nvme is not None:
         path, _, size = nvme.rpartition(":")
         cluster = replace(
@@ -194,12 +203,26 @@ def _rate(text: str) -> float:
     return rate
 
 
+def parse_ram(text: str) -> tuple[int, str]:
+    """What training may use of a node's RAM, in bytes, and a phrase for the answer that says how the text was read.
+
+    `256GB` and `0.5TB` are the modules as they are sold, in powers of two: usable = size * (1 - KERNEL_MEMORY_SHARE).
+    `200GiB` is what may be used, exactly (the RAM that `free` shows, or a container's limit); its phrase is "".
+    """
+    size = parse_size("--ram", text, least=10**9, most=64 * 2**40)
+    if "i" in text.lower():
+        return size, ""
+    usable = int(size * (1 - KERNEL_MEMORY_SHARE))
+    read = f"{size / 2**30:,.4g} GiB, of which the kernel keeps {KERNEL_MEMORY_SHARE:.0%}".replace("%", " %")
+    return usable, f"--ram {text.strip()} read as {read}"
+
+
 def parse_size(option: str, text: str, *, least: int, most: int) -> int:
-    """Bytes of `256GB` (decimal) or `256GiB` (binary)."""
+    """Bytes of `256GB` or `256GiB`; GB are powers of two of memory, as it is sold, and powers of ten of a drive."""
     fix = f"write it as {option} {_SIZE_EXAMPLES[option]}"
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]+)", text.strip(), flags=re.IGNORECASE)
     unit = match[2].lower() if match else ""
-    scale = _UNITS.get(unit if unit.endswith("b") else unit + "b")
+    scale = (_UNITS if option == "--nvme" else _MEMORY_UNITS).get(unit if unit.endswith("b") else unit + "b")
     if match is None or scale is None:
         raise ClusterError(f"{option} {text!r} is no size", why="a number and a unit are needed", fix=fix)
     size = int(float(match[1]) * scale)

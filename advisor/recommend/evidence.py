@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from ...estimators.memory.host_memory import PROCESS_BYTES
 from .candidate import Candidate
 from .fit import Fit, dry_run_fit
 
@@ -45,6 +46,12 @@ class DryRunAnswer:
         peak = self.result.peak
         return self.device_bytes_per_gpu - peak.reserved_bytes_per_gpu + peak.required_bytes_per_gpu
 
+    @property
+    def required_host_bytes_per_node(self) -> int:
+        """Host memory of a node: the tensors of the dry run and, as in the closed form, each rank's own process."""
+        cluster = self.run.cluster
+        return self.result.peak.host_bytes_per_node + cluster.gpus_per_node * PROCESS_BYTES
+
     @cached_property
     def fit(self) -> Fit:
         """The verdict on what is required."""
@@ -53,7 +60,7 @@ class DryRunAnswer:
         return dry_run_fit(
             device_bytes=self.required_device_bytes_per_gpu,
             transient_bytes=peak.allocated_bytes_per_gpu - states,
-            host_bytes=peak.host_bytes_per_node,
+            host_bytes=self.required_host_bytes_per_node,
             cluster=self.run.cluster,
         )
 
@@ -75,6 +82,7 @@ class DryRunAnswer:
             "links_busy_s": None if step is None else step.links_busy_s,
             "overlapped_s": None if step is None else step.overlapped_s,
             "required_device_bytes_per_gpu": self.required_device_bytes_per_gpu,
+            "required_host_bytes_per_node": self.required_host_bytes_per_node,
             "analytic_allocated_bytes_per_gpu": None if analytic is None else analytic.allocated_bytes_per_gpu,
         }
 

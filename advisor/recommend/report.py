@@ -348,13 +348,13 @@ def _earlier_evidence(answer: Recommendation) -> str:
 
 
 def _verification(run: Verification) -> str:
-    peak, memory = run.dry_run.result.peak, run.candidate.memory
+    peak, memory, host = run.dry_run.result.peak, run.candidate.memory, run.dry_run.required_host_bytes_per_node
     versions = run.dry_run.result.versions
     return (
         f"Dry run of {run.candidate.rung} (DeepSpeed {versions['deepspeed']}, transformers "
         f"{versions['transformers']}): {run.dry_run.fit.reason}; "
         f"{gib(peak.allocated_bytes_per_gpu)} GiB allocated (predicted: {gib(memory.allocated_bytes_per_gpu)}), "
-        f"{gib(run.dry_run.required_device_bytes_per_gpu)} GiB on the device, {gib(peak.host_bytes_per_node)} GiB of "
+        f"{gib(run.dry_run.required_device_bytes_per_gpu)} GiB on the device, {gib(host)} GiB of "
         f"host RAM (predicted: {gib(memory.host_bytes_per_node)}){_recorded_time(run)}."
     )
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.hardware.gpus import find_gpu
 from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
-from ..question.cluster_spec import join_nodes
+from ..question.cluster_spec import join_nodes, parse_ram
 from ..question.question import Question
 from ..terminal.units import rate
 from .candidate import Candidate, LadderStep
@@ -24,7 +24,7 @@ MOST_STEPS = 3
 LARGER_GPUS = ("L40S", "A100-80GB", "H200", "B200")
 """GPUs of rising memory that are widely rented, offered where nothing fits."""
 
-LARGE_NODE_RAM_BYTES = 2 * 10**12
+LARGE_NODE_RAM = "2TB"
 """RAM of a node of eight such GPUs (NVIDIA DGX H100 and DGX B200 data sheets: 2 TB)."""
 
 ACCUMULATED = 4
@@ -122,9 +122,10 @@ def _larger_gpus(question: Question) -> Iterator[tuple[str, Question]]:
         if gpu.memory_bytes > cluster.gpu.memory_bytes:
             larger = replace(cluster, gpu=gpu)
             yield f"--gpus {gpus_argument(larger)}", replace(question, cluster=larger)
-    large_node = replace(cluster, gpu=find_gpu(LARGER_GPUS[-1]), host_memory_bytes_per_node=LARGE_NODE_RAM_BYTES)
+    usable, _ = parse_ram(LARGE_NODE_RAM)
+    large_node = replace(cluster, gpu=find_gpu(LARGER_GPUS[-1]), host_memory_bytes_per_node=usable)
     for flags, altered in _gpus(replace(question, cluster=large_node)):
-        yield f"{flags} --ram {LARGE_NODE_RAM_BYTES // 10**12}TB", altered
+        yield f"{flags} --ram {LARGE_NODE_RAM}", altered
 
 
 def _divides(question: Question, ranks: int) -> bool:

@@ -13,6 +13,10 @@ Nodes of eight GPUs have two to three times as much by their data sheets (DGX A1
 GB/s), but in no published run is DeepSpeed's step on the host faster for it: see `offload_time.DRAM_SHARE`.
 """
 
+KERNEL_MEMORY_SHARE = 0.02
+"""Part of the installed RAM that no process gets: a descriptor of 64 bytes for each page of 4 KiB (1.6 %; Linux
+include/linux/mm_types.h `struct page`), and what the firmware and the kernel reserve at boot besides."""
+
 _CPU_CORES = {"Ampere": 128, "Hopper": 112, "Blackwell": 112}
 """Cores of a node built around GPUs joined by NVLink, by their architecture (DGX A100: 2 x 64, DGX H100 and B200: 2 x
 56); any other: 32, enough that memory and not cores bounds the optimizer's step."""

@@ -311,9 +311,7 @@ def test_what_is_likely_to_fit_is_started(
 ) -> None:
     """And said to be no more than likely; what is not likely to fit is refused with its probability."""
     fit = Fit(probability=probability, reason="", utilization=0.99, limit="")
-    answer = SimpleNamespace(
-        fit=fit, required_device_bytes_per_gpu=1, result=SimpleNamespace(peak=SimpleNamespace(host_bytes_per_node=0))
-    )
+    answer = SimpleNamespace(fit=fit, required_device_bytes_per_gpu=1, required_host_bytes_per_node=0)
     monkeypatch.setattr("ds_advise.advisor.launch.check.prove_by_dry_run", lambda _: answer)
     run, told = _run(folder), list[str]()
     found = objections(

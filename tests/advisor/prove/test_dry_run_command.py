@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli import run
 from ds_advise.advisor.prove.timeline import PLAIN_SPARKS, SPARKS, sparkline
+from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
 from ds_advise.probes.dry_run import DryRunResult, TimelinePoint
 from ds_advise.probes.dry_run.request import Request
 
@@ -111,6 +112,7 @@ def test_the_json_has_the_documented_form(folder: Path) -> None:
     assert set(peak) >= PEAK and sum(peak["by_category"].values()) == peak["allocated_bytes_per_gpu"]
     assert answer["parameters"] > 0 and answer["world_size"] == 2 and {"torch", "deepspeed"} <= set(answer["versions"])
     assert answer["extrapolated_from"] == [] and "2 layers are few enough" in answer["not_extrapolated"]
+    assert answer["required_host_bytes_per_node"] == peak["host_bytes_per_node"] + 2 * PROCESS_BYTES
     assert "timeline" not in answer  # it has a file of its own
 
 

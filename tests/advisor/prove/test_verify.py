@@ -51,6 +51,9 @@ def test_a_verified_answer_carries_its_dry_run(folder: Path) -> None:
     assert verified["peak"]["allocated_bytes_per_gpu"] == pytest.approx(
         answer["recommended"]["allocated_bytes_per_gpu"], rel=0.08
     )
+    assert verified["required_host_bytes_per_node"] == pytest.approx(
+        answer["recommended"]["host_bytes_per_node"], rel=0.08
+    ), "the processes' own memory is in both"
 
 
 @pytest.mark.slow  # the default run has this command with another configuration in test_dry_run_command.py

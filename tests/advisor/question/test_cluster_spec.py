@@ -11,6 +11,7 @@ import pytest
 from ds_advise.advisor.question.cluster_spec import parse_cluster
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.host_defaults import KERNEL_MEMORY_SHARE
 from ds_advise.probes.this_machine import cpu_cores, host_memory_bytes
 from hypothesis import given
 from hypothesis import strategies as st
@@ -94,11 +95,21 @@ def test_rates_of_a_network(text: str, gigabytes_per_s: float) -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("256GB", 256 * 10**9), ("256GiB", 256 * GIB), ("0.5TB", 5 * 10**11), ("512g", 512 * 10**9), ("1 TiB", 2**40)],
+    [("256GB", 256), ("0.5TB", 512), ("512g", 512), ("1TB", 1024)],
 )
-def test_ram_is_decimal_or_binary_as_written(text: str, size: int) -> None:
-    """GB never stands for GiB."""
-    assert parse_cluster("2x32GB", ram=text).host_memory_bytes_per_node == size
+def test_ram_is_read_as_it_is_sold(text: str, size: int) -> None:
+    """In powers of two, less what the kernel keeps of it; the answer says so."""
+    cluster = parse_cluster("2x32GB", ram=text)
+    assert cluster.host_memory_bytes_per_node == int(size * GIB * (1 - KERNEL_MEMORY_SHARE))
+    assert f"{size:,} GiB, of which the kernel keeps 2 %" in cluster.assumptions[-1]
+
+
+@pytest.mark.parametrize(("text", "size"), [("200GiB", 200 * GIB), ("1 TiB", 2**40)])
+def test_ram_in_gib_is_what_may_be_used(text: str, size: int) -> None:
+    """Nothing is taken off a container's limit, and nothing needs saying."""
+    cluster = parse_cluster("2x32GB", ram=text)
+    assert cluster.host_memory_bytes_per_node == size
+    assert cluster.assumptions == parse_cluster("2x32GB").assumptions
 
 
 def test_nvme_is_a_path_and_a_size_or_a_size() -> None:
@@ -229,7 +240,7 @@ def test_auto_asks_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cluster.is_this_machine
     assert cluster.host_memory_bytes_per_node == host_memory_bytes()
     assert cluster.cpu_cores_per_node == cpu_cores()
-    assert parse_cluster("auto", ram="64GB").host_memory_bytes_per_node == 64 * 10**9
+    assert parse_cluster("auto", ram="64GiB").host_memory_bytes_per_node == 64 * GIB
 
 
 def test_auto_obeys_cuda_visible_devices(monkeypatch: pytest.MonkeyPatch) -> None:
