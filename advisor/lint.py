@@ -8,7 +8,7 @@ from pathlib import Path
 from ..ds_configs.read import optimizer_in
 from ..estimators.workload import Framework
 from ..validate.lint import LintReport, lint, load_facts
-from ..validate.lint.config_file import correct, read_config_file
+from ..validate.lint.config_file import STANDARD_INPUT, correct, read_config_file, read_standard_input
 from .question.lint_question import lint_settings
 
 
@@ -40,11 +40,11 @@ def lint_file(
     seq_len: int | None = None,
     offline: bool = False,
 ) -> LintAnswer:
-    """Judge a configuration file; `fix` corrects what cannot change the training.
+    """Judge a configuration file, `-` for standard input; `fix` corrects what cannot change the training.
 
     Raises DsAdviseError for a file that cannot be read or corrected, and for GPUs, a model or a length that cannot be.
     """
-    file = read_config_file(path)
+    file = read_standard_input() if path == STANDARD_INPUT else read_config_file(path)
     settings = lint_settings(
         file.document.root.value, framework=framework, model=model, gpus=gpus, ram=ram, seq_len=seq_len, offline=offline
     )

@@ -39,6 +39,7 @@ def lint(config_file: str | None, listed: bool, explained: str | None, output: O
     ds-advise lint ds_config.json
     ds-advise lint ds_config.json --model Qwen2.5-14B --gpus 8xA100-80GB
     ds-advise lint ds_config.json --fix
+    python make_config.py | ds-advise lint -
 
     Exit code: 0 without errors, 1 with errors, 2 where the file cannot be read.
     """

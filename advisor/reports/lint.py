@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ...validate.lint import LintFinding, LintReport, Rule
+from ...validate.lint.config_file import shown_name
 from ..lint import LintAnswer
 from ..terminal.lines import blank, printable, row, sentence
 
@@ -20,7 +21,7 @@ _STYLES = {"error": "bold red", "warning": "bold yellow", "advice": "bold cyan"}
 def render_answer(answer: LintAnswer, console: Console) -> None:
     """What `--fix` changed, then a line that counts, then every finding: place, what, and, where its rule is named
     first, why; what to do."""
-    name = str(answer.path)
+    name = shown_name(answer.path)
     if answer.copy is not None:
         _render_diff(name, answer.old_text, answer.text, console)
         sentence(console, f"Corrected {name}; the old one is {answer.copy.name}. What is left:")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from ...estimators.errors import ConfigFileError
 from .document import FIX, MAX_BYTES, Document, read_document
 from .edits import apply
 from .lint import LintReport
+
+STANDARD_INPUT = Path("-")
 
 _MOST_COPIES = 100
 
@@ -28,6 +31,17 @@ def read_config_file(path: Path) -> ConfigFile:
     """Raises ConfigFileError for a file that cannot be read or holds no configuration."""
     raw = read_file(path, MAX_BYTES)
     return ConfigFile(path=path, raw=raw, document=read_document(raw, name=str(path)))
+
+
+def read_standard_input() -> ConfigFile:
+    """The configuration that another program writes. Raises ConfigFileError where it writes none."""
+    raw = sys.stdin.buffer.read(MAX_BYTES + 1)
+    return ConfigFile(path=STANDARD_INPUT, raw=raw, document=read_document(raw, name=shown_name(STANDARD_INPUT)))
+
+
+def shown_name(path: Path) -> str:
+    """The file as messages call it."""
+    return "standard input" if path == STANDARD_INPUT else str(path)
 
 
 def read_file(path: Path, most_bytes: int) -> bytes:
@@ -64,6 +78,10 @@ def write_corrected(path: Path, old: bytes, text: str) -> Path:
 
     Raises ConfigFileError where either cannot be written; the file then is as it was.
     """
+    if path == STANDARD_INPUT:
+        raise ConfigFileError(
+            "standard input cannot be corrected", why="--fix writes in the place of the file", fix="name a file"
+        )
     target = path.resolve()
     try:
         copy = _copy(target, old)

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
 
 from ...estimators.errors import ConfigFileError
+from .not_json import other_format, python_dict
 
 MAX_BYTES = 150_000
 """A configuration has kilobytes. What is beyond this is another file, and would take longer than a second."""
@@ -131,6 +132,9 @@ def read_document(raw: bytes, *, name: str) -> Document:
         raise ConfigFileError(f"{name}: not UTF-8 text (byte {problem.start})", **utf_8) from problem
     marked = text.startswith("\ufeff")
     reader = _Reader(text[1:] if marked else text, name)
+    found = python_dict(reader.text)
+    if found is not None:
+        raise ConfigFileError(f"{name}: not JSON: it is {found.what}", fix=found.fix)
     root = reader.document()
     return Document(reader.text, root, tuple(reader.departures), marked)
 
@@ -147,6 +151,9 @@ class _Reader:
         if start == len(self.text):
             self._fail("the file is empty", start)
         if self.text[start] != "{":
+            found = other_format(self.text)
+            if found is not None:
+                raise ConfigFileError(f"{self.name}: not JSON: it is {found.what}", fix=found.fix)
             self._fail("it does not begin with {", start)
         root = self._object(start, 1)
         end = self._skip(root.end)

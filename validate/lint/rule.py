@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, Unpack
 
 from .linted_config import LintedConfig
+from .values import number_in
 
 Severity = Literal["error", "warning", "advice"]
 Path = tuple[str, ...]
@@ -54,6 +55,12 @@ class Hit:
 def hit(path: str, what: str, *, fix: str = "", severity: Severity | None = None, edits: tuple[Edit, ...] = ()) -> Hit:
     """A hit at a path written with dots."""
     return Hit(path=tuple(path.split(".")) if path else (), what=what, fix=fix, severity=severity, edits=edits)
+
+
+def unquoted(path: str, value: Any) -> tuple[Edit, ...]:
+    """The edit that writes a number in the place of the text of one; none for any other value."""
+    number = number_in(value)
+    return () if number is None else (Replace(tuple(path.split(".")), number),)
 
 
 RuleCheck = Callable[[LintedConfig], Iterator[Hit]]

@@ -37,6 +37,19 @@ def is_converted_text(field: ConfigField, value: Any) -> bool:
     return isinstance(value, str) and numeric and not problem(field, value)
 
 
+def number_in(value: Any) -> int | float | None:
+    """The finite number that a text writes, a whole one without a point as an integer; None for anything else."""
+    if not isinstance(value, str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    if not abs(number) < 1e300 or "_" in value:
+        return None
+    return int(number) if number == int(number) and not ("." in value or "e-" in value.lower()) else number
+
+
 def shown(value: Any) -> str:
     """A value as JSON writes it, cut to a short length."""
     try:

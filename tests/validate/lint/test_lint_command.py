@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
@@ -94,6 +95,65 @@ def test_fix_corrects_what_is_safe_and_keeps_the_old_file(capsys: pytest.Capture
     assert '-        "stage": "2",' in out and '+        "stage": 2,' in out
     assert run(["lint", "bad.json", "--fix"]) == 1
     assert not Path("bad.json.bak.1").exists()
+
+
+NUMBERS_AS_TEXT = {
+    "train_batch_size": "8",
+    "train_micro_batch_size_per_gpu": "4",
+    "gradient_clipping": "1.0",
+    "steps_per_print": "10",
+    "wall_clock_breakdown": "false",
+    "optimizer": {"type": "AdamW", "params": {"lr": "1e-5", "eps": "1e-8", "betas": ["0.9", 0.95]}},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "100", "warmup_max_lr": "1e-5"}},
+    "bf16": {"enabled": "true"},
+    "zero_optimization": {"stage": "2", "reduce_bucket_size": "5e7"},
+}
+
+
+def test_fix_writes_numbers_in_the_place_of_their_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """Wherever DeepSpeed computes with them, and nothing else changes."""
+    Path("text.json").write_text(json.dumps(NUMBERS_AS_TEXT, indent=1))
+    assert run(["lint", "text.json"]) == 1
+    assert run(["lint", "text.json", "--fix"]) == 0
+    assert json.loads(Path("text.json").read_text()) == {
+        "train_batch_size": 8,
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_clipping": 1.0,
+        "steps_per_print": 10,
+        "wall_clock_breakdown": False,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "eps": 1e-8, "betas": [0.9, 0.95]}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 100, "warmup_max_lr": 1e-5}},
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 2, "reduce_bucket_size": 50_000_000},
+    }
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ds_config = {\n 'train_batch_size': 8,\n 'bf16': {'enabled': True},\n}\n", "Python code"),
+        ("{\n 'train_batch_size': 8,\n 'bf16': {'enabled': True},\n}\n", "a Python dict"),
+        ("# mine\ntrain_batch_size: 8\nzero_optimization:\n  stage: 2\n", "YAML"),
+        ("deepspeed_config:\n  deepspeed_config_file: zero3.json\ndistributed_type: DEEPSPEED\n", "zero3.json"),
+    ],
+)
+def test_another_format_is_called_by_its_name(text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In one line, with what to do."""
+    Path("other").write_text(text)
+    assert run(["lint", "other"]) == 2
+    error = capsys.readouterr().err
+    assert said in error and len(error.splitlines()) == 1
+
+
+def test_a_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is judged like a file, and cannot be corrected in its place."""
+    for options, code in (((), 1), (("--fix",), 2)):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(BAD.encode())))
+        assert run(["lint", "-", *options]) == code
+    printed = capsys.readouterr()
+    assert "standard input: " in printed.out and "DS010 error  line 7" in printed.out
+    assert "cannot be corrected" in printed.err and not Path("-").exists()
 
 
 def test_fix_never_overwrites_a_copy() -> None:

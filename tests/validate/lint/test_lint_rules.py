@@ -107,6 +107,31 @@ def test_a_typo_is_answered_with_the_key_that_was_meant() -> None:
         assert f"did you mean '{meant}'?" in said
 
 
+def test_no_remedy_is_guessed_from_another_blocks_key() -> None:
+    """wandb takes its key from the environment; comet's key of the same name is another thing."""
+    report = judged({"train_batch_size": 8, "wandb": {"enabled": True, "api_key": "0123"}, "workspace": "x"})
+    (secret,) = [finding for finding in report.findings if finding.path == ("wandb", "api_key")]
+    assert (secret.code, secret.severity) == ("DS855", "error") and "WANDB_API_KEY" in secret.fix
+    assert not any("comet" in finding.what + finding.fix for finding in report.findings)
+    moved = judged({"train_batch_size": 8, "overlap_comm": True})
+    assert any("into zero_optimization" in finding.fix for finding in moved.findings), "it can be nothing else"
+
+
+def test_autotuning_writes_the_zero_block_itself() -> None:
+    """DeepSpeed's autotuner fills it, so that the Trainer's file may do without."""
+    bare = {"train_micro_batch_size_per_gpu": "auto"}
+    assert "DS153" in codes(judged(bare))
+    assert "DS153" not in codes(judged(bare | {"autotuning": {"enabled": True}}))
+
+
+@pytest.mark.parametrize("name", ["OneBitAdam", "ZeroOneAdam", "OneBitLamb"])
+def test_one_bit_optimizers_are_said_to_be_gone(name: str) -> None:
+    """They are no typing errors."""
+    config = {"train_batch_size": 8, "optimizer": {"type": name, "params": {"lr": 1e-4, "freeze_step": 400}}}
+    (finding,) = [finding for finding in judged(config).findings if finding.code == "DS501"]
+    assert "gone from DeepSpeed" in finding.what and "correct the name" not in finding.fix
+
+
 def test_who_reads_the_file_is_guessed_from_auto() -> None:
     """`auto` is the Trainer's word."""
     assert judged({"train_micro_batch_size_per_gpu": "auto"}).framework == "hf"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...linted_config import LintedConfig
-from ...rule import Hit, Rules, hit
-from ...values import shown
+from ...rule import Hit, Rules, hit, unquoted
+from ...values import number_in, shown
 from ..examples import ON, plain
 
 rules = Rules()
@@ -23,7 +23,8 @@ rules = Rules()
 def steps_per_print(config: LintedConfig) -> Iterator[Hit]:
     value = config.get("steps_per_print")
     if value is not None and value != "auto" and (not isinstance(value, int | float) or value == 0):
-        yield hit("steps_per_print", f"steps_per_print is {shown(value)}")
+        edits = unquoted("steps_per_print", value) if number_in(value) else ()
+        yield hit("steps_per_print", f"steps_per_print is {shown(value)}", edits=edits)
 
 
 @rules.advice(
@@ -68,14 +69,21 @@ def collectives(config: LintedConfig) -> Iterator[Hit]:
 @rules.warning(
     "DS855 a secret in the file",
     why="DeepSpeed prints the whole configuration to the log when it starts",
-    fix="set COMET_API_KEY in the environment and remove the key",
     source="runtime/config.py print_user_config",
     bad=plain(comet=ON | {"api_key": "0123456789"}),
     good=plain(comet=ON),
 )
 def secret(config: LintedConfig) -> Iterator[Hit]:
     if config.text("comet.api_key") not in ("", "auto"):
-        yield hit("comet.api_key", "an API key stands in the configuration")
+        fix = "remove it and set COMET_API_KEY in the environment"
+        yield hit("comet.api_key", "an API key stands in the configuration", fix=fix)
+    if "api_key" in config.block("wandb") and not config.is_auto("wandb.api_key"):
+        yield hit(
+            "wandb.api_key",
+            "an API key stands in the configuration, and DeepSpeed's wandb block refuses it",
+            fix="remove it and set WANDB_API_KEY in the environment, which wandb reads",
+            severity="error",
+        )
 
 
 @rules.advice(

@@ -14,6 +14,7 @@ rules = Rules()
 
 _OWN_RULES = {
     "aio.thread_count",
+    "wandb.api_key",
     *(
         f"{block}.{key}"
         for block in ("bf16", "bfloat16")
@@ -28,6 +29,20 @@ _OWN_RULES = {
     ),
 }
 """Unknown keys that have a rule of their own, which says more."""
+
+_TELLING = (
+    "",
+    "zero_optimization",
+    "zero_optimization.offload_optimizer",
+    "zero_optimization.offload_param",
+    "fp16",
+    "activation_checkpointing",
+    "aio",
+    "checkpoint",
+    "data_types",
+)
+"""Blocks whose keys say by themselves what they are. Elsewhere names are common words ("mode", "group", "debug") or
+stand for one service ("api_key")."""
 
 _LONGEST_NAME = 60
 
@@ -197,12 +212,22 @@ def _is_comment(key: str, block: ConfigBlock) -> bool:
 
 
 def _place(config: LintedConfig, block: ConfigBlock, key: str) -> str:
-    """The only other block that has this key, "" if none or several do; at the top level, ZeRO's before others."""
-    places = [path for path in config.facts.owners(key) if path != block.path]
+    """The only other block that has this key, "" if none or several do; at the top level, ZeRO's before others.
+
+    Only blocks around this one or within it count, and blocks of `_TELLING` keys: in others a key of the same name is
+    another thing.
+    """
+    places = [path for path in config.facts.owners(key) if path != block.path and path in _TELLING]
     if "zero_optimization" in places and not block.path:
         return "zero_optimization"
-    places = [place for place in places if place != "bfloat16"]
-    return (places[0] or "the top level") if len(places) == 1 else ""
+    if len(places) != 1 or len(config.facts.owners(key)) != 1:
+        return ""
+    return (places[0] or "the top level") if _around(places[0], block.path) or "_" in key else ""
+
+
+def _around(one: str, other: str) -> bool:
+    """Whether one block stands in the other."""
+    return all(a == b for a, b in zip(one.split("."), other.split("."), strict=False)) if one and other else True
 
 
 def _usual_name(block: ConfigBlock, name: str) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ...facts import DeepSpeedFacts
 from ...linted_config import LintedConfig
-from ...rule import Hit, Replace, Rules, hit
-from ...values import is_converted_text, problem, shown
+from ...rule import Edit, Hit, Replace, Rules, hit, unquoted
+from ...values import is_converted_text, number_in, problem, shown
 from ..examples import ON, plain, zero
 
 rules = Rules()
@@ -40,7 +40,9 @@ def wrong_value(config: LintedConfig) -> Iterator[Hit]:
                 continue
             wrong = problem(field, value)
             if wrong:
-                yield hit(path, f"{key} {wrong}", fix=_fix(wrong))
+                number = number_in(value)
+                mended = number is not None and not problem(field, number)
+                yield hit(path, f"{key} {wrong}", fix=_fix(wrong), edits=unquoted(path, value) if mended else ())
 
 
 @rules.error(
@@ -92,7 +94,6 @@ def text(config: LintedConfig) -> Iterator[Hit]:
 @rules.error(
     "DS023 text where DeepSpeed computes with a number",
     why="this key is not checked when the file is read: the training stops later with a TypeError",
-    fix="write a number or true or false",
     source="runtime/engine.py, runtime/config.py",
     bad=plain(gradient_clipping="1.0"),
     good=plain(gradient_clipping=1.0),
@@ -101,16 +102,23 @@ def unchecked(config: LintedConfig) -> Iterator[Hit]:
     for name in ("wall_clock_breakdown", "flops_profiler.enabled"):  # joined by | when the file is read
         value = config.get(name)
         if not isinstance(value, bool | int) and config.has(name):
-            yield hit(name, f"{name} is {shown(value)}", fix="write true or false")
+            yield hit(name, f"{name} is {shown(value)}", fix="write true or false", edits=_truth(name, value))
     size = config.get("vocabulary_size")
     if size and not isinstance(size, int | float):  # its remainder by 8 is looked at
-        yield hit("vocabulary_size", f"vocabulary_size is {shown(size)}", fix="write a whole number")
+        edits = unquoted("vocabulary_size", size)
+        yield hit("vocabulary_size", f"vocabulary_size is {shown(size)}", fix="write a whole number", edits=edits)
     for name in ("gradient_clipping", "gradient_predivide_factor"):
         value = config.get(name)
         if isinstance(value, str | list | dict) and not (value == "auto" and name == "gradient_clipping"):
-            yield hit(name, f"{name} is {shown(value)}")
+            yield hit(name, f"{name} is {shown(value)}", fix="write a number", edits=unquoted(name, value))
         elif value is None and config.has(name):
             yield hit(name, f"{name} is null", fix="remove it, or write a value")
+
+
+def _truth(path: str, value: object) -> tuple[Edit, ...]:
+    """The edit that writes true or false in the place of its text."""
+    truth = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else None
+    return () if truth is None else (Replace(tuple(path.split(".")), truth),)
 
 
 def _unread(config: LintedConfig, path: str) -> bool:

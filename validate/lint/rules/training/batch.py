@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...linted_config import LintedConfig
-from ...rule import Hit, Rules, hit
-from ...values import shown
+from ...rule import Hit, Rules, hit, unquoted
+from ...values import number_in, shown
 
 rules = Rules()
 
@@ -68,7 +68,9 @@ def not_positive(config: LintedConfig) -> Iterator[Hit]:
         if ((value is None or value == "auto") and name != "sequence_parallel_size") or not config.has(name):
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            yield hit(name, f"{name} is {shown(value)}", severity="warning" if value is True else None)
+            number = number_in(value)
+            edits = unquoted(name, value) if isinstance(number, int) and number > 0 else ()
+            yield hit(name, f"{name} is {shown(value)}", severity="warning" if value is True else None, edits=edits)
         elif value % 1:
             yield hit(name, f"{name} is {shown(value)}, not a whole number")
 

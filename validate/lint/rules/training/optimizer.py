@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ...facts import Parameter
 from ...linted_config import LintedConfig
-from ...rule import Hit, Rules, hit
-from ...values import did_you_mean, shown
+from ...rule import Hit, Replace, Rules, hit, unquoted
+from ...values import did_you_mean, number_in, shown
 from ..examples import ADAMW, ON, plain, zero
 
 rules = Rules()
@@ -15,6 +15,9 @@ rules = Rules()
 _ENGINE = "runtime/engine.py _configure_basic_optimizer"
 _TESTED = ("adam", "adamw", "adagrad", "lion", "muon")
 """DeepSpeed's names whose classes stand in runtime/zero/utils.py ZERO_SUPPORTED_OPTIMIZERS."""
+
+_ONE_BIT = ("onebitadam", "zerooneadam", "onebitlamb")
+"""DeepSpeed 0.18 still has them (runtime/config.py ONEBIT_ADAM_OPTIMIZER and the two after it)."""
 
 _SGD = {"type": "SGD", "params": {"lr": 0.1}}
 
@@ -34,6 +37,13 @@ def unknown(config: LintedConfig) -> Iterator[Hit]:
         yield hit("optimizer.type", f"type is {shown(kind)}", fix="write the optimizer's name")
     elif kind is not None and torch_names and config.optimizer not in (*config.facts.optimizers, *torch_names):
         names = [*config.facts.optimizers, *torch_names]
+        if kind.lower() in _ONE_BIT:
+            yield hit(
+                "optimizer.type",
+                f"the 1-bit optimizers are gone from DeepSpeed, and {config.facts.version} has no {shown(kind)}",
+                fix='write "AdamW", without the arguments for compression in params',
+            )
+            return
         near = did_you_mean(kind, names) or did_you_mean(kind.lower(), names)
         yield hit("optimizer.type", f"neither DeepSpeed nor torch.optim has {shown(kind)}{near}")
 
@@ -179,8 +189,20 @@ def text(config: LintedConfig) -> Iterator[Hit]:
                 f"optimizer.params.{name}",
                 f"{name} is {shown(value)}",
                 severity="warning" if set_later else None,
-                fix=f"write {float(value):g} without quotes" if isinstance(value, str) and _is_number(value) else "",
+                fix="" if number_in(value) is None else f"write {number_in(value):g} without quotes",
+                edits=unquoted(f"optimizer.params.{name}", value),
             )
+    betas = config.get("optimizer.params.betas")
+    if config.optimizer in ("adam", "adamw") and isinstance(betas, list) and any(isinstance(b, str) for b in betas):
+        numbers = [beta if number_in(beta) is None else number_in(beta) for beta in betas]
+        mended = not any(isinstance(number, str) for number in numbers)
+        path = ("optimizer", "params", "betas")
+        yield hit(
+            "optimizer.params.betas",
+            f"betas is {shown(betas)}",
+            fix="write the numbers without quotes",
+            edits=(Replace(path, numbers),) if mended else (),
+        )
 
 
 def _arguments(config: LintedConfig) -> list[str] | None:
@@ -211,10 +233,3 @@ def _names(
     if found is None:
         return None
     return [parameter.name for parameter in found if parameter.name not in but] + (own or [])
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return abs(float(text)) < 1e300
-    except ValueError:
-        return False

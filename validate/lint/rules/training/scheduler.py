@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ...facts import Parameter
 from ...linted_config import LintedConfig
-from ...rule import Hit, Rules, hit
-from ...values import did_you_mean, shown
+from ...rule import Hit, Rules, hit, unquoted
+from ...values import did_you_mean, number_in, shown
 from ..examples import ADAMW, plain, zero
 
 rules = Rules()
@@ -99,7 +99,14 @@ def no_warmup(config: LintedConfig) -> Iterator[Hit]:
         and "warmup_num_steps" in config.block("scheduler.params")
         and (not isinstance(value, int) or value <= 0)
     ):
-        yield hit("scheduler.params.warmup_num_steps", f"warmup_num_steps is {shown(value)}")
+        number = number_in(value)
+        mended = isinstance(number, int) and number > 0
+        yield hit(
+            "scheduler.params.warmup_num_steps",
+            f"warmup_num_steps is {shown(value)}",
+            fix=f"write {number} without quotes" if mended else "",
+            edits=unquoted("scheduler.params.warmup_num_steps", value) if mended else (),
+        )
 
 
 @rules.warning(
@@ -177,6 +184,23 @@ def torchs(config: LintedConfig) -> Iterator[Hit]:
     wrapped = config.stage or config.fp16 or config.bf16
     if wrapped and kind in config.facts.torch_schedulers and kind not in config.facts.schedulers:
         yield hit("scheduler.type", f"{kind} is torch's, and the optimizer is wrapped")
+
+
+@rules.error(
+    "DS610 a number of the warm-up that is text",
+    why="the scheduler subtracts and compares it, and raises a TypeError",
+    fix="write a number",
+    source=_SCHEDULES,
+    bad=plain(scheduler={"type": "WarmupLR", "params": {"warmup_max_lr": "1e-5"}}),
+    good=plain(scheduler={"type": "WarmupLR", "params": {"warmup_max_lr": 1e-5}}),
+)
+def text(config: LintedConfig) -> Iterator[Hit]:
+    names = {"WarmupLR": ("warmup_min_lr", "warmup_max_lr")}
+    names["WarmupDecayLR"] = (*names["WarmupLR"], "total_num_steps")
+    for name in names.get(config.text("scheduler.type"), ()):
+        path = f"scheduler.params.{name}"
+        if config.text(path) not in ("", "auto"):
+            yield hit(path, f"{name} is {shown(config.text(path))}", edits=unquoted(path, config.text(path)))
 
 
 def _parameters(config: LintedConfig) -> tuple[Parameter, ...] | None:

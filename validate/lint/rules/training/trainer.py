@@ -110,7 +110,8 @@ def default(config: LintedConfig) -> Iterator[Hit]:
     good=trainer(zero_optimization=zero(0)),
 )
 def no_zero(config: LintedConfig) -> Iterator[Hit]:
-    if config.framework == "hf" and not config.has("zero_optimization"):
+    tuned = config.flag("autotuning.enabled")  # DeepSpeed's autotuner writes the block itself
+    if config.framework == "hf" and not config.has("zero_optimization") and not tuned:
         yield hit("zero_optimization", "zero_optimization is missing")
 
 
