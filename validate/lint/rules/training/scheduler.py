@@ -195,9 +195,8 @@ def torchs(config: LintedConfig) -> Iterator[Hit]:
     good=plain(scheduler={"type": "WarmupLR", "params": {"warmup_max_lr": 1e-5}}),
 )
 def text(config: LintedConfig) -> Iterator[Hit]:
-    names = {"WarmupLR": ("warmup_min_lr", "warmup_max_lr")}
-    names["WarmupDecayLR"] = (*names["WarmupLR"], "total_num_steps")
-    for name in names.get(config.text("scheduler.type"), ()):
+    kind = config.text("scheduler.type")
+    for name in ("warmup_min_lr", "warmup_max_lr", "total_num_steps") if kind in ("WarmupLR", "WarmupDecayLR") else ():
         path = f"scheduler.params.{name}"
         if config.text(path) not in ("", "auto"):
             yield hit(path, f"{name} is {shown(config.text(path))}", edits=unquoted(path, config.text(path)))
