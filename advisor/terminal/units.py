@@ -16,6 +16,11 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
+def counted_noun(number: int, noun: str) -> str:
+    """`1 row`, `1,204 rows`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def rate(per_s: float) -> str:
     """Tokens per second with two or three significant digits, no more than the prediction is worth."""
     if per_s >= 1e7:

@@ -12,9 +12,10 @@ from ..launch.command import dry_lines
 from ..launch.report import render_failure, render_figures
 from ..recommend.recommendation import closest
 from ..terminal.lines import blank, copyable, sentence
-from ..terminal.units import gib, percent, rate, seconds
+from ..terminal.units import counted_noun, gib, percent, rate, seconds
 from ..terminal.words import cluster_title, device_word, method_title, plan_title
 from .checkpoints import newest_whole
+from .data.prepare import DataFile
 from .data.shapes import ROW_SHAPES
 from .folder import TrainingFolder
 from .proposal import Proposal
@@ -37,29 +38,45 @@ def _data(proposed: Proposal) -> list[str]:
     plain = data.shape in ("text", "prompt-completion")
     counted = "all of the text" if data.divisible else "the answers" if plain else f"the answers in {template}"
     lines = [
-        f"{data.name}: {data.rows:,} rows of {ROW_SHAPES[data.shape].title}; sequence 95th percentile "
+        f"{data.name}: {counted_noun(data.rows, 'row')} of {ROW_SHAPES[data.shape].title}; sequence 95th percentile "
         f"{data.typical:,} tokens, longest {data.longest:,}.",
+        *map(left_out, (each for each in (data, proposed.evaluation) if each is not None and each.empty_rows)),
         f"The loss counts {percent(data.trained_tokens / data.tokens)} of the tokens, {counted}.",
     ]
     if data.untrained_turns:
         lines.append(
-            f"The template changes {data.untrained_turns:,} earlier answers once the conversation goes on; these are "
-            "not trained."
+            f"The template changes {counted_noun(data.untrained_turns, 'earlier answer')} once the conversation goes "
+            "on; what it changes is not trained."
         )
     length = f"Sequence length {samples.seq_len:,}"
     if data.divisible:
         lines.append(f"{length}; longer text goes on in the next sample.")
     elif cuts.truncated:
-        lost = f"; {cuts.dropped:,} of them keep no answer and are left out" if cuts.dropped else ""
-        lines.append(f"{length}: {cuts.truncated:,} rows are longer and lose their end{lost}.")
+        keeps = "keeps no answer and is" if cuts.dropped == 1 else "keep no answer and are"
+        lost = f"; {cuts.dropped:,} of them {keeps} left out" if cuts.dropped else ""
+        loses = "is longer and loses its end" if cuts.truncated == 1 else "are longer and lose their end"
+        lines.append(f"{length}: {counted_noun(cuts.truncated, 'row')} {loses}{lost}.")
     else:
         lines.append(f"{length}; no row is cut.")
     filled = f", {percent(samples.fill)} full" if samples.packing else ""
     lines.append(
-        f"{samples.train_samples:,} {'packed ' * samples.packing}samples are trained{filled}"
+        f"{counted_noun(samples.train_samples, 'packed ' * samples.packing + 'sample')} "
+        f"{'is' if samples.train_samples == 1 else 'are'} trained{filled}"
         + (f", {samples.evaluation_samples:,} evaluated." if samples.evaluation else ".")
     )
     return lines
+
+
+def left_out(data: DataFile) -> str:
+    """How many rows are empty, and where the first of them stand."""
+    first, *others = data.empty_places
+    places = ", ".join([first, *(place.rpartition(" ")[2] for place in others)])
+    more = f" and {data.empty_rows - 1 - len(others):,} more" if data.empty_rows > 1 + len(others) else ""
+    one = data.empty_rows == 1
+    return (
+        f"Left out: {counted_noun(data.empty_rows, 'row')} that {'is' if one else 'are'} empty or "
+        f"{'has' if one else 'have'} an empty answer ({places}{more})."
+    )
 
 
 def _plan(proposed: Proposal) -> list[str | Text]:

@@ -14,12 +14,15 @@ from .batching import Cuts, Index, evaluation_split, index_of
 from .errors import DataError
 from .rendering import Renderer
 from .rows import Row, read_rows
-from .shapes import ROW_SHAPES, PlainText, TextPart, recognise
+from .shapes import ROW_SHAPES, PlainText, TextPart, is_empty, recognise, teaches_nothing
 from .tokenizing import tokenize
 from .tokens import Integers, Tokens, TokenWriter, open_tokens
 
 _ROWS_AT_ONCE = 1000
 """Rows that are tokenized together, on all cores."""
+
+_NAMED = 5
+"""Empty rows whose places are told; the rest is counted."""
 
 OnRows = Callable[[int], None]
 """Called now and then with the number of rows that are done."""
@@ -36,6 +39,11 @@ class DataFile:
     divisible: bool
     """Whether the sequences may be cut anywhere."""
     rows: int
+    """Those that are sequences now."""
+    empty_rows: int
+    """Left out: nothing stands in them, or an answer is empty."""
+    empty_places: tuple[str, ...]
+    """Of the first of these, in words."""
     tokens: int
     trained_tokens: int
     """Those that count in the loss."""
@@ -87,33 +95,42 @@ def prepare(
     shape:  a key of `ROW_SHAPES`; None: what the first row has, and then every row must have it.
     system: a system message for chats that bring none.
 
+    Rows in which nothing stands, and those with an empty answer, are counted and left out.
+
     Raises DataError, naming file and line, for the first row that is broken, and for a file without rows.
     """
-    rows = read_rows(path)
-    first = next(rows, None)
+    rows, empty = read_rows(path), _Empty()
+    first = next((row for row in rows if not (is_empty(row) and empty.add(row))), None)
     if first is None:
-        raise DataError(f"{path}: no rows", why="there is nothing to train on", fix="check --data")
+        raise _nothing(path, empty.count)
     name = shape or recognise(first)
-    renderer, divisible, trained_tokens, done = Renderer(tokenizer, system=system), False, 0, 0
+    renderer, divisible, trained_tokens, kept, done = Renderer(tokenizer, system=system), False, 0, 0, 0
     with TokenWriter(folder) as writer:
         for batch in _batches(first, rows):
             rendered: list[list[TextPart]] = []
             for row in batch:
-                sample = ROW_SHAPES[name].sample(row)
+                sample = None if is_empty(row) else ROW_SHAPES[name].sample(row)
+                if sample is None or teaches_nothing(sample):
+                    empty.add(row)
+                    continue
                 divisible = divisible or (isinstance(sample, PlainText) and sample.divisible)
                 rendered.append(renderer.parts(sample, row.place))
-            for sequence in tokenize(tokenizer, rendered):
+            for sequence in tokenize(tokenizer, rendered) if rendered else ():
                 writer.add(sequence)
                 trained_tokens += sum(sequence.is_trained)
-            done += len(batch)
+            kept, done = kept + len(rendered), done + len(batch)
             on_rows(done)
+    if not kept:
+        raise _nothing(path, empty.count)
     lengths = open_tokens(folder).lengths
     return DataFile(
         name=path.name,
         folder=folder,
         shape=name,
         divisible=divisible,
-        rows=done,
+        rows=kept,
+        empty_rows=empty.count,
+        empty_places=tuple(empty.places),
         tokens=int(lengths.sum()),
         trained_tokens=trained_tokens,
         longest=int(lengths.max()),
@@ -121,6 +138,24 @@ def prepare(
         untrained_turns=renderer.untrained_turns,
         has_own_template=renderer.has_own_template,
     )
+
+
+def _nothing(path: Path, empty: int) -> DataError:
+    what = f"every row is empty or has an empty answer ({empty:,})" if empty else "no rows"
+    return DataError(f"{path}: {what}", why="there is nothing to train on", fix="check --data")
+
+
+class _Empty:
+    """Rows that are left out."""
+
+    def __init__(self) -> None:
+        self.count, self.places = 0, list[str]()
+
+    def add(self, row: Row) -> bool:
+        self.count += 1
+        if len(self.places) < _NAMED:
+            self.places.append(row.place)
+        return True
 
 
 def _batches(first: Row, rest: Iterator[Row]) -> Iterator[list[Row]]:

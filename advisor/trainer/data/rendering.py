@@ -53,13 +53,8 @@ class Renderer:
         """
         if isinstance(sample, Chat):
             return _merged(self._chat(sample, place))
-        return _merged(
-            [
-                TextPart(self._bos, False),
-                *sample.parts,
-                TextPart(self._tokenizer.eos_token, sample.parts[-1].is_trained),
-            ]
-        )
+        end = "" if sample.goes_on else self._tokenizer.eos_token
+        return _merged([TextPart(self._bos, False), *sample.parts, TextPart(end, sample.parts[-1].is_trained)])
 
     def _chat(self, chat: Chat, place: str) -> Iterator[TextPart]:
         messages = list(chat.messages)

@@ -1,4 +1,5 @@
-"""Rows of a data file: JSON Lines, JSON, CSV and TSV, Parquet; each row with the place that an error names."""
+"""Rows of a data file: JSON Lines, JSON, CSV and TSV, Parquet, plain text; each row with the place that an error
+names."""
 
 from __future__ import annotations
 
@@ -9,13 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TextIO
 
+from ...terminal.units import counted_noun
 from .errors import DataError
 
 _JSON_LINES, _JSON, _CSV, _PARQUET = (".jsonl", ".ndjson"), (".json",), (".csv", ".tsv"), (".parquet",)
-SUFFIXES = (*_JSON_LINES, *_JSON, *_CSV, *_PARQUET)
+_PLAIN = (".txt",)
+SUFFIXES = (*_JSON_LINES, *_JSON, *_CSV, *_PARQUET, *_PLAIN)
 
 _LONGEST_FIELD = 2**31 - 1
 """Characters of a CSV field; Python's own limit of 131,072 is less than one long document."""
+
+_PIECE = 2**16
+"""Characters of a plain text that are one row: as a whole, a book or a crawl would not fit in memory as tokens."""
 
 
 class Row(NamedTuple):
@@ -23,13 +29,17 @@ class Row(NamedTuple):
 
     place: str
     fields: dict[str, Any]
+    goes_on: bool = False
+    """The next row is the same text, which has not ended."""
 
 
 def read_rows(path: Path) -> Iterator[Row]:
     """The rows in their order, read as they are asked for (a `.json` list is read whole).
 
     The suffix decides. A `.json` file may hold a list of objects, one object with one list in it (`{"data": [...]}`),
-    or one object a line. Parquet is read by the `datasets` library, which is imported for nothing else here.
+    or one object a line. A `.csv` file's header tells whether commas, semicolons, tabs or bars separate the fields. A
+    `.txt` file is one text, read in pieces that end with a line. Parquet is read by the `datasets` library, which is
+    imported for nothing else here.
 
     Raises DataError, naming the file and the line (row, element), for what cannot be read, is no object, or no file at
     all.
@@ -51,19 +61,60 @@ def _text(path: Path, suffix: str) -> Iterator[Row]:
         # newline="": the csv module wants to see line ends inside quotes as they are.
         with path.open(encoding="utf-8-sig", newline="" if suffix in _CSV else None) as stream:
             if suffix in _CSV:
-                yield from _csv(path, stream, delimiter="\t" if suffix == ".tsv" else ",")
+                yield from _csv(path, stream, delimiter="\t" if suffix == ".tsv" else _delimiter(stream))
+            elif suffix in _PLAIN:
+                yield from _plain_text(path, stream)
             elif suffix in _JSON_LINES or _is_json_lines(stream):
                 yield from _json_lines(path, stream)
             else:
                 yield from _json(path, stream)
     except UnicodeDecodeError as problem:
-        raise DataError(
-            f"{path}: not UTF-8 text",
-            why=f"byte {problem.object[problem.start]:#04x} cannot be read",
-            fix="save it as UTF-8",
-        ) from problem
+        raise _not_utf_8(path) from problem
     except OSError as problem:
         raise DataError(f"{path}: cannot be read ({os.strerror(problem.errno or 0)})", fix="check --data") from problem
+
+
+def _not_utf_8(path: Path) -> DataError:
+    """The error that names the first line that cannot be read."""
+    with path.open("rb") as stream:
+        if stream.read(2) in (b"\xff\xfe", b"\xfe\xff"):
+            return DataError(f"{path}: UTF-16 text", why="UTF-8 is needed", fix="save it as UTF-8")
+        stream.seek(0)
+        for number, line in enumerate(stream, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as problem:
+                return DataError(
+                    f"{path.name}, line {number}: not UTF-8 text",
+                    why=f"byte {line[problem.start]:#04x} cannot be read",
+                    fix="save the file as UTF-8",
+                )
+    return DataError(f"{path}: not UTF-8 text", fix="save it as UTF-8")
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _plain_text(path: Path, stream: TextIO) -> Iterator[Row]:
+    if _is_object(stream.readline(_PIECE)):
+        raise DataError(
+            f"{path}: holds JSON Lines", why="as plain text its braces would be trained", fix="name it .jsonl"
+        )
+    stream.seek(0)
+    line, piece = 1, _piece(stream)
+    while piece:
+        following = _piece(stream)
+        yield Row(f"{path.name}, line {line}", {"text": piece}, goes_on=bool(following))
+        line, piece = line + piece.count("\n"), following
+
+
+def _piece(stream: TextIO) -> str:
+    """The next characters, up to the end of a line unless that is as far again."""
+    return stream.read(_PIECE) + stream.readline(_PIECE)
 
 
 def _json_lines(path: Path, stream: TextIO) -> Iterator[Row]:
@@ -76,6 +127,14 @@ def _json_lines(path: Path, stream: TextIO) -> Iterator[Row]:
         except (ValueError, RecursionError) as problem:
             _refuse(place, f"not JSON ({_reason(problem)})")
         yield Row(place, _object(value, place))
+
+
+def _delimiter(stream: TextIO) -> str:
+    """What separates the fields, by the header; programs of countries with decimal commas write semicolons."""
+    header = stream.readline()
+    stream.seek(0)
+    others = [character for character in ";\t|" if character in header and "," not in header]
+    return max(others, key=header.count, default=",")
 
 
 def _is_json_lines(stream: TextIO) -> bool:
@@ -122,7 +181,7 @@ def _csv(path: Path, stream: TextIO, *, delimiter: str) -> Iterator[Row]:
             if None in fields or None in fields.values():
                 beyond = fields.pop(None, [])
                 count = len(beyond) + sum(value is not None for value in fields.values())
-                _refuse(place, f"{count} fields, but the header names {len(reader.fieldnames or ())}")
+                _refuse(place, f"{counted_noun(count, 'field')}, but the header names {len(reader.fieldnames or ())}")
             yield Row(place, dict(fields))
     except csv.Error as problem:
         _refuse(f"{path.name}, line {reader.reader.line_num}", str(problem))
@@ -152,11 +211,14 @@ def _parquet(path: Path) -> Iterator[Row]:
 
 def _object(value: Any, place: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        _refuse(place, f"a {type(value).__name__} where an object is needed")
+        kinds = {list: "a list", str: "text", bool: "a truth value", type(None): "null"}
+        _refuse(place, f"{kinds.get(type(value), 'a number')} where an object is needed")
     return value
 
 
 def _reason(problem: BaseException) -> str:
+    if isinstance(problem, json.JSONDecodeError):  # which counts the lines of what it was given: one
+        return f"{problem.msg}, column {problem.colno}"
     return (str(problem).splitlines() or [type(problem).__name__])[0][:200]
 
 

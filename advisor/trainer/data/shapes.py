@@ -37,6 +37,8 @@ class PlainText:
     parts: tuple[TextPart, ...]
     divisible: bool = False
     """Whether it may be cut anywhere and goes on in the next sample."""
+    goes_on: bool = False
+    """It does not end here: the next sample is the same text."""
 
 
 RowSample = Chat | PlainText
@@ -78,6 +80,23 @@ def recognise(row: Row) -> str:
         why="it is not clear what is trained",
         fix=f"name the fields as one of: {known}",
     )
+
+
+def is_empty(row: Row) -> bool:
+    """Whether nothing but gaps stands in a row."""
+    return not any(value.strip() if isinstance(value, str) else value for value in row.fields.values())
+
+
+def teaches_nothing(sample: RowSample) -> bool:
+    """Whether what is trained, or one answer of a chat, is empty."""
+    if isinstance(sample, PlainText):
+        return not any(part.text.strip() for part in sample.parts if part.is_trained)
+    answers = [message for message in sample.messages if message["role"] == "assistant"]
+    return any(not any(_said(value) for name, value in answer.items() if name != "role") for answer in answers)
+
+
+def _said(value: Any) -> bool:
+    return bool(value.strip() if isinstance(value, str) else value)
 
 
 def _chat(row: Row) -> Chat:
@@ -130,7 +149,7 @@ def _instruction(row: Row) -> Chat:
     further = row.fields.get("input")
     if further is not None and not isinstance(further, str):
         _refuse(row, "input is no text")
-    answer = _answer(row, _first(row.fields, _ANSWERS) or _ANSWERS[0])
+    answer = _answer(row, *_ANSWERS)
     return _exchange(row, f"{question}\n\n{further}" if further else question, answer)
 
 
@@ -149,13 +168,13 @@ def _completion(row: Row) -> RowSample:
     prompt, completion = row.fields.get("prompt"), row.fields.get("completion")
     if isinstance(prompt, list) and isinstance(completion, list):
         return _chat(Row(row.place, {**row.fields, "messages": prompt + completion}))
-    return PlainText(parts=(TextPart(_string(row, "prompt"), False), TextPart(_string(row, "completion"), True)))
+    completion = "" if completion is None and "completion" in row.fields else _string(row, "completion")
+    return PlainText(parts=(TextPart(_string(row, "prompt"), False), TextPart(completion, True)))
 
 
 def _text(row: Row) -> PlainText:
-    return PlainText(
-        parts=(TextPart(_string(row, _first(row.fields, ("text", "content")) or "text"), True),), divisible=True
-    )
+    text = _string(row, _first(row.fields, ("text", "content")) or "text")
+    return PlainText(parts=(TextPart(text, True),), divisible=True, goes_on=row.goes_on)
 
 
 def _has(*alternatives: Sequence[str]) -> Callable[[Mapping[str, Any]], bool]:
@@ -197,11 +216,15 @@ def _string(row: Row, name: str) -> str:
     return value
 
 
-def _answer(row: Row, name: str) -> str:
-    """Text as it is; anything else (the entities of a text, a class's number) as JSON, so that it can be read back."""
-    value = row.fields.get(name)
-    if value is None:
-        _refuse(row, f"{name} is missing")
+def _answer(row: Row, *names: str) -> str:
+    """Text as it is; anything else (the entities of a text, a class's number) as JSON, so that it can be read back. A
+    gap (null) is an empty answer, a row without the field is broken."""
+    name = _first(row.fields, names)
+    if name is None:
+        if not any(name in row.fields for name in names):
+            _refuse(row, f"{names[0]} is missing")
+        return ""
+    value = row.fields[name]
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -19,6 +19,7 @@ from ds_advise.advisor.trainer.checkpoints import WHOLE, checkpoints, newest_who
 from ds_advise.advisor.trainer.data.prepare import DataFile
 from ds_advise.advisor.trainer.folder import TrainingFolder
 from ds_advise.advisor.trainer.job import TrainingJob, TrainingResult, read_job, read_result, write_record
+from ds_advise.advisor.trainer.report import left_out
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
@@ -295,6 +296,8 @@ def _file(**changes: Any) -> DataFile:
             "shape": "chat",
             "divisible": False,
             "rows": 100,
+            "empty_rows": 0,
+            "empty_places": (),
             "tokens": 50_000,
             "trained_tokens": 5_000,
             "longest": 813,
@@ -304,6 +307,14 @@ def _file(**changes: Any) -> DataFile:
         }
         | changes
     )
+
+
+def test_what_is_left_out_is_said() -> None:
+    """The places of the first, then how many more."""
+    data = _file(empty_rows=7, empty_places=("a.csv, line 2", "a.csv, line 4"))
+    assert left_out(data) == "Left out: 7 rows that are empty or have an empty answer (a.csv, line 2, 4 and 5 more)."
+    one = _file(empty_rows=1, empty_places=("a.csv, line 2",))
+    assert left_out(one) == "Left out: 1 row that is empty or has an empty answer (a.csv, line 2)."
 
 
 def test_the_sequence_length_follows_the_data() -> None:

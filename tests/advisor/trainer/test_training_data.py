@@ -16,8 +16,8 @@ from ds_advise.advisor.trainer.data.batching import Index, evaluation_split, ind
 from ds_advise.advisor.trainer.data.errors import DataError
 from ds_advise.advisor.trainer.data.prepare import cut, prepare
 from ds_advise.advisor.trainer.data.rendering import Renderer
-from ds_advise.advisor.trainer.data.rows import read_rows
-from ds_advise.advisor.trainer.data.shapes import ROW_SHAPES, Chat, PlainText, TextPart, recognise
+from ds_advise.advisor.trainer.data.rows import Row, read_rows
+from ds_advise.advisor.trainer.data.shapes import ROW_SHAPES, Chat, PlainText, TextPart, recognise, teaches_nothing
 from ds_advise.advisor.trainer.data.tokenizing import Tokenized, tokenize
 from ds_advise.advisor.trainer.data.tokens import Tokens, TokenWriter, open_tokens
 from ds_advise.advisor.trainer.ranks.batches import IGNORED, Collator, TokenDataset
@@ -120,13 +120,16 @@ GOOD = json.dumps(INSTRUCTION)
         ("a.jsonl", '{"messages": [{"role": "wizard", "content": "x"}]}', "line 1: message 1 has the role 'wizard'"),
         ("a.jsonl", '{"messages": [{"role": "user", "content": null}]}', "line 1: message 1 has no text"),
         ("a.json", f"[{GOOD},\n{GOOD},\n", "a.json, line 3: not JSON"),
-        ("a.json", f"[{GOOD}, 3]", "a.json, element 2: a int where"),
+        ("a.json", f"[{GOOD}, 3]", "a.json, element 2: a number where"),
         ("a.json", '{"a": 1,\n"b": 2}', "a.json: holds neither"),
-        ("a.csv", "instruction,output\nx,y\nx\n", "a.csv, line 3: 1 fields, but the header names 2"),
+        ("a.csv", "instruction,output\nx,y\nx\n", "a.csv, line 3: 1 field, but the header names 2"),
         ("a.csv", "instruction,output\nx,y,z\n", "a.csv, line 2: 3 fields, but the header names 2"),
         ("a.csv", 'instruction,output\nx,"y" z\n', "a.csv, line 2: "),
         ("a.jsonl", "", "no rows"),
-        ("a.txt", "x", "unknown kind of data file"),
+        ("a.docx", "x", "unknown kind of data file"),
+        ("a.txt", f"{GOOD}\n{GOOD}", "a.txt: holds JSON Lines"),
+        ("a.jsonl", f'{GOOD}\n{{"instruction" 3}}', "a.jsonl, line 2: not JSON (Expecting ':' delimiter, column 16)"),
+        ("a.jsonl", '{"text": ""}\n{}\n', "every row is empty or has an empty answer (2)"),
         ("a.parquet", "x", "a.parquet: not Parquet"),
     ],
 )
@@ -151,6 +154,60 @@ def test_not_utf8(tmp_path: Path, tokenizer: Any) -> None:
     (tmp_path / "a.jsonl").write_bytes(json.dumps(INSTRUCTION).replace("5=", "f\u00fcnf").encode("latin-1"))
     with pytest.raises(DataError, match="not UTF-8"):
         prepare(tmp_path / "a.jsonl", tokenizer, tmp_path / "tokens")
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".txt"])
+def test_the_line_that_is_not_utf8_is_named(tmp_path: Path, suffix: str) -> None:
+    """Also far behind what is read at once."""
+    (tmp_path / f"a{suffix}").write_bytes(b'{"text": "x"}\n' * 20_000 + b'{"text": "f\xfcnf"}\n')
+    if suffix == ".txt":
+        (tmp_path / "a.txt").write_bytes(b"x\n" * 20_000 + b"f\xfcnf\n")
+    with pytest.raises(DataError, match=f"a{suffix}, line 20001: not UTF-8"):
+        list(read_rows(tmp_path / f"a{suffix}"))
+
+
+def test_empty_rows_and_answers_are_counted_and_left_out(tmp_path: Path, tokenizer: Any) -> None:
+    """With the places of the first five; a call of a tool is an answer without text."""
+    empty = [
+        {},
+        {"instruction": "", "output": ""},
+        {"instruction": "5=", "output": " \n"},
+        {"instruction": "5=", "output": None},
+        {"instruction": None, "output": None},
+        {"instruction": "6=", "output": ""},
+    ]
+    data = prepare(
+        write(tmp_path / "a.jsonl", [empty[0], INSTRUCTION, *empty[1:], INSTRUCTION]), tokenizer, tmp_path / "a"
+    )
+    assert (data.rows, data.empty_rows) == (2, 6)
+    assert data.empty_places == tuple(f"a.jsonl, line {line}" for line in (1, 3, 4, 5, 6))
+    silent = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}]}
+    calling = {"messages": [silent["messages"][0], {**silent["messages"][1], "tool_calls": ["add"]}]}
+    assert teaches_nothing(Chat(messages=tuple(silent["messages"])))
+    assert not teaches_nothing(Chat(messages=tuple(calling["messages"])))
+    assert teaches_nothing(ROW_SHAPES["prompt-completion"].sample(Row("", {"prompt": "x", "completion": None})))
+
+
+def test_a_text_file_is_one_text(tmp_path: Path, tokenizer: Any) -> None:
+    """Read in pieces that end with a line, and ended once."""
+    (tmp_path / "corpus.txt").write_text("Once upon a time.\n" * 10_000)
+    data = prepare(tmp_path / "corpus.txt", tokenizer, tmp_path / "tokens")
+    assert data.shape == "text" and data.divisible and data.rows == 3
+    tokens = data.opened().ids.tolist()
+    assert tokens.count(tokenizer.eos_token_id) == 1 and tokens[-1] == tokenizer.eos_token_id
+    assert tokenizer.decode(tokens[:-1]) == "Once upon a time.\n" * 10_000
+    assert [row.place for row in read_rows(tmp_path / "corpus.txt")][:2] == [
+        "corpus.txt, line 1",
+        "corpus.txt, line 3642",
+    ]
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_the_header_tells_what_separates_fields(tmp_path: Path, separator: str) -> None:
+    """A comma in the header is one; semicolons are usual where commas stand in numbers."""
+    (tmp_path / "a.csv").write_text(f'instruction{separator}output\n"5, or 6"{separator}x\n')
+    [row] = read_rows(tmp_path / "a.csv")
+    assert row.fields == {"instruction": "5, or 6", "output": "x"}
 
 
 @pytest.mark.parametrize(
