@@ -74,10 +74,12 @@ class Rendezvous:
     job: str = ""
 
 
-def config_arguments(framework: Framework, config_path: str) -> list[str]:
+def config_arguments(framework: Framework, config_path: str, *, flag: bool = True) -> list[str]:
     """The configuration as the frameworks' argument parsers expect it: `--deepspeed FILE` (TrainingArguments) or
-    `--deepspeed --deepspeed_config FILE` (deepspeed.add_config_arguments)."""
-    return ["--deepspeed", config_path] if framework == "hf" else ["--deepspeed", "--deepspeed_config", config_path]
+    `--deepspeed --deepspeed_config FILE` (deepspeed.add_config_arguments), without the first where `flag` is False."""
+    if framework == "hf":
+        return ["--deepspeed", config_path]
+    return [*(["--deepspeed"] if flag else []), "--deepspeed_config", config_path]
 
 
 def launcher_words(

@@ -46,9 +46,8 @@ _CHECKS, _LAUNCHERS = click.Choice(["auto", "dry-run", "probe"]), click.Choice([
 )
 @click.option(
     "--pass-config/--no-pass-config",
-    default=True,
-    show_default=True,
-    help="Hand DS_CONFIG to the script, unless its arguments name one.",
+    default=None,
+    help="Hand DS_CONFIG to the script, or not; by default unless it has one of its own or its arguments name it.",
 )
 @click.option("--dry", is_flag=True, help="Print what would run on each node, and start nothing.")
 @click.option(

@@ -63,9 +63,10 @@ def make_attempts(
 
 
 def keep_training(request: LaunchRequest, outcome: LaunchOutcome) -> int | None:
-    """Keep a training of a known model in the store; answers its number, None where nothing was kept."""
+    """Keep a training of a known model in the store; answers its number, None where nothing was kept: the engine never
+    stepped, or by another plan than this."""
     run, prediction = request.run, request.prediction
-    if run.shape is None or not outcome.last_step:
+    if run.shape is None or not outcome.last_step or outcome.differences:
         return None
     result: dict[str, Any] = {
         "status": outcome.status,

@@ -31,7 +31,7 @@ def launch_line(request: LaunchRequest, *, port: int | None = None) -> list[str]
         *(["--is-module"] if script.is_module else []),
         script.target,
         *script.arguments,
-        *(config_arguments(run.workload.framework, config_path) if by_script else []),
+        *(config_arguments(run.workload.framework, config_path, flag=request.config_flag) if by_script else []),
     ]
     return launcher_words(
         request.launcher,

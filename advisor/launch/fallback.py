@@ -82,7 +82,8 @@ def next_launch(request: LaunchRequest, outcome: LaunchOutcome, folder: Path) ->
     Raises ConfigFileError where the configuration cannot be written.
     """
     arguments = ScriptArguments(request.script.arguments)
-    resumes = request.run.workload.framework == "hf" and arguments.are_training_arguments
+    takes_config = request.passes_config or bool(arguments.configs)
+    resumes = request.run.workload.framework == "hf" and arguments.are_training_arguments and takes_config
     checkpoint = outcome.checkpoint if resumes else None
     following = with_less_memory(request, outcome, checkpoint, folder)
     if following.request is None:
@@ -109,6 +110,7 @@ def next_launch(request: LaunchRequest, outcome: LaunchOutcome, folder: Path) ->
         "gradient_accumulation_steps": str(run.gradient_accumulation_steps),
         "gradient_checkpointing": str(run.gradient_checkpointing),
     }
+    values |= dict.fromkeys(arguments.configs, str(path))
     if checkpoint is not None:
         values["resume_from_checkpoint"] = str(checkpoint)
     script = replace(request.script, arguments=arguments.with_values(values))

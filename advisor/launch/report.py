@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +21,13 @@ from .request import FAILURE_TITLES, LaunchOutcome, LaunchRequest, TrainingFailu
 from .session import Session
 
 _TAIL_LINES = 12
+
+_NOT_TAKEN = re.compile(
+    r"unrecognized arguments: .*--deepspeed|no such option:? .*--deepspeed|argument --deepspeed|"
+    r"we were given deepspeed configs|arguments are not used by the HfArgumentParser.*--deepspeed",
+    flags=re.IGNORECASE,
+)
+"""How argparse, Click, DeepSpeed and transformers refuse it."""
 
 
 def show_dry(request: LaunchRequest, output: Output) -> int:
@@ -45,6 +53,8 @@ def render_session(session: Session, console: Console) -> None:
         return
     request, outcome = session.attempts.made[-1]
     _render_end(outcome, console)
+    if outcome.failure is not None and request.passes_config and _NOT_TAKEN.search(outcome.failure.message):
+        sentence(console, "The script does not take the configuration: --no-pass-config does not hand it over.")
     if outcome.last_step:
         render_figures(request, outcome, console)
     elif outcome.status == "finished":
@@ -96,7 +106,7 @@ def render_failure(failure: TrainingFailure, console: Console, *, took: str = ""
 def render_figures(request: LaunchRequest, outcome: LaunchOutcome, console: Console) -> None:
     """Measured beside predicted; what the device has no counter for is left out."""
     row(console, Text(f" {'':<20}{'measured':>12}{'predicted':>12}", style="bold"))
-    peaks, prediction = outcome.peaks, request.prediction
+    peaks, prediction = outcome.peaks, None if outcome.differences else request.prediction
     memory, time = (prediction.memory, prediction.time) if prediction is not None else (None, None)
     figures: list[tuple[str, float | None, float | None, Callable[[Any], str]]] = [
         ("tokens/s", outcome.tokens_per_s, None if time is None else time.tokens_per_s, rate),
@@ -104,7 +114,7 @@ def render_figures(request: LaunchRequest, outcome: LaunchOutcome, console: Cons
         ("GPU GiB, device", peaks.device_bytes, None if memory is None else memory.device_bytes_per_gpu, gib),
         ("GPU GiB, reserved", peaks.reserved_bytes, None if memory is None else memory.reserved_bytes_per_gpu, gib),
         ("GPU GiB, allocated", peaks.allocated_bytes, None if memory is None else memory.allocated_bytes_per_gpu, gib),
-        ("host GiB", peaks.host_bytes, request.predicted_host_bytes, gib),
+        ("host GiB", peaks.host_bytes, None if prediction is None else request.predicted_host_bytes, gib),
     ]
     for name, measured, predicted, unit in figures:
         if measured is not None:

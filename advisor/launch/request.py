@@ -64,6 +64,8 @@ class LaunchRequest:
     """How several nodes meet; None on one."""
     passes_config: bool = True
     """Whether the file is handed to the script in its framework's way; False where the script knows it."""
+    config_flag: bool = True
+    """Whether a plain script's parser knows `--deepspeed` beside `--deepspeed_config`."""
     prediction: Estimate | None = None
     """What is shown beside the measured figures and kept with them; None where nothing was predicted."""
     total_steps: int | None = None
@@ -131,6 +133,8 @@ class LaunchOutcome:
     tokens_per_s: float | None = None
     losses: tuple[tuple[int, float], ...] = ()
     """(step, loss), as far as the ranks reported them."""
+    differences: tuple[str, ...] = ()
+    """Where the engine was seen to train by another plan than the one that was checked and predicted."""
     checkpoint: Path | None = None
     """The newest that the Trainer saved."""
     warnings: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ from ...question.run import read_run
 from ..check import prediction_of
 from ..request import LaunchRequest, Script
 from .framework import framework_of, launcher_of, source_of
+from .handing_over import handing_over
 from .nodes import equal_nodes, launcher_for, slurm_rendezvous, static_rendezvous
 from .script_arguments import ScriptArguments
 
@@ -87,7 +88,7 @@ def launch_question(
     given: Collection[str],
     is_module: bool,
     launcher: Launcher | None,
-    pass_config: bool,
+    pass_config: bool | None,
     log_dir: Path | None,
     **place_options: Any,
 ) -> tuple[LaunchRequest, list[str]]:
@@ -105,6 +106,8 @@ def launch_question(
     cluster, rendezvous = place.resolve()
     framework = options["framework"] if "framework" in given else framework_of(config, source)
     launcher, remarks = _launcher(launcher_for(rendezvous, launcher), framework, source, rendezvous)
+    handing = handing_over(pass_config, config_file, config, framework=framework, script=script, source=source)
+    remarks += handing.remarks
     model = options["model"] or arguments.model
     if model is None:
         run = Run(config=config, model="", cluster=cluster, workload=Workload(framework=framework))
@@ -121,7 +124,8 @@ def launch_question(
         folder=folder if place.master is None else folder / f"node{place.node_rank}",  # nodes may share a file system
         device=place.device,
         rendezvous=rendezvous,
-        passes_config=pass_config and not arguments.passes_a_config,
+        passes_config=handing.passes,
+        config_flag=handing.with_flag,
         prediction=prediction_of(run),
         total_steps=arguments.number("max_steps"),
     )

@@ -21,6 +21,7 @@ _TRAINING_ARGUMENTS = (
 )
 """Nearly every script that parses TrainingArguments is given two of these or more."""
 
+_TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")
 
 
@@ -65,6 +66,11 @@ class ScriptArguments:
     def passes_a_config(self) -> bool:
         """The user hands the script a DeepSpeed configuration already."""
         return any(name in self._values for name in _CONFIG)
+
+    @property
+    def configs(self) -> dict[str, str]:
+        """The configurations among them, files or JSON, by the option that hands them over."""
+        return {name: value for name in _CONFIG if (value := self.text(name)) and value.lower() not in _TRUE}
 
     @property
     def are_training_arguments(self) -> bool:

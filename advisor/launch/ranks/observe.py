@@ -109,6 +109,7 @@ class _Seen:
         self._is_mean = True
         self._late: list[tuple[int, Any, Any]] = []
         self._memory_at = 0.0
+        self._told_settings = False
 
     def before_forward(self, engine: Any, *args: Any, **kwargs: Any) -> None:
         if not engine.module.training:
@@ -142,6 +143,9 @@ class _Seen:
         import torch
 
         step, line = int(engine.global_steps), dict[str, float](tokens=self._tokens)
+        if not self._told_settings:
+            self._told_settings = True
+            self._events.note({"engine": _settings(engine)})
         self._tell_late()
         losses, self._losses, self._tokens = self._losses, [], 0
         loss = None
@@ -188,6 +192,15 @@ class _Seen:
             "reserved_bytes": torch.cuda.memory_reserved(),
             "reserved_peak_bytes": torch.cuda.max_memory_reserved(),
         }
+
+
+def _settings(engine: Any) -> dict[str, int]:
+    """What the engine itself says of its plan, under the names of `Plan`."""
+    return {
+        "zero_stage": int(engine.zero_optimization_stage()),
+        "micro_batch_size": int(engine.train_micro_batch_size_per_gpu()),
+        "gradient_accumulation_steps": int(engine.gradient_accumulation_steps()),
+    }
 
 
 def _now(engine: Any) -> Any:

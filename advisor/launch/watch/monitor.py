@@ -27,6 +27,14 @@ _SWAPPED_BYTES = 64 * 2**20
 """Written to swap while the training runs; less is the system tidying up."""
 
 
+_SETTINGS = {
+    "zero_stage": "ZeRO",
+    "micro_batch_size": "micro batch",
+    "gradient_accumulation_steps": "accumulation",
+}
+"""Fields of `Plan` that a rank reports of its engine -> their titles."""
+
+
 class Monitor:
     """What was seen of one training so far."""
 
@@ -54,6 +62,8 @@ class Monitor:
         if is_first:
             self._swapped_before = sample.swapped_out_bytes
         self._display.show(self._progress(sample))
+        if differences := self._differences():
+            self._warn("the script trains by another plan than the one that was checked", "; ".join(differences))
         self._warn_of_memory(sample, self._host.memory_bytes)
         slow = self.records.slow_rank()
         if slow is not None:
@@ -109,8 +119,20 @@ class Monitor:
             step_s=records.step_s,
             tokens_per_s=records.tokens_per_s(request.run.cluster.world_size),
             losses=tuple(records.losses),
+            differences=self._differences(),
             checkpoint=records.first("checkpoint"),
             warnings=tuple(self._warnings),
+        )
+
+    def _differences(self) -> tuple[str, ...]:
+        """Where the engine's settings are not the plan's: the script may set them itself."""
+        engine, prediction = self.records.first("engine"), self._request.prediction
+        if engine is None or prediction is None:
+            return ()
+        return tuple(
+            f"{title} {engine[name]} instead of {getattr(prediction.plan, name)}"
+            for name, title in _SETTINGS.items()
+            if engine[name] != getattr(prediction.plan, name)
         )
 
     def _progress(self, sample: MemorySample) -> Progress:

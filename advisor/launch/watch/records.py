@@ -26,6 +26,7 @@ class RankRecord:
     """One rank, from the events of its file. Their keys, each in the events that have something to say of it:
 
     rank, pid, host, limits   the first event: who writes; limits: the finite resource limits by name.
+    engine        {zero_stage, micro_batch_size, gradient_accumulation_steps} of DeepSpeed's engine, once.
     step          optimizer step that was completed; with it tokens (of this rank, in that step) and forward_s.
     step, loss    the loss of that step, which a GPU reports later than the step.
     allocated_bytes, allocated_peak_bytes, reserved_bytes, reserved_peak_bytes   of torch's allocator, at times.
@@ -45,6 +46,7 @@ class RankRecord:
     """The first that it reported, beyond 1 where it resumed."""
     losses: dict[int, float] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
+    engine: dict[str, int] | None = None
     trainer: dict[str, Any] | None = None
     checkpoint: Path | None = None
     stop_at: int | None = None
@@ -84,6 +86,7 @@ class RankRecord:
             self.checkpoint = Path(event["checkpoint"])
         if "error" in event:
             self.error, self.error_at = event["error"], event["time"]
+        self.engine = event.get("engine", self.engine)
         self.trainer = event.get("trainer", self.trainer)
         self.stop_at = event.get("stop_at", self.stop_at)
         self.end = event.get("end", self.end)
@@ -164,7 +167,7 @@ class Records:
         return max((rank.memory[name] for rank in self.ranks if name in rank.memory), default=None)
 
     def first(self, name: str) -> Any:
-        """What the first rank that reported it says: `trainer`, `checkpoint`, `first_step`, `stop_at`."""
+        """What the first rank that reported it says: `engine`, `trainer`, `checkpoint`, `first_step`, `stop_at`."""
         return next((value for rank in self.ranks if (value := getattr(rank, name)) is not None), None)
 
     def slow_rank(self) -> tuple[int, float] | None:

@@ -101,8 +101,8 @@ def test_dry_on_one_node(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert dry(capsys, "--gpus", "2x24GB", "--framework", "deepspeed", "--", "train.py")[0][1].endswith(
         f"deepspeed.launcher.runner --num_gpus 2 {wrapped(folder)} --deepspeed --deepspeed_config ds_config.json"
     )
-    assert dry(capsys, "--gpus", "2x24GB", "--", "train.py", "--deepspeed=other.json")[0][1].endswith(
-        f"{wrapped(folder)} --deepspeed=other.json"
+    assert dry(capsys, "--gpus", "2x24GB", "--", "train.py", "--deepspeed=./ds_config.json")[0][1].endswith(
+        f"{wrapped(folder)} --deepspeed=./ds_config.json"
     )
     assert not (folder / "log").exists()
 
