@@ -6,13 +6,18 @@ state.
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ds_advise.estimators.workload import Framework
 
 WORLD_SIZE = 2
 MODEL = """
@@ -21,23 +26,43 @@ import torch
 def tiny():
     return torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 16))
 """
+HIDDEN_SIZE = 16
+"""The tiny model's, from which the Trainer computes bucket sizes."""
 LIMIT_S = 60
 """For one configuration; a tenth of a second is usual."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class EngineQuestion:
+    """What the engine is asked to run."""
+
+    config: Any
+    """The settings, or a file's text where the text itself is what is asked about."""
+    world_size: int = WORLD_SIZE
+    framework: Framework = "deepspeed"
+    """Who reads the file: "hf" has transformers' and accelerate's own code read it and fill `auto` first."""
+    only_read: bool = False
+    """Ask no more than whether the file is read."""
+
+
 def outcomes(configs: Sequence[dict[str, Any]], *, world_size: int = WORLD_SIZE) -> list[str]:
-    """For each configuration "" if it runs, else what was raised and in which phase."""
+    """For each configuration of plain DeepSpeed what `answers` says."""
+    return answers([EngineQuestion(config=config, world_size=world_size) for config in configs])
+
+
+def answers(questions: Sequence[EngineQuestion]) -> list[str]:
+    """For each question "" if it runs, else what was raised and in which phase."""
     with tempfile.TemporaryDirectory(prefix="ds-advise-") as name:
         folder = Path(name)
         (folder / "tiny.py").write_text(MODEL)
-        (folder / "configs.json").write_text(json.dumps([world_size, list(configs)]))
+        (folder / "questions.json").write_text(json.dumps([asdict(question) for question in questions]))
         subprocess.run(
-            [sys.executable, __file__, str(folder)],
+            [sys.executable, "-m", "benchmarks.lint.engine", str(folder)],
             check=True,
-            cwd=folder,
+            cwd=Path(__file__).parents[2],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=60 + LIMIT_S * len(configs),
+            timeout=60 + LIMIT_S * len(questions),
         )
         return list(json.loads((folder / "outcomes.json").read_text()))
 
@@ -45,61 +70,79 @@ def outcomes(configs: Sequence[dict[str, Any]], *, world_size: int = WORLD_SIZE)
 def _main(folder: Path) -> None:
     import gc
     import os
-    import signal
 
     os.environ["DS_ACCELERATOR"] = "cpu"
     gc.disable()
     import logging
 
-    from ds_advise.estimators.hardware.cluster import Cluster
-    from ds_advise.estimators.hardware.gpus import find_gpu
-    from ds_advise.estimators.workload import Workload
     from ds_advise.probes.dry_run import worker
-    from ds_advise.probes.dry_run.run import request_for
-    from ds_advise.probes.run import Run
 
-    world_size, configs = json.loads((folder / "configs.json").read_text())
-    workload = Workload(precision="fp32", framework="deepspeed")
-    cluster = Cluster(nodes=1, gpus_per_node=world_size, gpu=find_gpu("H100-80GB-SXM"))
-    requests = [
-        request_for(
-            Run(
-                config=config,
-                model=f"{folder / 'tiny.py'}:tiny",
-                cluster=cluster,
-                workload=workload,
-                gradient_checkpointing=False,
-                input_shape=(16,),
-            ),
-            iterations=1,
-        )
-        for config in configs
-    ]
-    worker._import_all(requests[0])
+    questions = [EngineQuestion(**fields) for fields in json.loads((folder / "questions.json").read_text())]
+    os.chdir(folder)
+    worker._import_all(_request(folder, {}, 1))
     import deepspeed.runtime.superoffload.superoffload_stage3
     import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  imported by each initialization, which takes seconds
 
+    if any(question.framework == "hf" for question in questions):
+        import transformers.integrations.deepspeed  # noqa: F401
+
     logging.disable(logging.CRITICAL)  # DeepSpeed's log of every start takes longer than the start
-    outcomes = []
-    for request in requests:
-        reading, writing = os.pipe()
-        child = os.fork()
-        if not child:
-            signal.alarm(LIMIT_S)
-            answer = worker.answer_to(request)
-            os.write(
-                writing,
-                json.dumps(
-                    f"{answer['phase']}: {answer['kind']}: {answer['error'][:500]}" if "error" in answer else ""
-                ).encode(),
-            )
-            os._exit(0)
-        os.close(writing)
-        with os.fdopen(reading, "rb") as pipe:
-            outcome = pipe.read()
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        outcomes.append(json.loads(outcome) if outcome else f"it ended with status {status}")
-    (folder / "outcomes.json").write_text(json.dumps(outcomes))
+    (folder / "outcomes.json").write_text(json.dumps([_in_a_fork(folder, question) for question in questions]))
+
+
+def _in_a_fork(folder: Path, question: EngineQuestion) -> str:
+    import os
+    import signal
+
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(LIMIT_S)
+        os.write(writing, json.dumps(_outcome(folder, question)).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        outcome = pipe.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return str(json.loads(outcome)) if outcome else f"it ended with status {status}"
+
+
+def _outcome(folder: Path, question: EngineQuestion) -> str:
+    """Read, filled and run as its reader does."""
+    from ds_advise.probes.dry_run import worker
+
+    from benchmarks.lint import readers
+
+    try:
+        config = readers.first_tuned(readers.read(question.config, question.framework))
+        if question.framework == "hf":
+            config = readers.filled_by_trainer(config, question.world_size, HIDDEN_SIZE)
+        readers.checked_by_deepspeed(copy.deepcopy(config), question.world_size)
+    except Exception as error:
+        return f"read: {type(error).__name__}: {str(error)[:500]}"
+    if question.only_read:
+        return ""
+    answer = worker.answer_to(_request(folder, config, question.world_size))
+    return f"{answer['phase']}: {answer['kind']}: {answer['error'][:500]}" if "error" in answer else ""
+
+
+def _request(folder: Path, config: dict[str, Any], world_size: int) -> Any:
+    from ds_advise.estimators.hardware.cluster import Cluster
+    from ds_advise.estimators.hardware.gpus import find_gpu
+    from ds_advise.estimators.workload import Workload
+    from ds_advise.probes.dry_run.run import request_for
+    from ds_advise.probes.run import Run
+
+    nodes = world_size // 8 if world_size % 8 == 0 else 1
+    run = Run(
+        config=config,
+        model=f"{folder / 'tiny.py'}:tiny",
+        cluster=Cluster(nodes=nodes, gpus_per_node=world_size // nodes, gpu=find_gpu("H100-80GB-SXM")),
+        workload=Workload(precision="fp32", framework="deepspeed"),
+        gradient_checkpointing=False,
+        input_shape=(16,),
+    )
+    return request_for(run, iterations=1)
 
 
 if __name__ == "__main__":

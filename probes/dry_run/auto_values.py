@@ -25,8 +25,8 @@ class UnfilledAutoError(ValueError):
 def filled(request: Request, hidden_size: int | None) -> dict[str, Any]:
     """The configuration with every `auto` replaced and the batch sizes set.
 
-    Raises UnfilledAutoError for an `auto` that needs a hidden size when the model has none, and for one that nothing
-    fills.
+    Raises UnfilledAutoError where the Trainer reads the file, for an `auto` that needs a hidden size when the model has
+    none, and for one that nothing fills; plain DeepSpeed gets such an `auto` as it stands.
     """
     config = copy.deepcopy(request.config)
     _set_batch(config, request)
@@ -49,7 +49,10 @@ def filled(request: Request, hidden_size: int | None) -> dict[str, Any]:
             "zero_optimization.stage3_prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),
             "zero_optimization.stage3_param_persistence_threshold": 10 * hidden_size,
         }
-    _fill(config, "", values)
+    strict = request.workload.framework == "hf"
+    if strict:  # as accelerate does (DeepSpeedPlugin.__post_init__)
+        values |= {"steps_per_print": 10, "zero_optimization.stage3_gather_16bit_weights_on_model_save": False}
+    _fill(config, "", values, strict=strict)
     enabled = any((config.get(key) or {}).get("enabled") for key in ("bf16", "fp16"))
     if not enabled and request.workload.precision != "fp32" and request.workload.precision not in config:
         config[request.workload.precision] = {
@@ -73,12 +76,14 @@ def _set_batch(config: dict[str, Any], request: Request) -> None:
         del config["train_batch_size"]
 
 
-def _fill(node: dict[str, Any], prefix: str, values: dict[str, Any]) -> None:
+def _fill(node: dict[str, Any], prefix: str, values: dict[str, Any], *, strict: bool) -> None:
+    """strict: whoever reads the file stops at an `auto` without a value, as accelerate does. DeepSpeed may take it."""
     for key, value in node.items():
         name = prefix + key
         if isinstance(value, dict):
-            _fill(value, name + ".", values)
+            _fill(value, name + ".", values, strict=strict)
         elif value == "auto":
-            if name not in values:
+            if name in values:
+                node[key] = values[name]
+            elif strict:
                 raise UnfilledAutoError(name)
-            node[key] = values[name]

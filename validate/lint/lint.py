@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...ds_configs.read import has_auto
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import Framework, Workload
@@ -15,6 +14,7 @@ from .facts import DeepSpeedFacts
 from .linted_config import LintedConfig
 from .rule import Edit, Hit, Path, Rule, Severity
 from .rules import RULES
+from .rules.training.trainer import is_for_the_trainer
 
 MOST_FINDINGS = 200
 """Nobody reads more of a file that is no configuration at all."""
@@ -77,10 +77,10 @@ def lint(
     cluster:   batch sizes are checked against its ranks, precision against its GPUs; with a model, memory and speed.
     """
     assumed = framework is None
-    chosen: Framework = framework or ("hf" if has_auto(document.root.value) else "deepspeed")
+    chosen: Framework = framework or ("hf" if is_for_the_trainer(document.root.value, facts) else "deepspeed")
     config = LintedConfig(
         document=document,
-        values=_as_read(document.root, chosen),
+        values=_first_tuned(_as_read(document.root, chosen)),
         facts=facts,
         framework=chosen,
         cluster=cluster,
@@ -145,3 +145,13 @@ def _as_read(node: DocumentNode, framework: Framework) -> Any:
     if framework == "deepspeed" and isinstance(value, float) and abs(value) < 1e10 and value == int(value):
         return int(value)
     return value
+
+
+def _first_tuned(values: Any) -> Any:
+    """With `autotuning` on, a list in zero_optimization is a choice, of which the autotuner tries every member
+    (DeepSpeed 0.19.8, autotuning/utils.py get_all_configs); the first of each is judged."""
+    tuned, zero = (values.get("autotuning"), values.get("zero_optimization")) if isinstance(values, dict) else ({}, {})
+    if not (isinstance(tuned, dict) and tuned.get("enabled") is True and isinstance(zero, dict)):
+        return values
+    first = {name: value[0] if isinstance(value, list) and value else value for name, value in zero.items()}
+    return {**values, "zero_optimization": first}

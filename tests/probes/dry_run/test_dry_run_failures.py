@@ -51,6 +51,7 @@ PLAIN = {
     "zero_optimization": {"stage": 1},
 }
 OWN = Workload(precision="fp32", framework="deepspeed")
+TRAINER = Workload(precision="fp32", framework="hf")
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {  # name -> file, function, what else the configuration says
     "works": ("own.py", "net", {}),
     "killed": ("own.py", "killed", {}),
@@ -64,6 +65,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {  # name -> file, function,
     "unknown_optimizer": ("own.py", "net", {"optimizer": {"type": "Adamm", "params": {"lr": 0.1}}}),
     "wrong_batch": ("own.py", "net", {"train_micro_batch_size_per_gpu": 3}),
     "auto": ("own.py", "net", {"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}}),
+    "dropped_auto": ("own.py", "net", {"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}}),
     "typo": ("own.py", "net", {"zero_optimization": {"stage": 1, "overlap_com": True}}),
 }
 
@@ -80,14 +82,14 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DryRunResult
             Run(
                 config={**PLAIN, **more},
                 model=f"{folder / file}:{function}",
-                workload=OWN,
+                workload=TRAINER if name == "auto" else OWN,
                 gradient_checkpointing=False,
                 input_shape=(4,),
                 cluster=h100s(2),
             ),
             iterations=1,
         )
-        for file, function, more in CASES.values()
+        for name, (file, function, more) in CASES.items()
     ]
     return dict(zip(CASES, ask_each(requests, timeout_s=3000), strict=True))
 
@@ -103,6 +105,12 @@ def test_a_file_may_import_its_neighbours_and_one_failure_leaves_the_others_alon
 ) -> None:
     result = outcomes["works"]
     assert isinstance(result, DryRunResult) and result.parameters == 20
+
+
+def test_plain_deepspeed_gets_an_auto_that_it_takes_as_its_default(
+    outcomes: dict[str, DryRunResult | DryRunError],
+) -> None:
+    assert isinstance(outcomes["dropped_auto"], DryRunResult)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+from ...facts import DeepSpeedFacts
 from ...linted_config import LintedConfig
-from ...rule import Hit, Rules, hit
+from ...rule import Hit, Path, Rules, hit
 from ..examples import trainer, zero
 
 rules = Rules()
@@ -29,10 +31,22 @@ _FILLED = {
     "zero_optimization.reduce_bucket_size",
     "zero_optimization.stage3_prefetch_bucket_size",
     "zero_optimization.stage3_param_persistence_threshold",
+    "steps_per_print",
 }
-"""Keys for which the Trainer has a value (`trainer_config_process`, `trainer_config_finalize`)."""
+"""Keys for which the Trainer has a value (`trainer_config_process`, `trainer_config_finalize`), and the one that
+accelerate overwrites whatever it says (`DeepSpeedPlugin.__post_init__`)."""
 
-_NUMBERS = (
+_ACCELERATES = {
+    "zero_optimization.stage": "2",
+    "zero_optimization.offload_optimizer.device": '"none"',
+    "zero_optimization.offload_optimizer.nvme_path": '"none"',
+    "zero_optimization.offload_param.device": '"none"',
+    "zero_optimization.offload_param.nvme_path": '"none"',
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save": "false",
+}
+"""Keys that accelerate's plugin fills from its environment, and what with where nothing is set there."""
+
+_READ_AS_THEY_ARE = (
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
     "gradient_accumulation_steps",
@@ -58,40 +72,71 @@ _OTHERS = {  # TrainingArguments' names
 
 @rules.error(
     'DS151 "auto" that nobody fills',
-    why="only the Trainer and accelerate replace it, and only for some keys; DeepSpeed computes with the text and "
-    "stops",
-    fix="write a value",
-    source=_TRAINER,
-    options={"framework": "deepspeed"},
-    bad=trainer(),
-    good={"train_micro_batch_size_per_gpu": 1},
+    why="only the Trainer and accelerate replace it, and only for some keys: accelerate stops at any that is left; "
+    "DeepSpeed computes with the text and stops",
+    fix="write a value, or leave the key out",
+    source=_TRAINER + "; accelerate/utils/dataclasses.py DeepSpeedPlugin.deepspeed_config_process",
+    options={"framework": "hf"},
+    bad=trainer(zero_optimization=zero(3, stage3_max_live_parameters="auto")),
+    good=trainer(zero_optimization=zero(3, reduce_bucket_size="auto")),
 )
 def unfilled(config: LintedConfig) -> Iterator[Hit]:
-    paths = list(_NUMBERS)
+    if config.framework == "hf":
+        for path in _autos(config.values):
+            if not _filled(path):
+                yield Hit(path=path, what='neither the Trainer nor accelerate fills "auto" here')
+        return
+    paths = list(_READ_AS_THEY_ARE)
     for block in ("optimizer.params", "scheduler.params"):
         paths += [f"{block}.{name}" for name in config.block(block)]
-    for path in paths:
-        if config.is_auto(path) and (config.framework == "deepspeed" or path not in _FILLED):
-            who = "plain DeepSpeed" if config.framework == "deepspeed" else "the Trainer"
-            yield hit(path, f'{who} does not fill "auto" here')
+    for each in paths:
+        if config.is_auto(each):
+            yield hit(each, 'plain DeepSpeed does not fill "auto" here')
+
+
+def is_for_the_trainer(values: Any, facts: DeepSpeedFacts) -> bool:
+    """Whether a file with these settings must be meant for the Trainer or accelerate: it leaves them an "auto" that
+    plain DeepSpeed does not take as its default, or only such as they fill."""
+    paths = list(_autos(values)) if isinstance(values, dict) else []
+    blocks = [facts.block(".".join(path[:-1])) for path in paths]
+    dropped = all(block is not None and block.strict for block in blocks)
+    return bool(paths) and (all(map(_filled, paths)) or not dropped)
+
+
+def _filled(path: Path) -> bool:
+    return ".".join(path) in _FILLED or ".".join(path) in _ACCELERATES
+
+
+def _autos(node: dict[str, Any], above: Path = ()) -> Iterator[Path]:
+    """Where "auto" stands; accelerate looks into objects, not into lists."""
+    for name, value in node.items():
+        if isinstance(value, dict):
+            yield from _autos(value, (*above, name))
+        elif isinstance(value, str) and value == "auto":
+            yield (*above, name)
 
 
 @rules.advice(
-    'DS152 "auto" that means DeepSpeed\'s default',
-    why='DeepSpeed drops "auto" from the blocks that it checks, and its own default holds',
+    'DS152 "auto" that means a default',
+    why='DeepSpeed drops "auto" from the blocks that it checks, and its own default holds; accelerate fills a few keys '
+    "with its own",
     fix="write the value that you want",
-    source="runtime/config_utils.py DeepSpeedConfigModel.__init__",
-    options={"framework": "hf"},
-    bad=trainer(zero_optimization=zero(2, allgather_bucket_size="auto")),
-    good=trainer(zero_optimization=zero(2, reduce_bucket_size="auto")),
+    source="runtime/config_utils.py DeepSpeedConfigModel.__init__; accelerate/utils/dataclasses.py DeepSpeedPlugin",
+    options={"framework": "deepspeed"},
+    bad={"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero(2, allgather_bucket_size="auto")},
+    good={"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero(2, allgather_bucket_size=100_000_000)},
 )
 def default(config: LintedConfig) -> Iterator[Hit]:
+    if config.framework == "hf":
+        for path, value in _ACCELERATES.items():
+            if config.is_auto(path):
+                yield hit(path, f'"auto" here is {value}, unless accelerate is told otherwise')
+        return
     for block in config.facts.blocks:
         for key in config.block(block.path) if block.strict else ():
             path = f"{block.path}.{key}"
             field = block.field(key)
-            filled = config.framework == "hf" and path in _FILLED
-            if field is not None and config.is_auto(path) and not filled and not field.block:
+            if field is not None and config.is_auto(path) and not field.block:
                 yield hit(
                     path,
                     f'"auto" here is the default, {field.default!r}'

@@ -1,0 +1,81 @@
+"""Lint over configurations that other projects train with."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+
+import pytest
+
+from benchmarks.lint.engine import EngineQuestion, answers
+from benchmarks.lint.foreign import engines_verdicts, read_configs
+
+from .lint_cases import codes, facts, judged
+
+
+def test_lint_refuses_what_the_engine_refuses_and_nothing_else() -> None:
+    """The engine's verdicts as `python -m benchmarks.lint.foreign --write` wrote them down."""
+    deepspeed, configs = read_configs()
+    if version("deepspeed") != deepspeed:
+        pytest.skip(f"the verdicts are those of DeepSpeed {deepspeed}")
+    found = {(each.repository, each.path): each.lint_errors(facts()) for each in configs}
+    different = [each for each in configs if bool(each.engine) != bool(found[each.repository, each.path])]
+    assert not different, [(each.path, each.engine, found[each.repository, each.path]) for each in different]
+    assert len(configs) == len(found) >= 120
+    assert 20 < sum(bool(each.engine) for each in configs) < 100
+    assert all(each.licence for each in configs)
+
+
+@pytest.mark.slow
+def test_the_engine_judges_foreign_configurations_as_written_down() -> None:
+    """All of them, by transformers', accelerate's and DeepSpeed's own code."""
+    deepspeed, configs = read_configs()
+    if version("deepspeed") != deepspeed:
+        pytest.skip(f"the verdicts are those of DeepSpeed {deepspeed}")
+    assert engines_verdicts(configs) == [each.engine for each in configs]
+
+
+AUTO = {"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}}
+UNFILLED = {**AUTO, "zero_optimization": {"stage": 3, "stage3_max_live_parameters": "auto"}}
+MISSPELLED = {**AUTO, "micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}
+OVERWRITTEN = {**AUTO, "steps_per_print": "auto", "zero_optimization": {"stage": 2}}
+TWO = {**AUTO, "zero_optimization": {"stage": "auto"}}
+DROPPED = {
+    "train_batch_size": 2,
+    "zero_optimization": {
+        "stage": 3,
+        "stage3_max_live_parameters": "auto",
+        "offload_param": {"device": "cpu", "buffer_size": "auto"},
+    },
+}
+LISTED = {
+    "autotuning": {"enabled": True},
+    "train_micro_batch_size_per_gpu": 1,
+    "zero_optimization": {"stage": [0, 1], "reduce_bucket_size": [1000, 2000]},
+}
+READ = {
+    "unfilled": (UNFILLED, "hf", "DS151"),
+    "misspelled": (MISSPELLED, "hf", "DS151"),
+    "overwritten": (OVERWRITTEN, "hf", ""),
+    "accelerate's own": (TWO, "hf", ""),
+    "dropped by DeepSpeed": (DROPPED, "deepspeed", ""),
+    "choices of the autotuner": (LISTED, "deepspeed", ""),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_an_auto_is_an_error_only_where_its_reader_stops(name: str) -> None:
+    """Accelerate stops at every "auto" that is left; DeepSpeed drops it from the blocks that it checks."""
+    config, reader, code = READ[name]
+    report = judged(config)
+    assert report.framework == reader
+    assert codes(report, "error") == ({code} if code else set())
+
+
+@pytest.mark.slow
+def test_readers_stop_at_an_auto_as_lint_says() -> None:
+    """The same configurations, by the real readers and the engine."""
+    said = answers([EngineQuestion(config=json.loads(json.dumps(c)), framework=r) for c, r, _ in READ.values()])  # type: ignore[arg-type]
+    assert {name: bool(words) for name, words in zip(READ, said, strict=True)} == {
+        name: bool(code) for name, (_, _, code) in READ.items()
+    }
