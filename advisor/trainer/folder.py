@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+import socket
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ...ds_configs.write import write_config
 from ...estimators.errors import ConfigFileError
+from ...probes.file_lock import try_lock
 from ..question.json_file import read_json_object
 from .checkpoints import checkpoints
 
@@ -44,6 +48,11 @@ class TrainingFolder:
         return self.records / "asked.json"
 
     @property
+    def lock(self) -> Path:
+        """Held by the process that trains in the folder; it says who that is."""
+        return self.records / "lock"
+
+    @property
     def merged(self) -> Path:
         return self.path / "merged"
 
@@ -57,10 +66,14 @@ class TrainingFolder:
         removed from it, so that they are not taken for this one's; other files stay until something of the same name is
         saved.
 
-        Raises ConfigFileError for a folder with anything in it without `force`, and for one that cannot be written to.
+        Raises ConfigFileError for a folder with anything in it without `force`, for one that another process trains in,
+        and for one that cannot be written to.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            if self.lock.exists():
+                with self.lock.open("r+b") as lock:
+                    self._take(lock)
             # Nobody misses what is left of a training that was refused before it began (a broken row, nothing fits).
             unused = self.records if self.options.exists() and not self.job.exists() else None
             used = any(path != unused for path in self.path.iterdir())
@@ -76,11 +89,42 @@ class TrainingFolder:
                     shutil.rmtree(stale)
             self.records.mkdir()
         except OSError as problem:
+            raise _unwritable(self.path, problem) from problem
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes from training in the folder, those of other hosts too where the file system has locks.
+
+        Raises ConfigFileError where one does, and where the folder cannot be written to.
+        """
+        try:
+            lock = self.lock.open("a+b")
+        except OSError as problem:
+            raise _unwritable(self.path, problem) from problem
+        with lock:
+            self._take(lock)
+            lock.truncate(0)
+            now = time.strftime("%Y-%m-%d %H:%M:%S")
+            lock.write(f"process {os.getpid()} on {socket.gethostname()}, since {now}".encode())
+            lock.flush()
+            try:
+                yield
+            finally:
+                lock.truncate(0)
+
+    def _take(self, lock: BinaryIO) -> None:
+        try:
+            taken = try_lock(lock.fileno())
+        except OSError:  # a file system without locks
+            return
+        if not taken:
+            lock.seek(0)
+            who = lock.read().decode(errors="replace") or "another process"
             raise ConfigFileError(
-                f"{self.path}: cannot be written to ({os.strerror(problem.errno or 0)})",
-                why="the model is saved there",
-                fix="pass another --output-dir",
-            ) from problem
+                f"{self.path} is being trained in: {who}",
+                why="both would write its checkpoints",
+                fix="wait for that training or stop it (Ctrl-C saves), or pass another --output-dir",
+            )
 
     def keep_options(self, options: Mapping[str, Any]) -> None:
         """Keep the options that the training was started with, for --resume."""
@@ -106,3 +150,11 @@ class TrainingFolder:
                     f"{option} was {kept.get(name)} in the training that is to go on", fix=f"leave {option} out"
                 )
         return kept
+
+
+def _unwritable(path: Path, problem: OSError) -> ConfigFileError:
+    return ConfigFileError(
+        f"{path}: cannot be written to ({os.strerror(problem.errno or 0)})",
+        why="the model is saved there",
+        fix="pass another --output-dir",
+    )

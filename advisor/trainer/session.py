@@ -30,20 +30,29 @@ def train_anew(
     force: use a folder that is not empty.
     """
     output, folder = controls.output, TrainingFolder(path)
-    proposed, machines = _proposed(options, advice, folder, output, force=force, starts=True)
-    if proposed.answer.recommended is None:
-        return 1
-    ready = proven(proposed, memory_limit_bytes=machines.memory_limit_bytes, output=output)
-    render_proven(proposed, ready, output.console())
-    if ready.answer.recommended is None:
-        return 1
-    return _ended(start(ready, controls), output)
+    settings, shape, machines = _read(options)
+    cluster = machines.cluster_here()
+    folder.claim(force=force)
+    with folder.held():
+        folder.keep_options(options)
+        proposed = _proposed(settings, shape, {**advice, "gpus": cluster}, folder, output)
+        if proposed.answer.recommended is None:
+            return 1
+        ready = proven(proposed, memory_limit_bytes=machines.memory_limit_bytes, output=output)
+        render_proven(proposed, ready, output.console())
+        if ready.answer.recommended is None:
+            return 1
+        return _ended(start(ready, controls), output)
 
 
 def show(options: Mapping[str, Any], advice: Mapping[str, Any], path: Path, output: Output) -> int:
     """Print what `train_anew` would write into the folder and start; nothing of it stays."""
+    settings, shape, machines = _read(options)
+    cluster = machines.cluster()
     with TemporaryDirectory() as temporary:
-        proposed, _ = _proposed(options, advice, TrainingFolder(Path(temporary)), output, force=False, starts=False)
+        folder = TrainingFolder(Path(temporary))
+        folder.claim(force=False)
+        proposed = _proposed(settings, shape, {**advice, "gpus": cluster}, folder, output)
         if proposed.answer.recommended is None:
             return 1
         render_start(proposed, TrainingFolder(path), output.console())
@@ -54,25 +63,17 @@ def go_on(given: Mapping[str, Any], path: Path, controls: TrainingControls) -> i
     """Resume the training in a folder with the options that it kept, from which the given ones must not differ."""
     folder = TrainingFolder(path)
     settings, shape, machines = _read(folder.kept_options(given))
-    return _ended(resume(shape, machines.cluster_here(), folder, controls, merging=settings.merge), controls.output)
+    cluster = machines.cluster_here()
+    with folder.held():
+        return _ended(resume(shape, cluster, folder, controls, merging=settings.merge), controls.output)
 
 
 def _proposed(
-    options: Mapping[str, Any],
-    advice: Mapping[str, Any],
-    folder: TrainingFolder,
-    output: Output,
-    *,
-    force: bool,
-    starts: bool,
-) -> tuple[Proposal, ClusterOptions]:
-    settings, shape, machines = _read(options)
-    cluster = machines.cluster_here() if starts else machines.cluster()
-    folder.claim(force=force)
-    folder.keep_options(options)
-    proposed = propose(settings, shape, {**advice, "gpus": cluster}, folder, output.say)
+    settings: TrainingSettings, shape: ModelShape, question: Mapping[str, Any], folder: TrainingFolder, output: Output
+) -> Proposal:
+    proposed = propose(settings, shape, question, folder, output.say)
     render_proposal(proposed, output.console())
-    return proposed, machines
+    return proposed
 
 
 def _read(options: Mapping[str, Any]) -> tuple[TrainingSettings, ModelShape, ClusterOptions]:

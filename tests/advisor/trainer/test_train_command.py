@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -236,6 +237,23 @@ def test_resume_needs_a_training(tmp_path: Path, capsys: pytest.CaptureFixture[s
     """An empty folder has none."""
     assert run(["train", "--resume", "--output-dir", str(tmp_path)]) == 2
     assert "holds no training that could go on" in capsys.readouterr().err
+
+
+def test_a_folder_is_trained_in_by_one_process(ask: Ask, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second start or resumption is refused with the first one's process and host, and touches nothing."""
+    assert ask("--memory", "10MB")[0] == 1
+    folder = TrainingFolder(tmp_path / "out")
+    folder.job.write_text("{}")
+    whose = f"is being trained in: process {os.getpid()} on {socket.gethostname()}, since "
+    with folder.held():
+        before = sorted(folder.path.rglob("*"))
+        code, _, error = ask("--force")
+        assert (code, whose in error) == (2, True)
+        assert run(["train", "--resume", "--output-dir", str(folder.path)]) == 2
+        assert whose in capsys.readouterr().err
+        assert sorted(folder.path.rglob("*")) == before
+    with folder.held():
+        pass  # whoever ended has let it go
 
 
 def test_models_that_are_no_causal_language_models(ask: Ask, model: Path) -> None:
