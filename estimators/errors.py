@@ -10,10 +10,15 @@ class DsAdviseError(Exception):
         """`what` was wrong, naming the value; `why` it matters or cannot be guessed; the flag, file or command that
         will `fix` it, without a full stop."""
         super().__init__(what)
-        self.what, self.why, self.fix = what, why, fix
+        self.what, self.why, self.fix = map(_without_stop, (what, why, fix))
 
     def __str__(self) -> str:
         return "  ".join(part for part in (self.what, self.why, self.fix) if part)
+
+
+def _without_stop(text: str) -> str:
+    """A part as it stands inside a line; another library's words may end like a sentence."""
+    return text[:-1] if text.endswith(".") and text[-2:-1].isalnum() else text
 
 
 class UnknownModelError(DsAdviseError):

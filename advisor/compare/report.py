@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ..recommend.candidate import Candidate
 from ..recommend.fit import chance
-from ..terminal.lines import blank, printable, row, sentence
+from ..terminal.lines import blank, cells, printable, row, sentence
 from ..terminal.units import gib, percent, rate, times
 from ..terminal.words import cluster_title, component_title, method_title, phase_title
 from .comparison import Comparison, Difference, parts
@@ -154,7 +154,7 @@ def _differences(differences: Sequence[Difference], console: Console) -> None:
     acting = [found for found in differences if found.acts]
     if acting:
         blank(console)
-        row(console, f" {'What differs':<{_KEY}}{'A':>{_WIDE}}{'B':>{_WIDE}}", style="bold")
+        cells(console, f" {'What differs':<{_KEY}}{'A':>{_WIDE}}{'B':>{_WIDE}}", style="bold")
     block = ""
     for found in acting:
         here, dot, name = found.path.partition(".")
@@ -163,7 +163,7 @@ def _differences(differences: Sequence[Difference], console: Console) -> None:
         block = here
         label, values = f" {'  ' * bool(dot)}{printable(name or here)}", (_value(found.first), _value(found.second))
         if len(label) <= _KEY and all(len(value) < _WIDE for value in values):
-            row(console, f"{label:<{_KEY + 1}}{values[0]:>{_WIDE}}{values[1]:>{_WIDE}}")
+            cells(console, f"{label:<{_KEY + 1}}{values[0]:>{_WIDE}}{values[1]:>{_WIDE}}")
         else:
             sentence(console, f"{label[1:]}: A {values[0]}; B {values[1]}", hang=4)
         if found.meaning:
@@ -229,6 +229,6 @@ def _signed(text: str, difference: float) -> str:
     return f"{'+' if difference > 0 else '-'}{text}"
 
 
-def _row(name: str, cells: Sequence[str], console: Console, *, bold: bool = False) -> None:
-    line = f" {name:<{_LABEL}}" + "".join(f"{cell:>{_CELL}}" for cell in cells)
-    row(console, line.rstrip(), style="bold" if bold else "")
+def _row(name: str, values: Sequence[str], console: Console, *, bold: bool = False) -> None:
+    line = f" {name:<{_LABEL}}" + "".join(f"{value:>{_CELL}}" for value in values)
+    cells(console, line.rstrip(), style="bold" if bold else "")

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..reports.history import without_nan
-from ..terminal.lines import blank, copyable, row, sentence
+from ..terminal.lines import blank, cells, copyable, ended, row, sentence
 from ..terminal.output import Output
 from ..terminal.units import gib, rate, seconds
 from .command import dry_lines
@@ -46,8 +46,8 @@ def show_dry(request: LaunchRequest, output: Output) -> int:
 def render_session(session: Session, console: Console) -> None:
     """Print the end of a session."""
     for objection in session.objections:
-        sentence(console, f"Not started: {objection.what}.", style="bold")
-        sentence(console, f"{objection.fix[:1].upper()}{objection.fix[1:]}.")
+        sentence(console, ended(f"Not started: {objection.what}"), style="bold")
+        sentence(console, ended(f"{objection.fix[:1].upper()}{objection.fix[1:]}"))
     if session.objections:
         sentence(console, "--no-check starts it all the same.")
         return
@@ -105,7 +105,7 @@ def render_failure(failure: TrainingFailure, console: Console, *, took: str = ""
 
 def render_figures(request: LaunchRequest, outcome: LaunchOutcome, console: Console) -> None:
     """Measured beside predicted; what the device has no counter for is left out."""
-    row(console, Text(f" {'':<20}{'measured':>12}{'predicted':>12}", style="bold"))
+    cells(console, f" {'':<20}{'measured':>12}{'predicted':>12}", style="bold")
     peaks, prediction = outcome.peaks, None if outcome.differences else request.prediction
     memory, time = (prediction.memory, prediction.time) if prediction is not None else (None, None)
     figures: list[tuple[str, float | None, float | None, Callable[[Any], str]]] = [
@@ -118,7 +118,7 @@ def render_figures(request: LaunchRequest, outcome: LaunchOutcome, console: Cons
     ]
     for name, measured, predicted, unit in figures:
         if measured is not None:
-            row(console, Text(f" {name:<20}{unit(measured):>12}{'-' if predicted is None else unit(predicted):>12}"))
+            cells(console, f" {name:<20}{unit(measured):>12}{'-' if predicted is None else unit(predicted):>12}")
 
 
 def json_form(session: Session) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from ..recommend.evidence import DryRunAnswer
 from ..recommend.fit import Fit, chance
 from ..recommend.reasons import time_shares
 from ..terminal.bar import bar
-from ..terminal.lines import NARROWEST, blank, can_encode, row, sentence
+from ..terminal.lines import NARROWEST, blank, can_encode, cells, row, sentence
 from ..terminal.units import age, gib, percent, seconds
 from ..terminal.words import cluster_title, component_title
 from .timeline import PLAIN_SPARKS, SPARKS, spark, sparkline
@@ -97,8 +97,7 @@ def _step(answer: DryRunAnswer, console: Console) -> None:
         return
     other = f"; the closed form says {seconds(answer.analytic_time.step_s)}" if answer.analytic_time is not None else ""
     sentence(console, f"A step takes about {seconds(step.time.step_s)}, as its recorded schedule plays out{other}.")
-    shares = [f"{name} {percent(share)}" for name, share in time_shares(step.time) if share >= SMALLEST_SHARE]
-    sentence(console, f"What it waits for: {', '.join(shares)}.")
+    sentence(console, f"What it waits for: {time_shares(step.time, least=SMALLEST_SHARE)}.")
     exchanged = (
         f"; {percent(step.overlapped_s / step.links_busy_s)} of the {seconds(step.links_busy_s)} of collectives run "
         "beside it"
@@ -130,7 +129,7 @@ def _phases(answer: DryRunAnswer, console: Console) -> None:
             "The tensors of each phase; torch.cuda.memory_allocated counts "
             f"{gib(answer.result.library_workspace_bytes)} GiB more, cuBLAS's workspaces.",
         )
-    row(console, "  step phase         GPU peak  GPU live  host live    pinned  NVMe r/w (GiB)", style="bold")
+    cells(console, "  step phase         GPU peak  GPU live  host live    pinned  NVMe r/w (GiB)", style="bold")
     previous: list[tuple[str, int, int]] = []
     last = max(phase.iteration for phase in phases)
     for iteration in sorted({phase.iteration for phase in phases}):
@@ -138,7 +137,7 @@ def _phases(answer: DryRunAnswer, console: Console) -> None:
         key = [(phase.phase, phase.gpu_peak_bytes, phase.gpu_live_bytes) for phase in own]
         if key == previous:
             later = ", and so would all later ones be" if iteration == last < answer.result.iterations else ""
-            row(console, f"  {iteration:>4} as {iteration - 1}{later}", style="dim")
+            cells(console, f"  {iteration:>4} as {iteration - 1}{later}", style="dim")
             continue
         previous = key
         for phase in own:
@@ -148,7 +147,7 @@ def _phases(answer: DryRunAnswer, console: Console) -> None:
                 else "-"
             )
             drawn = spark(phase.gpu_peak_bytes, top, sparks)
-            row(
+            cells(
                 console,
                 f"  {iteration or '':>4} {phase.phase:<10} {drawn} {gib(phase.gpu_peak_bytes):>9} "
                 f"{gib(phase.gpu_live_bytes):>9} {gib(phase.host_live_bytes):>10} "

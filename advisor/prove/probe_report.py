@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from statistics import median
-
 from rich.console import Console
 
 from ...probes.real_run import ProbeResult, RankFailure
-from ..terminal.lines import blank, row, sentence
-from ..terminal.units import gib, percent, rate, seconds
+from ..terminal.lines import blank, cells, row, sentence
+from ..terminal.units import counted_noun, gib, percent, rate, seconds, whole_percents
 from ..terminal.words import cluster_title
 from .probe import ProbeAnswer, ProbeFigure
 
@@ -29,23 +27,20 @@ def render_probe(answer: ProbeAnswer, console: Console) -> None:
     if result.failure is not None:
         render_failure(result.failure, console)
         return
-    ranks = (
-        f"rank {result.ranks[0].rank} of {result.world_size}, alone" if result.solo else f"{result.world_size} ranks"
-    )
     sentence(console, "It runs.", style="bold green")
     sentence(
         console,
-        f"{rate(result.tokens_per_s)} tokens/s; {seconds(result.step_s)} per optimizer step; {ranks} on "
-        f"{cluster_title(answer.run.cluster)}, {len(result.ranks[0].losses)} steps.",
+        f"{rate(result.tokens_per_s)} tokens/s; {seconds(result.step_s)} per optimizer step; "
+        f"{_where(answer)}, {len(result.ranks[0].losses)} steps.",
     )
     if result.solo:
         sentence(
             console, "Communication is not in the times, and NCCL not in the memory: the other ranks do not exist."
         )
     blank(console)
-    row(console, "                       measured   analytic           dry run", style="bold")
+    cells(console, "                       measured   analytic           dry run", style="bold")
     for figure in answer.figures:
-        row(
+        cells(
             console,
             f"  {figure.name:<18}{_value(figure, figure.measured):>13}{_predicted(figure, figure.analytic)}"
             f"{_predicted(figure, figure.dry_run)}",
@@ -70,6 +65,14 @@ def render_failure(failure: RankFailure, console: Console) -> None:
         row(console, f"   {line}", style="dim")
 
 
+def _where(answer: ProbeAnswer) -> str:
+    """`2 ranks on 2 x H100-SXM5`, `2 ranks on the CPU (AMD EPYC 7742)`, `rank 3 of 8, alone, of 8 x H100-SXM5`."""
+    result, where = answer.result, cluster_title(answer.run.cluster)
+    if result.solo:
+        return f"rank {result.ranks[0].rank} of {result.world_size}, alone, of {where}"
+    return where if answer.run.cluster.gpu.is_cpu else f"{counted_noun(result.world_size, 'rank')} on {where}"
+
+
 def _value(figure: ProbeFigure, value: float | None) -> str:
     if value is None:
         return "-"
@@ -90,12 +93,11 @@ def _parts(result: ProbeResult) -> str:
     slowest = max(result.ranks, key=lambda report: report.step_s)
 
     def share(name: str) -> float:
-        return float(median(getattr(step, name) / step.total_s for step in slowest.steps))
+        return float(sum(getattr(step, name) for step in slowest.steps) / sum(step.total_s for step in slowest.steps))
 
-    text = (
-        f"Of a step, {percent(share('forward_s'))} are the forward pass, {percent(share('backward_s'))} the backward "
-        f"pass, {percent(share('optimizer_s'))} the optimizer"
-    )
+    parts = [share(name) for name in ("forward_s", "backward_s", "optimizer_s")]
+    forward, backward, optimizer, _ = whole_percents([*parts, max(0.0, 1 - sum(parts))])
+    text = f"Of a step, {forward} % are the forward pass, {backward} % the backward pass, {optimizer} % the optimizer"
     if slowest.steps[0].waiting_s is not None:
         text += f"; {percent(share('waiting_s'))} of it in collectives"
     return text + "."

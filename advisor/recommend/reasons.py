@@ -12,7 +12,7 @@ from ...estimators.plan import RUNGS
 from ...estimators.time.speed_spread import ratio_spread
 from ...estimators.time.step_time import estimate_time
 from ..question.question import MAX_TOKENS_PER_STEP, Question
-from ..terminal.units import count, gib, percent, rate, times
+from ..terminal.units import count, gib, percent, rate, times, whole_percents
 from ..terminal.words import component_title, device_word
 from .candidate import Candidate, LadderStep
 from .fit import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, chance
@@ -96,10 +96,14 @@ def _tokens_per_s(candidate: Candidate, resources: frozenset[str], speed: float)
     return candidate.time.tokens_per_step / step_s
 
 
-def time_shares(time: TimeEstimate) -> tuple[tuple[str, float], ...]:
-    """(term, share of the step), largest first."""
-    shares = [(name, taken / time.step_s) for name, taken in time.components.items() if taken > 0]
-    return tuple(sorted(shares, key=lambda pair: -pair[1]))
+def time_shares(time: TimeEstimate, least: float) -> str:
+    """`matrix products 70 %, attention 25 %, other 5 %`: the step's terms, largest first; those below a share of
+    `least` together are the others."""
+    shares = sorted(((taken / time.step_s, name) for name, taken in time.components.items() if taken > 0), reverse=True)
+    shown = [(component_title(name), share) for share, name in shares if share >= least]
+    shown.append(("other", max(0.0, 1 - sum(share for _, share in shown))))
+    percents = whole_percents([share for _, share in shown])
+    return ", ".join(f"{name} {whole} %" for (name, _), whole in zip(shown, percents, strict=True) if whole)
 
 
 def slower_without_threads(question: Question, chosen: Candidate) -> dict[Launcher, float]:

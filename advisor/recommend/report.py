@@ -7,12 +7,13 @@ from dataclasses import fields
 from rich.console import Console
 from rich.text import Text
 
+from ...estimators.models.model_shape import ModelShape
 from ...estimators.software import DEFAULT, Software
 from ...estimators.workload import Workload
 from ..terminal.bar import bar
-from ..terminal.lines import blank, row, sentence
+from ..terminal.lines import blank, ended, row, sentence
 from ..terminal.units import age, count, gib, percent, rate, rough_rate, seconds, times
-from ..terminal.words import cluster_title, component_title, device_word, method_title, phase_title, plan_title
+from ..terminal.words import cluster_title, device_word, method_title, phase_title, plan_title
 from .candidate import Candidate
 from .evidence import ProbedPlan, ProbeSeries, Verification
 from .fit import LIKELY, chance
@@ -20,6 +21,10 @@ from .reasons import time_shares
 from .recommendation import Recommendation, closest
 
 _COLUMNS = (("rung", -19), ("batch", 5), ("ckpt", 4), ("GPU GiB", 7), ("RAM GiB", 7), ("NVMe", 5), ("tokens/s", 8))
+
+
+_NARROW = 2 + sum(abs(width) + 1 for _, width in _COLUMNS)
+"""Columns of a terminal below which each row of the table is a sentence."""
 
 
 def render(answer: Recommendation, console: Console, *, all_candidates: bool = False) -> None:
@@ -38,9 +43,7 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
         _memory_bar(shown, device_word(answer.question.cluster), console)
     blank(console)
     if chosen is not None:
-        shares = ", ".join(
-            f"{component_title(name)} {percent(share)}" for name, share in time_shares(chosen.time) if share >= 0.01
-        )
+        shares = time_shares(chosen.time, least=0.01)
         sentence(console, f"Where the {seconds(chosen.time.step_s)} of a step go: {shares}.")
     for reason in answer.reasons:
         sentence(console, reason)
@@ -77,7 +80,7 @@ def _verdict(answer: Recommendation) -> tuple[str | Text, ...]:
     about = "" if chosen.estimate.evidence == "probe" else "About "
     return (
         Text(f"{plan_title(plan)} {_fits(chosen)}.", style="bold green"),
-        f"{about}{rate(chosen.tokens_per_s)} tokens/s{_between(chosen)}{each}.",
+        f"{about}{rate(chosen.tokens_per_s)} tokens/s{_between(chosen)}{each}{_samples(answer, chosen)}.",
         *_risk(answer),
         *answer.doubts,
         f"Micro batch {plan.micro_batch_size}"
@@ -87,6 +90,12 @@ def _verdict(answer: Recommendation) -> tuple[str | Text, ...]:
         f"It needs {gib(chosen.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device} and "
         f"{_host_need(answer, chosen)}",
     )
+
+
+def _samples(answer: Recommendation, chosen: Candidate) -> str:
+    """The speed in samples, where what counts is the image and not its patches."""
+    length = answer.question.model.fixed_len
+    return f"; {rate(chosen.tokens_per_s / length)} samples/s" if length else ""
 
 
 def _fits(candidate: Candidate) -> str:
@@ -130,7 +139,7 @@ def _nothing_fits(answer: Recommendation) -> tuple[Text, ...]:
         else None
     )
     if failed is not None:
-        return (Text.assemble(("No plan ran.", "bold red"), f" The first that failed: {failed.message}"),)
+        return (Text.assemble(("No plan ran.", "bold red"), f" The first that failed: {ended(failed.message)}"),)
     if answer.try_first is not None:
         return (Text("Nothing is sure to fit.", style="bold red"), *_risk(answer))
     text, missed, cluster = Text("Nothing fits.", style="bold red"), closest(answer.ladder), answer.question.cluster
@@ -165,9 +174,18 @@ def _subject(answer: Recommendation) -> tuple[str, ...]:
         size += f", {count(trained)} trained"
     return (
         f"{model.name} · {size} · {method_title(workload)}",
-        f"{workload.precision} · {workload.optimizer} · sequence {workload.seq_len}{_kernels(workload)} · "
+        f"{workload.precision} · {workload.optimizer} · sequence {workload.seq_len}{_streams(question.model, workload)}"
+        f"{_kernels(workload)} · "
         f"{cluster_title(question.cluster)}",
     )
+
+
+def _streams(model: ModelShape, workload: Workload) -> str:
+    """What a sequence is to a model with an encoder and a decoder."""
+    if not any(block.cross_attention for block in model.blocks):
+        return ""
+    source = model.encoder_len(workload.seq_len)
+    return f" (tokens of the target, which are counted; the source has {source})"
 
 
 def _kernels(workload: Workload) -> str:
@@ -201,7 +219,8 @@ def _table(answer: Recommendation, console: Console, *, all_candidates: bool) ->
     cpu = answer.question.cluster.gpu.is_cpu
     header = " ".join(f"{title:<{-width}}" if width < 0 else f"{title:>{width}}" for title, width in _COLUMNS)
     header = header.replace("GPU GiB", "    GiB") if cpu else header
-    row(console, "  " + header, style="bold")
+    if console.width >= _NARROW:
+        row(console, "  " + header, style="bold")
     last_reason = ""
     for step in answer.ladder:
         if step.candidate is None:
@@ -217,7 +236,9 @@ def _table(answer: Recommendation, console: Console, *, all_candidates: bool) ->
         _row(answer.beside, False, console)
     shown = answer.candidates if all_candidates else [step.candidate for step in answer.ladder if step.candidate]
     unsure = any(candidate.fit.probability > 0 and not candidate.fit.fits for candidate in shown)
+    length = answer.question.model.fixed_len
     for line in (
+        f"tokens/s: every sample is {length} tokens" if length else "",
         "batch: micro batch x accumulation steps; ckpt: gradient checkpointing",
         "GiB: what a rank needs; RAM and NVMe: all ranks"
         if cpu
@@ -234,6 +255,12 @@ def _row(candidate: Candidate, chosen: bool, console: Console) -> None:
         for cell, (_, width) in zip(_cells(candidate), _COLUMNS, strict=True)
     ]
     style = "bold green" if chosen else "" if candidate.fit.fits else "dim"
+    if console.width < _NARROW:
+        titles, values = [title for title, _ in _COLUMNS], _cells(candidate)
+        named = [f"{title} {value}" for title, value in zip(titles[1:], values[1:], strict=True) if value != "-"]
+        line = f"{'>' if chosen else ' '} {', '.join([values[0], *named])}: {candidate.fit.reason}"
+        sentence(console, line, style=style, hang=4)
+        return
     row(console, f"{'>' if chosen else ' '} {' '.join(cells)}  {candidate.fit.reason}", style=style)
 
 
@@ -393,5 +420,7 @@ def _changes(answer: Recommendation, console: Console) -> None:
     width = max(len(change.flags) for change in answer.changes)
     for change in answer.changes:
         sentence(
-            console, Text.assemble("  ", (f"{change.flags:<{width}}", "bold"), f"  {change.outcome}"), hang=width + 4
+            console,
+            Text.assemble("  ", (f"{change.flags:<{width}}", "bold"), f"  {change.outcome}"),
+            hang=min(width, console.width // 4) + 4,
         )

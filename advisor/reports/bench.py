@@ -7,7 +7,7 @@ from rich.console import Console
 from ...probes.bench.result import BenchFigure, BenchResult, bench_from_json
 from ...probes.machine import Machine
 from ...probes.store import Record
-from ..terminal.lines import blank, row, sentence
+from ..terminal.lines import blank, cells, sentence
 from ..terminal.units import amount, amounts, count, gib, size
 from ..terminal.units import seconds as duration
 
@@ -39,9 +39,9 @@ def render_bench(record: Record, console: Console) -> None:
         f"DeepSpeed {result.versions['deepspeed']}.",
     )
     blank(console)
-    row(console, f"  {'':<28}{'size':>9}{'median':>20}   lowest to highest", style="bold")
+    cells(console, f"  {'':<28}{'size':>9}{'median':>20}   lowest to highest", style="bold")
     for figure in result.figures:
-        row(console, _line(figure))
+        cells(console, _line(figure))
     blank(console)
     for skipped in result.skipped:
         sentence(console, f"Not measured: {skipped.what}: {skipped.reason}.")

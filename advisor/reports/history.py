@@ -12,7 +12,7 @@ from rich.console import Console
 from ...estimators.plan import Plan
 from ...probes.bench.result import BENCH_VERSION, bench_from_json
 from ...probes.store import Record
-from ..terminal.lines import WIDTH, blank, row, sentence
+from ..terminal.lines import WIDTH, blank, cells, sentence
 from ..terminal.units import age, amount, gib, rate
 from .bench import machine_title
 
@@ -39,12 +39,12 @@ def render_history(records: Sequence[Record], console: Console, *, path: Path, m
         )
         return
     machine = ""
-    row(console, _cells([title for title, _ in _COLUMNS]), style="bold")
+    cells(console, _cells([title for title, _ in _COLUMNS]), style="bold")
     for record in records:
         if record.machine.key != machine:
             machine = record.machine.key
             sentence(console, f"machine {machine}: {machine_title(record.machine)}", style="dim")
-        row(console, _line(record))
+        cells(console, _line(record))
     if more:
         sentence(console, "Older ones: --limit N.", style="dim")
     blank(console)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.text import Text
 
-from .lines import GLUE, WIDTH, can_encode, row, sentence
+from .lines import GLUE, NARROWEST, WIDTH, can_encode, row, sentence
 from .units import gib
 from .words import component_title
 
@@ -24,10 +24,10 @@ def bar(parts: Mapping[str, int], console: Console) -> None:
     merged = _merge_small(parts)
     total = sum(size for _, size in merged)
     shades = _SHADES if can_encode(console, _SHADES) else _PLAIN_SHADES
-    drawn, legend = Text(" "), Text()
+    drawn, legend, width = Text(" "), Text(), min(WIDTH, max(console.width, NARROWEST)) - 12
     for index, (name, size) in enumerate(merged):
         shade, style = shades[index % len(shades)], _STYLES[index % len(_STYLES)]
-        drawn.append(shade * max(1, round(size / total * (WIDTH - 12))), style=style)
+        drawn.append(shade * max(1, round(size / total * width)), style=style)
         legend.append(shade + GLUE, style=style)
         legend.append(f"{component_title(name)} {gib(size)}".replace(" ", GLUE) + "   ")
     row(console, drawn)

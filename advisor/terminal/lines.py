@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 WIDTH = 80
-"""Columns that the answer takes; a narrower terminal wraps the sentences more, and tables keep their own width."""
+"""Columns that the answer takes; a narrower terminal wraps the sentences more, and tables too (`cells`)."""
 
 NARROWEST = 40
 
@@ -48,6 +48,19 @@ def row(console: Console, line: str | Text, *, style: str = "") -> None:
         plain = text.plain.replace("·", "|")
         text = Text(plain.encode("ascii", "replace").decode("ascii"))
     console.print(text, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True, highlight=False)
+
+
+def cells(console: Console, line: str, *, style: str = "") -> None:
+    """A table's line; where the terminal is too narrow for it, its cells go on in further lines, in the same order."""
+    if len(line) <= max(console.width, NARROWEST):
+        row(console, line, style=style)
+    else:
+        sentence(console, re.sub(" {2,}", "  ", line.strip()), style=style, hang=4)
+
+
+def ended(text: str) -> str:
+    """A sentence with a full stop, unless another's words have ended it already."""
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def printable(text: str) -> str:

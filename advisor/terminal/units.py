@@ -70,6 +70,16 @@ def percent(share: float) -> str:
     return f"{share * 100:.0f} %"
 
 
+def whole_percents(shares: Sequence[float]) -> list[int]:
+    """Shares of a whole as percents that add up to theirs: rounded down, and the largest remainders up."""
+    exact = [100 * share for share in shares]
+    whole = [int(value) for value in exact]
+    missing = round(sum(exact)) - sum(whole)
+    for index in sorted(range(len(exact)), key=lambda index: whole[index] - exact[index])[:missing]:
+        whole[index] += 1
+    return whole
+
+
 _PREFIXES = (
     ("P", 1e15),
     ("T", 1e12),

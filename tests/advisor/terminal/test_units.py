@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from ds_advise.advisor.terminal.units import count, gib, rate, seconds
+from ds_advise.advisor.terminal.units import count, counted_noun, gib, rate, seconds, whole_percents
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 @pytest.mark.parametrize(
@@ -70,3 +72,17 @@ def test_rate(per_s: float, text: str) -> None:
 def test_seconds(duration_s: float, text: str) -> None:
     """No exponent, no 60 seconds in a minute's remainder."""
     assert seconds(duration_s) == text
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=12))
+def test_whole_percents_add_up(parts: list[int]) -> None:
+    """To a hundred, each within one of its share."""
+    shares = [part / sum(parts) for part in parts]
+    percents = whole_percents(shares)
+    assert sum(percents) == 100
+    assert all(abs(whole - 100 * share) < 1 for whole, share in zip(percents, shares, strict=True))
+
+
+@pytest.mark.parametrize(("number", "words"), [(0, "0 rows"), (1, "1 row"), (1204, "1,204 rows")])
+def test_one_is_no_plural(number: int, words: str) -> None:
+    assert counted_noun(number, "row") == words

@@ -61,7 +61,7 @@ def both(config: LintedConfig) -> Iterator[Hit]:
 def old_gpu(config: LintedConfig) -> Iterator[Hit]:
     gpu = config.cluster.gpu if config.cluster is not None else None
     if config.bf16 and gpu is not None and gpu.compute_capability is not None and gpu.compute_capability < 8:
-        yield hit(f"{config.bf16_block}.enabled", f"the {gpu.name} has compute capability {gpu.compute_capability:g}")
+        yield hit(f"{config.bf16_block}.enabled", f"the {gpu.name} has compute capability {gpu.compute_capability:.1f}")
 
 
 @rules.advice(
