@@ -13,11 +13,15 @@ from .attempts import Attempts, make_attempts
 from .check import How, Objection, objections, prediction_of
 from .environment import environment_of, kept_settings
 from .fallback import next_launch
+from .question.framework import source_of, uses_trainer
 from .question.script_arguments import ScriptArguments
 from .request import LaunchRequest
 
 Check = Literal["auto", "dry-run", "probe"]
 """How to see that it fits; "auto": a probe where the ranks of the whole job can run here, else a dry run."""
+
+_USES_CPU = ("use_cpu", "no_cuda")
+"""The option of TrainingArguments, and its older name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +65,9 @@ def _objections(request: LaunchRequest, check: Check, say: Callable[[str], None]
             why="the script's arguments name none",
             fix="pass --model NAME, or --no-check to start it all the same",
         )
+    if _trainer_refuses_cpu(request):
+        what = "transformers refuses --bf16 without a GPU unless it is told to use the CPU"
+        return [Objection(what=what, fix="add --use_cpu to the script's arguments")]
     runs_here = run.cluster.is_this_machine and run.cluster.nodes == 1
     how: How = "probe" if check == "probe" or (check == "auto" and runs_here) else "dry-run"
     kept = arguments.number("save_total_limit")
@@ -74,3 +81,14 @@ def _objections(request: LaunchRequest, check: Check, say: Callable[[str], None]
         checkpoints=1 if kept is None else kept + 1,
         on_progress=say,
     )
+
+
+def _trainer_refuses_cpu(request: LaunchRequest) -> bool:
+    """Whether TrainingArguments will raise: bf16 without a GPU and without `use_cpu` (transformers 5.23
+    `training_args.py` `_validate_args`), which neither a probe nor a dry run goes through."""
+    arguments = ScriptArguments(request.script.arguments)
+    uses_cpu = any(arguments.flag(name) for name in _USES_CPU)
+    if request.device != "cpu" or not arguments.flag("bf16") or uses_cpu:
+        return False
+    source = source_of(request.script)
+    return uses_trainer(source) and not any(name in source for name in _USES_CPU)

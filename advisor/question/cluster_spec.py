@@ -89,10 +89,22 @@ def _measured(cluster: Cluster) -> Cluster:
     )
 
 
-def _described(gpus: str) -> Cluster:
+def counts_in(gpus: str) -> tuple[int | None, int | None]:
+    """(nodes, GPUs of each) that a text of `--gpus` states; None for what it leaves open."""
+    first, second, _ = _parts(gpus)
+    return (int(first), int(second)) if first and second else (None, int(first) if first else None)
+
+
+def _parts(gpus: str) -> tuple[str | None, str | None, str]:
+    """(first count, second count, kind)."""
     match = re.fullmatch(r"(?:(-?\d+)\s*x\s*)?(?:(-?\d+)\s*x\s*)?(.*)", gpus.strip(), flags=re.IGNORECASE)
     assert match is not None
     first, second, kind = match.groups()
+    return first, second, kind
+
+
+def _described(gpus: str) -> Cluster:
+    first, second, kind = _parts(gpus)
     nodes, per_node = (int(first), int(second)) if second else (1, int(first or 1))
     if not kind:
         raise ClusterError(f"--gpus {gpus!r} names no kind of GPU", why="memory and speed depend on it", fix=_GRAMMAR)

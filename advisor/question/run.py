@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,13 @@ _MOST_DIGITS = 9
 """Digits of a dimension; Python refuses to read numbers of thousands of digits."""
 
 
-def read_run(
-    config_file: Path | str,
+def read_run(config_file: Path | str, model: str, cluster: Cluster, **settings: Any) -> Run:
+    """Read the configuration and find the model; the rest as for `configured_run`, whose errors it raises too."""
+    return configured_run(read_ds_config(Path(config_file)), model, cluster, **settings)
+
+
+def configured_run(
+    config: Mapping[str, Any],
     model: str,
     cluster: Cluster,
     *,
@@ -32,7 +38,7 @@ def read_run(
     offline: bool = False,
     **workload: Any,
 ) -> Run:
-    """Read the configuration and find the model.
+    """The run of a configuration.
 
     model: as for the advice, or "FILE.py:FACTORY", a function of the user's that returns a module.
     micro_batch, accumulation: fill `auto` or absent batch sizes; by default 1.
@@ -42,7 +48,6 @@ def read_run(
 
     Raises DsAdviseError for what cannot be read or does not exist.
     """
-    config = read_ds_config(Path(config_file))
     description: dict[str, Any] | str = model if ".py:" in model else load_config(model, offline=offline)
     shape = None if isinstance(description, str) else _shape_if_known(description, model)
     return Run(

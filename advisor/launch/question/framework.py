@@ -15,13 +15,14 @@ from ....estimators.workload import Framework
 from ..request import Script
 
 _TRAINER = re.compile(r"\b(TrainingArguments|HfArgumentParser|Seq2SeqTrainer|SFTTrainer|SFTConfig|Trainer)\b")
+_ADAPTERS = re.compile(r"\b(LoraConfig|get_peft_model|PeftModel)\b")
 _ACCELERATE = re.compile(r"\bAccelerator\s*\(")
 
 
 def framework_of(config: Mapping[str, Any], source: str) -> Framework:
     """ "hf" where the configuration has an `auto`, which plain DeepSpeed does not fill, or the script uses the Trainer
     or accelerate; else "deepspeed"."""
-    if has_auto(config) or _TRAINER.search(source) or _ACCELERATE.search(source):
+    if has_auto(config) or uses_trainer(source) or _ACCELERATE.search(source):
         return "hf"
     return "deepspeed"
 
@@ -29,11 +30,21 @@ def framework_of(config: Mapping[str, Any], source: str) -> Framework:
 def launcher_of(framework: Framework, source: str) -> tuple[Launcher, str]:
     """(the launcher, why): accelerate where the script leaves the configuration to it, deepspeed where a plain script
     may read `--local_rank`, which no other launcher passes, torchrun otherwise."""
-    if _ACCELERATE.search(source) and not _TRAINER.search(source):
+    if _ACCELERATE.search(source) and not uses_trainer(source):
         return "accelerate", "the script uses Accelerator, which takes the configuration from its launcher"
     if framework == "deepspeed":
         return "deepspeed", "a script on deepspeed.initialize may read --local_rank, which only this launcher passes"
     return "torchrun", "the Trainer needs no more"
+
+
+def uses_trainer(source: str) -> bool:
+    """Whether the script's text names the Trainer or its arguments."""
+    return _TRAINER.search(source) is not None
+
+
+def names_adapters(source: str) -> bool:
+    """Whether the script's text names peft's adapters."""
+    return _ADAPTERS.search(source) is not None
 
 
 def source_of(script: Script) -> str:

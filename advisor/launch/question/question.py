@@ -4,81 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ....ds_configs.launch_commands import PORT, Launcher, Rendezvous
-from ....estimators.errors import ClusterError, WorkloadError
-from ....estimators.hardware.cluster import Cluster
+from ....ds_configs.launch_commands import Launcher, Rendezvous
 from ....estimators.workload import Framework, Workload
-from ....probes.real_run.job import Device
 from ....probes.run import Run
-from ...question.cluster_options import ClusterOptions
-from ...question.cluster_spec import join_nodes
 from ...question.ds_config_file import read_ds_config
-from ...question.run import read_run
+from ...question.run import configured_run
 from ..check import prediction_of
 from ..request import LaunchRequest, Script
-from .framework import framework_of, launcher_of, source_of
+from .framework import framework_of, launcher_of, names_adapters, source_of
 from .handing_over import handing_over
-from .nodes import equal_nodes, launcher_for, slurm_rendezvous, static_rendezvous
+from .nodes import launcher_for
+from .place import Place
 from .script_arguments import ScriptArguments
 
 _TRAINER_MICRO_BATCH = 8
 """TrainingArguments' default for per_device_train_batch_size."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """The options that say where the ranks run, and how several nodes meet."""
-
-    gpus: str
-    device: Device
-    ranks: int | None
-    nodes: int | None
-    node_rank: int
-    master: str | None
-    hostfile: Path | None
-    slurm: bool
-    starts: bool
-    """Whether ranks are to be started, not only shown."""
-
-    def resolve(self) -> tuple[Cluster, Rendezvous | None]:
-        """(the ranks, how several nodes meet). Raises ClusterError for options that contradict each other."""
-        if sum((self.master is not None, self.hostfile is not None, self.slurm)) > 1:
-            raise ClusterError(
-                "--master, --hostfile and --slurm are three ways to the nodes",
-                why="they contradict each other",
-                fix="pass one of them",
-            )
-        options = ClusterOptions(gpus=self.gpus, device=self.device, ranks=self.ranks)
-        here = self.starts and self.hostfile is None and not self.slurm  # else this may be a node without GPUs
-        cluster = options.cluster_here() if here else options.cluster()
-        rendezvous: Rendezvous | None = None
-        if self.hostfile is not None:
-            count, gpus_per_node = equal_nodes(self.hostfile)
-            cluster = replace(cluster, nodes=count, gpus_per_node=gpus_per_node)
-            rendezvous = Rendezvous(kind="hostfile", hostfile=str(self.hostfile.absolute()))
-        elif self.slurm:
-            rendezvous, count = slurm_rendezvous(PORT)
-            cluster = replace(cluster, nodes=count)
-        elif self.master is not None:
-            rendezvous = static_rendezvous(self.master, self.node_rank)
-            cluster = replace(cluster, nodes=self.nodes or cluster.nodes)
-            if self.node_rank >= cluster.nodes:
-                raise WorkloadError(
-                    f"there is no node {self.node_rank} among {cluster.nodes}",
-                    why="nodes count from 0",
-                    fix="pass --nodes N, and --node-rank from 0 to N - 1",
-                )
-        elif (self.nodes or cluster.nodes) > 1:
-            raise ClusterError(
-                f"{self.nodes or cluster.nodes} nodes, and no word of how they meet",
-                why="this starts the ranks of one",
-                fix="pass --hostfile FILE, --slurm, or on every node --master ADDRESS --node-rank R",
-            )
-        return join_nodes(cluster), rendezvous if cluster.nodes > 1 else None
 
 
 def launch_question(
@@ -113,8 +56,10 @@ def launch_question(
         run = Run(config=config, model="", cluster=cluster, workload=Workload(framework=framework))
     else:
         filled, assumed = _filled(options, given, arguments, framework)
-        run = read_run(**{**filled, "model": model, "cluster": cluster, "framework": framework})
-        remarks += assumed
+        adapted, method = _adapted(filled, given, arguments, source)
+        del adapted["config_file"]
+        run = configured_run(config, **{**adapted, "model": model, "cluster": cluster, "framework": framework})
+        remarks += [*assumed, *method]
     folder = (log_dir or Path("ds-advise-launch", time.strftime("%Y-%m-%dT%H-%M-%S"))).absolute()
     request = LaunchRequest(
         script=script,
@@ -174,3 +119,24 @@ def _filled(
         f"checked with {', '.join(titles)}, the Trainer's defaults: where the script says otherwise, pass "
         "--micro-batch, --accumulation, --gradient-checkpointing on"
     ]
+
+
+def _adapted(
+    options: dict[str, Any], given: Collection[str], arguments: ScriptArguments, source: str
+) -> tuple[dict[str, Any], list[str]]:
+    """(the options with the training method that the script's arguments say, a sentence about what is taken)."""
+    if "method" in given:
+        return options, []
+    if arguments.adapts:
+        said = {name: value for name, value in arguments.lora.items() if name not in given}
+        options = {**options, "method": "lora", **said}
+        targets = options["lora_targets"] or "all linear layers"
+        bits = "; its 4-bit weights are counted as 16-bit ones" if arguments.loads_in_4_bits else ""
+        return options, [
+            f"checked as LoRA of rank {options['lora_rank']} on {targets}, by the script's arguments{bits}"
+        ]
+    if names_adapters(source):
+        return options, [
+            "checked as full fine-tuning, although the script names adapters: where it trains them, pass --method lora"
+        ]
+    return options, ["checked as full fine-tuning: for adapters pass --method lora"]

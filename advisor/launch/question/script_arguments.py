@@ -3,9 +3,11 @@ scripts give them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 _MODEL = ("model_name_or_path", "model_name", "model_path", "base_model", "pretrained_model_name_or_path", "model")
 _SEQ_LEN = ("max_seq_length", "max_seq_len", "max_length", "model_max_length", "block_size", "cutoff_len", "seq_len")
@@ -21,6 +23,15 @@ _TRAINING_ARGUMENTS = (
 )
 """Nearly every script that parses TrainingArguments is given two of these or more."""
 
+_ADAPTERS = ("use_peft_lora", "use_peft", "use_lora", "lora_enable", "enable_lora", "lora")
+"""Switches: peft's and TRL's examples, LLaVA and others."""
+
+_METHODS = ("finetuning_type", "tuner_type", "train_type", "sft_type", "tuning_type", "peft_type", "method")
+"""Options that name the method: LLaMA-Factory, ms-swift and others."""
+
+_FOUR_BITS = ("use_4bit_quantization", "load_in_4bit", "use_4bit", "q_lora")
+_BITS = ("quantization_bit", "quant_bits", "bits")
+
 _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")
 
@@ -31,10 +42,15 @@ class ScriptArguments:
     def __init__(self, arguments: Sequence[str]) -> None:
         self._words = tuple(arguments)
         self._values: dict[str, str] = {}
+        self._lists: dict[str, list[str]] = {}
+        current: list[str] = []
         for word, following in pairwise([*arguments, "--"]):
             if word.startswith("--"):
                 name, equals, value = word[2:].partition("=")
                 self._values[_key(name)] = value if equals else "" if following.startswith("--") else following
+                current = self._lists[_key(name)] = [value] if equals else []
+            else:
+                current.append(word)
 
     def text(self, *names: str) -> str | None:
         """The value of the first of the names that is given one."""
@@ -48,6 +64,32 @@ class ScriptArguments:
         """None where it is not given."""
         value = self._values.get(name)
         return None if value is None else value.lower() not in _FALSE
+
+    def texts(self, *names: str) -> list[str]:
+        """All values of the first of the names that is given some, separated by blanks or commas."""
+        given = next((self._lists[name] for name in names if self._lists.get(name)), [])
+        return [part for word in given for part in word.split(",") if part]
+
+    @property
+    def adapts(self) -> bool:
+        """Whether it trains adapters in place of all weights."""
+        method = self.text(*_METHODS)
+        return any(self.flag(name) for name in _ADAPTERS) or (method is not None and "lora" in method.lower())
+
+    @property
+    def lora(self) -> dict[str, Any]:
+        """What is said of the adapters, under the names of `WorkloadOptions`."""
+        targets, dropout = self.texts("lora_target_modules", "lora_target", "target_modules"), self.text("lora_dropout")
+        said = {
+            "lora_rank": self.number("lora_r", "lora_rank", "lora_dim"),
+            "lora_dropout": float(dropout) if dropout and re.fullmatch(r"0?\.\d+|0|0\.0*", dropout) else None,
+            "lora_targets": ",".join(targets) if targets and not {"all-linear", "all"} & set(targets) else None,
+        }
+        return {name: value for name, value in said.items() if value is not None}
+
+    @property
+    def loads_in_4_bits(self) -> bool:
+        return any(self.flag(name) for name in _FOUR_BITS) or self.number(*_BITS) == 4
 
     @property
     def model(self) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli import run
-from ds_advise.advisor.launch.check import objections, prediction_of
+from ds_advise.advisor.launch.check import Objection, objections, prediction_of
 from ds_advise.advisor.launch.environment import costly_switches, environment_of, kept_settings
 from ds_advise.advisor.launch.fallback import next_launch
 from ds_advise.advisor.launch.other_plans import plans_that_fit
@@ -175,6 +175,34 @@ def test_what_cannot_be_launched_is_said(
     (folder / "hosts").write_text("n0 slots=8\nn1 slots=8\n")
     assert run(["launch", "ds_config.json", "--log-dir", "log", *arguments]) == 2
     assert message in capsys.readouterr().err
+    assert not (folder / "log").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "told"),
+    [
+        ("HfArgumentParser(TrainingArguments)", ["--bf16"], True),
+        ("HfArgumentParser(TrainingArguments)", ["--bf16", "True", "--output_dir", "out"], True),
+        ("HfArgumentParser(TrainingArguments)", ["--bf16", "--use_cpu"], False),
+        ("TrainingArguments(bf16=args.bf16, use_cpu=True)", ["--bf16"], False),
+        ("HfArgumentParser(TrainingArguments)", ["--bf16", "false"], False),
+        ("deepspeed.initialize()", ["--bf16"], False),
+    ],
+)
+def test_what_transformers_refuses_on_the_cpu_is_said_first(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    words: list[str],
+    told: bool,
+) -> None:
+    """bf16 needs --use_cpu there, which no probe would show; nothing is run before."""
+    (folder / "train.py").write_text(text)
+    monkeypatch.setattr("ds_advise.advisor.launch.session.objections", lambda *_, **__: [Objection(what="run", fix="")])
+    words = ["--device", "cpu", "--offline", "--", "train.py", "--model_name_or_path", "model", *words]
+    assert run(["launch", "ds_config.json", "--log-dir", "log", *words]) == 1
+    assert ("add --use_cpu" in capsys.readouterr().out.lower()) == told
     assert not (folder / "log").exists()
 
 

@@ -1,0 +1,150 @@
+"""What a launch takes from the script and its arguments, and which options contradict each other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ds_advise.advisor.cli import run
+from ds_advise.advisor.launch.question.question import launch_question
+from ds_advise.advisor.launch.request import LaunchRequest
+from ds_advise.estimators.errors import ClusterError
+
+PLACE = {
+    "gpus": "2x24GB",
+    "device": "cuda",
+    "ranks": None,
+    "nodes": None,
+    "node_rank": 0,
+    "master": None,
+    "hostfile": None,
+    "slurm": False,
+    "starts": False,
+}
+OPTIONS = {
+    "config_file": Path("ds_config.json"),
+    "model": "Qwen2.5-0.5B",
+    "seq_len": None,
+    "micro_batch": None,
+    "accumulation": None,
+    "method": "full",
+    "lora_rank": 8,
+    "lora_dropout": 0.0,
+    "lora_targets": None,
+    "framework": "hf",
+    "offline": True,
+}
+
+Asked = Callable[..., tuple[LaunchRequest, list[str]]]
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """The launch of a script with these arguments, and what was said of it."""
+    monkeypatch.chdir(tmp_path)
+    Path("ds_config.json").write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    Path("train.py").write_text("from transformers import Trainer\n")
+
+    def ask(*words: str, given: tuple[str, ...] = (), **changes: object) -> tuple[LaunchRequest, list[str]]:
+        options = OPTIONS | {name: value for name, value in changes.items() if name in OPTIONS}
+        place = PLACE | {name: value for name, value in changes.items() if name in PLACE}
+        return launch_question(
+            options,
+            ("train.py", *words),
+            given=given,
+            is_module=False,
+            launcher=None,
+            pass_config=None,
+            log_dir=None,
+            **place,
+        )
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("words", "rank", "targets"),
+    [
+        # peft's examples/sft/train.py, TRL's ModelConfig, LLaMA-Factory, ms-swift, LLaVA
+        (["--use_peft_lora", "True", "--lora_r", "16", "--lora_target_modules", "all-linear"], 16, None),
+        (["--use_peft", "--lora_r=32", "--lora_target_modules", "q_proj", "v_proj"], 32, ("q_proj", "v_proj")),
+        (["--finetuning_type", "lora", "--lora_target", "q_proj,v_proj"], 8, ("q_proj", "v_proj")),
+        (["--train_type", "lora", "--lora_rank", "4", "--target_modules", "all-linear"], 4, None),
+        (["--lora_enable", "True", "--lora_r", "128"], 128, None),
+    ],
+)
+def test_adapters_are_seen_in_the_scripts_arguments(
+    asked: Asked, words: list[str], rank: int, targets: tuple[str, ...] | None
+) -> None:
+    """By the names that the field's scripts give them; what is taken is said."""
+    request, remarks = asked(*words)
+    workload = request.run.workload
+    assert (workload.method, workload.lora_rank, workload.lora_targets) == ("lora", rank, targets)
+    assert f"checked as LoRA of rank {rank}" in " ".join(remarks)
+
+
+def test_four_bit_weights_are_counted_as_16_bit_ones(asked: Asked) -> None:
+    """Which is said, because it is more than the training takes."""
+    assert "4-bit weights are counted as 16-bit" in " ".join(asked("--use_peft", "--load_in_4bit")[1])
+
+
+@pytest.mark.parametrize("words", [[], ["--use_peft_lora", "False"], ["--finetuning_type", "full"]])
+def test_full_fine_tuning_is_said_to_be_assumed(asked: Asked, words: list[str]) -> None:
+    """Unless the user says the method; more loudly where the script names adapters."""
+    request, remarks = asked(*words)
+    assert request.run.workload.method == "full"
+    assert "checked as full fine-tuning" in remarks[-1]
+    assert "full fine-tuning" not in " ".join(asked(*words, given=("method",))[1])
+    Path("train.py").write_text("from transformers import Trainer\nget_peft_model(model, LoraConfig())\n")
+    assert "although the script names adapters" in asked(*words)[1][-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gpus": "8xH100", "hostfile": Path("hosts")}, "--gpus says 8 GPUs a node, hostfile hosts 4"),
+        ({"gpus": "3x4xH100", "hostfile": Path("hosts")}, "--gpus says 3 nodes, hostfile hosts 2"),
+        ({"gpus": "H100", "hostfile": Path("hosts"), "nodes": 4}, "--nodes says 4 nodes, hostfile hosts 2"),
+        ({"gpus": "4x8xH100", "master": "n0", "nodes": 2}, "--gpus says 4 nodes, --nodes 2"),
+        ({"gpus": "4x8xH100", "slurm": True}, "--gpus says 4 nodes, this Slurm allocation 2"),
+    ],
+)
+def test_counts_that_contradict_each_other_are_refused(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], message: str
+) -> None:
+    """The plan would be checked on other GPUs than those that train."""
+    for name, value in (("ID", "7"), ("NUM_NODES", "2"), ("NODELIST", "n[1-2]")):
+        monkeypatch.setenv(f"SLURM_JOB_{name}", value)
+    Path("hosts").write_text("n0 slots=4\nn1 slots=4\n")
+    with pytest.raises(ClusterError) as refused:
+        asked(**changes)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("gpus", ["H100", "4xH100", "2x4xH100"])
+def test_counts_that_agree_are_taken(asked: Asked, gpus: str) -> None:
+    """A kind alone leaves them to the hostfile."""
+    Path("hosts").write_text("n0 slots=4\nn1 slots=4\n")
+    cluster = asked(gpus=gpus, hostfile=Path("hosts"))[0].run.cluster
+    assert (cluster.nodes, cluster.gpus_per_node) == (2, 4)
+
+
+def test_the_configuration_is_read_once(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was judged is what is run, even if the file changes meanwhile."""
+    read = []
+    monkeypatch.setattr(
+        "ds_advise.advisor.launch.question.question.read_ds_config",
+        lambda file: read.append(file) or {"zero_optimization": {"stage": 1}},
+    )
+    request, _ = asked()
+    assert (read, request.run.config) == ([Path("ds_config.json")], {"zero_optimization": {"stage": 1}})
+
+
+@pytest.mark.usefixtures("asked")
+def test_the_method_is_said_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """As every remark, on stderr."""
+    words = ["--gpus", "2x24GB", "--offline", "--dry", "--", "train.py", "--model_name_or_path", "gpt2"]
+    assert run(["launch", "ds_config.json", *words]) == 0
+    assert "ds-advise: checked as full fine-tuning: for adapters pass --method lora" in capsys.readouterr().err
