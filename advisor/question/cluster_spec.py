@@ -95,11 +95,11 @@ def counts_in(gpus: str) -> tuple[int | None, int | None]:
     return (int(first), int(second)) if first and second else (None, int(first) if first else None)
 
 
-def _parts(gpus: str) -> tuple[str | None, str | None, str]:
-    """(first count, second count, kind)."""
+def _parts(gpus: str) -> tuple[str, str, str]:
+    """(first count, second count, kind); "" for a count that is not there."""
     match = re.fullmatch(r"(?:(-?\d+)\s*x\s*)?(?:(-?\d+)\s*x\s*)?(.*)", gpus.strip(), flags=re.IGNORECASE)
     assert match is not None
-    first, second, kind = match.groups()
+    first, second, kind = match.groups(default="")
     return first, second, kind
 
 
