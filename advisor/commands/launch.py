@@ -55,7 +55,8 @@ _CHECKS, _LAUNCHERS = click.Choice(["auto", "dry-run", "probe"]), click.Choice([
     type=_CHECKS,
     default="auto",
     show_default=True,
-    help="Choose how to see first that it fits; auto probes where the whole job runs here, else it makes a dry run.",
+    help="Choose how to see first that it fits; auto probes where the whole job runs here (once for a plan), else it "
+    "makes a dry run.",
 )
 @click.option("--no-check", is_flag=True, help="Start it at once.")
 @click.option(

@@ -15,9 +15,9 @@ from ...probes.run import Run
 from ...probes.store_path import anything_kept
 from ..prove.calibration import as_measured
 from ..prove.dry_run import prove_by_dry_run
-from ..prove.past_probes import PastProbes, probe_and_keep
+from ..prove.past_probes import PastProbe, PastProbes, probe_and_keep
 from ..recommend.fit import LIKELY, chance
-from ..terminal.units import gib
+from ..terminal.units import age, gib
 from ..terminal.words import plan_title
 from .other_plans import plans_that_fit
 
@@ -35,11 +35,17 @@ class Objection:
 def prediction_of(run: Run) -> Estimate | None:
     """The closed form for a run, with the time of the newest probe of the same on this machine; None for a model that
     it does not know, or a GPU of unknown speed."""
-    estimate = run.estimate()
-    if estimate is None or run.shape is None or not run.cluster.is_this_machine or not anything_kept():
+    estimate, past = run.estimate(), past_probe_of(run)
+    if estimate is None or past is None or past.result.failure is not None:
         return estimate
-    past = PastProbes(run.shape, run.workload, run.cluster).of(run)
-    return estimate if past is None or past.result.failure is not None else as_measured(estimate, past.result)
+    return as_measured(estimate, past.result)
+
+
+def past_probe_of(run: Run) -> PastProbe | None:
+    """The newest probe on this machine that answers for the run."""
+    if run.shape is None or not run.cluster.is_this_machine or not anything_kept():
+        return None
+    return PastProbes(run.shape, run.workload, run.cluster).of(run)
 
 
 def objections(
@@ -47,6 +53,7 @@ def objections(
     prediction: Estimate | None,
     *,
     how: How,
+    anew: bool = False,
     device: Device,
     output_dir: Path | None,
     checkpoints: int,
@@ -55,12 +62,13 @@ def objections(
     """Everything that speaks against starting it; empty where it may start.
 
     how: "probe" runs a few real steps on this machine, "dry-run" the real engine on a simulated GPU.
+    anew: probe it even if it was probed before.
     output_dir: where checkpoints go, None where that is not known. checkpoints: the most that are on the disk at once.
 
     Raises DsAdviseError where the check itself cannot be made.
     """
     before = [*_disk(run, output_dir, checkpoints), *_loading(run, prediction)]
-    return before + (_probe(run, device, on_progress) if how == "probe" else _dry_run(run, on_progress))
+    return before + (_probe(run, device, on_progress, anew=anew) if how == "probe" else _dry_run(run, on_progress))
 
 
 def _dry_run(run: Run, on_progress: Callable[[str], None]) -> list[Objection]:
@@ -82,13 +90,19 @@ def _dry_run(run: Run, on_progress: Callable[[str], None]) -> list[Objection]:
     return [Objection(what=what, fix=_other_plan(run))]
 
 
-def _probe(run: Run, device: Device, on_progress: Callable[[str], None]) -> list[Objection]:
-    result = probe_and_keep(run, device=device, on_progress=lambda phase: on_progress(f"probe: {phase} ..."))
+def _probe(run: Run, device: Device, on_progress: Callable[[str], None], *, anew: bool) -> list[Objection]:
+    past = None if anew else past_probe_of(run)
+    if past is None:
+        which = "the probe"
+        result = probe_and_keep(run, device=device, on_progress=lambda phase: on_progress(f"probe: {phase} ..."))
+    else:
+        result, which = past.result, f"probe {past.id} ({age(past.age_s)})"
+        on_progress(f"{which} answers for this plan; --check probe makes another")
     failure = result.failure
     if failure is None:
         return []
     is_memory = failure.kind in ("out_of_memory", "killed")
-    what = f"the probe failed in {failure.phase} on rank {failure.rank}: {failure.message}"
+    what = f"{which} failed in {failure.phase} on rank {failure.rank}: {failure.message}"
     return [Objection(what=what, fix=_other_plan(run) if is_memory else "repair that first")]
 
 

@@ -75,6 +75,7 @@ def _objections(request: LaunchRequest, check: Check, say: Callable[[str], None]
         run,
         request.prediction,
         how=how,
+        anew=check == "probe",
         device=request.device,
         output_dir=arguments.output_dir,
         # The Trainer saves a new checkpoint before it removes the oldest.

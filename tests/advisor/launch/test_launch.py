@@ -378,6 +378,46 @@ def test_a_past_probe_of_the_same_run_is_the_prediction(folder: Path) -> None:
     assert seen.time.step_s == pytest.approx(2 * closed_form.time.step_s)
 
 
+def test_an_earlier_probe_of_the_plan_is_not_made_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers for a run of the same plan, also that its memory ran out, unless another one is asked for."""
+    run = _run(folder)
+    step = StepTime(total_s=1.0, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
+    success = ran(step, world_size=2, device="cpu", tokens_per_step=1)
+    failure = RankFailure(kind="out_of_memory", rank=1, phase="step 1", message="no room")
+    probed, told = list[Run](), list[str]()
+
+    def probe_and_keep(question: Run, **_: object) -> ProbeResult:
+        probed.append(question)
+        return success
+
+    monkeypatch.setattr("ds_advise.advisor.launch.check.probe_and_keep", probe_and_keep)
+
+    def found(question: Run, *, anew: bool = False) -> list[str]:
+        return [
+            each.what
+            for each in objections(
+                question,
+                None,
+                how="probe",
+                anew=anew,
+                device="cpu",
+                output_dir=None,
+                checkpoints=1,
+                on_progress=told.append,
+            )
+        ]
+
+    assert (found(run), len(probed)) == ([], 1)
+    keep_probe(success, run, memory_limit_bytes=None)
+    assert (found(run), len(probed)) == ([], 1)
+    assert "probe 1 (just now) answers for this plan" in told[-1]
+    assert (found(run, anew=True), len(probed)) == ([], 2)
+    assert (found(replace(run, micro_batch_size=1)), len(probed)) == ([], 3)
+    keep_probe(replace(success, ranks=(), failure=failure), run, memory_limit_bytes=None)
+    assert found(run) == ["probe 2 (just now) failed in step 1 on rank 1: no room"]
+    assert len(probed) == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "checkpoint", "wanted"),
     [
