@@ -112,12 +112,20 @@ def _gpu(pynvml: Any, handle: Any) -> Gpu:
     total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
     usable = int(total * UNMEASURED_MEMORY_SHARE)
     try:
-        known = find_gpu(name)
+        known = _known_card(name, total)
     except ClusterError:
         return replace(gpu_of_memory(total / 2**30), name=name, memory_bytes=usable)
     if abs(total - known.memory_bytes) > _SAME_CARD * known.memory_bytes:
         return replace(known, memory_bytes=usable, nominal_gb=round(total / 2**30))
     return known
+
+
+def _known_card(name: str, total_bytes: int) -> Gpu:
+    """The data file's card; where several of one name differ in memory, that of this memory. Raises ClusterError."""
+    try:
+        return find_gpu(f"{name} {round(total_bytes / 2**30)}GB")
+    except ClusterError:
+        return find_gpu(name)
 
 
 def host_memory_bytes(root: Path = Path("/")) -> int:

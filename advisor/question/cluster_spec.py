@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 
 from ...estimators.errors import ClusterError
@@ -38,6 +39,11 @@ _NETWORKS_GBIT_PER_S = {
     "ib-xdr": 800,
 }
 """InfiniBand generations, 4 lanes, data rate (QDR's 40 Gb/s of signal carry 32 of data)."""
+
+_NAME_AND_SIZE = re.compile(
+    r"((?:[a-z]|\d{4})[\w .-]*?\w)[\s_-]*(?<![\d.])(\d+(?:\.\d+)?)\s*gi?b", flags=re.IGNORECASE | re.ASCII
+)
+"""`RTX 3060-8GB`: a name, which is longer than the x between counts, and a size."""
 
 _GRAMMAR = "write [NODESx]GPUSxKIND, such as 2x32GB, 8xA100-80GB or 4x8xH100, or auto for this machine"
 
@@ -136,8 +142,23 @@ def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
             why="it could be a count or a memory size",
             fix=f"for memory write {gpus.strip()}GB; {_GRAMMAR}",
         )
-    gpu = find_gpu(kind)
+    try:
+        gpu = find_gpu(kind)
+    except ClusterError:
+        named = _NAME_AND_SIZE.fullmatch(kind.strip())
+        if named is None:
+            raise
+        return _of_spelled_memory(named[1], float(named[2]))
     return gpu, ((f"{kind.strip()} means the {gpu.name}",) if assumes_sxm(kind, gpu) else ())
+
+
+def _of_spelled_memory(name: str, gigabytes: float) -> tuple[Gpu, tuple[str, ...]]:
+    """A card that is not known, or not with this memory: the memory is believed, the speed is that of the card of its
+    name, else of one of its size."""
+    gpu = gpu_of_memory(gigabytes)
+    with suppress(ClusterError):
+        gpu = replace(find_gpu(name), memory_bytes=gpu.memory_bytes, nominal_gb=gpu.nominal_gb, assumed=True)
+    return gpu, (f"{name} of {gpu.nominal_gb} GB, which is not known, as fast as the {gpu.name}",)
 
 
 def _this_machine() -> Cluster:

@@ -112,6 +112,19 @@ def test_ram_in_gib_is_what_may_be_used(text: str, size: int) -> None:
     assert cluster.assumptions == parse_cluster("2x32GB").assumptions
 
 
+@pytest.mark.parametrize(
+    ("kind", "memory", "as_fast_as"),
+    [("RTX3060-8GB", 8, "RTX 3060"), ("RTX 4090 48GB", 48, "RTX 4090"), ("Z100-32GB", 32, "RTX 4080 SUPER")],
+)
+def test_a_spelled_memory_is_believed(kind: str, memory: int, as_fast_as: str) -> None:
+    """Of a card that is not known with it; its speed is assumed, and that is said."""
+    cluster = parse_cluster(f"2x{kind}")
+    assert (cluster.gpu.nominal_gb, cluster.gpu.name, cluster.gpu.assumed) == (memory, as_fast_as, True)
+    assert cluster.gpu.memory_bytes == int(memory * GIB * 0.98)
+    assert f"as fast as the {as_fast_as}" in cluster.assumptions[-1]
+    assert not parse_cluster("RTX3060-12GB").gpu.assumed
+
+
 def test_nvme_is_a_path_and_a_size_or_a_size() -> None:
     """The path may be in any script."""
     cluster = parse_cluster("2x32GB", nvme="/mnt/数据:2TB")

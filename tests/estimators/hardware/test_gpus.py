@@ -51,6 +51,23 @@ GIB = 2**30
         ("A6000", "RTX A6000"),
         ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
         ("mi300x", "MI300X"),
+        ("RTX 3060", "RTX 3060"),
+        ("RTX3060-12GB", "RTX 3060"),
+        ("NVIDIA GeForce RTX 3060 Ti", "RTX 3060 Ti"),
+        ("RTX4060Ti-16GB", "RTX 4060 Ti 16GB"),
+        ("4070", "RTX 4070"),
+        ("RTX 4070 Ti SUPER", "RTX 4070 Ti SUPER"),
+        ("P100", "P100-PCIe-16GB"),
+        ("Tesla P100-SXM2-16GB", "P100-SXM2-16GB"),
+        ("GTX 1080 Ti", "GTX 1080 Ti"),
+        ("1080ti", "GTX 1080 Ti"),
+        ("GH200", "GH200-96GB"),
+        ("NVIDIA GH200 480GB", "GH200-96GB"),
+        ("B300", "B300"),
+        ("MI355X", "MI355X"),
+        ("RTX 5080", "RTX 5080"),
+        ("RTX A4000", "RTX A4000"),
+        ("7900 XTX", "RX 7900 XTX"),
     ],
 )
 def test_any_usual_spelling_finds_the_card(spelling: str, name: str) -> None:
@@ -140,6 +157,11 @@ def test_every_row_has_a_source_and_believable_figures() -> None:
             assert gpu.peer_bytes_per_s == gpu.pcie_bytes_per_s, gpu.name
         if gpu.compute_capability is not None and gpu.compute_capability < 8:
             assert not gpu.has_bf16, gpu.name
+
+
+def test_the_cards_that_are_sold_are_known() -> None:
+    """From the first with 16-bit arithmetic to today's."""
+    assert len(gpus()) >= 70
 
 
 def test_sizes_that_lend_their_speed_are_unique() -> None:
