@@ -76,6 +76,7 @@ def keep_training(request: LaunchRequest, outcome: LaunchOutcome) -> int | None:
         "steps": outcome.last_step,
         "seconds": outcome.seconds,
         "step_s": outcome.step_s,
+        "tokens_per_step": outcome.tokens_per_step,
         "tokens_per_s": outcome.tokens_per_s,
         "peaks": asdict(outcome.peaks),
     }

@@ -56,18 +56,19 @@ def objections(
     anew: bool = False,
     device: Device,
     output_dir: Path | None,
-    checkpoints: int,
+    checkpoints: int | None,
     on_progress: Callable[[str], None],
 ) -> list[Objection]:
     """Everything that speaks against starting it; empty where it may start.
 
     how: "probe" runs a few real steps on this machine, "dry-run" the real engine on a simulated GPU.
     anew: probe it even if it was probed before.
-    output_dir: where checkpoints go, None where that is not known. checkpoints: the most that are on the disk at once.
+    output_dir: where checkpoints go, None where that is not known. checkpoints: the most that are on the disk at once,
+        None where that is not known: there must be room for one, and for how many there is is said.
 
     Raises DsAdviseError where the check itself cannot be made.
     """
-    before = [*_disk(run, output_dir, checkpoints), *_loading(run, prediction)]
+    before = [*_disk(run, output_dir, checkpoints, on_progress), *_loading(run, prediction)]
     return before + (_probe(run, device, on_progress, anew=anew) if how == "probe" else _dry_run(run, on_progress))
 
 
@@ -117,13 +118,19 @@ def _loading(run: Run, prediction: Estimate | None) -> list[Objection]:
     return [Objection(what=what, fix=fix)]
 
 
-def _disk(run: Run, output_dir: Path | None, checkpoints: int) -> list[Objection]:
+def _disk(
+    run: Run, output_dir: Path | None, checkpoints: int | None, on_progress: Callable[[str], None]
+) -> list[Objection]:
     if output_dir is None or run.shape is None:
         return []
     one, free = checkpoint_bytes(run.shape, run.workload), free_bytes(output_dir)
-    if checkpoints * one <= free:
+    count = 1 if checkpoints is None else checkpoints
+    if count * one <= free:
+        if checkpoints is None:
+            room = f"a checkpoint takes {gib(one)} GiB, and {free // one} fit into the {gib(free)} GiB free"
+            on_progress(f"{room} in {output_dir}: how many are kept cannot be told (--save_total_limit bounds them)")
         return []
-    needed = f"{checkpoints} checkpoint{'s' * (checkpoints > 1)} of {gib(one)} GiB"
+    needed = f"{count} checkpoint{'s' * (count > 1)} of {gib(one)} GiB"
     what = f"{needed} need more than the {gib(free)} GiB free in {output_dir}"
     fix = "free some space, name another --output_dir, or keep fewer with --save_total_limit 1"
     return [Objection(what=what, fix=fix)]

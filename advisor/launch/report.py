@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ...estimators.estimate import Evidence, TimeEstimate
 from ..reports.history import without_nan
 from ..terminal.lines import blank, cells, copyable, ended, row, sentence
 from ..terminal.output import Output
@@ -21,6 +22,14 @@ from .request import FAILURE_TITLES, LaunchOutcome, LaunchRequest, TrainingFailu
 from .session import Session
 
 _TAIL_LINES = 12
+
+_PREDICTED_BY: dict[Evidence, str] = {
+    "analytic": "by the closed form",
+    "dry-run": "by a dry run",
+    "solo-probe": "by a probe of one rank",
+    "probe": "by a probe",
+    "training": "by an earlier training",
+}
 
 _NOT_TAKEN = re.compile(
     r"unrecognized arguments: .*--deepspeed|no such option:? .*--deepspeed|argument --deepspeed|"
@@ -104,13 +113,14 @@ def render_failure(failure: TrainingFailure, console: Console, *, took: str = ""
 
 
 def render_figures(request: LaunchRequest, outcome: LaunchOutcome, console: Console) -> None:
-    """Measured beside predicted; what the device has no counter for is left out."""
+    """Measured beside predicted, the step for as many tokens as were measured; what the device has no counter for is
+    left out."""
     cells(console, f" {'':<20}{'measured':>12}{'predicted':>12}", style="bold")
     peaks, prediction = outcome.peaks, None if outcome.differences else request.prediction
     memory, time = (prediction.memory, prediction.time) if prediction is not None else (None, None)
     figures: list[tuple[str, float | None, float | None, Callable[[Any], str]]] = [
         ("tokens/s", outcome.tokens_per_s, None if time is None else time.tokens_per_s, rate),
-        ("step", outcome.step_s, None if time is None else time.step_s, seconds),
+        ("step", outcome.step_s, None if time is None else time.step_s * _fill(outcome, time), seconds),
         ("GPU GiB, device", peaks.device_bytes, None if memory is None else memory.device_bytes_per_gpu, gib),
         ("GPU GiB, reserved", peaks.reserved_bytes, None if memory is None else memory.reserved_bytes_per_gpu, gib),
         ("GPU GiB, allocated", peaks.allocated_bytes, None if memory is None else memory.allocated_bytes_per_gpu, gib),
@@ -119,6 +129,15 @@ def render_figures(request: LaunchRequest, outcome: LaunchOutcome, console: Cons
     for name, measured, predicted, unit in figures:
         if measured is not None:
             cells(console, f" {name:<20}{unit(measured):>12}{'-' if predicted is None else unit(predicted):>12}")
+
+    if outcome.tokens_per_step is not None:
+        by = "" if prediction is None else f" Predicted {_PREDICTED_BY[prediction.evidence]}, for as many."
+        sentence(console, f"Padding counts as tokens: {outcome.tokens_per_step:,.0f} in a step.{by}")
+
+
+def _fill(outcome: LaunchOutcome, predicted: TimeEstimate) -> float:
+    """Tokens of a measured step, as a share of those of the predicted one, whose samples are full."""
+    return 1.0 if outcome.tokens_per_step is None else outcome.tokens_per_step / predicted.tokens_per_step
 
 
 def json_form(session: Session) -> dict[str, Any]:

@@ -130,7 +130,10 @@ class LaunchOutcome:
     """From the start to the end of the first step."""
     step_s: float | None = None
     """Median of the later steps."""
+    tokens_per_step: float | None = None
+    """Median of the later steps, of the whole job: every position of a batch is a token, padding too."""
     tokens_per_s: float | None = None
+    """`tokens_per_step` / `step_s`."""
     losses: tuple[tuple[int, float], ...] = ()
     """(step, loss), as far as the ranks reported them."""
     differences: tuple[str, ...] = ()

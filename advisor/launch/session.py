@@ -70,7 +70,6 @@ def _objections(request: LaunchRequest, check: Check, say: Callable[[str], None]
         return [Objection(what=what, fix="add --use_cpu to the script's arguments")]
     runs_here = run.cluster.is_this_machine and run.cluster.nodes == 1
     how: How = "probe" if check == "probe" or (check == "auto" and runs_here) else "dry-run"
-    kept = arguments.number("save_total_limit")
     return objections(
         run,
         request.prediction,
@@ -78,8 +77,7 @@ def _objections(request: LaunchRequest, check: Check, say: Callable[[str], None]
         anew=check == "probe",
         device=request.device,
         output_dir=arguments.output_dir,
-        # The Trainer saves a new checkpoint before it removes the oldest.
-        checkpoints=1 if kept is None else kept + 1,
+        checkpoints=arguments.checkpoints if run.workload.framework == "hf" else None,
         on_progress=say,
     )
 

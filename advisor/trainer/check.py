@@ -11,6 +11,7 @@ from ...estimators.memory.checkpoint_size import checkpoint_bytes
 from ...estimators.workload import Workload
 from ...probes.real_run.job import Device
 from ..launch.check import free_bytes
+from ..prove.calibration import as_measured
 from ..prove.past_probes import probe_and_keep
 from ..prove.verify import by_speed, verify
 from ..question.question import Question
@@ -92,7 +93,7 @@ def prove(
         )
         if result.failure is None:
             output.say(f"it ran, {result.tokens_per_s:,.0f} tokens/s with full sequences")
-            return replace(answer, recommended=candidate)
+            return replace(answer, recommended=replace(candidate, estimate=as_measured(candidate.estimate, result)))
         if result.failure.kind != "out_of_memory":
             raise WorkloadError(
                 f"the probe failed: {result.failure.message}",

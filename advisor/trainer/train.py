@@ -15,6 +15,7 @@ from ...estimators.models.model_shape import ModelShape
 from ...probes.real_run.job import Device
 from ...probes.run import Run
 from ..launch.attempts import make_attempts
+from ..launch.check import prediction_of
 from ..launch.fallback import Continuation, with_less_memory
 from ..launch.request import LaunchOutcome, LaunchRequest, Script
 from ..question.ds_config_file import read_ds_config
@@ -129,7 +130,7 @@ def resume(
         gradient_accumulation_steps=arguments["gradient_accumulation_steps"],
         gradient_checkpointing=arguments["gradient_checkpointing"],
     )
-    request = request_of(run, run.estimate(), folder, device=job.device, steps=arguments["max_steps"])
+    request = request_of(run, prediction_of(run), folder, device=job.device, steps=arguments["max_steps"])
     return _train(replace(request, resumes_after=step_of(checkpoint)), job, folder, controls, merging=merging)
 
 

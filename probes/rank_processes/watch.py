@@ -28,7 +28,10 @@ _POLL_S = 0.05
 _OTHERS_S = 2.0
 """After the first sign of a failure, how long to wait for the event logs of ranks that failed before it or with it."""
 
-_COMPILERS = frozenset(("ninja", "c++", "g++", "clang++", "cc1plus", "ld", "nvcc", "cicc", "ptxas", "hipcc"))
+COMPILERS = frozenset(
+    ("ninja", "c++", "g++", "clang++", "cc1plus", "as", "ld", "nvcc", "cudafe++", "cicc", "ptxas", "hipcc")
+)
+"""Processes that build one of DeepSpeed's extensions at its first use."""
 _PHASES = ("start", "import", "join", "load", "initialize", "step", "report")
 
 OnProgress = Callable[[str], None]
@@ -80,9 +83,7 @@ class _Rank:
     def is_compiling(self) -> bool:
         """Whether it builds one of DeepSpeed's extensions, which takes minutes and is no hang."""
         with contextlib.suppress(psutil.Error):
-            return any(
-                child.name() in _COMPILERS for child in psutil.Process(self.process.pid).children(recursive=True)
-            )
+            return any(child.name() in COMPILERS for child in psutil.Process(self.process.pid).children(recursive=True))
         return False
 
     def is_stopped(self) -> bool:

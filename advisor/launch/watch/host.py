@@ -13,6 +13,7 @@ import psutil
 
 from ....probes.cgroup import memory_groups
 from ....probes.kernel_files import read_pairs
+from ....probes.rank_processes.watch import COMPILERS
 from ....probes.this_machine import host_memory_bytes, visible_handles
 
 
@@ -21,7 +22,8 @@ class MemorySample:
     """The node's memory at one moment."""
 
     host_bytes: int
-    """What the training's processes hold and cannot drop: anonymous and shared memory, without mapped files."""
+    """What the training's processes hold and cannot drop: anonymous and shared memory, without mapped files. Compilers
+    of extensions, which take gigabytes once, are left out."""
     free_bytes: int
     """What a process here may still take: the machine's or the container's, whichever is less."""
     swapped_out_bytes: int
@@ -51,6 +53,8 @@ class HostWatcher:
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(self._pid).children(recursive=True):
                 status = read_pairs(Path(f"/proc/{process.pid}/status"))
+                if status.get("Name", "").strip() in COMPILERS:
+                    continue
                 held += sum(1024 * int(status.get(name, "0").split()[0]) for name in ("RssAnon", "RssShmem"))
         return held
 

@@ -48,6 +48,7 @@ class Monitor:
         self._sampled_at, self._swapped_before = -math.inf, 0
         self._peak_host_bytes, self._peak_device_bytes = 0, 0
         self._output_shown = 0
+        self._slow: tuple[int, float] | None = None
         for sentence in costly_switches():
             self._warn(sentence)
 
@@ -65,12 +66,12 @@ class Monitor:
         if differences := self._differences():
             self._warn("the script trains by another plan than the one that was checked", "; ".join(differences))
         self._warn_of_memory(sample, self._host.memory_bytes)
-        slow = self.records.slow_rank()
-        if slow is not None:
-            self._warn(
-                f"rank {slow[0]} is slow, and all others wait for it",
-                f"its forward pass takes {times(slow[1])} the others'",
-            )
+        if self._slow is None and (slow := self.records.slow_rank()) is not None:
+            self._slow = slow
+            number, ratio = slow
+            last = self.records.step
+            figures = f"its forward pass took {times(ratio)} the others' in the steps before {last}"
+            self._warn(f"rank {number} is slow, and all others wait for it", figures)
 
     def show_output(self) -> None:
         """Print the lines that rank 0 has written since the last call."""
@@ -102,6 +103,7 @@ class Monitor:
             kills = {file: count - self._oom_kills_before.get(file, count) for file, count in oom_kills().items()}
             failure = failure_of(records, request.folder, exit_code, kills)
         status: LaunchStatus = "failed" if failure else "stopped" if stopped else "finished"
+        tokens = records.tokens_per_step(request.run.cluster.world_size)
         first_steps = [rank.first_step_at for rank in records.ranks if rank.first_step_at is not None]
         return LaunchOutcome(
             status=status,
@@ -117,7 +119,8 @@ class Monitor:
             ),
             first_step_s=max(first_steps) - self._began_at if first_steps else None,
             step_s=records.step_s,
-            tokens_per_s=records.tokens_per_s(request.run.cluster.world_size),
+            tokens_per_step=tokens,
+            tokens_per_s=tokens / records.step_s if tokens and records.step_s else None,
             losses=tuple(records.losses),
             differences=self._differences(),
             checkpoint=records.first("checkpoint"),
@@ -145,7 +148,7 @@ class Monitor:
             step=records.step,
             total_steps=int(trainer["total_steps"]) if trainer else request.total_steps,
             loss=losses[0] if losses else None,
-            tokens_per_s=records.tokens_per_s(request.run.cluster.world_size),
+            tokens_per_s=records.recent_tokens_per_s(request.run.cluster.world_size),
             step_s=records.recent_step_s(),
             device_bytes=device_bytes,
             device_peak_bytes=self._peak_device_bytes or None,

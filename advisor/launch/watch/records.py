@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
@@ -19,6 +20,10 @@ _RECENT = 20
 _SLOWER = 1.25
 """A rank whose forward pass takes so many times the others' median is slow: jitter stays below, a throttled or shared
 GPU does not."""
+
+_SPANS = 3
+"""Spans of `_RECENT` steps, one after the other, in each of which the same rank must be slow: on a machine with other
+work it is one rank now and another then."""
 
 
 @dataclass
@@ -57,9 +62,11 @@ class RankRecord:
     """When its process was first seen to be gone."""
     first_step_at: float | None = None
     step_times: list[float] = field(default_factory=list)
+    step_tokens: list[int] = field(default_factory=list)
+    """Tokens of the same steps, all but the first."""
     recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_RECENT))
     """(when a step ended, its tokens)."""
-    forward_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    forward_s: deque[float] = field(default_factory=lambda: deque(maxlen=_SPANS * _RECENT))
 
     def read(self) -> None:
         """Take in the events that were added, and see whether its process is still there."""
@@ -96,6 +103,7 @@ class RankRecord:
         self.first_step = self.first_step or self.step
         if self.recent:
             self.step_times.append(event["time"] - self.recent[-1][0])
+            self.step_tokens.append(event["tokens"])
         else:
             self.first_step_at = event["time"]
         self.recent.append((event["time"], event["tokens"]))
@@ -147,11 +155,17 @@ class Records:
         """Seconds of a step, the first left out: median over the whole training, of the slowest rank."""
         return max((median(rank.step_times) for rank in self.ranks if rank.step_times), default=None)
 
+    def tokens_per_step(self, world_size: int) -> float | None:
+        """Tokens of a step of the whole job, padding too: median over the whole training, mean of the ranks; the other
+        nodes' ranks count like these."""
+        medians = [median(rank.step_tokens) for rank in self.ranks if rank.step_tokens]
+        return fmean(medians) * world_size if any(medians) else None
+
     def recent_step_s(self) -> float | None:
         """Seconds of a step lately, of the slowest rank."""
         return max((rank.span_s / (len(rank.recent) - 1) for rank in self._timed_ranks), default=None)
 
-    def tokens_per_s(self, world_size: int) -> float | None:
+    def recent_tokens_per_s(self, world_size: int) -> float | None:
         """Tokens per second of the whole job lately; the other nodes' ranks count like these."""
         ranks = self._timed_ranks
         tokens = sum(count for rank in ranks for _, count in list(rank.recent)[1:])
@@ -171,10 +185,21 @@ class Records:
         return next((value for rank in self.ranks if (value := getattr(rank, name)) is not None), None)
 
     def slow_rank(self) -> tuple[int, float] | None:
-        """(rank, times the others' forward pass) of one that holds the others up; None where none is seen."""
-        passes = {rank.number: median(rank.forward_s) for rank in self.ranks if len(rank.forward_s) == _RECENT}
-        if len(passes) < 2:
+        """(rank, times the others' forward pass) of one that held the others up in all of the last spans; None where
+        none is seen."""
+        times = {rank.number: list(rank.forward_s) for rank in self.ranks}
+        if len(times) < 2 or any(len(passes) < _SPANS * _RECENT for passes in times.values()):
             return None
-        number = max(passes, key=lambda rank: passes[rank])
-        others = median(value for rank, value in passes.items() if rank != number)
-        return (number, passes[number] / others) if others and passes[number] > _SLOWER * others else None
+        spans = [_slowest(times, slice(first, first + _RECENT)) for first in range(0, _SPANS * _RECENT, _RECENT)]
+        if len({number for number, _ in spans}) > 1:
+            return None
+        number, least = min(spans, key=lambda span: span[1])
+        return (number, least) if least > _SLOWER else None
+
+
+def _slowest(times: Mapping[int, Sequence[float]], span: slice) -> tuple[int, float]:
+    """(rank, times the others' forward pass) of the slowest in a span of steps."""
+    passes = {number: median(own[span]) for number, own in times.items()}
+    number = max(passes, key=lambda rank: passes[rank])
+    others = median(value for rank, value in passes.items() if rank != number)
+    return number, passes[number] / others if others else 0.0

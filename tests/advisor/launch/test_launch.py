@@ -313,7 +313,9 @@ def test_a_full_disk_and_a_small_host_are_seen_before(folder: Path, monkeypatch:
     monkeypatch.setattr("ds_advise.advisor.launch.check._dry_run", lambda *_: [])
     monkeypatch.setattr("ds_advise.advisor.launch.check.free_bytes", lambda _: one * 3 - 1)
 
-    def found(checkpoints: int, question: Run) -> list[str]:
+    told = list[str]()
+
+    def found(checkpoints: int | None, question: Run) -> list[str]:
         return [
             each.what
             for each in objections(
@@ -323,12 +325,15 @@ def test_a_full_disk_and_a_small_host_are_seen_before(folder: Path, monkeypatch:
                 device="cpu",
                 output_dir=folder / "out",
                 checkpoints=checkpoints,
-                on_progress=lambda _: None,
+                on_progress=told.append,
             )
         ]
 
     assert found(2, run) == []
     assert "3 checkpoints" in found(3, run)[0]
+    assert found(0, run) == []
+    assert (found(None, run), len(told)) == ([], 1)
+    assert "2 fit into" in told[0]
     small = replace(run, cluster=replace(run.cluster, host_memory_bytes_per_node=10**6))
     assert "loading the model" in found(1, small)[0]
 

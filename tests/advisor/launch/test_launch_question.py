@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from ds_advise.advisor.cli import run
 from ds_advise.advisor.launch.question.question import launch_question
+from ds_advise.advisor.launch.question.script_arguments import ScriptArguments
 from ds_advise.advisor.launch.request import LaunchRequest
 from ds_advise.estimators.errors import ClusterError
 
@@ -148,3 +149,26 @@ def test_the_method_is_said_on_the_command_line(capsys: pytest.CaptureFixture[st
     words = ["--gpus", "2x24GB", "--offline", "--dry", "--", "train.py", "--model_name_or_path", "gpt2"]
     assert run(["launch", "ds_config.json", *words]) == 0
     assert "ds-advise: checked as full fine-tuning: for adapters pass --method lora" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        ("", None),
+        ("--max_steps 2000", 4),
+        ("--max_steps 2100 --save_steps 100", 21),
+        ("--max_steps 2100 --save_steps 100 --save_total_limit 2", 3),
+        ("--max_steps 10 --save_steps 10 --save_total_limit 5", 1),
+        ("--save_strategy no", 0),
+        ("--save_strategy epoch", 3),
+        ("--save_strategy epoch --num_train_epochs 1.5", 2),
+        ("--save_strategy epoch --max_steps 100", None),
+        ("--save_steps 0.1", 10),
+        ("--num_train_epochs 2 --save_steps 100", None),
+        ("--num_train_epochs 2 --save_total_limit 3", 4),
+        ("--save_strategy best", None),
+    ],
+)
+def test_checkpoints_are_counted_as_the_trainer_keeps_them(words: str, count: int | None) -> None:
+    """All of them without a limit; unknown where the length of the data decides."""
+    assert ScriptArguments(words.split()).checkpoints == count

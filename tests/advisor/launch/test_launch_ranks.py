@@ -17,11 +17,15 @@ import psutil
 import pytest
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Script
 from ds_advise.advisor.launch.run import launch
+from ds_advise.advisor.launch.watch.display import Display
 from ds_advise.advisor.launch.watch.failures import failure_of
+from ds_advise.advisor.launch.watch.host import HostWatcher
+from ds_advise.advisor.launch.watch.monitor import Monitor
 from ds_advise.advisor.launch.watch.records import Records
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.probes.run import Run
+from rich.console import Console
 
 PRINTS = """
 import json, os, sys
@@ -179,7 +183,8 @@ def test_records_are_read_as_they_grow(tmp_path: Path) -> None:
     waits."""
     records = _notes(tmp_path, [_step(1, 10.0), _step(2, 11.0, 0.5), _step(3, 12.0)], [_step(1, 10.0), _step(2, 12.0)])
     assert (records.step, records.losses, records.step_s) == (2, [(1, 1.0), (2, 0.75)], 2.0)
-    assert records.tokens_per_s(8) == pytest.approx(150 * 8 / 2.0)
+    assert records.recent_tokens_per_s(8) == pytest.approx(150 * 8 / 2.0)
+    assert records.tokens_per_step(8) == 800
     with (tmp_path / "rank1.jsonl").open("a") as stream:
         stream.write('{"time": 13.0, "step": 3, "tok')
         stream.flush()
@@ -190,11 +195,64 @@ def test_records_are_read_as_they_grow(tmp_path: Path) -> None:
     assert records.step == 3  # a line of which a full disk took a part is passed over
 
 
+def _passes(*forward_s: float) -> list[dict[str, Any]]:
+    """Twenty steps with each of these forward passes."""
+    own = [seconds for seconds in forward_s for _ in range(20)]
+    return [_step(number, float(number), forward_s=seconds) for number, seconds in enumerate(own, start=1)]
+
+
 def test_a_slow_rank_is_seen(tmp_path: Path) -> None:
     """By its own forward pass, for all ranks end their steps together."""
-    fast, slow = [[_step(number, float(number), forward_s=own) for number in range(1, 21)] for own in (1.0, 1.5)]
-    assert _notes(tmp_path, fast, slow, fast).slow_rank() == (1, 1.5)
+    fast, slow = _passes(1, 1, 1), _passes(1.5, 1.6, 1.4)
+    assert _notes(tmp_path, fast, slow, fast).slow_rank() == (1, 1.4)
     assert _notes(tmp_path, fast, fast, fast).slow_rank() is None
+
+
+@pytest.mark.parametrize(
+    "passes",
+    [((1, 1.5, 1), (1.5, 1, 1.5)), ((1, 1, 1), (1.5, 1, 1.5)), ((1, 1), (1.5, 1.5))],
+    ids=["in turns", "now and then", "not for long"],
+)
+def test_a_rank_that_other_work_slows_down_is_not_called_slow(
+    tmp_path: Path, passes: tuple[tuple[float, ...], tuple[float, ...]]
+) -> None:
+    """It must be the same one for sixty steps."""
+    assert _notes(tmp_path, *(_passes(*own) for own in passes)).slow_rank() is None
+
+
+def test_one_slow_rank_is_named_in_a_run(tmp_path: Path) -> None:
+    """A second one would contradict the first: the others wait for one rank."""
+    request = _request(tmp_path, "")
+    request.folder.mkdir()
+    _notes(request.folder, _passes(1.5, 1.5, 1.5), _passes(1, 1, 1))
+    with (tmp_path / "shown").open("w") as page:
+        monitor = Monitor(request, Display(Console(file=page)))
+        monitor.look(1)
+        for rank, forward_s in enumerate((1.0, 3.0)):
+            with (request.folder / f"rank{rank}.jsonl").open("a") as stream:
+                for number in range(61, 121):
+                    print(json.dumps(_step(number, float(number), forward_s=forward_s)), file=stream)
+        monitor.records.read()
+        assert monitor.records.slow_rank() == (1, 3.0)
+        monitor._sampled_at = 0.0
+        monitor.look(1)
+    (warning,) = monitor.outcome(0, None, stopped=False).warnings
+    assert warning.startswith("rank 0 is slow")
+
+
+@pytest.mark.parametrize(("name", "counts"), [("cc1plus", False), ("python", True)])
+def test_compilers_are_no_part_of_a_training(name: str, counts: bool) -> None:
+    """What builds an extension at its first use may take gigabytes, once."""
+    program = (
+        f"import ctypes, time; ctypes.CDLL(None).prctl(15, {name.encode()!r}); held = b'x' * (100 << 20)\n"
+        "print(flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        held_bytes = HostWatcher(os.getpid()).sample().host_bytes
+        process.kill()
+    assert (held_bytes > 100 << 20) == counts
 
 
 def _error(at: float, kind: str, message: str, number: int | None = None, **limits: int) -> dict[str, Any]:
