@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ...ds_configs.other_plan import under_other_plan
 from ...ds_configs.write import write_config
 from ...estimators.errors import ConfigFileError
 from ..terminal.words import plan_title
@@ -54,13 +55,14 @@ def with_less_memory(
     candidate = next_plan(run, failed, failure.kind, reads_checkpoint_of=failed.plan if checkpoint else None)
     if candidate is not None:
         plan = candidate.estimate.plan
+        planned = run.with_plan(plan)
         start = f"from {checkpoint}" if checkpoint else "from the beginning, since no checkpoint was saved"
         return Continuation(
             description=f"{plan_title(plan)}, micro batch {plan.micro_batch_size} x "
             f"{plan.gradient_accumulation_steps}, {start}",
             request=replace(
                 request,
-                run=run.with_plan(plan),
+                run=replace(planned, config=under_other_plan(run.config, planned.config, plan)),
                 prediction=candidate.estimate,
                 folder=folder,
                 resumes_after=0 if checkpoint is None else _step_of(checkpoint),

@@ -56,6 +56,7 @@ AUTO = {
     "bf16": {"enabled": "auto"},
     "zero_optimization": {"stage": 2},
 }
+SCHEDULER = {"type": "WarmupLR", "params": {"warmup_num_steps": 100}}
 
 
 @pytest.fixture
@@ -439,6 +440,7 @@ def test_how_to_go_on_after_memory_ran_out(
     folder: Path, arguments: list[str], checkpoint: str | None, wanted: str
 ) -> None:
     """The same global batch with less memory, from the checkpoint; a script of unknown arguments is not started."""
+    (folder / "ds_config.json").write_text(json.dumps(AUTO | {"scheduler": SCHEDULER}))
     run = _run(folder)
     prediction = prediction_of(run)
     assert prediction is not None
@@ -465,7 +467,9 @@ def test_how_to_go_on_after_memory_ran_out(
     assert request.resumes_after == (4 if checkpoint else 0)
     if checkpoint:
         assert plan.zero_stage in (1, 2)  # what reads a checkpoint of ZeRO-2
-    assert json.loads((folder / "next" / "ds_config.json").read_text()) == request.run.config
+    written = json.loads((folder / "next" / "ds_config.json").read_text())
+    assert written == request.run.config
+    assert written["scheduler"] == SCHEDULER
 
 
 def test_plans_keep_the_global_batch(folder: Path) -> None:
