@@ -5,7 +5,8 @@
 FACTS.json is a list of objects, one a model: `hub_id`, `aliases`, `source`, the dimensions under the names of a Llama
 config, and `param_count_meta`, the number of parameters of the transformers class `param_count_meta_class` when it was
 built on the meta device. The result states each model as its own family's `config.json` does, with only the fields that
-`shape_from_config` reads. The script stops where the arithmetic count differs from the recorded one.
+`shape_from_config` reads. The script stops where the arithmetic count differs from the recorded one. Entries of the
+catalogue that FACTS.json does not name are kept as they are: their sources state the configuration itself.
 """
 
 from __future__ import annotations
@@ -262,12 +263,13 @@ def sources_of(facts: Facts) -> list[str]:
 
 
 def main(facts_path: Path, out: Path) -> None:
-    lines = []
+    lines, done = [], set()
     for facts in json.loads(facts_path.read_text(encoding="utf-8")):
         hub_id, config = facts["hub_id"], config_of(facts)
         counted, recorded = shape_from_config(config, name=hub_id).parameters, facts["param_count_meta"]
         if counted != recorded:
             raise SystemExit(f"{hub_id}: {counted} parameters by arithmetic, {recorded} recorded")
+        done.add(hub_id)
         entry = {
             "id": hub_id,
             "aliases": [*facts["aliases"], *ALIASES.get(hub_id, ())],
@@ -276,6 +278,8 @@ def main(facts_path: Path, out: Path) -> None:
             "sources": sources_of(facts),
         }
         lines.append(json.dumps(entry, separators=(",", ":"), ensure_ascii=False))
+    kept = [entry for entry in json.loads(out.read_text(encoding="utf-8")) if entry["id"] not in done]
+    lines += [json.dumps(entry, separators=(",", ":"), ensure_ascii=False) for entry in kept]
     out.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
     print(f"{len(lines)} models, {out.stat().st_size / 1000:.0f} kB")
 

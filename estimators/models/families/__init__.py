@@ -67,6 +67,7 @@ FAMILIES: Mapping[str, Family] = {
     "opt": Family("OPT", gpt.opt),
     "phi": Family("Phi", llama.phi),
     "phi3": Family("Phi3", llama.phi3),
+    "qwen": Family("QWen", llama.qwen),
     "qwen2": Family("Qwen2", llama.qwen2),
     "qwen2_moe": Family("Qwen2Moe", experts.qwen2_moe),
     "qwen3": Family("Qwen3", llama.qwen3),

@@ -266,6 +266,20 @@ def internlm2(c: Fields) -> Body:
     return build(c, Dims.read(c), style)
 
 
+def qwen(c: Fields) -> Body:
+    """The first Qwen models' remote code: one fused projection, and an `intermediate_size` that counts the gate too."""
+    style = Style(
+        names=Names(base="transformer", embed="wte", layers="h", final_norm="ln_f"),
+        suffix="LMHeadModel",
+        attention=("attn.c_attn", "attn.c_proj"),
+        feed_forward=("mlp.w2", "mlp.w1", "mlp.c_proj"),
+        biases=(True, False, False),
+        norms=("ln_1", "ln_2"),
+    )
+    dims = Dims.read(c)
+    return build(c, replace(dims, feed_forward=dims.feed_forward // 2), style)
+
+
 def baichuan(c: Fields) -> Body:
     """Baichuan's remote code: one fused projection. (The 13B models use ALiBi, which no tensor shows.)"""
     return build(c, Dims.read(c), Style(attention=("self_attn.W_pack", "self_attn.o_proj")))

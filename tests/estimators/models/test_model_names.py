@@ -115,9 +115,9 @@ def test_a_name_that_no_model_has_is_unknown(name: str) -> None:
             ["mistralai/Mistral-7B-v0.1", "mistralai/Mistral-7B-Instruct-v0.2", "mistralai/Mistral-7B-v0.3"],
         ),
         ("llama-3", ["meta-llama/Meta-Llama-3-8B", "meta-llama/Meta-Llama-3-70B"]),
-        ("whisper-large", ["openai/whisper-large-v2", "openai/whisper-large-v3"]),
+        ("whisper-large", ["openai/whisper-large-v2", "openai/whisper-large-v3", "openai/whisper-large-v3-turbo"]),
         ("tinyllama", ["TinyLlama/TinyLlama-1.1B-Chat-v1.0"]),
-        ("bert-base", ["google-bert/bert-base-uncased", "google-bert/bert-base-cased"]),
+        ("bert-large", ["google-bert/bert-large-uncased", "google-bert/bert-large-cased"]),
     ],
 )
 def test_an_ambiguous_name_lists_its_candidates(name: str, candidates: list[str]) -> None:
@@ -140,4 +140,4 @@ def test_a_misspelt_name_is_answered_with_its_neighbours() -> None:
 
 
 def test_names_are_the_hub_ids() -> None:
-    assert len(catalogue.names()) == len(set(catalogue.names())) == 216
+    assert len(catalogue.names()) == len(set(catalogue.names())) == 270

@@ -13,7 +13,7 @@ from ds_advise.estimators.models.families import FAMILIES, shape_from_config
 from ds_advise.estimators.models.model_shape import ModelShape, Tensor
 
 # Families without a class in transformers: their remote code is never run, so only their counts are tested.
-REMOTE_CODE = {"baichuan", "chatglm", "internlm2", "minicpm"}
+REMOTE_CODE = {"baichuan", "chatglm", "internlm2", "minicpm", "qwen"}
 DEPTH_FIELDS = (
     "num_hidden_layers",
     "n_layer",
@@ -348,8 +348,10 @@ def describe(config: Mapping[str, Any]) -> str:
 @pytest.mark.parametrize("config", first_of_each_family(), ids=describe)
 def test_a_catalogue_model_of_each_family_has_transformers_tensors(config: dict[str, Any]) -> None:
     """Names, shapes and which of them are linear layers, at full width."""
+    if config["model_type"] == "mt5":
+        config = config | {"tie_word_embeddings": True}  # untied only where weights are loaded that have a head
     shape, model = compare(config)
-    if shape.vocab_size and config["model_type"] != "t5":
+    if shape.vocab_size and config["model_type"] not in ("t5", "mt5"):
         output, embedding = model.get_output_embeddings(), model.get_input_embeddings()
         assert shape.tied == (output.weight is embedding.weight)
         assert output.weight.shape[0] == shape.vocab_size
@@ -379,7 +381,7 @@ def test_every_size_has_transformers_tensors(entry: dict[str, Any]) -> None:
     config = entry["config"]
     if config["model_type"] in REMOTE_CODE:
         pytest.skip("transformers has no class for it, and remote code is never run")
-    if config["model_type"] == "t5" and not config["tie_word_embeddings"]:
+    if config["model_type"] in ("t5", "mt5") and not config["tie_word_embeddings"]:
         pytest.skip("transformers unties this head only when it loads weights that have one")
     compare(config)
 
