@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ def merge(base: Path, adapter: Path, destination: Path, *, dtype: str) -> None:
     transformers: Any = import_module("transformers")
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        str(base), dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True
-    )
-    peft.PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(str(destination))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # what one library will rename in another
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            str(base), dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True
+        )
+        peft.PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(str(destination))
     transformers.AutoTokenizer.from_pretrained(str(adapter), trust_remote_code=False).save_pretrained(str(destination))
