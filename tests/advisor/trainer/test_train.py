@@ -191,6 +191,7 @@ def test_chats_train_to_a_saved_model(
     assert f"has ended after {STEPS} steps" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_merging_prints_no_librarys_warning(tmp_path: Path, model_folder: Path) -> None:
     """What transformers will rename in peft is no business of the user's."""
     import peft
