@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from packaging.version import Version
 
 from ...estimators.workload import Workload
 from .request import Request
@@ -97,7 +98,7 @@ def from_config(
         config.decoder_start_token_id = config.pad_token_id or 0
     # Without a name transformers takes torch's attention where the model supports it, as it does for the user.
     named = {"eager": {"attn_implementation": "eager"}, "flash": {"attn_implementation": FLASH}, "sdpa": {}}
-    options: dict[str, Any] = {"dtype": dtype, **named[workload.attention]}
+    options: dict[str, Any] = {_dtype_option(): dtype, **named[workload.attention]}
     if checkpoint is not None:
         options |= {"use_safetensors": True, "trust_remote_code": False, "local_files_only": True}
         model = chosen.from_pretrained(checkpoint, config=config, **options)
@@ -199,6 +200,13 @@ def _is_reentrant(model: torch.nn.Module) -> bool:
         if function is not None:
             return bool(getattr(function, "keywords", {}).get("use_reentrant", True))
     return False
+
+
+def _dtype_option() -> str:
+    """What transformers calls the option for the weights' type: `torch_dtype` until 4.56."""
+    from transformers import __version__
+
+    return "dtype" if Version(__version__) >= Version("4.56") else "torch_dtype"
 
 
 def from_file(request: Request, dtype: torch.dtype, device: str) -> TrainableModel:

@@ -1,0 +1,223 @@
+"""Every command that README.md, CONTRIBUTING.md and docs/ show runs as it stands there, and shows what stands there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from ds_advise.advisor.cli import run
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+STARTS = ("ds-advise", "python3?", "bash", "pip")
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """How a command is proven."""
+
+    code: int = 0
+    """The exit code, and what stands in the answer: on a machine without a GPU, and with the files of `folder`."""
+    says: str = ""
+    as_if: str = ""
+    """The command that is run, where the one that is shown names what only its reader has."""
+    slow: bool = False
+    elsewhere: str = ""
+    """The test that runs it, or why none does."""
+
+
+NO_GPU = How(code=2, says="--device cpu")
+SYNOPSIS = "a synopsis; test_cli.py compares the options with the help"
+TWO = "ds-advise Qwen2.5-14B --gpus 2x32GB"
+GRID = "python -m benchmarks.dry_run.analytic_vs_dry_run"
+COMMANDS = {
+    TWO: How(elsewhere="test_readme.py"),
+    "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt . && .venv/bin/ds-advise Qwen2.5-14B --gpus 2x32GB": How(  # noqa: E501
+        elsewhere="test_packaging.py installs what it can without a network"
+    ),
+    "bash tests/run": How(elsewhere="runs these tests"),
+    "bash tests/run --slow": How(elsewhere="runs these tests"),
+    "ds-advise MODEL --gpus SPEC [options]": How(elsewhere=SYNOPSIS),
+    "ds-advise compare A B [--model MODEL --gpus SPEC ...] [--json]": How(elsewhere=SYNOPSIS),
+    "ds-advise doctor [--nvme PATH] [--hostfile FILE] [--report] [--json]": How(elsewhere=SYNOPSIS),
+    "ds-advise explain Qwen2.5-14B --gpus 2x32GB --rung zero2-offload --component gradients": How(says="gradients"),
+    "ds-advise bench": NO_GPU,
+    "ds-advise Qwen2.5-14B --gpus auto": How(code=2, says="GPU"),
+    "ds-advise Qwen2.5-14B --gpus auto --probe --budget 10m": How(code=2, says="GPU"),
+    f"{TWO} --verify": How(says="dry run", slow=True),
+    "ds-advise dry-run ds_config.json --model Qwen2.5-14B --gpus 2x32GB --micro-batch 4 --explain": How(
+        says="GiB", slow=True
+    ),
+    "ds-advise probe ds_config.json --model Qwen2.5-1.5B": NO_GPU,
+    "ds-advise probe ds_config.json --model ./tiny --device cpu --ranks 2": How(says="tokens/s", slow=True),
+    "ds-advise train --model ./Qwen2.5-1.5B --data chats.jsonl --method lora": NO_GPU,
+    "ds-advise train --model ./Qwen2.5-1.5B --data chats.jsonl": NO_GPU,
+    "ds-advise train --resume --output-dir output": How(code=2, says="output"),
+    "ds-advise launch ds_config.json -- train.py --model_name_or_path ./model --output_dir out": NO_GPU,
+    "ds-advise lint ds_config.json": How(says="ds_config.json"),
+    "ds-advise lint ds_config.json --model Qwen2.5-14B --gpus 8xA100-80GB": How(says="DS903"),
+    "ds-advise lint ds_config.json --fix": How(says="ds_config.json"),
+    "python make_config.py | ds-advise lint -": How(says="no errors"),
+    "ds-advise doctor --nvme /mnt/nvme": How(code=1, says="/mnt/nvme", slow=True),
+    "ds-advise compare old.json zero3 --model Qwen2.5-14B --gpus 4xA100-80GB": How(says="stage"),
+    "ds-advise compare zero2-offload zero3 --model Qwen2.5-7B --gpus 4xA100-80GB --ram 512GB": How(says="tokens/s"),
+    "NCCL_P2P_DISABLE=1 ds-advise doctor --nvme /dev/shm": How(code=1, says="tmpfs", slow=True),
+    "ds-advise Qwen2.5-14B --gpus 8xA100-80GB --software transformers=4.45,deepspeed=0.18,reentrant": How(says="fits"),
+    GRID: How(elsewhere="test_analytic_vs_dry_run.py runs its parts; the whole takes an hour and a half"),
+    f"{GRID} llama zero3 --sample 10": How(as_if=f"{GRID} llama zero3 --sample 1", says="error", slow=True),
+    f"{GRID} --answers FILE --offline": How(as_if=f"{GRID} --answers answers.jsonl --offline", slow=True),
+    "python -m benchmarks.gpu.wheels WHEELS": How(elsewhere="needs a network"),
+    "python -m benchmarks.gpu --minutes 20 --out DIR --wheels WHEELS": How(elsewhere="test_gpu.py, on the CPU"),
+    "python -m benchmarks.gpu.tables DIR": How(elsewhere="test_gpu.py"),
+    "python -m benchmarks.accuracy --write": How(elsewhere="test_accuracy_memory.py compares what it writes"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Lines that stand apart as code."""
+
+    document: str
+    lines: tuple[str, ...]
+
+    @property
+    def commands(self) -> list[str]:
+        """Without prompt and comment."""
+        asked = [line for line in self.lines if line.startswith("$ ")] or list(self.lines)
+        words = [line.removeprefix("$ ").partition(" #")[0].strip() for line in asked]
+        return [line for line in words if re.match(rf"(\w+=\S+ )*({'|'.join(STARTS)}) ", line)]
+
+    @property
+    def is_python(self) -> bool:
+        return any(re.match(r"(from|import) ", line) for line in self.lines)
+
+
+def blocks(document: Path) -> Iterator[Block]:
+    """Fenced ones, and those of four spaces that follow an empty line."""
+    lines = [*document.read_text(encoding="utf-8").splitlines(), "end"]
+    found: list[str] = []
+    fenced = False
+    for before, line in zip(["", *lines], lines, strict=False):
+        if fenced and not line.startswith("```"):
+            found.append(line)
+        elif line.startswith("    ") and (found or not before) or (found and not line):
+            found.append(line[4:])
+        else:
+            if found:
+                yield Block(document=str(document.relative_to(ROOT)), lines=tuple(found))
+            found = []
+            fenced = line.startswith("```") and not fenced
+
+
+ALL = [block for document in DOCUMENTS for block in blocks(document)]
+SHOWN = list(dict.fromkeys(command for block in ALL for command in block.commands))
+PYTHON = [block for block in ALL if block.is_python]
+
+
+def test_every_command_that_is_shown_is_run_by_a_test() -> None:
+    """A new one needs a line in this file, and a line that no document shows any more is gone."""
+    assert {*SHOWN} == {*COMMANDS}
+    assert len(PYTHON) == 2
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that the documents speak of, on a machine without a GPU."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("COLUMNS", "80")
+    config = {
+        "bf16": {"enabled": "auto"},
+        "zero_optimization": {"stage": 3, "reduce_bucket_size": 500000000, "offload_optimizer": {"device": "cpu"}},
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+    }
+    tiny = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 256,
+    }
+    chat = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    Path("ds_config.json").write_text(json.dumps(config, indent=2))
+    Path("old.json").write_text(json.dumps(config | {"zero_optimization": {"stage": 2}}))
+    Path("chats.jsonl").write_text(json.dumps(chat) + "\n")
+    Path("train.py").write_text("from transformers import Trainer, TrainingArguments\n")
+    Path("make_config.py").write_text(f"import json; print(json.dumps({config | {'fp16': {'enabled': False}}}))")
+    for name in ("Qwen2.5-1.5B", "tiny", "model"):
+        Path(name).mkdir()
+        Path(name, "config.json").write_text(json.dumps(tiny))
+    return tmp_path
+
+
+def _proven(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """ds-advise in this process, anything else in a shell, the benchmarks from the root of the checkout."""
+    how = COMMANDS[command]
+    command = how.as_if or command
+    if command.startswith("ds-advise "):
+        code = run(shlex.split(command)[1:])
+        said = "".join(capsys.readouterr())
+    else:
+        shell = f'ds-advise() {{ {sys.executable} -m ds_advise "$@"; }}; python() {{ {sys.executable} "$@"; }}; '
+        where = ROOT if "benchmarks" in command else folder
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", shell + command], cwd=where, capture_output=True, text=True
+        )
+        code, said = done.returncode, done.stdout + done.stderr
+    assert (code, how.says in said) == (how.code, True), said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("command", [name for name, how in COMMANDS.items() if not (how.slow or how.elsewhere)])
+@pytest.mark.usefixtures("kept_facts")
+def test_a_command_does_what_its_document_says(
+    command: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that need a GPU say so in one line, and what to do without one."""
+    _proven(command, folder, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [name for name, how in COMMANDS.items() if how.slow])
+def test_a_long_command_does_what_its_document_says(
+    command: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Dry runs, probes, benchmarks."""
+    _proven(command, folder, capsys)
+
+
+@pytest.mark.parametrize("block", [block for block in ALL if block.lines[0].startswith("$ ")], ids=lambda b: b.document)
+@pytest.mark.usefixtures("kept_facts")
+def test_what_a_document_shows_is_what_is_printed(
+    block: Block, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every line but the dots, in the same order."""
+    words = shlex.split(block.lines[0].removeprefix("$ "))
+    while "=" in words[0]:
+        monkeypatch.setenv(*words.pop(0).split("=", 1))
+    run(words[1:])
+    said = iter(line.rstrip() for line in capsys.readouterr().out.splitlines())
+    missing = [line for line in block.lines[1:] if line.strip() != "..." and line.rstrip() not in said]
+    assert not missing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.document)
+def test_python_that_a_document_shows_runs(block: Block, folder: Path) -> None:
+    """One after the other, in the folder where the configuration lies."""
+    assert folder == Path.cwd() and os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    with redirect_stdout(StringIO()):
+        exec("\n".join(block.lines), {})
