@@ -422,5 +422,5 @@ def _changes(answer: Recommendation, console: Console) -> None:
         sentence(
             console,
             Text.assemble("  ", (f"{change.flags:<{width}}", "bold"), f"  {change.outcome}"),
-            hang=min(width, console.width // 4) + 4,
+            hang=width + 4,
         )

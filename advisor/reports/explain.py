@@ -6,7 +6,7 @@ from rich.console import Console
 
 from ...estimators.estimate import MemoryTerm
 from ..recommend.fit import chance
-from ..terminal.lines import blank, row, sentence
+from ..terminal.lines import blank, cells, sentence
 from ..terminal.units import gib, seconds
 from ..terminal.words import component_title, phase_title, plan_title
 from .explanation import Explanation, Section, Term
@@ -61,7 +61,7 @@ def _size(term: Term) -> float:
 
 def _term(term: Term, console: Console) -> None:
     figure = f"{gib(term.size_bytes)} GiB" if isinstance(term, MemoryTerm) else seconds(term.seconds)
-    row(console, f" {figure:>{_INDENT - 3}}  {component_title(term.name)}")
+    cells(console, f" {figure:>{_INDENT - 3}}  {component_title(term.name)}")
 
     def detail(text: str) -> None:
         sentence(console, " " * (_INDENT - 1) + text, style="dim", hang=_INDENT + 1)
@@ -90,4 +90,4 @@ def _phases(explanation: Explanation, console: Console) -> None:
     blank(console)
     sentence(console, "Allocated at each moment of a step; the largest is the peak", style="bold")
     for phase in sorted(explanation.candidate.memory.phases, key=lambda phase: -phase.allocated_bytes):
-        row(console, f" {gib(phase.allocated_bytes) + ' GiB':>{_INDENT - 3}}  {phase_title(phase.name)}")
+        cells(console, f" {gib(phase.allocated_bytes) + ' GiB':>{_INDENT - 3}}  {phase_title(phase.name)}")

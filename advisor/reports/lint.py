@@ -51,7 +51,7 @@ def _render_diff(name: str, old: str, new: str, console: Console) -> None:
 
 def render_rule(rule: Rule, console: Console) -> None:
     """One rule with its examples."""
-    row(console, Text(f" {rule.code} {rule.severity}: {rule.title}", style=_STYLES[rule.severity]))
+    sentence(console, f"{rule.code} {rule.severity}: {rule.title}", style=_STYLES[rule.severity])
     sentence(console, f"{_capital(rule.why)}.")
     if rule.fix:
         sentence(console, f"Fix: {rule.fix}.")
@@ -64,7 +64,7 @@ def render_rule(rule: Rule, console: Console) -> None:
 def render_rules(rules: Sequence[Rule], console: Console) -> None:
     """A line for every rule."""
     for rule in rules:
-        row(console, Text(f" {rule.code} {rule.severity:<8} {rule.title}"))
+        sentence(console, f"{rule.code} {rule.severity:<8} {rule.title}", hang=15)
 
 
 def answer_json(answer: LintAnswer) -> dict[str, Any]:
@@ -105,10 +105,10 @@ def answer_json(answer: LintAnswer) -> dict[str, Any]:
 
 def _render(finding: LintFinding, console: Console, *, why: bool) -> None:
     path = printable(".".join(finding.path))
-    title = Text(" ")
+    title = Text()
     title.append(f"{finding.code} {finding.severity}", style=_STYLES[finding.severity])
     title.append(f"  line {finding.line}  {path if len(path) <= 55 else path[:52] + '...'}", style="bold")
-    row(console, title)
+    sentence(console, title)
     what = _capital(printable(finding.what))
     sentence(console, f"  {what}{'' if what.endswith('?') else '.'}", hang=2)
     if why:

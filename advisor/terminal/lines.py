@@ -24,6 +24,8 @@ def sentence(console: Console, text: str | Text, *, style: str = "", hang: int =
     styled = Text(text, style=style) if isinstance(text, str) else text
     styled.plain = _UNBREAKABLE.sub(GLUE, styled.plain)
     width = min(WIDTH, max(console.width, NARROWEST)) - 1
+    if width < WIDTH - 1:  # a column of its own for the names would leave too little for the words
+        hang = min(hang, width // 4)
     first = styled.wrap(console, width)[0]
     first.rstrip()
     row(console, Text(" ") + first)
