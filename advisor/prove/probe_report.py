@@ -31,7 +31,7 @@ def render_probe(answer: ProbeAnswer, console: Console) -> None:
     sentence(
         console,
         f"{rate(result.tokens_per_s)} tokens/s; {seconds(result.step_s)} per optimizer step; "
-        f"{_where(answer)}, {len(result.ranks[0].losses)} steps.",
+        f"{where(answer)}, {len(result.ranks[0].losses)} steps.",
     )
     if result.solo:
         sentence(
@@ -65,7 +65,7 @@ def render_failure(failure: RankFailure, console: Console) -> None:
         row(console, f"   {line}", style="dim")
 
 
-def _where(answer: ProbeAnswer) -> str:
+def where(answer: ProbeAnswer) -> str:
     """`2 ranks on 2 x H100-SXM5`, `2 ranks on the CPU (AMD EPYC 7742)`, `rank 3 of 8, alone, of 8 x H100-SXM5`."""
     result, where = answer.result, cluster_title(answer.run.cluster)
     if result.solo:

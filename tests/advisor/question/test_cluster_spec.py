@@ -256,6 +256,12 @@ def test_auto_asks_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_cluster("auto", ram="64GiB").host_memory_bytes_per_node == 64 * GIB
 
 
+def test_auto_tells_cards_of_one_name_by_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's name does not say which RTX 4060 Ti it is."""
+    _driver(monkeypatch, [("NVIDIA GeForce RTX 4060 Ti", 16.0)])
+    assert parse_cluster("auto").gpu.name == "RTX 4060 Ti 16GB"
+
+
 def test_auto_obeys_cuda_visible_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the devices that CUDA would show count, up to the first invalid one."""
     _driver(monkeypatch, [("NVIDIA GeForce RTX 4090", 24.0), ("NVIDIA GeForce RTX 3090", 24.0)])

@@ -12,6 +12,7 @@ from ds_advise.advisor.question.cluster_spec import parse_cluster
 from ds_advise.advisor.recommend.fit import SURE
 from ds_advise.advisor.recommend.next_steps import render_next_steps
 from ds_advise.advisor.recommend.recommendation import Recommendation
+from ds_advise.advisor.recommend.report import render
 from ds_advise.advisor.recommend.search import SAME_SPEED
 from ds_advise.advisor.recommend.to_json import json_form
 from ds_advise.advisor.recommend.what_if import gpus_argument
@@ -300,3 +301,19 @@ def test_an_assumed_speed_that_decides_is_said_first() -> None:
     known = replace(cluster, dram_bytes_per_s_per_node=2e11)
     answer = ds_advise.advise("Qwen2.5-7B", gpus=known, offline=True, deepspeed_estimate=False)
     assert not [doubt for doubt in answer.doubts if "host memory" in doubt]
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("google/vit-base-patch16-224", ("samples/s", "every sample is 197 tokens")),
+        ("t5-small", ("tokens of the target, which are counted; the source has 512)",)),
+    ],
+)
+def test_what_a_token_is_is_said_where_it_is_no_word_of_one_text(model: str, words: tuple[str, ...]) -> None:
+    """Images are counted in samples too; an encoder and a decoder have a sequence each."""
+    console = Console(file=io.StringIO(), width=80)
+    answer = ask(model, "2x24GB") if model.startswith("google") else ask(model, "2x24GB", seq_len=512)
+    render(answer, console)
+    printed = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    assert all(word in printed for word in words)

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+from ds_advise.advisor.prove.probe_report import where
+from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.advisor.terminal.lines import ended
 from ds_advise.advisor.terminal.units import count, counted_noun, gib, rate, seconds, whole_percents
+from ds_advise.estimators.errors import DsAdviseError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,3 +94,19 @@ def test_whole_percents_add_up(parts: list[int]) -> None:
 @pytest.mark.parametrize(("number", "words"), [(0, "0 rows"), (1, "1 row"), (1204, "1,204 rows")])
 def test_one_is_no_plural(number: int, words: str) -> None:
     assert counted_noun(number, "row") == words
+
+
+def test_a_sentence_ends_once() -> None:
+    """Also with the words of a library, which are sentences themselves."""
+    assert ended("the base must be unquantized") == ended("the base must be unquantized.")
+    assert DsAdviseError("it must be unquantized.", fix="see ...").what == "it must be unquantized"
+
+
+def test_ranks_on_the_cpu_are_named_once() -> None:
+    """A probe's cluster is called "2 ranks on the CPU" already."""
+    cpu = replace(parse_cluster("2x24GB"), gpu=replace(parse_cluster("24GB").gpu, architecture="cpu", name="CPU (x)"))
+    for cluster, words in ((cpu, "2 ranks on the CPU (x)"), (parse_cluster("2xH100-SXM5"), "2 ranks on 2 x H100-SXM5")):
+        answer: Any = SimpleNamespace(
+            result=SimpleNamespace(solo=False, world_size=2), run=SimpleNamespace(cluster=cluster)
+        )
+        assert where(answer) == words

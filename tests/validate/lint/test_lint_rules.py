@@ -117,6 +117,12 @@ def test_no_remedy_is_guessed_from_another_blocks_key() -> None:
     assert any("into zero_optimization" in finding.fix for finding in moved.findings), "it can be nothing else"
 
 
+def test_a_compute_capability_is_written_in_full() -> None:
+    """As NVIDIA writes it."""
+    report = judged({"train_batch_size": 8, "bf16": {"enabled": True}}, gpus="V100-32GB")
+    assert any(finding.what.endswith("has compute capability 7.0") for finding in report.findings)
+
+
 def test_autotuning_writes_the_zero_block_itself() -> None:
     """DeepSpeed's autotuner fills it, so that the Trainer's file may do without."""
     bare = {"train_micro_batch_size_per_gpu": "auto"}
