@@ -9,7 +9,7 @@ from typing import Any
 
 from ...estimators.errors import ClusterError
 from ...estimators.estimate import Estimate, MemoryEstimate
-from ...probes.dry_run import DryRunResult, dry_run
+from ...probes.dry_run import DryRunResult, NeedsValuesError, dry_run
 from ...probes.real_run import ProbeResult
 from ...probes.run import Run
 from .dry_run import no_such_rank
@@ -91,10 +91,7 @@ def prove_by_probe(
             why="a probe starts all ranks on this machine",
             fix="pass --solo, which runs one rank of the job",
         )
-    dry_result = None
-    if dry:
-        on_progress("dry run ...")
-        dry_result = dry_run(run, rank=rank, iterations=steps)
+    dry_result = _dry_run_beside(run, rank, steps, on_progress) if dry else None
     result = probe_and_keep(
         run,
         rank=rank,
@@ -106,6 +103,16 @@ def prove_by_probe(
     filled = result.config or (dry_result.config if dry_result is not None else None)
     estimate = None if filled is None else run.estimate(filled)
     return ProbeAnswer(run=run, result=result, estimate=estimate, dry_run=dry_result)
+
+
+def _dry_run_beside(run: Run, rank: int, steps: int, on_progress: Callable[[str], None]) -> DryRunResult | None:
+    """None for a model that only real values lead through its code: the probe has them."""
+    on_progress("dry run ...")
+    try:
+        return dry_run(run, rank=rank, iterations=steps)
+    except NeedsValuesError as error:
+        on_progress(f"no dry run stands beside it: {error.what}")
+        return None
 
 
 def _checkpoint(model: str) -> str | None:

@@ -4,8 +4,17 @@
 and by what they are. torch and DeepSpeed are imported only in the subprocess that it starts.
 """
 
-from .ask import DryRunError
+from .ask import DryRunError, NeedsValuesError
 from .result import DryRunResult, LiveTensor, Peak, PhaseMemory, TimelinePoint
 from .run import dry_run
 
-__all__ = ["DryRunError", "DryRunResult", "LiveTensor", "Peak", "PhaseMemory", "TimelinePoint", "dry_run"]
+__all__ = [
+    "DryRunError",
+    "DryRunResult",
+    "LiveTensor",
+    "NeedsValuesError",
+    "Peak",
+    "PhaseMemory",
+    "TimelinePoint",
+    "dry_run",
+]

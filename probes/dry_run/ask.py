@@ -29,6 +29,10 @@ class DryRunError(DsAdviseError):
         self.phase, self.details = phase, details
 
 
+class NeedsValuesError(DryRunError):
+    """A model whose control flow or shapes depend on values: no dry run can know it, a probe can."""
+
+
 def ask(requests: Sequence[Request], timeout_s: float) -> list[DryRunResult]:
     """The answers to all requests. Raises DryRunError for the first that has none."""
     answers = []
@@ -125,11 +129,15 @@ def _error(answer: dict[str, str]) -> DryRunError:
     if kind in _NEEDS_VALUES:
         text = f"{where or 'the model'} needs real values: {text}"
         why = "a dry run knows shapes, not values"
-        fix = "write it without shapes that depend on values (a mask instead of an index), or probe on a GPU"
+        fix = (
+            "write it without shapes that depend on values (a mask instead of an index), or run it for real: "
+            "ds-advise probe, with --device cpu where there is no GPU; ds-advise launch takes --no-check"
+        )
     elif kind == "MemoryError":
         text, fix = "this machine's memory is used up", "free memory, or ask for fewer --iterations"
     elif answer["package"] == "deepspeed" and phase in ("load", "initialize"):
         why, fix = "DeepSpeed rejects this configuration", "correct what its message names"
     elif where or not text:
         text = f"{kind}: {text}" if text else kind
-    return DryRunError(f"{text} (during {phase})", phase=phase, details=answer["traceback"], why=why, fix=fix)
+    chosen = NeedsValuesError if kind in _NEEDS_VALUES else DryRunError
+    return chosen(f"{text} (during {phase})", phase=phase, details=answer["traceback"], why=why, fix=fix)

@@ -219,3 +219,34 @@ def test_marks_without_room_are_left_out() -> None:
     )
     drawn, marks = sparkline(run, 30, PLAIN_SPARKS)
     assert len(drawn) == 30 and len(marks) <= 30 and set(marks) <= set("1fbs ")
+
+
+CHOOSY = """
+import torch
+
+class Choosy(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        output = self.layer(x)
+        return output[output > 0]
+"""
+
+
+@pytest.mark.slow
+def test_a_model_that_needs_values_is_probed_without_a_dry_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two real ranks on the CPU run what a dry run cannot know."""
+    monkeypatch.chdir(tmp_path)
+    adam = {"type": "Adam", "params": {"lr": 0.001, "torch_adam": True}}
+    Path("ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 2, "optimizer": adam}))
+    Path("choosy.py").write_text(CHOOSY)
+    asked = ["--model", "choosy.py:Choosy", "--input-shape", "8"]
+    assert run(["dry-run", "ds.json", *asked, "--gpus", "2x24GB"]) == 2
+    assert "ds-advise probe" in capsys.readouterr().err
+    assert run(["probe", "ds.json", *asked, "--device", "cpu", "--ranks", "2"]) == 0
+    said = capsys.readouterr()
+    assert "no dry run stands beside it" in said.err and "memory per rank" in said.out

@@ -12,7 +12,7 @@ from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
-from ds_advise.probes.dry_run import DryRunError, DryRunResult, dry_run
+from ds_advise.probes.dry_run import DryRunError, DryRunResult, NeedsValuesError, dry_run
 from ds_advise.probes.dry_run.ask import ask_each
 from ds_advise.probes.dry_run.result import from_json
 from ds_advise.probes.dry_run.run import request_for
@@ -274,8 +274,9 @@ def test_a_module_that_needs_values_is_told_the_line(runs: dict[str, Any], folde
     """Shapes that depend on values end the run with the file and line that asked, and what to do."""
     line = PICKY.splitlines().index("        return output[output[:, 0].nonzero()]") + 1
     error = runs["picky"]
-    assert isinstance(error, DryRunError)
-    assert f"{folder / 'picky.py'}:{line}" in error.what and error.fix
+    assert isinstance(error, NeedsValuesError)
+    assert f"{folder / 'picky.py'}:{line}" in error.what
+    assert "ds-advise probe" in error.fix and "--device cpu" in error.fix and "--no-check" in error.fix
     assert error.phase == "forward of iteration 1"
 
 
