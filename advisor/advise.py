@@ -36,6 +36,7 @@ def advise(
     precision: Precision | str = "auto",
     optimizer: str = "adamw",
     gradient_checkpointing: CheckpointingChoice = "auto",
+    sequence_parallel_size: int | None = None,
     risk: Risk = "safe",
     attention: AttentionKernel = "sdpa",
     loss: LossKernel = "standard",
@@ -60,6 +61,7 @@ def advise(
     document_len: the mean length of the documents packed into a sample; None: a sample is one.
     software: what differs from what is planned for (`estimators.software`), as "transformers=4.45,reentrant".
     sharding: "fsdp" also predicts plain PyTorch, for comparison (`Recommendation.beside`).
+    sequence_parallel_size: GPUs that share each sample (Ulysses); None tries more where a whole sample does not fit.
     risk: "safe" recommends what fits with 97.5 %, "balanced" with 80 %, "bold" with 50 %.
     ram, nvme, interconnect: as on the command line; no effect when `gpus` is a `Cluster`.
     threads: of each rank on the host; None: those that the printed commands set.
@@ -77,6 +79,7 @@ def advise(
         threads=threads,
         micro_batch=micro_batch,
         gradient_checkpointing=gradient_checkpointing,
+        sequence_parallel_size=sequence_parallel_size,
         risk=risk,
         offline=offline,
         method=method,

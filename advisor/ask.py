@@ -23,6 +23,7 @@ def ask(
     threads: int | None = None,
     micro_batch: int | None = None,
     gradient_checkpointing: CheckpointingChoice = "auto",
+    sequence_parallel_size: int | None = None,
     risk: Risk = "safe",
     offline: bool = False,
     **training: Any,
@@ -40,6 +41,9 @@ def ask(
         workload=WorkloadOptions(**training).workload(shape, cluster.gpu),
         cluster=cluster,
         gradient_checkpointing=gradient_checkpointing,
+        sequence_parallel_size=(
+            None if sequence_parallel_size is None else positive("sequence_parallel_size", sequence_parallel_size)
+        ),
         risk=risk,
         micro_batch_size=None if micro_batch is None else positive("micro_batch", micro_batch),
     )

@@ -11,8 +11,8 @@ from ..estimators.estimate import Estimate
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.plan import RUNGS, PlainPyTorch, Plan, Rung
 from .ask import ask
-from .question.named_values import named_values, yes_or_no
 from .question.question import Question
+from .question.software import named_values, yes_or_no
 from .recommend.candidate import Candidate
 from .recommend.fit import LEAST
 from .recommend.search import best_of_rung, candidates_of

@@ -46,7 +46,7 @@ def ds_config(
     auto = flavor == "hf"
     micro, accumulation = plan.micro_batch_size, plan.gradient_accumulation_steps
     config: dict[str, Any] = {
-        "train_batch_size": micro * accumulation * cluster.world_size,
+        "train_batch_size": micro * accumulation * cluster.world_size // plan.sequence_parallel_size,
         "train_micro_batch_size_per_gpu": micro,
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": GRADIENT_CLIPPING,
@@ -55,6 +55,10 @@ def ds_config(
         config = dict.fromkeys(config, "auto")
     if workload.precision != "fp32":
         config[workload.precision] = {"enabled": "auto" if auto else True}
+    if plan.sequence_parallel_size > 1:
+        config["sequence_parallel_size"] = plan.sequence_parallel_size
+        # Gradients are reduced as they are without it; the default is fp32, twice the bytes.
+        config["seq_parallel_communication_data_type"] = workload.precision
     config |= optimizer_block(workload.optimizer, plan, auto=auto)
     config["zero_optimization"] = _zero_optimization(plan, model, workload, cluster)
     if "nvme" in (plan.offload_optimizer, plan.offload_param):

@@ -43,7 +43,9 @@ def plan_from_ds_config(
     """
     zero = _zero_block(config)
     stage = _number(zero, "stage", default=0, highest=3)
-    micro, accumulation = _batch(config, cluster.world_size, micro_batch_size, gradient_accumulation_steps)
+    shared_by = sequence_parallel_size_in(config)
+    replicas = max(1, cluster.world_size // shared_by)
+    micro, accumulation = _batch(config, replicas, micro_batch_size, gradient_accumulation_steps)
     optimizer = _offload_block(zero, "offload_optimizer", "cpu_offload") if stage else {}
     param = _offload_block(zero, "offload_param", "cpu_offload_param") if stage == 3 else {}
     offload_optimizer, offload_param = _device(optimizer, "offload_optimizer"), _device(param, "offload_param")
@@ -53,6 +55,7 @@ def plan_from_ds_config(
         zero_stage=stage,  # type: ignore[arg-type]  # 0 to 3, checked by _number
         micro_batch_size=micro,
         gradient_accumulation_steps=accumulation,
+        sequence_parallel_size=shared_by,
         gradient_checkpointing=gradient_checkpointing,
         offload_optimizer=offload_optimizer,
         offload_param=offload_param,
@@ -112,6 +115,11 @@ def precision_in(config: Mapping[str, Any]) -> Precision | Literal["auto"]:
         if is_true(value):
             return "bf16" if name == "bf16" else "fp16"
     return "auto" if "auto" in enabled.values() else "fp32"
+
+
+def sequence_parallel_size_in(config: Mapping[str, Any]) -> int:
+    """The ranks that share a sample. Raises ConfigFileError for what is no whole number from 1."""
+    return _number(config, "sequence_parallel_size", default=1, auto=1, lowest=1, where="")
 
 
 def optimizer_in(config: Mapping[str, Any]) -> str | None:

@@ -11,8 +11,16 @@ from ..estimators.workload import Workload
 from .launch_commands import PORT
 from .optimizer_block import CLIENT_OPTIMIZERS
 
+ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
+"""What transformers calls the attention kernels."""
 
-def training_arguments(plan: Plan, workload: Workload, *, config_path: str = "ds_config.json") -> dict[str, Any]:
+_CLASSES = {"parallelism_config": "ParallelismConfig", "sp_handler": "DeepSpeedSequenceParallelConfig"}
+"""Arguments that are objects of accelerate's classes, as Python writes them."""
+
+
+def training_arguments(
+    plan: Plan, workload: Workload, cluster: Cluster, *, config_path: str = "ds_config.json"
+) -> dict[str, Any]:
     """Keyword arguments of TrainingArguments, in the order to print them. They fill every `auto` of the "hf" flavour.
 
     gradient_checkpointing_kwargs: unless asked for otherwise, the non-reentrant form, which PyTorch recommends and LoRA
@@ -35,14 +43,30 @@ def training_arguments(plan: Plan, workload: Workload, *, config_path: str = "ds
         arguments["use_liger_kernel"] = True
     if workload.loss == "standard" and workload.kernels == "liger":
         arguments["liger_kernel_config"] = {"fused_linear_cross_entropy": False}
+    if plan.sequence_parallel_size > 1:
+        arguments["parallelism_config"] = parallelism_config(plan, workload, cluster)
     arguments["deepspeed"] = config_path
     return arguments
 
 
+def parallelism_config(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, Any]:
+    """Keyword arguments of accelerate's ParallelismConfig, and of its `sp_handler`, where GPUs share samples.
+
+    dp_shard_size: the groups of GPUs; accelerate makes train_batch_size of it. The model must be loaded with the
+    attention that is named here.
+    """
+    return {
+        "sp_backend": "deepspeed",
+        "sp_size": plan.sequence_parallel_size,
+        "dp_shard_size": cluster.world_size // plan.sequence_parallel_size,
+        "sp_handler": {"sp_seq_length_is_variable": True, "sp_attn_implementation": ATTENTION[workload.attention]},
+    }
+
+
 def training_arguments_snippet(arguments: dict[str, Any]) -> str:
     """Python source of the call, one argument a line."""
-    lines = (f"    {name}={_python(value)}," for name, value in arguments.items())
-    return "\n".join(["TrainingArguments(", *lines, ")"])
+    source = "".join(f"\n{name}={_argument(name, value)},".replace("\n", "\n    ") for name, value in arguments.items())
+    return f"TrainingArguments({source}\n)"
 
 
 def accelerate_config(plan: Plan, cluster: Cluster, *, config_path: str = "ds_config.json") -> str:
@@ -50,7 +74,8 @@ def accelerate_config(plan: Plan, cluster: Cluster, *, config_path: str = "ds_co
 
     Precision and accumulation stay with the script, `Accelerator(mixed_precision="bf16",
     gradient_accumulation_steps=...)`: accelerate refuses a configuration that repeats what a DeepSpeed configuration
-    can say. On several nodes machine_rank and main_process_ip are the node's own to fill in.
+    can say. `Accelerator(parallelism_config=...)` stays there too: accelerate reads it from this file for FSDP only. On
+    several nodes machine_rank and main_process_ip are the node's own to fill in.
     """
     lines = [
         "compute_environment: LOCAL_MACHINE",
@@ -65,6 +90,14 @@ def accelerate_config(plan: Plan, cluster: Cluster, *, config_path: str = "ds_co
         *(["main_process_ip: node-0", f"main_process_port: {PORT}"] if cluster.nodes > 1 else []),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _argument(name: str, value: Any) -> str:
+    """Source of an argument; objects of accelerate's go over several lines."""
+    if name not in _CLASSES:
+        return _python(value)
+    inner = "".join(f"\n{key}={_argument(key, item)},".replace("\n", "\n    ") for key, item in value.items())
+    return f"{_CLASSES[name]}({inner}\n)"
 
 
 def _python(value: Any) -> str:

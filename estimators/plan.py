@@ -31,6 +31,9 @@ class Plan:
     `zero_stage` is 3) or without (torch's optimizer alone, DDP on several GPUs: `zero_stage` is 0)."""
     micro_batch_size: int
     gradient_accumulation_steps: int = 1
+    sequence_parallel_size: int = 1
+    """P, the ranks that share each sample (Ulysses): each holds S / P of its tokens, and inside attention all of them
+    for 1 / P of the heads. ZeRO shards over all ranks whatever P is."""
     gradient_checkpointing: bool = True
     """Every layer is recomputed in the backward pass."""
     offload_optimizer: Offload = "none"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from .software import DEFAULT, Software
@@ -53,6 +53,18 @@ class Workload:
     framework: Framework = "hf"
     """Trainer and accelerate are "hf"; "deepspeed" is plain `deepspeed.initialize`."""
     software: Software = DEFAULT
+    sequence_parallel_size: int = 1
+    """P where this is one rank's part of a job with sequence parallelism (`of_rank`), whose `seq_len` is then S / P."""
+
+    def of_rank(self, sequence_parallel_size: int) -> Workload:
+        """What one of the ranks that share a sample computes of it."""
+        if sequence_parallel_size == 1:
+            return self
+        return replace(
+            self,
+            seq_len=self.seq_len // sequence_parallel_size,
+            sequence_parallel_size=sequence_parallel_size,
+        )
 
     @property
     def weight_bytes(self) -> int:

@@ -90,6 +90,13 @@ def _checkpointing(*choices: str) -> Decorator:
     )
 
 
+_SEQUENCE_PARALLEL = click.option(
+    "--sequence-parallel-size",
+    type=COUNT,
+    help="Let so many GPUs share each sample (Ulysses); by default as many as its tokens need.",
+)
+
+
 def _framework(text: str) -> Decorator:
     choices = click.Choice(["hf", "deepspeed"])
     return click.option("--framework", type=choices, default="hf", show_default=True, help=text)
@@ -193,6 +200,7 @@ def _question(seq_len: Decorator, global_batch: str) -> tuple[Decorator, ...]:
         _precision(),
         _optimizer(),
         _checkpointing("auto", "on", "off"),
+        _SEQUENCE_PARALLEL,
         _ATTENTION,
         _LOSS,
         _RISK,

@@ -12,10 +12,10 @@ from ...ds_configs.emit import ds_config
 from ...ds_configs.read import plan_from_ds_config
 from ...estimators.errors import ConfigFileError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
-from ...estimators.memory.plan_memory import unsupported
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.plan import RUNGS, Plan, Rung
+from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from ...validate.lint import load_facts
 from ...validate.lint.facts import DeepSpeedFacts

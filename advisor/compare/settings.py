@@ -165,7 +165,7 @@ class ConfigSettings:
         return {
             "train_micro_batch_size_per_gpu": micro,
             "gradient_accumulation_steps": accumulation,
-            "train_batch_size": micro * accumulation * self.cluster.world_size,
+            "train_batch_size": (micro * accumulation * self.cluster.world_size // self.plan.sequence_parallel_size),
         }
 
     def _knows(self, path: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +11,7 @@ from ...estimators.hardware.cluster import Cluster
 from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
 from ...estimators.memory.trainable import tensor_set
 from ...estimators.models.model_shape import ModelShape
+from ...estimators.unsupported import undividable
 from ...estimators.workload import Workload
 
 CheckpointingChoice = Literal["auto", "on", "off"]
@@ -27,25 +29,25 @@ class Question:
     """Samples per GPU and forward pass when the user fixes them, None leaves them to the search."""
     gradient_checkpointing: CheckpointingChoice = "auto"
     """"auto" tries both."""
+    sequence_parallel_size: int | None = None
+    """GPUs that share a sample when the user fixes them; None leaves them to the search."""
     risk: Risk = "safe"
     """How sure it must be that a plan fits for it to be recommended."""
 
     def __post_init__(self) -> None:
         ranks, wanted, micro = self.cluster.world_size, self.workload.global_batch_size, self.micro_batch_size
-        if wanted is not None and wanted % ranks:
-            lower = wanted // ranks * ranks
-            raise WorkloadError(
-                f"a global batch of {wanted} does not divide over {ranks} GPUs",
-                why="every GPU takes the same number of samples per optimizer step",
-                fix=f"pass --global-batch {lower + ranks}" + (f" or {lower}" if lower else ""),
-            )
-        if wanted is not None and micro is not None and (wanted // ranks) % micro:
-            raise WorkloadError(
-                f"a global batch of {wanted} over {ranks} GPUs is {wanted // ranks} samples per GPU, "
-                f"which micro batches of {micro} do not divide",
-                why="global batch = micro batch x accumulation steps x GPUs",
-                fix=f"pass a --micro-batch that divides {wanted // ranks}, or another --global-batch",
-            )
+        shared = self.sequence_parallel_size
+        if shared is not None:
+            obstacle = undividable(self.model, self.workload, shared)
+            obstacle = obstacle or (f"{ranks} GPUs do not divide into groups of {shared}" if ranks % shared else None)
+            if obstacle is not None:
+                raise WorkloadError(
+                    f"{shared} GPUs cannot share a sample",
+                    why=obstacle,
+                    fix="pass another --sequence-parallel-size, or leave it out",
+                )
+        if wanted is not None and not self.sequence_parallel_sizes():
+            raise self._indivisible(wanted, micro or 1)
         if self.workload.document_len is not None and self.workload.attention not in ("flash", "triton"):
             raise WorkloadError(
                 "--document-len wants --attention flash",
@@ -65,6 +67,23 @@ class Question:
                 fix="leave --loss out",
             )
 
+    def _indivisible(self, wanted: int, micro: int) -> WorkloadError:
+        """Why a global batch cannot be had on these GPUs."""
+        ranks = self.cluster.world_size // (self.sequence_parallel_size or 1)
+        if wanted % ranks:
+            lower = wanted // ranks * ranks
+            return WorkloadError(
+                f"a global batch of {wanted} does not divide over {ranks} GPUs",
+                why="every GPU takes the same number of samples per optimizer step",
+                fix=f"pass --global-batch {lower + ranks}" + (f" or {lower}" if lower else ""),
+            )
+        return WorkloadError(
+            f"a global batch of {wanted} over {ranks} GPUs is {wanted // ranks} samples per GPU, "
+            f"which micro batches of {micro} do not divide",
+            why="global batch = micro batch x accumulation steps x GPUs",
+            fix=f"pass a --micro-batch that divides {wanted // ranks}, or another --global-batch",
+        )
+
     @property
     def trainable_parameters(self) -> int:
         """Pt: parameters that the optimizer updates."""
@@ -75,13 +94,29 @@ class Question:
         """Whether the search may take any number of samples per GPU."""
         return self.micro_batch_size is None and self.workload.global_batch_size is None
 
-    def batch_shapes(self) -> tuple[tuple[int, int], ...]:
-        """(micro batch, accumulation steps) pairs to try, by rising micro batch.
+    def sequence_parallel_sizes(self) -> tuple[int, ...]:
+        """How many GPUs may share a sample, by rising number: those that model, sequence and batch divide among."""
+        if self.sequence_parallel_size is not None:
+            sizes: Iterable[int] = (self.sequence_parallel_size,)
+        else:
+            sizes = (size for size in _divisors(self.cluster.world_size) if self._can_share(size))
+        return tuple(size for size in sizes if self._divides_batch(self.cluster.world_size // size))
+
+    def _can_share(self, size: int) -> bool:
+        return undividable(self.model, self.workload, size) is None
+
+    def _divides_batch(self, replicas: int) -> bool:
+        wanted = self.workload.global_batch_size
+        return wanted is None or (wanted % replicas == 0 and (wanted // replicas) % (self.micro_batch_size or 1) == 0)
+
+    def batch_shapes(self, sequence_parallel_size: int = 1) -> tuple[tuple[int, int], ...]:
+        """(micro batch, accumulation steps) pairs to try, by rising micro batch, where so many GPUs share a sample.
 
         With a global batch they are all its exact factorisations. Without one there is no accumulation, and the micro
         batch goes up in powers of two to `MAX_TOKENS_PER_STEP`.
         """
-        wanted, fixed, ranks = self.workload.global_batch_size, self.micro_batch_size, self.cluster.world_size
+        wanted, fixed = self.workload.global_batch_size, self.micro_batch_size
+        ranks = self.cluster.world_size // sequence_parallel_size
         if wanted is not None:
             per_gpu = wanted // ranks
             if fixed is not None:

@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 from ...estimators.errors import WorkloadError
 from ...estimators.software import OptimizerStep, Software
-from .named_values import named_values, yes_or_no
 
+_WORDS = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
 _VERSION = re.compile(r"(\d{1,3})(\.(\d{1,3})(\..*)?)?")
 
 
@@ -51,3 +51,20 @@ def _version(name: str, value: Any) -> tuple[int, int]:
             f"{str(value)[:40]!r} is no version of {name}", fix=f"pass one such as --software {name}=4.45"
         )
     return int(found[1]), int(found[3] or 0)
+
+
+def named_values(text: str) -> dict[str, str]:
+    """The values by their names; a name alone means yes."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    return {name.strip(): value.strip() or "yes" for name, _, value in (word.partition("=") for word in words)}
+
+
+def yes_or_no(name: str, value: object) -> bool:
+    """The truth that a value says, as a word or as it is.
+
+    Raises WorkloadError for another value.
+    """
+    found = value if isinstance(value, bool) else _WORDS.get(str(value).lower())
+    if found is None:
+        raise WorkloadError(f"{name} is {str(value)[:40]!r}", fix="say yes or no")
+    return found

@@ -10,9 +10,10 @@ from pathlib import Path
 from rich.console import Console
 
 from ...ds_configs.launch_commands import ALLOCATOR_SETTING, Launcher, launch_commands, threads_setting
-from ...ds_configs.training_arguments import training_arguments, training_arguments_snippet
+from ...ds_configs.training_arguments import ATTENTION, training_arguments, training_arguments_snippet
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.hardware.host_defaults import cores_per_rank
+from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 from ...probes.this_machine import can_bind_cores
 from ..terminal.lines import blank, copyable, sentence
@@ -24,7 +25,6 @@ from .recommendation import Recommendation, try_first_path
 NOTED = 1.05
 """Threads that make a step so many times longer or shorter are worth a line; less is beyond the prediction."""
 
-_ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
 _TORCH_DTYPE = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
 
 
@@ -67,13 +67,17 @@ def _start(answer: Recommendation, chosen: Candidate, config_path: str, console:
     workload = question.workload
     lines = _model_lines(workload)
     if workload.framework == "hf":
-        arguments = training_arguments(plan, workload, config_path=config_path)
+        arguments = training_arguments(plan, workload, question.cluster, config_path=config_path)
         if question.cluster.gpu.is_cpu:
             arguments |= {"use_cpu": True, "ddp_backend": "gloo"}
+        if plan.sequence_parallel_size > 1:
+            lines += _SHARING_IMPORTS
         lines += training_arguments_snippet(arguments).splitlines()
     else:
         if plan.gradient_checkpointing:
             lines.append("model.gradient_checkpointing_enable()")
+        if plan.sequence_parallel_size > 1:
+            lines += _sharing_lines(plan, workload)
         if workload.loss == "fused" or workload.kernels == "liger":
             lines.append("liger_kernel.transformers._apply_liger_kernel_to_instance(model=model)")
     if lines:
@@ -81,6 +85,8 @@ def _start(answer: Recommendation, chosen: Candidate, config_path: str, console:
         copyable(console, lines)
         if workload.framework == "hf" and plan.zero_stage == 3:
             sentence(console, "Create the TrainingArguments before the model: it is then sharded while it loads.")
+    if plan.sequence_parallel_size > 1:
+        _sharing_collator(plan.sequence_parallel_size, console)
     if question.cluster.gpu.vendor == "NVIDIA" and workload.software.expandable_segments:
         where = ", on every node" if question.cluster.nodes > 1 else ""
         sentence(console, f"Before the start{where} (fragmentation can take a quarter more without it):")
@@ -105,6 +111,41 @@ def _start(answer: Recommendation, chosen: Candidate, config_path: str, console:
         copyable(console, command)
     sentence(console, "Or have ds-advise see it fit, start it and watch it:")
     copyable(console, [_launch(config_path, question.cluster)])
+
+
+_SHARING_IMPORTS = [
+    "from accelerate.parallelism_config import ParallelismConfig",
+    "from accelerate.utils import DeepSpeedSequenceParallelConfig",
+]
+
+
+def _sharing_lines(plan: Plan, workload: Workload) -> list[str]:
+    """How a script of one's own lets GPUs share samples; the loss is the mean over all ranks' tokens."""
+    return [
+        "from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF, UlyssesSPDataLoaderAdapter",
+        "mpu = UlyssesSPAttentionHF.register_with_transformers(",
+        f'    model, core_attn_implementation="{ATTENTION[workload.attention]}",',
+        f"    sequence_parallel_size={plan.sequence_parallel_size}, micro_batch_size={plan.micro_batch_size})",
+        "engine, *_ = deepspeed.initialize(model=model, config=config, mpu=mpu, ...)",
+        "group = mpu.get_sequence_parallel_group()",
+        "loader = UlyssesSPDataLoaderAdapter(",
+        "    loader, sp_rank=mpu.get_sequence_parallel_rank(), sp_group=group,",
+        f"    sp_world_size={plan.sequence_parallel_size}, device=engine.device)",
+        'loss = engine(**batch, labels=batch["shift_labels"]).loss  # of this rank\'s tokens',
+        "loss = torch.stack(torch.distributed.nn.functional.all_gather(loss, group=group)).mean()",
+    ]
+
+
+def _sharing_collator(ranks: int, console: Console) -> None:
+    """What GPUs that share samples want of the data loader (deepspeed `UlyssesSPDataLoaderAdapter`)."""
+    sentence(
+        console,
+        f"Every batch needs position_ids and a length that {ranks} divides. In the data collator, with batch padded to "
+        f"a multiple of {ranks}:",
+    )
+    copyable(
+        console, ['batch["position_ids"] = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"])']
+    )
 
 
 def _binds_cores(cluster: Cluster) -> bool:
@@ -142,8 +183,8 @@ def _place(cluster: Cluster) -> str:
 def _model_lines(workload: Workload) -> list[str]:
     """How the model is loaded and adapted, where that is not transformers' default."""
     arguments = []
-    if workload.attention in _ATTENTION and workload.attention != "sdpa":
-        arguments.append(f"    attn_implementation={json.dumps(_ATTENTION[workload.attention])},")
+    if workload.attention in ATTENTION and workload.attention != "sdpa":
+        arguments.append(f"    attn_implementation={json.dumps(ATTENTION[workload.attention])},")
     if workload.method == "qlora" and workload.quantization == "nf4":  # a GPTQ checkpoint says so itself
         arguments += [
             "    quantization_config=BitsAndBytesConfig(",

@@ -31,6 +31,7 @@ def reasons(
     sentences = [
         _next_best(ladder, chosen),
         _simpler_that_fails(ladder, chosen, device),
+        _shared_samples(chosen, candidates, device, LEAST[question.risk]),
         _checkpointing(chosen, candidates, device, LEAST[question.risk]),
         _micro_batch(question, chosen, candidates),
     ]
@@ -143,6 +144,28 @@ def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
     return (
         f"The next best, {rival.rung}, runs at {percent(ratio)} of its speed; the difference is mostly "
         f"{component_title(_largest_extra(rival.time, chosen.time))}."
+    )
+
+
+def _shared_samples(chosen: Candidate, candidates: Sequence[Candidate], device: str, least: float) -> str:
+    """What GPUs that share samples win over the best plan without: it does not fit, or is slower."""
+    shared = chosen.plan.sequence_parallel_size
+    if shared == 1:
+        return ""
+    whole = [candidate for candidate in candidates if candidate.plan.sequence_parallel_size == 1]
+    fitting = [candidate for candidate in whole if candidate.fit.probability >= least]
+    if fitting:
+        best = max(fitting, key=lambda candidate: candidate.tokens_per_s)
+        return (
+            f"{shared} {device}s share each sample (Ulysses): with whole samples the fastest plan that fits, "
+            f"{best.rung}, runs at {percent(best.tokens_per_s / chosen.tokens_per_s)} of its speed."
+        )
+    if not whole:
+        return f"{shared} {device}s share each sample (Ulysses), as the batch asks."
+    least_need = min(candidate.device_bytes for candidate in whole)
+    return (
+        f"{shared} {device}s share each sample (Ulysses): with whole samples every plan needs at least "
+        f"{gib(least_need)} GiB per {device}."
     )
 
 

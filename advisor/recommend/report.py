@@ -13,7 +13,14 @@ from ...estimators.workload import Workload
 from ..terminal.bar import bar
 from ..terminal.lines import blank, ended, row, sentence
 from ..terminal.units import age, count, gib, percent, rate, rough_rate, seconds, times
-from ..terminal.words import cluster_title, device_word, method_title, phase_title, plan_title
+from ..terminal.words import (
+    batch_words,
+    cluster_title,
+    device_word,
+    method_title,
+    phase_title,
+    plan_title,
+)
 from .candidate import Candidate
 from .evidence import ProbedPlan, ProbeSeries, Verification
 from .fit import LIKELY, chance
@@ -75,6 +82,8 @@ def _verdict(answer: Recommendation) -> tuple[str | Text, ...]:
         return _nothing_fits(answer)
     plan = chosen.plan
     steps, ranks = plan.gradient_accumulation_steps, cluster.world_size
+    samples = plan.micro_batch_size * steps * ranks // plan.sequence_parallel_size
+    shared = plan.sequence_parallel_size
     device = device_word(cluster)
     each = f", {rate(chosen.tokens_per_s / ranks)} per {device}" if ranks > 1 else ""
     about = "" if chosen.estimate.evidence == "probe" else "About "
@@ -85,7 +94,8 @@ def _verdict(answer: Recommendation) -> tuple[str | Text, ...]:
         *answer.doubts,
         f"Micro batch {plan.micro_batch_size}"
         + (f" x {steps} accumulation steps" if steps > 1 else "")
-        + f", global batch {plan.micro_batch_size * steps * ranks}; "
+        + (f", each sample shared by {shared} {device}s (Ulysses)" if shared > 1 else "")
+        + f", global batch {samples}; "
         f"gradient checkpointing {'on' if plan.gradient_checkpointing else 'off'}.",
         f"It needs {gib(chosen.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device} and "
         f"{_host_need(answer, chosen)}",
@@ -266,10 +276,9 @@ def _row(candidate: Candidate, chosen: bool, console: Console) -> None:
 
 def _cells(candidate: Candidate) -> tuple[str, ...]:
     plan, memory = candidate.plan, candidate.memory
-    steps = plan.gradient_accumulation_steps
     return (
         plan.rung,
-        f"{plan.micro_batch_size}" + (f"x{steps}" if steps > 1 else ""),
+        batch_words(plan),
         "on" if plan.gradient_checkpointing else "off",
         gib(candidate.device_bytes),
         gib(memory.host_bytes_per_node),
@@ -328,12 +337,11 @@ def _probe(probe: ProbedPlan, console: Console) -> None:
         if failure is None
         else f"{failure.kind.replace('_', ' ')}: {failure.message}"
     )
-    steps = plan.gradient_accumulation_steps
-    batch = f"{plan.micro_batch_size}" + (f"x{steps}" if steps > 1 else "")
+    checkpointing = "on" if plan.gradient_checkpointing else "off"
     reason = probe.reason if probe.age_s is None else age(probe.age_s)
     sentence(
         console,
-        f"  {plan.rung:<19} {batch:>5} {'on' if plan.gradient_checkpointing else 'off':>4}  {outcome}; {reason}",
+        f"  {plan.rung:<19} {batch_words(plan):>5} {checkpointing:>4}  {outcome}; {reason}",
         hang=34,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -11,11 +11,12 @@ from ...ds_configs.presets import plan_for
 from ...estimators.estimate import Estimate, MemoryEstimate
 from ...estimators.estimate_plan import estimate_plan
 from ...estimators.hardware.cluster import Cluster
-from ...estimators.memory.plan_memory import estimate_memory, resident_terms, unsupported
+from ...estimators.memory.plan_memory import estimate_memory, resident_terms
 from ...estimators.memory.terms import total_bytes
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import RUNGS, PlainPyTorch, Plan, Rung
 from ...estimators.time.step_time import estimate_time
+from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from ..question.question import Question, Risk
 from .candidate import Candidate, LadderStep
@@ -116,14 +117,24 @@ def candidates_of(
     """
     candidates: list[Candidate] = []
     choices = {"auto": (False, True), "on": (True,), "off": (False,)}[question.gradient_checkpointing]
+    sizes = question.sequence_parallel_sizes()
     for checkpointing in choices:
-        series = _Series(
-            rung=rung, settings=settings, question=question, checkpointing=checkpointing, only_fitting=only_fitting
-        )
-        obstacle = series.obstacle()
-        if obstacle is not None:
-            return [], obstacle
-        candidates += series.candidates()
+        for size in sizes:
+            series = _Series(
+                rung=rung,
+                settings=settings,
+                question=question,
+                sequence_parallel_size=size,
+                checkpointing=checkpointing,
+                only_fitting=only_fitting,
+            )
+            obstacle = series.obstacle()
+            if obstacle is not None:
+                return [], obstacle
+            found = series.candidates()
+            candidates += found
+            if not series.gains_by_sharing(found):
+                break
     return candidates, ""
 
 
@@ -134,12 +145,13 @@ class _Series:
     rung: Rung | PlainPyTorch
     settings: Mapping[str, Any]
     question: Question
+    sequence_parallel_size: int
     checkpointing: bool
     only_fitting: bool
 
     def obstacle(self) -> str | None:
         """Why none of them can run."""
-        question, plan = self.question, self._plan(*self.question.batch_shapes()[0])
+        question, plan = self.question, self._plan(*self._shapes()[0])
         return unsupported(question.model, question.workload, plan, question.cluster)
 
     def candidates(self) -> list[Candidate]:
@@ -148,7 +160,7 @@ class _Series:
         question = self.question
         found: list[Candidate] = []
         largest = 0
-        for micro, accumulation in question.batch_shapes():
+        for micro, accumulation in self._shapes():
             plan = self._plan(micro, accumulation)
             if self.only_fitting and _is_hopeless(question, plan):
                 return []
@@ -161,6 +173,22 @@ class _Series:
                 break
             largest = micro
         return found
+
+    def gains_by_sharing(self, found: Sequence[Candidate]) -> bool:
+        """Whether more GPUs for each sample may help: the least batch does not surely fit on the GPU, and the tokens
+        are to blame. More are then tried. (No sharing is faster than having enough memory without it: the tokens per
+        GPU are the same, and all-to-alls come on top.)"""
+        question = self.question
+        if len(question.sequence_parallel_sizes()) == 1:
+            return False
+        if any(candidate.fit.limit != "gpu" or candidate.fit.fits for candidate in found):
+            return False
+        plan = self._plan(*self._shapes()[0])
+        resident = resident_terms(question.model, question.workload, question.cluster, plan)
+        return total_bytes(resident) < question.cluster.gpu.memory_bytes
+
+    def _shapes(self) -> tuple[tuple[int, int], ...]:
+        return self.question.batch_shapes(self.sequence_parallel_size)
 
     def _between(self, fits: int, fails: int) -> list[Candidate]:
         """Candidates of micro batches between one that fits and one that does not, by two halvings: the largest that
@@ -189,6 +217,8 @@ class _Series:
             gradient_accumulation_steps=gradient_accumulation_steps,
             gradient_checkpointing=self.checkpointing,
         )
+        if self.sequence_parallel_size > 1:
+            preset = replace(preset, sequence_parallel_size=self.sequence_parallel_size)
         return replace(preset, **self.settings) if self.settings else preset
 
     def _judged(self, plan: Plan) -> tuple[MemoryEstimate, Fit]:
@@ -239,4 +269,9 @@ def best_of_rung(candidates: list[Candidate], least: float) -> Candidate | None:
         )
     enough = max(candidate.tokens_per_s for candidate in possible) * (1 - SAME_SPEED)
     fast = [candidate for candidate in possible if candidate.tokens_per_s >= enough]
-    return min(fast, key=lambda candidate: (candidate.plan.micro_batch_size, candidate.device_bytes))
+    return min(fast, key=_simplicity)
+
+
+def _simplicity(candidate: Candidate) -> tuple[int, int, int]:
+    plan = candidate.plan
+    return plan.sequence_parallel_size, plan.micro_batch_size, candidate.device_bytes

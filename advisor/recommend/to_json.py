@@ -134,6 +134,7 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
         "offload_optimizer": plan.offload_optimizer,
         "offload_optimizer_ratio": plan.offload_optimizer_ratio,
         "offload_param": plan.offload_param,
+        "sequence_parallel_size": plan.sequence_parallel_size,
         "gradient_checkpointing": plan.gradient_checkpointing,
         "micro_batch_size": plan.micro_batch_size,
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,

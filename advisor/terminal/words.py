@@ -9,6 +9,12 @@ from ...estimators.workload import Workload
 _PLACE = {"cpu": "in host RAM", "nvme": "on NVMe"}
 
 
+def batch_words(plan: Plan) -> str:
+    """`4`, `2x8` with accumulation, `1/4` where four GPUs share each sample."""
+    steps, shared = plan.gradient_accumulation_steps, plan.sequence_parallel_size
+    return f"{plan.micro_batch_size}" + (f"/{shared}" if shared > 1 else "") + (f"x{steps}" if steps > 1 else "")
+
+
 def plan_title(plan: Plan) -> str:
     """`ZeRO-3 with optimizer and parameters in host RAM`."""
     title = f"ZeRO-{plan.zero_stage}" if plan.zero_stage else "Plain data parallelism (ZeRO-0)"

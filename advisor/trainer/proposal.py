@@ -218,9 +218,9 @@ def _arguments(proposal: Proposal) -> dict[str, Any]:
             "prediction_loss_only": True,
             "per_device_eval_batch_size": plan.micro_batch_size,
         }
-    workload, config_path = proposal.answer.question.workload, str(proposal.folder.ds_config)
+    question, config_path = proposal.answer.question, str(proposal.folder.ds_config)
     return {
-        **training_arguments(plan, workload, config_path=config_path),
+        **training_arguments(plan, question.workload, question.cluster, config_path=config_path),
         "output_dir": str(proposal.folder.path),
         "max_steps": proposal.steps,
         "learning_rate": proposal.learning_rate,

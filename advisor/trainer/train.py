@@ -181,7 +181,7 @@ def _job_of_fallback(job: TrainingJob, request: LaunchRequest, folder: TrainingF
     """The job under the plan of a later attempt, from the checkpoint that it resumes from."""
     assert request.prediction is not None, "a plan that is predicted to fit"
     plan, checkpoint = request.prediction.plan, newest_whole(folder.path) if request.resumes_after else None
-    changed = training_arguments(plan, job.workload, config_path=str(folder.ds_config))
+    changed = training_arguments(plan, job.workload, request.run.cluster, config_path=str(folder.ds_config))
     changed["output_dir"] = job.arguments["output_dir"]
     if "per_device_eval_batch_size" in job.arguments:
         changed["per_device_eval_batch_size"] = plan.micro_batch_size

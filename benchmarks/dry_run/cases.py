@@ -199,6 +199,45 @@ def partly_offloaded(ratio: float, sub_group_size: int = 10_000_000) -> tuple[tu
     return (("offload_optimizer_ratio", ratio), ("sub_group_size", sub_group_size))
 
 
+def shared_by(ranks: int) -> tuple[tuple[str, object], ...]:
+    """A sample that so many ranks share."""
+    return (("sequence_parallel_size", ranks),)
+
+
+SEQUENCE_PARALLEL = (
+    *(
+        Case(
+            model=model,
+            rung=rung,
+            world_size=8,
+            seq_len=seq_len,
+            checkpointing=checkpointing,
+            changes=shared_by(ranks),
+        )
+        for model, rung, checkpointing, seq_len, ranks in product(
+            ("llama", "phi3", "qwen3_moe"), ("zero2", "zero3", "zero3-offload"), (True, False), (2048, 16384), (2, 8)
+        )
+    ),
+    *(
+        Case(
+            model="qwen2",
+            rung=rung,
+            world_size=2,
+            micro_batch_size=2,
+            seq_len=4096,
+            method=method,
+            changes=shared_by(2),
+        )
+        for rung, method in product(("ddp", "zero1", "zero2", "zero3"), METHODS)
+    ),
+    Case(model="0.5B", rung="zero3", world_size=8, seq_len=32768, changes=shared_by(2)),
+    Case(model="7B/8", rung="zero3", world_size=64, seq_len=131072, changes=shared_by(4)),
+    Case(model="7B/8", rung="zero3-offload", world_size=8, seq_len=65536, changes=shared_by(4)),
+    Case(model="7B/8", rung="zero2-offload", world_size=8, seq_len=32768, changes=shared_by(2)),
+    Case(model="7B/8", rung="zero3", world_size=8, seq_len=32768, method="lora", changes=shared_by(4)),
+)
+"""Samples that ranks share (Ulysses): fewer and more heads of keys and values than ranks, micro batches of 1 and 2."""
+
 SPECIAL = (
     Case(model="0.5B", rung="ddp", world_size=2),
     Case(model="0.5B", rung="zero1", world_size=2),
@@ -271,6 +310,7 @@ SPECIAL = (
         for model in GRID_FAMILIES
         for checkpointing in (True, False)
     ),
+    *SEQUENCE_PARALLEL,
     *(
         Case(model=model, rung=rung, world_size=8, seq_len=512, checkpointing=checkpointing, method=method)
         for model in ENCODERS

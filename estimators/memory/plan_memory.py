@@ -48,7 +48,7 @@ from .device_overhead import (
 from .gathered_parameters import GatheredParameters, gathered_parameters
 from .gradients import GradientMemory, gradient_memory
 from .host_memory import host_terms, loading_bytes
-from .nvme_memory import nvme_terms, states_per_master, swap_buffers
+from .nvme_memory import nvme_terms, swap_buffers
 from .terms import Terms, total_bytes
 from .torch_memory import estimate_torch_memory
 from .trainable import ShardedTensors, shard_tensors, tensor_set
@@ -76,6 +76,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     """
     if plan.sharding != "zero":
         return estimate_torch_memory(model, workload, cluster, plan)
+    workload = workload.of_rank(plan.sequence_parallel_size)
     runs = optimizer(workload.optimizer)
     sharded = shard_tensors(tensor_set(model, workload), cluster.world_size)
     gathered = gathered_parameters(sharded.tensors, plan, cluster.world_size)
@@ -224,46 +225,3 @@ def _without(terms: Terms, size_bytes: int) -> Terms:
     total = total_bytes(terms)
     left = max(0, total - size_bytes)
     return tuple(part._replace(size_bytes=part.size_bytes * left // total) for part in terms)
-
-
-def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None = None) -> str | None:
-    """Why a plan cannot run at all, whatever the memory; None when nothing is known against it."""
-    runs = optimizer(workload.optimizer)
-    if cluster is not None and workload.precision == "bf16" and not cluster.gpu.has_bf16:
-        return f"{cluster.gpu.name} has no bf16 units; use fp16"
-    if cluster is not None and cluster.gpu.is_cpu and "cpu" in (plan.offload_optimizer, plan.offload_param):
-        return "the ranks' memory is the host's, so there is nowhere to offload to"
-    if plan.sharding != "zero":
-        return None
-    if plan.zero_stage == 0 and plan.offload_optimizer != "none":
-        return "the optimizer is offloaded from ZeRO stage 1 on"
-    if plan.zero_stage < 3 and plan.offload_param != "none":
-        return "parameters are offloaded at ZeRO stage 3 only"
-    if plan.zero_stage < 3 and plan.offload_optimizer == "nvme":
-        return "the optimizer goes to NVMe at ZeRO stage 3 only"
-    if plan.offload_optimizer_ratio < 1 and (plan.zero_stage < 3 or plan.offload_optimizer != "cpu"):
-        return "a part of an offloaded optimizer stays on the GPU at ZeRO stage 3 with the rest in RAM only"
-    if plan.offload_optimizer_ratio < 1 and workload.optimizer not in ("adamw", "adam"):
-        return f"{workload.optimizer} does not run on both sides, only AdamW does"
-    if plan.zero_stage and not runs.partitions:
-        return f"{workload.optimizer} needs whole layers, ZeRO gives it flat partitions"
-    if plan.offload_optimizer != "none" and runs.cpu_state_bytes is None:
-        return f"{workload.optimizer} does not run on the host"
-    if workload.method == "qlora" and plan.zero_stage == 3:
-        return "4-bit weights are not built under zero.Init, so ZeRO-3 cannot shard them as they load"
-    if cluster is not None and "nvme" in (plan.offload_optimizer, plan.offload_param):
-        return _unswappable(shard_tensors(tensor_set(model, workload), cluster.world_size), plan, runs)
-    return None
-
-
-def _unswappable(sharded: ShardedTensors, plan: Plan, runs: Optimizer) -> str | None:
-    """What DeepSpeed's NVMe swappers would assert on."""
-    if plan.offload_optimizer == "nvme":
-        needed = 2 + states_per_master(runs)
-        if plan.optimizer_buffer_count < needed:
-            return f"offload_optimizer.buffer_count must be at least {needed} (master, states, gradient)"
-    if plan.offload_param == "nvme":
-        shard = -(-max(*sharded.tensors.trainable, *sharded.tensors.frozen, 0) // sharded.world_size)
-        if shard > plan.param_buffer_size:
-            return f"offload_param.buffer_size must be at least {shard}, the shard of the largest tensor"
-    return None

@@ -7,7 +7,7 @@ tensor by tensor, LoRA adapts module by module, and the exact count is then a pl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Literal
@@ -70,6 +70,13 @@ class Attention:
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
     rope_head_dim: int = 0
+
+    def of_rank(self, sequence_parallel_size: int) -> Attention:
+        """What one of the ranks that share a sample computes of it: all tokens, for its part of the heads."""
+        ranks = sequence_parallel_size
+        if ranks == 1:
+            return self
+        return replace(self, heads=self.heads // ranks, kv_heads=max(1, self.kv_heads // ranks))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

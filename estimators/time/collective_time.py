@@ -32,8 +32,10 @@ from ..errors import ClusterError
 from ..hardware.cluster import Cluster
 from ..memory.gathered_parameters import gathered_parameters
 from ..memory.trainable import TensorSet
+from ..models.model_shape import ModelShape
 from ..plan import Plan
 from ..workload import Workload
+from .memory_bound import exchanged_bytes
 
 LINK_SHARE = {"nvlink": 0.8, "infinity fabric": 0.6, "pcie": 0.35}
 """Bus bandwidth that NCCL reaches against the link's one-way figure.
@@ -122,6 +124,57 @@ def ring(cluster: Cluster) -> Ring:
         resource=resource,
         call_s=CALL_S + hops if measured_s is None else measured_s,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """The all-to-alls of one pass under Ulysses sequence parallelism.
+
+    Each of P ranks keeps 1/P of what it hands over and sends the rest: V (P - 1) / P bytes. Groups are of consecutive
+    ranks, so they lie within a node where they fit into one. A group over several nodes sends what leaves a node
+    through its adapters, which all its ranks share: `bytes_per_s` is then a rank's own part of them, less what stays
+    within the node.
+    """
+
+    size_bytes: float
+    """V, what a rank hands to the all-to-alls of all layers in one pass of a micro batch."""
+    calls: int
+    """Collectives: four all-to-alls and one all-gather of the positions in each layer."""
+    bytes_per_s: float
+    call_s: float
+    resource: str
+    ranks: int
+
+    @property
+    def pass_s(self) -> float:
+        return self.size_bytes * (self.ranks - 1) / self.ranks / self.bytes_per_s + self.calls * self.call_s
+
+    @classmethod
+    def of(cls, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Exchange | None:
+        """Those of a plan; None without sequence parallelism. `workload` is that of a rank."""
+        ranks, local = plan.sequence_parallel_size, cluster.gpus_per_node
+        if ranks == 1:
+            return None
+        whole = ring(cluster)
+        tokens = plan.micro_batch_size * workload.seq_len
+        size = tokens * sum(block.count * exchanged_bytes(block.attention, workload) for block in model.blocks)
+        gpu = cluster.gpu
+        link = (gpu.peer_bytes_per_s or PCIE3_BYTES_PER_S) * LINK_SHARE.get(gpu.peer_link, LINK_SHARE["pcie"])
+        rate, resource, hop_s = link, "gpu links", LOCAL_HOP_S
+        if ranks > local and cluster.interconnect_bytes_per_s is not None:
+            leaving = (ranks - local) / (ranks - 1)
+            network = cluster.interconnect_bytes_per_s * NETWORK_SHARE / local / leaving
+            if network < rate:
+                rate, resource, hop_s = network, "network", NETWORK_HOP_S
+        measured_s = cluster.collective_call_s if cluster.nodes == 1 else None
+        return cls(
+            size_bytes=size,
+            calls=5 * model.num_layers,
+            bytes_per_s=whole.bytes_per_s if gpu.is_cpu else rate,
+            call_s=CALL_S + hop_s if measured_s is None else measured_s,
+            resource=resource,
+            ranks=ranks,
+        )
 
 
 PCIE3_BYTES_PER_S = 15.75e9

@@ -22,6 +22,7 @@ Symbols: B micro batch, S sequence, T = B S tokens, A heads, d width of a query/
     A causal query at position q sees q + 1 keys, or the window if that is less. Summed over q: S (S + 1) / 2, or
     w S - w (w - 1) / 2 with a window w. An eager kernel computes all S^2 and masks afterwards.
     Documents of D tokens packed into a sample attend to themselves alone: S / D times the pairs of D queries.
+    Of a sample that P ranks share, each does all pairs for A / P of the heads.
  5. Backward, attention does four products of that size for two; a flash kernel, which kept no scores, does five: 2.5 x.
  6. With checkpointing every layer, but not the head, runs forward once more, up to the last tensor that its backward
     pass needs: the product that a layer ends with is left out where nothing after it saves a tensor. torch >= 2.1 does
@@ -199,9 +200,10 @@ def block_attention(
     """Forward FLOPs of each attention module of one layer (rule 4)."""
     encoder = model.encoder_len(workload.seq_len)
     stream = encoder if block.stack == "encoder" else workload.seq_len
+    attention, whole = block.attention.of_rank(workload.sequence_parallel_size), attention_len(workload, stream)
     alone = attended_len(workload, stream)
-    flops = attention_flops(block.attention, micro_batch, alone, alone, workload.attention) * stream // alone
-    modules = [(block.attention, flops)]
+    flops = attention_flops(attention, micro_batch, alone, alone, workload.attention) * whole // alone
+    modules = [(attention, flops)]
     if block.cross_attention is not None:
         modules.append(
             (
@@ -214,7 +216,13 @@ def block_attention(
 
 def attended_len(workload: Workload, stream: int) -> int:
     """Tokens that attend to each other: those of a document, or of the whole stream."""
-    return min(workload.document_len or stream, stream)
+    whole = attention_len(workload, stream)
+    return min(workload.document_len or whole, whole)
+
+
+def attention_len(workload: Workload, stream: int) -> int:
+    """Tokens of a sample that are in one attention: with sequence parallelism those of all ranks that share it."""
+    return stream * workload.sequence_parallel_size
 
 
 def attention_flops(attention: Attention, batch: int, queries: int, keys: int, kernel: AttentionKernel) -> int:

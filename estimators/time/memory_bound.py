@@ -88,6 +88,22 @@ litgpt's resource table (tutorials/resource-tables.md, A100-40GB, micro batch 1)
 Llama-2-7B and 191 ms to one of 13B, two unpackings each: 6 to 7 ps a weight at 1.3 TB/s.
 """
 
+EXCHANGE_COPIES = 2
+"""Times that Ulysses copies what an all-to-all takes and gives: heads are put in front before it and behind after it
+(deepspeed 0.19.8 ulysses_sp.py `_combine_local_sequences`, `_partition_global_sequence`)."""
+
+
+def exchanged_bytes(attention: Attention, workload: Workload) -> int:
+    """Bytes per token that a rank hands to all-to-alls in a forward pass, and again in a backward pass: queries and
+    results of all heads, keys and values of K heads or, repeated, one for each rank; 0 without sequence parallelism.
+    """
+    ranks = workload.sequence_parallel_size
+    if ranks == 1:
+        return 0
+    heads = 2 * attention.heads + 2 * max(attention.kv_heads, ranks)
+    return workload.weight_bytes * heads * attention.head_dim
+
+
 _WRITTEN_OUT = ("gelu_new", "gelu_fast", "gelu_python", "quick_gelu")
 
 
@@ -112,6 +128,7 @@ def block_bytes(model: ModelShape, block: Block, workload: Workload, micro_batch
         if attention is not None:
             saving += tokens * _attention_bytes(attention, block, workload, fused=fused)
             passing += tokens * 2 * element * attention.heads * attention.v_head_dim
+            passing += tokens * EXCHANGE_COPIES * 2 * exchanged_bytes(attention, workload)
             if workload.attention == "eager":
                 forward, backward = score_bytes(model, block, workload)
                 scores_forward += tokens * keys * attention.heads * forward

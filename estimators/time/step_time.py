@@ -46,10 +46,11 @@ def estimate_time(model: ModelShape, workload: Workload, cluster: Cluster, plan:
     this adds them up. Expensive parts are kept per (model, workload, GPU, micro batch), so a call in a search takes
     tens of microseconds.
 
-    Not covered: data loading, evaluation, checkpoints and logging; pipeline, tensor and sequence parallelism; GPUs that
-    throttle or are shared.
+    Not covered: data loading, evaluation, checkpoints and logging; pipeline and tensor parallelism; GPUs that throttle
+    or are shared.
     """
-    step = _Step(model, with_offered_attention(model, workload), cluster, plan)
+    workload = with_offered_attention(model, workload).of_rank(plan.sequence_parallel_size)
+    step = _Step(model, workload, cluster, plan)
     return TimeEstimate(
         terms=tuple(term for term in step.terms() if term.seconds or term.hidden_s),
         tokens_per_step=(
@@ -128,6 +129,7 @@ class _Step:
         self.hidden_share = 0.0
         if plan.overlap_comm and not cluster.gpu.is_cpu:
             self.hidden_share = PREFETCH_HIDDEN if self.zero3 else 1 - CONTENTION
+        self.exchange = collective.Exchange.of(model, workload, cluster, plan)
         self.compute = compute_time(model, workload, cluster.gpu, plan.micro_batch_size, plan.gradient_checkpointing)
         self.trained = self.tensors.trainable_numel
         self.trained_per_rank = self.trained / (cluster.world_size if stage else 1)
@@ -243,6 +245,8 @@ class _Step:
 
     def _forward_links(self) -> list[TimeTerm]:
         transfers = _Transfers()
+        if self.exchange is not None:
+            transfers.shown.append(self._exchanged(self.exchange))
         if self.plan.zero_stage == 3:
             self._gather(transfers, self.micro_batches * self._gathered_shares()[0])
         return transfers.terms(self.forward_s, hidden_share=self.hidden_share)
@@ -300,6 +304,22 @@ class _Step:
         if plan.offload_param == "nvme":
             seconds, formula = passes * offload.nvme_read_s(cluster, size / cluster.nodes), "passes weights / M / read"
             carried.append(self._term("weights from NVMe", "nvme", seconds, formula, "passes weights M read", **own))
+
+    def _exchanged(self, exchange: collective.Exchange) -> TimeTerm:
+        """All-to-alls of every layer, in all passes. Attention waits for them, so nothing hides them."""
+        passes = 3 if self.plan.gradient_checkpointing else 2
+        return self._term(
+            "all-to-all of heads",
+            exchange.resource,
+            passes * self.micro_batches * exchange.pass_s,
+            f"{passes} n (heads (P - 1) / P / link + calls t)",
+            "n heads P link calls t",
+            heads=exchange.size_bytes,
+            P=self.plan.sequence_parallel_size,
+            link=exchange.bytes_per_s,
+            calls=exchange.calls,
+            t=exchange.call_s,
+        )
 
     def _pcie(self, name: str, size_bytes: float, formula: str, symbols: str, **values: float) -> TimeTerm:
         seconds = offload.host_link_s(self.cluster, size_bytes, pinned=self.plan.pin_memory)

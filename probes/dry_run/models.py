@@ -36,6 +36,8 @@ class TrainableModel:
     make_batch: Callable[[int], Any]
     loss: Callable[[Any, Any], Any]
     vocab_size: int
+    groups: Any = None
+    """DeepSpeed's `mpu`, where ranks share a sample."""
 
 
 def hidden_size(model_config: Any) -> int | None:

@@ -35,3 +35,8 @@ class Request:
     iterations: int
     """Optimizer steps at most; 0 ends with the initialization."""
     expandable_segments: bool
+
+    @property
+    def sequence_parallel_size(self) -> int:
+        """Ranks that share a sample."""
+        return int(self.config.get("sequence_parallel_size") or 1)

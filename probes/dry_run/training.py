@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import auto_values, models
+from . import auto_values, models, sequence_parallel
 from .recording.phases import PhaseRecorder
 from .request import Request
 
@@ -34,6 +34,7 @@ def run(
             subject = models.from_config(request, description, dtype, device)
         else:
             subject = models.from_file(request, dtype, device)
+        subject = sequence_parallel.shared(subject, request, config, device)
         gc.collect()  # weights that tying replaced are in cycles; when Python finds them is chance
     model, classifier = subject.model, recorder.classifier
     classifier.vocab_size = subject.vocab_size
@@ -42,13 +43,13 @@ def run(
     )
     parameters, trainable = _count(model)
     with recorder.phase(0, "initialize"):
-        engine = initialize(config, model)
+        engine = initialize(config, model, subject.groups)
         classifier.watch_modules(engine.module)
         recorder.sweep(engine.module, engine.optimizer)
     recorder.name_gradients(engine.module)
     micro, steps = engine.train_micro_batch_size_per_gpu(), engine.gradient_accumulation_steps()
     config |= {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": steps}
-    classifier.tokens = micro * request.workload.seq_len
+    classifier.tokens = micro * request.workload.seq_len // request.sequence_parallel_size
     held: list[Any] | None = [] if holds_output(request) else None
     recorder.schedule.first_iteration = min(_REPEATABLE, request.iterations) if until_repeated else request.iterations
     for iteration in range(1, request.iterations + 1):
@@ -117,13 +118,15 @@ def _count(model: torch.nn.Module) -> tuple[int, int]:
     return sum(size for size, _ in sizes), sum(size for size, trainable in sizes if trainable)
 
 
-def initialize(config: dict[str, Any], model: torch.nn.Module) -> Any:
-    """DeepSpeed's engine around the model."""
+def initialize(config: dict[str, Any], model: torch.nn.Module, groups: Any) -> Any:
+    """DeepSpeed's engine around the model; `groups` is its `mpu`, None where ranks share no sample."""
     import deepspeed
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = _client_optimizer(config, trained)
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=trained, optimizer=optimizer, config=config)
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=trained, optimizer=optimizer, config=config, mpu=groups
+    )
     return engine
 
 

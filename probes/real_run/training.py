@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..dry_run import auto_values, models
+from ..dry_run import auto_values, models, sequence_parallel
 from ..dry_run.request import Request
 from ..dry_run.training import announce_zero3, holds_output, initialize, model_dtype
 from ..rank_processes.event_log import EventLog
@@ -83,9 +83,9 @@ def run(
     description, config = prepared.description, prepared.config
     keep_alive = announce_zero3(request, config)
     dtype = model_dtype(config)
-    subject = _subject(job, request, description, dtype, device)
+    subject = sequence_parallel.shared(_subject(job, request, description, dtype, device), request, config, device)
     log.enter("initialize")
-    engine = initialize(config, subject.model)
+    engine = initialize(config, subject.model, subject.groups)
     if job.solo:
         _never_skip_a_step(engine.optimizer)
     result = TrainingMeasurements(
@@ -177,10 +177,10 @@ def _step(
 
 
 def _with_tokens(batch: Any, vocab_size: int) -> Any:
-    """The batch with random tokens where it has integers; routers and embeddings then work as they do in training."""
+    """The batch with random tokens; routers and embeddings then work as they do in training."""
     if vocab_size and isinstance(batch, dict):
         for name, value in batch.items():
-            if isinstance(value, torch.Tensor) and not value.is_floating_point() and name != "labels":
+            if isinstance(value, torch.Tensor) and not value.is_floating_point() and name == "input_ids":
                 batch[name] = torch.randint_like(value, vocab_size)
     return batch
 

@@ -50,7 +50,11 @@ def _work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
         "report": asdict(report),
         "config": run.config,
         "tokens_per_step": (
-            run.micro_batch_size * run.gradient_accumulation_steps * request.world_size * request.workload.seq_len
+            run.micro_batch_size
+            * run.gradient_accumulation_steps
+            * request.world_size
+            * request.workload.seq_len
+            // request.sequence_parallel_size
         ),
         "versions": {name: version(name) for name in ("torch", "deepspeed", "transformers")},
     }

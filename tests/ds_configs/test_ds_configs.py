@@ -103,7 +103,7 @@ def test_the_printed_arguments_fill_every_auto(rung: Rung) -> None:
     from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
     one_gpu = replace(CLUSTER, gpus_per_node=1)
-    arguments = training_arguments(plan(rung, cluster=one_gpu), Workload())
+    arguments = training_arguments(plan(rung, cluster=one_gpu), Workload(), one_gpu)
     del arguments["deepspeed"]
     trainer_arguments = TrainingArguments(**arguments, use_cpu=True)
     filled = HfTrainerDeepSpeedConfig(config(rung, "hf", cluster=one_gpu))
@@ -130,7 +130,7 @@ def test_every_optimizer_has_a_configuration(name: str, flavor: Framework) -> No
     emitted = config("zero2", flavor, workload)
     if "optimizer" not in emitted:
         assert emitted["zero_allow_untested_optimizer"]
-        assert training_arguments(plan("zero2", workload), workload)["optim"]
+        assert training_arguments(plan("zero2", workload), workload, CLUSTER)["optim"]
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))

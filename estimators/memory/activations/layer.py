@@ -89,9 +89,40 @@ class Layer:
             query, key = self._normed_heads("q", query), self._normed_heads("k", key)
         if attention.rotary:
             query, key = self._rotate(query), self._rotate(key)
-        attended = self._attend(output, attention, (query, key, states))
+        if self.ops.workload.sequence_parallel_size > 1:
+            attended = self._attend_in_turn(output, attention, (query, key, states))
+        else:
+            attended = self._attend(output, attention, (query, key, states))
         self.ops.graph.hold(value)
         return attended
+
+    def _attend_in_turn(self, output: str, attention: Attention, states: tuple[Value, Value, Value]) -> Value:
+        """Attention under Ulysses: over all tokens for a part of the heads, between two all-to-alls.
+
+        Queries, keys and values stay local variables of the layer meanwhile, and the exchanged ones those of
+        `UlyssesSPAttentionHF.forward`.
+        """
+        ops, ranks = self.ops, self.ops.workload.sequence_parallel_size
+        part = attention.of_rank(ranks)
+        rows, kept = states[0].rows, ops.graph.hold
+        heads = (part.heads, part.kv_heads, part.kv_heads)
+        exchanged = []
+        for state, count in zip(states, heads, strict=True):
+            width = count * attention.head_dim
+            if width * ranks > state.width:
+                state = ops.new("repeated heads", (state,), width=width * ranks)
+            exchanged.append(self._exchanged(state, rows * ranks, width))
+        gathered = [ops.scale(state) for state in exchanged]
+        attended = attend(ops, self.kernel, self.variant, part, (gathered[0], gathered[1], gathered[2]))
+        result = ops.new("attention output", (attended,), rows=rows, width=attention.heads * attention.v_head_dim)
+        result = ops.scale(result)
+        kept(*states, *gathered)
+        return ops.linear(output, result)
+
+    def _exchanged(self, state: Value, rows: int, width: int) -> Value:
+        """What the all-to-all of a contiguous copy gives; the copy is alive until then."""
+        copy = self.ops.scale(state)
+        return self.ops.new(state.storage.label, (copy,), rows=rows, width=width)
 
     def _normed_heads(self, label: str, value: Value) -> Value:
         """The norm of queries or keys: over each head, or over all heads where the weight is as wide as they are."""

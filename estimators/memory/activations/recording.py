@@ -120,7 +120,9 @@ class LayerRecorder:
 
     def kernel(self, attention: Attention, variant: LayerVariant, rows: int) -> tuple[Kernel, bool]:
         """The kernel, and whether a mask of S x S reaches it."""
-        windowed = attention.window is not None and rows >= attention.window
+        ranks = self.workload.sequence_parallel_size
+        attention = attention.of_rank(ranks)
+        windowed = attention.window is not None and rows * ranks >= attention.window
         masked = (windowed or variant.masked) and not attention.cross
         repeated = windowed or (variant.heads == "copies" and attention.kv_heads > 1)
         repeated |= max(attention.head_dim, attention.v_head_dim) > LARGEST_FUSED_HEAD

@@ -31,6 +31,7 @@ _SYMBOLS = {
     "clone": "elements of a gradient that is copied before it is reduced",
 }
 _BUCKETS = Formula("reduce_buckets", "w (b bucket + copied)", f"{_SOURCE} setup_buckets, allreduce_bucket", _SYMBOLS)
+_BUCKETS_IN_FP32 = _BUCKETS._replace(text="w b bucket + (w + 4) copied")
 _GRADIENTS = Formula("gradients", "w alive", f"{_SOURCE} copy_grads_in_partition", _SYMBOLS)
 _STAGING = Formula(
     "offload_staging",
@@ -52,11 +53,15 @@ class _FlatGradients(GradientMemory):
     """Whether the buckets of an earlier micro batch are still there when the next one runs forward."""
     earlier: int
     """Elements of gradients that are left from earlier micro batches."""
+    copied_width: int
+    """Bytes of an element that is copied to be reduced."""
     held: int
     """Elements of gradients that are alive beside a layer's while it runs backward."""
 
     def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: Optimizer) -> None:
         super().__init__(sharded, plan, optimizer)
+        # Where ranks share a sample, what is copied to be reduced is copied once more, to fp32 (`allreduce_bucket`).
+        self.copied_width = self.width + (4 if plan.sequence_parallel_size > 1 and self.width < 4 else 0)
         # Gradients that this rank will own, once reduced: none on the GPU when they are offloaded.
         self.owned, self.owned_last = (0, 0) if self.offloaded else (sharded.touched, sharded.last_load.touched)
         if self.tied_head:
@@ -64,7 +69,9 @@ class _FlatGradients(GradientMemory):
 
     def _bucket(self, copied: int = 0) -> Terms:
         width, buckets, numel = self.width, 2 if self.plan.overlap_comm else 1, self.bucket_size
-        return _BUCKETS.term(width * (buckets * numel + copied), w=width, b=buckets, bucket=numel, copied=copied)
+        formula = _BUCKETS if self.copied_width == width else _BUCKETS_IN_FP32
+        size = width * buckets * numel + self.copied_width * copied
+        return formula.term(size, w=width, b=buckets, bucket=numel, copied=copied)
 
     def _gradients(self, numel: int) -> Terms:
         return _GRADIENTS.term(self.width * numel, w=self.width, alive=numel)
@@ -136,7 +143,7 @@ class _FlatGradients(GradientMemory):
             (before, self.fills.final * self.copies, 0),
             (after, 0, staged),
             (reduced + self.last, self._flattened(self.last), 0),
-            key=lambda end: self.width * (end[0] + end[1]) + NORM_BYTES * end[2],
+            key=lambda end: self.width * end[0] + self.copied_width * end[1] + NORM_BYTES * end[2],
         )
         return self._gradients(gradients) + self._bucket(copied) + self._staging(staged, self.last * (staged > 0))
 

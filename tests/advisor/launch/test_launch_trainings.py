@@ -106,7 +106,7 @@ def prepare(tmp_path: Path, extensions: Callable[..., None], monkeypatch: pytest
                     "optimizer_steps": STEPS,
                     "global_batch_size": 8,
                     "reports": str(tmp_path / "reports"),
-                    "training_arguments": training_arguments(plan, workload)
+                    "training_arguments": training_arguments(plan, workload, cluster)
                     | {"output_dir": str(tmp_path / "out"), "learning_rate": 1e-3},
                 }
             )

@@ -125,7 +125,7 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
             "optimizer_steps": STEPS,
             "global_batch_size": RANKS * micro_batch_size * gradient_accumulation_steps,
             "reports": str(folder / "reports"),
-            "training_arguments": training_arguments(plan, workload)
+            "training_arguments": training_arguments(plan, workload, cluster)
             | {"output_dir": str(folder / "output"), "learning_rate": learning_rate},
         }
         (folder / "job.json").write_text(json.dumps(job))

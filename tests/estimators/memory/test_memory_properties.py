@@ -12,13 +12,14 @@ from ds_advise.estimators.hardware.cluster import Cluster, Gpu
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.memory.device_overhead import outside_allocator
 from ds_advise.estimators.memory.host_memory import pinned_block
-from ds_advise.estimators.memory.plan_memory import estimate_memory, unsupported
+from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.memory.trainable import optimizer_group_numels, shard_tensors, tensor_set
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.four_bits import nf4_bytes
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.optimizers import OPTIMIZERS
 from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.unsupported import unsupported
 from ds_advise.estimators.workload import Workload
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st

@@ -9,10 +9,11 @@ from typing import Any
 from .....estimators.estimate import MemoryEstimate
 from .....estimators.hardware.cluster import Cluster
 from .....estimators.memory.fit_probability import fit_probability
-from .....estimators.memory.plan_memory import estimate_memory, unsupported
+from .....estimators.memory.plan_memory import estimate_memory
 from .....estimators.models.model_shape import ModelShape
 from .....estimators.plan import Plan
 from .....estimators.time.step_time import estimate_time
+from .....estimators.unsupported import unsupported
 from .....estimators.workload import Workload
 from ...linted_config import LintedConfig
 from ...rule import Hit, Rules, hit

@@ -1,0 +1,116 @@
+"""Plans that cannot run at all, whatever the memory."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from .hardware.cluster import Cluster
+from .memory.activations.layer_variants import with_offered_attention
+from .memory.nvme_memory import states_per_master
+from .memory.trainable import ShardedTensors, shard_tensors, tensor_set
+from .models.model_shape import ModelShape
+from .optimizers import Optimizer, optimizer
+from .plan import Plan
+from .workload import Workload
+
+ULYSSES_MODEL_TYPES = frozenset(
+    [
+        "cohere",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "glm",
+        "granite",
+        "internlm3",
+        "llama",
+        "mistral",
+        "olmo",
+        "olmo2",
+        "olmoe",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+        "smollm3",
+        "starcoder2",
+    ]
+)
+"""`model_type`s that `register_with_transformers` can serve: their classes look attention up in transformers' registry,
+and their configurations have `num_key_value_heads` and no `head_dim` of None (transformers 5.23; gpt_oss has sinks for
+all heads, which a rank with some of them cannot use)."""
+
+
+def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None = None) -> str | None:
+    """Why a plan cannot run at all, whatever the memory; None when nothing is known against it."""
+    runs = optimizer(workload.optimizer)
+    if cluster is not None and workload.precision == "bf16" and not cluster.gpu.has_bf16:
+        return f"{cluster.gpu.name} has no bf16 units; use fp16"
+    if cluster is not None and cluster.gpu.is_cpu and "cpu" in (plan.offload_optimizer, plan.offload_param):
+        return "the ranks' memory is the host's, so there is nowhere to offload to"
+    if plan.sharding != "zero":
+        return None if plan.sequence_parallel_size == 1 else "Ulysses sequence parallelism is DeepSpeed's"
+    if plan.sequence_parallel_size > 1:
+        if cluster is not None and cluster.world_size % plan.sequence_parallel_size:
+            return f"{cluster.world_size} ranks do not divide into groups of {plan.sequence_parallel_size}"
+        obstacle = undividable(model, workload, plan.sequence_parallel_size)
+        if obstacle is not None:
+            return obstacle
+    if plan.zero_stage == 0 and plan.offload_optimizer != "none":
+        return "the optimizer is offloaded from ZeRO stage 1 on"
+    if plan.zero_stage < 3 and plan.offload_param != "none":
+        return "parameters are offloaded at ZeRO stage 3 only"
+    if plan.zero_stage < 3 and plan.offload_optimizer == "nvme":
+        return "the optimizer goes to NVMe at ZeRO stage 3 only"
+    if plan.offload_optimizer_ratio < 1 and (plan.zero_stage < 3 or plan.offload_optimizer != "cpu"):
+        return "a part of an offloaded optimizer stays on the GPU at ZeRO stage 3 with the rest in RAM only"
+    if plan.offload_optimizer_ratio < 1 and workload.optimizer not in ("adamw", "adam"):
+        return f"{workload.optimizer} does not run on both sides, only AdamW does"
+    if plan.zero_stage and not runs.partitions:
+        return f"{workload.optimizer} needs whole layers, ZeRO gives it flat partitions"
+    if plan.offload_optimizer != "none" and runs.cpu_state_bytes is None:
+        return f"{workload.optimizer} does not run on the host"
+    if workload.method == "qlora" and plan.zero_stage == 3:
+        return "4-bit weights are not built under zero.Init, so ZeRO-3 cannot shard them as they load"
+    if cluster is not None and "nvme" in (plan.offload_optimizer, plan.offload_param):
+        return _unswappable(shard_tensors(tensor_set(model, workload), cluster.world_size), plan, runs)
+    return None
+
+
+def _unswappable(sharded: ShardedTensors, plan: Plan, runs: Optimizer) -> str | None:
+    """What DeepSpeed's NVMe swappers would assert on."""
+    if plan.offload_optimizer == "nvme":
+        needed = 2 + states_per_master(runs)
+        if plan.optimizer_buffer_count < needed:
+            return f"offload_optimizer.buffer_count must be at least {needed} (master, states, gradient)"
+    if plan.offload_param == "nvme":
+        shard = -(-max(*sharded.tensors.trainable, *sharded.tensors.frozen, 0) // sharded.world_size)
+        if shard > plan.param_buffer_size:
+            return f"offload_param.buffer_size must be at least {shard}, the shard of the largest tensor"
+    return None
+
+
+@lru_cache(maxsize=256)
+def undividable(model: ModelShape, workload: Workload, sequence_parallel_size: int) -> str | None:
+    """Why the samples of a model cannot be divided among so many ranks; None where they can."""
+    ranks = sequence_parallel_size
+    if ranks == 1:
+        return None
+    if model.model_type not in ULYSSES_MODEL_TYPES:
+        return f"Ulysses sequence parallelism does not know {model.model_type} models"
+    if any(not block.attention.causal or block.cross_attention is not None for block in model.blocks):
+        return "sequence parallelism needs a decoder alone: Ulysses knows causal attention only"
+    if with_offered_attention(model, workload).attention == "eager":
+        return "sequence parallelism needs the attention kernel sdpa or flash, not eager"
+    for block in model.blocks:
+        attention = block.attention
+        if attention.window is not None and workload.attention != "flash":
+            return "sequence parallelism drops the mask of a sliding window unless the attention kernel is flash"
+        if attention.heads % ranks:
+            return f"{attention.heads} heads do not divide over {ranks} ranks that share a sequence"
+        if attention.kv_heads % ranks and ranks % attention.kv_heads:
+            return f"{attention.kv_heads} heads of keys and values and {ranks} ranks do not divide each other"
+    if workload.seq_len % ranks:
+        return f"a sequence of {workload.seq_len} tokens does not divide over {ranks} ranks"
+    return None

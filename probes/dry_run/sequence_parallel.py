@@ -1,0 +1,73 @@
+"""A sample that several ranks share: what accelerate and the Trainer do for `sp_size`, without them.
+
+accelerate registers Ulysses' attention with transformers and gives DeepSpeed its groups
+(`Accelerator._prepare_deepspeed`); its loader hands each rank its own part of the tokens, with their positions and
+shifted labels (`UlyssesSPDataLoaderAdapter`); the Trainer averages the parts' losses (`deepspeed_sp_compute_loss`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from .models import TrainableModel, UnusableModelError
+from .request import Request
+
+
+def shared(subject: TrainableModel, request: Request, config: dict[str, Any], device: str) -> TrainableModel:
+    """The model as each of the ranks that share a sample trains it, with the groups for DeepSpeed.
+
+    Raises UnusableModelError for a module of the user's own; ValueError, as DeepSpeed words it, for heads or an
+    attention kernel that cannot be shared.
+    """
+    ranks = request.sequence_parallel_size
+    if ranks == 1:
+        return subject
+    if request.model is None:
+        raise UnusableModelError(
+            "sequence_parallel_size is for models of transformers, whose attention DeepSpeed can exchange",
+            fix="take sequence_parallel_size out of the configuration",
+        )
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+
+    model: Any = subject.model
+    groups = UlyssesSPAttentionHF.register_with_transformers(
+        model,
+        core_attn_implementation=model.config._attn_implementation,
+        sequence_parallel_size=ranks,
+        micro_batch_size=_micro_batch_size(config, request),
+        seq_length_is_variable=True,
+    )
+    group, rank = groups.get_sequence_parallel_group(), groups.get_sequence_parallel_rank()
+    tokens = request.workload.seq_len // ranks
+
+    def make_batch(batch: int) -> dict[str, torch.Tensor]:
+        positions = torch.arange(rank * tokens, (rank + 1) * tokens, device=device)
+        ids = torch.zeros((batch, tokens), dtype=torch.long, device=device)
+        labels = torch.zeros_like(ids)
+        return {
+            "input_ids": ids,
+            "position_ids": positions.expand(batch, tokens).contiguous(),
+            "labels": labels,
+            "shift_labels": labels,
+        }
+
+    def loss(output: Any, _batch: Any) -> Any:
+        """The mean over the ranks, which all have as many labels."""
+        functional: Any = importlib.import_module("torch.distributed.nn.functional")
+        return torch.stack(functional.all_gather(output.loss, group=group)).mean()
+
+    return replace(subject, make_batch=make_batch, loss=loss, groups=groups)
+
+
+def _micro_batch_size(config: dict[str, Any], request: Request) -> int:
+    """What DeepSpeed will find it to be; Ulysses wants to know it before."""
+    given = config.get("train_micro_batch_size_per_gpu")
+    if given is not None:
+        return int(given)
+    replicas = request.world_size // request.sequence_parallel_size
+    total, steps = config.get("train_batch_size", replicas), config.get("gradient_accumulation_steps", 1)
+    return int(total) // int(steps) // replicas
