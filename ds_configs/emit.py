@@ -53,6 +53,9 @@ def ds_config(
     }
     if auto:
         config = dict.fromkeys(config, "auto")
+        if plan.sequence_parallel_size > 1:
+            # The Trainer would fill in what all GPUs take; accelerate, which comes later, knows who shares samples.
+            del config["train_batch_size"]
     if workload.precision != "fp32":
         config[workload.precision] = {"enabled": "auto" if auto else True}
     if plan.sequence_parallel_size > 1:

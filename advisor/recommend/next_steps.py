@@ -140,8 +140,9 @@ def _sharing_collator(ranks: int, console: Console) -> None:
     """What GPUs that share samples want of the data loader (deepspeed `UlyssesSPDataLoaderAdapter`)."""
     sentence(
         console,
-        f"Every batch needs position_ids and a length that {ranks} divides. In the data collator, with batch padded to "
-        f"a multiple of {ranks}:",
+        "DeepSpeed's loader for shared samples gives nothing in every second epoch: repeat the data instead of the "
+        f"epoch. Every batch needs position_ids and a length that {ranks} divides. In the data collator, with batch "
+        f"padded to a multiple of {ranks}:",
     )
     copyable(
         console, ['batch["position_ids"] = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"])']

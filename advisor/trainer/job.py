@@ -44,6 +44,11 @@ class TrainingJob:
     """Whether ZeRO-3 collects the whole weights when it saves; under other stages they are whole anyway."""
 
     @property
+    def sequence_parallel_size(self) -> int:
+        """Ranks that share each sample."""
+        return int((self.arguments.get("parallelism_config") or {}).get("sp_size", 1))
+
+    @property
     def output(self) -> Path:
         return Path(self.arguments["output_dir"])
 

@@ -132,6 +132,8 @@ def _answer(
         question["global_batch"] = choices.global_batch(
             samples.train_samples, ranks=cluster.world_size, micro_batch=question["micro_batch"]
         )
+    if settings.packing and question["attention"] != "flash":
+        question["sequence_parallel_size"] = 1  # Ulysses drops the mask that keeps packed samples apart
     answer = advise(shape, **question, deepspeed_estimate=False)
     if cluster.nodes > 1:
         raise ClusterError(

@@ -40,10 +40,11 @@ def build_model(job: dict[str, Any], in_shards: AbstractContextManager[Any] | No
 
 
 def samples(job: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
-    """One global batch of different random sequences: every optimizer step sees the same samples, so the loss falls."""
+    """Different random sequences. Of one global batch every optimizer step sees the same, so the loss falls."""
     generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(0, job["model"]["vocab_size"], (job["global_batch_size"], SEQ_LEN), generator=generator)
-    return [{"input_ids": row, "labels": row} for row in tokens]
+    tokens = torch.randint(0, job["model"]["vocab_size"], (job["samples"], SEQ_LEN), generator=generator)
+    positions = {"position_ids": torch.arange(SEQ_LEN)} if job["sequence_parallel_size"] > 1 else {}
+    return [{"input_ids": row, "labels": row, **positions} for row in tokens]
 
 
 def finish(job: dict[str, Any], losses: list[float], engine: Any) -> NoReturn:

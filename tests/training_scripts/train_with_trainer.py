@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 
 import deepspeed
+from accelerate.parallelism_config import ParallelismConfig
+from accelerate.utils import DeepSpeedSequenceParallelConfig
 from job import build_model, finish, read_job, samples
 from transformers import Trainer, TrainingArguments
 
@@ -28,6 +30,10 @@ def main() -> None:
         "disable_tqdm": True,
     }
     printed = job["training_arguments"] | {"deepspeed": config_path}  # None under accelerate, which knows the file
+    if "parallelism_config" in printed:
+        values = printed["parallelism_config"]
+        handler = DeepSpeedSequenceParallelConfig(**values["sp_handler"])
+        printed["parallelism_config"] = ParallelismConfig(**values | {"sp_handler": handler})
     arguments = TrainingArguments(**printed, **NO_GPU, **length)  # before the model, so that ZeRO-3 builds it in shards
     trainer = Trainer(model=build_model(job), args=arguments, train_dataset=samples(job))
     trainer.train()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,20 +51,25 @@ class Collator:
 
     packing: the batch has `position_ids` and no attention mask; transformers then keeps attention within each piece,
              padding being pieces of its own. Otherwise it has the mask, and the model counts positions itself.
+    shared_by: ranks that share each sample. The length is then a multiple of them, and the batch has `position_ids` and
+             no mask, which Ulysses drops: padding comes last, so no token attends to it.
     """
 
-    def __init__(self, *, pad_id: int, seq_len: int, packing: bool) -> None:
-        self._pad_id, self._seq_len, self._packing = pad_id, seq_len, packing
+    def __init__(self, *, pad_id: int, seq_len: int, packing: bool, shared_by: int = 1) -> None:
+        self._pad_id, self._seq_len, self._packing, self._shared_by = pad_id, seq_len, packing, shared_by
 
     def __call__(self, samples: Sequence[TensorSample]) -> TensorSample:
         longest = max(len(sample["input_ids"]) for sample in samples)
-        length = min(-(-longest // PADDED_TO) * PADDED_TO, self._seq_len)
+        multiple = math.lcm(PADDED_TO, self._shared_by)
+        length = min(-(-longest // multiple) * multiple, self._seq_len)
         batch = {
             "input_ids": _padded(samples, "input_ids", length, self._pad_id),
             "labels": _padded(samples, "labels", length, IGNORED),
         }
         if self._packing:
             batch["position_ids"] = _padded(samples, "position_ids", length, 0)
+        elif self._shared_by > 1:
+            batch["position_ids"] = torch.arange(length).repeat(len(samples), 1)
         else:
             batch["attention_mask"] = torch.stack(
                 [(torch.arange(length) < len(sample["input_ids"])).long() for sample in samples]

@@ -12,10 +12,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ....ds_configs.training_arguments import ATTENTION
 from ..checkpoints import WHOLE
 from ..job import TrainingJob, TrainingResult, read_job, write_record
-
-_ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
 
 
 def main() -> None:
@@ -30,7 +29,7 @@ def main() -> None:
     deepspeed.init_distributed("gloo" if on_cpu else None)
     where = {"use_cpu": True, "ddp_backend": "gloo"} if on_cpu else {}
     # Before the model: transformers then knows of ZeRO-3, and shards it while it loads.
-    arguments = transformers.TrainingArguments(**job.arguments, **where)
+    arguments = transformers.TrainingArguments(**_with_objects(job.arguments), **where)
     transformers.set_seed(arguments.seed)
     tokenizer = transformers.AutoTokenizer.from_pretrained(job.tokenizer, trust_remote_code=False)
     train, evaluation, collator = _data(job, tokenizer)
@@ -65,6 +64,33 @@ def main() -> None:
         os._exit(0)
 
 
+def _with_objects(arguments: dict[str, Any]) -> dict[str, Any]:
+    """TrainingArguments' own, of what JSON holds: accelerate's ParallelismConfig is an object."""
+    values = arguments.get("parallelism_config")
+    if values is None:
+        return arguments
+    from accelerate.parallelism_config import ParallelismConfig
+    from accelerate.utils import DeepSpeedSequenceParallelConfig
+
+    _begin_epochs_anew()
+    handler = DeepSpeedSequenceParallelConfig(**values["sp_handler"])
+    return arguments | {"parallelism_config": ParallelismConfig(**(values | {"sp_handler": handler}))}
+
+
+def _begin_epochs_anew() -> None:
+    """The Trainer asks a loader for as many batches as there are, never for the end; DeepSpeed's, which notices only at
+    its end that an epoch is over, would give nothing in every second one (deepspeed 0.19.8 ulysses_sp.py
+    `UlyssesSPDataLoaderAdapter`)."""
+    loader: Any = import_module("deepspeed.runtime.sequence_parallel.ulysses_sp").UlyssesSPDataLoaderAdapter
+
+    def begin(self: Any) -> Any:
+        self.iter = iter(self.dl)
+        self.micro_batches.clear()
+        return self
+
+    loader.__iter__ = begin
+
+
 def _data(job: TrainingJob, tokenizer: Any) -> tuple[Any, Any, Any]:
     from .batches import Collator, TokenDataset
 
@@ -75,7 +101,9 @@ def _data(job: TrainingJob, tokenizer: Any) -> tuple[Any, Any, Any]:
     return (
         TokenDataset(Path(job.tokens), Path(job.samples)),
         evaluation,
-        Collator(pad_id=pad_id, seq_len=job.workload.seq_len, packing=job.packing),
+        Collator(
+            pad_id=pad_id, seq_len=job.workload.seq_len, packing=job.packing, shared_by=job.sequence_parallel_size
+        ),
     )
 
 
@@ -98,7 +126,7 @@ def _model(job: TrainingJob, arguments: Any) -> Any:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         job.model,
         dtype=dtype,
-        attn_implementation=_ATTENTION[workload.attention],
+        attn_implementation=ATTENTION[workload.attention],
         trust_remote_code=False,
         use_safetensors=True,
         **more,

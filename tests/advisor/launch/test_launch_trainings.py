@@ -104,7 +104,8 @@ def prepare(tmp_path: Path, extensions: Callable[..., None], monkeypatch: pytest
                     "lora_rank": 0,
                     "gradient_checkpointing": True,
                     "optimizer_steps": STEPS,
-                    "global_batch_size": 8,
+                    "samples": 8,
+                    "sequence_parallel_size": 1,
                     "reports": str(tmp_path / "reports"),
                     "training_arguments": training_arguments(plan, workload, cluster)
                     | {"output_dir": str(tmp_path / "out"), "learning_rate": 1e-3},

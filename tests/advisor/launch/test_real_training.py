@@ -93,6 +93,7 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
         workload: Workload | None = None,
         micro_batch_size: int = 2,
         gradient_accumulation_steps: int = 2,
+        samples: int | None = None,
         **changes: float,
     ) -> Run:
         workload = workload or Workload()
@@ -123,7 +124,8 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
             "lora_rank": workload.lora_rank if workload.method == "lora" else 0,
             "gradient_checkpointing": plan.gradient_checkpointing,
             "optimizer_steps": STEPS,
-            "global_batch_size": RANKS * micro_batch_size * gradient_accumulation_steps,
+            "samples": samples or RANKS * micro_batch_size * gradient_accumulation_steps,
+            "sequence_parallel_size": plan.sequence_parallel_size,
             "reports": str(folder / "reports"),
             "training_arguments": training_arguments(plan, workload, cluster)
             | {"output_dir": str(folder / "output"), "learning_rate": learning_rate},
@@ -210,6 +212,28 @@ def test_accumulation_sums_the_micro_batches(prepare: Prepare, rung: Rung) -> No
     train(accumulated)
     train(at_once)
     assert accumulated.losses() == pytest.approx(at_once.losses(), rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rung", "flavor"), [("zero2", "hf"), ("zero3", "hf"), ("zero3", "deepspeed")])
+def test_ranks_that_share_samples_train_alike(prepare: Prepare, rung: Rung, flavor: Framework) -> None:
+    """Two ranks that share two samples have the losses of two ranks with one sample each, in fp32."""
+    shared, whole = (
+        prepare(
+            rung,
+            flavor,
+            workload=Workload(precision="fp32"),
+            micro_batch_size=size,
+            gradient_accumulation_steps=1,
+            samples=RANKS * STEPS,
+            sequence_parallel_size=size,
+        )
+        for size in (2, 1)
+    )
+    train(shared)
+    train(whole)
+    assert len(shared.losses()) == STEPS
+    assert shared.losses() == pytest.approx(whole.losses(), rel=1e-4)
 
 
 def train(run: Run) -> None:
