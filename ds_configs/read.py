@@ -27,11 +27,13 @@ def plan_from_ds_config(
     micro_batch_size: int | None = None,
     gradient_accumulation_steps: int | None = None,
     gradient_checkpointing: bool = False,
+    cpu_checkpointing: bool = False,
 ) -> Plan:
     """The plan that runs when this configuration is given to the Trainer or to `deepspeed.initialize` on this cluster.
 
     micro_batch_size, gradient_accumulation_steps: what TrainingArguments says. They fill `auto`; without them `auto` is
-    TrainingArguments' own default. gradient_checkpointing is never part of a DeepSpeed configuration.
+    TrainingArguments' own default. gradient_checkpointing and cpu_checkpointing are never part of a DeepSpeed
+    configuration as the Trainer uses it.
 
     Filled by the model's hidden size H where they are `auto` (transformers, `trainer_config_finalize`):
     reduce_bucket_size H^2, stage3_prefetch_bucket_size 0.9 H^2, stage3_param_persistence_threshold 10 H. Any other
@@ -57,6 +59,7 @@ def plan_from_ds_config(
         gradient_accumulation_steps=accumulation,
         sequence_parallel_size=shared_by,
         gradient_checkpointing=gradient_checkpointing,
+        cpu_checkpointing=cpu_checkpointing,
         offload_optimizer=offload_optimizer,
         offload_param=offload_param,
         overlap_comm=_flag(zero, "overlap_comm", default=stage == 3),

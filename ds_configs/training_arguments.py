@@ -35,6 +35,8 @@ def training_arguments(
     }
     if plan.gradient_checkpointing:
         arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": workload.software.reentrant}
+        if plan.cpu_checkpointing:
+            arguments["gradient_checkpointing_kwargs"]["offload"] = True
     if workload.precision != "fp32":
         arguments[workload.precision] = True
     if workload.optimizer in CLIENT_OPTIMIZERS:

@@ -36,6 +36,8 @@ class Plan:
     for 1 / P of the heads. ZeRO shards over all ranks whatever P is."""
     gradient_checkpointing: bool = True
     """Every layer is recomputed in the backward pass."""
+    cpu_checkpointing: bool = False
+    """What checkpointing keeps of each layer, its input, waits in pinned RAM for the backward pass."""
     offload_optimizer: Offload = "none"
     """Where the optimizer's states are and its step runs, if not on the GPU; NVMe needs stage 3."""
     offload_optimizer_ratio: float = 1.0
@@ -65,7 +67,7 @@ class Plan:
 
     @property
     def offloads(self) -> bool:
-        """Whether anything of it is kept off the GPU."""
+        """Whether states or parameters are kept off the GPU."""
         return self.offload_optimizer != "none" or self.offload_param != "none"
 
     @property

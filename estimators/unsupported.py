@@ -57,6 +57,8 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
         obstacle = undividable(model, workload, plan.sequence_parallel_size)
         if obstacle is not None:
             return obstacle
+    if plan.cpu_checkpointing and cluster is not None and cluster.gpu.is_cpu:
+        return "the ranks' memory is the host's, so there is nowhere to offload to"
     if plan.zero_stage == 0 and plan.offload_optimizer != "none":
         return "the optimizer is offloaded from ZeRO stage 1 on"
     if plan.zero_stage < 3 and plan.offload_param != "none":

@@ -36,6 +36,8 @@ class Run:
     """Fills an `auto` or absent key of the configuration; None leaves it to DeepSpeed, or to 1."""
     gradient_accumulation_steps: int | None = None
     gradient_checkpointing: bool = True
+    cpu_checkpointing: bool = False
+    """Checkpointed layers' inputs wait on the host."""
     input_shape: tuple[int, ...] | None = None
     """Shape of one sample, for a FACTORY without `make_batch`."""
 
@@ -69,6 +71,7 @@ class Run:
             micro_batch_size=plan.micro_batch_size,
             gradient_accumulation_steps=plan.gradient_accumulation_steps,
             gradient_checkpointing=plan.gradient_checkpointing,
+            cpu_checkpointing=plan.cpu_checkpointing,
         )
 
     @property
@@ -88,7 +91,11 @@ class Run:
             return None
         if filled is not None:
             return plan_from_ds_config(
-                filled, self.shape, self.cluster, gradient_checkpointing=self.gradient_checkpointing
+                filled,
+                self.shape,
+                self.cluster,
+                gradient_checkpointing=self.gradient_checkpointing,
+                cpu_checkpointing=self.cpu_checkpointing,
             )
         return plan_from_ds_config(
             self.config,
@@ -97,6 +104,7 @@ class Run:
             micro_batch_size=self.micro_batch_size,
             gradient_accumulation_steps=self.gradient_accumulation_steps,
             gradient_checkpointing=self.gradient_checkpointing,
+            cpu_checkpointing=self.cpu_checkpointing,
         )
 
     def estimate(self, filled: Mapping[str, Any] | None = None) -> Estimate | None:

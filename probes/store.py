@@ -144,7 +144,11 @@ def record_of(
 
 def workload_of(run: Run) -> dict[str, Any]:
     """A run's workload as records keep it, with the checkpointing that no ds_config holds."""
-    return {**asdict(run.workload), "gradient_checkpointing": run.gradient_checkpointing}
+    return {
+        **asdict(run.workload),
+        "gradient_checkpointing": run.gradient_checkpointing,
+        "cpu_checkpointing": run.cpu_checkpointing,
+    }
 
 
 class Store:

@@ -77,16 +77,19 @@ def _optimizer(text: str = "Choose the optimizer: adamw, adamw_8bit, adafactor, 
     return click.option("--optimizer", default="adamw", metavar="NAME", show_default=True, help=text)
 
 
+_AS_BOOL = {"on": True, "off": False}
+
+
 def _checkpointing(*choices: str) -> Decorator:
-    """Where it is on or off, the command gets a bool."""
-    as_bool = (lambda _context, _option, value: value == "on") if "auto" not in choices else None
+    """Without "auto" the command gets a bool, or "offload"."""
+    as_bool = (lambda _context, _option, value: _AS_BOOL.get(value, value)) if "auto" not in choices else None
     return click.option(
         "--gradient-checkpointing",
         type=click.Choice(choices),
         default=choices[0],
         show_default=True,
         callback=as_bool,
-        help="Recompute each layer in the backward pass, which saves memory.",
+        help="Recompute each layer in the backward pass, which saves memory; with offload its input waits in host RAM.",
     )
 
 
@@ -199,7 +202,7 @@ def _question(seq_len: Decorator, global_batch: str) -> tuple[Decorator, ...]:
         _micro_batch(),
         _precision(),
         _optimizer(),
-        _checkpointing("auto", "on", "off"),
+        _checkpointing("auto", "on", "off", "offload"),
         _SEQUENCE_PARALLEL,
         _ATTENTION,
         _LOSS,
@@ -230,7 +233,7 @@ def _run(model: Decorator) -> tuple[Decorator, ...]:
         _method("full", "lora", text="Train all weights, or LoRA adapters through peft."),
         *_LORA,
         _precision("Fill an `auto` in bf16 or fp16."),
-        _checkpointing("on", "off"),
+        _checkpointing("on", "off", "offload"),
         _ATTENTION,
         _framework("Say who fills `auto` and builds a ZeRO-3 model in shards: the HF Trainer (hf), or nobody."),
         click.option(

@@ -43,7 +43,10 @@ def _question(run: Run, settings: dict[str, Any]) -> str:
     """Hexadecimal digits that are equal where nothing that decides the answer has changed."""
     parts = [
         {name: getattr(run, name) for name in ("config", "model", "input_shape", "micro_batch_size")},
-        {name: getattr(run, name) for name in ("gradient_accumulation_steps", "gradient_checkpointing")},
+        {
+            name: getattr(run, name)
+            for name in ("gradient_accumulation_steps", "gradient_checkpointing", "cpu_checkpointing")
+        },
         asdict(run.workload),
         asdict(run.cluster),
         settings,

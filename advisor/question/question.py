@@ -14,7 +14,7 @@ from ...estimators.models.model_shape import ModelShape
 from ...estimators.unsupported import undividable
 from ...estimators.workload import Workload
 
-CheckpointingChoice = Literal["auto", "on", "off"]
+CheckpointingChoice = Literal["auto", "on", "off", "offload"]
 Risk = Literal["safe", "balanced", "bold"]
 
 
@@ -28,7 +28,8 @@ class Question:
     micro_batch_size: int | None = None
     """Samples per GPU and forward pass when the user fixes them, None leaves them to the search."""
     gradient_checkpointing: CheckpointingChoice = "auto"
-    """"auto" tries both."""
+    """"offload" also holds on the host what checkpointing keeps; "auto" tries off and on, and offload where neither
+    fits."""
     sequence_parallel_size: int | None = None
     """GPUs that share a sample when the user fixes them; None leaves them to the search."""
     risk: Risk = "safe"
@@ -96,11 +97,14 @@ class Question:
 
     def sequence_parallel_sizes(self) -> tuple[int, ...]:
         """How many GPUs may share a sample, by rising number: those that model, sequence and batch divide among."""
+        wanted, ranks = self.workload.global_batch_size, self.cluster.world_size
         if self.sequence_parallel_size is not None:
             sizes: Iterable[int] = (self.sequence_parallel_size,)
+        elif wanted is not None and wanted >= ranks and not self._divides_batch(ranks):
+            return ()  # more likely a slip than a wish to share samples
         else:
-            sizes = (size for size in _divisors(self.cluster.world_size) if self._can_share(size))
-        return tuple(size for size in sizes if self._divides_batch(self.cluster.world_size // size))
+            sizes = (size for size in _divisors(ranks) if self._can_share(size))
+        return tuple(size for size in sizes if self._divides_batch(ranks // size))
 
     def _can_share(self, size: int) -> bool:
         return undividable(self.model, self.workload, size) is None

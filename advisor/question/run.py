@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...estimators.errors import ModelConfigError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
@@ -33,7 +33,7 @@ def configured_run(
     *,
     micro_batch: int | None = None,
     accumulation: int | None = None,
-    gradient_checkpointing: bool = True,
+    gradient_checkpointing: bool | Literal["offload"] = True,
     input_shape: str | None = None,
     offline: bool = False,
     **workload: Any,
@@ -59,7 +59,8 @@ def configured_run(
         workload=WorkloadOptions(**workload).workload_of(config, shape, cluster.gpu),
         micro_batch_size=micro_batch or 1,
         gradient_accumulation_steps=accumulation or 1,
-        gradient_checkpointing=gradient_checkpointing,
+        gradient_checkpointing=bool(gradient_checkpointing),
+        cpu_checkpointing=gradient_checkpointing == "offload",
         input_shape=sample_shape(input_shape),
     )
 

@@ -75,7 +75,12 @@ def _start(answer: Recommendation, chosen: Candidate, config_path: str, console:
         lines += training_arguments_snippet(arguments).splitlines()
     else:
         if plan.gradient_checkpointing:
-            lines.append("model.gradient_checkpointing_enable()")
+            enable = (
+                "activation_checkpointing_enable(offload=True)"
+                if plan.cpu_checkpointing
+                else "gradient_checkpointing_enable()"
+            )
+            lines.append(f"model.{enable}")
         if plan.sequence_parallel_size > 1:
             lines += _sharing_lines(plan, workload)
         if workload.loss == "fused" or workload.kernels == "liger":
@@ -85,6 +90,8 @@ def _start(answer: Recommendation, chosen: Candidate, config_path: str, console:
         copyable(console, lines)
         if workload.framework == "hf" and plan.zero_stage == 3:
             sentence(console, "Create the TrainingArguments before the model: it is then sharded while it loads.")
+    if plan.cpu_checkpointing:
+        sentence(console, "offload needs a version of transformers that knows it, such as 5.23.")
     if plan.sequence_parallel_size > 1:
         _sharing_collator(plan.sequence_parallel_size, console)
     if question.cluster.gpu.vendor == "NVIDIA" and workload.software.expandable_segments:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...ds_configs.launch_commands import PROGRAMS, Launcher, unset_threads
 from ...estimators.estimate import TimeEstimate
 from ...estimators.hardware.cluster import Cluster
-from ...estimators.plan import RUNGS
+from ...estimators.plan import RUNGS, Plan
 from ...estimators.time.speed_spread import ratio_spread
 from ...estimators.time.step_time import estimate_time
 from ..question.question import MAX_TOKENS_PER_STEP, Question
@@ -31,6 +31,7 @@ def reasons(
     sentences = [
         _next_best(ladder, chosen),
         _simpler_that_fails(ladder, chosen, device),
+        _layer_inputs(chosen, candidates, device),
         _shared_samples(chosen, candidates, device, LEAST[question.risk]),
         _checkpointing(chosen, candidates, device, LEAST[question.risk]),
         _micro_batch(question, chosen, candidates),
@@ -236,6 +237,28 @@ def _checkpointing(chosen: Candidate, candidates: Sequence[Candidate], device: s
     return f"{gain}: there is room for micro batch {plan.micro_batch_size} instead of {rival.plan.micro_batch_size}."
 
 
+def _layer_inputs(chosen: Candidate, candidates: Sequence[Candidate], device: str) -> str:
+    """Why layers' inputs wait on the host."""
+    others = [
+        candidate.device_bytes
+        for candidate in candidates
+        if candidate.rung == chosen.rung
+        and candidate.plan.gradient_checkpointing
+        and not candidate.plan.cpu_checkpointing
+    ]
+    if not chosen.plan.cpu_checkpointing or not others:
+        return ""
+    return (
+        "The layers' inputs wait in host RAM for the backward pass: with them on the GPU it would need "
+        f"{gib(min(others))} GiB per {device}."
+    )
+
+
+def _passes(plan: Plan) -> tuple[bool, bool, int]:
+    """What decides a pass besides the micro batch."""
+    return plan.gradient_checkpointing, plan.cpu_checkpointing, plan.sequence_parallel_size
+
+
 def _micro_batch(question: Question, chosen: Candidate, candidates: Sequence[Candidate]) -> str:
     plan = chosen.plan
     if question.micro_batch_size is not None:
@@ -244,7 +267,7 @@ def _micro_batch(question: Question, chosen: Candidate, candidates: Sequence[Can
         candidate
         for candidate in candidates
         if candidate.rung == chosen.rung
-        and candidate.plan.gradient_checkpointing == plan.gradient_checkpointing
+        and _passes(candidate.plan) == _passes(plan)
         and candidate.plan.micro_batch_size > plan.micro_batch_size
     ]
     if not larger:

@@ -15,6 +15,7 @@ from ..terminal.lines import blank, ended, row, sentence
 from ..terminal.units import age, count, gib, percent, rate, rough_rate, seconds, times
 from ..terminal.words import (
     batch_words,
+    checkpointing_word,
     cluster_title,
     device_word,
     method_title,
@@ -96,7 +97,8 @@ def _verdict(answer: Recommendation) -> tuple[str | Text, ...]:
         + (f" x {steps} accumulation steps" if steps > 1 else "")
         + (f", each sample shared by {shared} {device}s (Ulysses)" if shared > 1 else "")
         + f", global batch {samples}; "
-        f"gradient checkpointing {'on' if plan.gradient_checkpointing else 'off'}.",
+        f"gradient checkpointing {'on' if plan.gradient_checkpointing else 'off'}"
+        + (", its layers' inputs in host RAM." if plan.cpu_checkpointing else "."),
         f"It needs {gib(chosen.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device} and "
         f"{_host_need(answer, chosen)}",
     )
@@ -279,7 +281,7 @@ def _cells(candidate: Candidate) -> tuple[str, ...]:
     return (
         plan.rung,
         batch_words(plan),
-        "on" if plan.gradient_checkpointing else "off",
+        checkpointing_word(plan),
         gib(candidate.device_bytes),
         gib(memory.host_bytes_per_node),
         gib(memory.nvme_bytes_per_node) if memory.nvme_bytes_per_node else "-",
@@ -337,11 +339,10 @@ def _probe(probe: ProbedPlan, console: Console) -> None:
         if failure is None
         else f"{failure.kind.replace('_', ' ')}: {failure.message}"
     )
-    checkpointing = "on" if plan.gradient_checkpointing else "off"
     reason = probe.reason if probe.age_s is None else age(probe.age_s)
     sentence(
         console,
-        f"  {plan.rung:<19} {batch_words(plan):>5} {checkpointing:>4}  {outcome}; {reason}",
+        f"  {plan.rung:<19} {batch_words(plan):>5} {checkpointing_word(plan):>4}  {outcome}; {reason}",
         hang=34,
     )
 

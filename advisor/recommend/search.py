@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +18,7 @@ from ...estimators.plan import RUNGS, PlainPyTorch, Plan, Rung
 from ...estimators.time.step_time import estimate_time
 from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
-from ..question.question import Question, Risk
+from ..question.question import CheckpointingChoice, Question, Risk
 from .candidate import Candidate, LadderStep
 from .fit import LEAST, LIKELY, Fit, fit_of
 
@@ -58,8 +58,8 @@ def predict_all(
 def fastest_that_fits(ladder: Iterable[LadderStep]) -> Candidate | None:
     """The fastest rung that may be taken, or a simpler one that is as fast.
 
-    As fast: within `SAME_SPEED`, or within `OFFLOAD_GAIN` when the fastest offloads and the other does not. Of those
-    the lowest on the ladder, which has the fewest parts, that fits comfortably; else the lowest.
+    As fast: within `SAME_SPEED`, or within `OFFLOAD_GAIN` when the fastest offloads or shares samples and the other
+    does not. Of those the lowest on the ladder, which has the fewest parts, that fits comfortably; else the lowest.
     """
     fitting = [step.candidate for step in ladder if step.taken and step.candidate is not None]
     if not fitting:
@@ -99,9 +99,15 @@ def worth_trying_first(
 
 
 def as_fast(candidate: Candidate, fastest: Candidate) -> bool:
-    """Whether the time model can call two plans equally fast."""
-    gained = fastest.plan.offloads and not candidate.plan.offloads
+    """Whether two plans are equally fast to the time model, or so nearly that the simpler one is the better advice."""
+    gained = _wants_more(fastest.plan, candidate.plan)
     return candidate.tokens_per_s >= fastest.tokens_per_s * (1 - (OFFLOAD_GAIN if gained else SAME_SPEED))
+
+
+def _wants_more(plan: Plan, other: Plan) -> bool:
+    """Whether a plan offloads or shares samples and the other does not."""
+    shares = plan.sequence_parallel_size > 1 and other.sequence_parallel_size == 1
+    return shares or (plan.offloads and not other.offloads)
 
 
 def candidates_of(
@@ -116,26 +122,41 @@ def candidates_of(
     settings: fields of `Plan` that differ from the rung's preset.
     """
     candidates: list[Candidate] = []
-    choices = {"auto": (False, True), "on": (True,), "off": (False,)}[question.gradient_checkpointing]
-    sizes = question.sequence_parallel_sizes()
-    for checkpointing in choices:
-        for size in sizes:
+    for choices, sequence_parallel_size in _ways(question):
+        for checkpointing in choices:
             series = _Series(
                 rung=rung,
                 settings=settings,
                 question=question,
-                sequence_parallel_size=size,
+                sequence_parallel_size=sequence_parallel_size,
                 checkpointing=checkpointing,
                 only_fitting=only_fitting,
             )
             obstacle = series.obstacle()
             if obstacle is not None:
                 return [], obstacle
-            found = series.candidates()
-            candidates += found
-            if not series.gains_by_sharing(found):
-                break
+            candidates += series.candidates()
+        if not _lack_gpu_memory(candidates) or not series.tokens_decide():
+            break
     return candidates, ""
+
+
+def _ways(question: Question) -> Iterator[tuple[tuple[CheckpointingChoice, ...], int]]:
+    """Checkpointing, and how many GPUs share a sample, in the order in which they are tried until something fits.
+
+    Shared samples want a script that knows of them, layers' inputs in host RAM cost time; both win nothing but memory.
+    """
+    asked, sizes = question.gradient_checkpointing, question.sequence_parallel_sizes()
+    for size in sizes:
+        yield ("off", "on") if asked == "auto" else (asked,), size
+    if asked == "auto" and not question.cluster.gpu.is_cpu:
+        for size in sizes:
+            yield ("offload",), size
+
+
+def _lack_gpu_memory(candidates: Sequence[Candidate]) -> bool:
+    """Whether none of them surely fits on the GPU."""
+    return all(candidate.fit.limit == "gpu" and not candidate.fit.fits for candidate in candidates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +167,7 @@ class _Series:
     settings: Mapping[str, Any]
     question: Question
     sequence_parallel_size: int
-    checkpointing: bool
+    checkpointing: CheckpointingChoice
     only_fitting: bool
 
     def obstacle(self) -> str | None:
@@ -174,16 +195,9 @@ class _Series:
             largest = micro
         return found
 
-    def gains_by_sharing(self, found: Sequence[Candidate]) -> bool:
-        """Whether more GPUs for each sample may help: the least batch does not surely fit on the GPU, and the tokens
-        are to blame. More are then tried. (No sharing is faster than having enough memory without it: the tokens per
-        GPU are the same, and all-to-alls come on top.)"""
-        question = self.question
-        if len(question.sequence_parallel_sizes()) == 1:
-            return False
-        if any(candidate.fit.limit != "gpu" or candidate.fit.fits for candidate in found):
-            return False
-        plan = self._plan(*self._shapes()[0])
+    def tokens_decide(self) -> bool:
+        """Whether what stays on the GPU fits without any tokens, so that fewer of them at a time may help."""
+        question, plan = self.question, self._plan(*self._shapes()[0])
         resident = resident_terms(question.model, question.workload, question.cluster, plan)
         return total_bytes(resident) < question.cluster.gpu.memory_bytes
 
@@ -215,8 +229,10 @@ class _Series:
             question.cluster,
             micro_batch_size=micro_batch_size,
             gradient_accumulation_steps=gradient_accumulation_steps,
-            gradient_checkpointing=self.checkpointing,
+            gradient_checkpointing=self.checkpointing != "off",
         )
+        if self.checkpointing == "offload":
+            preset = replace(preset, cpu_checkpointing=True)
         if self.sequence_parallel_size > 1:
             preset = replace(preset, sequence_parallel_size=self.sequence_parallel_size)
         return replace(preset, **self.settings) if self.settings else preset

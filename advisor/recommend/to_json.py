@@ -136,6 +136,7 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
         "offload_param": plan.offload_param,
         "sequence_parallel_size": plan.sequence_parallel_size,
         "gradient_checkpointing": plan.gradient_checkpointing,
+        "cpu_checkpointing": plan.cpu_checkpointing,
         "micro_batch_size": plan.micro_batch_size,
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         "allocated_bytes_per_gpu": memory.allocated_bytes_per_gpu,

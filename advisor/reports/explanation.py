@@ -54,6 +54,8 @@ class Explanation:
             "micro_batch_size": plan.micro_batch_size,
             "gradient_accumulation_steps": plan.gradient_accumulation_steps,
             "gradient_checkpointing": plan.gradient_checkpointing,
+            "cpu_checkpointing": plan.cpu_checkpointing,
+            "sequence_parallel_size": plan.sequence_parallel_size,
             "evidence": self.candidate.estimate.evidence,
             "fit_probability": self.candidate.fit.probability,
             "verdict": self.candidate.fit.verdict,

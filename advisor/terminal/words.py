@@ -9,6 +9,11 @@ from ...estimators.workload import Workload
 _PLACE = {"cpu": "in host RAM", "nvme": "on NVMe"}
 
 
+def checkpointing_word(plan: Plan) -> str:
+    """`on`, `off`, or `host` where what checkpointing keeps waits there."""
+    return "host" if plan.cpu_checkpointing else "on" if plan.gradient_checkpointing else "off"
+
+
 def batch_words(plan: Plan) -> str:
     """`4`, `2x8` with accumulation, `1/4` where four GPUs share each sample."""
     steps, shared = plan.gradient_accumulation_steps, plan.sequence_parallel_size

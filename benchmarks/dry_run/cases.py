@@ -238,6 +238,20 @@ SEQUENCE_PARALLEL = (
 )
 """Samples that ranks share (Ulysses): fewer and more heads of keys and values than ranks, micro batches of 1 and 2."""
 
+_ON_HOST = (("cpu_checkpointing", True),)
+
+INPUTS_ON_HOST = (
+    *(
+        Case(model=model, rung=rung, world_size=8, seq_len=8192, method=method, changes=_ON_HOST)
+        for model, rung, method in product(("llama", "phi3", "qwen3_moe"), ("zero2", "zero3", "zero3-offload"), METHODS)
+    ),
+    Case(model="gpt2", rung="zero2", world_size=2, micro_batch_size=2, seq_len=2048, changes=_ON_HOST),
+    Case(model="0.5B", rung="zero3", world_size=2, seq_len=32768, changes=_ON_HOST),
+    Case(model="7B/8", rung="zero3-offload", world_size=1, seq_len=32768, changes=_ON_HOST),
+    Case(model="7B/8", rung="zero3", world_size=8, seq_len=131072, changes=(*_ON_HOST, *shared_by(4))),
+)
+"""Inputs of checkpointed layers that wait on the host."""
+
 SPECIAL = (
     Case(model="0.5B", rung="ddp", world_size=2),
     Case(model="0.5B", rung="zero1", world_size=2),
@@ -311,6 +325,7 @@ SPECIAL = (
         for checkpointing in (True, False)
     ),
     *SEQUENCE_PARALLEL,
+    *INPUTS_ON_HOST,
     *(
         Case(model=model, rung=rung, world_size=8, seq_len=512, checkpointing=checkpointing, method=method)
         for model in ENCODERS

@@ -58,6 +58,7 @@ _OF_TERM = {
     "gradient of log-softmax": "logits",
     "gradient of logits": "logits",
     "soft cap of logits": "logits",
+    "model output": "logits",
 }
 """Term of the closed form -> component; every other one is activations."""
 

@@ -27,8 +27,10 @@ from collections import Counter
 from functools import lru_cache
 
 from ..estimate import Formula
+from ..models.model_shape import ModelShape
 from ..optimizers import Optimizer
 from ..plan import Plan
+from ..workload import Workload
 from .partition import SWAP_MIN_BYTES, shard_numel
 from .terms import ON_A_NODE, Terms, total_bytes
 from .trainable import ShardedTensors, TensorSet, groups_on_gpu, optimizer_group_numels
@@ -78,6 +80,14 @@ _FLAT_PARAMETERS = on_a_node("parameters", "L p2(w shards)", f"{_STAGE_3} _creat
 _FROZEN = on_a_node("frozen_parameters", "L blocks", _FIRST_HOME, _BLOCKS)
 _CACHED = on_a_node("pinned_cache", "L blocks", _FIRST_HOME, _BLOCKS)
 
+_CHECKPOINTS = on_a_node(
+    "layer_inputs",
+    "L layers p2(B S H w)",
+    "transformers 5.23 modeling_utils.py activation_checkpointing_enable (offload), torch 2.13 autograd/graph.py "
+    "save_on_cpu",
+    {"layers": "checkpointed layers"},
+)
+
 
 def pinned_block(size_bytes: int) -> int:
     """Bytes of the block behind a pinned tensor: the next power of two.
@@ -106,6 +116,19 @@ def _total(blocks: Counter[int]) -> int:
 def _tensor_blocks(tensors: TensorSet, width: int) -> int:
     """Pinned blocks of all trainable tensors, each whole in its own block."""
     return sum(pinned_block(width * numel) for numel in tensors.trainable)
+
+
+def checkpoint_terms(model: ModelShape, workload: Workload, plan: Plan, local_ranks: int) -> Terms:
+    """The inputs of checkpointed layers that wait in pinned memory; `workload` is that of a rank."""
+    if not plan.cpu_checkpointing:
+        return ()
+    terms: Terms = ()
+    for block in model.blocks:
+        rows = model.encoder_len(workload.seq_len) if block.stack == "encoder" else workload.seq_len
+        batch, hidden, width = plan.micro_batch_size, model.hidden_size, workload.weight_bytes
+        size = block.count * pinned_block(batch * rows * hidden * width)
+        terms += _CHECKPOINTS.on_node(local_ranks, size, layers=block.count, B=batch, S=rows, H=hidden, w=width)
+    return terms
 
 
 def host_terms(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> tuple[Terms, Terms]:

@@ -47,7 +47,7 @@ from .device_overhead import (
 )
 from .gathered_parameters import GatheredParameters, gathered_parameters
 from .gradients import GradientMemory, gradient_memory
-from .host_memory import host_terms, loading_bytes
+from .host_memory import checkpoint_terms, host_terms, loading_bytes
 from .nvme_memory import nvme_terms, swap_buffers
 from .terms import Terms, total_bytes
 from .torch_memory import estimate_torch_memory
@@ -98,7 +98,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         phases=phases,
         reserved_terms=overhead,
         device_terms=outside_allocator(cluster, plan),
-        host_pinned_terms=node.pinned,
+        host_pinned_terms=node.pinned + checkpoint_terms(model, workload, plan, cluster.gpus_per_node),
         host_pageable_terms=node.pageable,
         host_loading_bytes_per_node=node.loading_bytes,
         nvme_terms=node.nvme,
@@ -109,7 +109,13 @@ def _at_rest(plan: Plan) -> Plan:
     """The plan as far as it decides what lies outside the GPUs: the micro batch and checkpointing do not, and of
     accumulation only that there is any."""
     steps = min(2, plan.gradient_accumulation_steps)
-    return replace(plan, micro_batch_size=1, gradient_accumulation_steps=steps, gradient_checkpointing=False)
+    return replace(
+        plan,
+        micro_batch_size=1,
+        gradient_accumulation_steps=steps,
+        gradient_checkpointing=False,
+        cpu_checkpointing=False,
+    )
 
 
 class _OnNode(NamedTuple):
@@ -178,6 +184,7 @@ def _step(
         plan.gradient_checkpointing,
         compute_capability=cluster.gpu.compute_capability,
         zero_stage=plan.zero_stage,
+        cpu_checkpointing=plan.cpu_checkpointing,
     )
     saved, width = activations.saved_terms, workload.weight_bytes
     output = output_terms(model, workload, plan.micro_batch_size)

@@ -120,7 +120,7 @@ class _Step:
 
     def __init__(self, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> None:
         stage, n = plan.zero_stage, plan.gradient_accumulation_steps
-        self.workload, self.cluster, self.plan = workload, cluster, plan
+        self.model, self.workload, self.cluster, self.plan = model, workload, cluster, plan
         self.micro_batches, self.element = n, workload.weight_bytes
         self.tensors, self.ring = tensor_set(model, workload), collective.ring(cluster)
         engine = plan.sharding == "zero"
@@ -247,6 +247,8 @@ class _Step:
         transfers = _Transfers()
         if self.exchange is not None:
             transfers.shown.append(self._exchanged(self.exchange))
+        if self.plan.cpu_checkpointing:
+            transfers.shown.append(self._layer_inputs("layer inputs to host"))
         if self.plan.zero_stage == 3:
             self._gather(transfers, self.micro_batches * self._gathered_shares()[0])
         return transfers.terms(self.forward_s, hidden_share=self.hidden_share)
@@ -254,6 +256,8 @@ class _Step:
     def _backward_links(self) -> list[TimeTerm]:
         plan, n = self.plan, self.micro_batches
         transfers = _Transfers(pieces=collective.reduce_calls(self.tensors, plan))
+        if plan.cpu_checkpointing:
+            transfers.shown.append(self._layer_inputs("layer inputs to GPU"))
         if plan.zero_stage == 3:
             passes = n * self._gathered_shares()[1]
             if plan.gradient_checkpointing and plan.stage3_max_reuse_distance < 2 * self.tensors.layer_numel:
@@ -320,6 +324,12 @@ class _Step:
             calls=exchange.calls,
             t=exchange.call_s,
         )
+
+    def _layer_inputs(self, name: str) -> TimeTerm:
+        """What checkpointing keeps, copied by the stream that computes (transformers, `offload`): nothing hides it."""
+        n, width, model = self.micro_batches, self.element, self.model
+        kept = width * self.plan.micro_batch_size * self.workload.seq_len * model.hidden_size * model.num_layers
+        return self._pcie(name, n * kept, "n inputs / PCIe", "n inputs", inputs=kept)
 
     def _pcie(self, name: str, size_bytes: float, formula: str, symbols: str, **values: float) -> TimeTerm:
         seconds = offload.host_link_s(self.cluster, size_bytes, pinned=self.plan.pin_memory)

@@ -26,6 +26,7 @@ SYMBOLS: Mapping[str, str] = {
     "W": "bytes per second of the GPU's memory",
     "link": "bytes per second of the slowest link between the ranks",
     "calls": "collectives of a step, for heads of a pass",
+    "inputs": "bytes of all layers' inputs in a micro batch",
     "heads": "bytes of queries, keys, values and results that a rank hands to all-to-alls in a pass",
     "t": "seconds to start a collective and to pass it on from rank to rank",
     "PCIe": "bytes per second between a GPU and the host",

@@ -114,8 +114,7 @@ def from_config(
     if workload.method != "full":
         model = _with_adapters(model, request)
     if request.gradient_checkpointing:
-        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-        enable()
+        _checkpoint(model, offload=request.cpu_checkpointing)
         if workload.method != "full" and _is_reentrant(model):
             model.enable_input_require_grads()  # as peft's users must, or nothing below the first layer has a gradient
     vocab_size = int(getattr(config.get_text_config(), "vocab_size", 0) or 0)
@@ -134,6 +133,20 @@ def from_config(
         return {name: values, "labels": labels}
 
     return TrainableModel(model, make_batch, lambda output, _batch: output.loss, vocab_size)
+
+
+def _checkpoint(model: Any, *, offload: bool) -> None:
+    """Switch checkpointing on. Raises UnusableModelError where this transformers cannot offload what it keeps."""
+    enable: Any = getattr(model, "activation_checkpointing_enable", None)
+    if enable is None and offload:
+        raise UnusableModelError(
+            "this version of transformers cannot hold the inputs of checkpointed layers on the host",
+            fix="install transformers 5.23",
+        )
+    if offload:
+        enable(offload=True)
+    else:
+        (enable or model.gradient_checkpointing_enable)()
 
 
 def _unknown_kernels(workload: Workload) -> str:

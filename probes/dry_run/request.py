@@ -25,6 +25,7 @@ class Request:
     """This and the next fill `auto`, or an absent value; None leaves them to DeepSpeed."""
     gradient_accumulation_steps: int | None
     gradient_checkpointing: bool
+    cpu_checkpointing: bool
     world_size: int
     gpus_per_node: int
     rank: int

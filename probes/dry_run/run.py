@@ -76,6 +76,7 @@ def request_for(run: Run, *, rank: int | None = 0, iterations: int = 4, expandab
         micro_batch_size=run.micro_batch_size,
         gradient_accumulation_steps=run.gradient_accumulation_steps,
         gradient_checkpointing=run.gradient_checkpointing,
+        cpu_checkpointing=run.cpu_checkpointing,
         world_size=world_size,
         gpus_per_node=run.cluster.gpus_per_node,
         rank=fullest_rank(config, model, run.workload, world_size) if rank is None else rank,

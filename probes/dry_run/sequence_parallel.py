@@ -7,7 +7,6 @@ shifted labels (`UlyssesSPDataLoaderAdapter`); the Trainer averages the parts' l
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 from typing import Any
 
@@ -56,9 +55,12 @@ def shared(subject: TrainableModel, request: Request, config: dict[str, Any], de
         }
 
     def loss(output: Any, _batch: Any) -> Any:
-        """The mean over the ranks, which all have as many labels."""
-        functional: Any = importlib.import_module("torch.distributed.nn.functional")
-        return torch.stack(functional.all_gather(output.loss, group=group)).mean()
+        """The mean over the ranks, which all have as many labels. Its derivative by a rank's own loss, summed over the
+        ranks' copies of it, is 1; torch's differentiable all-gather finds the same, but not over gloo's subgroups."""
+        own = output.loss
+        parts = [torch.empty_like(own) for _ in range(ranks)]
+        torch.distributed.all_gather(parts, own.detach(), group=group)
+        return own + (torch.stack(parts).mean() - own).detach()
 
     return replace(subject, make_batch=make_batch, loss=loss, groups=groups)
 

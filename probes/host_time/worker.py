@@ -179,6 +179,7 @@ def _request(case: HostTimeCase) -> Request:
         micro_batch_size=1,
         gradient_accumulation_steps=case.accumulation,
         gradient_checkpointing=False,
+        cpu_checkpointing=False,
         world_size=case.world_size,
         gpus_per_node=case.world_size,
         rank=0,

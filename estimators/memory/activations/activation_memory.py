@@ -61,6 +61,7 @@ def activation_memory(
     *,
     compute_capability: float | None,
     zero_stage: int = 0,
+    cpu_checkpointing: bool = False,
 ) -> ActivationMemory:
     """Bytes of activations of one micro batch, as transformers' code and torch's autograd keep them.
 
@@ -69,13 +70,14 @@ def activation_memory(
     workload cost one recording and every micro batch size a multiplication.
 
     Assumes no padding (a mask of ones, or packed sequences), `use_cache=False` as Trainer sets it, non-reentrant
-    checkpointing of every layer. ZeRO-3 changes what frozen linear layers save, hence `zero_stage`.
+    checkpointing of every layer. ZeRO-3 changes what frozen linear layers save, hence `zero_stage`. With
+    `cpu_checkpointing` the layers' inputs are on the host (`host_memory.checkpoint_terms`), but for the one in use.
 
     Not covered: torch.compile, autocast (DeepSpeed casts the weights instead), tensor and sequence parallelism,
     DeepSpeed's own `activation_checkpointing` block, fused kernels of experts, kernels from the hub.
     """
     frozen_at_zero3 = zero_stage >= 3 and workload.method != "full"
-    layout = layout_of(model, workload, gradient_checkpointing, compute_capability, frozen_at_zero3)
+    layout = layout_of(model, workload, gradient_checkpointing, compute_capability, frozen_at_zero3, cpu_checkpointing)
     head = layout.head.terms(micro_batch_size)
     return ActivationMemory(
         saved_terms=tuple(term for part in layout.saved for term in part.terms(micro_batch_size)),
@@ -129,16 +131,22 @@ def _linear(name: str, size: Size, meaning: str, micro_batch_size: int, *, not_c
 
 @lru_cache(maxsize=256)
 def layout_of(
-    model: ModelShape, workload: Workload, checkpointing: bool, compute_capability: float | None, zero3: bool
+    model: ModelShape,
+    workload: Workload,
+    checkpointing: bool,
+    compute_capability: float | None,
+    zero3: bool,
+    on_host: bool = False,
 ) -> Layout:
-    """Record the model once."""
+    """Record the model once. on_host: the layers' inputs that checkpointing keeps are not on the GPU."""
     recorder = LayerRecorder(
         model=model, workload=workload, checkpointing=checkpointing, compute_capability=compute_capability, zero3=zero3
     )
     last = end(recorder)
     blocks = recorder.blocks()
     records = [recorder.layer(block, first=first) for block, first in blocks]
-    kept = [record.input_size if checkpointing else total(record.saved) for record in records]
+    checkpoint = [ZERO if on_host else record.input_size for record in records]
+    kept = [own if checkpointing else total(record.saved) for own, record in zip(checkpoint, records, strict=True)]
     terms: list[LinearTerm] = []
     forward: list[Size] = []
     working = [(ZERO, frontier(moment.plus(total(last.recording.saved)) for moment in last.recording.backward))]
@@ -146,12 +154,14 @@ def layout_of(
         layer, gone = total(record.saved), _saved_behind(recorder, blocks[index:], kept[index:])
         if checkpointing:
             # The recomputed forward pass runs while the gradient of the layer's output is waiting.
+            own = record.input_size if on_host else ZERO
             moments = [
-                *(moment.plus(record.input_size) for moment in record.forward),
-                *(moment.plus(layer) for moment in record.backward),
+                *(moment.plus(record.input_size).plus(own) for moment in record.forward),
+                *(moment.plus(layer).plus(own) for moment in record.backward),
             ]
-            forward.extend(record.unsaved)
-            terms.append(input_term(recorder, block))
+            forward.extend(moment.plus(own) for moment in record.unsaved)
+            if not on_host:
+                terms.append(input_term(recorder, block))
         else:
             forward.extend(moment.minus(layer) for moment in record.forward)
             moments = [*(moment.minus(layer) for moment in record.forward), *record.backward]
