@@ -122,7 +122,7 @@ def candidates_of(
     settings: fields of `Plan` that differ from the rung's preset.
     """
     candidates: list[Candidate] = []
-    for choices, sequence_parallel_size in _ways(question):
+    for choices, sequence_parallel_size in _ways(question, settings):
         for checkpointing in choices:
             series = _Series(
                 rung=rung,
@@ -141,15 +141,17 @@ def candidates_of(
     return candidates, ""
 
 
-def _ways(question: Question) -> Iterator[tuple[tuple[CheckpointingChoice, ...], int]]:
+def _ways(question: Question, settings: Mapping[str, Any]) -> Iterator[tuple[tuple[CheckpointingChoice, ...], int]]:
     """Checkpointing, and how many GPUs share a sample, in the order in which they are tried until something fits.
 
     Shared samples want a script that knows of them, layers' inputs in host RAM cost time; both win nothing but memory.
     """
     asked, sizes = question.gradient_checkpointing, question.sequence_parallel_sizes()
+    if "sequence_parallel_size" in settings:
+        sizes = (settings["sequence_parallel_size"],)
     for size in sizes:
         yield ("off", "on") if asked == "auto" else (asked,), size
-    if asked == "auto" and not question.cluster.gpu.is_cpu:
+    if asked == "auto" and "cpu_checkpointing" not in settings and not question.cluster.gpu.is_cpu:
         for size in sizes:
             yield ("offload",), size
 

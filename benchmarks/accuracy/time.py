@@ -137,6 +137,7 @@ _NOT_JUDGED = {
         "bitsandbytes",
         "optimizer",
         "torch.compile",
+        "tiled",
     ),
     "other parallelism": ("parallelism", "ZeRO++", "ZenFlow", "FSDP"),
     "links that decide and are not stated": ("lanes",),

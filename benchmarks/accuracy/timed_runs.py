@@ -103,6 +103,8 @@ class TimedRun:
             f"B {plan.micro_batch_size} x {plan.gradient_accumulation_steps}",
         ]
         words += ["offload"] if plan.offload_optimizer != "none" else []
+        words += [f"{plan.sequence_parallel_size} GPUs a sample"] if plan.sequence_parallel_size > 1 else []
+        words += ["layers' inputs in host RAM"] if plan.cpu_checkpointing else []
         words += ["checkpointing"] if plan.gradient_checkpointing else []
         words += ["fused kernels"] if workload.kernels != "torch" else []
         return ", ".join(words)
@@ -211,7 +213,8 @@ def _run(row: dict[str, str]) -> TimedRun:
     plan = replace(plan, **_settings(row["plan"]))
     cluster = parse_cluster(row["gpus"], interconnect=row["interconnect"] or None)
     cluster = _as_started(cluster, row["source"], row["row"])
-    samples = plan.micro_batch_size * plan.gradient_accumulation_steps * cluster.world_size
+    ranks = cluster.world_size // plan.sequence_parallel_size
+    samples = plan.micro_batch_size * plan.gradient_accumulation_steps * ranks
     tokens, value = samples * workload.seq_len, float(row["value"])
     measured = {
         "tokens/s/GPU": tokens / value / cluster.world_size,

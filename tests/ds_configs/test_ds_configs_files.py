@@ -12,12 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.launch_commands import Launcher, launch_commands, threads_setting, unset_threads
+from ds_advise.ds_configs.presets import plan_for
+from ds_advise.ds_configs.read import plan_from_ds_config
 from ds_advise.ds_configs.training_arguments import accelerate_config, training_arguments, training_arguments_snippet
 from ds_advise.ds_configs.write import write_config
 from ds_advise.estimators.errors import ConfigFileError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
+from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.search_path import search_path
@@ -230,3 +234,42 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def test_gpus_that_share_samples_are_in_the_file_and_in_the_arguments() -> None:
+    """The file reads back as the plan; the printed argument makes accelerate's object."""
+    from accelerate.parallelism_config import ParallelismConfig
+    from accelerate.utils import DeepSpeedSequenceParallelConfig
+
+    shape, cluster = find("Llama-3.1-8B"), ONE_NODE
+    plan = replace(
+        plan_for(
+            "zero3",
+            shape,
+            Workload(),
+            cluster,
+            micro_batch_size=1,
+            gradient_accumulation_steps=1,
+            gradient_checkpointing=True,
+        ),
+        sequence_parallel_size=2,
+        cpu_checkpointing=True,
+    )
+    for flavor in ("hf", "deepspeed"):
+        config = ds_config(plan, shape, Workload(), cluster, flavor=flavor)
+        assert ("train_batch_size" in config) == (flavor == "deepspeed"), "the Trainer would fill in all GPUs'"
+        read = plan_from_ds_config(
+            config,
+            shape,
+            cluster,
+            micro_batch_size=1,
+            gradient_accumulation_steps=1,
+            gradient_checkpointing=True,
+            cpu_checkpointing=True,
+        )
+        assert read == plan
+    arguments = training_arguments(plan, Workload(), cluster)
+    assert arguments["gradient_checkpointing_kwargs"]["offload"] is True
+    known = {"ParallelismConfig": ParallelismConfig, "DeepSpeedSequenceParallelConfig": DeepSpeedSequenceParallelConfig}
+    made = eval(training_arguments_snippet(arguments), {**known, "TrainingArguments": dict})["parallelism_config"]
+    assert (made.sp_size, made.data_parallel_size) == (2, cluster.world_size // 2)

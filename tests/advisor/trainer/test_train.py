@@ -383,3 +383,13 @@ def _children() -> set[int]:
     import psutil
 
     return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+@pytest.mark.slow
+def test_ranks_share_samples_through_several_epochs(tmp_path: Path, model_folder: Path) -> None:
+    """Both ranks take part in every sample; no epoch of the data is empty."""
+    data, output = write(tmp_path / "chats.jsonl", CHAT), tmp_path / "out"
+    shared = ("--sequence-parallel-size", "2", "--seq-len", "96", "--rung", "zero2", "--learning-rate", "1e-2")
+    assert train(model_folder, data, output, *shared, "--global-batch", "4") == 0
+    assert_learned(output)
+    assert json.loads((output / "ds_config.json").read_text())["sequence_parallel_size"] == 2
