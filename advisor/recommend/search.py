@@ -122,27 +122,36 @@ def candidates_of(
     settings: fields of `Plan` that differ from the rung's preset.
     """
     candidates: list[Candidate] = []
-    for choices, sequence_parallel_size in _ways(question, settings):
-        for checkpointing in choices:
-            series = _Series(
+    ways = [
+        [
+            _Series(
                 rung=rung,
                 settings=settings,
                 question=question,
-                sequence_parallel_size=sequence_parallel_size,
+                sequence_parallel_size=size,
                 checkpointing=checkpointing,
                 only_fitting=only_fitting,
             )
-            obstacle = series.obstacle()
-            if obstacle is not None:
-                return [], obstacle
+            for checkpointing in choices
+        ]
+        for choices, size in _ways(question, settings)
+    ]
+    obstacle = ways[0][0].obstacle()
+    if obstacle is not None:
+        return [], obstacle
+    for number, way in enumerate(ways):
+        for series in way:
             candidates += series.candidates()
-        if not _lack_gpu_memory(candidates) or not series.tokens_decide():
+        if not _lack_gpu_memory(candidates):
+            break
+        if number == 0 and (ways[-1] is way or not ways[-1][-1].may_fit()):
             break
     return candidates, ""
 
 
 def _ways(question: Question, settings: Mapping[str, Any]) -> Iterator[tuple[tuple[CheckpointingChoice, ...], int]]:
-    """Checkpointing, and how many GPUs share a sample, in the order in which they are tried until something fits.
+    """Checkpointing, and how many GPUs share a sample, in the order in which they are tried until something fits; each
+    needs less of the GPU than those before it.
 
     Shared samples want a script that knows of them, layers' inputs in host RAM cost time; both win nothing but memory.
     """
@@ -197,11 +206,13 @@ class _Series:
             largest = micro
         return found
 
-    def tokens_decide(self) -> bool:
-        """Whether what stays on the GPU fits without any tokens, so that fewer of them at a time may help."""
-        question, plan = self.question, self._plan(*self._shapes()[0])
-        resident = resident_terms(question.model, question.workload, question.cluster, plan)
-        return total_bytes(resident) < question.cluster.gpu.memory_bytes
+    def may_fit(self) -> bool:
+        """Whether its smallest batch is likely to fit on the GPU."""
+        plan = self._plan(*self._shapes()[0])
+        if _is_hopeless(self.question, plan):
+            return False
+        fit = self._judged(plan)[1]
+        return fit.limit != "gpu" or fit.probability >= LIKELY
 
     def _shapes(self) -> tuple[tuple[int, int], ...]:
         return self.question.batch_shapes(self.sequence_parallel_size)
