@@ -30,7 +30,7 @@ def advise(
     lora_rank: int = 8,
     lora_dropout: float = 0.0,
     lora_targets: str | Sequence[str] | None = None,
-    seq_len: int | None = None,
+    seq_len: int | Literal["max"] | None = None,
     global_batch: int | None = None,
     micro_batch: int | None = None,
     precision: Precision | str = "auto",
@@ -56,7 +56,7 @@ def advise(
 
     model:   a catalogue name in any spelling, a folder or `config.json`, a hub id, or a `ModelShape`.
     gpus:    `2x32GB`, `8xA100-80GB`, `4x8xH100` (nodes x GPUs x kind), `RTX4090`, `auto` (this machine), a `Cluster`.
-    seq_len: default 2048, or the model's learned positions where they are fewer.
+    seq_len: default 2048, or the model's learned positions where they are fewer; "max": the longest that fits.
     precision: "auto" is bf16 where the GPU has it, else fp16.
     document_len: the mean length of the documents packed into a sample; None: a sample is one.
     software: what differs from what is planned for (`estimators.software`), as "transformers=4.45,reentrant".

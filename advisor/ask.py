@@ -11,6 +11,7 @@ from .question.cluster_spec import parse_cluster
 from .question.model_source import load_model
 from .question.question import CheckpointingChoice, Question, Risk
 from .question.workload import WorkloadOptions, positive
+from .recommend.what_if import SEQUENCE_STEP, longest
 
 
 def ask(
@@ -30,13 +31,18 @@ def ask(
 ) -> Question:
     """The question that the arguments of `advise` make up; `training` are those of `WorkloadOptions`.
 
+    A `seq_len` of "max" is the longest at which some plan may be recommended.
+
     Raises `DsAdviseError` for what is unknown, impossible or contradictory.
     """
     cluster = gpus if isinstance(gpus, Cluster) else parse_cluster(gpus, ram=ram, nvme=nvme, interconnect=interconnect)
     if threads is not None:
         cluster = replace(cluster, threads_per_rank=positive("threads", threads))
     shape = model if isinstance(model, ModelShape) else load_model(model, offline=offline)
-    return Question(
+    is_longest = training.get("seq_len") == "max"
+    if is_longest:
+        training["seq_len"] = None if shape.fixed_len or shape.has_learned_positions else SEQUENCE_STEP
+    question = Question(
         model=shape,
         workload=WorkloadOptions(**training).workload(shape, cluster.gpu),
         cluster=cluster,
@@ -47,3 +53,4 @@ def ask(
         risk=risk,
         micro_batch_size=None if micro_batch is None else positive("micro_batch", micro_batch),
     )
+    return longest(question) if is_longest else question

@@ -58,6 +58,22 @@ def memory(text: str = "Limit what each rank takes with --device cpu, such as 2G
     return click.option("--memory", metavar="SIZE", help=text)
 
 
+class _Length(_Count):
+    """A count of tokens, or `max`."""
+
+    name = "N|max"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == "max" else super().convert(value, param, ctx)
+
+
+def _longest_too() -> Decorator:
+    text = (
+        "Set the tokens per sample, max for the longest that fits; by default 2048, or the model's positions if fewer."
+    )
+    return click.option("--seq-len", type=_Length(), help=text)
+
+
 def _seq_len(default: str = "2048, or the model's positions if those are fewer") -> Decorator:
     return click.option("--seq-len", type=COUNT, help=f"Set the tokens per sample; by default {default}.")
 
@@ -295,7 +311,8 @@ def question_options(command: Command) -> Command:
     options = (
         click.argument("model", metavar="MODEL"),
         *_question(
-            _seq_len(), "Keep exactly so many samples per optimizer step; by default the fastest number is searched."
+            _longest_too(),
+            "Keep exactly so many samples per optimizer step; by default the fastest number is searched.",
         ),
         _framework("Write for the HF Trainer and accelerate, or for plain deepspeed.initialize."),
         *_SOFTWARE,

@@ -112,6 +112,8 @@ def next_launch(request: LaunchRequest, outcome: LaunchOutcome, folder: Path) ->
         "gradient_accumulation_steps": str(run.gradient_accumulation_steps),
         "gradient_checkpointing": str(run.gradient_checkpointing),
     }
+    if run.cpu_checkpointing:
+        values["gradient_checkpointing_kwargs"] = json.dumps({"use_reentrant": False, "offload": True})
     values |= dict.fromkeys(arguments.configs, str(path))
     if checkpoint is not None:
         values["resume_from_checkpoint"] = str(checkpoint)

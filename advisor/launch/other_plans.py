@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...ds_configs.read import sequence_parallel_size_in
 from ...estimators.errors import DsAdviseError
 from ...estimators.estimate import Estimate
 from ...estimators.plan import Plan
@@ -23,9 +24,14 @@ def plans_that_fit(run: Run) -> list[Candidate]:
     shape."""
     if run.shape is None:
         return []
-    workload = replace(run.workload, global_batch_size=run.samples_per_step)
     try:
-        candidates = answer(Question(model=run.shape, workload=workload, cluster=run.cluster)).candidates
+        question = Question(
+            model=run.shape,
+            workload=replace(run.workload, global_batch_size=run.samples_per_step),
+            cluster=run.cluster,
+            sequence_parallel_size=sequence_parallel_size_in(run.config),  # as the script and its data loader have it
+        )
+        candidates = answer(question).candidates
     except DsAdviseError:
         return []
     return sorted((each for each in candidates if each.fit.fits), key=lambda candidate: -candidate.tokens_per_s)

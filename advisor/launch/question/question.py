@@ -99,7 +99,7 @@ def _filled(
         "seq_len": arguments.seq_len,
         "micro_batch": arguments.number("per_device_train_batch_size"),
         "accumulation": arguments.number("gradient_accumulation_steps"),
-        "gradient_checkpointing": arguments.flag("gradient_checkpointing"),
+        "gradient_checkpointing": arguments.gradient_checkpointing,
         "precision": next((name for name in ("bf16", "fp16") if arguments.flag(name)), None),
     }
     defaults = {"micro_batch": _TRAINER_MICRO_BATCH, "accumulation": 1, "gradient_checkpointing": False}

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 _MODEL = ("model_name_or_path", "model_name", "model_path", "base_model", "pretrained_model_name_or_path", "model")
 _SEQ_LEN = ("max_seq_length", "max_seq_len", "max_length", "model_max_length", "block_size", "cutoff_len", "seq_len")
@@ -89,6 +89,16 @@ class ScriptArguments:
             "lora_targets": ",".join(targets) if targets and not {"all-linear", "all"} & set(targets) else None,
         }
         return {name: value for name, value in said.items() if value is not None}
+
+    @property
+    def gradient_checkpointing(self) -> bool | Literal["offload"] | None:
+        """Whether layers are recomputed, and whether their inputs wait on the host; None where nothing is said."""
+        names = ("activation_checkpointing", "gradient_checkpointing")
+        switched = next((flag for name in names if (flag := self.flag(name)) is not None), None)
+        if not switched:
+            return switched
+        kept = self.text(*(f"{name}_kwargs" for name in names))
+        return "offload" if kept and re.search(r'"offload"\s*:\s*true', kept) else True
 
     @property
     def loads_in_4_bits(self) -> bool:

@@ -266,6 +266,8 @@ def test_arguments_of_a_script() -> None:
     )
     assert (arguments.model, arguments.number("max_steps"), arguments.output_dir) == ("m", 7, Path("o"))
     assert (arguments.flag("bf16"), arguments.flag("fp16"), arguments.flag("tf32")) == (True, False, None)
+    kept = ScriptArguments(["--gradient_checkpointing", "--gradient_checkpointing_kwargs", '{"offload": true}'])
+    assert (arguments.gradient_checkpointing, kept.gradient_checkpointing) == (None, "offload")
     assert arguments.with_values({"max_steps": "9", "model_name_or_path": "n"}) == (
         "--bf16",
         "--fp16",

@@ -106,3 +106,17 @@ def test_published_longest_sequences_fit_and_twice_those_do_not(seq_len: int, se
         return plan_of(asked, "zero3-offload", "offload_param=none").fit.fits
 
     assert fits(seq_len) and not fits(2 * seq_len)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus"), [("Llama-3.1-8B", "8xH100"), ("Qwen2.5-0.5B", "1x24GB"), ("gpt2-xl", "1x24GB")]
+)
+def test_the_longest_sequence_fits_and_a_longer_one_does_not(model: str, gpus: str) -> None:
+    """Unless the model has no more positions."""
+    longest = ask(model, gpus=gpus, seq_len="max")
+    length = longest.question.workload.seq_len
+    assert longest.recommended is not None
+    if length == longest.question.model.max_positions and longest.question.model.has_learned_positions:
+        return
+    longer = length + max(1024, -(-length // 16 // 1024) * 1024)
+    assert ask(model, gpus=gpus, seq_len=longer).recommended is None

@@ -123,6 +123,23 @@ def sequence_parallel(config: LintedConfig) -> Iterator[Hit]:
         yield hit("sequence_parallel_size", f"{size} does not divide {ranks} GPUs")
 
 
+@rules.error(
+    "DS107 a total batch left to the Trainer where GPUs share samples",
+    why="the Trainer fills in what all GPUs take, and at stage 3 DeepSpeed holds that against the groups that share a "
+    "sample while the model is built, and stops",
+    fix="remove train_batch_size: accelerate sets it, knowing the groups",
+    source="transformers/integrations/deepspeed.py HfTrainerDeepSpeedConfig.trainer_config_process; "
+    "runtime/config.py _batch_assertion",
+    options={"framework": "hf"},
+    bad={TOTAL: "auto", MICRO: "auto", "sequence_parallel_size": 2, "zero_optimization": {"stage": 3}},
+    good={MICRO: "auto", "sequence_parallel_size": 2, "zero_optimization": {"stage": 3}},
+)
+def total_of_all(config: LintedConfig) -> Iterator[Hit]:
+    shares = _positive(config, "sequence_parallel_size") > 1
+    if shares and config.framework == "hf" and config.is_auto(TOTAL) and config.get("zero_optimization.stage") == 3:
+        yield hit(TOTAL, "the Trainer would fill in what all GPUs take, whole samples each")
+
+
 def _positive(config: LintedConfig, name: str) -> int:
     """A whole number above zero, 0 for anything else."""
     value = config.number(name)
