@@ -127,8 +127,8 @@ _SHARING_IMPORTS = [
 
 
 def _sharing_lines(plan: Plan, workload: Workload) -> list[str]:
-    """How a script of one's own lets GPUs share samples; the loss is the mean of the ranks' (exact where each has as many
-    labels)."""
+    """How a script of one's own lets GPUs share samples; the loss is the mean of the ranks', exact where each has as
+    many labels."""
     return [
         "from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF, UlyssesSPDataLoaderAdapter",
         "mpu = UlyssesSPAttentionHF.register_with_transformers(",

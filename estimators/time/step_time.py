@@ -336,8 +336,10 @@ class _Step:
         return self._term(name, "pcie", seconds, formula, f"{symbols} PCIe", **values)
 
     def _reduction(self) -> TimeTerm:
-        ring, times = self.ring, self.reductions
-        size, calls = self.trained * self.element, collective.reduce_calls(self.tensors, self.plan)
+        ring, times, element = self.ring, self.reductions, self.element
+        if self.plan.sequence_parallel_size > 1 and self.plan.zero_stage in (1, 2):
+            element = 4  # deepspeed 0.19.8 stage_1_and_2.py `allreduce_bucket`
+        size, calls = self.trained * element, collective.reduce_calls(self.tensors, self.plan)
         if self.plan.zero_stage == 3:
             return self._collective("gradient reduction", times, size, calls, "n w Pt", "n w Pt", n=times)
         return self._term(
@@ -346,6 +348,7 @@ class _Step:
             times * ring.all_reduce_s(size, calls),
             "2 reductions w Pt (N - 1) / N / link + calls t",
             "reductions w Pt N link calls t",
+            w=element,
             link=ring.all_reduce_bytes_per_s,
             calls=2 * times * calls,
         )
