@@ -225,9 +225,9 @@ def test_sentences_for_programs_hold_no_private_characters() -> None:
 
 def test_an_image_has_one_length() -> None:
     """ViT's tokens follow from the image, so they are counted and no sequence length is taken."""
-    assert ask("vit-base", "T4").question.workload.seq_len == 197
+    assert ask("vit-base-patch16-224", "T4").question.workload.seq_len == 197
     with pytest.raises(WorkloadError, match="197 tokens"):
-        ask("vit-base", "T4", seq_len=512)
+        ask("vit-base-patch16-224", "T4", seq_len=512)
 
 
 @pytest.mark.parametrize("name", [*OPTIMIZERS, "AdamW8bit", "SGD-momentum"])

@@ -75,8 +75,9 @@ def test_json_says_how_sure_each_plan_is(risky: Recommendation) -> None:
 def test_both_configurations_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An offload more, and an offload less."""
     monkeypatch.chdir(tmp_path)
-    question = "Qwen2.5-32B --gpus 8xA100-80GB --seq-len 8192 --offline --quiet --no-deepspeed-estimate"
-    monkeypatch.setattr("sys.argv", ["ds-advise", *question.split()])
+    question = "Qwen2.5-32B --gpus 8xA100-80GB --seq-len 8192 --offline --quiet"
+    question += " --sequence-parallel-size 1 --gradient-checkpointing on"
+    monkeypatch.setattr("sys.argv", ["ds-advise", *question.split(), "--no-deepspeed-estimate"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0
