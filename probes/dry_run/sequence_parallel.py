@@ -12,24 +12,19 @@ from typing import Any
 
 import torch
 
-from .models import TrainableModel, UnusableModelError
+from .models import TrainableModel
 from .request import Request
 
 
 def shared(subject: TrainableModel, request: Request, config: dict[str, Any], device: str) -> TrainableModel:
-    """The model as each of the ranks that share a sample trains it, with the groups for DeepSpeed.
+    """The model as each of the ranks that share a sample trains it, with the groups for DeepSpeed; a module of the
+    user's own as it is, for what its ranks share is its own business.
 
-    Raises UnusableModelError for a module of the user's own; ValueError, as DeepSpeed words it, for heads or an
-    attention kernel that cannot be shared.
+    Raises ValueError, as DeepSpeed words it, for heads or an attention kernel that cannot be shared.
     """
     ranks = request.sequence_parallel_size
-    if ranks == 1:
+    if ranks == 1 or request.model is None:
         return subject
-    if request.model is None:
-        raise UnusableModelError(
-            "sequence_parallel_size is for models of transformers, whose attention DeepSpeed can exchange",
-            fix="take sequence_parallel_size out of the configuration",
-        )
     from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 
     model: Any = subject.model
