@@ -67,15 +67,10 @@ class _Length(_Count):
         return value if value == "max" else super().convert(value, param, ctx)
 
 
-def _longest_too() -> Decorator:
-    text = (
-        "Set the tokens per sample, max for the longest that fits; by default 2048, or the model's positions if fewer."
-    )
-    return click.option("--seq-len", type=_Length(), help=text)
-
-
-def _seq_len(default: str = "2048, or the model's positions if those are fewer") -> Decorator:
-    return click.option("--seq-len", type=COUNT, help=f"Set the tokens per sample; by default {default}.")
+def _seq_len(default: str = "2048, or the model's positions if those are fewer", *, longest: bool = False) -> Decorator:
+    """longest: the command can look for the longest that fits."""
+    text = f"Set the tokens per sample{', max for the longest that fits' if longest else ''}; by default {default}."
+    return click.option("--seq-len", type=_Length() if longest else COUNT, help=text)
 
 
 def _micro_batch(
@@ -311,7 +306,7 @@ def question_options(command: Command) -> Command:
     options = (
         click.argument("model", metavar="MODEL"),
         *_question(
-            _longest_too(),
+            _seq_len(longest=True),
             "Keep exactly so many samples per optimizer step; by default the fastest number is searched.",
         ),
         _framework("Write for the HF Trainer and accelerate, or for plain deepspeed.initialize."),

@@ -124,7 +124,7 @@ def checkpoint_terms(model: ModelShape, workload: Workload, plan: Plan, local_ra
         return ()
     terms: Terms = ()
     for block in model.blocks:
-        rows = model.encoder_len(workload.seq_len) if block.stack == "encoder" else workload.seq_len
+        rows = model.stream_len(block, workload.seq_len)
         batch, hidden, width = plan.micro_batch_size, model.hidden_size, workload.weight_bytes
         size = block.count * pinned_block(batch * rows * hidden * width)
         terms += _CHECKPOINTS.on_node(local_ranks, size, layers=block.count, B=batch, S=rows, H=hidden, w=width)

@@ -202,3 +202,7 @@ class ModelShape:
     def encoder_len(self, seq_len: int) -> int:
         """Tokens in the encoder stream for a sequence length S of the workload."""
         return self.encoder_len_fixed or seq_len
+
+    def stream_len(self, block: Block, seq_len: int) -> int:
+        """Tokens in the stream that a block runs over."""
+        return self.encoder_len(seq_len) if block.stack == "encoder" else seq_len

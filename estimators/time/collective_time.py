@@ -29,7 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import ClusterError
-from ..hardware.cluster import Cluster
+from ..hardware.cluster import Cluster, Gpu
 from ..memory.gathered_parameters import gathered_parameters
 from ..memory.trainable import TensorSet
 from ..models.model_shape import ModelShape
@@ -98,13 +98,17 @@ class Ring:
         return size_bytes * (self.ranks - 1) / self.ranks / bytes_per_s + calls * self.call_s
 
 
+def _link_bytes_per_s(gpu: Gpu) -> float:
+    """What a GPU's link to the others of its node carries, after protocol losses."""
+    return (gpu.peer_bytes_per_s or PCIE3_BYTES_PER_S) * LINK_SHARE.get(gpu.peer_link, LINK_SHARE["pcie"])
+
+
 def ring(cluster: Cluster) -> Ring:
     """The ring over all ranks of the cluster. Raises ClusterError for several nodes without an interconnect."""
     gpu, local, nodes = cluster.gpu, cluster.gpus_per_node, cluster.nodes
     rates: dict[str, float] = {}
     if local > 1:
-        link, share = gpu.peer_bytes_per_s or PCIE3_BYTES_PER_S, LINK_SHARE.get(gpu.peer_link, LINK_SHARE["pcie"])
-        rates["gpu links"] = link * share
+        rates["gpu links"] = _link_bytes_per_s(gpu)
     if nodes > 1:
         if cluster.interconnect_bytes_per_s is None:
             raise ClusterError(
@@ -155,12 +159,9 @@ class Exchange:
         ranks, local = plan.sequence_parallel_size, cluster.gpus_per_node
         if ranks == 1:
             return None
-        whole = ring(cluster)
         tokens = plan.micro_batch_size * workload.seq_len
         size = tokens * sum(block.count * exchanged_bytes(block.attention, workload) for block in model.blocks)
-        gpu = cluster.gpu
-        link = (gpu.peer_bytes_per_s or PCIE3_BYTES_PER_S) * LINK_SHARE.get(gpu.peer_link, LINK_SHARE["pcie"])
-        rate, resource, hop_s = link, "gpu links", LOCAL_HOP_S
+        rate, resource, hop_s = _link_bytes_per_s(cluster.gpu), "gpu links", LOCAL_HOP_S
         if ranks > local and cluster.interconnect_bytes_per_s is not None:
             leaving = (ranks - local) / (ranks - 1)
             network = cluster.interconnect_bytes_per_s * NETWORK_SHARE / local / leaving
@@ -170,7 +171,7 @@ class Exchange:
         return cls(
             size_bytes=size,
             calls=5 * model.num_layers,
-            bytes_per_s=whole.bytes_per_s if gpu.is_cpu else rate,
+            bytes_per_s=rate,
             call_s=CALL_S + hop_s if measured_s is None else measured_s,
             resource=resource,
             ranks=ranks,

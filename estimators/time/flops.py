@@ -116,7 +116,7 @@ def micro_batch_flops(model: ModelShape, workload: Workload, plan: Plan) -> Step
 
 def block_products(model: ModelShape, block: Block, workload: Workload, micro_batch: int) -> tuple[Product, ...]:
     """The matrix products with weights in one layer."""
-    stream = model.encoder_len(workload.seq_len) if block.stack == "encoder" else workload.seq_len
+    stream = model.stream_len(block, workload.seq_len)
     tokens, encoder_tokens = micro_batch * stream, micro_batch * model.encoder_len(workload.seq_len)
     chosen, backward = adapters(model, workload), 2 if workload.method == "full" else 1
     products: list[Product] = []
@@ -198,8 +198,7 @@ def block_attention(
     model: ModelShape, block: Block, workload: Workload, micro_batch: int
 ) -> tuple[tuple[Attention, int], ...]:
     """Forward FLOPs of each attention module of one layer (rule 4)."""
-    encoder = model.encoder_len(workload.seq_len)
-    stream = encoder if block.stack == "encoder" else workload.seq_len
+    encoder, stream = model.encoder_len(workload.seq_len), model.stream_len(block, workload.seq_len)
     attention, whole = block.attention.of_rank(workload.sequence_parallel_size), attention_len(workload, stream)
     alone = attended_len(workload, stream)
     flops = attention_flops(attention, micro_batch, alone, alone, workload.attention) * whole // alone

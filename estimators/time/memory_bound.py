@@ -110,8 +110,7 @@ _WRITTEN_OUT = ("gelu_new", "gelu_fast", "gelu_python", "quick_gelu")
 def block_bytes(model: ModelShape, block: Block, workload: Workload, micro_batch: int) -> tuple[float, float]:
     """Bytes of one layer's forward and backward pass over its activations."""
     fused = workload.kernels != "torch"
-    encoder = model.encoder_len(workload.seq_len)
-    stream = encoder if block.stack == "encoder" else workload.seq_len
+    encoder, stream = model.encoder_len(workload.seq_len), model.stream_len(block, workload.seq_len)
     tokens, element = micro_batch * stream, workload.weight_bytes
     hidden, feed_forward = model.hidden_size, block.feed_forward
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...ds_configs.read import sequence_parallel_size_in
 from ...estimators.workload import Workload
 
 
@@ -40,4 +41,4 @@ class Request:
     @property
     def sequence_parallel_size(self) -> int:
         """Ranks that share a sample."""
-        return int(self.config.get("sequence_parallel_size") or 1)
+        return sequence_parallel_size_in(self.config)

@@ -53,7 +53,7 @@ class LayerRecorder:
 
     def rows(self, block: Block) -> int:
         """Tokens of the block's stream."""
-        return self.encoder_rows if block.stack == "encoder" else self.workload.seq_len
+        return self.model.stream_len(block, self.workload.seq_len)
 
     @property
     def encoder_rows(self) -> int:
