@@ -1,0 +1,152 @@
+"""Pictures are drawn from plain data: every figure is in them, in its place, and no text can leave its element."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import pytest
+from ds_advise.advisor.advise import advise
+from ds_advise.advisor.pictures.area import Layer, SpanOfTime, StackedArea, draw_stacked_area, layers_of
+from ds_advise.advisor.pictures.canvas import NARROW, WIDE, round_steps, standing_alone
+from ds_advise.advisor.pictures.lanes import Lane, Lanes, LaneSpan, draw_lanes
+from ds_advise.advisor.pictures.markup import element
+from ds_advise.advisor.pictures.palette import INKS, memory_family, time_family
+from ds_advise.advisor.pictures.plans import memory_bars, speed_against_memory, terms_by_key, time_bars
+from ds_advise.advisor.pictures.scatter import Point, draw_scatter, front
+from ds_advise.advisor.pictures.stacked_bars import Bar, Part, StackedBars, draw_stacked_bars
+from ds_advise.advisor.recommend.to_json import json_form
+from ds_advise.advisor.reports.explanation import explain
+from ds_advise.advisor.terminal.units import gib
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def answer() -> dict[str, Any]:
+    return json_form(advise("Qwen2.5-14B", gpus="2x32GB", deepspeed_estimate=False))
+
+
+def _bars(**changes: Any) -> StackedBars:
+    bars = (
+        Bar(
+            label="one",
+            parts=(Part(name="a", value=30, ink="weights"), Part(name="b", value=10, ink="loss")),
+            note="40",
+        ),
+        Bar(label="two", parts=(Part(name="a", value=300, ink="weights"),), note="300", chosen=True),
+    )
+    return StackedBars(**{"title": "t", "bars": bars, "unit": "GiB", "write": str, **changes})
+
+
+def _rows(picture: str) -> list[ET.Element]:
+    return [group for group in ET.fromstring(picture).iter(f"{SVG}g") if group.get("class") == "row"]
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_parts_are_as_wide_as_their_shares_and_fill_their_bar(width: int) -> None:
+    first, second = _rows(draw_stacked_bars(_bars(), width))
+    parts = [[float(box.get("width", 0)) for box in row.findall(f"{SVG}g/{SVG}rect")] for row in (first, second)]
+    assert parts[0][0] / parts[0][1] == pytest.approx(3, rel=0.06)
+    assert parts[1][0] / sum(parts[0]) == pytest.approx(7.5, rel=0.06)
+
+
+def test_a_bar_beyond_the_scale_is_cut_and_its_figure_written() -> None:
+    rows = _rows(draw_stacked_bars(_bars(ends_at=60)))
+    assert [len(row.findall(f"{SVG}path")) for row in rows] == [0, 1]
+    assert "300" in [text.text for text in rows[1].findall(f"{SVG}text")]
+
+
+def test_text_of_users_stays_text() -> None:
+    """In elements and in attributes; what XML forbids is replaced."""
+    evil = "</title><script>alert(1)</script>\" onload='x' \x00\x1b"
+    bars = (Bar(label=evil, parts=(Part(name=evil, value=1, ink="weights", hint=evil),), note=evil),)
+    point = Point(label=evil, x=1, y=1, hint=evil)
+    span = SpanOfTime(name=evil, begins=0, ends=2, hint=evil)
+    lane = Lane(name=evil, spans=(LaneSpan(name=evil, ink="loss", begins=0, ends=1),))
+    scatter: Any = speed_against_memory([], 10)
+    area = StackedArea(
+        title=evil,
+        times=(0, 1),
+        layers=(Layer(name=evil, ink="loss", values=(1, 2)),),
+        spans=(span,),
+        unit="",
+        write=str,
+        x_title=evil,
+    )
+    for picture in (
+        draw_stacked_bars(_bars(title=evil, bars=bars)),
+        draw_scatter(type(scatter)(title=evil, points=(point,), x_title=evil, y_title=evil, write_x=str, write_y=str)),
+        draw_stacked_area(area),
+        draw_lanes(Lanes(title=evil, lanes=(lane,), ends_at=1, write=str)),
+        standing_alone(draw_stacked_bars(_bars()), evil),
+    ):
+        root = ET.fromstring(picture)
+        assert not [node for node in root.iter() if node.tag.endswith("script") or "onload" in node.attrib]
+        assert "<script" not in picture
+    assert element("p", evil, title=evil).count("<") == 2
+
+
+def test_the_front_holds_what_no_other_point_beats() -> None:
+    points = [
+        Point(label=str(index), x=x, y=y, hint="") for index, (x, y) in enumerate([(3, 5), (1, 2), (2, 1), (3, 6)])
+    ]
+    assert [(point.x, point.y) for point in front(points)] == [(1, 2), (3, 6)]
+
+
+def test_steps_of_an_axis_are_round_in_its_unit() -> None:
+    assert round_steps(70 * 2**30, 7, 2**30) == [value * 10 * 2**30 for value in range(8)]
+    assert round_steps(0.9, 4) == pytest.approx([0, 0.25, 0.5, 0.75])
+    assert round_steps(0, 4) == [0]
+
+
+def test_memory_bars_hold_the_bytes_of_the_answer(answer: dict[str, Any]) -> None:
+    chart = memory_bars(answer["candidates"], answer["cluster"]["gpu_memory_bytes"], chosen=6)
+    for bar, plan in zip(chart.bars, answer["candidates"], strict=True):
+        assert {part.name: part.value for part in bar.parts} == plan["components"]
+        assert bar.value == plan["device_bytes_per_gpu"]
+        assert bar.note == gib(plan["device_bytes_per_gpu"])
+    assert [bar.label for bar in chart.bars if bar.chosen] == ["zero3-offload"]
+    assert len(_rows(draw_stacked_bars(chart))) == len(answer["candidates"])
+
+
+def test_bars_of_time_are_of_as_many_tokens(answer: dict[str, Any]) -> None:
+    for bar, plan in zip(time_bars(answer["candidates"]).bars, answer["candidates"], strict=True):
+        assert bar.value == pytest.approx(1000 / plan["tokens_per_second"])
+
+
+def test_hints_have_formula_and_source_of_every_part(answer: dict[str, Any]) -> None:
+    advice = advise("Qwen2.5-14B", gpus="2x32GB", deepspeed_estimate=False)
+    plan = answer["recommended"]
+    sections = explain(advice).to_json()["sections"]
+    memory = memory_bars([plan], 1, terms=[terms_by_key(sections["gpu_memory"]["terms"])])
+    time = time_bars([plan], terms=[terms_by_key(sections["time"]["terms"])])
+    for part in (*memory.bars[0].parts, *time.bars[0].parts):
+        assert "\n= " in part.hint, part.name
+        assert "source: " in part.hint, part.name
+
+
+def test_every_component_has_an_ink() -> None:
+    for name in ("optimizer_states", "log-softmax", "decoder feed-forward", "CUDA context", "allocator_overhead"):
+        assert memory_family(name) in INKS
+    assert memory_family("optimizer_states") != memory_family("gathered_parameters")
+    assert time_family("states from and to NVMe") == "nvme"
+    assert time_family("all-to-all of heads") == "links"
+
+
+def test_layers_add_up_to_the_rows() -> None:
+    rows = [{"parameters": 2, "activations": 1}, {"parameters": 2, "activations": 7, "gradients": 1}]
+    layers = layers_of(rows, memory_family)
+    chart = StackedArea(
+        title="t", times=(0, 1), layers=layers, spans=(), unit="", write=str, x_title="", limit=9, limit_words="x"
+    )
+    assert chart.heights == (3, 10)
+    assert "x" in [node.text for node in ET.fromstring(draw_stacked_area(chart)).iter(f"{SVG}text")]
+
+
+def test_a_lane_is_drawn_by_what_ran_the_longest_in_each_pixel() -> None:
+    """However many spans there are, a lane has no more stretches than pixels."""
+    spans = tuple(LaneSpan(name="k", ink=("loss", "weights")[i % 2], begins=i, ends=i + 1) for i in range(50_000))
+    picture = draw_lanes(Lanes(title="t", lanes=(Lane(name="GPU", spans=spans),), ends_at=50_000, write=str))
+    assert len(picture) < 30_000
+    assert picture.count("h") > 10
