@@ -14,7 +14,7 @@ from ..probes.store_path import anything_kept
 from .ask import ask
 from .estimate import plain_pytorch
 from .question.cluster_options import ClusterOptions
-from .question.question import CheckpointingChoice, Question, Risk
+from .question.question import CheckpointingChoice, Question, Risk, States
 from .recommend.reasons import doubts, reasons
 from .recommend.recommendation import Recommendation, closest
 from .recommend.search import fastest_that_fits, predict_all, worth_trying_first
@@ -37,6 +37,7 @@ def advise(
     optimizer: str = "adamw",
     gradient_checkpointing: CheckpointingChoice = "auto",
     sequence_parallel_size: int | None = None,
+    states: States = "fp32",
     risk: Risk = "safe",
     attention: AttentionKernel = "sdpa",
     loss: LossKernel = "standard",
@@ -62,6 +63,7 @@ def advise(
     software: what differs from what is planned for (`estimators.software`), as "transformers=4.45,reentrant".
     sharding: "fsdp" also predicts plain PyTorch, for comparison (`Recommendation.beside`).
     sequence_parallel_size: GPUs that share each sample (Ulysses); None tries more where a whole sample does not fit.
+    states: "bf16" keeps master weights and optimizer states in bf16, which rounds small updates away.
     risk: "safe" recommends what fits with 97.5 %, "balanced" with 80 %, "bold" with 50 %.
     ram, nvme, interconnect: as on the command line; no effect when `gpus` is a `Cluster`.
     threads: of each rank on the host; None: those that the printed commands set.
@@ -80,6 +82,7 @@ def advise(
         micro_batch=micro_batch,
         gradient_checkpointing=gradient_checkpointing,
         sequence_parallel_size=sequence_parallel_size,
+        states=states,
         risk=risk,
         offline=offline,
         method=method,

@@ -9,7 +9,7 @@ from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.model_shape import ModelShape
 from .question.cluster_spec import parse_cluster
 from .question.model_source import load_model
-from .question.question import CheckpointingChoice, Question, Risk
+from .question.question import CheckpointingChoice, Question, Risk, States
 from .question.workload import WorkloadOptions, positive
 from .recommend.what_if import SEQUENCE_STEP, longest
 
@@ -25,6 +25,7 @@ def ask(
     micro_batch: int | None = None,
     gradient_checkpointing: CheckpointingChoice = "auto",
     sequence_parallel_size: int | None = None,
+    states: States = "fp32",
     risk: Risk = "safe",
     offline: bool = False,
     **training: Any,
@@ -50,6 +51,7 @@ def ask(
         sequence_parallel_size=(
             None if sequence_parallel_size is None else positive("sequence_parallel_size", sequence_parallel_size)
         ),
+        states=states,
         risk=risk,
         micro_batch_size=None if micro_batch is None else positive("micro_batch", micro_batch),
     )

@@ -23,6 +23,9 @@ AIO = {
 }
 """Requests of 1 MiB, 32 in flight, 8 threads: a modern drive wants that many. `ds_nvme_tune` finds a drive's best."""
 
+BF16_KEYS = ("bf16_master_weights_and_grads", "bf16_optimizer_states")
+"""Keys of the bf16 block that are fields of a plan."""
+
 
 def ds_config(
     plan: Plan, model: ModelShape, workload: Workload, cluster: Cluster, *, flavor: Framework
@@ -57,7 +60,9 @@ def ds_config(
             # The Trainer would fill in what all GPUs take; accelerate, which comes later, knows who shares samples.
             del config["train_batch_size"]
     if workload.precision != "fp32":
-        config[workload.precision] = {"enabled": "auto" if auto else True}
+        config[workload.precision] = {"enabled": "auto" if auto else True} | {
+            name: True for name in BF16_KEYS if getattr(plan, name)
+        }
     if plan.sequence_parallel_size > 1:
         config["sequence_parallel_size"] = plan.sequence_parallel_size
         # Gradients are reduced as they are without it; the default is fp32, twice the bytes.

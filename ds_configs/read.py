@@ -63,6 +63,8 @@ def plan_from_ds_config(
         offload_optimizer=offload_optimizer,
         offload_param=offload_param,
         overlap_comm=_flag(zero, "overlap_comm", default=stage == 3),
+        bf16_master_weights_and_grads=_in_bf16(config, "bf16_master_weights_and_grads"),
+        bf16_optimizer_states=has_bf16_states(config),
     )
     if stage == 0:
         return plan
@@ -118,6 +120,18 @@ def precision_in(config: Mapping[str, Any]) -> Precision | Literal["auto"]:
         if is_true(value):
             return "bf16" if name == "bf16" else "fp16"
     return "auto" if "auto" in enabled.values() else "fp32"
+
+
+def has_bf16_states(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration keeps optimizer states in bf16."""
+    return _in_bf16(config, "bf16_optimizer_states")
+
+
+def _in_bf16(config: Mapping[str, Any], key: str) -> bool:
+    """Whether a key of the bf16 block is on; the block is read whether it is enabled or not."""
+    block = config.get("bf16")
+    block = config.get("bfloat16") if block is None else block
+    return isinstance(block, Mapping) and is_true(block.get(key))
 
 
 def sequence_parallel_size_in(config: Mapping[str, Any]) -> int:

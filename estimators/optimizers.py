@@ -7,7 +7,8 @@ therefore not what its paper promises.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from .errors import WorkloadError
 
@@ -88,13 +89,26 @@ OPTIMIZERS: dict[str, Optimizer] = {
 }
 
 
-def optimizer(name: str) -> Optimizer:
-    """The optimizer of that name; WorkloadError with the known names when there is none."""
+BF16_STATES = ("adamw", "adam")
+"""Optimizers whose states take the master weights' type: `zeros_like` in FusedAdam, and in DeepSpeedCPUAdam with
+`fp32_optimizer_states` off (deepspeed 0.19.8 ops/adam/)."""
+
+
+@lru_cache(maxsize=32)
+def optimizer(name: str, *, bf16_states: bool = False) -> Optimizer:
+    """The optimizer of that name; WorkloadError with the known names when there is none.
+
+    bf16_states: with its states in bf16, half of fp32's; meaningful for those of `BF16_STATES`.
+    """
     try:
-        return OPTIMIZERS[name]
+        known = OPTIMIZERS[name]
     except KeyError:
         raise WorkloadError(
             f"unknown optimizer {name!r}",
             why="its bytes per parameter are not known",
             fix=f"--optimizer {'|'.join(OPTIMIZERS)}",
         ) from None
+    if not bf16_states:
+        return known
+    on_cpu = None if known.cpu_state_bytes is None else known.cpu_state_bytes / 2
+    return replace(known, state_bytes=known.state_bytes / 2, cpu_state_bytes=on_cpu)

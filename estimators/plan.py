@@ -42,6 +42,10 @@ class Plan:
     """Where the optimizer's states are and its step runs, if not on the GPU; NVMe needs stage 3."""
     offload_optimizer_ratio: float = 1.0
     """Share of stage 3's sub-groups whose masters, states and step go to the host; the first ones stay on the GPU."""
+    bf16_master_weights_and_grads: bool = False
+    """Master weights, and gradients as the optimizer takes them, are in bf16 instead of fp32; from ZeRO stage 1 on."""
+    bf16_optimizer_states: bool = False
+    """The optimizer's states are in bf16 too, without which such masters need an optimizer in host RAM."""
     offload_param: Offload = "none"
     """Where ZeRO-3's parameter shards are, if not on the GPU; needs stage 3."""
     overlap_comm: bool = True
@@ -64,6 +68,11 @@ class Plan:
     """Parameters per rank that stay in pinned host RAM although they are offloaded to NVMe."""
     optimizer_buffer_count: int = 4
     """The swapper's pinned buffers per rank."""
+
+    @property
+    def master_bytes(self) -> int:
+        """Bytes of a master weight, and of a gradient as the optimizer takes it."""
+        return 2 if self.bf16_master_weights_and_grads else 4
 
     @property
     def offloads(self) -> bool:

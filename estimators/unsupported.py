@@ -9,7 +9,7 @@ from .memory.activations.layer_variants import with_offered_attention
 from .memory.nvme_memory import states_per_master
 from .memory.trainable import ShardedTensors, shard_tensors, tensor_set
 from .models.model_shape import ModelShape
-from .optimizers import Optimizer, optimizer
+from .optimizers import BF16_STATES, Optimizer, optimizer
 from .plan import Plan
 from .workload import Workload
 
@@ -69,6 +69,9 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
         return "a part of an offloaded optimizer stays on the GPU at ZeRO stage 3 with the rest in RAM only"
     if plan.offload_optimizer_ratio < 1 and workload.optimizer not in ("adamw", "adam"):
         return f"{workload.optimizer} does not run on both sides, only AdamW does"
+    obstacle = _unsuited_to_bf16_states(workload, plan)
+    if obstacle is not None:
+        return obstacle
     if plan.zero_stage and not runs.partitions:
         return f"{workload.optimizer} needs whole layers, ZeRO gives it flat partitions"
     if plan.offload_optimizer != "none" and runs.cpu_state_bytes is None:
@@ -77,6 +80,27 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
         return "4-bit weights are not built under zero.Init, so ZeRO-3 cannot shard them as they load"
     if cluster is not None and "nvme" in (plan.offload_optimizer, plan.offload_param):
         return _unswappable(shard_tensors(tensor_set(model, workload), cluster.world_size), plan, runs)
+    return None
+
+
+def _unsuited_to_bf16_states(workload: Workload, plan: Plan) -> str | None:
+    """What speaks against masters and states in bf16 (deepspeed 0.19.8 runtime/base_optimizer.py
+    `_configure_master_weights`, runtime/config.py `_do_error_check`)."""
+    if plan.bf16_optimizer_states and not plan.bf16_master_weights_and_grads:
+        return "bf16_optimizer_states needs bf16_master_weights_and_grads"
+    if not plan.bf16_master_weights_and_grads:
+        return None
+    if plan.zero_stage == 0:
+        return "master weights in bf16 are ZeRO's, from stage 1 on"
+    if workload.precision != "bf16":
+        return f"master weights in bf16 belong to training in bf16, not {workload.precision}"
+    if workload.optimizer not in BF16_STATES:
+        return f"states in bf16 are known of AdamW and Adam, not of {workload.optimizer}"
+    if plan.offload_optimizer == "none" and not plan.bf16_optimizer_states:
+        return "master weights in bf16 with states in fp32 need an optimizer in host RAM"
+    if plan.offload_optimizer == "nvme":
+        # Releasing a sub-group makes its empty master fp32 (swap_tensor/optimizer_utils.py `release_memory`).
+        return "DeepSpeed's NVMe swapper stops at master weights in bf16"
     return None
 
 

@@ -142,6 +142,13 @@ _LORA = (
         help="Adapt these modules, such as q_proj,v_proj; by default all linear ones.",
     ),
 )
+_STATES = click.option(
+    "--states",
+    type=click.Choice(["fp32", "bf16"]),
+    default="fp32",
+    show_default=True,
+    help="Choose the type of master weights and optimizer states; bf16 halves them and rounds small updates away.",
+)
 _ATTENTION = click.option(
     "--attention",
     type=click.Choice(["flash", "sdpa", "eager", "triton"]),
@@ -215,6 +222,7 @@ def _question(seq_len: Decorator, global_batch: str) -> tuple[Decorator, ...]:
         _optimizer(),
         _checkpointing("auto", "on", "off", "offload"),
         _SEQUENCE_PARALLEL,
+        _STATES,
         _ATTENTION,
         _LOSS,
         _RISK,

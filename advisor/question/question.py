@@ -11,11 +11,13 @@ from ...estimators.hardware.cluster import Cluster
 from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
 from ...estimators.memory.trainable import tensor_set
 from ...estimators.models.model_shape import ModelShape
+from ...estimators.optimizers import BF16_STATES
 from ...estimators.unsupported import undividable
 from ...estimators.workload import Workload
 
 CheckpointingChoice = Literal["auto", "on", "off", "offload"]
 Risk = Literal["safe", "balanced", "bold"]
+States = Literal["fp32", "bf16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,8 @@ class Question:
     fits."""
     sequence_parallel_size: int | None = None
     """GPUs that share a sample when the user fixes them; None leaves them to the search."""
+    states: States = "fp32"
+    """The type of master weights and optimizer states; bf16 is for training in bf16 with AdamW or Adam."""
     risk: Risk = "safe"
     """How sure it must be that a plan fits for it to be recommended."""
 
@@ -47,6 +51,8 @@ class Question:
                     why=obstacle,
                     fix="pass another --sequence-parallel-size, or leave it out",
                 )
+        if self.states == "bf16":
+            self._check_states()
         if wanted is not None and not self.sequence_parallel_sizes():
             raise self._indivisible(wanted, micro or 1)
         if self.workload.document_len is not None and self.workload.attention not in ("flash", "triton"):
@@ -66,6 +72,15 @@ class Question:
                 f"Liger has no fused loss for {self.model.name}",
                 why=f"it does not patch {self.model.model_type} models",
                 fix="leave --loss out",
+            )
+
+    def _check_states(self) -> None:
+        precision, kind = self.workload.precision, self.workload.optimizer
+        if precision != "bf16" or kind not in BF16_STATES:
+            raise WorkloadError(
+                f"states in bf16 do not go with {kind if precision == 'bf16' else precision}",
+                why="DeepSpeed keeps them in bf16 for AdamW and Adam in training in bf16",
+                fix="leave --states out",
             )
 
     def _indivisible(self, wanted: int, micro: int) -> WorkloadError:

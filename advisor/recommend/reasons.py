@@ -39,15 +39,24 @@ def reasons(
     return tuple(sentence for sentence in sentences if sentence)
 
 
+ROUNDED = (
+    "Master weights in bf16 have 8 significant bits, so an update below 1/512 of a weight is rounded away: compare the "
+    "loss with that of --states fp32 before a long training."
+)
+
+
 def doubts(cluster: Cluster, ladder: Sequence[LadderStep], chosen: Candidate | None) -> tuple[str, ...]:
-    """What might make another plan that fits the fastest: an assumed figure that decides, and a plan that is close.
+    """What bf16 states cost in accuracy; and what might make another plan that fits the fastest: an assumed figure that
+    decides, and a plan that is close.
 
     Close: slower by more than `SAME_SPEED`, but within the interval of the two speeds' ratio.
     """
     others = [step.candidate for step in ladder if step.taken and step.candidate and step.candidate is not chosen]
+    rounded = (ROUNDED,) if chosen is not None and chosen.plan.bf16_optimizer_states else ()
     if chosen is None or not others:
-        return ()
+        return rounded
     winner, assumption = _deciding_assumption(cluster, others, chosen)
+    assumption = (*rounded, *assumption)
     slower = [other for other in others if other.tokens_per_s < chosen.tokens_per_s * (1 - SAME_SPEED)]
     rival = max(slower, key=lambda candidate: candidate.tokens_per_s, default=None)
     if rival is None or rival is winner or chosen.estimate.evidence == rival.estimate.evidence == "probe":

@@ -248,6 +248,8 @@ class _Series:
             preset = replace(preset, cpu_checkpointing=True)
         if self.sequence_parallel_size > 1:
             preset = replace(preset, sequence_parallel_size=self.sequence_parallel_size)
+        if question.states == "bf16":
+            preset = replace(preset, bf16_master_weights_and_grads=True, bf16_optimizer_states=True)
         return replace(preset, **self.settings) if self.settings else preset
 
     def _judged(self, plan: Plan) -> tuple[MemoryEstimate, Fit]:

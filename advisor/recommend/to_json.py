@@ -134,6 +134,8 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
         "offload_optimizer": plan.offload_optimizer,
         "offload_optimizer_ratio": plan.offload_optimizer_ratio,
         "offload_param": plan.offload_param,
+        "bf16_master_weights_and_grads": plan.bf16_master_weights_and_grads,
+        "bf16_optimizer_states": plan.bf16_optimizer_states,
         "sequence_parallel_size": plan.sequence_parallel_size,
         "gradient_checkpointing": plan.gradient_checkpointing,
         "cpu_checkpointing": plan.cpu_checkpointing,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.hardware.gpus import find_gpu
 from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
+from ...estimators.optimizers import BF16_STATES
 from ..question.cluster_spec import join_nodes, parse_ram
 from ..question.question import Question
 from ..terminal.units import rate
@@ -83,13 +84,13 @@ def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate 
     told; and where no single kind helps, larger GPUs and more of them together.
     """
     found = [*_storage(question, ladder, chosen)]
-    kinds = [_methods(question), _losses(question), _gpus(question), _sequences(question)]
+    kinds = [_methods(question), _losses(question), _states(question), _gpus(question), _sequences(question)]
     if chosen is None:
         kinds.append(_larger_gpus(question))
     else:
         kinds.append(_larger_batch(question, chosen))
     if question.cluster.gpu.is_cpu:  # there is no other machine to buy
-        kinds = [_methods(question), _losses(question), _sequences(question)]
+        kinds = [_methods(question), _losses(question), _states(question), _sequences(question)]
     for series in kinds:
         rungs: set[str] = set() if chosen is None else {chosen.rung}
         for position, (flags, altered) in enumerate(series):
@@ -107,6 +108,8 @@ def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate 
 
 def _outcome(best: Candidate, chosen: Candidate | None) -> str:
     text = f"{best.rung}, about {rate(best.tokens_per_s)} tokens/s"
+    if best.plan.bf16_optimizer_states and (chosen is None or not chosen.plan.bf16_optimizer_states):
+        text += ", less exact"
     if chosen is None:
         return f"fits: {text}"
     return f"{text} ({best.tokens_per_s / chosen.tokens_per_s:.1f} x)"
@@ -120,6 +123,13 @@ def _methods(question: Question) -> Iterator[tuple[str, Question]]:
 def _losses(question: Question) -> Iterator[tuple[str, Question]]:
     if question.workload.loss == "standard" and question.model.model_type in FUSED_LOSS_MODEL_TYPES:
         yield "--loss fused", replace(question, workload=replace(question.workload, loss="fused"))
+
+
+def _states(question: Question) -> Iterator[tuple[str, Question]]:
+    workload = question.workload
+    possible = workload.precision == "bf16" and workload.optimizer in BF16_STATES and workload.method == "full"
+    if possible and question.states == "fp32":
+        yield "--states bf16", replace(question, states="bf16")
 
 
 def _larger_batch(question: Question, chosen: Candidate) -> Iterator[tuple[str, Question]]:

@@ -56,6 +56,7 @@ class Explanation:
             "gradient_checkpointing": plan.gradient_checkpointing,
             "cpu_checkpointing": plan.cpu_checkpointing,
             "sequence_parallel_size": plan.sequence_parallel_size,
+            "bf16_optimizer_states": plan.bf16_optimizer_states,
             "evidence": self.candidate.estimate.evidence,
             "fit_probability": self.candidate.fit.probability,
             "verdict": self.candidate.fit.verdict,

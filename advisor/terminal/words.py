@@ -21,10 +21,12 @@ def batch_words(plan: Plan) -> str:
 
 
 def plan_title(plan: Plan) -> str:
-    """`ZeRO-3 with optimizer and parameters in host RAM`."""
+    """`ZeRO-3 with optimizer and parameters in host RAM`; `ZeRO-2 (states in bf16)`."""
     title = f"ZeRO-{plan.zero_stage}" if plan.zero_stage else "Plain data parallelism (ZeRO-0)"
     if plan.sharding != "zero":
         title = "PyTorch's FSDP" if plan.sharding == "fsdp" else "Plain PyTorch"
+    if plan.bf16_optimizer_states:
+        title += " (states in bf16)"
     optimizer, param = plan.offload_optimizer, plan.offload_param
     if optimizer == param == "none":
         return title

@@ -238,6 +238,26 @@ SEQUENCE_PARALLEL = (
 )
 """Samples that ranks share (Ulysses): fewer and more heads of keys and values than ranks, micro batches of 1 and 2."""
 
+_IN_BF16 = (("bf16_master_weights_and_grads", True), ("bf16_optimizer_states", True))
+
+STATES_IN_BF16 = (
+    *(
+        Case(model=model, rung=rung, world_size=8, seq_len=2048, gradient_accumulation_steps=steps, changes=_IN_BF16)
+        for model, rung, steps in product(("qwen2", "llama", "phi3"), RUNGS[1:-1], (1, 2))
+    ),
+    *(
+        Case(model="llama", rung=rung, world_size=2, seq_len=2048, changes=_IN_BF16[:1])
+        for rung in ("zero2-offload", "zero3-offload")
+    ),
+    *(
+        Case(model="7B/8", rung=rung, world_size=ranks, changes=_IN_BF16)
+        for rung, ranks in (("zero2", 2), ("zero3", 8), ("zero2-offload", 2), ("zero3-offload", 2))
+    ),
+    Case(model="llama", rung="zero3-offload", world_size=2, changes=(*_IN_BF16, *partly_offloaded(0.5))),
+    Case(model="0.5B", rung="zero2", world_size=8, seq_len=2048, method="lora", changes=_IN_BF16),
+)
+"""Masters and optimizer states in bf16."""
+
 _ON_HOST = (("cpu_checkpointing", True),)
 
 INPUTS_ON_HOST = (
@@ -325,6 +345,7 @@ SPECIAL = (
         for checkpointing in (True, False)
     ),
     *SEQUENCE_PARALLEL,
+    *STATES_IN_BF16,
     *INPUTS_ON_HOST,
     *(
         Case(model=model, rung=rung, world_size=8, seq_len=512, checkpointing=checkpointing, method=method)

@@ -12,6 +12,9 @@ What L local ranks keep on the host, bytes per element of one rank's partition (
 |                          | the pinned allocator keeps after it is freed and gives     |                       |
 |                          | only to later blocks of the same power of two              |                       |
 
+Where masters are in bf16 (`bf16_master_weights_and_grads`) it is m = 2 in the place of 4, and o is half as large with
+`bf16_optimizer_states`.
+
 With `pin_memory` off, all of it is pageable. torch rounds every pinned block up to a power of two and returns none to
 the system, which is why what is pinned can be almost twice what is used (DS_PIN_MEMORY_BACKEND=native avoids it).
 
@@ -62,7 +65,7 @@ _PROCESSES = on_a_node(
     "data loader workers, tokenized data beyond it, the page cache",
 )
 _SHARDED_GRADIENTS = on_a_node("gradients", "L p2(w shards)", f"{_STAGE_3} _setup_for_real_optimizer")
-_FLAT_1_2 = on_a_node("gradients", "L p2(4 part)", f"{_STAGE_1_2} __init__, initialize_optimizer_states")
+_FLAT_1_2 = on_a_node("gradients", "L p2(m part)", f"{_STAGE_1_2} __init__, initialize_optimizer_states")
 _FLAT_STAGING = _FLAT_1_2._replace(name="offload_staging", text="L (p2(w part) + p2(w largest))")
 _ACCUMULATED = on_a_node(
     "accumulated_gradients",
@@ -71,9 +74,9 @@ _ACCUMULATED = on_a_node(
     {"kept": "bytes of whole gradients that one rank keeps until the step"},
 )
 _GRADIENTS_3 = on_a_node(
-    "gradients", "L (p2(w shards) + sum p2(4 G))", f"{_STAGE_3} initialize_optimizer_states, _setup_for_real_optimizer"
+    "gradients", "L (p2(w shards) + sum p2(m G))", f"{_STAGE_3} initialize_optimizer_states, _setup_for_real_optimizer"
 )
-_MASTERS_3 = on_a_node("master_weights", "L 4 shards", f"{_STAGE_3} _create_fp32_partitions")
+_MASTERS_3 = on_a_node("master_weights", "L m shards", f"{_STAGE_3} _create_fp32_partitions")
 _SMALL_GRADIENTS = on_a_node("gradients", "L sum p2(4 G < 1 MiB)", _UNSWAPPED)
 _SMALL_MASTERS = on_a_node("master_weights", "L sum 4 G < 1 MiB", _UNSWAPPED)
 _FLAT_PARAMETERS = on_a_node("parameters", "L p2(w shards)", f"{_STAGE_3} _create_param_groups_fp16_flat_cpu_memory")
@@ -161,14 +164,16 @@ def _states(optimizer: Optimizer, text: str, states: int, local_ranks: int, **in
 
 def _optimizer_1_2(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> tuple[Terms, Terms]:
     tensors, part, pin = sharded.tensors, sharded.partition, plan.pin_memory
-    width, largest = tensors.workload.weight_bytes, tensors.largest_trainable
-    masters = _blocks(_FLAT_1_2._replace(name="master_weights"), (4 * part,), local_ranks, pin=pin, part=part)
-    gradients = _blocks(_FLAT_1_2, (4 * part,), local_ranks, pin=pin, part=part)
+    width, largest, master = tensors.workload.weight_bytes, tensors.largest_trainable, plan.master_bytes
+    flat = (master * part,)
+    masters = _blocks(_FLAT_1_2._replace(name="master_weights"), flat, local_ranks, pin=pin, m=master, part=part)
+    gradients = _blocks(_FLAT_1_2, flat, local_ranks, pin=pin, m=master, part=part)
     staging = (width * part, width * largest)
     pinned = masters + gradients
     pinned += _blocks(_FLAT_STAGING, staging, local_ranks, pin=pin, w=width, part=part, largest=largest)
-    if plan.gradient_accumulation_steps > 1:
-        # One buffer per tensor that the partition touches, as large as the whole tensor.
+    if plan.gradient_accumulation_steps > 1 and not plan.bf16_master_weights_and_grads:
+        # One buffer per tensor that the partition touches, as large as the whole tensor; masters in bf16 accumulate in
+        # their own gradients.
         kept = width * sharded.touched
         if pin:
             kept = kept * _tensor_blocks(tensors, width) // (width * tensors.trainable_numel)
@@ -179,11 +184,13 @@ def _optimizer_1_2(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, lo
 
 def _optimizer_3(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> tuple[Terms, Terms]:
     shards = sharded.shard_total - sum(groups_on_gpu(sharded, plan))
-    pinned = _blocks(_GRADIENTS_3, _gradient_sizes(sharded, plan), local_ranks, pin=plan.pin_memory)
+    pinned = _blocks(
+        _GRADIENTS_3, _gradient_sizes(sharded, plan), local_ranks, pin=plan.pin_memory, m=plan.master_bytes
+    )
     if not shards:
         return pinned, ()
     states = state_bytes(optimizer, sharded.tensors, shards, stage=3, on_cpu=True)
-    masters = _MASTERS_3.on_node(local_ranks, 4 * shards, shards=shards)
+    masters = _MASTERS_3.on_node(local_ranks, plan.master_bytes * shards, m=plan.master_bytes, shards=shards)
     return pinned, masters + _states(optimizer, "L o shards", states, local_ranks, o=states / shards, shards=shards)
 
 
@@ -207,14 +214,16 @@ def _optimizer_on_nvme(
 
 
 def _gradient_sizes(sharded: ShardedTensors, plan: Plan) -> tuple[int, ...]:
-    """Stage 3's gradients on the host: one buffer in the model's type, one in fp32 for each sub-group.
+    """Stage 3's gradients on the host: one buffer in the model's type, one in the masters' for each
+    sub-group.
 
     That of a sub-group that stays on the GPU is pinned before it goes there; a later one of its size takes its block.
     """
     groups, kept = optimizer_group_numels(sharded, plan.sub_group_size), groups_on_gpu(sharded, plan)
-    sizes = [sharded.tensors.workload.weight_bytes * sharded.shard_total, *(4 * group for group in groups[len(kept) :])]
+    width, master = sharded.tensors.workload.weight_bytes, plan.master_bytes
+    sizes = [width * sharded.shard_total, *(master * group for group in groups[len(kept) :])]
     if plan.pin_memory:
-        sizes += sorted({pinned_block(4 * group) for group in kept} - set(map(pinned_block, sizes)))
+        sizes += sorted({pinned_block(master * group) for group in kept} - set(map(pinned_block, sizes)))
     return tuple(sizes)
 
 

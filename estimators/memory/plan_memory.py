@@ -77,7 +77,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     if plan.sharding != "zero":
         return estimate_torch_memory(model, workload, cluster, plan)
     workload = workload.of_rank(plan.sequence_parallel_size)
-    runs = optimizer(workload.optimizer)
+    runs = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states)
     sharded = shard_tensors(tensor_set(model, workload), cluster.world_size)
     gathered = gathered_parameters(sharded.tensors, plan, cluster.world_size)
     resident = resident_terms(model, workload, cluster, plan)
@@ -143,7 +143,8 @@ def resident_terms(model: ModelShape, workload: Workload, cluster: Cluster, plan
 
     No plan needs less, whatever its micro batch, and it is quick to know. Raises as `estimate_memory` does.
     """
-    runs, tensors = optimizer(workload.optimizer), tensor_set(model, workload)
+    runs = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states)
+    tensors = tensor_set(model, workload)
     sharded, gathered = (
         shard_tensors(tensors, cluster.world_size),
         gathered_parameters(tensors, plan, cluster.world_size),

@@ -10,6 +10,9 @@ shard at stage 3, Pf are frozen parameters.
 | 1, 2  | w Pt' + w Pf           | 4 Pt'/N | o Pt'/N |
 | 3     | w Pt'' + w Pf''        | 4 Pt''  | o Pt''  |
 
+m = 2 stands in the place of 4 where masters are in bf16 (`bf16_master_weights_and_grads`), which halves o too with
+`bf16_optimizer_states`.
+
 In fp32, stage 0 has no master weights, but stages 1 to 3 keep a second copy all the same. With the optimizer offloaded,
 masters and states leave the GPU; with the parameters offloaded, the shards do too. Sub-groups that an offload leaves on
 the GPU (`offload_optimizer_ratio`) have masters, states and, at all times, fp32 gradients there.
@@ -35,11 +38,11 @@ _STAGE_3 = "deepspeed 0.19.8 runtime/zero/stage3.py DeepSpeedZeroOptimizer_Stage
 _MASTERS_3 = f"{_STAGE_3}._create_fp32_partitions"
 
 _KEPT = {**MEMORY_SYMBOLS, "kept": "elements of the sub-groups that stay on the GPU (offload_optimizer.ratio)"}
-_KEPT_MASTERS = Formula("master_weights", "4 kept", _MASTERS_3, _KEPT)
+_KEPT_MASTERS = Formula("master_weights", "m kept", _MASTERS_3, _KEPT)
 _KEPT_STATES = Formula(
-    "optimizer_states", "8 kept", "torch 2.13 optim/adamw.py AdamW (stage3.py backup_optimizer)", _KEPT
+    "optimizer_states", "2 m kept", "torch 2.13 optim/adamw.py AdamW (stage3.py backup_optimizer)", _KEPT
 )
-_KEPT_GRADIENTS = Formula("gradients", "4 kept", f"{_STAGE_3}.initialize_optimizer_states", _KEPT)
+_KEPT_GRADIENTS = Formula("gradients", "m kept", f"{_STAGE_3}.initialize_optimizer_states", _KEPT)
 
 _WHOLE = Formula("parameters", "w Pt' + frozen", _STAGE_0)
 _SHARDS = Formula(
@@ -96,16 +99,17 @@ def masters_and_states(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer
     """Master weights and optimizer states on a GPU; where the optimizer is offloaded, those of the sub-groups that
     stay, and their fp32 gradients."""
     if plan.offload_optimizer != "none":
-        kept = sum(groups_on_gpu(sharded, plan))
+        kept, width = sum(groups_on_gpu(sharded, plan)), plan.master_bytes
         return (
-            _KEPT_MASTERS.term(4 * kept, kept=kept)
-            + _KEPT_STATES.term(8 * kept, kept=kept)
-            + _KEPT_GRADIENTS.term(4 * kept, kept=kept)
+            _KEPT_MASTERS.term(width * kept, m=width, kept=kept)
+            + _KEPT_STATES.term(2 * width * kept, m=width, kept=kept)
+            + _KEPT_GRADIENTS.term(width * kept, m=width, kept=kept)
         )
     stage, numel = plan.zero_stage, master_numel(sharded, plan.zero_stage)
     source, symbol = ((_STAGE_0, "Pt"), (_STAGE_1_2, "part"), (_STAGE_1_2, "part"), (_MASTERS_3, "shards"))[stage]
-    masters = 0 if stage == 0 and sharded.tensors.workload.precision == "fp32" else 4 * numel
+    masters = 0 if stage == 0 and sharded.tensors.workload.precision == "fp32" else plan.master_bytes * numel
     states = state_bytes(optimizer, sharded.tensors, numel, stage=stage, on_cpu=False)
-    return Formula("master_weights", f"4 {symbol}", source).term(masters, **{symbol: numel}) + Formula(
+    masters_inputs = {"m": plan.master_bytes, symbol: numel}
+    return Formula("master_weights", f"m {symbol}", source).term(masters, **masters_inputs) + Formula(
         "optimizer_states", f"o {symbol}", optimizer.source
     ).term(states, **{"o": states / numel, symbol: numel})

@@ -64,10 +64,17 @@ optimizer's kernel 12; the gradient cast, its norm, unscaled, clipped and checke
 written. A loop casts the gradient 2 + 4, reads its norm 4, clips it 8, steps 12 and writes the weight 6.
 """
 
+BF16_MASTERS_SAVE_BYTES = 18
+"""Bytes per updated parameter that a step on the GPU moves less where masters are in bf16, states left out: the
+optimizer's kernel 6, the cast of the gradient 6, clipping 4, the weight that is written 2. Counted as the others."""
+
 KEPT_STEP_BYTES = 86
 """Bytes per parameter of a step on the GPU beside an offloaded one, by torch's AdamW (torch 2.13 optim/adam.py
 `_multi_tensor_adam`, one kernel for each line: 12 + 8 + 12 + 8 + 8 + 8 + 16), with the gradient unscaled and clipped
 (8) and the 16-bit weight written (6)."""
+
+KEPT_BF16_STEP_BYTES = 44
+"""The same where masters and states are in bf16: 36, 4 and 4."""
 
 COPIED_PASSES, FSDP_COPIED_PASSES, SUMMED_PASSES = 6, 2, 3
 """Times that an element of a gradient crosses memory when it is reduced, or added to the one before.

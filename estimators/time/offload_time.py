@@ -1,12 +1,13 @@
 """Seconds of moving and updating what lives in host memory or on NVMe.
 
-Bytes per trained parameter (deepspeed 0.19.8, n = accumulation steps, e = bytes of a 16-bit element):
+Bytes per trained parameter (deepspeed 0.19.8, n = accumulation steps, e = bytes of a 16-bit element, m = 4 of a master
+weight, or 2 where masters are in bf16):
 
-    stage 1, 2, n = 1   gradient to the host in fp32                                      4 down
-    stage 2, n > 1      every micro batch e down, and e up again from the second on; 4 down with the last
+    stage 1, 2, n = 1   gradient to the host in the masters' type                         m down
+    stage 2, n > 1      every micro batch e down, and e up again from the second on; m down with the last
                         (stage_1_and_2.py `async_accumulate_grad_in_cpu_via_gpu`, `copy_grads_in_partition`)
     stage 1, n > 1      as n = 1: gradients are summed on the GPU until the last micro batch
-    stage 3             every micro batch e down and e up, 4 down with the last (stage3.py `partition_grads`)
+    stage 3             every micro batch e down and e up, m down with the last (stage3.py `partition_grads`)
     all                 updated weight to the GPU: e up, unless parameters are offloaded too
     offload_param       weights to the GPU: e up in every pass that gathers
 
@@ -17,10 +18,10 @@ reduces the next bucket, for which all others wait (`reduce_ipg_grads`). There t
     elements copied in turn = Pt min(1, Pr / b)            Pt trained, Pr those of one rank, b at most Pt
 
 The host then steps its part, after the backward pass and beside nothing. It reads the gradient, the master and the
-states, and writes master and states; before that it unscales and clips the gradient (4 + 4), afterwards it casts the
-master to 16 bits (4 + 2):
+states, and writes master and states; before that it unscales and clips the gradient (m + m), afterwards it casts the
+master to 16 bits (m + 2):
 
-    bytes = 12 + 2 * states + 14            42 for Adam
+    bytes = 3 m + 2 * states + 3 m + 2      42 for Adam; 22 with masters and states in bf16
 
     rate = min(busy cores * rate of a core, rate of the node) / contention
     busy cores = min(cores, ranks * threads)
@@ -98,12 +99,6 @@ def host_link_s(cluster: Cluster, size_bytes: float, *, pinned: bool, alone: flo
     return size_bytes / rate * (alone + (1 - alone) * sharing)
 
 
-def cpu_step_s(cluster: Cluster, workload: Workload, trained_per_node: float) -> float:
-    """Seconds of the optimizer's step on the host for the parameters that a node's ranks own together."""
-    states = optimizer(workload.optimizer).cpu_state_bytes or 0.0
-    return trained_per_node * cpu_step_bytes(states) / cpu_step_bytes_per_s(cluster)
-
-
 def cpu_step_bytes_per_s(cluster: Cluster) -> float:
     """Rate at which a node's ranks together step, with the threads that they have."""
     cores = cpu_cores(cluster)
@@ -118,9 +113,9 @@ def cpu_step_bytes_per_s(cluster: Cluster) -> float:
     return min(together, threads * core) / contention
 
 
-def cpu_step_bytes(states: float) -> float:
+def cpu_step_bytes(states: float, master_bytes: int = 4) -> float:
     """Bytes per parameter that the step on the host moves through memory."""
-    return 12 + 2 * states + 14
+    return 6 * master_bytes + 2 + 2 * states
 
 
 def nvme_step_s(cluster: Cluster, workload: Workload, trained_per_node: float) -> float:

@@ -26,9 +26,11 @@ from .compute_time import compute_time
 from .host_costs import host_costs
 from .host_time import FSDP_SERIAL, ZERO3_SERIAL, host_work
 from .memory_bound import (
+    BF16_MASTERS_SAVE_BYTES,
     COPIED_PASSES,
     FSDP_COPIED_PASSES,
     GATHERED_PASSES,
+    KEPT_BF16_STEP_BYTES,
     KEPT_STEP_BYTES,
     LOOP_PASSES_BYTES,
     OPTIMIZER_PASSES_BYTES,
@@ -170,7 +172,10 @@ class _Step:
         self.forward_s = n * _together(self.compute.forward_s, forward_host, serial)
         self.backward_s = n * _together(self.compute.backward_s + self.gradient_s / n, backward_host, serial)
         self.step_host_s = host.step_s(costs, plan, cluster.world_size) if engine else 0.0
+        self.runs = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states)
         self.passes_bytes = OPTIMIZER_PASSES_BYTES[stage] if engine else LOOP_PASSES_BYTES
+        if plan.bf16_master_weights_and_grads:
+            self.passes_bytes -= BF16_MASTERS_SAVE_BYTES
         self.values = self._symbols()
 
     def _symbols(self) -> dict[str, float]:
@@ -183,6 +188,7 @@ class _Step:
             "N": cluster.world_size,
             "M": cluster.nodes,
             "w": self.element,
+            "m": plan.master_bytes,
             "Pt": self.trained,
             "Pr": self.trained_per_rank,
             "Pn": self.trained_per_node,
@@ -355,25 +361,25 @@ class _Step:
         )
 
     def _gradients_to_host(self) -> TimeTerm:
-        stage, n, w = self.plan.zero_stage, self.micro_batches, self.element
+        stage, n, w, master = self.plan.zero_stage, self.micro_batches, self.element, self.plan.master_bytes
         if stage == 3:
-            per_rank = (4 * self.hosted + 2 * w * n) * self.trained_per_rank
-            formula, symbols = ("(4 hosted + 2 w n)", "w n Pr hosted") if self.kept else ("(4 + 2 w n)", "w n Pr")
+            per_rank = (master * self.hosted + 2 * w * n) * self.trained_per_rank
+            formula, symbols = ("(m hosted + 2 w n)", "m w n Pr hosted") if self.kept else ("(m + 2 w n)", "m w n Pr")
             own = {"hosted": self.hosted} if self.kept else {}
             return self._pcie("gradients to host", per_rank, f"{formula} Pr / PCIe", symbols, **own)
-        per_parameter, formula = 4, "4 Pt min(1, Pr / bucket) / PCIe"
+        per_parameter, formula = master, "m Pt min(1, Pr / bucket) / PCIe"
         if stage == 2 and n > 1:
-            per_parameter, formula = 4 + w * (2 * n - 1), "(4 + w (2 n - 1)) Pt min(1, Pr / bucket) / PCIe"
+            per_parameter, formula = master + w * (2 * n - 1), "(m + w (2 n - 1)) Pt min(1, Pr / bucket) / PCIe"
         bucket = min(self.plan.reduce_bucket_size, self.trained)
         alone = min(1.0, self.trained_per_rank / bucket)
         in_turn = per_parameter * self.trained * alone
         seconds = offload.host_link_s(self.cluster, in_turn, pinned=self.plan.pin_memory, alone=alone)
         own = {"PCIe": in_turn / seconds, "bucket": bucket}
-        return self._term("gradients to host", "pcie", seconds, formula, "w n Pt Pr bucket PCIe", **own)
+        return self._term("gradients to host", "pcie", seconds, formula, "m w n Pt Pr bucket PCIe", **own)
 
     def _optimizer(self) -> list[TimeTerm]:
         plan, cluster, ring = self.plan, self.cluster, self.ring
-        kind, node = optimizer(self.workload.optimizer), self.trained_per_node
+        kind, node = self.runs, self.trained_per_node
         weights = self.element * self.trained_per_rank
         terms: list[TimeTerm] = []
         on_gpu_s = 0.0
@@ -384,7 +390,7 @@ class _Step:
                 self._term("optimizer", "gpu memory", seconds, formula, "states Pr W", states=kind.state_bytes)
             )
         else:
-            terms += self._optimizer_on_host(kind.cpu_state_bytes or 0.0)
+            terms += self._optimizer_on_host()
             if plan.offload_param == "none":
                 formula, symbols = ("w hosted Pr / PCIe", "w hosted Pr") if self.kept else ("w Pr / PCIe", "w Pr")
                 own = {"hosted": self.hosted} if self.kept else {}
@@ -410,21 +416,22 @@ class _Step:
         kept = self.kept
         if not kept:
             return []
-        seconds, formula = KEPT_STEP_BYTES * kept / self.values["W"], f"{KEPT_STEP_BYTES} kept / W"
+        moved = KEPT_BF16_STEP_BYTES if self.plan.bf16_master_weights_and_grads else KEPT_STEP_BYTES
+        seconds, formula = moved * kept / self.values["W"], f"{moved} kept / W"
         terms = [self._term("optimizer", "gpu memory", seconds, formula, "kept W", kept=kept)]
         if self.plan.offload_param != "none":
             size = self.element * kept
             terms.append(self._pcie("updated weights to host", size, "w kept / PCIe", "w kept", kept=kept))
         return terms
 
-    def _optimizer_on_host(self, states: float) -> list[TimeTerm]:
+    def _optimizer_on_host(self) -> list[TimeTerm]:
         """The step on the host, with the optimizer's states read from and written to NVMe where they are there."""
-        cluster, node = self.cluster, self.trained_per_node
+        cluster, node, states = self.cluster, self.trained_per_node, self.runs.cpu_state_bytes or 0.0
         if not self.hosted:
             return []
-        seconds = offload.cpu_step_s(cluster, self.workload, node * self.hosted)
-        rate, formula = offload.cpu_step_bytes(states) * node * self.hosted / seconds, "(26 + 2 states) Pn / host"
-        own, symbols = {"states": states, "host": rate}, "states Pn host"
+        rate = offload.cpu_step_bytes_per_s(cluster)
+        seconds = offload.cpu_step_bytes(states, self.plan.master_bytes) * node * self.hosted / rate
+        own, symbols, formula = {"states": states, "host": rate}, "m states Pn host", "(6 m + 2 + 2 states) Pn / host"
         if self.kept:
             formula, symbols, own = f"hosted {formula}", f"{symbols} hosted", own | {"hosted": self.hosted}
         terms = [self._term("optimizer on the host", "cpu", seconds, formula, symbols, **own)]

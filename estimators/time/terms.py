@@ -22,6 +22,7 @@ SYMBOLS: Mapping[str, str] = {
     "rows": "rows of the left matrix: tokens of a micro batch",
     "inner": "dimension that a matrix product sums over",
     "columns": "columns of the right matrix",
+    "m": "bytes per master weight, and per gradient as the optimizer takes it",
     "ramp": "seconds until a kernel is at full speed",
     "W": "bytes per second of the GPU's memory",
     "link": "bytes per second of the slowest link between the ranks",

@@ -68,6 +68,17 @@ def test_the_share_of_an_offloaded_optimizer_is_emitted_and_read() -> None:
         plan_from_ds_config(emitted, MODEL, CLUSTER)
 
 
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_states_in_bf16_are_emitted_and_read(flavor: Framework) -> None:
+    """They stand in the bf16 block, beside an `auto` too; a plan without them has neither key."""
+    wanted = replace(plan("zero2"), bf16_master_weights_and_grads=True, bf16_optimizer_states=True)
+    emitted = ds_config(wanted, MODEL, Workload(), CLUSTER, flavor=flavor)
+    assert emitted["bf16"]["bf16_optimizer_states"] is emitted["bf16"]["bf16_master_weights_and_grads"] is True
+    given = {"micro_batch_size": 2, "gradient_accumulation_steps": 4} if flavor == "hf" else {}
+    assert plan_from_ds_config(emitted, MODEL, CLUSTER, gradient_checkpointing=True, **given) == wanted
+    assert set(config("zero2", flavor)["bf16"]) == {"enabled"}
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("rung", RUNGS)
 def test_deepspeed_accepts_the_explicit_configuration(rung: Rung, precision: Precision) -> None:

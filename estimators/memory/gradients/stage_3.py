@@ -15,11 +15,6 @@ from .gradient_memory import GRADIENT_SYMBOLS, NORM_BYTES, STEP_NOT_COVERED, Gra
 NORM_CHUNK = 250_000_000
 """Elements that the offload casts for the norm at a time (stage3.py `_constant_buffered_norm2`)."""
 
-ROOT_BYTES = 4
-"""Per element: torch's AdamW, which steps the sub-groups that an offload leaves on the GPU, takes the root of a whole
-sub-group's second moments. (In a dry run it takes its loop over tensors, which needs as much again for the quotient.)
-"""
-
 _SOURCE = "deepspeed 0.19.8 runtime/zero/stage3.py"
 _SYMBOLS = {
     **GRADIENT_SYMBOLS,
@@ -37,19 +32,21 @@ _BUCKET = Formula(
 _GRADIENTS = Formula("gradients", "w (shards + alive)", f"{_SOURCE} grad_partitions_flat_buffer", _SYMBOLS)
 _STAGING = Formula(
     "offload_staging",
-    "w piece + max(8 min(piece, chunk), 4 piece) + 4 waiting",
+    "w piece + max(8 min(piece, chunk), m piece) + 4 waiting",
     f"{_SOURCE} partition_grads, _offload_grad_partition_at_boundary",
     _SYMBOLS,
 )
+# torch's AdamW takes the root of a whole sub-group's second moments. (In a dry run it takes its loop over tensors,
+# which needs as much again for the quotient.)
 _KEPT_STEP = Formula(
     "step_temporaries",
-    "4 G",
+    "m G",
     "torch 2.13 optim/adam.py _multi_tensor_adam (exp_avg_sq_sqrt), for the sub-groups that stay on the GPU",
     _SYMBOLS,
 )
 _STEP = Formula(
     "step_temporaries",
-    "max(8 shard, {cast} G, (4 + s) G{overflow})",
+    "max(8 shard, {cast} G, (m + s) G{overflow})",
     f"{_SOURCE} get_grad_norm_direct, _prepare_fp32_grad_for_sub_group, has_overflow",
     _SYMBOLS,
     STEP_NOT_COVERED,
@@ -79,8 +76,9 @@ class StageThree(GradientMemory):
             # The fp32 gradients of a whole bucket wait on the GPU; fragments too small for the disk, until the step.
             waiting = shards_below(self.sharded, SWAP_MIN_BYTES // 4)[0]
             waiting += max(0, shard_numel(in_bucket, self.sharded.world_size) - piece)
-        size = self.width * piece + max(NORM_BYTES * min(piece, NORM_CHUNK), 4 * piece) + 4 * waiting
-        return _STAGING.term(size, w=self.width, piece=piece, chunk=NORM_CHUNK, waiting=waiting)
+        master = self.plan.master_bytes
+        size = self.width * piece + max(NORM_BYTES * min(piece, NORM_CHUNK), master * piece) + 4 * waiting
+        return _STAGING.term(size, w=self.width, m=master, piece=piece, chunk=NORM_CHUNK, waiting=waiting)
 
     def forward_terms(self) -> Terms:
         return self._gradients(0) + self._bucket()
@@ -118,16 +116,19 @@ class StageThree(GradientMemory):
     def step_terms(self) -> Terms:
         if self.offloaded:
             group = max(groups_on_gpu(self.sharded, self.plan), default=0)
-            return self.forward_terms() + self._staging(0) + _KEPT_STEP.term(ROOT_BYTES * group, G=group)
+            master = self.plan.master_bytes
+            return self.forward_terms() + self._staging(0) + _KEPT_STEP.term(master * group, m=master, G=group)
         width, sharded, temporaries = self.width, self.sharded, self.optimizer.step_bytes
         group = max(optimizer_group_numels(sharded, self.plan.sub_group_size))
         # fp16 looks for overflow in the whole buffer at once: |g|, and whether it is infinite.
         overflow = (width + 1) * sharded.shard_total if self.tensors.workload.precision == "fp16" else 0
-        cast, cast_text = (width + 4, "(w + 4)") if width < 4 else (4, "4")
+        master = self.plan.master_bytes
+        cast, cast_text = (width, "w") if width == master else (width + master, "(w + m)")
         text = _STEP.text.format(cast=cast_text, overflow=", (w + 1) shards" if overflow else "")
         return self.forward_terms() + _STEP._replace(text=text).term(
-            max(NORM_BYTES * sharded.largest_shard, cast * group, int((4 + temporaries) * group), overflow),
+            max(NORM_BYTES * sharded.largest_shard, cast * group, int((master + temporaries) * group), overflow),
             w=width,
+            m=master,
             shard=sharded.largest_shard,
             G=group,
             s=temporaries,

@@ -40,9 +40,9 @@ _STAGING = Formula(
     "reduce_independent_p_g_buckets_and_remove_grads",
     _SYMBOLS,
 )
-_UPDATE = Formula("step_temporaries", "(4 + s) part", f"{_SOURCE} step", _SYMBOLS, STEP_NOT_COVERED)
+_UPDATE = Formula("step_temporaries", "(m + s) part", f"{_SOURCE} step", _SYMBOLS, STEP_NOT_COVERED)
 _NORM_OR_CAST = Formula(
-    "step_temporaries", "max(8 slice, 4 part)", f"{_SOURCE} get_grad_norm_direct, step", _SYMBOLS, STEP_NOT_COVERED
+    "step_temporaries", "max(8 slice, w part)", f"{_SOURCE} get_grad_norm_direct, step", _SYMBOLS, STEP_NOT_COVERED
 )
 
 
@@ -150,13 +150,14 @@ class _FlatGradients(GradientMemory):
     def step_terms(self) -> Terms:
         """The largest of three, on the rank where it is largest.
 
-        The norm: gradients + 8 slice. The cast: gradients + their flat copy + its fp32 copy. The update: the fp32 copy
-        + the optimizer's temporaries.
+        The norm: gradients + 8 slice. The cast: gradients + their flat copy + its copy in the masters' type, if that is
+        another. The update: that copy + the optimizer's temporaries.
         """
         if self.offloaded:
             return self._staging(0)
         width, part, temporaries = self.width, self.sharded.partition, self.optimizer.step_bytes
-        per_element = width + 4 if width < 4 else 4
+        master = self.plan.master_bytes
+        per_element = width if width == master else width + master
         before, load = max(
             (
                 (width * load.touched + max(NORM_BYTES * load.slice, per_element * part), load)
@@ -164,12 +165,12 @@ class _FlatGradients(GradientMemory):
             ),
             key=lambda pair: pair[0],
         )
-        update = int((4 + temporaries) * part)
+        update = int((master + temporaries) * part)
         if update > before:
-            return _UPDATE.term(update, s=temporaries, part=part)
-        formula = _NORM_OR_CAST if width == 4 else _NORM_OR_CAST._replace(text="max(8 slice, (w + 4) part)")
+            return _UPDATE.term(update, m=master, s=temporaries, part=part)
+        formula = _NORM_OR_CAST if width == master else _NORM_OR_CAST._replace(text="max(8 slice, (w + m) part)")
         return self._gradients(load.touched) + formula.term(
-            before - width * load.touched, w=width, slice=load.slice, part=part
+            before - width * load.touched, w=width, m=master, slice=load.slice, part=part
         )
 
 

@@ -94,7 +94,8 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
         micro_batch_size: int = 2,
         gradient_accumulation_steps: int = 2,
         samples: int | None = None,
-        **changes: float,
+        steps: int = STEPS,
+        **changes: float | str,
     ) -> Run:
         workload = workload or Workload()
         folder = tmp_path / f"run{sum(1 for _ in tmp_path.iterdir())}"
@@ -123,7 +124,7 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
             "dtype": {"bf16": "bfloat16", "fp32": "float32"}[workload.precision],
             "lora_rank": workload.lora_rank if workload.method == "lora" else 0,
             "gradient_checkpointing": plan.gradient_checkpointing,
-            "optimizer_steps": STEPS,
+            "optimizer_steps": steps,
             "samples": samples or RANKS * micro_batch_size * gradient_accumulation_steps,
             "sequence_parallel_size": plan.sequence_parallel_size,
             "reports": str(folder / "reports"),
@@ -234,6 +235,21 @@ def test_ranks_that_share_samples_train_alike(prepare: Prepare, rung: Rung, flav
     train(whole)
     assert len(shared.losses()) == STEPS
     assert shared.losses() == pytest.approx(whole.losses(), rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rung", "flavor"), [("zero2", "hf"), ("zero3", "deepspeed"), ("zero3-offload", "deepspeed")])
+def test_states_in_bf16_train_nearly_alike(prepare: Prepare, rung: Rung, flavor: Framework) -> None:
+    """Twenty losses with masters and states in bf16 follow those with fp32 states; rounding shows, and no more."""
+    rounded, exact = (
+        prepare(rung, flavor, steps=20, bf16_master_weights_and_grads=states, bf16_optimizer_states=states)
+        for states in (True, False)
+    )
+    train(rounded)
+    train(exact)
+    assert len(rounded.losses()) == 20 and rounded.losses()[-1] < 0.9 * rounded.losses()[0]
+    assert rounded.losses() != exact.losses()
+    assert rounded.losses() == pytest.approx(exact.losses(), rel=0.03)
 
 
 def train(run: Run) -> None:

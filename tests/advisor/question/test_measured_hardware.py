@@ -19,9 +19,8 @@ from ds_advise.advisor.question.cpu_cluster import GLOO_BYTES_PER_S, cpu_cluster
 from ds_advise.advisor.question.measured_hardware import HOST_STREAM_SHARE, STREAM_SHARE
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.time.collective_time import LINK_SHARE, ring
-from ds_advise.estimators.time.offload_time import cpu_step_bytes, cpu_step_s, host_link_s, nvme_read_s
+from ds_advise.estimators.time.offload_time import cpu_step_bytes_per_s, host_link_s, nvme_read_s
 from ds_advise.estimators.time.roofline import MEMORY_SHARE, memory_rate, product_rate
-from ds_advise.estimators.workload import Workload
 from ds_advise.probes.bench.result import BENCH_VERSION, BenchFigure, BenchResult, FigureKind, Unit
 from ds_advise.probes.machine import this_machine
 from ds_advise.probes.store import Record, Store
@@ -109,7 +108,7 @@ def test_the_estimators_reach_what_was_measured(monkeypatch: pytest.MonkeyPatch)
     assert ring(cluster).call_s == 30e-6
     assert nvme_read_s(cluster, 3e9) == pytest.approx(1.0)
     # The optimizer alone moves 28 bytes a parameter, the whole step more.
-    assert cpu_step_s(cluster, Workload(), 1.5e9) == pytest.approx(cpu_step_bytes(8) / 28)
+    assert 1.5e9 / cpu_step_bytes_per_s(cluster) == pytest.approx(1 / 28)
     assert cluster.dram_bytes_per_s_per_node == pytest.approx(30e9 / HOST_STREAM_SHARE)
     assert cluster.gpu.memory_bytes == before.gpu.memory_bytes
 

@@ -111,6 +111,7 @@ class Case:
     real: str = "gloo"
     sequence_parallel_size: int = 1
     cpu_checkpointing: bool = False
+    bf16_states: str = ""
 
     def __str__(self) -> str:
         return "-".join(str(value) for value in asdict(self).values())
@@ -127,6 +128,16 @@ SHARED = [  # ranks that share each sample; their attention is sdpa's
     Case("zero3", checkpointing=False, method="lora", sequence_parallel_size=2),
     Case("zero2", model="llama", sequence_parallel_size=2, cpu_checkpointing=True),
     Case("zero3", precision="fp32", sequence_parallel_size=4, world_size=8, rank=5, real="alone"),
+]
+IN_BF16 = [  # masters alone need an optimizer on the host
+    Case("zero1", bf16_states="masters and states"),
+    Case("zero2", bf16_states="masters and states", accumulation=2),
+    Case("zero2-offload", bf16_states="masters"),
+    Case("zero2-offload", bf16_states="masters and states", checkpointing=False, accumulation=2),
+    Case("zero3", bf16_states="masters and states", world_size=3, rank=2),
+    Case("zero3-offload-param", bf16_states="masters and states"),
+    Case("zero3-offload", bf16_states="masters", checkpointing=False),
+    Case("zero3-offload", bf16_states="masters and states", accumulation=2, model="llama"),
 ]
 GRID = [  # every rung with and without checkpointing, once over gloo and once alone; pairs of the rest, not products
     Case("ddp"),
@@ -165,6 +176,7 @@ GRID = [  # every rung with and without checkpointing, once over gloo and once a
     Case("zero3", model="convnet", precision="fp16", real="alone"),
     Case("zero3-offload", world_size=64, rank=63, real="alone"),
     *SHARED,
+    *IN_BF16,
     Case("zero2", cpu_checkpointing=True),
     Case("zero3", model="gpt2", cpu_checkpointing=True, world_size=8, rank=7, real="alone"),
     Case("zero3-offload", method="lora", cpu_checkpointing=True, real="alone"),
@@ -192,6 +204,9 @@ def request(case: Case, folder: Path) -> Request:
     if case.sequence_parallel_size > 1:
         config |= {"sequence_parallel_size": case.sequence_parallel_size}
         config |= {"seq_parallel_communication_data_type": case.precision}
+    if case.bf16_states:
+        states = case.bf16_states == "masters and states"
+        config["bf16"] = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": states}
     if case.precision == "fp16":
         config["fp16"] = {"enabled": True, "initial_scale_power": 4}  # from the usual 16 the first real steps overflow
     factory = None
@@ -286,7 +301,7 @@ def differences(case: Case, answer: dict[str, Any]) -> list[str]:
         ours = dry[min(theirs["iteration"], last), theirs["phase"]]
         for name in ("total_live_bytes", "total_peak_bytes"):
             more, limit, copies = ours[name] - theirs[name], 0.001 * theirs[name], 0
-            if case.rung == "zero3-offload" and name == "total_peak_bytes":
+            if case.rung in ("zero3-offload", "zero3-offload-param") and name == "total_peak_bytes":
                 which = {"initialize": "largest_shard_bytes", "step": "persistent_shard_bytes"}.get(ours["phase"])
                 copies = answer["real"][which] if which else 0
             if case.cpu_checkpointing and ours["phase"] == "backward" and name == "total_peak_bytes":

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ...linted_config import LintedConfig
 from ...rule import Hit, Remove, Rules, hit
 from ...values import shown
-from ..examples import ADAMW, CPU, ON, plain, zero
+from ..examples import ADAMW, CPU, NVME, ON, plain, zero
 
 rules = Rules()
 
@@ -220,6 +220,27 @@ def states_without_master(config: LintedConfig) -> Iterator[Hit]:
         yield hit(f"{block}.bf16_optimizer_states", "bf16_master_weights_and_grads is off")
     if master and config.flag("fp16.fp16_master_weights_and_grads") and config.stage:
         yield hit("fp16.fp16_master_weights_and_grads", "bf16_master_weights_and_grads is on, too")
+
+
+@rules.warning(
+    "DS217 bf16 master weights on NVMe",
+    why="where a sub-group of 1 MiB or more has been swapped out, its master is fp32, and the swapper's buffers are bf16: "
+    "the first step stops at an assertion",
+    fix='write "device": "cpu", or remove bf16_master_weights_and_grads',
+    source="runtime/swap_tensor/optimizer_utils.py release_memory, utils.py SwapBufferManager",
+    bad=plain(
+        bf16=ON | {"bf16_optimizer_states": True, "bf16_master_weights_and_grads": True},
+        zero_optimization=zero(3, offload_optimizer=NVME),
+    ),
+    good=plain(
+        bf16=ON | {"bf16_optimizer_states": True, "bf16_master_weights_and_grads": True},
+        zero_optimization=zero(3, offload_optimizer=CPU),
+    ),
+)
+def master_on_nvme(config: LintedConfig) -> Iterator[Hit]:
+    path = f"{config.bf16_block}.bf16_master_weights_and_grads"
+    if config.flag(path) and config.stage == 3 and config.offload("optimizer") == "nvme":
+        yield hit(path, "the optimizer is on NVMe")
 
 
 @rules.error(
