@@ -224,7 +224,7 @@ def states_without_master(config: LintedConfig) -> Iterator[Hit]:
 
 @rules.warning(
     "DS217 bf16 master weights on NVMe",
-    why="where a sub-group of 1 MiB or more has been swapped out, its master is fp32, and the swapper's buffers are bf16: "
+    why="where a sub-group of 1 MiB or more has been swapped out, its master is fp32, and the swapper's buffers bf16: "
     "the first step stops at an assertion",
     fix='write "device": "cpu", or remove bf16_master_weights_and_grads',
     source="runtime/swap_tensor/optimizer_utils.py release_memory, utils.py SwapBufferManager",
