@@ -33,6 +33,11 @@ from .options import CPU_RANKS, device, memory, output_options, question_options
 )
 @click.option("--all", "all_candidates", is_flag=True, help="Show every candidate, not only each rung's best.")
 @click.option(
+    "--details",
+    is_flag=True,
+    help="Also show the reasons, DeepSpeed's own estimate, what is assumed, the script's arguments and every launcher.",
+)
+@click.option(
     "--no-deepspeed-estimate", is_flag=True, help="Do not call DeepSpeed's own estimator (saves a second or two)."
 )
 @click.option(
@@ -57,6 +62,8 @@ def advise(
     force: bool,
     sharding: str,
     all_candidates: bool,
+    details: bool,
+    no_deepspeed_estimate: bool,
     output: Output,
     **proofs: Any,
 ) -> int:
@@ -78,6 +85,12 @@ def advise(
         raise click.UsageError("--json and -o - both want stdout; leave one out")
     if not destination:
         raise click.UsageError("--output is empty; name a file, or pass --no-write")
-    answer = answer_with_proofs({**question, "sharding": sharding}, say=output.say, **proofs)
+    shows_estimate = output.mode == "json" or details
+    answer = answer_with_proofs(
+        {**question, "sharding": sharding},
+        say=output.say,
+        no_deepspeed_estimate=no_deepspeed_estimate or not shows_estimate,
+        **proofs,
+    )
     place: Destination = None if no_write else "-" if destination == "-" else Path(destination)
-    return deliver(answer, place, output, force=force, all_candidates=all_candidates)
+    return deliver(answer, place, output, force=force, all_candidates=all_candidates, details=details)

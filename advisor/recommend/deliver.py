@@ -23,7 +23,13 @@ Destination = Path | Literal["-"] | None
 
 
 def deliver(
-    answer: Recommendation, destination: Destination, output: Output, *, force: bool, all_candidates: bool
+    answer: Recommendation,
+    destination: Destination,
+    output: Output,
+    *,
+    force: bool,
+    all_candidates: bool,
+    details: bool = False,
 ) -> int:
     """Write the recommended configuration, show the answer, and return the exit code.
 
@@ -40,8 +46,9 @@ def deliver(
         from .next_steps import render_next_steps
         from .report import render
 
-        render(answer, console, all_candidates=all_candidates)
-        render_next_steps(answer, str(destination) if isinstance(destination, Path) else "ds_config.json", console)
+        path = str(destination) if isinstance(destination, Path) else "ds_config.json"
+        render(answer, console, all_candidates=all_candidates, details=details)
+        render_next_steps(answer, path, console, details=details)
 
     if destination == "-" and output.mode == "human":
         render_all(output.console(on_stderr=True))

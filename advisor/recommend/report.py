@@ -7,11 +7,12 @@ from dataclasses import fields
 from rich.console import Console
 from rich.text import Text
 
+from ...estimators.hardware.cluster import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.software import DEFAULT, Software
 from ...estimators.workload import Workload
 from ..terminal.bar import bar
-from ..terminal.lines import blank, ended, row, sentence
+from ..terminal.lines import WIDTH, blank, ended, row, sentence
 from ..terminal.units import age, count, gib, percent, rate, rough_rate, seconds, times
 from ..terminal.words import (
     batch_words,
@@ -35,8 +36,18 @@ _NARROW = 2 + sum(abs(width) + 1 for _, width in _COLUMNS)
 """Columns of a terminal below which each row of the table is a sentence."""
 
 
-def render(answer: Recommendation, console: Console, *, all_candidates: bool = False) -> None:
-    """Print the whole answer but the files and commands that follow from it."""
+_MOST_CHANGES = 5
+"""Changes that are told without `details`."""
+
+_LARGE_SHARE, _SMALL_SHARE = 0.1, 0.01
+"""Shares of a step that are named without `details`, and with them."""
+
+
+def render(answer: Recommendation, console: Console, *, all_candidates: bool = False, details: bool = False) -> None:
+    """Print the answer but the files and commands that follow from it.
+
+    details: with the reasons, DeepSpeed's own estimate and what is assumed.
+    """
     chosen = answer.recommended
     for line in _verdict(answer):
         sentence(console, line)
@@ -51,9 +62,9 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
         _memory_bar(shown, device_word(answer.question.cluster), console)
     blank(console)
     if chosen is not None:
-        shares = time_shares(chosen.time, least=0.01)
+        shares = time_shares(chosen.time, least=_SMALL_SHARE if details else _LARGE_SHARE)
         sentence(console, f"Where the {seconds(chosen.time.step_s)} of a step go: {shares}.")
-    for reason in answer.reasons:
+    for reason in answer.reasons if details or chosen is None else ():
         sentence(console, reason)
     if answer.beside is not None:
         sentence(console, _beside(answer.beside, chosen))
@@ -67,13 +78,14 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
         sentence(console, "Earlier probes on this machine", style="bold")
         for probe in answer.past_probes:
             _probe(probe, console)
-    _deepspeed(answer, shown, console)
-    _changes(answer, console)
+    if details:
+        _deepspeed(answer, shown, console)
+    _changes(answer, console, details=details)
     blank(console)
     sentence(console, _evidence(answer), style="dim")
     if answer.question.cluster.measured:
         sentence(console, f"Measured {answer.question.cluster.measured}.", style="dim")
-    if answer.assumptions:
+    if details and answer.assumptions:
         sentence(console, "Assumed: " + "; ".join(answer.assumptions) + ".", style="dim")
 
 
@@ -90,7 +102,8 @@ def _verdict(answer: Recommendation) -> tuple[str | Text, ...]:
     about = "" if chosen.estimate.evidence == "probe" else "About "
     return (
         Text(f"{plan_title(plan)} {_fits(chosen)}.", style="bold green"),
-        f"{about}{rate(chosen.tokens_per_s)} tokens/s{_between(chosen)}{each}{_samples(answer, chosen)}.",
+        f"{about}{rate(chosen.tokens_per_s)} tokens/s{_between(chosen)}{each}{_samples(answer, chosen)}"
+        f"{_taken_for(cluster)}.",
         *_risk(answer),
         *answer.doubts,
         f"Micro batch {plan.micro_batch_size}"
@@ -102,6 +115,11 @@ def _verdict(answer: Recommendation) -> tuple[str | Text, ...]:
         f"It needs {gib(chosen.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device} and "
         f"{_host_need(answer, chosen)}",
     )
+
+
+def _taken_for(cluster: Cluster) -> str:
+    """Whose speed is taken, where the GPU itself was not named."""
+    return f", with GPUs as fast as the {cluster.gpu.name}" if cluster.gpu.assumed else ""
 
 
 def _samples(answer: Recommendation, chosen: Candidate) -> str:
@@ -188,7 +206,7 @@ def _subject(answer: Recommendation) -> tuple[str, ...]:
         f"{model.name} · {size} · {method_title(workload)}",
         f"{workload.precision} · {workload.optimizer} · sequence {workload.seq_len}{_streams(question.model, workload)}"
         f"{_kernels(workload)} · "
-        f"{cluster_title(question.cluster)}",
+        f"{cluster_title(question.cluster, speed=False)}",
     )
 
 
@@ -273,7 +291,8 @@ def _row(candidate: Candidate, chosen: bool, console: Console) -> None:
         line = f"{'>' if chosen else ' '} {', '.join([values[0], *named])}: {candidate.fit.reason}"
         sentence(console, line, style=style, hang=4)
         return
-    row(console, f"{'>' if chosen else ' '} {' '.join(cells)}  {candidate.fit.reason}", style=style)
+    line, reason = f"{'>' if chosen else ' '} {' '.join(cells)}", candidate.fit.reason.replace("likely fits", "likely")
+    row(console, f"{line}{'  ' if len(line) + len(reason) + 2 <= WIDTH else ' '}{reason}", style=style)
 
 
 def _cells(candidate: Candidate) -> tuple[str, ...]:
@@ -413,7 +432,7 @@ def _deepspeed(answer: Recommendation, shown: Candidate | None, console: Console
     sentence(console, estimate.sentence(shown.device_bytes))
 
 
-def _changes(answer: Recommendation, console: Console) -> None:
+def _changes(answer: Recommendation, console: Console, *, details: bool) -> None:
     if not answer.changes:
         if answer.recommended is None:
             blank(console)
@@ -426,10 +445,13 @@ def _changes(answer: Recommendation, console: Console) -> None:
     blank(console)
     title = "What would change the answer" if answer.recommended else "What would make it fit"
     sentence(console, title + " (predicted, not corrected by probes)" * bool(answer.past_probes or answer.probe_series))
-    width = max(len(change.flags) for change in answer.changes)
-    for change in answer.changes:
+    shown = answer.changes if details else answer.changes[:_MOST_CHANGES]
+    width = max(len(change.flags) for change in shown)
+    for change in shown:
         sentence(
             console,
             Text.assemble("  ", (f"{change.flags:<{width}}", "bold"), f"  {change.outcome}"),
             hang=width + 4,
         )
+    if len(shown) < len(answer.changes):
+        sentence(console, f"  and {len(answer.changes) - len(shown)} more (--details)", style="dim")

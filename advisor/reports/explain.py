@@ -1,4 +1,4 @@
-"""An explanation for people: each component's result, formula, numbers and source, then the symbols."""
+"""An explanation for people: each component's result, formula in words, numbers and source."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ..terminal.lines import blank, cells, sentence
 from ..terminal.units import gib, seconds
 from ..terminal.words import component_title, phase_title, plan_title
 from .explanation import Explanation, Section, Term
+from .formula_words import head, in_words, number, with_numbers
 
 _INDENT = 14
 """Columns before a term's name: its figure and the unit."""
@@ -36,11 +37,6 @@ def render_explanation(explanation: Explanation, console: Console) -> None:
         for term in sorted(section.terms, key=_size, reverse=True):
             _term(term, console)
     _phases(explanation, console)
-    blank(console)
-    sentence(console, "Symbols", style="bold")
-    width = max((len(symbol) for symbol in explanation.symbols), default=0)
-    for symbol, meaning in explanation.symbols.items():
-        sentence(console, f"  {symbol:<{width}}  {meaning}", hang=width + 4)
 
 
 def _title(explanation: Explanation, section: Section) -> str:
@@ -66,14 +62,13 @@ def _term(term: Term, console: Console) -> None:
     def detail(text: str) -> None:
         sentence(console, " " * (_INDENT - 1) + text, style="dim", hang=_INDENT + 1)
 
-    detail(f"= {term.formula}")
-    if term.inputs:
-        detail(
-            ", ".join(
-                f"{symbol} {value:,.6g}" if isinstance(value, float) else f"{symbol} {value:,}"
-                for symbol, value in term.inputs
-            )
-        )
+    detail(f"= {in_words(term)}")
+    numbers = with_numbers(term)
+    if numbers:
+        detail(f"= {numbers}")
+    elif term.inputs:
+        known = [(head(term.symbols.get(symbol, symbol)), value) for symbol, value in term.inputs]
+        detail("with " + ", ".join(f"{name} {number(value)}" for name, value in known))
     if not isinstance(term, MemoryTerm):
         hidden = f", and {seconds(term.hidden_s)} hidden behind other work" if term.hidden_s else ""
         detail(f"keeps busy: {term.resource}{hidden}")

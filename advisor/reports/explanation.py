@@ -15,6 +15,7 @@ from ...estimators.plan import RUNGS
 from ..recommend.candidate import Candidate
 from ..recommend.recommendation import Recommendation, closest
 from ..terminal.words import component_title
+from .formula_words import in_words
 
 Term = MemoryTerm | TimeTerm
 
@@ -86,6 +87,7 @@ def _json(term: Term) -> dict[str, Any]:
         "name": term.name,
         **value,
         "formula": term.formula,
+        "formula_in_words": in_words(term),
         "inputs": dict(term.inputs),
         "source": term.source,
         "not_covered": term.not_covered,

@@ -42,6 +42,31 @@ def copyable(console: Console, lines: Sequence[str]) -> None:
         row(console, Text(f"   {line}", style="bold"))
 
 
+def commands(console: Console, lines: Sequence[str]) -> None:
+    """Shell commands: where the terminal is too narrow for one, it goes on after a backslash, as a shell reads it."""
+    for command in lines:
+        for part in _continued(command, max(console.width, NARROWEST)):
+            row(console, Text(part, style="bold"))
+
+
+def _continued(command: str, columns: int) -> list[str]:
+    """The lines of a command, broken at a space, or in a word after `=`: a shell joins what stands on both sides of the
+    backslash, so the rest of a word is not indented. Quoted text is not broken."""
+    parts, indent, rest = [], "   ", command
+    while len(indent) + len(rest) > columns and "'" not in command and '"' not in command:
+        room = columns - len(indent) - 2
+        at = max(rest.rfind(" ", 1, room + 1), rest.rfind("=", 1, room) + 1)
+        if at <= 0:
+            break
+        if rest[at] == " ":
+            parts.append(f"{indent}{rest[:at]} \\")
+            rest, indent = rest[at + 1 :], "     "
+        else:
+            parts.append(f"{indent}{rest[:at]}\\")
+            rest, indent = rest[at:], ""
+    return [*parts, indent + rest]
+
+
 def row(console: Console, line: str | Text, *, style: str = "") -> None:
     """One line as it is, however wide the terminal; what its encoding lacks is replaced by the nearest ASCII."""
     text = Text(line, style=style) if isinstance(line, str) else line

@@ -55,15 +55,17 @@ def device_word(cluster: Cluster) -> str:
     return "rank" if cluster.gpu.is_cpu else "GPU"
 
 
-def cluster_title(cluster: Cluster) -> str:
-    """`2 GPUs of 32 GB (speed of the RTX 4080 SUPER assumed)`, `4 nodes of 8 x H100-SXM5`,
+def cluster_title(cluster: Cluster, *, speed: bool = True) -> str:
+    """What trains; with `speed`, whose speed is assumed where the GPU is not named.
+
+    `2 GPUs of 32 GB (speed of the RTX 4080 SUPER assumed)`, `4 nodes of 8 x H100-SXM5`,
     `2 ranks on the CPU (AMD EPYC 7742)`."""
     gpu = cluster.gpu
     if gpu.is_cpu:
         return f"{cluster.gpus_per_node} rank{'s' * (cluster.gpus_per_node > 1)} on the {gpu.name}"
     if gpu.assumed:
         gpus = f"{cluster.gpus_per_node} GPU{'s' * (cluster.gpus_per_node > 1)} of {gpu.nominal_gb} GB"
-        gpus += f" (speed of the {gpu.name} assumed)"
+        gpus += f" (speed of the {gpu.name} assumed)" if speed else ""
     else:
         gpus = f"{cluster.gpus_per_node} x {gpu.name}"
     return gpus if cluster.nodes == 1 else f"{cluster.nodes} nodes of {gpus}"

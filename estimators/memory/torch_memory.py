@@ -44,8 +44,8 @@ _SOURCE = "estimators/memory/torch_memory.py"
 _SYMBOLS = {
     **MEMORY_SYMBOLS,
     "t": "bytes per trainable element: of a weight, its gradient, each of its states",
-    "o": "optimizer states, bytes per trainable element",
-    "s": "temporaries of the optimizer's step, bytes per trainable element",
+    "o": "bytes of optimizer states per trainable element",
+    "s": "bytes of the optimizer's temporaries per trainable element",
     "outside": "elements outside the layers",
     "layers": "bytes of the layers that are gathered at this moment",
     "head": "elements of the output head",

@@ -9,11 +9,11 @@ from ..estimate import COMMON_SYMBOLS, TimeTerm
 SYMBOLS: Mapping[str, str] = {
     **COMMON_SYMBOLS,
     "n": "micro batches of a step",
-    "states": "optimizer states, bytes per master weight",
+    "states": "bytes of optimizer states per master weight",
     "Pr": "trainable parameters that one rank updates",
     "Pn": "trainable parameters that one node's ranks update",
     "weights": "bytes of all weights as stage 3 gathers them",
-    "bytes": "moved by the operations of a micro batch, forward and backward",
+    "bytes": "bytes moved by the operations of a micro batch, forward and backward",
     "passes": "times that all weights are gathered in a step",
     "reductions": "micro batches whose gradients are reduced",
     "d": "head size of queries and keys",

@@ -339,7 +339,7 @@ def test_the_script_is_told_what_the_answer_rests_on(
         "--lora-dropout",
         "0.05",
     ]
-    assert cli.run([*asked, *FAST]) == 0
+    assert cli.run([*asked, *FAST, "--details"]) == 0
     out = capsys.readouterr().out
     for line in (
         'attn_implementation="flash_attention_2"',
@@ -348,7 +348,7 @@ def test_the_script_is_told_what_the_answer_rests_on(
         'LoraConfig(r=8, target_modules="all-linear", lora_dropout=0.05)',
     ):
         assert line in out
-    assert cli.run(["llama3.1-8b", "--gpus", "2xA100-80GB", "--no-write", *FAST]) == 0
+    assert cli.run(["llama3.1-8b", "--gpus", "2xA100-80GB", "--no-write", *FAST, "--details"]) == 0
     assert "LoraConfig" not in (plain := capsys.readouterr().out) and "from_pretrained" not in plain
 
 

@@ -22,7 +22,7 @@ GRADIENT_SYMBOLS = {
     "alive": "elements of whole gradients that are alive at this moment",
     "bucket": "elements of a reduction bucket (reduce_bucket_size)",
     "copied": "elements of a bucket that are copied while it is reduced",
-    "s": "temporaries of the optimizer's step, bytes per master weight",
+    "s": "bytes of the optimizer's temporaries per master weight",
 }
 STEP_NOT_COVERED = "optimizers that bring kernels of their own"
 

@@ -244,7 +244,7 @@ def test_the_answer_says_so(model: str, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_an_answer_about_the_cpu_speaks_of_ranks(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     """And its commands are for the CPU, where DeepSpeed and the Trainer must be told so."""
-    assert run([model, *QUESTION]) == run([model, *QUESTION[:5], "10MB", *QUESTION[6:]]) - 1 == 0
+    assert run([model, *QUESTION, "--details"]) == run([model, *QUESTION[:5], "10MB", *QUESTION[6:]]) - 1 == 0
     text = capsys.readouterr().out
     assert "per rank" in text and "2 ranks on the CPU" in text and "x the limit" in text
     assert "per GPU" not in text and "the GPU" not in text and "GPU GiB" not in text

@@ -105,7 +105,7 @@ def test_json_holds_the_same_answer(answer: Recommendation) -> None:
 
 def printed(answer: Recommendation) -> str:
     console = Console(file=io.StringIO(), width=80, highlight=False)
-    render_next_steps(answer, "ds_config.json", console)
+    render_next_steps(answer, "ds_config.json", console, details=True)
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 

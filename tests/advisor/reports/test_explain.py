@@ -12,8 +12,9 @@ from ds_advise.advisor.advise import advise
 from ds_advise.advisor.cli import program, run
 from ds_advise.advisor.recommend.recommendation import Recommendation
 from ds_advise.advisor.reports.explanation import explain
+from ds_advise.advisor.reports.formula_words import in_words, with_numbers
 from ds_advise.estimators.errors import WorkloadError
-from ds_advise.estimators.estimate import COMMON_SYMBOLS, Formula, MemoryTerm, symbols_of
+from ds_advise.estimators.estimate import COMMON_SYMBOLS, Formula, MemoryTerm, TimeTerm, symbols_of
 
 QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--ram", "512GB", "--nvme", "/nvme:2TB", "--offline"]
 
@@ -162,9 +163,47 @@ def test_the_text_names_formula_numbers_and_source() -> None:
     """What a person reads has all the parts, and only the component that was asked for."""
     done = CliRunner().invoke(program, ["explain", *QUESTION, "--rung", "zero3", "--component", "optimizer states"])
     assert done.exit_code == 0
-    for part in ("optimizer states", "= o shards", "o 8", "source: deepspeed", "o       optimizer states, bytes"):
+    for part in (
+        "optimizer states",
+        "= bytes of optimizer states per master weight x one rank's shards",
+        "= 8 x 7,385,016,832",
+        "source: deepspeed",
+    ):
         assert part in done.output
     assert "log-softmax" not in done.output and "one optimizer step" not in done.output
+
+
+def test_numbers_put_into_a_formula_give_the_figure(answers: list[Recommendation]) -> None:
+    """What is printed can be worked out with a pocket calculator, and no symbol is left to look up."""
+    functions = {"min": min, "max": max, "ceil": math.ceil}
+    checked = set()
+    for answer in answers:
+        for candidate in answer.candidates:
+            for term in (*candidate.memory.gpu_terms, *candidate.time.terms):
+                text = with_numbers(term)
+                if text and "sum" not in text:
+                    plain = re.sub(r"(?<=\d),(?=\d{3})", "", text).replace(" x ", " * ")
+                    value = eval(plain, {"__builtins__": {}}, functions)
+                    assert value == pytest.approx(_result(term), rel=1e-4, abs=1), (term, text)
+                    checked.add(term.name)
+    assert len(checked) > 15
+
+
+def _result(term: MemoryTerm | TimeTerm) -> float:
+    return term.size_bytes if isinstance(term, MemoryTerm) else term.seconds + term.hidden_s
+
+
+def test_formulas_are_read_without_a_legend() -> None:
+    """Factors that stand side by side get a cross, functions and remarks stay."""
+    meanings = {"w": "bytes per weight in the training precision", "alive": "elements of gradients alive"}
+    for formula, words in (
+        ("w alive", "bytes per weight x elements of gradients alive"),
+        ("2 w (alive + 4)", "2 x bytes per weight x (elements of gradients alive + 4)"),
+        ("max(w, 3) alive", "max(bytes per weight, 3) x elements of gradients alive"),
+        ("w (3 normed + 4 gates): w of a layer", "bytes per weight x (3 normed + 4 gates): w of a layer"),
+        ("by GPU generation", "by GPU generation"),
+    ):
+        assert in_words(MemoryTerm(Formula("x", formula, "a source", meanings), 1)) == words
 
 
 def test_json_is_one_object() -> None:

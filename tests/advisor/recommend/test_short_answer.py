@@ -1,0 +1,55 @@
+"""The answer on the screen: what one acts on by default, the rest behind `--details`."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+from ds_advise.advisor.cli import program
+
+QUESTIONS = [
+    "Qwen2.5-14B --gpus 2x32GB",
+    "Qwen2.5-72B --gpus 2x24GB",
+    "Qwen2.5-32B --gpus 4x24GB --risk bold",
+    "Llama-3.1-8B --gpus 8xH100 --sharding fsdp",
+    "Llama-3.1-8B --gpus 8xH100 --seq-len 131072",
+    "Llama-3.1-70B --gpus 2x8xA100-80GB --seq-len 8192",
+    "flan-t5-xl --gpus 4xA100-80GB --framework deepspeed",
+]
+
+
+def _answer(question: str, columns: int = 80) -> list[str]:
+    done = CliRunner().invoke(
+        program, ["advise", *question.split(), "--no-write", "--offline"], env={"COLUMNS": str(columns)}
+    )
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.output
+    return done.output.splitlines()
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_answer_takes_a_screen_and_overflows_at_no_width(question: str) -> None:
+    """55 lines of 80 columns at most; 80 and 40 columns hold every line, commands included."""
+    wide = _answer(question)
+    assert len(wide) <= 55
+    assert [line for line in wide if len(line) > 80] == []
+    assert [line for line in _answer(question, 40) if len(line) > 40] == []
+
+
+def test_details_add_reasons_assumptions_and_the_script() -> None:
+    short, long = (_answer(question) for question in (QUESTIONS[0], f"{QUESTIONS[0]} --details"))
+    for words in ("TrainingArguments(", "Assumed: ", "No other rung fits.", "estimate_zero3_model_states_mem_needs"):
+        assert [line for line in long if words in line], words
+        assert not [line for line in short if words in line], words
+    for words in ("per_device_train_batch_size=5", "deepspeed --num_gpus 2", "OMP_NUM_THREADS", "ds-advise launch"):
+        assert [line for line in short if words in line], words
+
+
+def test_a_command_that_is_broken_is_the_same_to_a_shell() -> None:
+    """What stands on both sides of a backslash belongs together."""
+    lines = _answer(QUESTIONS[0], 40)
+    joined = "\n".join(lines).replace(" \\\n     ", " ").replace("\\\n", "")
+    for command in (
+        "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        "export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(($(nproc) / 2))}",
+        "deepspeed --num_gpus 2 train.py --deepspeed ds_config.json",
+    ):
+        assert f"   {command}\n" in joined
