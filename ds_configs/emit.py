@@ -93,6 +93,8 @@ def _zero_optimization(plan: Plan, model: ModelShape, workload: Workload, cluste
         zero["sub_group_size"] = plan.sub_group_size
         zero |= {f"stage3_{name}": getattr(plan, f"stage3_{name}") for name in names}
         zero["stage3_gather_16bit_weights_on_model_save"] = _can_gather(plan, model, workload, cluster)
+        if plan.zero_hpz_partition_size > 1:
+            zero["zero_hpz_partition_size"] = plan.zero_hpz_partition_size
         if workload.optimizer == "muon":
             zero["reduce_scatter"] = False  # DeepSpeed refuses Muon with it
     return zero

@@ -77,6 +77,9 @@ def plan_from_ds_config(
         "allgather_bucket_size": _number(zero, "allgather_bucket_size", default=plan.allgather_bucket_size),
     }
     if stage == 3:
+        # A group of more ranks than there are is one of all, and 0 is as 1 (utils/groups.py, runtime/engine.py).
+        asked = _number(zero, "zero_hpz_partition_size", default=1, lowest=0)
+        sizes["zero_hpz_partition_size"] = max(1, min(asked, cluster.world_size))
         sizes["sub_group_size"] = _number(zero, "sub_group_size", default=plan.sub_group_size)
         filled = {
             "prefetch_bucket_size": int(0.9 * hidden * hidden),

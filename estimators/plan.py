@@ -59,6 +59,9 @@ class Plan:
     stage3_param_persistence_threshold: int = 100_000
     stage3_max_live_parameters: int = 1_000_000_000
     stage3_max_reuse_distance: int = 1_000_000_000
+    zero_hpz_partition_size: int = 1
+    """h, the neighbouring ranks that together keep a second copy of the weights from the forward pass to the step (hpZ
+    of ZeRO++, stage 3): what is gathered again comes from them. 1: there is none."""
     pin_memory: bool = True
     """Offloaded states are page-locked."""
     param_buffer_count: int = 5

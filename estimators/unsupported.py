@@ -69,7 +69,7 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
         return "a part of an offloaded optimizer stays on the GPU at ZeRO stage 3 with the rest in RAM only"
     if plan.offload_optimizer_ratio < 1 and workload.optimizer not in ("adamw", "adam"):
         return f"{workload.optimizer} does not run on both sides, only AdamW does"
-    obstacle = _unsuited_to_bf16_states(workload, plan)
+    obstacle = _unsuited_to_bf16_states(workload, plan) or _unsuited_to_hpz(plan, cluster)
     if obstacle is not None:
         return obstacle
     if plan.zero_stage and not runs.partitions:
@@ -101,6 +101,21 @@ def _unsuited_to_bf16_states(workload: Workload, plan: Plan) -> str | None:
     if plan.offload_optimizer == "nvme":
         # Releasing a sub-group makes its empty master fp32 (swap_tensor/optimizer_utils.py `release_memory`).
         return "DeepSpeed's NVMe swapper stops at master weights in bf16"
+    return None
+
+
+def _unsuited_to_hpz(plan: Plan, cluster: Cluster | None) -> str | None:
+    """What speaks against a second copy of the weights (deepspeed 0.19.8 utils/groups.py
+    `_create_zero_param_parallel_group`, runtime/zero/partition_parameters.py `_partition_param_sec`)."""
+    size = plan.zero_hpz_partition_size
+    if size == 1:
+        return None
+    if plan.zero_stage < 3:
+        return "hpZ keeps a second copy of what ZeRO stage 3 partitions"
+    if plan.offload_param == "nvme":
+        return "hpZ's second copy cannot be on NVMe"
+    if cluster is not None and cluster.world_size % size:
+        return f"{cluster.world_size} ranks do not divide into groups of {size} with a second copy each"
     return None
 
 

@@ -33,6 +33,7 @@ def reasons(
         _simpler_that_fails(ladder, chosen, device),
         _layer_inputs(chosen, candidates, device),
         _shared_samples(chosen, candidates, device, LEAST[question.risk]),
+        _second_copy(chosen, candidates, LEAST[question.risk]),
         _checkpointing(chosen, candidates, device, LEAST[question.risk]),
         _micro_batch(question, chosen, candidates),
     ]
@@ -179,6 +180,28 @@ def _shared_samples(chosen: Candidate, candidates: Sequence[Candidate], device: 
     )
 
 
+def _second_copy(chosen: Candidate, candidates: Sequence[Candidate], least: float) -> str:
+    """What hpZ wins over the best plan of the rung without."""
+    others = [
+        candidate
+        for candidate in candidates
+        if candidate.rung == chosen.rung
+        and candidate.plan.zero_hpz_partition_size == 1
+        and candidate.fit.probability >= least
+    ]
+    if chosen.plan.zero_hpz_partition_size == 1 or not others:
+        return ""
+    best = max(others, key=lambda candidate: candidate.tokens_per_s)
+    held, share = (
+        gib(chosen.memory.components.get("second_copy_of_weights", 0)),
+        best.tokens_per_s / chosen.tokens_per_s,
+    )
+    return (
+        f"Every node keeps a second copy of the weights (hpZ, {held} GiB per GPU at the peak), so that the backward "
+        f"pass does not gather them over the network: without it {chosen.rung} runs at {percent(share)} of this speed."
+    )
+
+
 def _largest_extra(slow: TimeEstimate, fast: TimeEstimate) -> str:
     """The term on which `slow` spends most more per token than `fast`."""
     return max(
@@ -263,9 +286,10 @@ def _layer_inputs(chosen: Candidate, candidates: Sequence[Candidate], device: st
     )
 
 
-def _passes(plan: Plan) -> tuple[bool, bool, int]:
+def _passes(plan: Plan) -> tuple[bool, bool, int, int]:
     """What decides a pass besides the micro batch."""
-    return plan.gradient_checkpointing, plan.cpu_checkpointing, plan.sequence_parallel_size
+    shared, copied = plan.sequence_parallel_size, plan.zero_hpz_partition_size
+    return plan.gradient_checkpointing, plan.cpu_checkpointing, shared, copied
 
 
 def _micro_batch(question: Question, chosen: Candidate, candidates: Sequence[Candidate]) -> str:

@@ -15,6 +15,7 @@ from ...estimators.memory.plan_memory import estimate_memory, resident_terms
 from ...estimators.memory.terms import total_bytes
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import RUNGS, PlainPyTorch, Plan, Rung
+from ...estimators.time.collective_time import ring
 from ...estimators.time.step_time import estimate_time
 from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
@@ -130,9 +131,11 @@ def candidates_of(
                 question=question,
                 sequence_parallel_size=size,
                 checkpointing=checkpointing,
+                zero_hpz_partition_size=copied,
                 only_fitting=only_fitting,
             )
             for checkpointing in choices
+            for copied in _second_copies(rung, question, settings)
         ]
         for choices, size in _ways(question, settings)
     ][: None if rung in RUNGS else 1]  # plain PyTorch does neither
@@ -165,6 +168,16 @@ def _ways(question: Question, settings: Mapping[str, Any]) -> Iterator[tuple[tup
             yield ("offload",), size
 
 
+def _second_copies(rung: Rung | PlainPyTorch, question: Question, settings: Mapping[str, Any]) -> tuple[int, ...]:
+    """Sizes of hpZ's groups to try: none, and a node, where ZeRO-3 would gather over a network that is slower than the
+    links of a node."""
+    cluster = question.cluster
+    worth = (
+        rung == "zero3" and "zero_hpz_partition_size" not in settings and min(cluster.nodes, cluster.gpus_per_node) > 1
+    )
+    return (1, cluster.gpus_per_node) if worth and ring(cluster).resource == "network" else (1,)
+
+
 def _lack_gpu_memory(candidates: Sequence[Candidate]) -> bool:
     """Whether none of them surely fits on the GPU."""
     return all(candidate.fit.limit == "gpu" and not candidate.fit.fits for candidate in candidates)
@@ -179,6 +192,7 @@ class _Series:
     question: Question
     sequence_parallel_size: int
     checkpointing: CheckpointingChoice
+    zero_hpz_partition_size: int
     only_fitting: bool
 
     def obstacle(self) -> str | None:
@@ -248,6 +262,8 @@ class _Series:
             preset = replace(preset, cpu_checkpointing=True)
         if self.sequence_parallel_size > 1:
             preset = replace(preset, sequence_parallel_size=self.sequence_parallel_size)
+        if self.zero_hpz_partition_size > 1:
+            preset = replace(preset, zero_hpz_partition_size=self.zero_hpz_partition_size)
         if question.states == "bf16":
             preset = replace(preset, bf16_master_weights_and_grads=True, bf16_optimizer_states=True)
         return replace(preset, **self.settings) if self.settings else preset
@@ -303,6 +319,7 @@ def best_of_rung(candidates: list[Candidate], least: float) -> Candidate | None:
     return min(fast, key=_simplicity)
 
 
-def _simplicity(candidate: Candidate) -> tuple[int, int, int]:
+def _simplicity(candidate: Candidate) -> tuple[int, int, int, int]:
     plan = candidate.plan
-    return plan.sequence_parallel_size, plan.micro_batch_size, candidate.device_bytes
+    shared, copied = plan.sequence_parallel_size, plan.zero_hpz_partition_size
+    return shared, copied, plan.micro_batch_size, candidate.device_bytes

@@ -137,6 +137,7 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
         "bf16_master_weights_and_grads": plan.bf16_master_weights_and_grads,
         "bf16_optimizer_states": plan.bf16_optimizer_states,
         "sequence_parallel_size": plan.sequence_parallel_size,
+        "zero_hpz_partition_size": plan.zero_hpz_partition_size,
         "gradient_checkpointing": plan.gradient_checkpointing,
         "cpu_checkpointing": plan.cpu_checkpointing,
         "micro_batch_size": plan.micro_batch_size,

@@ -58,6 +58,7 @@ class Explanation:
             "cpu_checkpointing": plan.cpu_checkpointing,
             "sequence_parallel_size": plan.sequence_parallel_size,
             "bf16_optimizer_states": plan.bf16_optimizer_states,
+            "zero_hpz_partition_size": plan.zero_hpz_partition_size,
             "evidence": self.candidate.estimate.evidence,
             "fit_probability": self.candidate.fit.probability,
             "verdict": self.candidate.fit.verdict,

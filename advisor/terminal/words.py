@@ -25,8 +25,9 @@ def plan_title(plan: Plan) -> str:
     title = f"ZeRO-{plan.zero_stage}" if plan.zero_stage else "Plain data parallelism (ZeRO-0)"
     if plan.sharding != "zero":
         title = "PyTorch's FSDP" if plan.sharding == "fsdp" else "Plain PyTorch"
-    if plan.bf16_optimizer_states:
-        title += " (states in bf16)"
+    further = ["states in bf16"] * plan.bf16_optimizer_states + ["hpZ"] * (plan.zero_hpz_partition_size > 1)
+    if further:
+        title += f" ({', '.join(further)})"
     optimizer, param = plan.offload_optimizer, plan.offload_param
     if optimizer == param == "none":
         return title

@@ -238,6 +238,7 @@ SEQUENCE_PARALLEL = (
 )
 """Samples that ranks share (Ulysses): fewer and more heads of keys and values than ranks, micro batches of 1 and 2."""
 
+_HPZ_2 = (("zero_hpz_partition_size", 2),)
 _IN_BF16 = (("bf16_master_weights_and_grads", True), ("bf16_optimizer_states", True))
 
 STATES_IN_BF16 = (
@@ -257,6 +258,29 @@ STATES_IN_BF16 = (
     Case(model="0.5B", rung="zero2", world_size=8, seq_len=2048, method="lora", changes=_IN_BF16),
 )
 """Masters and optimizer states in bf16."""
+
+SECOND_COPIES = (
+    *(
+        Case(
+            model=model,
+            rung=rung,
+            world_size=ranks,
+            seq_len=2048,
+            checkpointing=checkpointing,
+            method=method,
+            changes=(("zero_hpz_partition_size", 8),),
+        )
+        for model, rung, ranks, checkpointing, method in product(
+            ("llama", "phi3", "qwen2"), ("zero3", "zero3-offload"), (16, 64), (True, False), METHODS
+        )
+    ),
+    Case(model="llama", rung="zero3", world_size=4, gradient_accumulation_steps=2, changes=_HPZ_2),
+    Case(model="llama", rung="zero3", world_size=16, changes=(("zero_hpz_partition_size", 8), *live(60_000_000))),
+    Case(model="7B/8", rung="zero3", world_size=16, changes=(("zero_hpz_partition_size", 8),)),
+    Case(model="7B/8", rung="zero3", world_size=64, method="lora", changes=(("zero_hpz_partition_size", 8),)),
+    Case(model="0.5B", rung="zero3", world_size=16, changes=(("zero_hpz_partition_size", 8),)),
+)
+"""A second copy of the weights in each node (hpZ)."""
 
 _ON_HOST = (("cpu_checkpointing", True),)
 
@@ -346,6 +370,7 @@ SPECIAL = (
     ),
     *SEQUENCE_PARALLEL,
     *STATES_IN_BF16,
+    *SECOND_COPIES,
     *INPUTS_ON_HOST,
     *(
         Case(model=model, rung=rung, world_size=8, seq_len=512, checkpointing=checkpointing, method=method)

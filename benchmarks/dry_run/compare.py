@@ -47,6 +47,7 @@ _OF_TERM = {
     "parameters": "weights",
     "gathered_parameters": "gathered weights",
     "persistent_parameters": "gathered weights",
+    "second_copy_of_weights": "gathered weights",
     "master_weights": "master weights",
     "optimizer_states": "optimizer states",
     "gradients": "gradients and buckets",

@@ -83,6 +83,13 @@ _FLAT_PARAMETERS = on_a_node("parameters", "L p2(w shards)", f"{_STAGE_3} _creat
 _FROZEN = on_a_node("frozen_parameters", "L blocks", _FIRST_HOME, _BLOCKS)
 _CACHED = on_a_node("pinned_cache", "L blocks", _FIRST_HOME, _BLOCKS)
 
+_SECOND_COPY = on_a_node(
+    "second_copy_of_weights",
+    "L blocks",
+    "deepspeed 0.19.8 runtime/zero/partition_parameters.py _partition_param_sec",
+    _BLOCKS,
+)
+
 _CHECKPOINTS = on_a_node(
     "layer_inputs",
     "L layers p2(B S H w)",
@@ -259,11 +266,28 @@ def _parameters(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> Terms:
         homes = _shard_blocks(sharded, width, trainable=True, threshold=threshold)
         later = _gradient_sizes(sharded, plan) if plan.offload_optimizer == "cpu" else ()
         cached = _total(homes - Counter(map(pinned_block, later)))
-    return (
+    second: Terms = ()
+    if plan.zero_hpz_partition_size > 1:
+        second = _second_copy(sharded, plan, local_ranks)
+    return second + (
         _blocks(_FLAT_PARAMETERS, (width * shards,), local_ranks, pin=plan.pin_memory, w=width, shards=shards)
         + _FROZEN.on_node(local_ranks, frozen, blocks=frozen)
         + _CACHED.on_node(local_ranks, cached, blocks=cached)
     )
+
+
+def _second_copy(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> Terms:
+    """hpZ's second copy of the weights, tensor by tensor, where the first is on the host."""
+    width, ranks, group = sharded.tensors.workload.weight_bytes, sharded.world_size, plan.zero_hpz_partition_size
+    trained, frozen = (
+        [width * ranks * shard_numel(numel, ranks) // group for numel in numels]
+        for numels in (sharded.tensors.trainable, sharded.tensors.frozen)
+    )
+    blocks = sum(trained) + sum(frozen)
+    if plan.pin_memory:
+        # A piece is allocated pageable first; in training the largest shows beside all that are pinned.
+        blocks = sum(map(pinned_block, trained + frozen)) + max(trained)
+    return _SECOND_COPY.on_node(local_ranks, blocks, blocks=blocks)
 
 
 def loading_bytes(sharded: ShardedTensors, plan: Plan, local_ranks: int) -> int:

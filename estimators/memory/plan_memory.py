@@ -52,7 +52,7 @@ from .nvme_memory import nvme_terms, swap_buffers
 from .terms import Terms, total_bytes
 from .torch_memory import estimate_torch_memory
 from .trainable import ShardedTensors, shard_tensors, tensor_set
-from .zero_states import masters_and_states, parameters
+from .zero_states import masters_and_states, parameters, second_copy
 
 INITIALIZE_SHARE = 0.85
 """Share of the GPU's memory up to which two copies of the weights are surely flattened on the GPU."""
@@ -190,8 +190,23 @@ def _step(
     saved, width = activations.saved_terms, workload.weight_bytes
     output = output_terms(model, workload, plan.micro_batch_size)
 
+    # What stays gathered from the forward to the backward pass has not been released yet.
+    kept = gathered.loss
+    unreleased = {
+        "first_layer_forward": tensors.trainable_numel,
+        "last_layer_forward": gathered.last_layer,
+        "forward_backward_top": kept,
+        "head_backward": kept,
+        "head_reduction": kept,
+        "layer_backward": min(kept, gathered.layer),
+        "gradient_reduction": min(kept, gathered.reduction),
+        "backward_end": max(0, kept + tensors.embedding - tensors.numel),
+        "step": 0,
+    }
+
     def phase(name: str, gradient_terms: Terms, gathered_numel: int = 0, further: Terms = ()) -> Phase:
         whole = _GATHERED.term(width * gathered_numel, w=width, gathered=gathered_numel)
+        whole += second_copy(sharded, plan, unreleased[name])
         return Phase(name=name, terms=resident + output + gradient_terms + whole + further)
 
     layers_reduced = gradients.reduced // max(1, sum(tensors.trainable_layer))

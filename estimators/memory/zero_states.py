@@ -24,11 +24,13 @@ runtime/fp16/fused_optimizer.py and unfused_optimizer.py (stage 0), runtime/zero
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from ..estimate import MEMORY_SYMBOLS, Formula
 from ..optimizers import Optimizer
 from ..plan import Plan
 from .gathered_parameters import GatheredParameters
-from .partition import flat_group_numel
+from .partition import flat_group_numel, shard_numel
 from .terms import Terms
 from .trainable import ShardedTensors, TensorSet, groups_on_gpu
 
@@ -57,6 +59,42 @@ _PERSISTENT = Formula(
     "deepspeed 0.19.8 runtime/zero/parameter_offload.py mark_persistent_parameters",
     {**MEMORY_SYMBOLS, "persistent": "elements of tensors up to stage3_param_persistence_threshold"},
 )
+
+
+_SECOND_COPY = Formula(
+    "second_copy_of_weights",
+    "w second / h",
+    "deepspeed 0.19.8 runtime/zero/partition_parameters.py _partition_param_sec, stage3.py invalidate_secondary_tensor",
+    {
+        **MEMORY_SYMBOLS,
+        "second": "elements, padded to a multiple of N, that have been released since the step, and frozen ones",
+        "h": "ranks that share a second copy (zero_hpz_partition_size)",
+    },
+)
+
+
+@lru_cache(maxsize=256)
+def second_copy_numels(sharded: ShardedTensors, threshold: int) -> tuple[int, int]:
+    """Elements of the trained and of the frozen tensors of which hpZ makes a second copy, padded to a multiple of N:
+    those that are released, and of the frozen ones all."""
+    ranks = sharded.world_size
+    trained = sum(shard_numel(numel, ranks) for numel in sharded.tensors.trainable if numel > threshold)
+    return ranks * trained, ranks * sharded.frozen_shard_total
+
+
+def second_copy(sharded: ShardedTensors, plan: Plan, unreleased: int) -> Terms:
+    """One rank's part of hpZ's second copy of the weights; `unreleased` elements have not been released since the step.
+
+    A tensor's copy is made when it is first released after a step, and dropped after the next step; a frozen tensor's
+    stays. Not covered: the first iteration, in which the copies that were made while the model was loaded are still
+    there.
+    """
+    group = plan.zero_hpz_partition_size
+    if group == 1 or plan.offload_param != "none":
+        return ()
+    trained, frozen = second_copy_numels(sharded, plan.stage3_param_persistence_threshold)
+    width, numel = sharded.tensors.workload.weight_bytes, frozen + max(0, trained - unreleased)
+    return _SECOND_COPY.term(width * numel // group, w=width, second=numel, h=group)
 
 
 def master_numel(sharded: ShardedTensors, stage: int) -> int:

@@ -14,7 +14,9 @@ Which collectives (deepspeed 0.19.8, e bytes per element, Pt trained and P all p
                 keeps a part only, because `use_multi_rank_bucket_allreduce` is on by default (stage_1_and_2.py
                 `average_tensor`)
     stage 3     all-gather of the weights in every forward and again in every backward pass, less what stays gathered
-                between the two (`gathered_parameters`); reduce-scatter of e Pt in every backward pass
+                between the two (`gathered_parameters`); reduce-scatter of e Pt in every backward pass.
+                With hpZ only what was trained since it was gathered last comes from all ranks (the first forward pass
+                after a step), all else from the group (partition_parameters.py `all_gather_coalesced`)
 
 Stages 1 and 2 overlap with the backward pass when `overlap_comm` is set, one bucket behind it: the compute stream waits
 for the bucket before the last (`average_tensor`), so the last one is never hidden, and with a bucket as large as the
@@ -26,7 +28,7 @@ gathered; stage3.py `__reduce_and_partition_ipg_grads`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import ClusterError
 from ..hardware.cluster import Cluster, Gpu
@@ -128,6 +130,12 @@ def ring(cluster: Cluster) -> Ring:
         resource=resource,
         call_s=CALL_S + hops if measured_s is None else measured_s,
     )
+
+
+def ring_of_neighbours(cluster: Cluster, ranks: int) -> Ring:
+    """The ring over so many consecutive ranks, which lie within a node where they fit into one."""
+    local = cluster.gpus_per_node
+    return ring(replace(cluster, nodes=max(1, ranks // local), gpus_per_node=min(ranks, local)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

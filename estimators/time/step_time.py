@@ -170,6 +170,9 @@ class _Step:
         serial = 0.0 if stage < 3 else ZERO3_SERIAL if self.zero3 else FSDP_SERIAL
         serial = 1.0 if cluster.gpu.is_cpu else serial
         self.forward_s = n * _together(self.compute.forward_s, forward_host, serial)
+        if plan.zero_hpz_partition_size > 1 and workload.method == "full":
+            # The host waits for each tensor's second copy, which the first forward pass after a step makes.
+            self.forward_s += (1 - serial) * min(self.compute.forward_s, forward_host)
         self.backward_s = n * _together(self.compute.backward_s + self.gradient_s / n, backward_host, serial)
         self.step_host_s = host.step_s(costs, plan, cluster.world_size) if engine else 0.0
         self.runs = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states)
@@ -256,7 +259,9 @@ class _Step:
         if self.plan.cpu_checkpointing:
             transfers.shown.append(self._layer_inputs("layer inputs to host"))
         if self.plan.zero_stage == 3:
-            self._gather(transfers, self.micro_batches * self._gathered_shares()[0])
+            n, size = self.micro_batches, collective.gathered_bytes(self.tensors, self.workload)
+            trained = self.trained * self.element / size
+            self._gather(transfers, n * self._gathered_shares()[0], near=1 - trained / n)
         return transfers.terms(self.forward_s, hidden_share=self.hidden_share)
 
     def _backward_links(self) -> list[TimeTerm]:
@@ -268,7 +273,7 @@ class _Step:
             passes = n * self._gathered_shares()[1]
             if plan.gradient_checkpointing and plan.stage3_max_reuse_distance < 2 * self.tensors.layer_numel:
                 passes *= 2  # a layer is released between its recomputation and its backward pass
-            self._gather(transfers, passes)
+            self._gather(transfers, passes, near=1.0)
         if self.ring.ranks > 1:
             (transfers.shown if self.zero3 else transfers.carried).append(self._reduction())
         if plan.offload_optimizer != "none":
@@ -290,8 +295,9 @@ class _Step:
         )
         return self._term(name, ring.resource, seconds, formula, f"{symbols} N link calls t", **values)
 
-    def _gather(self, transfers: _Transfers, passes: float) -> None:
-        """Stage 3 gathers weights from the ranks' shards, which may lie in host memory or on NVMe."""
+    def _gather(self, transfers: _Transfers, passes: float, *, near: float) -> None:
+        """Stage 3 gathers weights from the ranks' shards, which may lie in host memory or on NVMe; with hpZ a share
+        `near` of them from the second copy of the group."""
         plan, cluster, tensors = self.plan, self.cluster, self.tensors
         size, calls = collective.gathered_bytes(tensors, self.workload), collective.gather_calls(tensors, plan)
         if not passes:
@@ -299,21 +305,45 @@ class _Step:
         carried, own = transfers.carried, {"passes": passes, "weights": size}
         transfers.pieces = max(transfers.pieces, calls)
         if self.ring.ranks > 1:
-            carried.append(
-                self._collective("weight gathering", passes, size, calls, "passes weights", "passes weights", **own)
-            )
+            far = passes if plan.zero_hpz_partition_size == 1 else passes * (1 - near)
+            if far:
+                first = own | {"passes": far}
+                carried.append(
+                    self._collective("weight gathering", far, size, calls, "passes weights", "passes weights", **first)
+                )
+            if passes - far:
+                carried.append(self._gathered_nearby(passes - far, size, calls))
         if self.ring.ranks > 1 and self.zero3:
             seconds, formula = GATHERED_PASSES * passes * size / self.values["W"], "2 passes weights / W"
             transfers.shown.append(
                 self._term("gathered weights copied", "gpu memory", seconds, formula, "passes weights W", **own)
             )
         if plan.offload_param != "none":
-            per_rank, formula = passes * size / cluster.world_size, "passes weights / N / PCIe"
+            ranks = cluster.world_size if plan.zero_hpz_partition_size == 1 else plan.zero_hpz_partition_size
+            per_rank, formula, own = passes * size / ranks, "passes weights / N / PCIe", own | {"N": ranks}
             # The host waits for each copy before it launches what runs beside it (`_all_gather_dtype`).
             transfers.shown.append(self._pcie("weights from host", per_rank, formula, "passes weights N", **own))
         if plan.offload_param == "nvme":
             seconds, formula = passes * offload.nvme_read_s(cluster, size / cluster.nodes), "passes weights / M / read"
             carried.append(self._term("weights from NVMe", "nvme", seconds, formula, "passes weights M read", **own))
+
+    def _gathered_nearby(self, passes: float, size: float, calls: int) -> TimeTerm:
+        """What comes from the second copy that neighbours keep."""
+        group = self.plan.zero_hpz_partition_size
+        ring = collective.ring_of_neighbours(self.cluster, group)
+        return self._term(
+            "weight gathering nearby",
+            ring.resource,
+            passes * ring.gather_s(size, calls),
+            "passes weights (h - 1) / h / link + calls t",
+            "passes weights h link calls t",
+            passes=passes,
+            weights=size,
+            h=group,
+            link=ring.bytes_per_s,
+            calls=passes * calls,
+            t=ring.call_s,
+        )
 
     def _exchanged(self, exchange: collective.Exchange) -> TimeTerm:
         """All-to-alls of every layer, in all passes. Attention waits for them, so nothing hides them."""

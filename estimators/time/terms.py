@@ -23,6 +23,7 @@ SYMBOLS: Mapping[str, str] = {
     "inner": "dimension that a matrix product sums over",
     "columns": "columns of the right matrix",
     "m": "bytes per master weight, and per gradient as the optimizer takes it",
+    "h": "ranks that share a second copy of the weights",
     "ramp": "seconds until a kernel is at full speed",
     "W": "bytes per second of the GPU's memory",
     "link": "bytes per second of the slowest link between the ranks",

@@ -79,6 +79,19 @@ def test_states_in_bf16_are_emitted_and_read(flavor: Framework) -> None:
     assert set(config("zero2", flavor)["bf16"]) == {"enabled"}
 
 
+def test_a_second_copy_of_the_weights_is_emitted_and_read() -> None:
+    """Below stage 3 the key has no effect, and a group of more ranks than there are is one of all."""
+    wanted = replace(plan("zero3"), zero_hpz_partition_size=2)
+    emitted = ds_config(wanted, MODEL, Workload(), CLUSTER, flavor="deepspeed")
+    assert emitted["zero_optimization"]["zero_hpz_partition_size"] == 2
+    assert plan_from_ds_config(emitted, MODEL, CLUSTER, gradient_checkpointing=True) == wanted
+    emitted["zero_optimization"]["zero_hpz_partition_size"] = 1000
+    read = plan_from_ds_config(emitted, MODEL, CLUSTER, gradient_checkpointing=True)
+    assert read.zero_hpz_partition_size == CLUSTER.world_size
+    emitted["zero_optimization"]["stage"] = 2
+    assert plan_from_ds_config(emitted, MODEL, CLUSTER).zero_hpz_partition_size == 1
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("rung", RUNGS)
 def test_deepspeed_accepts_the_explicit_configuration(rung: Rung, precision: Precision) -> None:

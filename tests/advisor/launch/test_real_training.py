@@ -252,6 +252,16 @@ def test_states_in_bf16_train_nearly_alike(prepare: Prepare, rung: Rung, flavor:
     assert rounded.losses() == pytest.approx(exact.losses(), rel=0.03)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_a_second_copy_of_the_weights_changes_no_loss(prepare: Prepare, flavor: Framework) -> None:
+    """Twenty losses of ZeRO-3 with hpZ, whose backward pass gathers the copies, are those without it."""
+    copied, once = (prepare("zero3", flavor, steps=20, zero_hpz_partition_size=size) for size in (2, 1))
+    train(copied)
+    train(once)
+    assert len(copied.losses()) == 20 and copied.losses() == once.losses()
+
+
 def train(run: Run) -> None:
     """Start the ranks as a launcher does, and wait for them."""
     config = str(run.config)

@@ -176,6 +176,8 @@ def with_finite_weights(build, parameters):
         with torch.no_grad():
             for parameter in parameters:
                 getattr(parameter, "ds_tensor", parameter).normal_(0, 0.02)
+                if getattr(parameter, "ds_secondary_tensor", None) is not None:
+                    parameter.ds_secondary_tensor.normal_(0, 0.02)
         return subject
 
     return built

@@ -112,6 +112,7 @@ class Case:
     sequence_parallel_size: int = 1
     cpu_checkpointing: bool = False
     bf16_states: str = ""
+    zero_hpz_partition_size: int = 1
 
     def __str__(self) -> str:
         return "-".join(str(value) for value in asdict(self).values())
@@ -138,6 +139,13 @@ IN_BF16 = [  # masters alone need an optimizer on the host
     Case("zero3-offload-param", bf16_states="masters and states"),
     Case("zero3-offload", bf16_states="masters", checkpointing=False),
     Case("zero3-offload", bf16_states="masters and states", accumulation=2, model="llama"),
+]
+SECOND_COPIES = [  # hpZ
+    Case("zero3", world_size=4, rank=3, zero_hpz_partition_size=2),
+    Case("zero3", model="llama", checkpointing=False, accumulation=2, world_size=4, rank=1, zero_hpz_partition_size=2),
+    Case("zero3", method="lora", world_size=4, zero_hpz_partition_size=2),
+    Case("zero3-offload-param", zero_hpz_partition_size=2),
+    Case("zero3", model="gpt2", world_size=16, rank=9, zero_hpz_partition_size=8, real="alone"),
 ]
 GRID = [  # every rung with and without checkpointing, once over gloo and once alone; pairs of the rest, not products
     Case("ddp"),
@@ -177,6 +185,7 @@ GRID = [  # every rung with and without checkpointing, once over gloo and once a
     Case("zero3-offload", world_size=64, rank=63, real="alone"),
     *SHARED,
     *IN_BF16,
+    *SECOND_COPIES,
     Case("zero2", cpu_checkpointing=True),
     Case("zero3", model="gpt2", cpu_checkpointing=True, world_size=8, rank=7, real="alone"),
     Case("zero3-offload", method="lora", cpu_checkpointing=True, real="alone"),
@@ -204,6 +213,8 @@ def request(case: Case, folder: Path) -> Request:
     if case.sequence_parallel_size > 1:
         config |= {"sequence_parallel_size": case.sequence_parallel_size}
         config |= {"seq_parallel_communication_data_type": case.precision}
+    if case.zero_hpz_partition_size > 1:
+        zero["zero_hpz_partition_size"] = case.zero_hpz_partition_size
     if case.bf16_states:
         states = case.bf16_states == "masters and states"
         config["bf16"] = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": states}
