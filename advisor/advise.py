@@ -109,9 +109,23 @@ def advise(
 
 def answer(question: Question) -> Recommendation:
     """The recommendation for a question."""
+    recommendation = predicted(question)
+    recommendation = replace(
+        recommendation, changes=changes(question, recommendation.ladder, recommendation.recommended)
+    )
+    if question.cluster.is_this_machine and anything_kept():
+        # Imported here: what knows probes is of no use to most questions.
+        from .prove.after_probes import with_past_probes
+
+        recommendation = with_past_probes(recommendation)
+    return recommendation
+
+
+def predicted(question: Question) -> Recommendation:
+    """The recommendation by prediction alone, without what would change it, which takes most of an answer's time."""
     ladder, candidates = predict_all(question)
     recommended = fastest_that_fits(ladder)
-    recommendation = Recommendation(
+    return Recommendation(
         question=question,
         candidates=candidates,
         ladder=ladder,
@@ -120,14 +134,7 @@ def answer(question: Question) -> Recommendation:
         reasons=reasons(question, ladder, recommended, candidates),
         doubts=doubts(question.cluster, ladder, recommended),
         assumptions=assumptions(question.cluster, recommended.estimate.time if recommended else None),
-        changes=changes(question, ladder, recommended),
     )
-    if question.cluster.is_this_machine and anything_kept():
-        # Imported here: what knows probes is of no use to most questions.
-        from .prove.after_probes import with_past_probes
-
-        recommendation = with_past_probes(recommendation)
-    return recommendation
 
 
 def answer_with_proofs(

@@ -29,6 +29,7 @@ COMMANDS = {
     "compare": "compare:compare",
     "bench": "bench:bench",
     "history": "history:history",
+    "page": "page:page",
 }
 """Command name -> module and function, imported when the command is used."""
 

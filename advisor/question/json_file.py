@@ -26,15 +26,22 @@ def read_json_object(file: Path, *, error: type[DsAdviseError], what: str, fix: 
     if len(raw) > MAX_BYTES:
         raise error(f"{file}: larger than {MAX_BYTES:,} bytes, so it is not {what}", fix=fix)
     try:
-        value = json.loads(raw.decode("utf-8-sig"))
+        text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         raise error(f"{file}: not UTF-8 text (byte {problem.start})", fix=fix) from problem
+    return parse_json_object(text, name=str(file), error=error, fix=fix)
+
+
+def parse_json_object(text: str, *, name: str, error: type[DsAdviseError], fix: str) -> dict[str, Any]:
+    """The object in a text that messages call `name`. Raises `error`, with `fix`, where it holds something else."""
+    try:
+        value = json.loads(text)
     except json.JSONDecodeError as problem:
         raise error(
-            f"{file}: not JSON: {problem.msg} (line {problem.lineno}, column {problem.colno})", fix=fix
+            f"{name}: not JSON: {problem.msg} (line {problem.lineno}, column {problem.colno})", fix=fix
         ) from problem
     except (ValueError, RecursionError) as problem:  # a number of thousands of digits, or thousands of open brackets
-        raise error(f"{file}: not JSON that can be read", fix=fix) from problem
+        raise error(f"{name}: not JSON that can be read", fix=fix) from problem
     if not isinstance(value, dict):
-        raise error(f"{file}: holds no JSON object", fix=fix)
+        raise error(f"{name}: holds no JSON object", fix=fix)
     return value

@@ -41,7 +41,7 @@ class Recommendation:
     """Sentences on what might make another plan the fastest."""
     assumptions: tuple[str, ...]
     """Facts that nobody stated and the figures rest on, a phrase each."""
-    changes: tuple[Change, ...]
+    changes: tuple[Change, ...] = ()
     """What would change the answer."""
     beside: Candidate | None = None
     """Plain PyTorch's best plan, for comparison; it is no DeepSpeed configuration, and never the recommended one."""

@@ -83,7 +83,14 @@ def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate 
     and those that lead to another rung. Without one, until something fits, so that the least change of each kind is
     told; and where no single kind helps, larger GPUs and more of them together.
     """
-    found = [*_storage(question, ladder, chosen)]
+    return tuple(change for change in changes_tried(question, ladder, chosen) if change is not None)
+
+
+def changes_tried(
+    question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None
+) -> Iterator[Change | None]:
+    """`changes` one after the other, and None where one was tried that is not told: who waits may stop in between."""
+    yield from _storage(question, ladder, chosen)
     kinds = [_methods(question), _losses(question), _states(question), _gpus(question), _sequences(question)]
     if chosen is None:
         kinds.append(_larger_gpus(question))
@@ -96,14 +103,15 @@ def changes(question: Question, ladder: Sequence[LadderStep], chosen: Candidate 
         for position, (flags, altered) in enumerate(series):
             best = fastest_that_fits(predict_all(altered, only_fitting=True)[0])
             if best is None:
+                yield None
                 continue
             worth = chosen is None or best.tokens_per_s >= WORTH_TELLING * chosen.tokens_per_s
-            if worth and (position == 0 or best.rung not in rungs):
-                found.append(Change(flags=flags, outcome=_outcome(best, chosen)))
+            told = worth and (position == 0 or best.rung not in rungs)
+            yield Change(flags=flags, outcome=_outcome(best, chosen)) if told else None
+            if told:
                 rungs.add(best.rung)
             if chosen is None or position == MOST_STEPS - 1:
                 break
-    return tuple(found)
 
 
 def _outcome(best: Candidate, chosen: Candidate | None) -> str:

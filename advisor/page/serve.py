@@ -1,0 +1,86 @@
+"""The page on this machine: a server that nobody else can reach, answering with this Python."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from ...estimators.errors import DsAdviseError
+from .answers import REQUESTS
+from .files import TYPES, page_file
+
+ADDRESS = "127.0.0.1"
+
+_MOST_BYTES = 4 * 2**20
+"""Of a request; a pasted configuration has kilobytes."""
+
+
+def page_server(port: int) -> ThreadingHTTPServer:
+    """A server at a port of this machine, 0 for a free one. Raises DsAdviseError where the port is taken."""
+    try:
+        return ThreadingHTTPServer((ADDRESS, port), _Handler)
+    except (OSError, OverflowError) as error:
+        raise DsAdviseError(f"port {port} cannot be used ({error})", fix="leave --port out, or name another") from error
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Files by GET, answers by POST as one JSON text a line, written as soon as it is known."""
+
+    protocol_version = "HTTP/1.1"
+    turn = threading.Lock()
+    """One question at a time: two at once would only slow each other down."""
+
+    def do_GET(self) -> None:
+        name = self.path.split("?")[0].removeprefix("/") or "index.html"
+        if name not in TYPES or not self._is_ours():
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        body = page_file(name, answers="server")
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", TYPES[name])
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-cache")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        begun = REQUESTS.get(self.path.removeprefix("/ask/"))
+        length = self.headers.get("Content-Length", "")
+        if begun is None or not self._is_ours() or not length.isdigit() or int(length) > _MOST_BYTES:
+            self.send_error(HTTPStatus.BAD_REQUEST)
+            return
+        asked = self.rfile.read(int(length)).decode()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", "application/x-ndjson")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        try:
+            with self.turn:
+                for part in _parts(begun(asked)):
+                    self.wfile.write(f"{part}\n".encode())
+                    self.wfile.flush()
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the page has a newer question
+
+    def _is_ours(self) -> bool:
+        """Whether the page asks, and no page of another site that this browser has open."""
+        port = self.server.server_address[1]
+        hosts = (f"{ADDRESS}:{port}", f"localhost:{port}")
+        origin = self.headers.get("Origin")
+        return self.headers.get("Host") in hosts and (origin is None or origin.removeprefix("http://") in hosts)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: the terminal is the user's."""
+
+
+def _parts(answered: Iterator[str]) -> Iterator[str]:
+    """The parts of an answer; an error of ds-advise itself is one too."""
+    try:
+        yield from answered
+    except Exception as error:
+        sentence = f"This is an error of ds-advise itself ({type(error).__name__}: {error})."
+        yield json.dumps({"part": "error", "sentence": sentence})

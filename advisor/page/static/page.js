@@ -1,0 +1,376 @@
+// Draws what Python answers and keeps the question; every figure and every sentence of an answer comes from Python.
+"use strict";
+
+const byId = (id) => document.getElementById(id);
+const make = (name, properties = {}, ...children) => {
+  const element = Object.assign(document.createElement(name), properties);
+  element.append(...children);
+  return element;
+};
+const { answers: mode, build } = document.documentElement.dataset;
+const FIRST = { model: "Qwen2.5-14B", gpus: "2x32GB" };
+const doubled = (from, to) => { const found = []; for (let size = from; size <= to; size *= 2) found.push(String(size)); return found; };
+const SLIDERS = {  // auto: an empty text leaves it to the advice, which says what it took
+  "count": { stops: ["1", "2", "3", "4", "5", "6", "7", "8", "16", "24", "32", "48", "64", "96", "128", "256", "512"] },
+  "ram": { stops: ["", ...doubled(32, 512).map((size) => `${size}GB`), "768GB", "1TB", "1.5TB", "2TB", "4TB"], unset: "not said" },
+  "lora-rank": { stops: doubled(1, 512) },
+  "seq-len": { stops: ["512", "1024", "2048", "3072", "4096", "6144", "8192", "12288", ...doubled(16384, 1048576), "max"], auto: true },
+  "micro-batch": { stops: ["1", "2", "3", "4", "6", "8", "12", "16", "24", "32", "48", "64", "128"], auto: true },
+};
+const MORE = {  // beside those that Python offers a choice of words for
+  "global-batch": "any", "nvme": "/nvme:2TB", "interconnect": "200Gb/s", "lora-targets": "all linear",
+  "lora-dropout": "0", "document-len": "none packed", "sequence-parallel-size": "as needed", "software": "transformers=4.45",
+};
+let state = {}, defaults = {}, used = {}, pictures = {}, tab = "memory", texts = {}, asked = 0;
+
+// The question: kept as texts by the options' names, in the address, without what is as usual.
+
+const fromAddress = () => {
+  const found = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+  return found.model || found.config ? { gpus: FIRST.gpus, ...found } : { ...FIRST, ...found };
+};
+const kept = () => Object.fromEntries(Object.entries(state).filter(([name, text]) => text && text !== defaults[name]));
+const parsed = () => {
+  const [, first, second, kind] = /^(?:(\d+)\s*x\s*)?(?:(\d+)\s*x\s*)?(.*)$/is.exec(state.gpus ?? "");
+  return { count: String(second ? first * second : first || 1), kind };
+};
+const spec = (count, kind) => count > 8 && count % 8 === 0 ? `${count / 8}x8x${kind}` : `${count || 1}x${kind}`;
+const value = (name) => name === "count" ? parsed().count : state[name] ?? defaults[name] ?? "";
+const set = (name, text) => {
+  if (name === "count") state.gpus = spec(text.trim(), parsed().kind);
+  else state[name] = text.trim();
+  changed();
+};
+
+let addressTimer;
+function changed() {
+  clearTimeout(addressTimer);
+  addressTimer = setTimeout(() => history.replaceState(null, "", `#${new URLSearchParams(kept())}`), 300);
+  showControls();
+  ask();
+}
+
+// The controls.
+
+function slider(box) {
+  const name = box.dataset.slider, { stops, unset = "", auto } = SLIDERS[name], id = `${name}-value`;
+  const text = make("input", { id, type: "text", placeholder: unset, autocomplete: "off", spellcheck: false });
+  const range = make("input", { type: "range", min: 0, ariaLabel: box.dataset.label });
+  const back = make("button", { type: "button", textContent: "auto", ariaLabel: `${box.dataset.label}: leave it to the advice`, hidden: true });
+  box.append(make("label", { htmlFor: id, textContent: box.dataset.label }), back, text, range);
+  text.onchange = () => set(name, text.value);
+  range.oninput = () => set(name, box.stops[range.value]);
+  back.onclick = () => { set(name, ""); text.focus(); };
+  box.show = () => {
+    const said = value(name), now = said || used[name] || (auto ? stops[0] : "");
+    box.stops = stops.includes(now) ? stops : [...stops, now].sort((one, other) => size(one) - size(other));
+    range.max = box.stops.length - 1;
+    range.value = box.stops.indexOf(now);
+    range.setAttribute("aria-valuetext", said || (auto ? `${now}, chosen by the advice` : unset));
+    back.hidden = !auto || !said;
+    if (auto) text.placeholder = used[name] ?? "";
+    if (document.activeElement !== text) text.value = said;
+  };
+}
+const size = (text) => text === "" ? -1 : text === "max" ? Infinity : parseFloat(text) * (/t/i.test(text) ? 1024 : 1);
+
+function choice(box, words) {
+  const name = box.dataset.choice, legend = make("span", { id: `${name}-label`, className: "label", textContent: box.dataset.label });
+  const group = make("div", { className: "segments", role: "radiogroup" });
+  group.setAttribute("aria-labelledby", legend.id);
+  for (const word of words) {
+    const input = make("input", { type: "radio", name, value: word, onchange: () => set(name, word) });
+    group.append(make("label", {}, input, make("span", { textContent: word })));
+  }
+  box.append(legend, group);
+  box.show = () => { for (const input of group.querySelectorAll("input")) input.checked = input.value === value(name); };
+}
+
+function moreOption(name, words) {
+  const id = `${name}-option`, title = name.replaceAll("-", " ");
+  const input = words ? make("select", { id }, ...words.map((word) => make("option", { value: word, textContent: word })))
+    : make("input", { id, type: "text", placeholder: MORE[name], autocomplete: "off", spellcheck: false });
+  input.onchange = () => set(name, input.value);
+  const box = make("div", {}, make("label", { htmlFor: id, textContent: title }), input);
+  box.show = () => { if (document.activeElement !== input || words) input.value = value(name); };
+  return box;
+}
+
+let boxes = [];
+function makeControls(offered) {
+  defaults = offered.defaults;
+  byId("models").append(...offered.models.map((name) => make("option", { value: name })));
+  byId("kinds").append(...offered.gpus.map((name) => make("option", { value: name })));
+  byId("dark").textContent = `@media (prefers-color-scheme: dark) {${offered.dark_rules}}`;
+  byId("version").textContent = `ds-advise ${offered.version}.`;
+  byId("table").tHead.rows[0].append(...offered.columns.map((title) => make("th", { scope: "col", textContent: title })));
+  const choices = [...document.querySelectorAll("[data-choice]")];
+  for (const box of choices) choice(box, offered.options[box.dataset.choice]);
+  const shown = new Set(choices.map((box) => box.dataset.choice));
+  const words = Object.keys(offered.options).filter((name) => !shown.has(name)).map((name) => moreOption(name, offered.options[name]));
+  const more = [...words, ...Object.keys(MORE).map((name) => moreOption(name))];
+  byId("options").append(...more);
+  boxes = [...document.querySelectorAll("[data-slider]"), ...choices, ...more];
+}
+function showControls() {
+  for (const box of boxes) box.show?.();
+  if (document.activeElement !== byId("model")) byId("model").value = state.config ? "" : state.model ?? "";
+  byId("model").placeholder = state.config ? "the pasted config.json" : "Qwen2.5-14B";
+  if (document.activeElement !== byId("config")) byId("config").value = state.config ?? "";
+  if (document.activeElement !== byId("kind")) byId("kind").value = parsed().kind;
+  document.querySelector("[data-slider=lora-rank]").hidden = value("method") === "full";
+}
+
+// The answer.
+
+function show(part) {
+  if (part.part === "answer") showAnswer(part);
+  else if (part.part === "scatter") { pictures.scatter = part.svg; showPicture(); }
+  else if (part.part === "whole") showWhole(part);
+  else if (part.part === "error") showError(part.sentence);
+}
+
+function showError(sentence) {
+  byId("error").textContent = sentence;
+  byId("error").hidden = false;
+  byId("loading").hidden = true;
+  byId("answer").setAttribute("aria-busy", "false");
+  byId("result").classList.add("stale");
+  byId("summary").textContent = sentence;
+}
+
+let sayTimer;
+function showAnswer({ used: taken, verdict, subject, figures, table, pictures: drawn, why, start, command }) {
+  byId("error").hidden = byId("loading").hidden = true;
+  byId("result").hidden = false;
+  used = taken;
+  for (const box of document.querySelectorAll("[data-slider]")) box.show();
+  byId("result").classList.remove("stale");
+  byId("verdict").className = verdict.tone;
+  byId("verdict").querySelector("h2").textContent = verdict.title;
+  byId("verdict").querySelector(".notes").replaceChildren(...verdict.notes.map((note) => make("p", { textContent: note })));
+  byId("verdict").querySelector(".subject").textContent = subject;
+  byId("figures").replaceChildren(...figures.map(figure));
+  byId("table").tBodies[0].replaceChildren(...table.map(row));
+  pictures = { ...drawn, scatter: pictures.scatter };
+  showPicture();
+  byId("why").replaceChildren(...why.map((sentence) => make("li", { textContent: sentence })));
+  byId("recipe").hidden = start === null;
+  Object.assign(texts, { command, config: start?.config, script: start?.script, deepspeed: "", torchrun: "", accelerate: "", ...start?.commands });
+  showTexts();
+  byId("changes").classList.add("stale");
+  const [speed, memory] = figures, short = speed ? `${speed.value} ${speed.unit} · ${memory.value} ${memory.unit} per GPU` : "";
+  byId("summary").replaceChildren(make("b", { textContent: verdict.short }), make("span", { textContent: short }));
+  byId("summary").className = verdict.tone;
+  clearTimeout(sayTimer);
+  sayTimer = setTimeout(() => { byId("live").textContent = `${verdict.title} ${short}`; }, 700);
+}
+
+function figure({ name, title, value: number, unit, note, more, share }) {
+  const box = make("div", { id: `figure-${name}` }, make("dt", { textContent: title }),
+    make("dd", { className: "value" }, make("b", { textContent: number }), ` ${unit}`));
+  if (share != null) {
+    const fill = make("i");
+    fill.style.width = `${Math.min(100, 100 * share)}%`;
+    box.append(make("dd", { className: share > 1 ? "meter over" : "meter", ariaHidden: "true" }, fill));
+  }
+  for (const text of [note, more]) if (text) box.append(make("dd", { className: "soft", textContent: text }));
+  return box;
+}
+
+function row({ cells, chosen, fits }) {
+  const line = make("tr", { className: chosen ? "chosen" : fits ? "" : "faded" });
+  cells.forEach((text, index) => line.append(make(index ? "td" : "th", { textContent: text || "–" })));
+  line.cells[0].scope = "row";
+  if (chosen) line.setAttribute("aria-current", "true");
+  return line;
+}
+
+function showPicture() {
+  if (!pictures[tab]) tab = "memory";
+  for (const button of document.querySelectorAll("[role=tab]")) {
+    const name = button.id.slice(4), isShown = name === tab;
+    button.setAttribute("aria-selected", isShown);
+    button.tabIndex = isShown ? 0 : -1;
+    button.hidden = !pictures[name] && name !== "scatter";
+  }
+  byId("picture").setAttribute("aria-labelledby", `tab-${tab}`);
+  byId("picture").innerHTML = pictures[tab] ?? "";
+}
+
+function showWhole({ changes, json }) {
+  byId("answer").setAttribute("aria-busy", "false");
+  texts.json = json;
+  showTexts();
+  const items = changes.map(({ flags, outcome, options }) => make("li", {},
+    make("button", { type: "button", textContent: flags, title: "Ask this", onclick: () => { Object.assign(state, options); changed(); } }),
+    make("span", { textContent: outcome })));
+  byId("changes").replaceChildren(...(items.length ? items : [make("li", { className: "soft", textContent: "Nothing that was tried." })]));
+  byId("changes").classList.remove("stale");
+}
+
+// Texts to copy.
+
+async function copied(text, button) {
+  let said = "Copied";
+  try { await navigator.clipboard.writeText(text); } catch { said = "Select and copy it"; }
+  const before = button.dataset.title ??= button.textContent;
+  button.textContent = said;
+  setTimeout(() => { button.textContent = before; }, 1500);
+}
+function makeCopyBoxes() {
+  for (const box of document.querySelectorAll("[data-copy]")) {
+    const { copy: name, title, file } = box.dataset, button = make("button", { type: "button", textContent: "Copy", ariaLabel: `Copy: ${title}` });
+    button.onclick = () => copied(texts[name], button);
+    const buttons = make("span", {}, button);
+    if (file) buttons.append(make("button", { type: "button", textContent: "Save", ariaLabel: `Save ${file}`, onclick: () => {
+      const link = make("a", { href: URL.createObjectURL(new Blob([texts[name]])), download: file });
+      link.click();
+      URL.revokeObjectURL(link.href);
+    } }));
+    box.append(make("h4", {}, title, buttons), make("pre", { tabIndex: 0, id: `text-${name}` }));
+  }
+}
+function showTexts() {
+  for (const box of document.querySelectorAll("[data-copy]")) {
+    const text = texts[box.dataset.copy] ?? "";
+    box.hidden = !text;
+    box.querySelector("pre").textContent = text;
+  }
+}
+
+// Where answers come from: a worker with Python in it, or the local server of `ds-advise page`.
+
+function workerAnswers() {
+  const worker = new Worker(`worker.js?build=${build}`, { type: "module" }), waiting = new Map();
+  let id = 0;
+  worker.onmessage = ({ data }) => {
+    if (data.progress) byId("progress").textContent = data.progress;
+    else if (data.ready) ready();
+    else if (data.failed && !data.id) loadFailed(data.failed);
+    else {
+      const request = waiting.get(data.id);
+      if (data.part) request.onPart(data.part);
+      if (data.failed) showError(`The page itself failed: ${data.failed.trim().split("\n").pop()}`);
+      if (data.done) waiting.delete(data.id);
+    }
+  };
+  worker.onerror = (event) => { event.preventDefault(); loadFailed(event.message ?? "the worker did not start"); };
+  return (name, request, onPart) => {
+    waiting.set(++id, { onPart });
+    worker.postMessage({ id, name, request: JSON.stringify(request) });
+  };
+}
+function serverAnswers() {
+  let stop = new AbortController();
+  ready();
+  return async (name, request, onPart) => {
+    if (name === "answer") { stop.abort(); stop = new AbortController(); }
+    const { signal } = stop;
+    try {
+      const response = await fetch(`ask/${name}`, { method: "POST", body: JSON.stringify(request), signal });
+      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+      let text = "";
+      for (let chunk = await reader.read(); !chunk.done; chunk = await reader.read()) {
+        const lines = (text + chunk.value).split("\n");
+        text = lines.pop();
+        for (const line of lines) if (!signal.aborted) onPart(JSON.parse(line));
+      }
+    } catch (error) {
+      if (!signal.aborted) showError("ds-advise page is not running any more: start it again in its terminal.");
+    }
+  };
+}
+let request;
+const ask = () => {
+  const id = ++asked;
+  byId("answer").setAttribute("aria-busy", "true");
+  const width = byId("pictures").clientWidth || byId("answer").clientWidth;
+  request("answer", { state: kept(), width }, (part) => { if (id === asked) show(part); });
+};
+
+function loadFailed(reason) {
+  const why = navigator.onLine ? `(${reason.split("\n")[0]})` : "(there is no network)";
+  showError(`Python could not be loaded ${why}. It is 13 MB and wanted once: reload this page when its server can be reached; after that it works offline.`);
+  byId("status").textContent = "Not loaded.";
+}
+async function ready() {
+  if (mode === "server") { byId("status").textContent = "Answered by ds-advise on this machine."; return; }
+  byId("progress").textContent = "Calculating …";
+  byId("status").textContent = navigator.serviceWorker?.controller ? "Ready. Works offline from now on." : "Ready.";
+}
+
+// The service worker first, so that what the worker loads goes through it and is kept; without one nothing waits.
+async function registered() {
+  if (!navigator.serviceWorker) return;
+  try {
+    await navigator.serviceWorker.register("service_worker.js");
+    if (navigator.serviceWorker.controller) return;
+    await new Promise((resolve) => {
+      navigator.serviceWorker.addEventListener("controllerchange", resolve, { once: true });
+      setTimeout(resolve, 3000);
+    });
+  } catch (error) { console.warn("nothing is kept for offline use:", error.message); }
+}
+
+// Why this browser, or this address, cannot answer; "" where it can.
+function obstacle() {
+  if (location.protocol === "file:") {
+    const folder = decodeURIComponent(location.pathname).replace(/\/[^/]*$/, "") || "/";
+    return `This page was opened as a file, from which browsers start no Python. Serve its folder, python3 -m http.server --directory "${folder}", and open http://localhost:8000; or run ds-advise page.`;
+  }
+  if (mode === "worker" && typeof WebAssembly !== "object")
+    return "This browser has no WebAssembly, or it is switched off, so it cannot run Python. Open the page in another one, or run ds-advise in a terminal.";
+  if (mode === "worker" && typeof Worker !== "function") return "This browser has no workers, so it cannot run Python. Open the page in another one.";
+  return "";
+}
+
+async function begin() {
+  const problem = obstacle();
+  if (problem) { byId("status").textContent = "Cannot calculate here."; showError(problem); return; }
+  makeCopyBoxes();
+  document.querySelectorAll("[data-slider]").forEach(slider);
+  state = fromAddress();
+  if (mode === "worker") await registered();
+  request = mode === "worker" ? workerAnswers() : serverAnswers();
+  request("choices", {}, (offered) => { makeControls(offered); showControls(); });
+  ask();
+
+  byId("model").onchange = () => { delete state.config; set("model", byId("model").value); };
+  byId("config").onchange = () => set("config", byId("config").value);
+  byId("kind").onchange = () => {
+    const text = byId("kind").value.trim();
+    state.gpus = /^\d+\s*x/i.test(text) ? text : spec(parsed().count, text);
+    changed();
+  };
+  byId("question").onsubmit = (event) => event.preventDefault();
+  byId("reset").onclick = () => { state = { ...FIRST }; changed(); };
+  byId("share").onclick = () => {
+    history.replaceState(null, "", `#${new URLSearchParams(kept())}`);
+    copied(location.href, byId("share"));
+  };
+  addEventListener("hashchange", () => { state = fromAddress(); showControls(); ask(); });
+  const tabs = [...document.querySelectorAll("[role=tab]")];
+  for (const button of tabs) {
+    button.onclick = () => { tab = button.id.slice(4); showPicture(); };
+    button.onkeydown = ({ key }) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[key], open = tabs.filter((other) => !other.hidden);
+      if (step) { const next = open[(open.indexOf(button) + step + open.length) % open.length]; next.click(); next.focus(); }
+    };
+  }
+  let widthBefore = innerWidth;
+  addEventListener("resize", () => { if (Math.abs(innerWidth - widthBefore) > 40) { widthBefore = innerWidth; ask(); } });
+  byId("lint-form").onsubmit = (event) => {
+    event.preventDefault();
+    request("judge", { config: byId("lint-text").value, state: byId("lint-with").checked ? kept() : null }, showFindings);
+  };
+}
+
+function showFindings({ part, sentence, title, basis, findings = [] }) {
+  if (part === "error") { byId("findings").replaceChildren(make("p", { className: "error", textContent: sentence })); return; }
+  const list = findings.map(({ severity, place, what, why, fix }) => make("li", { className: severity },
+    make("b", { textContent: `${severity} · ${place}` }), ...[what, why, fix].filter(Boolean).map((text) => make("p", { textContent: text }))));
+  byId("findings").replaceChildren(make("h4", { textContent: title }), make("p", { className: "soft", textContent: basis }), make("ul", {}, ...list));
+}
+
+begin();

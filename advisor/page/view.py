@@ -1,0 +1,247 @@
+"""What the page shows of an answer: every text and every picture, so that the browser only puts them in place."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ...ds_configs.launch_commands import ALLOCATOR_SETTING, launch_commands, threads_setting
+from ...ds_configs.training_arguments import training_arguments, training_arguments_snippet
+from ...ds_configs.write import to_json
+from ..pictures.canvas import NARROW, WIDE
+from ..pictures.plans import memory_bars, speed_against_memory, time_bars
+from ..pictures.scatter import draw_scatter
+from ..pictures.stacked_bars import draw_stacked_bars
+from ..recommend.candidate import Candidate, LadderStep
+from ..recommend.deliver import recommended_config
+from ..recommend.fit import LIKELY, chance
+from ..recommend.reasons import time_shares
+from ..recommend.recommendation import Recommendation, closest
+from ..recommend.to_json import candidate_json, json_form
+from ..terminal.units import count, gib, rate, rough_rate, seconds, times
+from ..terminal.words import batch_words, checkpointing_word, cluster_title, device_word, method_title, plan_title
+
+CONFIG_FILE = "ds_config.json"
+
+COLUMNS = ("rung", "batch", "checkpointing", "GPU GiB", "RAM GiB", "NVMe GiB", "tokens/s", "verdict")
+
+
+def answer_view(answer: Recommendation, width: int) -> dict[str, Any]:
+    """The answer without what would change it. width: pixels of the pictures."""
+    return {
+        "used": _used(answer),
+        "verdict": _verdict(answer),
+        "subject": _subject(answer),
+        "figures": _figures(answer),
+        "table": [_row(step, step.candidate is answer.recommended) for step in answer.ladder],
+        "pictures": _pictures(answer, width),
+        "why": _why(answer),
+        "start": _start(answer),
+    }
+
+
+def json_text(answer: Recommendation) -> str:
+    """The answer as `ds-advise --json --no-write --no-deepspeed-estimate` prints it."""
+    return json.dumps(json_form(answer), indent=2)
+
+
+def _used(answer: Recommendation) -> dict[str, str]:
+    """What was taken for options that may be left to the advice."""
+    chosen = answer.recommended
+    found = {"seq-len": str(answer.question.workload.seq_len)}
+    return found if chosen is None else found | {"micro-batch": str(chosen.plan.micro_batch_size)}
+
+
+def _verdict(answer: Recommendation) -> dict[str, Any]:
+    """The sentence that answers the question, how good the news is, and what one must know beside it."""
+    chosen, risky = answer.recommended, answer.try_first
+    if chosen is not None:
+        plan, sure = chosen.plan, chosen.fit.fits
+        fits = "fits" if sure else f"probably fits ({chance(chosen.fit.probability)})"
+        return {
+            "tone": "good" if sure else "unsure",
+            "title": f"{plan_title(plan)} {fits}.",
+            "short": f"{plan.rung} {fits}",
+            "notes": [*([_risk(answer, risky)] if risky else []), *answer.doubts],
+        }
+    if risky is not None:
+        return {
+            "tone": "unsure",
+            "title": "Nothing is sure to fit.",
+            "short": "Nothing is sure to fit",
+            "notes": [_risk(answer, risky)],
+        }
+    missed = closest(answer.ladder)
+    notes = []
+    if missed is not None:
+        offer, device = gib(answer.question.cluster.gpu.memory_bytes), device_word(answer.question.cluster)
+        notes = [f"The closest, {missed.rung}, would take {gib(missed.device_bytes)} of {offer} GiB per {device}."]
+        have, need = answer.question.cluster.host_memory_bytes_per_node, missed.memory.host_bytes_per_node
+        if have is not None and need > have:
+            notes.append(f"It needs {gib(need)} of {gib(have)} GiB of RAM per node.")
+    return {"tone": "bad", "title": "Nothing fits.", "short": "Nothing fits", "notes": notes}
+
+
+def _risk(answer: Recommendation, risky: Candidate) -> str:
+    """What a plan that is only likely to fit would gain."""
+    offer, chosen = gib(answer.question.cluster.gpu.memory_bytes), answer.recommended
+    need = f"{gib(risky.device_bytes)} of {offer} GiB, {chance(risky.fit.probability)}"
+    title = f"{risky.rung}, micro batch {risky.plan.micro_batch_size}, probably fits{' too' if chosen else ''} ({need})"
+    if chosen is None:
+        return f"{title}: try it, and watch its memory."
+    return f"{title} and would be {times(risky.tokens_per_s / chosen.tokens_per_s)} as fast: try it first."
+
+
+def _subject(answer: Recommendation) -> str:
+    question = answer.question
+    model, workload, trained = question.model, question.workload, question.trainable_parameters
+    size = f"{count(model.parameters)} parameters" + (
+        f", {count(trained)} trained" if trained != model.parameters else ""
+    )
+    return " · ".join(
+        (
+            model.name,
+            size,
+            method_title(workload),
+            workload.precision,
+            workload.optimizer,
+            f"sequence {workload.seq_len}",
+            cluster_title(question.cluster),
+        )
+    )
+
+
+def _figures(answer: Recommendation) -> list[dict[str, Any]]:
+    """The four figures of the recommended plan; `share` is how much of what there is it takes."""
+    chosen, cluster = answer.recommended, answer.question.cluster
+    if chosen is None:
+        return []
+    plan, memory, ranks = chosen.plan, chosen.memory, cluster.world_size
+    between, device = chosen.time.tokens_per_s_range, device_word(cluster)
+    samples = plan.micro_batch_size * plan.gradient_accumulation_steps * ranks // plan.sequence_parallel_size
+    have = cluster.host_memory_bytes_per_node
+    nvme = f"{gib(memory.nvme_bytes_per_node)} GiB of NVMe" if memory.nvme_bytes_per_node else ""
+    return [
+        {
+            "name": "speed",
+            "title": "Speed",
+            "value": rate(chosen.tokens_per_s),
+            "unit": "tokens/s",
+            "note": f"{rough_rate(between[0])} to {rough_rate(between[1])}" if between else "",
+            "more": f"{rate(chosen.tokens_per_s / ranks)} per {device}" if ranks > 1 else "",
+        },
+        {
+            "name": "gpu",
+            "title": f"Memory per {device}",
+            "value": gib(chosen.device_bytes),
+            "unit": f"of {gib(cluster.gpu.memory_bytes)} GiB",
+            "share": chosen.device_bytes / cluster.gpu.memory_bytes,
+            "note": f"fits with {chance(chosen.fit.probability)}",
+        },
+        {
+            "name": "ram",
+            "title": "Host RAM" + (" per node" if cluster.nodes > 1 else ""),
+            "value": gib(memory.host_bytes_per_node),
+            "unit": f"of {gib(have)} GiB" if have is not None else "GiB",
+            "share": None if have is None else memory.host_bytes_per_node / have,
+            "note": nvme or ("" if have is not None else "not checked: say how much there is"),
+        },
+        {
+            "name": "batch",
+            "title": "Batch",
+            "value": f"{samples:,}",
+            "unit": f"sample{'s' * (samples != 1)} a step",
+            "note": f"micro batch {plan.micro_batch_size}"
+            + (f" x {plan.gradient_accumulation_steps} steps" if plan.gradient_accumulation_steps > 1 else "")
+            + (f", shared by {plan.sequence_parallel_size}" if plan.sequence_parallel_size > 1 else ""),
+            "more": f"checkpointing {checkpointing_word(plan)}",
+        },
+    ]
+
+
+def _row(step: LadderStep, chosen: bool) -> dict[str, Any]:
+    """A rung's row: its cells as texts, in the order of `COLUMNS`; "" where there is nothing to say."""
+    candidate = step.candidate
+    if candidate is None:
+        return {"cells": [step.rung, *[""] * 6, step.reason], "chosen": False, "fits": False}
+    plan, memory = candidate.plan, candidate.memory
+    known = candidate.fit.limit != "gpu" or candidate.fit.probability >= LIKELY
+    return {
+        "cells": [
+            step.rung,
+            batch_words(plan),
+            checkpointing_word(plan),
+            gib(candidate.device_bytes),
+            gib(memory.host_bytes_per_node),
+            gib(memory.nvme_bytes_per_node) if memory.nvme_bytes_per_node else "",
+            rate(candidate.tokens_per_s) if known else "",
+            candidate.fit.reason,
+        ],
+        "chosen": chosen,
+        "fits": step.fits,
+    }
+
+
+def _pictures(answer: Recommendation, width: int) -> dict[str, str]:
+    """SVG by name: memory of every rung's best plan, time of those that may fit, and all plans in both."""
+    width = min(max(width, NARROW), WIDE)
+    steps = [step.candidate for step in answer.ladder if step.candidate is not None]
+    limit, device = answer.question.cluster.gpu.memory_bytes, device_word(answer.question.cluster)
+    likely = [candidate for candidate in steps if candidate.fit.probability >= LIKELY]
+    drawn = {}
+    if steps:
+        chart = memory_bars(
+            [candidate_json(each) for each in steps], limit, chosen=_index(steps, answer.recommended), device=device
+        )
+        drawn["memory"] = draw_stacked_bars(chart, width)
+    if likely:
+        plans = [candidate_json(each) for each in likely]
+        drawn["time"] = draw_stacked_bars(time_bars(plans, chosen=_index(likely, answer.recommended)), width)
+    return {name: str(svg) for name, svg in drawn.items()}
+
+
+def scatter_view(answer: Recommendation, width: int) -> str:
+    """SVG of every plan's speed against its memory."""
+    chosen = None if answer.recommended is None else candidate_json(answer.recommended)
+    plans = [candidate_json(candidate) for candidate in answer.candidates]
+    if not plans:
+        return ""
+    cluster = answer.question.cluster
+    chart = speed_against_memory(plans, cluster.gpu.memory_bytes, chosen=chosen, device=device_word(cluster))
+    return str(draw_scatter(chart, min(max(width, NARROW), WIDE)))
+
+
+def _index(candidates: list[Candidate], chosen: Candidate | None) -> int | None:
+    return next((index for index, each in enumerate(candidates) if each is chosen), None)
+
+
+def _why(answer: Recommendation) -> list[str]:
+    """Where the time goes, the reasons, and what the figures rest on."""
+    chosen = answer.recommended
+    where = []
+    if chosen is not None:
+        where = [f"Where the {seconds(chosen.time.step_s)} of a step go: {time_shares(chosen.time, least=0.01)}."]
+    assumed = [f"Assumed: {'; '.join(answer.assumptions)}."] if answer.assumptions else []
+    return [*where, *answer.reasons, *assumed]
+
+
+def _start(answer: Recommendation) -> dict[str, Any] | None:
+    """The configuration and what starts a training with it; None where nothing fits."""
+    config, chosen, question = recommended_config(answer), answer.recommended, answer.question
+    if config is None or chosen is None:
+        return None
+    workload, cluster = question.workload, question.cluster
+    offloads = chosen.plan.offload_optimizer != "none"
+    settings = [ALLOCATOR_SETTING] * (cluster.gpu.vendor == "NVIDIA" and workload.software.expandable_segments)
+    settings += [threads_setting(cluster)] * offloads
+    exports = [f"export {setting}" for setting in settings]
+    commands = launch_commands(cluster, config_path=CONFIG_FILE, framework=workload.framework, sets_threads=offloads)
+    script = ""
+    if workload.framework == "hf":
+        arguments = training_arguments(chosen.plan, workload, cluster, config_path=CONFIG_FILE)
+        script = training_arguments_snippet(arguments)
+    return {
+        "config": to_json(config),
+        "script": script,
+        "commands": {name: "\n".join([*exports, *lines]) for name, lines in commands.items()},
+    }
