@@ -266,7 +266,7 @@ function serverAnswers() {
   ready();
   return async (name, request, onPart) => {
     if (name === "answer") { stop.abort(); stop = new AbortController(); }
-    const { signal } = stop;
+    const { signal } = name === "answer" ? stop : new AbortController();
     try {
       const response = await fetch(`ask/${name}`, { method: "POST", body: JSON.stringify(request), signal });
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

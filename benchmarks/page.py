@@ -1,0 +1,93 @@
+"""How soon the what-if page answers: cold, warm, and while somebody drags a slider.
+
+    python -m benchmarks.page [--pyodide pyodide-314.0.7.tgz] [--changes 30]
+
+It needs Playwright (in the extra `test`) and the system's Chromium. Cold is a browser that never saw the page; warm
+is the same browser's next visit. Every change is timed from the slider's event to the new answer on the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from ds_advise.advisor.page.build import build_page
+
+from .browser import FIRST_ANSWER, WHOLE_ANSWER, browser, served
+
+QUESTIONS = (
+    "model=Qwen2.5-14B&gpus=2x32GB",
+    "model=Qwen2.5-7B&gpus=4x24GB&method=lora",
+    "model=Llama-3.1-70B&gpus=8x8xH100-SXM5",
+    "model=Mixtral-8x7B&gpus=8xA100-SXM4-80GB&ram=1TB",
+)
+SLIDERS = ("seq-len", "count", "micro-batch", "ram")
+
+_MOVE = """async ([name, step]) => {
+  const box = document.querySelector(`[data-slider=${name}] input[type=range]`);
+  const command = document.getElementById("text-command"), before = command.textContent;
+  box.value = (+box.value + step) % (+box.max + 1);
+  const began = performance.now();
+  const shown = new Promise((resolve) => new MutationObserver((_, watcher) => { watcher.disconnect(); resolve(); })
+    .observe(document.getElementById("figures"), { childList: true }));
+  box.dispatchEvent(new Event("input"));
+  await shown;
+  await new Promise(requestAnimationFrame);
+  return performance.now() - began;
+}"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pyodide", type=Path, help="the npm package's file, or a folder; by default npm fetches it")
+    parser.add_argument("--changes", type=int, default=30, help="slider moves that are timed")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        build_page(Path(folder) / "page", pyodide=arguments.pyodide)
+        with served(Path(folder) / "page") as address, browser() as opened:
+            page = opened.new_context(viewport={"width": 1280, "height": 900}).new_page()
+            print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+            print(f"first answer, cold: {_first_answer(page, address):.2f} s")
+            page.wait_for_timeout(3000)  # the interpreter's memory is kept for the next visit
+            for _ in range(3):
+                print(f"first answer, warm: {_first_answer(page, address):.2f} s")
+            _changes(page, address, arguments.changes)
+            print(f"load average {os.getloadavg()[0]:.1f}")
+
+
+def _first_answer(page: Any, address: str) -> float:
+    """Seconds from opening an address to its answer on the page; ends when the answer is whole."""
+    began = time.perf_counter()
+    page.goto("about:blank")
+    page.goto(address)
+    page.wait_for_selector(FIRST_ANSWER, timeout=120_000)
+    taken = time.perf_counter() - began
+    assert page.is_hidden("#error"), page.text_content("#error")
+    page.wait_for_selector(WHOLE_ANSWER, timeout=120_000)
+    return taken
+
+
+def _changes(page: Any, address: str, number: int) -> None:
+    taken_ms: dict[str, list[float]] = {name: [] for name in SLIDERS}
+    for index in range(number):
+        name = SLIDERS[index % len(SLIDERS)]
+        if index % (2 * len(SLIDERS)) == 0:
+            _first_answer(page, f"{address}#{QUESTIONS[index // (2 * len(SLIDERS)) % len(QUESTIONS)]}")
+        taken_ms[name].append(page.evaluate(_MOVE, [name, 1]))
+        page.wait_for_timeout(120)  # while somebody drags, what would change the answer is being calculated
+    for name, taken in taken_ms.items():
+        print(f"{name:12} median {statistics.median(taken):4.0f} ms, worst {max(taken):4.0f} ms of {len(taken)}")
+    every = sorted(taken for each in taken_ms.values() for taken in each)
+    share = sum(taken <= 150 for taken in every) / len(every)
+    print(
+        f"all          median {statistics.median(every):4.0f} ms, worst {every[-1]:4.0f} ms; {share:.0%} within 150 ms"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""What the page shows is what the command line says of the same question."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import click
+import pytest
+from ds_advise.advisor.cli import run
+from ds_advise.advisor.commands.advise import advise
+from ds_advise.advisor.page.answers import answer, choices, judge
+from ds_advise.advisor.page.options import CHOICES, COUNTS, DEFAULTS, TEXTS
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+
+
+def parts(state: dict[str, str]) -> dict[str, Any]:
+    found = [json.loads(text) for text in answer(json.dumps({"state": state, "width": 700}))]
+    return {part["part"]: part for part in found}
+
+
+def printed(command: str, capsys: pytest.CaptureFixture[str]) -> Any:
+    run([*shlex.split(command)[1:], "--json", "--no-write", "--no-deepspeed-estimate", "--offline"])
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"model": "Qwen2.5-14B", "gpus": "2x32GB"},
+        {"model": "Llama-3.1-8B", "gpus": "8xH100-SXM5", "method": "lora", "lora-rank": "64", "ram": "512GB"},
+        {"model": "gpt2-xl", "gpus": "1x8GB", "gradient-checkpointing": "on", "global-batch": "32", "risk": "bold"},
+        {"model": "Llama-3.1-70B", "gpus": "1x16GB", "ram": "32GB"},
+    ],
+)
+def test_json_on_the_page_is_that_of_the_command_line(
+    state: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = parts(state)
+    assert json.loads(shown["whole"]["json"]) == printed(shown["answer"]["command"], capsys)
+
+
+def test_a_pasted_config_is_asked_as_its_file_is(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = parts({"config": json.dumps(LLAMA), "gpus": "2x24GB"})
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    monkeypatch.chdir(tmp_path)
+    assert json.loads(shown["whole"]["json"]) == printed(shown["answer"]["command"], capsys)
+
+
+def test_the_page_knows_the_options_of_the_command_line() -> None:
+    """Their names, words and defaults; the page adds none of its own."""
+    options = {
+        option.opts[-1].removeprefix("--"): option for option in advise.params if isinstance(option, click.Option)
+    }
+    for name, words in CHOICES.items():
+        if isinstance(options[name].type, click.Choice):
+            assert set(options[name].type.choices) == set(words), name
+    for name in (*COUNTS, *TEXTS, *CHOICES):
+        assert name in options
+    for name, text in DEFAULTS.items():
+        assert str(options[name].default) == text, name
+
+
+@pytest.mark.parametrize(
+    "state, said",
+    [
+        ({"model": "gpt-17", "gpus": "2x32GB"}, "paste its config.json"),
+        ({"model": "", "gpus": "2x32GB"}, "model"),
+        ({"config": "{'model_type': 'llama'}", "gpus": "2x32GB"}, "The pasted text: not JSON"),
+        ({"config": "[1, 2]", "gpus": "2x32GB"}, "The pasted text: holds no JSON object"),
+        ({"config": '{"a": 1}', "gpus": "2x32GB"}, "model_type"),
+        ({"model": "Qwen2.5-7B", "gpus": "auto"}, "cannot see this machine's GPUs"),
+        ({"model": "Qwen2.5-7B", "gpus": "2xH900"}, "H900"),
+        ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "seq-len": "many"}, "whole number"),
+        ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "method": "magic"}, "choose one of full, lora, qlora"),
+        ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "lora-dropout": "x"}, "no probability"),
+        ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "frobnicate": "1"}, "no option 'frobnicate'"),
+        ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "ram": "9" * 300}, "300 characters"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_told_in_a_sentence(state: dict[str, str], said: str) -> None:
+    shown = parts(state)
+    assert list(shown) == ["error"]
+    assert said.lower() in shown["error"]["sentence"].lower()
+    assert "\n" not in shown["error"]["sentence"]
+
+
+def test_what_would_change_the_answer_can_be_asked() -> None:
+    state = {"model": "Llama-3.1-8B", "gpus": "1x24GB", "ram": "64GB"}
+    changes = parts(state)["whole"]["changes"]
+    assert any("/nvme:" in change["options"].get("nvme", "") for change in changes)
+    for change in changes:
+        assert "error" not in parts(state | change["options"]), change
+
+
+def test_lint_judges_a_pasted_configuration() -> None:
+    def found(text: str, state: dict[str, str] | None = None) -> Any:
+        return json.loads(judge(json.dumps({"config": text, "state": state})))
+
+    assert found("no JSON")["part"] == "error"
+    assert "zero_optimizatoin" in found('{"zero_optimizatoin": {"stage": 2}}')["findings"][0]["what"]
+    too_large = found('{"bf16": {"enabled": true}}', {"model": "Qwen2.5-14B", "gpus": "1x24GB"})
+    assert any("per GPU" in finding["what"] for finding in too_large["findings"])
+
+
+def test_everything_that_can_be_chosen_is_offered() -> None:
+    offered = json.loads(choices())
+    assert len(offered["models"]) > 250 and len(offered["gpus"]) > 90
+    state = {"model": offered["models"][0], "gpus": f"2x{offered['gpus'][0]}"}
+    assert "error" not in parts(state)

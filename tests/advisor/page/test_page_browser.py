@@ -1,0 +1,195 @@
+"""The static page in a real browser: Python in a worker says what the command line says, offline too."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise.advisor.cli import run
+from ds_advise.advisor.page.options import command_of
+from ds_advise.advisor.terminal.units import gib, rate
+
+from benchmarks.browser import FIRST_ANSWER, WHOLE_ANSWER, served
+
+pytestmark = pytest.mark.slow
+
+PATIENCE_MS = 300_000
+"""A busy machine may stretch a first load."""
+
+MODELS = ("Qwen2.5-14B", "Llama-3.1-8B", "gpt2-xl", "Mixtral-8x7B", "gemma-2-9b", "bert-large-uncased", "t5-large")
+MACHINES = (
+    {"gpus": "2x32GB"},
+    {"gpus": "1xRTX-4090", "ram": "64GB"},
+    {"gpus": "8xA100-80GB", "ram": "1TB"},
+    {"gpus": "4x8xH100", "interconnect": "400Gb/s"},
+    {"gpus": "4x24GB", "nvme": "/nvme:2TB", "ram": "256GB"},
+)
+TRAININGS = (
+    {},
+    {"method": "lora", "lora-rank": "64"},
+    {"method": "qlora", "micro-batch": "2"},
+    {"gradient-checkpointing": "off", "global-batch": "256"},
+    {"risk": "bold", "optimizer": "adamw_8bit", "attention": "flash"},
+    {"precision": "fp16", "framework": "deepspeed"},
+    {"seq-len": "512", "software": "transformers=4.45,reentrant"},
+)
+QUESTIONS = [
+    {"model": MODELS[index % 7], **MACHINES[index % 5], **TRAININGS[(index + index // 7) % 7]} for index in range(52)
+]
+
+
+@pytest.fixture(scope="module")
+def tab(chromium: Any, static_page: Path) -> Iterator[Any]:
+    """A tab with the page loaded, for the questions that follow one another."""
+    with served(static_page) as address, contextlib.closing(chromium.new_context()) as context:
+        opened = context.new_page()
+        opened.goto(address)
+        opened.wait_for_selector(FIRST_ANSWER, timeout=PATIENCE_MS)
+        yield opened
+
+
+def ask(tab: Any, state: dict[str, str]) -> None:
+    """Ask by the address, and wait for the whole answer."""
+    tab.evaluate(
+        """(state) => {
+          document.getElementById("answer").setAttribute("aria-busy", "true");
+          location.hash = new URLSearchParams(state);
+        }""",
+        state,
+    )
+    tab.wait_for_selector(WHOLE_ANSWER, timeout=PATIENCE_MS)
+
+
+def printed(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = run([*shlex.split(command)[1:], "--json", "--no-write", "--no-deepspeed-estimate", "--offline"])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def assert_same(shown: Any, said: Any, place: str = "") -> None:
+    """Equal, floats to nine digits: the browser's mathematical functions round the last ones their own way."""
+    if isinstance(said, dict):
+        assert list(shown) == list(said), place
+        for key, value in said.items():
+            assert_same(shown[key], value, f"{place}.{key}")
+    elif isinstance(said, list):
+        assert len(shown) == len(said), place
+        for index, value in enumerate(said):
+            assert_same(shown[index], value, f"{place}[{index}]")
+    elif isinstance(said, float):
+        assert math.isclose(shown, said, rel_tol=1e-9, abs_tol=1e-12), (place, shown, said)
+    else:
+        assert shown == said, place
+
+
+def assert_figures(tab: Any, said: Any) -> None:
+    """Every figure that stands on the page, against the JSON object."""
+    plans = {plan["rung"]: plan for plan in said["candidates"]}
+    rows = tab.locator("#table tbody tr").evaluate_all(
+        "rows => rows.map(row => [...row.cells].map(c => c.textContent))"
+    )
+    assert [row[0] for row in rows] == [step["rung"] for step in said["ladder"]]
+    for row in rows:
+        plan = plans.get(row[0])
+        if plan is None:
+            assert set(row[1:7]) == {"–"}
+            continue
+        assert row[1].startswith(str(plan["micro_batch_size"]))
+        assert row[3:5] == [gib(plan["device_bytes_per_gpu"]), gib(plan["host_bytes_per_node"])]
+        assert row[5] == (gib(plan["nvme_bytes_per_node"]) if plan["nvme_bytes_per_node"] else "–")
+        assert row[6] in ("–", rate(plan["tokens_per_second"]))
+        assert row[7] == plan["reason"]
+    chosen = said["recommended"]
+    values = tab.locator("#figures .value b").all_text_contents()
+    if chosen is None:
+        assert values == []
+        return
+    assert values[:3] == [
+        rate(chosen["tokens_per_second"]),
+        gib(chosen["device_bytes_per_gpu"]),
+        gib(chosen["host_bytes_per_node"]),
+    ]
+    ranks = said["cluster"]["nodes"] * said["cluster"]["gpus_per_node"] // chosen["sequence_parallel_size"]
+    samples = chosen["micro_batch_size"] * chosen["gradient_accumulation_steps"] * ranks
+    assert values[3] == f"{samples:,}"
+    assert tab.locator("#table tr.chosen th").text_content() == chosen["rung"]
+    changes = tab.locator("#changes li").evaluate_all(
+        "items => items.map(i => [...i.children].map(c => c.textContent))"
+    )
+    assert changes == [[change["flags"], change["outcome"]] for change in said["changes"]]
+
+
+@pytest.mark.parametrize("state", QUESTIONS, ids=lambda state: "-".join(state.values()))
+def test_every_figure_is_that_of_the_command_line(
+    tab: Any, state: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask(tab, state)
+    code, out, err = printed(command_of(state), capsys)
+    if code == 2:  # no answer: both say why
+        what = err.removeprefix("ds-advise: ").split(":")[0].strip()
+        assert what.lower() in tab.text_content("#error").lower()
+        return
+    said = json.loads(out)
+    assert tab.is_hidden("#error")
+    assert_same(json.loads(tab.text_content("#text-json")), said)
+    assert_figures(tab, said)
+
+
+def test_most_questions_have_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    """So that the test above compares figures, not errors."""
+    assert sum(printed(command_of(state), capsys)[0] != 2 for state in QUESTIONS) >= 50
+
+
+def test_the_page_works_offline_after_the_first_load(page: Any, static_page: Path) -> None:
+    with served(static_page) as address:
+        page.goto(address)
+        page.wait_for_selector(WHOLE_ANSWER, timeout=PATIENCE_MS)
+        assert "offline" in page.text_content("#status")
+        title = page.text_content("#verdict h2")
+    # The server is gone; what follows comes from the browser's cache, first without and then with Python's memory.
+    for _ in range(2):
+        page.context.set_offline(True)
+        page.goto("about:blank")
+        page.goto(address)
+        page.wait_for_selector(WHOLE_ANSWER, timeout=PATIENCE_MS)
+        assert page.text_content("#verdict h2") == title
+        page.wait_for_function("() => caches.match('snapshot').then(Boolean)", timeout=PATIENCE_MS)
+    page.fill("#lint-text", '{"zero_optimizatoin": {"stage": 2}}')
+    page.click("text=Check it")
+    page.wait_for_selector("#findings li", timeout=PATIENCE_MS)
+    page.fill("#lint-text", "no JSON")
+    page.click("text=Check it")
+    page.wait_for_selector("#findings .error:has-text('not JSON')", timeout=PATIENCE_MS)
+
+
+def test_pasted_text_that_is_no_json_is_said(tab: Any) -> None:
+    ask(tab, {"config": "model_type: llama", "gpus": "2x24GB"})
+    assert "not JSON" in tab.text_content("#error")
+    ask(tab, {"model": "Qwen2.5-7B", "gpus": "2x24GB"})
+    assert tab.is_hidden("#error")
+
+
+def test_without_a_network_the_first_load_says_so(page: Any, static_address: str) -> None:
+    page.context.route("**/pyodide*", lambda route: route.abort())
+    page.goto(static_address)
+    page.wait_for_selector("#error:not([hidden])", timeout=PATIENCE_MS)
+    assert "could not be loaded" in page.text_content("#error")
+
+
+def test_a_page_opened_as_a_file_says_how_to_serve_it(page: Any, static_page: Path) -> None:
+    page.goto((static_page / "index.html").as_uri())
+    page.wait_for_selector("#error:not([hidden])")
+    assert f'python3 -m http.server --directory "{static_page}"' in page.text_content("#error")
+
+
+def test_a_browser_without_webassembly_is_told(page: Any, static_address: str) -> None:
+    page.add_init_script("delete globalThis.WebAssembly")
+    page.goto(static_address)
+    page.wait_for_selector("#error:not([hidden])")
+    assert "no WebAssembly" in page.text_content("#error")

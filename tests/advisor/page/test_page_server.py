@@ -1,0 +1,89 @@
+"""The page on this machine: answered by the installed package, to this machine's browser alone."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from ds_advise.advisor.page.serve import page_server
+from ds_advise.estimators.errors import DsAdviseError
+
+ASKED = json.dumps({"state": {"model": "Qwen2.5-7B", "gpus": "2x24GB"}, "width": 700})
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with page_server(0) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+def asked(port: int, method: str, path: str, body: str | None = None, **headers: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request(method, path, body, headers)
+    response = connection.getresponse()
+    text = response.read().decode()
+    connection.close()
+    return response.status, text
+
+
+def test_answers_come_part_by_part(port: int) -> None:
+    status, text = asked(port, "POST", "/ask/answer", ASKED)
+    assert status == 200
+    assert [json.loads(line)["part"] for line in text.splitlines() if "pause" not in line] == [
+        "answer",
+        "scatter",
+        "whole",
+    ]
+
+
+def test_the_pages_files_are_served_and_no_others(port: int) -> None:
+    status, text = asked(port, "GET", "/")
+    assert status == 200 and 'data-answers="server"' in text
+    assert asked(port, "GET", "/page.js")[0] == 200
+    for path in ("/../../etc/passwd", "/answers.py", "/ask/answer"):
+        assert asked(port, "GET", path)[0] == 404
+
+
+@pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "http://evil.example"}])
+def test_other_sites_get_no_answer(port: int, headers: dict[str, str]) -> None:
+    assert asked(port, "POST", "/ask/answer", ASKED, **headers)[0] == 400
+
+
+def test_a_request_that_is_none_is_an_error_and_the_next_is_answered(port: int) -> None:
+    assert "error of ds-advise itself" in asked(port, "POST", "/ask/answer", "no JSON")[1]
+    assert asked(port, "POST", "/ask/nothing", "{}")[0] == 400
+    assert asked(port, "POST", "/ask/choices", "{}")[0] == 200
+
+
+def test_a_taken_port_is_said(port: int) -> None:
+    with pytest.raises(DsAdviseError, match=f"port {port} cannot be used"):
+        page_server(port)
+
+
+def test_the_page_opens_and_follows_the_question(port: int, page: Any) -> None:
+    """In a real browser: the answer, a slider by the keyboard, a change that is asked, the address, a telephone."""
+    page.goto(f"http://127.0.0.1:{port}/#model=Qwen2.5-7B&gpus=2x24GB&method=lora")
+    page.wait_for_selector("#answer[aria-busy=false]")
+    assert page.text_content("#verdict h2").endswith("fits.")
+    page.get_by_role("slider", name="Sequence").press("ArrowRight")
+    page.wait_for_selector("text=--seq-len 3072")
+    page.wait_for_selector("#answer[aria-busy=false]")
+    assert "seq-len=3072" in page.url
+    first = page.locator("#changes button").first
+    flags = first.text_content()
+    first.click()
+    page.wait_for_selector(f"#text-command:has-text('{flags.split()[1]}')")
+    page.get_by_label("Name").fill("no such model")
+    page.get_by_label("Name").press("Enter")
+    page.wait_for_selector("#error:not([hidden])")
+    assert "nearest names" in page.text_content("#error")
+    page.set_viewport_size({"width": 360, "height": 740})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
