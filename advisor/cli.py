@@ -29,9 +29,9 @@ COMMANDS = {
     "compare": "compare:compare",
     "bench": "bench:bench",
     "history": "history:history",
-    "page": "page:page",
+    "page": "page.command:page",
 }
-"""Command name -> module and function, imported when the command is used."""
+"""Command name -> module and function, imported when the command is used: of `commands`, or of a room of its own."""
 
 _LONGEST_TEXT = 300
 """Characters of a problem, which may quote what was typed."""
@@ -51,7 +51,8 @@ class AdviseByDefault(click.Group):
         if target is None:
             return None
         module, function = target.split(":")
-        command: click.Command = getattr(import_module(f".commands.{module}", __package__), function)
+        place = f".{module}" if "." in module else f".commands.{module}"
+        command: click.Command = getattr(import_module(place, __package__), function)
         return command
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:

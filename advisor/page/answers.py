@@ -21,7 +21,7 @@ from ..question.cluster_spec import parse_cluster
 from ..question.workload import WorkloadOptions
 from ..recommend.recommendation import Change, Recommendation
 from ..recommend.what_if import changes_tried
-from .options import CHOICES, DEFAULTS, State, command_of, model_of, options_in, question_of
+from .options import OPTIONS, State, command_of, model_of, options_in, question_of
 from .view import COLUMNS, answer_view, json_text, scatter_view
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def choices() -> str:
             "version": __version__,
             "models": catalogue.names(),
             "gpus": [*(f"{size}GB" for size in MEMORY_SIZES_GB), *(gpu.name.replace(" ", "-") for gpu in gpus())],
-            "options": {name: list(words) for name, words in CHOICES.items()},
-            "defaults": DEFAULTS,
+            "options": {name: list(option.words) for name, option in OPTIONS.items()},
+            "defaults": {name: option.default for name, option in OPTIONS.items()},
             "columns": list(COLUMNS),
             "dark_rules": dark_rules(),
         }

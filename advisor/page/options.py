@@ -2,54 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
-from typing import Any, get_args
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from ...estimators.errors import DsAdviseError, ModelConfigError, UnknownModelError, WorkloadError
 from ...estimators.models import catalogue
 from ...estimators.models.families import shape_from_config
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
-from ...estimators.workload import AttentionKernel, Framework, LayerKernels, LossKernel, Method, Precision, Quantization
+from ...estimators.workload import Precision
+from ..advise import advise
 from ..ask import ask
 from ..question.json_file import parse_json_object
-from ..question.question import CheckpointingChoice, Question, Risk
-from ..question.workload import WorkloadOptions
-
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "method": get_args(Method),
-    "quantization": get_args(Quantization),
-    "precision": ("auto", *get_args(Precision)),
-    "gradient-checkpointing": get_args(CheckpointingChoice),
-    "attention": get_args(AttentionKernel),
-    "loss": get_args(LossKernel),
-    "kernels": get_args(LayerKernels),
-    "risk": get_args(Risk),
-    "framework": get_args(Framework),
-    "optimizer": tuple(OPTIMIZERS),
-}
-"""Options that take one of a few words."""
-
-DEFAULTS: Mapping[str, str] = {
-    **{
-        field.name.replace("_", "-"): str(field.default)
-        for field in fields(WorkloadOptions)
-        if field.default not in (None, MISSING)
-    },
-    "gradient-checkpointing": "auto",
-    "risk": "safe",
-}
-"""What an option is that nobody names; the others are then none."""
-
-COUNTS = frozenset(
-    ("lora-rank", "seq-len", "global-batch", "micro-batch", "sequence-parallel-size", "document-len", "threads")
-)
-"""Options that take a whole number; `seq-len` also takes `max`."""
-
-TEXTS = frozenset(("gpus", "ram", "nvme", "interconnect", "lora-targets", "software"))
-"""Options whose text the question reads itself."""
+from ..question.question import Question
 
 PASTED = "./config.json"
 """A model whose `config.json` was pasted: its name, and the file that the command line reads it from."""
@@ -60,8 +27,50 @@ _LONGEST_TEXT = 200
 _LONGEST_CONFIG = 2**20
 """Characters of a pasted configuration of a model."""
 
+_LEFT_OUT = ("model", "offline", "sharding", "deepspeed_estimate")
+"""Arguments of `advise` that are no option here: the model is named beside them, the others want what no browser has or
+change no recommendation."""
+
+_WORDS = {"precision": ("auto", *get_args(Precision)), "optimizer": tuple(OPTIMIZERS)}
+"""Words of arguments whose type does not list them."""
+
 State = Mapping[str, str]
 """`model`, `config` (a pasted `config.json`, which then is the model) and options by name; an empty text is none."""
+
+
+class Option(NamedTuple):
+    """An option of the command line."""
+
+    kind: Literal["words", "switch", "count", "number", "text"]
+    """A switch stands on the command line without a value, and is "yes" here."""
+    words: tuple[str, ...]
+    """What it may be; empty where it is no choice."""
+    default: str
+    """What it is where nobody names it; empty for none."""
+
+
+def _option(name: str, hint: Any, default: Any) -> Option:
+    members = get_args(hint) or (hint,)
+    said = "" if default is None or default is False else str(default)
+    words = _WORDS.get(name, ()) or (members if get_origin(hint) is Literal else ())
+    if words:
+        return Option("words", words, said)
+    if bool in members:
+        return Option("switch", ("", "yes"), said)
+    return Option("count" if int in members else "number" if float in members else "text", (), said)
+
+
+def _options() -> dict[str, Option]:
+    hints = get_type_hints(advise)
+    return {
+        name.replace("_", "-"): _option(name, hints[name], argument.default)
+        for name, argument in inspect.signature(advise).parameters.items()
+        if name not in _LEFT_OUT
+    }
+
+
+OPTIONS = _options()
+"""The options by name, as `advise` takes them."""
 
 
 def question_of(state: State) -> Question:
@@ -86,13 +95,14 @@ def model_of(state: State) -> ModelShape:
     if state.get("config"):
         return shape_from_config(pasted_object(state["config"]), name=PASTED, source="the pasted config.json")
     name = state.get("model", "").strip()
+    if not name:
+        raise UnknownModelError("no model is named", fix="choose one, or paste its config.json")
     try:
         return catalogue.find(name)
     except UnknownModelError as error:
         if error.fix.startswith("give one of these"):  # not in the catalogue; an ambiguous name has a fix of its own
-            raise UnknownModelError(
-                error.what, why=error.why, fix="choose one of these, or paste its config.json"
-            ) from None
+            fix = "choose one of these, or paste its config.json"
+            raise UnknownModelError(error.what, why=error.why, fix=fix) from None
         raise
 
 
@@ -100,12 +110,8 @@ def pasted_object(text: str) -> dict[str, Any]:
     """A pasted model configuration. Raises ModelConfigError for a text that is no JSON object."""
     if len(text) > _LONGEST_CONFIG:
         raise ModelConfigError("the pasted text is longer than any config.json", fix="paste a model's config.json")
-    return parse_json_object(
-        text,
-        name="the pasted text",
-        error=ModelConfigError,
-        fix="paste the whole file, from the first { to the last }",
-    )
+    fix = "paste the whole file, from the first { to the last }"
+    return parse_json_object(text, name="the pasted text", error=ModelConfigError, fix=fix)
 
 
 def command_of(state: State) -> str:
@@ -113,38 +119,42 @@ def command_of(state: State) -> str:
     words = ["ds-advise", PASTED if state.get("config") else state.get("model", "").strip()]
     for name, text in state.items():
         if name not in ("model", "config") and text:
-            words += [f"--{name}", text]
+            words += [f"--{name}"] if name in OPTIONS and OPTIONS[name].kind == "switch" else [f"--{name}", text]
     return shlex.join(words)
 
 
 def options_in(flags: str) -> dict[str, str]:
     """The options that a change names, as the page holds them: `--gpus 4x32GB --ram 2TB`; a drive has some folder."""
-    words = shlex.split(flags)
-    return {
-        name.removeprefix("--"): value.replace("PATH:", "/nvme:")
-        for name, value in zip(words[::2], words[1::2], strict=True)
-    }
+    found: dict[str, str] = {}
+    for word in shlex.split(flags):
+        if word.startswith("--"):
+            name = word.removeprefix("--")
+            found[name] = "yes"
+        else:
+            found[name] = word.replace("PATH:", "/nvme:")
+    return found
 
 
 def _value(name: str, text: str) -> Any:
+    option = OPTIONS.get(name)
+    if option is None:
+        raise DsAdviseError(
+            f"the page has no option {name[:40]!r}", fix="open the page without what stands after the #"
+        )
     if len(text) > _LONGEST_TEXT:
         raise WorkloadError(f"{name} is a text of {len(text):,} characters", fix="shorten it")
-    if name in CHOICES:
-        if text not in CHOICES[name]:
-            raise WorkloadError(f"{text!r} is no {name}", fix=f"choose one of {', '.join(CHOICES[name])}")
-        return text
-    if name in COUNTS:
+    if option.words and text not in option.words:
+        raise WorkloadError(f"{text!r} is no {name}", fix=f"choose one of {', '.join(filter(None, option.words))}")
+    if option.kind == "switch":
+        return True
+    if option.kind == "count":
         return text if name == "seq-len" and text == "max" else _count(name, text)
-    if name == "lora-dropout":
+    if option.kind == "number":
         try:
             return float(text)
         except ValueError:
-            raise WorkloadError(
-                f"{text!r} is no probability", fix="give lora-dropout a number from 0 to below 1"
-            ) from None
-    if name in TEXTS:
-        return text
-    raise DsAdviseError(f"the page has no option {name[:40]!r}", fix="open the page without what stands after the #")
+            raise WorkloadError(f"{text!r} is no number", fix=f"give {name} a number, such as 0.1") from None
+    return text
 
 
 def _count(name: str, text: str) -> int:

@@ -68,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _is_ours(self) -> bool:
         """Whether the page asks, and no page of another site that this browser has open."""
-        port = self.server.server_address[1]
+        port = self.connection.getsockname()[1]
         hosts = (f"{ADDRESS}:{port}", f"localhost:{port}")
         origin = self.headers.get("Origin")
         return self.headers.get("Host") in hosts and (origin is None or origin.removeprefix("http://") in hosts)

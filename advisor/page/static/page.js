@@ -17,8 +17,8 @@ const SLIDERS = {  // auto: an empty text leaves it to the advice, which says wh
   "seq-len": { stops: ["512", "1024", "2048", "3072", "4096", "6144", "8192", "12288", ...doubled(16384, 1048576), "max"], auto: true },
   "micro-batch": { stops: ["1", "2", "3", "4", "6", "8", "12", "16", "24", "32", "48", "64", "128"], auto: true },
 };
-const MORE = {  // beside those that Python offers a choice of words for
-  "global-batch": "any", "nvme": "/nvme:2TB", "interconnect": "200Gb/s", "lora-targets": "all linear",
+const EXAMPLES = {
+  "global-batch": "any", "nvme": "/nvme:2TB", "interconnect": "200Gb/s", "lora-targets": "all linear", "threads": "all cores",
   "lora-dropout": "0", "document-len": "none packed", "sequence-parallel-size": "as needed", "software": "transformers=4.45",
 };
 let state = {}, defaults = {}, used = {}, pictures = {}, tab = "memory", texts = {}, asked = 0;
@@ -88,11 +88,11 @@ function choice(box, words) {
 
 function moreOption(name, words) {
   const id = `${name}-option`, title = name.replaceAll("-", " ");
-  const input = words ? make("select", { id }, ...words.map((word) => make("option", { value: word, textContent: word })))
-    : make("input", { id, type: "text", placeholder: MORE[name], autocomplete: "off", spellcheck: false });
+  const input = words.length ? make("select", { id }, ...words.map((word) => make("option", { value: word, textContent: word || "no" })))
+    : make("input", { id, type: "text", placeholder: EXAMPLES[name] ?? "", autocomplete: "off", spellcheck: false });
   input.onchange = () => set(name, input.value);
   const box = make("div", {}, make("label", { htmlFor: id, textContent: title }), input);
-  box.show = () => { if (document.activeElement !== input || words) input.value = value(name); };
+  box.show = () => { if (document.activeElement !== input || words.length) input.value = value(name); };
   return box;
 }
 
@@ -106,9 +106,10 @@ function makeControls(offered) {
   byId("table").tHead.rows[0].append(...offered.columns.map((title) => make("th", { scope: "col", textContent: title })));
   const choices = [...document.querySelectorAll("[data-choice]")];
   for (const box of choices) choice(box, offered.options[box.dataset.choice]);
-  const shown = new Set(choices.map((box) => box.dataset.choice));
-  const words = Object.keys(offered.options).filter((name) => !shown.has(name)).map((name) => moreOption(name, offered.options[name]));
-  const more = [...words, ...Object.keys(MORE).map((name) => moreOption(name))];
+  const shown = new Set(["gpus", ...Object.keys(SLIDERS), ...choices.map((box) => box.dataset.choice)]);
+  const left = Object.entries(offered.options).filter(([name]) => !shown.has(name));
+  left.sort(([, words], [, others]) => Boolean(others.length) - Boolean(words.length));
+  const more = left.map(([name, words]) => moreOption(name, words));
   byId("options").append(...more);
   boxes = [...document.querySelectorAll("[data-slider]"), ...choices, ...more];
 }

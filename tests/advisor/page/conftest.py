@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ds_advise.advisor.page.build import build_page
 
-from benchmarks.browser import browser, chromium_path, served
+from benchmarks.page.browser import browser, chromium_path, served
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import pytest
 from ds_advise.advisor.cli import run
 from ds_advise.advisor.commands.advise import advise
 from ds_advise.advisor.page.answers import answer, choices, judge
-from ds_advise.advisor.page.options import CHOICES, COUNTS, DEFAULTS, TEXTS
+from ds_advise.advisor.page.options import OPTIONS, Option, command_of, options_in
 
 LLAMA = {
     "model_type": "llama",
@@ -61,25 +61,29 @@ def test_a_pasted_config_is_asked_as_its_file_is(
     assert json.loads(shown["whole"]["json"]) == printed(shown["answer"]["command"], capsys)
 
 
-def test_the_page_knows_the_options_of_the_command_line() -> None:
-    """Their names, words and defaults; the page adds none of its own."""
-    options = {
-        option.opts[-1].removeprefix("--"): option for option in advise.params if isinstance(option, click.Option)
-    }
-    for name, words in CHOICES.items():
-        if isinstance(options[name].type, click.Choice):
-            assert set(options[name].type.choices) == set(words), name
-    for name in (*COUNTS, *TEXTS, *CHOICES):
-        assert name in options
-    for name, text in DEFAULTS.items():
-        assert str(options[name].default) == text, name
+def test_the_pages_options_are_those_of_the_command_line() -> None:
+    """Their names, words and defaults."""
+    options = {each.opts[-1].removeprefix("--"): each for each in advise.params if isinstance(each, click.Option)}
+    for name, option in OPTIONS.items():
+        typed = options[name]
+        assert (option.kind == "switch") == typed.is_flag, name
+        if isinstance(typed.type, click.Choice):
+            assert set(typed.type.choices) == set(option.words), name
+        if option.default:
+            assert option.default == str(typed.default), name
+
+
+def test_a_switch_stands_without_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OPTIONS, "bare", Option("switch", ("", "yes"), ""))
+    assert options_in("--bare --gpus 4x32GB") == {"bare": "yes", "gpus": "4x32GB"}
+    assert command_of({"model": "gpt2", "bare": "yes", "gpus": "4x32GB"}) == "ds-advise gpt2 --bare --gpus 4x32GB"
 
 
 @pytest.mark.parametrize(
     "state, said",
     [
         ({"model": "gpt-17", "gpus": "2x32GB"}, "paste its config.json"),
-        ({"model": "", "gpus": "2x32GB"}, "model"),
+        ({"model": "", "gpus": "2x32GB"}, "No model is named"),
         ({"config": "{'model_type': 'llama'}", "gpus": "2x32GB"}, "The pasted text: not JSON"),
         ({"config": "[1, 2]", "gpus": "2x32GB"}, "The pasted text: holds no JSON object"),
         ({"config": '{"a": 1}', "gpus": "2x32GB"}, "model_type"),
@@ -87,7 +91,7 @@ def test_the_page_knows_the_options_of_the_command_line() -> None:
         ({"model": "Qwen2.5-7B", "gpus": "2xH900"}, "H900"),
         ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "seq-len": "many"}, "whole number"),
         ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "method": "magic"}, "choose one of full, lora, qlora"),
-        ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "lora-dropout": "x"}, "no probability"),
+        ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "lora-dropout": "x"}, "no number"),
         ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "frobnicate": "1"}, "no option 'frobnicate'"),
         ({"model": "Qwen2.5-7B", "gpus": "2x32GB", "ram": "9" * 300}, "300 characters"),
     ],
@@ -112,8 +116,11 @@ def test_lint_judges_a_pasted_configuration() -> None:
         return json.loads(judge(json.dumps({"config": text, "state": state})))
 
     assert found("no JSON")["part"] == "error"
-    assert "zero_optimizatoin" in found('{"zero_optimizatoin": {"stage": 2}}')["findings"][0]["what"]
-    too_large = found('{"bf16": {"enabled": true}}', {"model": "Qwen2.5-14B", "gpus": "1x24GB"})
+    misspelt = found('{"zero_optimizatoin": {"stage": 2}}')["findings"]
+    assert any("zero_optimizatoin" in finding["what"] for finding in misspelt)
+    too_large = found(
+        '{"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 1}', {"model": "Qwen2.5-14B", "gpus": "1x24GB"}
+    )
     assert any("per GPU" in finding["what"] for finding in too_large["findings"])
 
 

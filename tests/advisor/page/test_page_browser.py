@@ -15,9 +15,12 @@ from ds_advise.advisor.cli import run
 from ds_advise.advisor.page.options import command_of
 from ds_advise.advisor.terminal.units import gib, rate
 
-from benchmarks.browser import FIRST_ANSWER, WHOLE_ANSWER, served
+from benchmarks.page.browser import FIRST_ANSWER, WHOLE_ANSWER, served
 
 pytestmark = pytest.mark.slow
+
+NONE = "\N{EN DASH}"
+"""A cell without a figure."""
 
 PATIENCE_MS = 300_000
 """A busy machine may stretch a first load."""
@@ -98,12 +101,12 @@ def assert_figures(tab: Any, said: Any) -> None:
     for row in rows:
         plan = plans.get(row[0])
         if plan is None:
-            assert set(row[1:7]) == {"–"}
+            assert set(row[1:7]) == {NONE}
             continue
         assert row[1].startswith(str(plan["micro_batch_size"]))
         assert row[3:5] == [gib(plan["device_bytes_per_gpu"]), gib(plan["host_bytes_per_node"])]
-        assert row[5] == (gib(plan["nvme_bytes_per_node"]) if plan["nvme_bytes_per_node"] else "–")
-        assert row[6] in ("–", rate(plan["tokens_per_second"]))
+        assert row[5] == (gib(plan["nvme_bytes_per_node"]) if plan["nvme_bytes_per_node"] else NONE)
+        assert row[6] in (NONE, rate(plan["tokens_per_second"]))
         assert row[7] == plan["reason"]
     chosen = said["recommended"]
     values = tab.locator("#figures .value b").all_text_contents()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .options import DEBUG
+from ..commands.options import DEBUG
 
 
 @click.command(short_help="Open the what-if page in the browser, or build it for a web server.")
@@ -35,7 +35,7 @@ def page(folder: Path | None, pyodide: Path | None, port: int, no_browser: bool)
         return _build(folder, pyodide)
     if pyodide is not None:
         raise click.UsageError("--pyodide goes with --build")
-    from ..page.serve import page_server
+    from .serve import page_server
 
     with page_server(port) as server:
         address = f"http://127.0.0.1:{server.server_address[1]}/"
@@ -50,7 +50,7 @@ def page(folder: Path | None, pyodide: Path | None, port: int, no_browser: bool)
 
 
 def _build(folder: Path, pyodide: Path | None) -> int:
-    from ..page.build import build_page
+    from .build import build_page
 
     files = build_page(folder, pyodide=pyodide)
     size = sum(file.stat().st_size for file in files) / 1e6
