@@ -71,13 +71,13 @@ def _has_content(target: Path, path: Path, text: str) -> bool:
         ) from error
 
 
-def replace_file(target: Path, text: str) -> None:
+def replace_file(target: Path, content: str | bytes) -> None:
     """Write beside the target and rename, keeping the target's permissions."""
     mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         Path(temporary).chmod(mode)
         Path(temporary).replace(target)
     except BaseException:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..terminal.output import Output
-from .options import CPU_RANKS, device, memory, output_options, question_options
+from .options import CPU_RANKS, device, memory, output_options, question_options, share_options
 
 
 @click.command(short_help="Recommend the fastest DeepSpeed configuration that fits.")
@@ -23,7 +23,7 @@ from .options import CPU_RANKS, device, memory, output_options, question_options
     help="Write the configuration to this file; - is stdout.",
 )
 @click.option("--no-write", is_flag=True, help="Write no file.")
-@click.option("--force", is_flag=True, help="Overwrite a file that differs.")
+@click.option("--force", is_flag=True, help="Overwrite files that are there.")
 @click.option(
     "--sharding",
     type=click.Choice(["zero", "fsdp"]),
@@ -51,6 +51,7 @@ from .options import CPU_RANKS, device, memory, output_options, question_options
 @click.option(
     "--budget", metavar="TIME", default="30m", show_default=True, help="Limit the time of the probes: 90s, 5m, 1h."
 )
+@share_options("every plan's memory against the GPU")
 @device()
 @CPU_RANKS
 @memory()
@@ -64,6 +65,8 @@ def advise(
     all_candidates: bool,
     details: bool,
     no_deepspeed_estimate: bool,
+    html: Path | None,
+    plot: Path | None,
     output: Output,
     **proofs: Any,
 ) -> int:
@@ -85,7 +88,11 @@ def advise(
         raise click.UsageError("--json and -o - both want stdout; leave one out")
     if not destination:
         raise click.UsageError("--output is empty; name a file, or pass --no-write")
-    shows_estimate = output.mode == "json" or details
+    if html or plot:
+        from ..share.targets import check_targets
+
+        check_targets(html, plot, force=force)
+    shows_estimate = output.mode == "json" or details or html is not None
     answer = answer_with_proofs(
         {**question, "sharding": sharding},
         say=output.say,
@@ -93,4 +100,8 @@ def advise(
         **proofs,
     )
     place: Destination = None if no_write else "-" if destination == "-" else Path(destination)
+    if html or plot:
+        from ..share.advice import share_advice
+
+        share_advice(answer, str(place) if isinstance(place, Path) else "ds_config.json", html, plot, say=output.say)
     return deliver(answer, place, output, force=force, all_candidates=all_candidates, details=details)

@@ -352,6 +352,31 @@ def training_question(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in _names(_TRAINING_QUESTION)}
 
 
+def share_options(picture: str) -> Decorator:
+    """Gives a command --html and --plot; picture: what the latter draws."""
+
+    def decorate(command: Command) -> Command:
+        return _decorated(
+            command,
+            (
+                click.option(
+                    "--html",
+                    type=click.Path(path_type=Path),
+                    metavar="FILE",
+                    help="Also write a report: one HTML file with pictures, to be opened and shared.",
+                ),
+                click.option(
+                    "--plot",
+                    type=click.Path(path_type=Path),
+                    metavar="FILE.svg|png",
+                    help=f"Also write a picture of {picture}.",
+                ),
+            ),
+        )
+
+    return decorate
+
+
 def output_options(command: Command) -> Command:
     """Gives a command --json, --quiet and --debug, and hands it the `Output` that follows as `output`."""
 

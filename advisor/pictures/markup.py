@@ -32,7 +32,7 @@ def number(value: float) -> str:
     return "0" if text == "-0" else text
 
 
-def element(name: str, *children: str | None, **attributes: Attribute) -> Markup:
+def element(name: str, /, *children: str | None, **attributes: Attribute) -> Markup:
     """One element; `class_` is `class`, and `stroke_width` is `stroke-width`. Children that are no `Markup` are
     text."""
     written = "".join(_attribute(key, value) for key, value in attributes.items() if value is not None)

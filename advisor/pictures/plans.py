@@ -169,7 +169,7 @@ def _words(plan: Plan, figure: str, components: Mapping[str, int]) -> str:
 def _memory_hint(name: str, size: int, terms: Sequence[Mapping[str, Any]]) -> str:
     lines = [f"{component_title(name)}: {gib(size)} GiB ({size:,} bytes)"]
     for term in terms:
-        lines.append(f"= {term['formula']}")
+        lines.append(f"= {term['formula_in_words']}")
         lines.append(f"source: {term['source']}")
     return "\n".join(dict.fromkeys(lines))
 
@@ -177,7 +177,7 @@ def _memory_hint(name: str, size: int, terms: Sequence[Mapping[str, Any]]) -> st
 def _time_hint(name: str, taken: float, step_s: float, terms: Sequence[Mapping[str, Any]]) -> str:
     lines = [f"{component_title(name)}: {seconds(taken)} of a step of {seconds(step_s)}"]
     for term in terms:
-        lines.append(f"= {term['formula']}")
+        lines.append(f"= {term['formula_in_words']}")
         lines.append(f"source: {term['source']}")
     return "\n".join(dict.fromkeys(lines))
 

@@ -124,12 +124,13 @@ def _row(bar: Bar, chart: StackedBars, x_of: Callable[[float], float], y: float,
     if cut:
         marks.append(_tear(end, y + above, thick))
     ink = "good" if bar.chosen else "soft" if bar.faded else "text"
-    words = f"▸ {bar.label}" if bar.chosen else bar.label
+    if bar.chosen:
+        marks.append(element("path", d=f"M4 {y + (4.5 if narrow else 9):g}l8 5-8 5z", **fill("good")))
     if narrow:
-        marks.append(label(2, y + 14, words, ink=ink, bold=bar.chosen, size=12.5))
+        marks.append(label(16 if bar.chosen else 2, y + 14, bar.label, ink=ink, bold=bar.chosen, size=12.5))
         marks.append(label(width - 2, y + 14, bar.note, anchor="end", ink=ink, bold=bar.chosen, size=12.5))
     else:
-        marks.append(label(2 if bar.chosen else 16, y + 19, words, ink=ink, bold=bar.chosen))
+        marks.append(label(16, y + 19, bar.label, ink=ink, bold=bar.chosen))
         marks.append(label(_free(end + 8, bar.note, chart, x_of), y + 19, bar.note, ink=ink, bold=bar.chosen))
     return element(
         "g", *marks, tabindex="0", role="img", aria_label=bar.words or f"{bar.label}: {bar.note}", class_="row"

@@ -49,10 +49,10 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
     details: with the reasons, DeepSpeed's own estimate and what is assumed.
     """
     chosen = answer.recommended
-    for line in _verdict(answer):
+    for line in verdict(answer):
         sentence(console, line)
     blank(console)
-    for line in _subject(answer):
+    for line in subject(answer):
         sentence(console, line)
     blank(console)
     _table(answer, console, all_candidates=all_candidates)
@@ -82,14 +82,15 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
         _deepspeed(answer, shown, console)
     _changes(answer, console, details=details)
     blank(console)
-    sentence(console, _evidence(answer), style="dim")
+    sentence(console, evidence_sentence(answer), style="dim")
     if answer.question.cluster.measured:
         sentence(console, f"Measured {answer.question.cluster.measured}.", style="dim")
     if details and answer.assumptions:
         sentence(console, "Assumed: " + "; ".join(answer.assumptions) + ".", style="dim")
 
 
-def _verdict(answer: Recommendation) -> tuple[str | Text, ...]:
+def verdict(answer: Recommendation) -> tuple[str | Text, ...]:
+    """The sentences that the answer begins with: does it fit, how fast, and what it needs."""
     chosen, cluster = answer.recommended, answer.question.cluster
     if chosen is None:
         return _nothing_fits(answer)
@@ -195,7 +196,8 @@ def _host_need(answer: Recommendation, chosen: Candidate) -> str:
     return f"{gib(memory.host_bytes_per_node)} GiB of host RAM{disk}{per_node} (--ram checks it)."
 
 
-def _subject(answer: Recommendation) -> tuple[str, ...]:
+def subject(answer: Recommendation) -> tuple[str, ...]:
+    """What was asked: the model with its training, and the machines."""
     question = answer.question
     model, workload = question.model, question.workload
     trained = question.trainable_parameters
@@ -366,7 +368,8 @@ def _probe(probe: ProbedPlan, console: Console) -> None:
     )
 
 
-def _evidence(answer: Recommendation) -> str:
+def evidence_sentence(answer: Recommendation) -> str:
+    """How the answer is known, and what would settle it."""
     if answer.probe_series is not None and answer.probe_series.best is None and answer.recommended is not None:
         return "Evidence: analytic; no probe came to its end."
     if answer.probe_series is not None:

@@ -15,7 +15,7 @@ from ...estimators.plan import RUNGS
 from ..recommend.candidate import Candidate
 from ..recommend.recommendation import Recommendation, closest
 from ..terminal.words import component_title
-from .formula_words import in_words
+from .formula_words import in_words, with_numbers
 
 Term = MemoryTerm | TimeTerm
 
@@ -89,6 +89,7 @@ def _json(term: Term) -> dict[str, Any]:
         **value,
         "formula": term.formula,
         "formula_in_words": in_words(term),
+        "formula_with_numbers": with_numbers(term),
         "inputs": dict(term.inputs),
         "source": term.source,
         "not_covered": term.not_covered,

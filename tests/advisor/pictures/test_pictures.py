@@ -53,7 +53,7 @@ def test_parts_are_as_wide_as_their_shares_and_fill_their_bar(width: int) -> Non
 
 def test_a_bar_beyond_the_scale_is_cut_and_its_figure_written() -> None:
     rows = _rows(draw_stacked_bars(_bars(ends_at=60)))
-    assert [len(row.findall(f"{SVG}path")) for row in rows] == [0, 1]
+    assert [len(row.findall(f"{SVG}path")) for row in rows] == [0, 2], "the chosen one is marked, too"
     assert "300" in [text.text for text in rows[1].findall(f"{SVG}text")]
 
 

@@ -1,0 +1,49 @@
+"use strict";
+// Hints beside the pointer, for the keyboard too; without this the browser shows the titles by itself.
+const tip = document.body.appendChild(Object.assign(document.createElement("div"), { id: "tip" }));
+tip.setAttribute("role", "status");
+for (const title of document.querySelectorAll("svg.picture * > title")) {
+  const owner = title.parentElement;
+  owner.dataset.tip = title.textContent;
+  if (!owner.hasAttribute("aria-label")) owner.setAttribute("aria-label", title.textContent);
+  title.remove();
+}
+function show(target, x, y) {
+  tip.textContent = target.dataset.tip || target.getAttribute("aria-label");
+  tip.style.display = "block";
+  const box = tip.getBoundingClientRect();
+  tip.style.left = Math.max(4, Math.min(x + 14, innerWidth - box.width - 6)) + "px";
+  tip.style.top = (y + 18 + box.height > innerHeight ? Math.max(4, y - box.height - 10) : y + 18) + "px";
+}
+const hide = () => (tip.style.display = "none");
+addEventListener("pointermove", (event) => {
+  const target = event.target.closest && event.target.closest("[data-tip]");
+  target ? show(target, event.clientX, event.clientY) : hide();
+});
+addEventListener("focusin", (event) => {
+  const target = event.target;
+  if (!target.closest("svg.picture") || !target.matches(":focus-visible")) return hide();
+  const box = target.getBoundingClientRect();
+  show(target, box.left, box.bottom - 14);
+});
+addEventListener("focusout", hide);
+addEventListener("scroll", hide, { passive: true });
+addEventListener("keydown", (event) => event.key === "Escape" && hide());
+for (const button of document.querySelectorAll("button[data-copy]"))
+  button.addEventListener("click", async () => {
+    const code = button.parentElement.querySelector("code");
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+    } catch {
+      getSelection().selectAllChildren(code);
+      document.execCommand("copy");
+    }
+    button.textContent = "Copied";
+    setTimeout(() => (button.textContent = "Copy"), 1500);
+  });
+let opened = [];
+addEventListener("beforeprint", () => {
+  opened = [...document.querySelectorAll("details:not([open])")];
+  for (const details of opened) details.open = true;
+});
+addEventListener("afterprint", () => opened.forEach((details) => (details.open = false)));

@@ -1,0 +1,237 @@
+"""The report of an advice: one file, the figures of `--json`, and nothing in it that a user could break."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise.advisor.cli import run
+from ds_advise.advisor.share import picture_file
+
+QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--offline", "--no-deepspeed-estimate"]
+MOST_BYTES = 400_000
+
+
+class Page(HTMLParser):
+    """Elements, exact figures of cells and the data of a report; every element must be closed in its order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.names: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.sections: dict[str, list[list[tuple[str, float | None]]]] = {}
+        self.data: dict[str, Any] = {}
+        self._section = ""
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        known = dict(attrs)
+        if tag == "section":
+            self._section = known["id"] or ""
+            self.sections[self._section] = []
+        if tag == "tr" and self._section:
+            self.sections[self._section].append([])
+        if tag == "td":
+            exact = known.get("data-value")
+            self.sections[self._section][-1].append(("", None if exact is None else float(exact)))
+        self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if "script" in self.open and data.startswith('{"'):
+            self.data = json.loads(data)
+        if "td" in self.open:
+            words, exact = self.sections[self._section][-1][-1]
+            self.sections[self._section][-1][-1] = (words + data, exact)
+
+
+def report_of(tmp_path: Path, *arguments: str) -> Page:
+    path = tmp_path / "report.html"
+    assert run([*arguments, "--no-write", "--quiet", "--html", str(path), "--force"]) in (0, 1)
+    assert path.stat().st_size <= MOST_BYTES
+    return Page(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    return report_of(tmp_path_factory.mktemp("report"), *QUESTION)
+
+
+@pytest.fixture(scope="module")
+def answer(page: Page) -> dict[str, Any]:
+    """What `--json` prints, with the figures that the report carries checked against it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ds_advise", *QUESTION, "--json", "--no-write"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    form: dict[str, Any] = json.loads(done.stdout)
+    assert page.data == form
+    return form
+
+
+def test_the_ladder_has_the_figures_of_json(page: Page, answer: dict[str, Any]) -> None:
+    rows = [row for row in page.sections["ladder"] if row]
+    assert [row[0][0] for row in rows] == [plan["rung"] for plan in answer["candidates"]]
+    for row, plan in zip(rows, answer["candidates"], strict=True):
+        exact = [value for _, value in row if value is not None]
+        names = ("device_bytes_per_gpu", "host_bytes_per_node", "nvme_bytes_per_node", "tokens_per_second")
+        assert exact == [plan[name] for name in names]
+
+
+@pytest.mark.parametrize(("section", "field"), [("memory", "components"), ("time", "time_components")])
+def test_the_tables_of_the_charts_have_the_figures_of_json(
+    page: Page, answer: dict[str, Any], section: str, field: str
+) -> None:
+    """Every part of every plan."""
+    rows = [row for row in page.sections[section] if row]
+    for index, plan in enumerate(answer["candidates"], start=1):
+        shown = sorted(value for row in rows if (value := row[index][1]))
+        assert shown == sorted(value for value in plan[field].values() if value)
+
+
+def test_every_part_tells_its_bytes_formula_and_source(page: Page, answer: dict[str, Any]) -> None:
+    for size in answer["recommended"]["components"].values():
+        if size > 2**27:  # as wide as a pixel
+            assert f"({size:,} bytes)\n= " in page.text
+    assert page.text.count("source: ") > 100
+
+
+def test_the_report_needs_nothing_from_elsewhere(page: Page) -> None:
+    """No address but SVG's namespace, nothing that loads, and a policy that forbids it."""
+    for name, value in page.attributes:
+        assert name != "src" and "url(" not in value
+        assert "://" not in value or name == "xmlns", (name, value)
+        assert name != "href" or value.startswith("#")
+    assert ("http-equiv", "Content-Security-Policy") in page.attributes
+    assert not {"link", "img", "iframe", "object"} & set(page.names)
+
+
+def test_the_report_is_read_without_seeing_its_pictures(page: Page) -> None:
+    """Each picture has a name and a table, and every link leads to a section."""
+    pictures = page.names.count("svg")
+    assert pictures == 2 * page.names.count("figure") == 6
+    assert ("lang", "en") in page.attributes
+    links = {value[1:] for name, value in page.attributes if name == "href"}
+    assert links == set(page.sections)
+    assert sum(name == "data-copy" for name, _ in page.attributes) >= 3
+
+
+def test_configuration_and_commands_are_in_the_report(page: Page, answer: dict[str, Any]) -> None:
+    for words in (
+        '"stage": 3',
+        "per_device_train_batch_size=5",
+        "accelerate launch",
+        "what the ranks share: 1 optimizer states, 2 gradients too, 3 weights too",
+        *answer["assumptions"][1:],
+        *answer["reasons"],
+    ):
+        assert words in page.text, words
+
+
+def test_what_users_name_stays_text(tmp_path: Path) -> None:
+    """A model whose folder and type are markup."""
+    folder = tmp_path / "<img src=x onerror=alert(1)>&amp;\"'"
+    folder.mkdir()
+    config = {
+        "model_type": "llama",
+        "_name_or_path": "</script><script>alert(1)</script>",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": 1000,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    page = report_of(tmp_path, str(folder), "--gpus", "T4", "--offline", "--no-deepspeed-estimate")
+    assert "img" not in page.names and page.names.count("script") == 2
+    assert "onerror" not in {name for name, _ in page.attributes}
+    assert page.data["model"]["name"] in page.text
+
+
+@pytest.mark.parametrize(
+    "question", ["Qwen2.5-72B --gpus 2x24GB --ram 100GB", "gpt2 --gpus 8xA100-80GB --sharding fsdp"]
+)
+def test_other_answers_make_whole_reports_too(tmp_path: Path, question: str) -> None:
+    """Where nothing fits, and with plain PyTorch beside."""
+    page = report_of(tmp_path, *question.split(), "--offline", "--no-deepspeed-estimate")
+    assert page.data["recommended"] is None or page.data["beside"] is not None
+    assert ("configuration" in page.sections) == (page.data["recommended"] is not None)
+
+
+def test_a_file_is_never_overwritten_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("--html", "--plot"):
+        path = tmp_path / "mine.svg"
+        path.write_text("mine")
+        assert run([*QUESTION, "--no-write", option, str(path)]) == 2
+        out, error = capsys.readouterr()
+        assert out == "" and error.count("\n") == 1 and "--force" in error
+        assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("where", ["missing/report.html", "/proc/report.html", ".", "a-file/report.html"])
+def test_a_place_that_cannot_be_written_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    """Before anything is computed: a folder that is missing, closed or no folder at all."""
+    monkeypatch.chdir(tmp_path)
+    Path("a-file").write_text("")
+    assert run([*QUESTION, "--no-write", "--html", where]) == 2
+    out, error = capsys.readouterr()
+    assert out == "" and error.count("\n") == 1 and "--html" in error
+
+
+def test_a_picture_stands_alone(tmp_path: Path) -> None:
+    """SVG with every rung, its heading, and dark colours where the screen is dark."""
+    path = tmp_path / "memory.svg"
+    assert run([*QUESTION, "--no-write", "--quiet", "--plot", str(path)]) == 0
+    root = ET.parse(path).getroot()
+    texts = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"zero3-offload", "26.3", "31.4 GiB per GPU"} <= set(texts)
+    assert "Qwen2.5-14B" in (texts[0] or "")
+    assert "prefers-color-scheme: dark" in path.read_text()
+
+
+def test_a_png_needs_its_renderer_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(picture_file, "find_spec", lambda _name: None)
+    for name, words in (("memory.png", "ds-advise[png]"), ("memory.pdf", "SVG and PNG")):
+        assert run([*QUESTION, "--no-write", "--plot", str(tmp_path / name)]) == 2
+        out, error = capsys.readouterr()
+        assert out == "" and error.count("\n") == 1 and words in error
+
+
+def test_the_answer_alone_imports_nothing_of_the_report() -> None:
+    program = (
+        "import sys\nfrom ds_advise.advisor.cli import run\n"
+        f"run({[*QUESTION, '--no-write', '--quiet']!r})\n"
+        "rooms = ('ds_advise.advisor.share', 'ds_advise.advisor.pictures')\n"
+        "found = [name for name in sys.modules if name.startswith(rooms)]\n"
+        "sys.exit(str(found) if found else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
