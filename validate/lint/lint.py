@@ -87,7 +87,9 @@ def lint(
         model=model,
         workload=workload,
     )
-    found = [_finding(document, rule, hit) for rule in RULES if rule.applies(config) for hit in _hits(rule, config)]
+    found = [
+        _finding(document, rule, hit) for rule in RULES if rule.holds_for(config.facts) for hit in _hits(rule, config)
+    ]
     found.sort(key=lambda finding: (_ORDER[finding.severity], finding.line, finding.column, finding.code))
     return LintReport(
         findings=tuple(found[:MOST_FINDINGS]),

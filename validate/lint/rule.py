@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, Unpack
 
+from .facts import DeepSpeedFacts
 from .linted_config import LintedConfig
 from .values import number_in
 
@@ -107,8 +108,8 @@ class Rule:
     def versions(self) -> str:
         return f"{self.since} to {self.until}" if self.until else f"{self.since} and later"
 
-    def applies(self, config: LintedConfig) -> bool:
-        facts = config.facts
+    def holds_for(self, facts: DeepSpeedFacts) -> bool:
+        """Whether it speaks of this version."""
         return facts.at_least(self.since) and not (self.until and facts.at_least(self.until))
 
 

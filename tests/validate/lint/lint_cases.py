@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ds_advise.advisor.question.lint_question import lint_settings
 from ds_advise.validate.lint import DeepSpeedFacts, LintReport, lint, read_document
 from ds_advise.validate.lint.installed_facts import installed_version, source_folder
+from ds_advise.validate.lint.rule import Rule
 from ds_advise.validate.lint.sources import read_facts
 
 
@@ -21,12 +23,17 @@ def facts() -> DeepSpeedFacts:
     return read_facts(folder, version, source_folder("torch"))
 
 
-def judged(config: Mapping[str, Any] | str, **options: Any) -> LintReport:
+def facts_for(rule: Rule) -> DeepSpeedFacts:
+    """The installed DeepSpeed's, under the version of which a rule for old ones speaks."""
+    return facts() if rule.holds_for(facts()) else replace(facts(), version=rule.since)
+
+
+def judged(config: Mapping[str, Any] | str, known: DeepSpeedFacts | None = None, **options: Any) -> LintReport:
     """The report on a configuration, given as a dict or as the file's text, with the command's options."""
     text = config if isinstance(config, str) else json.dumps(config, indent=2)
     document = read_document(text.encode(), name="ds_config.json")
     given = {"framework": None, "model": None, "gpus": None, "ram": None, "seq_len": None, "offline": True, **options}
-    return lint(document, facts=facts(), **lint_settings(document.root.value, **given))
+    return lint(document, facts=known or facts(), **lint_settings(document.root.value, **given))
 
 
 def codes(report: LintReport, *severities: str) -> set[str]:

@@ -13,7 +13,7 @@ from ds_advise.validate.lint import RULES, apply, load_facts, read_document
 from ds_advise.validate.lint.rule import Rule
 from ds_advise.validate.lint.rules.engine.resources import SURE as LINT_SURE
 
-from .lint_cases import codes, facts, judged
+from .lint_cases import codes, facts, facts_for, judged
 
 DEEPSPEED = "runtime/", "ops/", "utils/", "comm/", "autotuning/", "profiling/", "launcher/"
 
@@ -21,14 +21,14 @@ DEEPSPEED = "runtime/", "ops/", "utils/", "comm/", "autotuning/", "profiling/", 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
 def test_a_rule_finds_its_bad_example_and_not_its_good_one(rule: Rule) -> None:
     """The examples stand next to the rule and are its documentation."""
-    assert rule.code in codes(judged(rule.bad, **rule.options))
-    assert rule.code not in codes(judged(rule.good, **rule.options))
+    assert rule.code in codes(judged(rule.bad, facts_for(rule), **rule.options))
+    assert rule.code not in codes(judged(rule.good, facts_for(rule), **rule.options))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
 def test_a_good_example_has_no_errors_at_all(rule: Rule) -> None:
     """What is shown as right is right."""
-    report = judged(rule.good, **rule.options)
+    report = judged(rule.good, facts_for(rule), **rule.options)
     assert not codes(report, "error"), [finding.what for finding in report.findings]
 
 
@@ -39,7 +39,7 @@ def test_there_are_many_rules_and_each_says_everything() -> None:
     for rule in RULES:
         assert rule.code.startswith("DS") and len(rule.code) == 5
         assert rule.why and rule.source and rule.title and not rule.why.endswith(".")
-        report = judged(rule.bad, **rule.options)
+        report = judged(rule.bad, facts_for(rule), **rule.options)
         for finding in report.findings:
             if finding.code == rule.code:
                 assert finding.what and finding.fix and finding.line >= 1 and not finding.fix.endswith(".")
@@ -61,14 +61,14 @@ def test_the_files_that_a_rule_names_exist_in_deepspeed(rule: Rule) -> None:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
 def test_what_fix_changes_is_no_longer_found_and_brings_no_error(rule: Rule) -> None:
     """Corrections correct."""
-    report = judged(rule.bad, **rule.options)
+    report = judged(rule.bad, facts_for(rule), **rule.options)
     edits = tuple(edit for finding in report.findings if finding.code == rule.code for edit in finding.edits)
     if not edits:
         return
     text = rule.bad if isinstance(rule.bad, str) else json.dumps(rule.bad, indent=2)
     corrected, made = apply(read_document(text.encode(), name="x"), edits)
     assert made
-    after = judged(corrected, **rule.options)
+    after = judged(corrected, facts_for(rule), **rule.options)
     assert rule.code not in codes(after)
     assert codes(after, "error") <= codes(report, "error")
 

@@ -36,7 +36,14 @@ _READERS: dict[str, dict[str, str]] = {
 }
 """File -> the names under which its functions hold a part of the configuration, and that part's path."""
 
-FILES = frozenset(_READERS)
+_FEATURES = (
+    ("compression/config.py", "get_compression_config"),
+    ("elasticity/elasticity.py", "elasticity_enabled"),
+    ("runtime/data_pipeline/config.py", "get_curriculum_enabled_legacy"),
+)
+"""(file, function whose argument is the whole configuration) of features that 0.19.8 has no more."""
+
+FILES = frozenset(_READERS) | {file for file, _ in _FEATURES}
 
 _MONITORS = ("monitor/config.py", "get_monitor_config")
 _GETTERS = ("get_scalar_param", "get_dict_param", "get_list_param", "get_communication_data_type")
@@ -49,10 +56,15 @@ def looked_up_keys(sources: ParsedSources) -> dict[str, set[str]]:
         if file in sources.trees:
             for path, key in _lookups(sources.trees[file], names, sources.constants):
                 keys.setdefault(path, set()).add(key)
+    for file, function in _FEATURES:
+        for node in sources.functions(file, function):
+            keys[""] |= {
+                key for path, key in _lookups(node, {node.args.args[0].arg: ""}, sources.constants) if not path
+            }
     return keys
 
 
-def _lookups(tree: ast.Module, names: dict[str, str], constants: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _lookups(tree: ast.AST, names: dict[str, str], constants: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """(path of the block, key) of every look-up in a dictionary whose place is known."""
     places = dict(names)
     constants = constants | _argument_defaults(tree, constants)
@@ -69,7 +81,7 @@ def _lookups(tree: ast.Module, names: dict[str, str], constants: dict[str, Any])
                 yield owner, key
 
 
-def _argument_defaults(tree: ast.Module, constants: dict[str, Any]) -> dict[str, str]:
+def _argument_defaults(tree: ast.AST, constants: dict[str, Any]) -> dict[str, str]:
     """Text that arguments have by default: `get_communication_data_type(param_dict,
     comm_type=COMMUNICATION_DATA_TYPE)`."""
     defaults = {}
@@ -83,7 +95,7 @@ def _argument_defaults(tree: ast.Module, constants: dict[str, Any]) -> dict[str,
 
 
 def _lookup(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
-    """(dictionary, key) of `d[k]`, `d.get(k)`, `k in d`, `k in d.keys()` and `get_scalar_param(d, k, ...)`."""
+    """(dictionary, key) of `d[k]`, `d.get(k)`, `k in d`, `k not in d.keys()` and `get_scalar_param(d, k, ...)`."""
     match node:
         case ast.Subscript(ctx=ast.Load()):
             return node.value, node.slice
@@ -91,9 +103,11 @@ def _lookup(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
             return owner, key
         case ast.Call(func=ast.Name(id=name), args=[owner, key, *_]) if name in _GETTERS:
             return owner, key
-        case ast.Compare(ops=[ast.In()], comparators=[ast.Call(func=ast.Attribute(attr="keys", value=owner))]):
+        case ast.Compare(
+            ops=[ast.In() | ast.NotIn()], comparators=[ast.Call(func=ast.Attribute(attr="keys", value=owner))]
+        ):
             return owner, node.left
-        case ast.Compare(ops=[ast.In()], comparators=[owner]):
+        case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[owner]):
             return owner, node.left
     return None
 
@@ -116,8 +130,7 @@ def _monitors(sources: ParsedSources) -> set[str]:
     file, function = _MONITORS
     return {
         item.value
-        for node in sources.body(file)
-        if isinstance(node, ast.FunctionDef) and node.name == function
+        for node in sources.functions(file, function)
         for part in ast.walk(node)
         if isinstance(part, ast.Tuple)
         for item in part.elts

@@ -39,6 +39,10 @@ class ParsedSources:
         tree = self.trees.get(file)
         return tree.body if tree is not None else []
 
+    def functions(self, file: str, name: str) -> list[ast.FunctionDef]:
+        """The functions of this name in a file."""
+        return [node for node in self.body(file) if isinstance(node, ast.FunctionDef) and node.name == name]
+
     def literal(self, node: ast.expr | None) -> Any:
         return literal(node, self.constants)
 

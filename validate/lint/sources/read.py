@@ -23,6 +23,7 @@ _OPEN = (
     "elasticity",
     "nebula",
     "compression_training",
+    "curriculum_learning",
 )
 """Blocks whose keys are somebody else's: a class's arguments, or nested further than is read here."""
 

@@ -165,6 +165,20 @@ def old_bf16(config: LintedConfig) -> Iterator[Hit]:
 
 
 @rules.error(
+    "DS018 progressive_layer_drop without enabled",
+    why="DeepSpeed takes the key out of the block, and raises a KeyError where it is missing",
+    fix="write enabled, or remove the block",
+    source="runtime/config.py get_pld_params",
+    until="0.19.7",
+    bad=plain(progressive_layer_drop={}),
+    good=plain(),
+)
+def layer_drop(config: LintedConfig) -> Iterator[Hit]:
+    if isinstance(config.get("progressive_layer_drop"), dict) and not config.has("progressive_layer_drop.enabled"):
+        yield hit("progressive_layer_drop.enabled", "the key is missing")
+
+
+@rules.error(
     "DS017 one setting under two names",
     why="the class knows the key by both names, takes one and refuses the other as unknown",
     fix="remove one of them",

@@ -139,7 +139,14 @@ def _objects(facts: DeepSpeedFacts) -> list[str]:
         )
     ]
     top = facts.block("")
-    others = ("pipeline", "data_efficiency", "expert_parallel")
+    others = (
+        "pipeline",
+        "data_efficiency",
+        "expert_parallel",
+        "compression_training",
+        "elasticity",
+        "curriculum_learning",
+    )
     return found + [name for name in others if top is not None and name in top.keys]
 
 

@@ -196,7 +196,10 @@ def torchs(config: LintedConfig) -> Iterator[Hit]:
 )
 def text(config: LintedConfig) -> Iterator[Hit]:
     kind = config.text("scheduler.type")
-    for name in ("warmup_min_lr", "warmup_max_lr", "total_num_steps") if kind in ("WarmupLR", "WarmupDecayLR") else ():
+    names = ["warmup_min_lr", "warmup_max_lr", "total_num_steps"]
+    if not config.facts.at_least("0.19.6"):  # since then the scheduler refuses it itself (DS604)
+        names.append("warmup_num_steps")
+    for name in names if kind in ("WarmupLR", "WarmupDecayLR") else ():
         path = f"scheduler.params.{name}"
         if config.text(path) not in ("", "auto"):
             yield hit(path, f"{name} is {shown(config.text(path))}", edits=unquoted(path, config.text(path)))
