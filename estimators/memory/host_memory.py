@@ -135,7 +135,7 @@ def checkpoint_terms(model: ModelShape, workload: Workload, plan: Plan, local_ra
     terms: Terms = ()
     for block in model.blocks:
         rows = model.stream_len(block, workload.seq_len)
-        batch, hidden, width = plan.micro_batch_size, model.hidden_size, workload.weight_bytes
+        batch, hidden, width = plan.micro_batch_size, model.stream_width(block), workload.weight_bytes
         size = block.count * pinned_block(batch * rows * hidden * width)
         terms += _CHECKPOINTS.on_node(local_ranks, size, layers=block.count, B=batch, S=rows, H=hidden, w=width)
     return terms

@@ -66,6 +66,8 @@ class Attention:
     qk_norm: bool = False
     window: int | None = None
     """The keys that one query sees at most (sliding window), None: all."""
+    chunked: bool = False
+    """Each window is attended to in a call of its own, so that no mask is needed."""
     softcap: bool = False
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
@@ -202,6 +204,10 @@ class ModelShape:
     def encoder_len(self, seq_len: int) -> int:
         """Tokens in the encoder stream for a sequence length S of the workload."""
         return self.encoder_len_fixed or seq_len
+
+    def stream_width(self, block: Block) -> int:
+        """Width of the stream that a block runs over: a vision tower has its own."""
+        return block.hidden_size or self.hidden_size
 
     def stream_len(self, block: Block, seq_len: int) -> int:
         """Tokens in the stream that a block runs over."""

@@ -119,7 +119,7 @@ def block_bytes(model: ModelShape, block: Block, workload: Workload, micro_batch
     fused = workload.kernels != "torch"
     encoder, stream = model.encoder_len(workload.seq_len), model.stream_len(block, workload.seq_len)
     tokens, element = micro_batch * stream, workload.weight_bytes
-    hidden, feed_forward = model.hidden_size, block.feed_forward
+    hidden, feed_forward = model.stream_width(block), block.feed_forward
 
     saving = float(tokens * norm_bytes(block.norm, element, fused=fused) * hidden * block.norm_count)
     passing = float(tokens * 2 * 3 * element * hidden)

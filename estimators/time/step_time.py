@@ -364,8 +364,11 @@ class _Step:
     def _layer_inputs(self, name: str) -> TimeTerm:
         """What checkpointing keeps, copied by the stream that computes (transformers, `offload`): nothing hides it."""
         n, width, model = self.micro_batches, self.element, self.model
-        rows = sum(block.count * model.stream_len(block, self.workload.seq_len) for block in model.blocks)
-        kept = width * self.plan.micro_batch_size * rows * model.hidden_size
+        elements = sum(
+            block.count * model.stream_len(block, self.workload.seq_len) * model.stream_width(block)
+            for block in model.blocks
+        )
+        kept = width * self.plan.micro_batch_size * elements
         return self._pcie(name, n * kept, "n inputs / PCIe", "n inputs", inputs=kept)
 
     def _pcie(self, name: str, size_bytes: float, formula: str, symbols: str, **values: float) -> TimeTerm:

@@ -121,10 +121,22 @@ VARIANTS: Mapping[str, LayerVariant] = {
     "xlm-roberta": _BERT,
 }
 
+TOWERS: Mapping[str, LayerVariant] = {
+    "gemma3": LayerVariant(norm="layer", summed_input=True),
+    "qwen2_5_vl": LayerVariant(rotary="fp32", joined=True),
+}
+"""Of vision towers."""
+
 
 def layer_variant(model_type: str, block: Block) -> LayerVariant:
-    """The variant of a model type; Llama's, or GPT's for a LayerNorm, where it has no entry of its own."""
-    return VARIANTS.get(model_type, LLAMA if block.norm == "rms" else GPT)
+    """The variant of a model type; Llama's, or GPT's for a LayerNorm, where it has no entry of its own.
+
+    A vision tower beside a language model is plain, whatever the language model does.
+    """
+    plain = LLAMA if block.norm == "rms" else GPT
+    if block.hidden_size:
+        return TOWERS.get(model_type, plain)
+    return VARIANTS.get(model_type, plain)
 
 
 @lru_cache(maxsize=64)

@@ -105,7 +105,7 @@ def _embedding(recorder: LayerRecorder) -> list[LinearTerm]:
         ops = recorder.ops((), "embedding")
         convolved = model.model_type == "whisper" and block.stack == "encoder"
         needs_grad = recorder.trains or recorder.checkpointing
-        value = ops.graph.tensor(rows, model.hidden_size, ops.itemsize, "embedding", needs_grad=needs_grad)
+        value = ops.graph.tensor(rows, model.stream_width(block), ops.itemsize, "embedding", needs_grad=needs_grad)
         if convolved:
             # Two convolutions, the second of stride 2, each with a GELU that saves what it is given.
             value = ops.graph.apply("convolved", (value,), rows=2 * rows)
@@ -130,7 +130,8 @@ def encoder_output_terms(recorder: LayerRecorder) -> list[LinearTerm]:
         return []
     variant = recorder.variant(encoder[-1])
     ops = recorder.ops((), "encoder output")
-    value = ops.graph.tensor(recorder.encoder_rows, recorder.model.hidden_size, ops.itemsize, "last encoder state")
+    width = recorder.model.stream_width(encoder[-1])
+    value = ops.graph.tensor(recorder.encoder_rows, width, ops.itemsize, "last encoder state")
     output = norm(ops, variant.norm, value, "encoder output")
     output = ops.dropout(output, variant.relative and encoder[-1].hidden_dropout)
     ops.graph.apply("keys", (output,), saves=(output,))
@@ -138,7 +139,7 @@ def encoder_output_terms(recorder: LayerRecorder) -> list[LinearTerm]:
 
 
 def _hidden(recorder: LayerRecorder, name: str, block: Block) -> LinearTerm:
-    rows, hidden, item = recorder.rows(block), recorder.model.hidden_size, recorder.workload.weight_bytes
+    rows, hidden, item = recorder.rows(block), recorder.model.stream_width(block), recorder.workload.weight_bytes
     return LinearTerm(name, Size(rows * hidden * item, 0), "B S H w", {"S": rows, "H": hidden, "w": item})
 
 

@@ -94,7 +94,7 @@ class LayerRecorder:
     def layer(self, block: Block, *, first: bool) -> Recording:
         """Run one layer. Checkpointing keeps its input anyway, so it is not among what is recomputed."""
         variant, rows, ops = self.variant(block), self.rows(block), self.ops(block.tensors, "input")
-        graph, hidden, item = ops.graph, self.model.hidden_size, ops.itemsize
+        graph, hidden, item = ops.graph, self.model.stream_width(block), ops.itemsize
         value = graph.tensor(rows, hidden, item, "layer input", needs_grad=not first, outer=self.checkpointing)
         kernel, masked = self.kernel(block.attention, variant, rows)
         layer = Layer(ops=ops, variant=variant, block=block, kernel=kernel)
@@ -122,7 +122,7 @@ class LayerRecorder:
         """The kernel, and whether a mask of S x S reaches it."""
         ranks = self.workload.sequence_parallel_size
         attention = attention.of_rank(ranks)
-        windowed = attention.window is not None and rows * ranks >= attention.window
+        windowed = attention.window is not None and rows * ranks >= attention.window and not attention.chunked
         masked = (windowed or variant.masked) and not attention.cross
         repeated = windowed or (variant.heads == "copies" and attention.kv_heads > 1)
         repeated |= max(attention.head_dim, attention.v_head_dim) > LARGEST_FUSED_HEAD

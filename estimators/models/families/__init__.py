@@ -68,6 +68,7 @@ FAMILIES: Mapping[str, Family] = {
     "phi": Family("Phi", llama.phi),
     "phi3": Family("Phi3", llama.phi3),
     "qwen": Family("QWen", llama.qwen),
+    "qwen2_5_vl": Family("Qwen2_5_VL", vision_language.qwen2_5_vl),
     "qwen2": Family("Qwen2", llama.qwen2),
     "qwen2_moe": Family("Qwen2Moe", experts.qwen2_moe),
     "qwen3": Family("Qwen3", llama.qwen3),

@@ -1,14 +1,14 @@
-"""Language models with a vision tower: Gemma 3 (4B and up) and Mistral 3."""
+"""Language models with a vision tower: Gemma 3 (4B and up), Mistral 3 and Qwen2.5-VL."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model_shape import Block
-from .body import Body, decoder_heads, norms
+from ..model_shape import Attention, Block, FeedForward
+from .body import Body, decoder_heads, norms, stack
 from .encoder import Sizes, patch_grid
-from .fields import Fields
-from .llama import GELU, LLAMA, gemma3_text, ministral3, mistral
+from .fields import MAX_HEADS, MAX_LAYERS, Fields
+from .llama import GELU, LLAMA, gemma3_text, ministral3, mistral, qwen2
 from .parts import Tensors, attention_linears, embedding, feed_forward_linears, linear, norm, parameter
 
 
@@ -37,7 +37,7 @@ def gemma3(c: Fields) -> Body:
         + embedding(f"{at}embeddings.position_embedding", patches, hidden, "position")
         + norms((f"{at}post_layernorm",), hidden, "layer")
     )
-    return combine(c, body, block, tower + projector, patches=patches)
+    return combine(c, body, (block,), tower + projector, patches=patches)
 
 
 def mistral3(c: Fields) -> Body:
@@ -71,7 +71,58 @@ def mistral3(c: Fields) -> Body:
         + linear(f"{project}linear_1", hidden, body.hidden_size, "other", bias=bias)
         + linear(f"{project}linear_2", body.hidden_size, body.hidden_size, "other", bias=bias)
     )
-    return combine(c, body, block, outside, patches=patches)
+    return combine(c, body, (block,), outside, patches=patches)
+
+
+IMAGE_PIXELS = 1280 * 28 * 28
+"""Of the one image that a sample is taken to have where a model resizes none: what Qwen2.5-VL's own examples allow
+at most (`max_pixels`)."""
+
+
+def qwen2_5_vl(c: Fields) -> Body:
+    """A tower of which most layers attend within windows, a merger of patches, and Qwen2's decoder.
+
+    The language model's fields stand in `text_config` or, in older files, beside `vision_config`.
+    """
+    text, vision = c.section("text_config") or c, part(c, "vision_config", "qwen2_5_vl", "qwen2_5_vl_vision")
+    body = qwen2(text)
+    hidden, heads = vision.size("hidden_size", default=3584), vision.size("num_heads", default=16, limit=MAX_HEADS)
+    dim = vision.divide("hidden_size", hidden, "num_heads", heads)
+    activation, width = vision.text("hidden_act", default="silu"), vision.size("intermediate_size", default=3420)
+    feed_forward = FeedForward(hidden=width, gated=True, activation=activation)
+    patch, merge = vision.size("patch_size", default=14), vision.size("spatial_merge_size", default=2)
+    reach = (vision.size("window_size", default=112) // patch) ** 2
+    whole = Attention(heads=heads, kv_heads=heads, head_dim=dim, v_head_dim=dim, causal=False)
+    windowed = replace(whole, window=max(1, reach), chunked=True)
+    layer = (
+        attention_linears(whole, hidden, ("attn.qkv", "attn.proj"), bias=True)
+        + feed_forward_linears(feed_forward, hidden, ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), bias=True)
+        + norms(("norm1", "norm2"), hidden, "rms")
+    )
+    blocks = [
+        Block(
+            prefix="visual.blocks",
+            count=1,
+            stack="encoder",
+            hidden_size=hidden,
+            attention=attention,
+            feed_forward=feed_forward,
+            tensors=layer,
+        )
+        for attention in (whole, windowed)
+    ]
+    full = vision.items("fullatt_block_indexes") or [7, 15, 23, 31]
+    depth = vision.size("depth", default=32, limit=MAX_LAYERS)
+    merged, frames = hidden * merge**2, vision.size("temporal_patch_size", default=2)
+    kernel = (vision.size("in_channels", "in_chans", default=3), frames, patch, patch)
+    outside = (
+        parameter("visual.patch_embed.proj.weight", hidden, *kernel, role="embedding")
+        + norm("visual.merger.ln_q", hidden)
+        + linear("visual.merger.mlp.0", merged, merged, "other", bias=True)
+        + linear("visual.merger.mlp.2", merged, vision.size("out_hidden_size", default=3584), "other", bias=True)
+    )
+    tower = stack([blocks[index not in full] for index in range(depth)])
+    return combine(c, body, tower, outside, patches=IMAGE_PIXELS // patch**2, tied=False)
 
 
 def tower_block(sizes: Sizes, prefix: str, layer: Tensors) -> Block:
@@ -88,20 +139,25 @@ def part(c: Fields, name: str, *model_types: str) -> Fields:
     return inner
 
 
-def combine(c: Fields, text: Body, vision: Block, outside: Tensors, *, patches: int) -> Body:
-    """The vision tower and the projector beside the language model, under one base model."""
+def combine(
+    c: Fields, text: Body, vision: tuple[Block, ...], outside: Tensors, *, patches: int, tied: bool = True
+) -> Body:
+    """The vision tower and the projector beside the language model, under one base model.
+
+    tied: the class's default of `tie_word_embeddings`.
+    """
     language = tuple(replace(block, prefix=f"language_model.{block.prefix}") for block in text.blocks)
     inner = tuple(replace(tensor, name=f"language_model.{tensor.name}") for tensor in text.outside)
     heads = decoder_heads(
         text.hidden_size,
         text.vocab_size,
-        tied=c.flag("tie_word_embeddings", default=True),
+        tied=c.flag("tie_word_embeddings", default=tied),
         labels=c.labels(),
         suffix="ForConditionalGeneration",
     )
     return replace(
         text,
-        blocks=(vision, *language),
+        blocks=(*vision, *language),
         outside=outside + inner,
         encoder_len_fixed=patches,
         heads={name: heads[name] for name in ("ForConditionalGeneration", "Model")},

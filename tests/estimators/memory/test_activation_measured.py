@@ -494,3 +494,64 @@ def test_lora_keeps_what_its_dropout_and_its_fp32_adapters_need(
     small, large = (estimate(CASES["llama"], layers, **how) for layers in (2, 3))
     assert large.saved_bytes - small.saved_bytes == pytest.approx(three.saved - two.saved, rel=0.005)
     assert large.peak_bytes == pytest.approx(three.peak, rel=0.05)
+
+
+TEXT = {**GROUPED, "num_hidden_layers": 1}
+TOWER = {"hidden_size": 128, "intermediate_size": 320, "num_attention_heads": 4, "image_size": 112, "patch_size": 14}
+QWEN_TOWER = {"hidden_size": 128, "intermediate_size": 320, "num_heads": 4, "out_hidden_size": HIDDEN}
+TOWERS: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
+    "gemma3": (
+        lambda n: T.Gemma3Config(
+            text_config=T.Gemma3TextConfig(**TEXT, head_dim=64).to_dict(),
+            vision_config={
+                **TOWER,
+                "num_hidden_layers": n,
+                "vision_use_head": False,
+                "model_type": "siglip_vision_model",
+            },
+        ),
+        lambda model: model.vision_tower.encoder.layers,
+    ),
+    "mistral3": (
+        lambda n: T.Mistral3Config(
+            text_config={**TEXT, "model_type": "mistral"},
+            vision_config={**TOWER, "num_hidden_layers": n, "model_type": "pixtral"},
+        ),
+        lambda model: model.vision_tower.transformer.layers,
+    ),
+    "qwen2_5_vl": (
+        lambda n: T.Qwen2_5_VLConfig(
+            text_config=TEXT,
+            vision_config={**QWEN_TOWER, "depth": n, "fullatt_block_indexes": list(range(n)), "window_size": 112},
+        ),
+        lambda model: model.visual.blocks,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_a_vision_towers_layers_save_what_the_real_ones_save(name: str) -> None:
+    """At the tower's own width, with its own norms and rotation, over one image a sample."""
+    config_of, layers_of = TOWERS[name]
+    shapes = [shape_from_config(config_of(n).to_dict(), name=name) for n in (1, 2)]
+    workload = Workload(method="full", seq_len=SEQUENCE)
+    one, two = (activation_memory(shape, workload, BATCH, False, compute_capability=8.0) for shape in shapes)
+    patches = shapes[0].encoder_len(SEQUENCE)
+    with torch.device("meta"):
+        model = T.AutoModelForImageTextToText.from_config(config_of(2), dtype=torch.bfloat16).train()
+        packed = name == "qwen2_5_vl"
+        value = torch.zeros((BATCH * patches, 128) if packed else (BATCH, patches, 128), dtype=torch.bfloat16)
+        turned = torch.zeros((value.shape[-2], 32), dtype=torch.float32 if packed else torch.bfloat16)
+        value.requires_grad_()
+    given: dict[str, Any] = {"attention_mask": None}
+    if name != "gemma3":
+        given["position_embeddings"] = (turned, turned)
+    if packed:
+        given = {"position_embeddings": (turned, turned), "cu_seqlens": torch.arange(BATCH + 1) * patches}
+    memory, saved = LiveBytes(itertools.chain(model.parameters(), (value, turned))), []
+    with gpu_kernels("flash"), memory:
+        for layer in layers_of(model.model):
+            value = layer(value, **given)
+            value = value[0] if isinstance(value, tuple) else value
+            saved.append(memory.live)
+    assert two.saved_bytes - one.saved_bytes == pytest.approx(saved[1] - saved[0], rel=0.005)

@@ -85,6 +85,19 @@ PIXTRAL = {
     "image_size": 32,
     "patch_size": 8,
 }
+QWEN_VISION = {
+    "model_type": "qwen2_5_vl",
+    "depth": 5,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_heads": 4,
+    "in_channels": 3,
+    "patch_size": 7,
+    "spatial_merge_size": 2,
+    "window_size": 28,
+    "out_hidden_size": 64,
+    "fullatt_block_indexes": [1, 3],
+}
 
 # What the catalogue's models do not show: switches, other heads, and families beyond it.
 VARIANTS: list[dict[str, Any]] = [
@@ -276,6 +289,8 @@ VARIANTS: list[dict[str, Any]] = [
         "tie_word_embeddings": False,
     },
     {"model_type": "mistral3", "text_config": TEXT | {"model_type": "ministral3"}, "vision_config": PIXTRAL},
+    TEXT | {"model_type": "qwen2_5_vl", "vision_config": QWEN_VISION},
+    {"model_type": "qwen2_5_vl", "text_config": TEXT, "vision_config": QWEN_VISION, "tie_word_embeddings": True},
 ]
 
 

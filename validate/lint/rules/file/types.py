@@ -146,6 +146,7 @@ def _objects(facts: DeepSpeedFacts) -> list[str]:
         "compression_training",
         "elasticity",
         "curriculum_learning",
+        "nebula",
     )
     return found + [name for name in others if top is not None and name in top.keys]
 
