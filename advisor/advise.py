@@ -133,7 +133,8 @@ def predicted(question: Question) -> Recommendation:
         try_first=worth_trying_first(candidates, recommended, question.risk),
         reasons=reasons(question, ladder, recommended, candidates),
         doubts=doubts(question.cluster, ladder, recommended),
-        assumptions=assumptions(question.cluster, recommended.estimate.time if recommended else None),
+        assumptions=question.model.assumptions
+        + assumptions(question.cluster, recommended.estimate.time if recommended else None),
     )
 
 

@@ -201,6 +201,12 @@ class ModelShape:
         follows = any(block.stack != "encoder" for block in self.blocks)
         return None if follows else self.encoder_len_fixed
 
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What a sample is taken to hold besides text."""
+        images = any(block.hidden_size for block in self.blocks)
+        return (f"one image of {self.encoder_len_fixed:,} patches in each sample",) if images else ()
+
     def encoder_len(self, seq_len: int) -> int:
         """Tokens in the encoder stream for a sequence length S of the workload."""
         return self.encoder_len_fixed or seq_len

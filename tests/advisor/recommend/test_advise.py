@@ -317,3 +317,9 @@ def test_what_a_token_is_is_said_where_it_is_no_word_of_one_text(model: str, wor
     render(answer, console)
     printed = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
     assert all(word in printed for word in words)
+
+
+def test_a_model_that_sees_images_says_what_image_it_takes() -> None:
+    """How many patches stand for one is a part of the answer; a model of text has none."""
+    assert "one image of 4,096 patches in each sample" in ask("gemma-3-4b", "2x80GB").assumptions
+    assert not [said for said in ask("gpt2", "2x80GB").assumptions if "image" in said]
