@@ -97,15 +97,15 @@ def accelerate_config(plan: Plan, cluster: Cluster, *, config_path: str = "ds_co
 def _argument(name: str, value: Any) -> str:
     """Source of an argument; objects of accelerate's go over several lines."""
     if name not in _CLASSES:
-        return _python(value)
+        return python_source(value)
     inner = "".join(f"\n{key}={_argument(key, item)},".replace("\n", "\n    ") for key, item in value.items())
     return f"{_CLASSES[name]}({inner}\n)"
 
 
-def _python(value: Any) -> str:
+def python_source(value: Any) -> str:
     """Source of a value, with the double quotes that formatters prefer."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_python(key)}: {_python(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{python_source(key)}: {python_source(item)}" for key, item in value.items()) + "}"
     return repr(value)

@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from ...ds_configs.launch_commands import ALLOCATOR_SETTING, launch_commands, threads_setting
-from ...ds_configs.training_arguments import ATTENTION, training_arguments, training_arguments_snippet
+from ...ds_configs.training_arguments import (
+    ATTENTION,
+    python_source,
+    training_arguments,
+    training_arguments_snippet,
+)
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.hardware.host_defaults import cores_per_rank
 from ...estimators.plan import Plan
@@ -68,17 +74,15 @@ def _launch(config_path: str, cluster: Cluster) -> str:
 
 def _in_short(answer: Recommendation, chosen: Candidate, config_path: str, console: Console) -> None:
     """What the script must be told, and one way to start it."""
-    question, plan = answer.question, chosen.plan
+    question = answer.question
     if question.workload.framework == "hf":
-        told = {
-            "per_device_train_batch_size": plan.micro_batch_size,
-            "gradient_accumulation_steps": plan.gradient_accumulation_steps,
-            "gradient_checkpointing": plan.gradient_checkpointing,
-            **({"use_cpu": True} if question.cluster.gpu.is_cpu else {}),
-        }
-        words = ", ".join(f"{name}={value}" for name, value in told.items())
+        told = _arguments(answer, chosen, config_path)
+        for elsewhere in ("output_dir", "deepspeed", "parallelism_config"):  # any, the command's, one of the lines
+            told.pop(elsewhere, None)
+        words = ", ".join(f"{name}={python_source(value)}" for name, value in told.items())
         more = " and the lines" if _has_lines(answer, chosen) else ""
-        sentence(console, f"The script's TrainingArguments need {words}; --details prints them in full{more}.")
+        when = ", created before the model," if chosen.plan.zero_stage == 3 else ""
+        sentence(console, f"The script's TrainingArguments{when} need {words}; --details prints them in full{more}.")
     elif _script_lines(answer, chosen, config_path):
         sentence(console, "The script needs the lines that --details prints.")
     exports = [setting for setting, _ in _settings(answer, chosen)]
@@ -101,9 +105,7 @@ def _script_lines(answer: Recommendation, chosen: Candidate, config_path: str) -
     workload = question.workload
     lines = _model_lines(workload)
     if workload.framework == "hf":
-        arguments = training_arguments(plan, workload, question.cluster, config_path=config_path)
-        if question.cluster.gpu.is_cpu:
-            arguments |= {"use_cpu": True, "ddp_backend": "gloo"}
+        arguments = _arguments(answer, chosen, config_path)
         if plan.sequence_parallel_size > 1:
             lines += _SHARING_IMPORTS
         return lines + training_arguments_snippet(arguments).splitlines()
@@ -119,6 +121,13 @@ def _script_lines(answer: Recommendation, chosen: Candidate, config_path: str) -
     if workload.loss == "fused" or workload.kernels == "liger":
         lines.append("liger_kernel.transformers._apply_liger_kernel_to_instance(model=model)")
     return lines
+
+
+def _arguments(answer: Recommendation, chosen: Candidate, config_path: str) -> dict[str, Any]:
+    """The script's TrainingArguments."""
+    cluster = answer.question.cluster
+    arguments = training_arguments(chosen.plan, answer.question.workload, cluster, config_path=config_path)
+    return arguments | ({"use_cpu": True, "ddp_backend": "gloo"} if cluster.gpu.is_cpu else {})
 
 
 def _script(answer: Recommendation, chosen: Candidate, config_path: str, console: Console) -> None:
