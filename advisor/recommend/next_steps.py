@@ -74,19 +74,21 @@ def _launch(config_path: str, cluster: Cluster) -> str:
 
 def _in_short(answer: Recommendation, chosen: Candidate, config_path: str, console: Console) -> None:
     """What the script must be told, and one way to start it."""
-    question = answer.question
-    if question.workload.framework == "hf":
+    question, workload = answer.question, answer.question.workload
+    if workload.framework == "hf":
         told = _arguments(answer, chosen, config_path)
         for elsewhere in ("output_dir", "deepspeed", "parallelism_config"):  # any, the command's, one of the lines
             told.pop(elsewhere, None)
+        if told.get("gradient_checkpointing_kwargs") == {"use_reentrant": False} and workload.method == "full":
+            del told["gradient_checkpointing_kwargs"]  # transformers 5's default, and without adapters either works
         words = ", ".join(f"{name}={python_source(value)}" for name, value in told.items())
-        more = " and the lines" if _has_lines(answer, chosen) else ""
-        when = ", created before the model," if chosen.plan.zero_stage == 3 else ""
-        sentence(console, f"The script's TrainingArguments{when} need {words}; --details prints them in full{more}.")
+        when = " before the model," if chosen.plan.zero_stage == 3 else ""
+        more = " The script needs the lines that --details prints, too." if _has_lines(answer, chosen) else ""
+        sentence(console, f"In the script, create TrainingArguments{when} with {words}.{more}")
     elif _script_lines(answer, chosen, config_path):
         sentence(console, "The script needs the lines that --details prints.")
     exports = [setting for setting, _ in _settings(answer, chosen)]
-    sentence(console, "Start it (--details has every launcher):")
+    sentence(console, "Start it (--details has all launchers and arguments):")
     commands(
         console, [*(f"export {setting}" for setting in exports), *_commands(answer, chosen, config_path)["deepspeed"]]
     )

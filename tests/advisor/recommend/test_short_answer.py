@@ -40,7 +40,11 @@ def test_details_add_reasons_assumptions_and_the_script() -> None:
         assert [line for line in long if words in line], words
         assert not [line for line in short if words in line], words
     told = " ".join(line.strip() for line in short)
-    for words in ("bf16=True", 'gradient_checkpointing_kwargs={"use_reentrant": False}', "created before the model"):
+    for words in (
+        "bf16=True",
+        "gradient_checkpointing=True",
+        "create TrainingArguments before the model",
+    ):
         assert words in told, words
     for words in ("per_device_train_batch_size=5", "deepspeed --num_gpus 2", "OMP_NUM_THREADS", "ds-advise launch"):
         assert [line for line in short if words in line], words
