@@ -9,7 +9,16 @@ from typing import Any, Literal
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.time.step_time import assumptions
-from ..estimators.workload import AttentionKernel, Framework, LayerKernels, LossKernel, Method, Precision, Quantization
+from ..estimators.workload import (
+    AttentionKernel,
+    Framework,
+    LayerKernels,
+    LossKernel,
+    Method,
+    Mlp,
+    Precision,
+    Quantization,
+)
 from ..probes.store_path import anything_kept
 from .ask import ask
 from .estimate import plain_pytorch
@@ -41,6 +50,7 @@ def advise(
     risk: Risk = "safe",
     attention: AttentionKernel = "sdpa",
     loss: LossKernel = "standard",
+    mlp: Mlp = "whole",
     kernels: LayerKernels = "torch",
     document_len: int | None = None,
     software: str | Mapping[str, Any] | None = None,
@@ -96,6 +106,7 @@ def advise(
         optimizer=optimizer,
         attention=attention,
         loss=loss,
+        mlp=mlp,
         kernels=kernels,
         document_len=document_len,
         software=software,

@@ -43,7 +43,7 @@ def training_arguments(
         arguments["optim"] = CLIENT_OPTIMIZERS[workload.optimizer]
     if workload.loss == "fused" or workload.kernels == "liger":
         arguments["use_liger_kernel"] = True
-    if workload.loss == "standard" and workload.kernels == "liger":
+    if workload.loss in ("standard", "tiled") and workload.kernels == "liger":
         arguments["liger_kernel_config"] = {"fused_linear_cross_entropy": False}
     if plan.sequence_parallel_size > 1:
         arguments["parallelism_config"] = parallelism_config(plan, workload, cluster)

@@ -11,6 +11,7 @@ from .memory.trainable import ShardedTensors, shard_tensors, tensor_set
 from .models.model_shape import ModelShape
 from .optimizers import BF16_STATES, Optimizer, optimizer
 from .plan import Plan
+from .tiles import untileable
 from .workload import Workload
 
 ULYSSES_MODEL_TYPES = frozenset(
@@ -49,6 +50,9 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
         return f"{cluster.gpu.name} has no bf16 units; use fp16"
     if cluster is not None and cluster.gpu.is_cpu and "cpu" in (plan.offload_optimizer, plan.offload_param):
         return "the ranks' memory is the host's, so there is nowhere to offload to"
+    obstacle = untileable(model, workload)
+    if obstacle is not None:
+        return obstacle
     if plan.sharding != "zero":
         return None if plan.sequence_parallel_size == 1 else "Ulysses sequence parallelism is DeepSpeed's"
     if plan.sequence_parallel_size > 1:

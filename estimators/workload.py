@@ -10,7 +10,8 @@ from .software import DEFAULT, Software
 Method = Literal["full", "lora", "qlora"]
 Precision = Literal["bf16", "fp16", "fp32"]
 AttentionKernel = Literal["flash", "sdpa", "eager", "triton"]
-LossKernel = Literal["standard", "fused", "in-place", "chunked"]
+LossKernel = Literal["standard", "fused", "in-place", "chunked", "tiled"]
+Mlp = Literal["whole", "tiled"]
 Quantization = Literal["nf4", "gptq"]
 LayerKernels = Literal["torch", "liger", "unsloth"]
 Framework = Literal["hf", "deepspeed"]
@@ -42,7 +43,12 @@ class Workload:
     """"triton" is FlashAttention's Triton kernel of 2023, which the model's own code must bring (llm-foundry)."""
     loss: LossKernel = "standard"
     """A "fused" loss never holds all logits (Liger's fused linear cross entropy); an "in-place" one writes the gradient
-    over them (the cross entropies of flash-attn and unsloth); a "chunked" one upcasts a part at a time (litgpt)."""
+    over them (the cross entropies of flash-attn and unsloth); a "chunked" one upcasts a part at a time (litgpt); a
+    "tiled" one makes the logits of a part at a time and forgets them, forward and backward (DeepSpeed's
+    sequence_tiled_compute, `tiles.loss_tiles`)."""
+    mlp: Mlp = "whole"
+    """A "tiled" feed-forward works on a part of the tokens at a time, once more in the backward pass (DeepSpeed's
+    TiledMLP; `tiles.mlp_tiles`)."""
     kernels: LayerKernels = "torch"
     """With "liger" and "unsloth" RMSNorm, rotary embedding and gated activation are one kernel each, forward and
     backward, which reads its inputs and writes its result once. In memory unsloth's gated activation counts as

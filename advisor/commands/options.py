@@ -158,11 +158,18 @@ _ATTENTION = click.option(
 )
 _LOSS = click.option(
     "--loss",
-    type=click.Choice(["standard", "fused", "in-place", "chunked"]),
+    type=click.Choice(["standard", "fused", "in-place", "chunked", "tiled"]),
     default="standard",
     show_default=True,
     help="Choose the loss; fused never holds all logits (Liger), in-place writes the gradient over them (unsloth), "
-    "chunked upcasts a part at a time (litgpt).",
+    "chunked upcasts a part at a time (litgpt), tiled never holds all logits (DeepSpeed).",
+)
+_MLP = click.option(
+    "--mlp",
+    type=click.Choice(["whole", "tiled"]),
+    default="whole",
+    show_default=True,
+    help="Let the feed-forward work on all tokens at once, or on a tile at a time (DeepSpeed's TiledMLP).",
 )
 _SOFTWARE = (
     click.option(
@@ -225,6 +232,7 @@ def _question(seq_len: Decorator, global_batch: str) -> tuple[Decorator, ...]:
         _STATES,
         _ATTENTION,
         _LOSS,
+        _MLP,
         _RISK,
     )
 
@@ -302,6 +310,7 @@ def compare_options(command: Command) -> Command:
             _checkpointing("on", "off"),
             _ATTENTION,
             _LOSS,
+            _MLP,
             _framework("Say who trains: the HF Trainer, or plain DeepSpeed."),
             OFFLINE,
         ),

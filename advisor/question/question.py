@@ -12,6 +12,7 @@ from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
 from ...estimators.memory.trainable import tensor_set
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import BF16_STATES
+from ...estimators.tiles import untileable
 from ...estimators.unsupported import undividable
 from ...estimators.workload import Workload
 
@@ -61,6 +62,9 @@ class Question:
                 why="other kernels compute the whole sample's scores and mask those between documents",
                 fix="pass --attention flash, or leave --document-len out",
             )
+        obstacle = untileable(self.model, self.workload)
+        if obstacle is not None:
+            raise WorkloadError("this cannot be tiled", why=obstacle, fix="leave --mlp and --loss tiled out")
         if self.workload.kernels == "liger" and self.model.model_type not in FUSED_LOSS_MODEL_TYPES:
             raise WorkloadError(
                 f"Liger has no kernels for {self.model.name}",

@@ -17,6 +17,7 @@ from ...estimators.workload import (
     LayerKernels,
     LossKernel,
     Method,
+    Mlp,
     Precision,
     Quantization,
     Workload,
@@ -47,6 +48,7 @@ class WorkloadOptions:
     optimizer: str = "adamw"
     attention: AttentionKernel = "sdpa"
     loss: LossKernel = "standard"
+    mlp: Mlp = "whole"
     kernels: LayerKernels = "torch"
     document_len: int | None = None
     """The mean length of the documents that a packed sample holds; None: a sample is one document."""
@@ -72,6 +74,7 @@ class WorkloadOptions:
             optimizer=_optimizer(self.optimizer),
             attention=self.attention,
             loss=self.loss,
+            mlp=self.mlp,
             kernels=self.kernels,
             document_len=self._document_len(model),
             software=software_of(self.software),

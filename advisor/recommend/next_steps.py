@@ -18,7 +18,9 @@ from ...ds_configs.training_arguments import (
 )
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.hardware.host_defaults import cores_per_rank
+from ...estimators.models.model_shape import ModelShape
 from ...estimators.plan import Plan
+from ...estimators.tiles import tiles_of
 from ...estimators.workload import Workload
 from ...probes.this_machine import can_bind_cores
 from ..terminal.lines import blank, commands, copyable, sentence
@@ -98,7 +100,9 @@ def _in_short(answer: Recommendation, chosen: Candidate, config_path: str, conso
 
 def _has_lines(answer: Recommendation, chosen: Candidate) -> bool:
     """Whether the script needs more than TrainingArguments."""
-    return bool(_model_lines(answer.question.workload)) or chosen.plan.sequence_parallel_size > 1
+    workload = answer.question.workload
+    tiled = workload.mlp == "tiled" or workload.loss == "tiled"
+    return bool(_model_lines(workload)) or tiled or chosen.plan.sequence_parallel_size > 1
 
 
 def _script_lines(answer: Recommendation, chosen: Candidate, config_path: str) -> list[str]:
@@ -122,7 +126,7 @@ def _script_lines(answer: Recommendation, chosen: Candidate, config_path: str) -
         lines += _sharing_lines(plan, workload)
     if workload.loss == "fused" or workload.kernels == "liger":
         lines.append("liger_kernel.transformers._apply_liger_kernel_to_instance(model=model)")
-    return lines
+    return lines + _tiling_lines(question.model, plan, workload, "model")
 
 
 def _arguments(answer: Recommendation, chosen: Candidate, config_path: str) -> dict[str, Any]:
@@ -141,6 +145,9 @@ def _script(answer: Recommendation, chosen: Candidate, config_path: str, console
         copyable(console, lines)
         if workload.framework == "hf" and plan.zero_stage == 3:
             sentence(console, "Create the TrainingArguments before the model: it is then sharded while it loads.")
+    if workload.framework == "hf" and (tiling := _tiling_lines(answer.question.model, plan, workload, "trainer.model")):
+        sentence(console, "Once the Trainer is made, before trainer.train():")
+        copyable(console, tiling)
     if plan.cpu_checkpointing:
         sentence(console, "offload needs a version of transformers that knows it, such as 5.23.")
     if plan.sequence_parallel_size > 1:
@@ -200,6 +207,19 @@ def _sets_threads(answer: Recommendation, chosen: Candidate) -> bool:
     """Whether the host's threads make a difference to the step."""
     slower = slower_without_threads(answer.question, chosen)
     return any(max(ratio, 1 / ratio) > NOTED for ratio in slower.values())
+
+
+def _tiling_lines(model: ModelShape, plan: Plan, workload: Workload, name: str) -> list[str]:
+    """How a script lets feed-forward and loss of the model called `name` work on tiles; nothing where they do not."""
+    tiles = tiles_of(model, workload, plan)
+    calls = {"tile_feed_forward": tiles.mlp, "tile_loss": tiles.loss}
+    used = {function: count for function, count in calls.items() if count}
+    if not used:
+        return []
+    return [
+        f"from ds_advise.ds_configs.tiled_compute import {', '.join(used)}",
+        *(f"{function}({name}, tiles={count})" for function, count in used.items()),
+    ]
 
 
 _SHARING_IMPORTS = [

@@ -225,6 +225,7 @@ def _kernels(workload: Workload) -> str:
     words = (
         f"documents of {workload.document_len}" * (workload.document_len is not None),
         f"{workload.loss} loss" * (workload.loss != "standard"),
+        "tiled feed-forward" * (workload.mlp == "tiled"),
         {"liger": "Liger kernels", "unsloth": "unsloth kernels", "torch": ""}[workload.kernels],
         *_differences(workload.software),
     )

@@ -45,6 +45,7 @@ def json_form(answer: Recommendation, *, all_candidates: bool = False) -> dict[s
             "global_batch_size": workload.global_batch_size,
             "attention": workload.attention,
             "loss": workload.loss,
+            "mlp": workload.mlp,
             "kernels": workload.kernels,
             "document_len": workload.document_len,
             "framework": workload.framework,

@@ -9,6 +9,7 @@ from ...estimators.hardware.cluster import Cluster
 from ...estimators.hardware.gpus import find_gpu
 from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
 from ...estimators.optimizers import BF16_STATES
+from ...estimators.tiles import untileable
 from ..question.cluster_spec import join_nodes, parse_ram
 from ..question.question import Question
 from ..terminal.units import rate
@@ -93,7 +94,7 @@ def changes_tried(
     yield from _storage(question, ladder, chosen)
     kinds = [_methods(question), _losses(question), _states(question), _gpus(question), _sequences(question)]
     if chosen is None:
-        kinds.append(_larger_gpus(question))
+        kinds += [_tiles(question), _larger_gpus(question)]
     else:
         kinds.append(_larger_batch(question, chosen))
     if question.cluster.gpu.is_cpu:  # there is no other machine to buy
@@ -131,6 +132,17 @@ def _methods(question: Question) -> Iterator[tuple[str, Question]]:
 def _losses(question: Question) -> Iterator[tuple[str, Question]]:
     if question.workload.loss == "standard" and question.model.model_type in FUSED_LOSS_MODEL_TYPES:
         yield "--loss fused", replace(question, workload=replace(question.workload, loss="fused"))
+
+
+def _tiles(question: Question) -> Iterator[tuple[str, Question]]:
+    """Loss and feed-forward a tile at a time, as far as they are whole: what a long sequence needs on the GPU."""
+    given = question.workload
+    mlp, both = replace(given, mlp="tiled"), replace(given, mlp="tiled", loss="tiled")
+    if given.mlp == "whole" and untileable(question.model, mlp) is None:
+        yield "--mlp tiled", replace(question, workload=mlp)
+    if given.loss not in ("fused", "tiled") and untileable(question.model, both) is None:
+        flags = "--loss tiled" + " --mlp tiled" * (given.mlp == "whole")
+        yield flags, replace(question, workload=both)
 
 
 def _states(question: Question) -> Iterator[tuple[str, Question]]:

@@ -40,6 +40,10 @@ class TrainingJob:
     """Keyword arguments of TrainingArguments."""
     checkpoint: str | None = None
     """Where to go on; None: from the beginning."""
+    mlp_tiles: int = 0
+    """Tiles of a tiled feed-forward; 0: it is whole."""
+    loss_tiles: int = 0
+    """Tiles of a tiled loss; 0: the loss is another."""
     gathers: bool = True
     """Whether ZeRO-3 collects the whole weights when it saves; under other stages they are whole anyway."""
 

@@ -13,6 +13,7 @@ from typing import Any
 from ...ds_configs.training_arguments import training_arguments
 from ...estimators.errors import ClusterError, ModelConfigError, WorkloadError
 from ...estimators.models.model_shape import ModelShape
+from ...estimators.tiles import tiles_of
 from ...probes.run import Run
 from ..advise import advise
 from ..recommend.recommendation import Recommendation
@@ -181,7 +182,9 @@ def _check_vocabulary(data: DataFile, shape: ModelShape) -> None:
 def job_of(proposal: Proposal, weights: Path) -> TrainingJob:
     """The job of the ranks under the recommended plan."""
     settings, samples, run = proposal.settings, proposal.samples, proposal.run
-    held_out = proposal.evaluation or proposal.data
+    held_out, recommended = proposal.evaluation or proposal.data, proposal.answer.recommended
+    assert recommended is not None
+    tiles = tiles_of(proposal.answer.question.model, run.workload, recommended.plan)
     return TrainingJob(
         model=str(weights),
         tokenizer=str(proposal.folder.records / "tokenizer"),
@@ -195,6 +198,8 @@ def job_of(proposal: Proposal, weights: Path) -> TrainingJob:
         evaluation_samples=str(samples.evaluation) if samples.evaluation else None,
         packing=samples.packing,
         arguments=_arguments(proposal),
+        mlp_tiles=tiles.mlp,
+        loss_tiles=tiles.loss,
         gathers=gathers_weights(run.config),
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 from zlib import crc32
 
 from ds_advise.estimators.plan import RUNGS, Rung
-from ds_advise.estimators.workload import Method, Precision
+from ds_advise.estimators.workload import LossKernel, Method, Mlp, Precision
 
 _QWEN2 = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 32768}
 
@@ -163,6 +163,8 @@ class Case:
     checkpointing: bool = True
     method: Method = "full"
     precision: Precision = "bf16"
+    mlp: Mlp = "whole"
+    loss: LossKernel = "standard"
     changes: tuple[tuple[str, object], ...] = ()
 
     @property
@@ -171,6 +173,7 @@ class Case:
         parts += [f"gas={self.gradient_accumulation_steps}"] * (self.gradient_accumulation_steps > 1)
         parts += ["no-ckpt"] * (not self.checkpointing) + [self.method] * (self.method != "full")
         parts += [self.precision] * (self.precision != "bf16")
+        parts += [f"mlp={self.mlp}"] * (self.mlp != "whole") + [f"loss={self.loss}"] * (self.loss != "standard")
         return " ".join([*parts, *(f"{key}={value}" for key, value in self.changes)])
 
 
@@ -296,6 +299,45 @@ INPUTS_ON_HOST = (
 )
 """Inputs of checkpointed layers that wait on the host."""
 
+TILED = (
+    *(
+        Case(
+            model=model,
+            rung=rung,
+            world_size=8,
+            seq_len=seq_len,
+            checkpointing=checkpointing,
+            method=method,
+            mlp="tiled",
+            loss="tiled",
+        )
+        for model, rung, checkpointing, seq_len, method in product(
+            ("llama", "phi3"), ("ddp", "zero2", "zero3-offload"), (True, False), (4096, 32768), METHODS
+        )
+    ),
+    *(
+        Case(model="qwen2", rung=rung, world_size=2, micro_batch_size=2, seq_len=8192, mlp="tiled")
+        for rung in ("zero1", "zero2-offload", "zero3")
+    ),
+    *(
+        Case(model=model, rung=rung, world_size=2, micro_batch_size=2, seq_len=16384, mlp=mlp, loss="tiled")
+        for model, rung, mlp in product(("llama", "phi3"), ("zero1", "zero2-offload", "zero3"), ("whole", "tiled"))
+    ),
+    Case(model="llama", rung="zero3", world_size=2, seq_len=16384, gradient_accumulation_steps=2, loss="tiled"),
+    Case(model="0.5B", rung="zero3", world_size=2, seq_len=32768, mlp="tiled"),
+    Case(model="7B/8", rung="zero3", world_size=8, seq_len=65536, mlp="tiled", loss="tiled"),
+    Case(
+        model="7B/8",
+        rung="zero3-offload",
+        world_size=8,
+        seq_len=262144,
+        mlp="tiled",
+        loss="tiled",
+        changes=(*_ON_HOST, *shared_by(4)),
+    ),
+)
+"""Feed-forward and loss a tile of the tokens at a time."""
+
 SPECIAL = (
     Case(model="0.5B", rung="ddp", world_size=2),
     Case(model="0.5B", rung="zero1", world_size=2),
@@ -372,6 +414,7 @@ SPECIAL = (
     *STATES_IN_BF16,
     *SECOND_COPIES,
     *INPUTS_ON_HOST,
+    *TILED,
     *(
         Case(model=model, rung=rung, world_size=8, seq_len=512, checkpointing=checkpointing, method=method)
         for model in ENCODERS

@@ -153,7 +153,14 @@ class Setting:
     def of(cls, case: Case) -> Setting:
         """The preset of the case's rung on H100 nodes of at most eight GPUs."""
         model = shape_from_config(FAMILIES[case.model], name=case.model)
-        workload = Workload(method=case.method, seq_len=case.seq_len, precision=case.precision, framework="deepspeed")
+        workload = Workload(
+            method=case.method,
+            seq_len=case.seq_len,
+            precision=case.precision,
+            mlp=case.mlp,
+            loss=case.loss,
+            framework="deepspeed",
+        )
         nodes = max(1, case.world_size // 8)
         # The dry run puts its swap folders elsewhere, and writes nothing.
         cluster = Cluster(

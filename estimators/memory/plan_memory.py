@@ -35,9 +35,10 @@ from ..hardware.cluster import Cluster
 from ..models.model_shape import ModelShape
 from ..optimizers import Optimizer, optimizer
 from ..plan import Plan
+from ..tiles import loss_tiles
 from ..workload import Workload
 from .activations import activation_memory
-from .activations.loss import output_terms
+from .activations.loss import output_terms, tile_of_logits
 from .device_overhead import (
     allocator_overhead,
     fixed_segments_overhead,
@@ -66,7 +67,12 @@ _GATHERED = Formula(
     "estimators/memory/gathered_parameters.py, deepspeed 0.19.8 runtime/zero/partitioned_param_coordinator.py",
     {**MEMORY_SYMBOLS, "gathered": "elements that are gathered from all ranks at this moment"},
 )
-_LOGITS = Formula("logits_and_loss", "w B S V", "gradient of the logits")
+_LOGITS = Formula(
+    "logits_and_loss",
+    "w c V",
+    "gradient of the logits",
+    {**MEMORY_SYMBOLS, "c": "tokens whose logits are alive at a time, B S unless the loss is tiled"},
+)
 
 
 def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> MemoryEstimate:
@@ -212,8 +218,11 @@ def _step(
     layers_reduced = gradients.reduced // max(1, sum(tensors.trainable_layer))
     left = _without(saved, layers_reduced * activations.saved_per_layer_bytes)
     forward = gradients.forward_terms()
+    top = forward
+    if workload.loss == "tiled":
+        top = gradients.tiled_loss_terms(loss_tiles(model, workload, plan.micro_batch_size))
     phases = [
-        phase("forward_backward_top", forward, gathered.loss, saved + activations.loss_terms),
+        phase("forward_backward_top", top, gathered.loss, saved + activations.loss_terms),
         phase("layer_backward", gradients.layer_terms(), gathered.layer, saved + activations.block_terms),
         phase("gradient_reduction", gradients.reduction_terms(), gathered.reduction, left + activations.block_terms),
         phase("backward_end", gradients.end_terms(), gathered.end, _encoder(model, saved)),
@@ -224,9 +233,10 @@ def _step(
     if gathered.first_layer > gathered.last_layer:
         phases.append(phase("first_layer_forward", forward, gathered.first_layer))
     if tensors.head and (tensors.trains_head or gathered.head > gathered.loss):
-        batch, rows, logits = plan.micro_batch_size, workload.seq_len, model.vocab_size
-        size = 0 if workload.loss == "fused" else width * batch * rows * logits
-        further = activations.head_terms + _LOGITS.term(size, w=width, B=batch, S=rows, V=logits)
+        tokens, logits = tile_of_logits(model, workload, plan.micro_batch_size), model.vocab_size
+        further = activations.head_terms + _LOGITS.term(width * tokens * logits, w=width, c=tokens, V=logits)
+        if workload.loss == "tiled":
+            further += tuple(term for term in activations.loss_terms if term.name.startswith("gradient of"))
         phases.append(phase("head_backward", gradients.head_terms(), gathered.head, saved + further))
     if tensors.head and tensors.trains_head:
         phases.append(phase("head_reduction", gradients.head_reduction_terms(), gathered.head_reduction, saved))

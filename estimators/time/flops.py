@@ -27,7 +27,9 @@ Symbols: B micro batch, S sequence, T = B S tokens, A heads, d width of a query/
  6. With checkpointing every layer, but not the head, runs forward once more, up to the last tensor that its backward
     pass needs: the product that a layer ends with is left out where nothing after it saves a tensor. torch >= 2.1 does
     so when checkpointing is not reentrant (`set_checkpoint_early_stop`), the default of transformers 5.
- 7. A mixture of experts counts the k experts that each token passes, and the shared ones.
+ 7. Tiled compute (`Workload.mlp`, a "tiled" loss) runs forward once more in its backward pass, and keeps its input
+    alone: checkpointing then repeats all of a tiled feed-forward.
+ 8. A mixture of experts counts the k experts that each token passes, and the shared ones.
 
 The well-known 6 P per token is rules 1 and 2 with P for the sum of all in x out. It counts the embedding lookup, which
 is no product, and leaves attention out, which here is exact.
@@ -92,7 +94,7 @@ class StepFlops:
 
 
 def micro_batch_flops(model: ModelShape, workload: Workload, plan: Plan) -> StepFlops:
-    """FLOPs that a GPU executes for one micro batch (rules 1 to 7)."""
+    """FLOPs that a GPU executes for one micro batch (rules 1 to 8)."""
     blocks_forward = blocks_backward = blocks_again = 0
     for block in model.blocks:
         products = block_products(model, block, workload, plan.micro_batch_size)
@@ -144,7 +146,7 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
                     rows=rows,
                     inner=tensor.in_features,
                     columns=tensor.out_features,
-                    backward=2 if chosen.folds(tensor) else backward,
+                    backward=(2 if chosen.folds(tensor) else backward) + _runs_again(tensor, workload),
                 )
             )
             if tensor.linear and (rank := chosen.rank_of(tensor)):
@@ -154,9 +156,15 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
                 )
         if chosen.folds(tensor):
             products += _folds(tensor, chosen)
-    if products and not _saves_its_end(block):
+    tiled = workload.mlp == "tiled" and not block.feed_forward.experts
+    if products and not tiled and not _saves_its_end(block):
         products[-1] = replace(products[-1], again=False)
     return tuple(products)
+
+
+def _runs_again(tensor: Tensor, workload: Workload) -> bool:
+    """Whether the backward pass repeats the product (rule 7)."""
+    return workload.mlp == "tiled" and tensor.role == "feed_forward"
 
 
 def _saves_its_end(block: Block) -> bool:
@@ -190,7 +198,7 @@ def head_product(model: ModelShape, workload: Workload, micro_batch: int) -> Pro
         rows=micro_batch * workload.seq_len,
         inner=model.hidden_size,
         columns=model.vocab_size,
-        backward=2 if workload.method == "full" else 1,
+        backward=(2 if workload.method == "full" else 1) + (workload.loss == "tiled"),
     )
 
 

@@ -38,17 +38,19 @@ from ..memory.activations.layer_variants import layer_variant
 from ..models.four_bits import quantized
 from ..models.lora import adapters
 from ..models.model_shape import Attention, Block, ModelShape, Tensor
+from ..tiles import mlp_tiles
 from ..workload import Workload
 
 SAVING_BACKWARD = 2.0
 """Backward bytes of an operation that saves its inputs for one forward byte."""
 
-LOGIT_BYTES = {"standard": (14, 22), "fused": (4, 8), "in-place": (4, 8), "chunked": (14, 22)}
+LOGIT_BYTES = {"standard": (14, 22), "fused": (4, 8), "in-place": (4, 8), "chunked": (14, 22), "tiled": (14, 36)}
 """Bytes per logit, forward and backward, by loss kernel.
 
 standard: transformers' `ForCausalLMLoss`: upcast to fp32 (2 + 4), log-softmax (4 + 4); backward softmax gradient (4 + 4
 + 4), back to 2 bytes (4 + 2), its read by the head's products (2 + 2). fused, in-place: logits in the
-compute dtype, overwritten by their gradient. chunked: the same passes as standard, a part at a time.
+compute dtype, overwritten by their gradient. chunked: the same passes as standard, a part at a time. tiled: the same,
+with the forward pass again in the backward pass.
 """
 
 SOFTCAP_PASSES = (6, 7)
@@ -127,6 +129,7 @@ def block_bytes(model: ModelShape, block: Block, workload: Workload, micro_batch
         passing += tokens * 2 * (2 * element + 1) * hidden
     gated, written_out = (3 if fused else 5), (18 if feed_forward.activation in _WRITTEN_OUT else 2)
     saving += tokens * (gated if feed_forward.gated else written_out) * element * feed_forward.active_hidden
+    repeated = _tile_bytes(model, block, workload, tokens) if workload.mlp == "tiled" else 0.0
     if feed_forward.experts:
         passing += tokens * (7 * element * feed_forward.experts_per_token * hidden + 20 * feed_forward.experts)
     scores_forward = scores_backward = 0
@@ -143,7 +146,19 @@ def block_bytes(model: ModelShape, block: Block, workload: Workload, micro_batch
     passing += tokens * sum(
         _adapter_bytes(tensor, workload) for tensor in block.tensors if tensor.linear and chosen.rank_of(tensor)
     )
-    return saving + passing + scores_forward, SAVING_BACKWARD * saving + passing + scores_backward
+    forward, backward = saving + passing + scores_forward, SAVING_BACKWARD * saving + passing + scores_backward
+    return (forward + tokens * 2 * element * model.hidden_size if repeated else forward), backward + repeated
+
+
+def _tile_bytes(model: ModelShape, block: Block, workload: Workload, tokens: int) -> float:
+    """What a tiled feed-forward moves besides in its backward pass: its activation again, and the weights' gradients,
+    which every tile but the first adds to. (The forward pass puts the results of its tiles together.)"""
+    feed_forward, element = block.feed_forward, workload.weight_bytes
+    if feed_forward.experts:
+        return 0.0
+    weights = sum(tensor.numel for tensor in block.tensors if tensor.role == "feed_forward")
+    sums = (mlp_tiles(model, workload) - 1) * SUMMED_PASSES * weights if workload.method == "full" else 0
+    return float(element * (tokens * 5 * feed_forward.active_hidden + sums))
 
 
 def score_bytes(model: ModelShape, block: Block, workload: Workload) -> tuple[int, int]:

@@ -153,7 +153,7 @@ def _unknown_kernels(workload: Workload) -> str:
     """What fake tensors cannot run, in words; empty where they can run everything."""
     if workload.method == "qlora":
         return "the 4-bit kernels of QLoRA"
-    if workload.loss != "standard":
+    if workload.loss not in ("standard", "tiled"):
         return f"the {workload.loss} loss"
     if workload.kernels != "torch":
         return f"{workload.kernels}'s kernels"

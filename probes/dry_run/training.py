@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import auto_values, models, sequence_parallel
+from . import auto_values, long_sequences, models
 from .recording.phases import PhaseRecorder
 from .request import Request
 
@@ -34,7 +34,7 @@ def run(
             subject = models.from_config(request, description, dtype, device)
         else:
             subject = models.from_file(request, dtype, device)
-        subject = sequence_parallel.shared(subject, request, config, device)
+        subject = long_sequences.prepared(subject, request, config, device)
         gc.collect()  # weights that tying replaced are in cycles; when Python finds them is chance
     model, classifier = subject.model, recorder.classifier
     classifier.vocab_size = subject.vocab_size

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..dry_run import auto_values, models, sequence_parallel
+from ..dry_run import auto_values, long_sequences, models
 from ..dry_run.request import Request
 from ..dry_run.training import announce_zero3, holds_output, initialize, model_dtype
 from ..rank_processes.event_log import EventLog
@@ -83,7 +83,7 @@ def run(
     description, config = prepared.description, prepared.config
     keep_alive = announce_zero3(request, config)
     dtype = model_dtype(config)
-    subject = sequence_parallel.shared(_subject(job, request, description, dtype, device), request, config, device)
+    subject = long_sequences.prepared(_subject(job, request, description, dtype, device), request, config, device)
     log.enter("initialize")
     engine = initialize(config, subject.model, subject.groups)
     if job.solo:

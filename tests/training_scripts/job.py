@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from ds_advise.ds_configs.tiled_compute import tile_feed_forward, tile_loss
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
 SEQ_LEN = 32
@@ -37,6 +38,13 @@ def build_model(job: dict[str, Any], in_shards: AbstractContextManager[Any] | No
     model.register_forward_pre_hook(_count_forward)
     model.forward_passes = 0
     return model
+
+
+def tile(model: Any, job: dict[str, Any]) -> None:
+    """As the printed lines do."""
+    if job["tiles"]:
+        tile_feed_forward(model, tiles=job["tiles"])
+        tile_loss(model, tiles=job["tiles"])
 
 
 def samples(job: dict[str, Any]) -> list[dict[str, torch.Tensor]]:

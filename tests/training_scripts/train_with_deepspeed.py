@@ -11,7 +11,7 @@ from typing import Any
 import deepspeed
 import torch
 from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
-from job import build_model, finish, read_job, samples
+from job import build_model, finish, read_job, samples, tile
 from torch.distributed.nn.functional import all_gather
 
 
@@ -27,6 +27,7 @@ def main() -> None:
     )
     if job["gradient_checkpointing"]:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    tile(model, job)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     shared_by, micro = job["sequence_parallel_size"], config["train_micro_batch_size_per_gpu"]
     groups = share_samples(model, shared_by, micro) if shared_by > 1 else None

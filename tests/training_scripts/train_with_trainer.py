@@ -7,7 +7,7 @@ import argparse
 import deepspeed
 from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import DeepSpeedSequenceParallelConfig
-from job import build_model, finish, read_job, samples
+from job import build_model, finish, read_job, samples, tile
 from transformers import Trainer, TrainingArguments
 
 NO_GPU = {"use_cpu": True, "ddp_backend": "gloo"}
@@ -36,6 +36,7 @@ def main() -> None:
         printed["parallelism_config"] = ParallelismConfig(**values | {"sp_handler": handler})
     arguments = TrainingArguments(**printed, **NO_GPU, **length)  # before the model, so that ZeRO-3 builds it in shards
     trainer = Trainer(model=build_model(job), args=arguments, train_dataset=samples(job))
+    tile(trainer.model, job)
     trainer.train()
     finish(job, [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], trainer.deepspeed)
 

@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ....ds_configs.tiled_compute import tile_feed_forward, tile_loss
 from ....ds_configs.training_arguments import ATTENTION
 from ..checkpoints import WHOLE
 from ..job import TrainingJob, TrainingResult, read_job, write_record
@@ -44,6 +45,10 @@ def main() -> None:
         processing_class=tokenizer,
         callbacks=[_whole_callback(transformers)],
     )
+    if job.mlp_tiles:
+        tile_feed_forward(trainer.model, job.mlp_tiles)
+    if job.loss_tiles:
+        tile_loss(trainer.model, job.loss_tiles)
     trainer.train(resume_from_checkpoint=job.checkpoint)
     finished = trainer.state.global_step >= trainer.state.max_steps
     if finished:

@@ -77,7 +77,15 @@ def activation_memory(
     DeepSpeed's own `activation_checkpointing` block, fused kernels of experts, kernels from the hub.
     """
     frozen_at_zero3 = zero_stage >= 3 and workload.method != "full"
-    layout = layout_of(model, workload, gradient_checkpointing, compute_capability, frozen_at_zero3, cpu_checkpointing)
+    layout = layout_of(
+        model,
+        workload,
+        gradient_checkpointing,
+        compute_capability,
+        frozen_at_zero3,
+        cpu_checkpointing,
+        reduces=zero_stage > 0 or workload.mlp == "whole",
+    )
     head = layout.head.terms(micro_batch_size)
     return ActivationMemory(
         saved_terms=tuple(term for part in layout.saved for term in part.terms(micro_batch_size)),
@@ -137,10 +145,16 @@ def layout_of(
     compute_capability: float | None,
     zero3: bool,
     on_host: bool = False,
+    reduces: bool = True,
 ) -> Layout:
     """Record the model once. on_host: the layers' inputs that checkpointing keeps are not on the GPU."""
     recorder = LayerRecorder(
-        model=model, workload=workload, checkpointing=checkpointing, compute_capability=compute_capability, zero3=zero3
+        model=model,
+        workload=workload,
+        checkpointing=checkpointing,
+        compute_capability=compute_capability,
+        zero3=zero3,
+        reduces=reduces,
     )
     last = end(recorder)
     blocks = recorder.blocks()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ...models.model_shape import FeedForward
 from .layer_variants import LayerVariant
 from .ops import Ops
-from .saved_tensors import Value
+from .saved_tensors import AutogradGraph, Value
 
 INDEX = 8
 """Bytes of an index."""
@@ -48,6 +49,34 @@ def dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value, *, d
     output = ops.linear(down, ops.dropout(inner, dropout))
     ops.graph.hold(value)
     return output
+
+
+def tiled_dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value) -> Value:
+    """`dense` for a tile of the tokens at a time, forward without saving anything but x, and backward again.
+
+    Forward: the results of all tiles and their concatenation. Backward: the gradient of x, one tile's forward and
+    backward pass, the result of the tile before, and the weights' gradients, which add up until the last tile. The
+    tile's incoming gradient is a view.
+    Source: deepspeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py TiledMLP.
+    """
+    tiles, graph = -(-value.rows // value.width), ops.graph
+    tile = replace(ops, graph=AutogradGraph(graph.part))
+    part = tile.graph.tensor(-(-value.rows // tiles), value.width, value.itemsize, "tile", outer=True)
+    result = dense(tile, shape, names, part)
+    saved = sum(storage.size for storage in tile.graph.saved())
+    backward = max(moment.per_sample for moment in tile.graph.backward_moments(result)) + saved - result.size
+    again = max(moment.per_sample for moment in tile.graph.forward_moments())
+    weights = sum(ops.weights[name].numel for name in names) if ops.reduces_gradients and tiles > 1 else 0
+    results = graph.apply(
+        "results of tiles",
+        (value,),
+        saves=(value,),
+        trains=ops.trains,
+        forward_workspace=max(moment.per_sample for moment in tile.graph.forward_moments(saves=False)),
+        workspace=max(again, backward + result.size) + (result.size if tiles > 1 else 0),
+        fixed_workspace=value.itemsize * weights,
+    )
+    return graph.apply("feed-forward output", (results,), passes=True)
 
 
 def _gated(ops: Ops, shape: FeedForward, gate: Value, up: Value) -> Value:

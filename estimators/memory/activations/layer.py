@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...models.model_shape import Attention, Block
-from .feed_forward import dense, experts, shared_gate
+from .feed_forward import dense, experts, shared_gate, tiled_dense
 from .kernels import Kernel, attend
 from .layer_variants import LayerVariant
 from .norms import norm
@@ -210,6 +210,8 @@ class Layer:
     def _feed_forward(self, value: Value) -> Value:
         ops, shape, variant = self.ops, self.block.feed_forward, self.variant
         names = self._names("feed_forward")
+        if not shape.experts and ops.workload.mlp == "tiled":
+            return tiled_dense(ops, shape, names, value)
         if not shape.experts:
             return dense(ops, shape, names, value, dropout=variant.relative and bool(self.block.hidden_dropout))
         matrices = [name for name, tensor in ops.weights.items() if len(tensor.shape) == 2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...estimate import MEMORY_SYMBOLS, Formula
 from ...models.model_shape import ModelShape
+from ...tiles import loss_tiles
 from ...workload import Workload
 from ..terms import Terms
 
@@ -49,6 +50,12 @@ _CHUNK = Formula(
     LIGER_SOURCE,
     {**MEMORY_SYMBOLS, "c": "tokens of one chunk"},
 )
+_TILE = Formula(
+    "log-softmax of one tile, and two gradients",
+    "12 c V",
+    "deepspeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py SequenceTiledCompute; torch 2.13 cross_entropy",
+    {**MEMORY_SYMBOLS, "c": "tokens of one tile"},
+)
 _HIDDEN_GRADIENT = Formula("gradient of hidden states", "B S H w", LIGER_SOURCE)
 _HEAD_GRADIENT = Formula("gradient of the head's weight", "V H w", LIGER_SOURCE)
 
@@ -89,6 +96,10 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
     c = next_power_of_2(ceil(B S / ceil(V / H))): logits of one chunk c V w, the gradient of the hidden states B S H w
     and, where the head trains, of its weight V H w, all in the forward pass.
 
+    "tiled": DeepSpeed cuts S in n tiles (`tiles.loss_tiles`), c = B ceil(S / n) tokens each, and runs head and loss of
+    one in the backward pass: 3 x 4 c V bytes and the gradient of the hidden states B S H w, beside the head's
+    gradient, to which the tiles add (`gradients`).
+
     Not covered: a classifier's few logits; losses that keep more (label smoothing, distillation).
     """
     v, w = model.vocab_size, workload.weight_bytes
@@ -106,16 +117,35 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
         inputs |= {"H": h, "c": chunk}
         head = _HEAD_GRADIENT.term(v * h * w, **inputs) if workload.method == "full" else ()
         return _CHUNK.term(chunk * v * w, **inputs) + _HIDDEN_GRADIENT.term(tokens * h * w, **inputs) + head
+    if workload.loss == "tiled":
+        return _tiled_terms(model, workload, micro_batch_size)
     upcast = model.architecture.endswith(UPCAST_HEADS) and model.architecture not in NATIVE_MASKED
     c = inputs["c"] = 4 if upcast else w
     cap = _SOFT_CAP.term(w * tokens * v, **inputs) if model.logit_softcap else ()
     return tuple(term for formula in _KEPT for term in formula.term(c * tokens * v, **inputs)) + cap
 
 
+def _tiled_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> Terms:
+    w, v, h = workload.weight_bytes, model.vocab_size, model.hidden_size
+    tiles = loss_tiles(model, workload, micro_batch_size)
+    tile = micro_batch_size * -(-workload.seq_len // tiles)
+    inputs = {"B": micro_batch_size, "S": workload.seq_len, "V": v, "w": w, "H": h, "c": tile}
+    hidden = _HIDDEN_GRADIENT.term(micro_batch_size * workload.seq_len * h * w, **inputs)
+    return _TILE.term(12 * tile * v, **inputs) + hidden
+
+
+def tile_of_logits(model: ModelShape, workload: Workload, micro_batch_size: int) -> int:
+    """Tokens of which the head's products are alive at a time: none with a loss that makes no logits."""
+    if workload.loss == "fused":
+        return 0
+    tiles = loss_tiles(model, workload, micro_batch_size) if workload.loss == "tiled" else 1
+    return micro_batch_size * -(-workload.seq_len // tiles)
+
+
 def _copied_bytes(model: ModelShape, workload: Workload) -> float:
     """Bytes per logit where the loss is not that of transformers from 4.48 on; 0 where it is."""
     w, version, in_place = workload.weight_bytes, workload.software.transformers, workload.loss == "in-place"
-    if workload.loss == "fused" or model.num_labels:
+    if workload.loss in ("fused", "tiled") or model.num_labels:
         return 0
     if workload.loss == "chunked":
         return 2 * w + 8 / CHUNKS
@@ -138,10 +168,10 @@ def output_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -
     """The model's output in a loop of one's own, from one forward pass to the end of the next.
 
     `output = engine(x)` names it until the name is bound again, so that the logits outlive the backward pass and the
-    step: w B S V, in fp32 before transformers 4.46. The Trainer drops it. A fused loss gives no logits.
+    step: w B S V, in fp32 before transformers 4.46. The Trainer drops it. A fused or tiled loss gives no logits.
     """
     v = model.vocab_size
-    if workload.framework != "deepspeed" or not v or workload.loss == "fused" or model.num_labels:
+    if workload.framework != "deepspeed" or not v or workload.loss in ("fused", "tiled") or model.num_labels:
         return ()
     c = 4 if workload.software.transformers < _KEEPS_LOGITS else workload.weight_bytes
     size = c * micro_batch_size * workload.seq_len * v

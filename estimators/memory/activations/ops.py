@@ -21,6 +21,8 @@ class Ops:
     weights: Mapping[str, Tensor]
     """The layer's matrices by module name, fused experts by their own."""
     adapters: Adapters
+    reduces_gradients: bool = False
+    """ZeRO takes each gradient away as it is made; where tiles add to it, it stays until the last one."""
     keeps_frozen_inputs: bool = False
     """DeepSpeed's linear layer of ZeRO-3 is in use, which saves its input whether the weight trains or not (deepspeed
     0.19 `runtime/zero/linear.py`)."""

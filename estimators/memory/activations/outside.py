@@ -42,7 +42,8 @@ def end(recorder: LayerRecorder) -> End:
         output = ops.graph.apply("transform", (output,), saves=(output,) if ops.trains else (), trains=ops.trains)
         output = norm(ops, variant.norm, activate(ops, block.feed_forward.activation, output))
     adapted = any(ops.adapters.rank_of(tensor) for tensor in ops.weights.values())
-    if (model.vocab_size or model.num_labels) and (ops.trains or adapted or recorder.zero3 or model.num_labels):
+    kept = recorder.zero3 or recorder.workload.loss == "tiled"  # tiled compute keeps its input whatever trains
+    if (model.vocab_size or model.num_labels) and (ops.trains or adapted or kept or model.num_labels):
         ops.graph.apply("logits", (output,), width=1, saves=(output,))
     recording = Recording.of(ops.graph, value, output)
     return End(recording, saved_term("final norm and head input", recording.saved, count=1, rows=rows))

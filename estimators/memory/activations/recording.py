@@ -46,6 +46,8 @@ class LayerRecorder:
     checkpointing: bool
     compute_capability: float | None
     zero3: bool
+    reduces: bool = True
+    """ZeRO takes gradients of weights away as they are made, from stage 1 on."""
 
     @property
     def trains(self) -> bool:
@@ -89,6 +91,7 @@ class LayerRecorder:
             weights=weights,
             adapters=adapters(self.model, self.workload),
             keeps_frozen_inputs=self.zero3,
+            reduces_gradients=self.reduces and self.trains,
         )
 
     def layer(self, block: Block, *, first: bool) -> Recording:

@@ -85,6 +85,7 @@ class _Node:
     passes: bool = False
     """The gradient of the output is handed on as it is (add, view) instead of a new tensor."""
     workspace: Size = ZERO
+    forward_workspace: int = 0
     overwrites: bool = False
     """The gradients of the inputs are written over what was saved."""
 
@@ -127,6 +128,7 @@ class AutogradGraph:
         trains: bool = False,
         workspace: int = 0,
         fixed_workspace: int = 0,
+        forward_workspace: int = 0,
         overwrites: bool = False,
     ) -> Value:
         """One operation with one output, shaped like the first input unless other sizes are given.
@@ -134,7 +136,8 @@ class AutogradGraph:
         saves:     inputs that the derivative reads. passes: its gradient is the output's, as in add and view.
         view:      the output shares the first input's storage. trains: a weight of the operation requires a gradient.
         overwrites: the gradients of the inputs take the place of what was saved.
-        workspace, fixed_workspace: bytes that the backward pass takes for the operation's own use, per sample and once.
+        workspace, fixed_workspace: bytes that the backward pass takes for the operation's own use, per sample and once;
+                   forward_workspace: those of the forward pass, per sample.
         """
         first = inputs[0]
         rows, width, itemsize = rows or first.rows, width or first.width, itemsize or first.itemsize
@@ -147,7 +150,15 @@ class AutogradGraph:
         if output.needs_grad:
             saved = tuple(dict.fromkeys(value.storage for value in saves)) + ((storage,) if saves_output else ())
         self.nodes.append(
-            _Node(tuple(inputs), (output,), saved, passes or view, Size(workspace, fixed_workspace), overwrites)
+            _Node(
+                tuple(inputs),
+                (output,),
+                saved,
+                passes or view,
+                Size(workspace, fixed_workspace),
+                forward_workspace,
+                overwrites,
+            )
         )
         return output
 
@@ -182,7 +193,7 @@ class AutogradGraph:
                 if storage not in alive and not storage.outer:
                     alive.add(storage)
                     live.add(storage.size, storage.fixed)
-            live.mark()
+            live.mark(Size(node.forward_workspace, 0))
             if step == len(self.nodes) - 1:
                 break
             for storage in {value.storage for value in (*node.inputs, *node.outputs)}:

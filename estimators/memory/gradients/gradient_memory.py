@@ -66,6 +66,10 @@ class GradientMemory(ABC):
         """While a micro batch runs forward: gradients of earlier ones, permanent buffers."""
 
     @abstractmethod
+    def tiled_loss_terms(self, tiles: int) -> Terms:
+        """While a tiled loss is computed again in the backward pass: its tiles add to the head's gradient."""
+
+    @abstractmethod
     def head_terms(self) -> Terms:
         """When the output head's gradient is made; nothing has been reduced yet."""
 

@@ -38,6 +38,9 @@ class StageZero(GradientMemory):
     def forward_terms(self) -> Terms:
         return self._gradients(self._earlier)
 
+    def tiled_loss_terms(self, tiles: int) -> Terms:
+        return self._gradients(self._earlier + (self.head if tiles > 1 else 0))
+
     def head_terms(self) -> Terms:
         return self._gradients(self._earlier + self.head)
 

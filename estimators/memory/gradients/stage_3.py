@@ -83,6 +83,9 @@ class StageThree(GradientMemory):
     def forward_terms(self) -> Terms:
         return self._gradients(0) + self._bucket()
 
+    def tiled_loss_terms(self, tiles: int) -> Terms:
+        return self._gradients(self.head if tiles > 1 else 0) + self._bucket()
+
     def head_terms(self) -> Terms:
         return self._gradients(self.head) + self._bucket()
 

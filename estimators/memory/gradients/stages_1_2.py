@@ -91,6 +91,11 @@ class _FlatGradients(GradientMemory):
     def forward_terms(self) -> Terms:
         return self._before_reduction(self.earlier)
 
+    def tiled_loss_terms(self, tiles: int) -> Terms:
+        if tiles == 1:
+            return self.forward_terms()
+        return self._gradients(self.earlier + self.head) + self._bucket() + self._staging(0)
+
     def head_terms(self) -> Terms:
         return self._before_reduction(self.earlier + self.head)
 

@@ -94,6 +94,7 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
         micro_batch_size: int = 2,
         gradient_accumulation_steps: int = 2,
         samples: int | None = None,
+        tiles: int = 0,
         steps: int = STEPS,
         **changes: float | str,
     ) -> Run:
@@ -127,6 +128,7 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
             "optimizer_steps": steps,
             "samples": samples or RANKS * micro_batch_size * gradient_accumulation_steps,
             "sequence_parallel_size": plan.sequence_parallel_size,
+            "tiles": tiles,
             "reports": str(folder / "reports"),
             "training_arguments": training_arguments(plan, workload, cluster)
             | {"output_dir": str(folder / "output"), "learning_rate": learning_rate},
@@ -235,6 +237,17 @@ def test_ranks_that_share_samples_train_alike(prepare: Prepare, rung: Rung, flav
     train(whole)
     assert len(shared.losses()) == STEPS
     assert shared.losses() == pytest.approx(whole.losses(), rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rung", "flavor"), [("zero2", "hf"), ("zero3", "hf"), ("zero3", "deepspeed")])
+def test_tiles_train_as_the_whole_does(prepare: Prepare, rung: Rung, flavor: Framework) -> None:
+    """Feed-forward and loss in four tiles have the losses of whole ones, with accumulation, in fp32."""
+    tiled, whole = (prepare(rung, flavor, workload=Workload(precision="fp32"), tiles=tiles) for tiles in (4, 0))
+    train(tiled)
+    train(whole)
+    assert len(tiled.losses()) == STEPS
+    assert tiled.losses() == pytest.approx(whole.losses(), rel=1e-5)
 
 
 @pytest.mark.slow

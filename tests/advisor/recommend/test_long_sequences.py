@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from typing import Any
 
 import pytest
@@ -9,9 +10,12 @@ from ds_advise import advise
 from ds_advise.advisor.ask import ask as question_of
 from ds_advise.advisor.estimate import plan_of
 from ds_advise.advisor.recommend.deliver import recommended_config
+from ds_advise.advisor.recommend.fit import Fit
+from ds_advise.advisor.recommend.next_steps import render_next_steps
 from ds_advise.advisor.recommend.recommendation import Recommendation
 from ds_advise.advisor.recommend.to_json import json_form
 from ds_advise.estimators.errors import WorkloadError
+from rich.console import Console
 
 LONG: dict[str, Any] = {"gpus": "8xH100", "seq_len": 131_072}
 
@@ -92,20 +96,75 @@ first, Liger (ALST, arXiv:2506.13996 table 1; those with a tiled feed-forward le
 
 @pytest.mark.parametrize(("seq_len", "settings"), PUBLISHED)
 def test_published_longest_sequences_fit_and_twice_those_do_not(seq_len: int, settings: dict[str, Any]) -> None:
-    def fits(length: int) -> bool:
-        question = {"gradient_checkpointing": "on", "loss": "fused", "kernels": "liger", "sequence_parallel_size": 1}
-        asked = question_of(
-            "Llama-3.1-8B",
-            gpus="8xH100",
-            ram="1900GB",
-            attention="flash",
-            micro_batch=1,
-            seq_len=length,
-            **{**question, **settings},
-        )
-        return plan_of(asked, "zero3-offload", "offload_param=none").fit.fits
+    settings = {"gradient_checkpointing": "on", "sequence_parallel_size": 1, **settings}
+    assert published("Llama-3.1-8B", "8xH100", seq_len, **settings).fits
+    assert not published("Llama-3.1-8B", "8xH100", 2 * seq_len, **settings).fits
 
-    assert fits(seq_len) and not fits(2 * seq_len)
+
+def published(model: str, gpus: str, seq_len: int, **settings: Any) -> Fit:
+    """Whether a run of ALST's fits; parameters are on the host where there is one GPU."""
+    usual: dict[str, Any] = {"ram": "1900GB", "attention": "flash", "micro_batch": 1}
+    asked = question_of(model, gpus=gpus, seq_len=seq_len, **{"loss": "fused", "kernels": "liger", **usual, **settings})
+    return plan_of(asked, "zero3-offload", f"offload_param={'cpu' if gpus == '1xH100' else 'none'}").fit
+
+
+TILED = [
+    ("Llama-3.1-8B", "1xH100", 1, 500_000),
+    ("Llama-3.1-8B", "8xH100", 8, 3_700_000),
+    ("Llama-3.1-8B", "2x8xH100", 16, 8_000_000),
+    ("Llama-3.1-8B", "4x8xH100", 32, 15_500_000),
+    ("Qwen3-32B", "1xH100", 1, 230_000),
+    ("Qwen3-32B", "8xH100", 8, 1_550_000),
+    ("Llama-3.1-70B", "4x8xH100", 32, 4_000_000),
+    ("Llama-3.1-70B", "2x8xH100", 16, 1_200_000),
+    ("Qwen3-32B", "2x8xH100", 16, 4_000_000),
+    ("Qwen3-32B", "4x8xH100", 32, 7_000_000),
+    ("Qwen3-32B", "8x8xH100", 64, 15_000_000),
+    ("Llama-3.1-70B", "8x8xH100", 64, 10_000_000),
+]
+"""Longest sequences with a tiled feed-forward, Liger, the optimizer and the layers' inputs on the host (ArcticTraining
+projects/sequence-parallelism, recipes at b28638e)."""
+HOST_DECIDES = TILED[7:]
+"""Those that do not fit here for the host's memory alone: transformers pins the layers' inputs, and a pinned block is
+the next power of two; ArcticTraining's own offload leaves them pageable."""
+
+
+@pytest.mark.parametrize("run", TILED, ids=str)
+def test_published_longest_sequences_with_tiles(run: tuple[str, str, int, int]) -> None:
+    model, gpus, ranks, seq_len = run
+    settings = {"gradient_checkpointing": "offload", "sequence_parallel_size": ranks, "mlp": "tiled"}
+    fit = published(model, gpus, seq_len, **settings)
+    assert fit.fits if run not in HOST_DECIDES else fit.limit == "host"
+    assert not published(model, gpus, 2 * seq_len, **settings).fits
+
+
+def test_the_longest_whole_sample_of_70b_on_eight_gpus() -> None:
+    settings = {"gradient_checkpointing": "on", "sequence_parallel_size": 8, "mlp": "tiled"}
+    assert published("Llama-3.1-70B", "8xH100", 200_000, **settings).fits
+    assert not published("Llama-3.1-70B", "8xH100", 400_000, **settings).fits
+
+
+def test_tiles_are_named_where_nothing_else_fits_and_how_they_are_switched_on() -> None:
+    long = {"gpus": "1xH100", "ram": "1900GB", "seq_len": 400_000, "attention": "flash"}
+    assert "--loss tiled --mlp tiled" in [change.flags for change in ask("Llama-3.1-8B", **long).changes]
+    answer = ask("Llama-3.1-8B", **long, loss="tiled", mlp="tiled")
+    console = Console(file=StringIO(), width=120)
+    render_next_steps(answer, "ds_config.json", console, details=True)
+    assert "tile_feed_forward(trainer.model, tiles=98)" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("model", "question", "why"),
+    [
+        ("gpt2", {"mlp": "tiled"}, "gpt2"),
+        ("Qwen2.5-0.5B", {"loss": "tiled"}, "tied to the embedding"),
+        ("Llama-3.1-8B", {"mlp": "tiled", "method": "lora", "lora_dropout": 0.1}, "dropout"),
+    ],
+)
+def test_what_cannot_be_tiled_is_told(model: str, question: dict[str, Any], why: str) -> None:
+    with pytest.raises(WorkloadError, match="cannot be tiled") as refused:
+        ask(model, gpus="1x24GB", seq_len=1024, **question)
+    assert why in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ import torch
 import transformers
 from deepspeed.accelerator import set_accelerator
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+from ds_advise.estimators import tiles
 from ds_advise.probes.dry_run import training, worker
 from ds_advise.probes.dry_run.recording.allocation_classifier import AllocationClassifier
 from ds_advise.probes.dry_run.recording.ledger import Ledger
@@ -52,6 +53,7 @@ from torch.distributed import ProcessGroup, ProcessGroupGloo, distributed_c10d
 from torch.utils._python_dispatch import _disable_current_modes
 
 Gloo = ProcessGroupGloo
+tiles.TILE_OF_LOGITS_BYTES = 1 << 19  # a model of these has several
 
 
 class OneThreadGloo(Gloo):

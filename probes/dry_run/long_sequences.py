@@ -1,4 +1,5 @@
-"""A sample that several ranks share: what accelerate and the Trainer do for `sp_size`, without them.
+"""What long sequences need of the model: tiled compute, and a sample that several ranks share, as accelerate and the
+Trainer do for `sp_size`, without them.
 
 accelerate registers Ulysses' attention with transformers and gives DeepSpeed its groups
 (`Accelerator._prepare_deepspeed`); its loader hands each rank its own part of the tokens, with their positions and
@@ -12,17 +13,22 @@ from typing import Any
 
 import torch
 
+from ...ds_configs.tiled_compute import tile_feed_forward, tile_loss
+from ...estimators.models.families import shape_from_config
+from ...estimators.tiles import loss_tiles, mlp_tiles
 from .models import TrainableModel
 from .request import Request
 
 
-def shared(subject: TrainableModel, request: Request, config: dict[str, Any], device: str) -> TrainableModel:
-    """The model as each of the ranks that share a sample trains it, with the groups for DeepSpeed; a module of the
-    user's own as it is, for what its ranks share is its own business.
+def prepared(subject: TrainableModel, request: Request, config: dict[str, Any], device: str) -> TrainableModel:
+    """The model with feed-forward and loss in tiles, and as each of the ranks that share a sample trains it, with the
+    groups for DeepSpeed; a module of the user's own as it is, for what its ranks share is its own business.
 
     Raises ValueError, as DeepSpeed words it, for heads or an attention kernel that cannot be shared.
     """
     ranks = request.sequence_parallel_size
+    if request.model is not None:
+        _tile(subject.model, request, config)
     if ranks == 1 or request.model is None:
         return subject
     from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
@@ -58,6 +64,18 @@ def shared(subject: TrainableModel, request: Request, config: dict[str, Any], de
         return own + (torch.stack(parts).mean() - own).detach()
 
     return replace(subject, make_batch=make_batch, loss=loss, groups=groups)
+
+
+def _tile(model: Any, request: Request, config: dict[str, Any]) -> None:
+    """Feed-forward and loss in tiles, as the printed lines switch them on."""
+    workload = request.workload.of_rank(request.sequence_parallel_size)
+    if workload.mlp == "whole" and workload.loss != "tiled":
+        return
+    shape = shape_from_config(request.model or {}, name="")
+    if workload.mlp == "tiled":
+        tile_feed_forward(model, mlp_tiles(shape, workload))
+    if workload.loss == "tiled":
+        tile_loss(model, loss_tiles(shape, workload, _micro_batch_size(config, request)))
 
 
 def _micro_batch_size(config: dict[str, Any], request: Request) -> int:
