@@ -146,8 +146,11 @@ def block_bytes(model: ModelShape, block: Block, workload: Workload, micro_batch
     passing += tokens * sum(
         _adapter_bytes(tensor, workload) for tensor in block.tensors if tensor.linear and chosen.rank_of(tensor)
     )
-    forward, backward = saving + passing + scores_forward, SAVING_BACKWARD * saving + passing + scores_backward
-    return (forward + tokens * 2 * element * model.hidden_size if repeated else forward), backward + repeated
+    joined = tokens * 2 * element * model.hidden_size if repeated else 0
+    return (
+        saving + passing + scores_forward + joined,
+        SAVING_BACKWARD * saving + passing + scores_backward + repeated,
+    )
 
 
 def _tile_bytes(model: ModelShape, block: Block, workload: Workload, tokens: int) -> float:
