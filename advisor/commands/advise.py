@@ -51,7 +51,7 @@ from .options import CPU_RANKS, device, memory, output_options, question_options
 @click.option(
     "--budget", metavar="TIME", default="30m", show_default=True, help="Limit the time of the probes: 90s, 5m, 1h."
 )
-@share_options("every plan's memory against the GPU")
+@share_options("every plan's memory against the GPU", force=False)
 @device()
 @CPU_RANKS
 @memory()

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
 from ..terminal.output import Output
-from .options import compare_options, output_options
+from .options import compare_options, output_options, share_options
 
 
 @click.command(short_help="Compare two configurations: what differs, and what that does.")
 @click.argument("first", metavar="A")
 @click.argument("second", metavar="B")
 @compare_options
+@share_options("both sides' memory against the GPU")
 @output_options
-def compare(first: str, second: str, with_: dict[str, Any], output: Output) -> int:
+def compare(
+    first: str,
+    second: str,
+    with_: dict[str, Any],
+    html: Path | None,
+    plot: Path | None,
+    force: bool,
+    output: Output,
+) -> int:
     """Compare two ds_config.json, or rungs such as zero2-offload, or one with the other.
 
     What is missing has DeepSpeed's default and `auto` has what fills it, so that only true differences are shown.
@@ -34,7 +44,17 @@ def compare(first: str, second: str, with_: dict[str, Any], output: Output) -> i
     model, spec = with_.pop("model"), with_.pop("gpus")
     if spec is not None and model is None:
         raise click.UsageError("--gpus needs --model: memory and speed follow from both")
+    if plot and model is None:
+        raise click.UsageError("--plot needs --model: it draws memory")
+    if html or plot:
+        from ..share.targets import check_targets
+
+        check_targets(html, plot, force=force)
     circumstances = None if model is None else read_circumstances(model, gpus=spec or "auto", **with_)
     comparison = compare_sides(first, second, circumstances)
+    if html or plot:
+        from ..share.comparison import share_comparison
+
+        share_comparison(comparison, html, plot, output.say)
     output.show(comparison.to_json, lambda console: render_comparison(comparison, console))
     return 0

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ..terminal.output import Output
-from .options import COUNT, gpus, output_options, run_options
+from .options import COUNT, gpus, output_options, run_options, share_options
 
 
 @click.command("dry-run", short_help="Run a configuration through the real DeepSpeed engine on a simulated GPU.")
@@ -43,7 +43,7 @@ from .options import COUNT, gpus, output_options, run_options
     metavar="FILE.json",
     help="Write memory over time and the lanes of one step, for Perfetto or chrome://tracing.",
 )
-@click.option("--force", is_flag=True, help="Overwrite the --timeline file.")
+@share_options("memory over the run")
 @click.option("--explain", is_flag=True, help="List the largest modules and tensors at the peak.")
 @output_options
 def dry_run(
@@ -53,6 +53,8 @@ def dry_run(
     timeline: Path | None,
     force: bool,
     explain: bool,
+    html: Path | None,
+    plot: Path | None,
     output: Output,
     **settings: Any,
 ) -> int:
@@ -77,8 +79,16 @@ def dry_run(
         raise click.UsageError("--fast extrapolates: it has no --timeline and nothing to --explain; leave it out")
     if timeline is not None:
         check_trace_file(timeline, force=force)
+    if html or plot:
+        from ..share.targets import check_targets
+
+        check_targets(html, plot, force=force)
     answer = prove_by_dry_run(read_run(**run, cluster=parse_cluster(gpus, ram=ram)), **settings)
     if timeline is not None:
         write_trace(answer, timeline)
+    if html or plot:
+        from ..share.dry_run import share_dry_run
+
+        share_dry_run(answer, run["config_file"], html, plot, output.say)
     output.show(answer.to_json, lambda console: render_dry_run(answer, console, explain=explain))
     return 0 if answer.fit.fits else 1

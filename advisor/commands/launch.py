@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from .options import COUNT, CPU_RANKS, device, gpus, output_options, run_options
+from .options import COUNT, CPU_RANKS, device, gpus, output_options, run_options, share_options
 
 if TYPE_CHECKING:
     from ..launch.session import Check
@@ -71,6 +71,7 @@ _CHECKS, _LAUNCHERS = click.Choice(["auto", "dry-run", "probe"]), click.Choice([
     help="Write the ranks' output into this folder.  [default: ds-advise-launch/TIME]",
 )
 @click.option("--verbose", is_flag=True, help="Show rank 0's output.")
+@share_options()
 @output_options
 def launch(
     run: dict[str, Any],
@@ -80,6 +81,8 @@ def launch(
     no_check: bool,
     fallback: bool,
     verbose: bool,
+    html: Path | None,
+    force: bool,
     output: Output,
     **place: Any,
 ) -> int:
@@ -97,6 +100,10 @@ def launch(
         raise click.UsageError("no script; write -- and then the script with its arguments")
     if fallback and place["master"] is not None:
         raise click.UsageError("--fallback does not go with --master: the other nodes would not change their plan")
+    if html:
+        from ..share.targets import check_targets
+
+        check_targets(html, None, force=force)
     from ..launch.question.question import launch_question
     from ..launch.report import json_form, render_session, show_dry
     from ..launch.session import run_session
@@ -109,5 +116,9 @@ def launch(
     if dry:
         return show_dry(request, output)
     session = run_session(request, None if no_check else check, fallback=fallback, verbose=verbose, output=output)
+    if html:
+        from ..share.launch import share_session
+
+        share_session(session, html, output.say)
     output.show(lambda: json_form(session), lambda console: render_session(session, console))
     return 0 if session.finished else 1

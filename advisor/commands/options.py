@@ -361,29 +361,26 @@ def training_question(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in _names(_TRAINING_QUESTION)}
 
 
-def share_options(picture: str) -> Decorator:
-    """Gives a command --html and --plot; picture: what the latter draws."""
+def share_options(picture: str = "", *, force: bool = True) -> Decorator:
+    """Gives a command --html, and --plot and --force.
 
-    def decorate(command: Command) -> Command:
-        return _decorated(
-            command,
-            (
-                click.option(
-                    "--html",
-                    type=click.Path(path_type=Path),
-                    metavar="FILE",
-                    help="Also write a report: one HTML file with pictures, to be opened and shared.",
-                ),
-                click.option(
-                    "--plot",
-                    type=click.Path(path_type=Path),
-                    metavar="FILE.svg|png",
-                    help=f"Also write a picture of {picture}.",
-                ),
-            ),
-        )
+    picture: what --plot draws, "" for no such option; force: False for a command that has the option already.
+    """
 
-    return decorate
+    report = click.option(
+        "--html",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Also write a report: one HTML file with pictures, to be opened and shared.",
+    )
+    plot = click.option(
+        "--plot",
+        type=click.Path(path_type=Path),
+        metavar="FILE.svg|png",
+        help=f"Also write a picture of {picture}.",
+    )
+    over = click.option("--force", is_flag=True, help="Overwrite files that are there.")
+    return lambda command: _decorated(command, [report] + [plot] * bool(picture) + [over] * force)
 
 
 def output_options(command: Command) -> Command:

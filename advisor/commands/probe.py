@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import click
 
 from ..terminal.output import Output
-from .options import CPU_RANKS, device, gpus, memory, output_options, run_options
+from .options import CPU_RANKS, device, gpus, memory, output_options, run_options, share_options
 
 
 @click.command(short_help="Run a configuration for a few real steps on this machine.")
@@ -42,6 +43,7 @@ from .options import CPU_RANKS, device, gpus, memory, output_options, run_option
     help="Call a phase a hang after so many seconds without progress.",
 )
 @click.option("--dry-run/--no-dry-run", "dry", default=True, show_default=True, help="Put a dry run beside it.")
+@share_options()
 @output_options
 def probe(
     run: dict[str, Any],
@@ -49,6 +51,8 @@ def probe(
     device: Literal["cuda", "cpu"],
     ranks: int | None,
     memory: str | None,
+    html: Path | None,
+    force: bool,
     output: Output,
     **settings: Any,
 ) -> int:
@@ -62,6 +66,10 @@ def probe(
 
     Exit code: 0 it ran, 1 it failed (and why), 2 the probe could not be made.
     """
+    if html:
+        from ..share.targets import check_targets
+
+        check_targets(html, None, force=force)
     from ..prove.probe import prove_by_probe
     from ..prove.probe_report import render_probe
     from ..question.cluster_options import ClusterOptions
@@ -75,5 +83,9 @@ def probe(
         on_progress=output.say,
         **settings,
     )
+    if html:
+        from ..share.probe import share_probe
+
+        share_probe(answer, run["config_file"], html, output.say)
     output.show(answer.to_json, lambda console: render_probe(answer, console))
     return 0 if answer.result.failure is None else 1

@@ -35,7 +35,7 @@ _LONGEST_VALUE = 24
 def render_comparison(comparison: Comparison, console: Console) -> None:
     """Print everything."""
     candidates = [side.candidate for side in (comparison.first, comparison.second) if side.candidate is not None]
-    for line in _verdict(comparison, candidates):
+    for line in verdict(comparison):
         sentence(console, line)
     blank(console)
     for letter, side in (("A", comparison.first), ("B", comparison.second)):
@@ -52,7 +52,9 @@ def render_comparison(comparison: Comparison, console: Console) -> None:
     sentence(console, _basis(comparison), style="dim")
 
 
-def _verdict(comparison: Comparison, candidates: Sequence[Candidate]) -> tuple[Text | str, ...]:
+def verdict(comparison: Comparison) -> tuple[Text | str, ...]:
+    """The sentences that the comparison begins with."""
+    candidates = [side.candidate for side in (comparison.first, comparison.second) if side.candidate is not None]
     count = len([found for found in comparison.differences if found.acts])
     if len(candidates) < 2:
         if not count:

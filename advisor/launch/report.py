@@ -116,9 +116,23 @@ def render_figures(request: LaunchRequest, outcome: LaunchOutcome, console: Cons
     """Measured beside predicted, the step for as many tokens as were measured; what the device has no counter for is
     left out."""
     cells(console, f" {'':<20}{'measured':>12}{'predicted':>12}", style="bold")
+    prediction = None if outcome.differences else request.prediction
+    for name, measured, predicted, unit in measured_and_predicted(request, outcome):
+        if measured is not None:
+            cells(console, f" {name:<20}{unit(measured):>12}{'-' if predicted is None else unit(predicted):>12}")
+
+    if outcome.tokens_per_step is not None:
+        by = "" if prediction is None else f" Predicted {_PREDICTED_BY[prediction.evidence]}, for as many."
+        sentence(console, f"Padding counts as tokens: {outcome.tokens_per_step:,.0f} in a step.{by}")
+
+
+def measured_and_predicted(
+    request: LaunchRequest, outcome: LaunchOutcome
+) -> list[tuple[str, float | None, float | None, Callable[[Any], str]]]:
+    """Each figure's name, what was measured, what was predicted for as many tokens, and how it is written."""
     peaks, prediction = outcome.peaks, None if outcome.differences else request.prediction
     memory, time = (prediction.memory, prediction.time) if prediction is not None else (None, None)
-    figures: list[tuple[str, float | None, float | None, Callable[[Any], str]]] = [
+    return [
         ("tokens/s", outcome.tokens_per_s, None if time is None else time.tokens_per_s, rate),
         ("step", outcome.step_s, None if time is None else time.step_s * _fill(outcome, time), seconds),
         ("GPU GiB, device", peaks.device_bytes, None if memory is None else memory.device_bytes_per_gpu, gib),
@@ -126,13 +140,6 @@ def render_figures(request: LaunchRequest, outcome: LaunchOutcome, console: Cons
         ("GPU GiB, allocated", peaks.allocated_bytes, None if memory is None else memory.allocated_bytes_per_gpu, gib),
         ("host GiB", peaks.host_bytes, None if prediction is None else request.predicted_host_bytes, gib),
     ]
-    for name, measured, predicted, unit in figures:
-        if measured is not None:
-            cells(console, f" {name:<20}{unit(measured):>12}{'-' if predicted is None else unit(predicted):>12}")
-
-    if outcome.tokens_per_step is not None:
-        by = "" if prediction is None else f" Predicted {_PREDICTED_BY[prediction.evidence]}, for as many."
-        sentence(console, f"Padding counts as tokens: {outcome.tokens_per_step:,.0f} in a step.{by}")
 
 
 def _fill(outcome: LaunchOutcome, predicted: TimeEstimate) -> float:

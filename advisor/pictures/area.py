@@ -59,7 +59,7 @@ def draw_stacked_area(chart: StackedArea, width: int = WIDE) -> Markup:
     words = [chart.write(value) for value in steps]
     words[-1] = f"{words[-1]} {chart.unit}"
     left, right = 10 + max(text_width(text, SMALL) for text in words), 4.0
-    shown = legend([layer.ink for layer in chart.layers], width, 0)
+    shown = legend(list(dict.fromkeys(layer.ink for layer in chart.layers)), width, 0)
     top, bottom = shown[1] + 24.0, shown[1] + height - 30
     start, end = chart.times[0], max(chart.times[-1], chart.times[0] + 1)
 
@@ -149,14 +149,18 @@ def _spans(spans: Sequence[SpanOfTime], x_of: Callable[[float], float], top: flo
     return drawn
 
 
+_FROM_THE_BOTTOM = ("weights", "optimizer", "runtime", "gradients", "activations", "loss", "buffers")
+
+
 def layers_of(rows: Sequence[Mapping[str, float]], ink_of: Callable[[str], str]) -> tuple[Layer, ...]:
-    """Layers of a sequence of named values, the largest at the bottom; names of one ink stay side by side."""
+    """Layers of a sequence of named values: what stays at the bottom, what comes and goes above it; in each the largest
+    first."""
     most: dict[str, float] = {}
     for row in rows:
         for name, value in row.items():
             most[name] = max(most.get(name, 0.0), value)
-    inks = list(dict.fromkeys(ink_of(name) for name in sorted(most, key=lambda name: -most[name])))
-    names = sorted(most, key=lambda name: (inks.index(ink_of(name)), -most[name]))
+    order = {ink: index for index, ink in enumerate(_FROM_THE_BOTTOM)}
+    names = sorted(most, key=lambda name: (order.get(ink_of(name), len(order)), -most[name]))
     return tuple(
         Layer(name=name, ink=ink_of(name), values=tuple(float(row.get(name, 0.0)) for row in rows))
         for name in names

@@ -16,7 +16,9 @@ Plan = Mapping[str, Any]
 Terms = Mapping[str, Sequence[Mapping[str, Any]]]
 """A plan's terms as in `ds-advise explain --json`, by `key` of their name."""
 
-_MEMORY_ORDER = ("weights", "gradients", "optimizer", "loss", "activations", "buffers", "runtime", "other")
+MEMORY_ORDER = ("weights", "gradients", "optimizer", "loss", "activations", "buffers", "runtime", "other")
+"""Families from left to right in bars of memory."""
+
 _TIME_ORDER = ("compute", "memory", "links", "pcie", "host", "nvme", "launch", "other")
 
 _BEYOND = 2.0
@@ -67,7 +69,7 @@ def memory_bars(
         limit=limit_bytes,
         limit_words=f"{gib(limit_bytes)} GiB per {device}",
         ends_at=min(max([*needs, limit_bytes], default=1) * 1.02, _BEYOND * limit_bytes),
-        inks=_MEMORY_ORDER,
+        inks=MEMORY_ORDER,
     )
 
 

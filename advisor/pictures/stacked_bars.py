@@ -74,6 +74,11 @@ class StackedBars:
     """The families in the order of the legend, and of the parts of every bar."""
 
     @property
+    def shows_limit(self) -> bool:
+        """Whether the limit lies within the scale."""
+        return self.limit is not None and self.limit <= self.scale
+
+    @property
     def scale(self) -> float:
         longest = max((bar.value for bar in self.bars), default=0.0)
         end = max(longest, self.limit or 0.0) if self.ends_at is None else self.ends_at
@@ -88,7 +93,7 @@ def draw_stacked_bars(chart: StackedBars, width: int = WIDE) -> Markup:
     span = width - left - (10 if narrow else right)
     row = 40 if narrow else 28
     keys, used = legend(_used(chart), width, 0)
-    top = used + (20 if chart.limit is not None else 4)
+    top = used + (20 if chart.shows_limit else 4)
     bottom = top + row * len(chart.bars)
 
     def x_of(value: float) -> float:
@@ -139,8 +144,9 @@ def _row(bar: Bar, chart: StackedBars, x_of: Callable[[float], float], y: float,
 
 def _free(x: float, note: str, chart: StackedBars, x_of: Callable[[float], float]) -> float:
     """Where a note may begin at x or to the right of it, so that the limit's line does not cross it."""
-    if chart.limit is None:
+    if not chart.shows_limit:
         return x
+    assert chart.limit is not None
     limit = x_of(chart.limit)
     return limit + 8 if x - 2 < limit < x + text_width(note) + 4 else x
 
@@ -174,8 +180,9 @@ def _limit(
 ) -> Markup | None:
     """The limit's words, and its line over some stretches of the height: where figures stand above bars, not over
     them."""
-    if chart.limit is None or chart.limit > chart.scale:
+    if not chart.shows_limit:
         return None
+    assert chart.limit is not None
     x = x_of(chart.limit)
     half = text_width(chart.limit_words, SMALL) / 2
     middle = min(max(x, half + 2), width - half - 2)

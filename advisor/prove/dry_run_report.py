@@ -20,33 +20,10 @@ SMALLEST_SHARE = 0.03
 
 def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = False) -> None:
     """Print everything; `explain` adds the modules and tensors that are largest at the peak."""
-    result, peak, offer = answer.result, answer.result.peak, answer.run.cluster.gpu.memory_bytes
-    sentence(console, _verdict(answer.fit))
-    sentence(
-        console,
-        f"{gib(answer.required_device_bytes_per_gpu)} of {gib(offer)} GiB per GPU are needed: "
-        f"{gib(peak.allocated_bytes_per_gpu)} allocated, the allocator's fragmentation, the CUDA context and "
-        f"NCCL. With memory to spare PyTorch keeps more cached, and nvidia-smi shows "
-        f"{gib(answer.device_bytes_per_gpu)}.{_other_allocator(answer)}",
-    )
-    have = answer.run.cluster.host_memory_bytes_per_node
-    sentence(
-        console,
-        f"Host RAM {gib(answer.required_host_bytes_per_node)} GiB per node"
-        + (f" of {gib(have)}" if have is not None else " (not checked: pass --ram)")
-        + f", {gib(answer.required_host_bytes_per_node - peak.host_bytes_per_node)} of it the processes' own"
-        + (f"; NVMe {gib(result.nvme_bytes_per_rank)} GiB per GPU" if result.nvme_bytes_per_rank else "")
-        + ".",
-    )
-    if answer.analytic is not None:
-        closed = answer.analytic.allocated_bytes_per_gpu
-        error = closed / peak.allocated_bytes_per_gpu - 1
-        sentence(
-            console,
-            f"The closed form says {gib(closed)} GiB allocated, {percent(abs(error))} "
-            f"{'more' if error >= 0 else 'less'}.",
-        )
-    _step(answer, console)
+    result, peak = answer.result, answer.result.peak
+    sentence(console, verdict(answer.fit))
+    for line in summary(answer):
+        sentence(console, line)
     if answer.age_s is not None:
         sentence(console, f"This was run {age(answer.age_s)}: nothing has changed since.", style="dim")
     blank(console)
@@ -80,7 +57,32 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
     )
 
 
-def _verdict(fit: Fit) -> Text:
+def summary(answer: DryRunAnswer, *, shares: bool = True) -> list[str]:
+    """What is needed and how long a step takes, a sentence each; shares: and what it waits for."""
+    result, peak, offer = answer.result, answer.result.peak, answer.run.cluster.gpu.memory_bytes
+    have = answer.run.cluster.host_memory_bytes_per_node
+    sentences = [
+        f"{gib(answer.required_device_bytes_per_gpu)} of {gib(offer)} GiB per GPU are needed: "
+        f"{gib(peak.allocated_bytes_per_gpu)} allocated, the allocator's fragmentation, the CUDA context and "
+        f"NCCL. With memory to spare PyTorch keeps more cached, and nvidia-smi shows "
+        f"{gib(answer.device_bytes_per_gpu)}.{_other_allocator(answer)}",
+        f"Host RAM {gib(answer.required_host_bytes_per_node)} GiB per node"
+        + (f" of {gib(have)}" if have is not None else " (not checked: pass --ram)")
+        + f", {gib(answer.required_host_bytes_per_node - peak.host_bytes_per_node)} of it the processes' own"
+        + (f"; NVMe {gib(result.nvme_bytes_per_rank)} GiB per GPU" if result.nvme_bytes_per_rank else "")
+        + ".",
+    ]
+    if answer.analytic is not None:
+        closed = answer.analytic.allocated_bytes_per_gpu
+        error = closed / peak.allocated_bytes_per_gpu - 1
+        sentences.append(
+            f"The closed form says {gib(closed)} GiB allocated, {percent(abs(error))} "
+            f"{'more' if error >= 0 else 'less'}."
+        )
+    return [*sentences, *_step(answer, shares=shares)]
+
+
+def verdict(fit: Fit) -> Text:
     """The verdict, with the probability where it is not clear."""
     if fit.fits:
         return Text("It fits.", style="bold green")
@@ -90,21 +92,23 @@ def _verdict(fit: Fit) -> Text:
     return Text(f"{word}: the probability that it does is {chance(fit.probability)}.", style="bold yellow")
 
 
-def _step(answer: DryRunAnswer, console: Console) -> None:
-    """How long a step takes, and what it waits for."""
+def _step(answer: DryRunAnswer, *, shares: bool) -> list[str]:
+    """How long a step takes, what it waits for, and how busy the GPU is."""
     step = answer.step
     if step is None:
-        return
+        return []
     other = f"; the closed form says {seconds(answer.analytic_time.step_s)}" if answer.analytic_time is not None else ""
-    sentence(console, f"A step takes about {seconds(step.time.step_s)}, as its recorded schedule plays out{other}.")
-    sentence(console, f"What it waits for: {time_shares(step.time, least=SMALLEST_SHARE)}.")
     exchanged = (
         f"; {percent(step.overlapped_s / step.links_busy_s)} of the {seconds(step.links_busy_s)} of collectives run "
         "beside it"
         if step.links_busy_s
         else ""
     )
-    sentence(console, f"The GPU computes {percent(step.gpu_busy_s / step.time.step_s)} of the time{exchanged}.")
+    return [
+        f"A step takes about {seconds(step.time.step_s)}, as its recorded schedule plays out{other}.",
+        *([f"What it waits for: {time_shares(step.time, least=SMALLEST_SHARE)}."] if shares else []),
+        f"The GPU computes {percent(step.gpu_busy_s / step.time.step_s)} of the time{exchanged}.",
+    ]
 
 
 def _other_allocator(answer: DryRunAnswer) -> str:

@@ -57,9 +57,14 @@ def render_probe(answer: ProbeAnswer, console: Console) -> None:
     )
 
 
+def ended(failure: RankFailure) -> str:
+    """How a failed probe ended: `Out of memory.`"""
+    return _ENDED[failure.kind]
+
+
 def render_failure(failure: RankFailure, console: Console) -> None:
     """How a probe failed: the kind, the rank and phase, the true error."""
-    sentence(console, _ENDED[failure.kind], style="bold red")
+    sentence(console, ended(failure), style="bold red")
     sentence(console, f"Rank {failure.rank} was the first, at {failure.phase}: {failure.message}")
     for line in failure.details.strip().splitlines()[-12:]:
         row(console, f"   {line}", style="dim")

@@ -120,12 +120,17 @@ def _how(term: Mapping[str, Any]) -> Markup:
 def configuration(config: Mapping[str, Any], name: str) -> Markup:
     """A ds_config to copy, and what each of its keys decides."""
     known = [(path, value, meaning(path)) for path, value in _flat(config)]
-    rows = [[path, _short(value), words] for path, value, words in known if words]
+    rows = [[key_and_meaning(path, words), value_words(value)] for path, value, words in known if words]
     return joined(
         element("p", "Save as ", element("code", name), ".", class_="note"),
         copyable(to_json(config).rstrip()),
-        folded("What the keys decide", table(["key", "value", "what it decides"], rows)),
+        folded("What the keys decide", table(["key, and what it decides", "value"], rows)),
     )
+
+
+def key_and_meaning(path: str, words: str) -> Markup:
+    """A key, and under it what it decides."""
+    return joined(element("code", path), element("div", words, class_="soft") if words else None)
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -136,7 +141,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return found
 
 
-def _short(value: Any) -> str:
+def value_words(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     return f"{value:,}" if isinstance(value, int) else str(value)

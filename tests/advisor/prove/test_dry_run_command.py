@@ -16,6 +16,7 @@ from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
 from ds_advise.probes.dry_run import DryRunResult, TimelinePoint
 from ds_advise.probes.dry_run.request import Request
 
+from tests.advisor.share.report_page import MOST_BYTES, Page
 from tests.forked_dry_runs import ask_forks
 
 MODEL = {
@@ -89,7 +90,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(sys, "stdout", answer)
         assert run([*arguments, "--fast", "--json"]) == 0
         patch.setattr(sys, "stdout", printed)
-        assert run([*arguments, "--timeline", "trace.json"]) == 0
+        assert run([*arguments, "--timeline", "trace.json", "--html", "report.html", "--plot", "memory.svg"]) == 0
     assert len(answers) == 1, "both commands make the same run, which is done once"
     (folder / "answer.json").write_text(answer.getvalue())
     printed.flush()
@@ -123,6 +124,28 @@ def test_both_settings_of_the_allocator_are_answered(folder: Path) -> None:
     assert asked == {name: peak[name] for name in ("reserved_bytes_per_gpu", "required_bytes_per_gpu")}
     for held in (asked, other):
         assert peak["allocated_bytes_per_gpu"] <= held["required_bytes_per_gpu"] <= held["reserved_bytes_per_gpu"]
+
+
+def test_the_report_has_the_figures_of_json(folder: Path) -> None:
+    """Memory over the run, what it consists of, and the lanes of the step, with their figures as tables."""
+    text, answer = (folder / "report.html").read_text(), json.loads((folder / "answer.json").read_text())
+    page = Page(text)
+    assert len(text) <= MOST_BYTES
+    assert page.data | {name: answer[name] for name in TOLD_OF_THE_RUN} == answer
+    assert {"memory", "peak", "time", "lanes", "phases", "configuration", "evidence"} == set(page.sections)
+    phases = [row for row in page.sections["phases"] if row]
+    assert [row[1][1] for row in phases] == [phase["gpu_peak_bytes"] for phase in answer["phases"]]
+    taken = [value for row in page.sections["time"] for _, value in row if value is not None]
+    assert sorted(taken) == pytest.approx(sorted(answer["step_s_by_component"].values()))
+    categories = [row for row in page.sections["peak"] if len(row) == 4]
+    backward = sum(row[2][1] or 0 for row in categories)
+    assert backward == sum(answer["peak_by_phase"]["backward"].values())
+    assert backward + answer["library_workspace_bytes"] == answer["peak"]["allocated_bytes_per_gpu"]
+    assert "<svg" in (folder / "memory.svg").read_text()
+
+
+TOLD_OF_THE_RUN = ("seconds", "age_s", "not_extrapolated", "approximate")
+"""What differs between the run that was asked for with --fast and the other."""
 
 
 def test_the_timeline_opens_in_a_trace_viewer(folder: Path) -> None:

@@ -1,0 +1,137 @@
+"""Reports of comparisons, probes and launches: whole pages, with the figures of `--json`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise.advisor.cli import run
+from ds_advise.advisor.launch.attempts import Attempts
+from ds_advise.advisor.launch.check import Objection
+from ds_advise.advisor.launch.report import json_form
+from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Peaks, Script, TrainingFailure
+from ds_advise.advisor.launch.session import Session
+from ds_advise.advisor.prove.probe import ProbeAnswer
+from ds_advise.advisor.question.cpu_cluster import cpu_cluster
+from ds_advise.advisor.question.run import read_run
+from ds_advise.advisor.share.launch import session_html
+from ds_advise.advisor.share.probe import probe_html
+from ds_advise.probes.real_run import RankFailure
+from ds_advise.probes.real_run.result import StepTime
+from ds_advise.probes.run import Run
+
+from tests.advisor.share.report_page import MOST_BYTES, Page
+from tests.probe_results import ran
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+@pytest.fixture
+def run_of_gpt2(tmp_path: Path) -> Run:
+    config = tmp_path / "ds_config.json"
+    config.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    return read_run(config, "gpt2", cpu_cluster(2), seq_len=32, micro_batch=4, offline=True)
+
+
+def exact(page: Page, section: str) -> list[float]:
+    return [value for row in page.sections[section] for _, value in row if value is not None]
+
+
+def test_a_comparison_has_both_sides_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Side by side, part by part, and the keys that differ."""
+    asked = ["compare", "zero2", "zero3", "--model", "Qwen2.5-7B", "--gpus", "4x48GB", "--offline"]
+    path, picture = tmp_path / "report.html", tmp_path / "memory.svg"
+    assert run([*asked, "--json", "--html", str(path), "--plot", str(picture)]) == 0
+    form = json.loads(capsys.readouterr().out)
+    page = Page(path.read_text())
+    assert page.data == form and path.stat().st_size < MOST_BYTES
+    plans = [side["plan"] for side in form["sides"]]
+    assert exact(page, "figures")[:4] == [
+        plan[name] for name in ("tokens_per_second", "device_bytes_per_gpu") for plan in plans
+    ]
+    for found in form["differences"]:
+        assert found["key"] in page.text
+    assert "A: zero2" in picture.read_text()
+
+
+def test_two_files_without_a_model_are_compared_by_their_keys(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No pictures, and none can be asked for; what the files hold stays text."""
+    files = [tmp_path / f"<b>{name}.json" for name in "ab"]
+    for file, stage in zip(files, (1, 2), strict=True):
+        file.write_text(json.dumps({"zero_optimization": {"stage": stage}, EVIL: stage}))
+    path = tmp_path / "report.html"
+    assert run(["compare", *map(str, files), "--html", str(path), "--quiet"]) == 0
+    page = Page(path.read_text())
+    assert set(page.sections) == {"differences"} and page.names.count("script") == 2 and "img" not in page.names
+    assert run(["compare", *map(str, files), "--plot", str(tmp_path / "m.svg")]) == 2
+    assert "--model" in capsys.readouterr().err
+
+
+def test_a_probe_stands_beside_its_predictions(run_of_gpt2: Run) -> None:
+    step = StepTime(total_s=7.0, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
+    result = ran(step, world_size=2, device="cpu", tokens_per_step=64, host_peak_bytes=10**9)
+    answer = ProbeAnswer(run=run_of_gpt2, result=result, estimate=run_of_gpt2.estimate(), dry_run=None)
+    page = Page(probe_html(answer, Path("ds_config.json")))
+    assert page.data == json.loads(json.dumps(answer.to_json()))
+    known = [value for found in answer.figures for value in (found.measured, found.analytic) if value is not None]
+    assert exact(page, "figures") == known
+    assert "It runs." in page.text
+
+
+def test_a_probe_that_failed_says_why(run_of_gpt2: Run) -> None:
+    """In the error's own words, whatever they are."""
+    step = StepTime(total_s=7.0, forward_s=1, backward_s=1, optimizer_s=1, waiting_s=None)
+    failure = RankFailure(kind="crash", rank=1, phase="step", message=EVIL, details="")
+    result = replace(ran(step, world_size=2, device="cpu", tokens_per_step=64), failure=failure)
+    answer = ProbeAnswer(run=run_of_gpt2, result=result, estimate=None, dry_run=None)
+    page = Page(probe_html(answer, Path("ds_config.json")))
+    assert "It failed." in page.text and EVIL in page.text and "img" not in page.names
+    assert "figures" not in page.sections
+
+
+def _session(run: Run, folder: Path, **outcome: Any) -> Session:
+    request = LaunchRequest(
+        script=Script(target="train.py"),
+        run=run,
+        config_path=folder / "ds_config.json",
+        launcher="torchrun",
+        folder=folder,
+        prediction=run.estimate(),
+    )
+    known: dict[str, Any] = {
+        "status": "finished",
+        "failure": None,
+        "last_step": 9,
+        "peaks": Peaks(host_bytes=3 * 2**30),
+        "seconds": 9.0,
+        "folder": folder,
+        "step_s": 0.5,
+        "tokens_per_step": 256.0,
+        "tokens_per_s": 512.0,
+        "losses": tuple((step, 10.0 / step) for step in range(1, 3000)),
+    }
+    return Session(attempts=Attempts(made=((request, LaunchOutcome(**known | outcome)),)))
+
+
+def test_a_launch_tells_its_end_its_figures_and_its_loss(run_of_gpt2: Run, tmp_path: Path) -> None:
+    session = _session(run_of_gpt2, tmp_path)
+    text = session_html(session)
+    page = Page(text)
+    assert len(text) < MOST_BYTES
+    assert page.data == json.loads(json.dumps(json_form(session)))
+    assert "Finished after step 9." in page.text
+    assert exact(page, "figures")[0] == 512.0 and "loss" in page.sections
+
+
+def test_a_launch_that_failed_or_was_not_started_says_why(run_of_gpt2: Run, tmp_path: Path) -> None:
+    failure = TrainingFailure(kind="gpu_out_of_memory", rank=1, step=3, message=EVIL, evidence=("a counter",))
+    page = Page(session_html(_session(run_of_gpt2, tmp_path, status="failed", failure=failure)))
+    assert "The GPU's memory ran out, first on rank 1" in page.text and EVIL in page.text
+    assert "img" not in page.names and page.names.count("script") == 2
+    page = Page(session_html(Session(objections=(Objection(what="it does not fit", fix="take more GPUs"),))))
+    assert "It was not started." in page.text and "take more GPUs" in page.text
