@@ -12,7 +12,7 @@ from ..hardware.cluster import Cluster
 from ..hardware.host_defaults import nvme_read_bytes_per_s, nvme_write_bytes_per_s
 from ..time.collective_time import Ring, ring
 from ..time.offload_time import cpu_step_bytes_per_s, host_link_s
-from ..time.roofline import attention_rate, memory_rate, product_rate, product_s
+from ..time.roofline import attention_rate, memory_rate, product_rate, product_s, tile_start
 from ..workload import Precision
 from .recorded import Kind, RecordedOperation
 from .streams import Lane
@@ -61,8 +61,16 @@ def _kernel_s(operation: RecordedOperation, cluster: Cluster) -> float:
     if operation.kind == "product":
         copies, rows, inner, columns = operation.product
         element = 4 if precision == "fp32" else 2
-        rate = product_rate(gpu, precision)
-        return product_s(rows, inner, columns, copies=copies, rate=rate, bandwidth=bandwidth, element=element)
+        return product_s(
+            rows,
+            inner,
+            columns,
+            copies=copies,
+            rate=product_rate(gpu, precision),
+            bandwidth=bandwidth,
+            element=element,
+            tile_start=tile_start(gpu),
+        )
     moved = operation.size_bytes / bandwidth
     if operation.kind == "attention":
         rate = attention_rate(gpu, precision, "flash", operation.keys, backward="backward" in operation.name)

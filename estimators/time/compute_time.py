@@ -13,7 +13,7 @@ from ..models.model_shape import Block, ModelShape
 from ..workload import Workload
 from .flops import Product, attended_len, attention_backward, block_attention, block_products, head_product
 from .memory_bound import block_bytes, block_weight_bytes, loss_bytes
-from .roofline import attention_rate, memory_rate, product_rate, product_s
+from .roofline import attention_rate, memory_rate, product_rate, product_s, tile_start
 
 
 @dataclass(slots=True)
@@ -82,6 +82,7 @@ class _Passes:
         self.model, self.workload, self.gpu = model, workload, gpu
         self.micro_batch = micro_batch
         self.rate, self.bandwidth = product_rate(gpu, workload.precision), memory_rate(gpu)
+        self.tile_start = tile_start(gpu)
         self.forward, self.backward, self.again = PassTime(), PassTime(), PassTime()
 
     def add_product(self, product: Product, layers: int, *, again: bool) -> None:
@@ -96,7 +97,16 @@ class _Passes:
 
     def _product_s(self, product: Product, rows: int, inner: int, columns: int) -> float:
         copies, element = product.copies, self.workload.weight_bytes
-        return product_s(rows, inner, columns, copies=copies, rate=self.rate, bandwidth=self.bandwidth, element=element)
+        return product_s(
+            rows,
+            inner,
+            columns,
+            copies=copies,
+            rate=self.rate,
+            bandwidth=self.bandwidth,
+            element=element,
+            tile_start=self.tile_start,
+        )
 
     def add_attention(self, block: Block) -> None:
         workload = self.workload

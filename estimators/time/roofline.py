@@ -20,8 +20,9 @@ from ..errors import ClusterError
 from ..hardware.cluster import Gpu
 from ..workload import AttentionKernel, Precision
 
-SUSTAINED = {"Ampere": 0.89, "Ada": 0.97, "Hopper": 0.83}
-"""A model's products against the best shape that anyone timed (`gemm_*` of the data file), by architecture. Fitted.
+SUSTAINED = {"Ampere": 0.89, "Ada": 0.97, "Hopper": 0.83, "cpu": 1.0}
+"""A model's products against the best shape that anyone timed (`gemm_*` of the data file), by architecture. Fitted,
+but for a CPU, whose products are timed where it trains, and on which every shape is about as fast as any other.
 
 Between them lie other shapes, and power: an H100 that multiplies random numbers without a pause clocks down.
 """
@@ -55,6 +56,12 @@ B200 31, 41 and 48 % at 1k, 2k and 4k keys (Dao-AILab/flash-attention #2605), wh
 Ampere; Volta and Turing run torch's memory-efficient kernel, taken as half.
 """
 
+CPU_ATTENTION = {"forward": (0.65, 250), "backward": (0.62, 250), "backward in 16 bits": (0.3, 800)}
+"""Torch's flash attention on a CPU: (rate over long sequences against products in fp32, keys at which half of it is
+reached). It sums in fp32 whatever the type, and its backward pass converts 16-bit numbers as it goes. Measured on one
+thread of a Xeon with AVX-512 (`benchmarks/probes/cpu_attention.py`), whose 24
+times lie within a factor of 1.5 of this. Fitted by eye."""
+
 ATTENTION_BACKWARD_SPEED = 0.86
 """Rate of its backward pass against its forward pass: at best 63 and 73 % of an A100's peak (arXiv:2307.08691, 4.1)."""
 
@@ -72,11 +79,24 @@ arXiv:2307.08691 (figures 5 and 6)."""
 
 
 def product_s(
-    rows: int, inner: int, columns: int, *, copies: int, rate: float, bandwidth: float, element: int
+    rows: int,
+    inner: int,
+    columns: int,
+    *,
+    copies: int,
+    rate: float,
+    bandwidth: float,
+    element: int,
+    tile_start: int,
 ) -> float:
     """Seconds of `copies` matrix products (rows x inner) by (inner x columns), launched as one."""
     moved = element * copies * (rows * inner + inner * columns + rows * columns)
-    return max(2.0 * rows * (inner + TILE_START) * columns * copies / rate, moved / bandwidth) + RAMP_S
+    return max(2.0 * rows * (inner + tile_start) * columns * copies / rate, moved / bandwidth) + RAMP_S
+
+
+def tile_start(gpu: Gpu) -> int:
+    """TILE_START; nothing on a CPU, whose caches hold the tiles."""
+    return 0 if gpu.is_cpu else TILE_START
 
 
 def product_rate(gpu: Gpu, precision: Precision) -> float:
@@ -107,6 +127,10 @@ def attention_rate(
 ) -> float:
     """FLOP/s of the attention kernel over sequences of `keys`, in its forward or backward pass."""
     products = product_rate(gpu, precision)
+    if gpu.is_cpu and kernel != "eager":
+        what = "forward" if not backward else "backward" if precision == "fp32" else "backward in 16 bits"
+        share, half = CPU_ATTENTION[what]
+        return product_rate(gpu, "fp32") * share * keys / (keys + half)
     peak = gpu.bf16_flops_per_s if precision == "bf16" else gpu.fp16_flops_per_s
     if kernel == "eager" or precision == "fp32" or peak is None:
         return products
