@@ -43,7 +43,7 @@ for (const button of document.querySelectorAll("button[data-copy]"))
   });
 let opened = [];
 addEventListener("beforeprint", () => {
-  opened = [...document.querySelectorAll("details:not([open])")];
+  opened = [...document.querySelectorAll("details:not([open]):not(figure details)")];
   for (const details of opened) details.open = true;
 });
 addEventListener("afterprint", () => opened.forEach((details) => (details.open = false)));
