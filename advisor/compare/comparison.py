@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from ...ds_configs.emit import ds_config
 from ...ds_configs.read import plan_from_ds_config
@@ -26,9 +26,9 @@ from ..question.question import CheckpointingChoice, Question
 from ..question.workload import WorkloadOptions
 from ..recommend.candidate import Candidate
 from ..recommend.search import predict, predict_all
-from ..recommend.to_json import candidate_json
+from ..recommend.to_json import CandidateJson, candidate_json
 from .key_meanings import meaning, rank
-from .settings import ConfigSettings, Setting
+from .settings import ConfigSettings, Origin, Setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +70,42 @@ class Difference:
     acts: bool
 
 
+class SettingJson(TypedDict):
+    """A value and where it comes from."""
+
+    value: Any
+    origin: Origin
+
+
+class DifferenceJson(TypedDict):
+    """A key that is not the same on both sides."""
+
+    key: str
+    first: SettingJson
+    second: SettingJson
+    meaning: str
+    acts: bool
+    """It does something in one of the two."""
+
+
+class SideJson(TypedDict):
+    """A or B."""
+
+    name: str
+    plan: CandidateJson | None
+    """Null without --model."""
+
+
+class ComparisonJson(TypedDict):
+    """Two configurations side by side."""
+
+    schema_version: int
+    deepspeed: str
+    """The version whose defaults were taken."""
+    sides: list[SideJson]
+    differences: list[DifferenceJson]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """Two sides and their differences, those that decide most first; circumstances: None where only the files are
@@ -81,11 +117,11 @@ class Comparison:
     circumstances: Circumstances | None
     deepspeed: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> ComparisonJson:
         """One object; the sides have figures where model and GPUs are known. NaN and infinities, which JSON does not
         have, are text."""
 
-        def setting(known: Setting) -> dict[str, Any]:
+        def setting(known: Setting) -> SettingJson:
             return {"value": json.loads(json.dumps(known.value), parse_constant=str), "origin": known.origin}
 
         return {

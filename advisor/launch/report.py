@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from rich.console import Console
 from rich.text import Text
@@ -147,7 +147,31 @@ def _fill(outcome: LaunchOutcome, predicted: TimeEstimate) -> float:
     return 1.0 if outcome.tokens_per_step is None else outcome.tokens_per_step / predicted.tokens_per_step
 
 
-def json_form(session: Session) -> dict[str, Any]:
+class ObjectionJson(TypedDict):
+    """Why it was not started."""
+
+    what: str
+    fix: str
+
+
+class NextJson(TypedDict):
+    """How to go on after memory ran out."""
+
+    what: str
+    command: str | None
+
+
+class SessionJson(TypedDict):
+    """A launch, from the check to its end."""
+
+    started: bool
+    objections: list[ObjectionJson]
+    attempts: list[dict[str, Any]]
+    """Each with its launcher, config, status, failure, last_step, losses, times, peaks and folder (docs/json.md)."""
+    next: NextJson | None
+
+
+def json_form(session: Session) -> SessionJson:
     """One object: why it was not started, or every attempt."""
     following = session.attempts.following
     return {

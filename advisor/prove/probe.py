@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from ...estimators.errors import ClusterError
 from ...estimators.estimate import Estimate, MemoryEstimate
@@ -30,6 +30,26 @@ class ProbeFigure:
     def error(self, predicted: float | None) -> float | None:
         """Relative error of a prediction, None where either figure is missing."""
         return predicted / self.measured - 1 if predicted is not None and self.measured else None
+
+
+class ProbeFigureJson(TypedDict):
+    """A quantity, measured and predicted; null: not known that way."""
+
+    name: str
+    unit: str
+    """bytes, s or tokens/s."""
+    measured: float | None
+    analytic: float | None
+    analytic_error: float | None
+    """Relative: predicted over measured, less 1."""
+    dry_run: float | None
+    dry_run_error: float | None
+
+
+class ProbeAdditions(TypedDict):
+    """What an answer adds to a probe's own result."""
+
+    figures: list[ProbeFigureJson]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +77,7 @@ class ProbeAnswer:
 
     def to_json(self) -> dict[str, Any]:
         """The result with every figure beside its predictions, and their relative errors."""
-        return {
-            **self.result.to_json(),
+        additions: ProbeAdditions = {
             "figures": [
                 {
                     "name": figure.name,
@@ -72,6 +91,7 @@ class ProbeAnswer:
                 for figure in self.figures
             ],
         }
+        return {**self.result.to_json(), **additions}
 
 
 def prove_by_probe(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from ...estimators.memory.host_memory import PROCESS_BYTES
 from .candidate import Candidate
-from .fit import Fit, dry_run_fit
+from .fit import Fit, Verdict, dry_run_fit
 
 if TYPE_CHECKING:
     from ...estimators.estimate import MemoryEstimate, TimeEstimate
@@ -19,6 +19,28 @@ if TYPE_CHECKING:
 
 STATE_CATEGORIES = ("parameters", "master weights", "optimizer states", "library workspace")
 """What stays on the GPU for the whole training, among the categories of a dry run's memory."""
+
+
+class DryRunAdditions(TypedDict):
+    """What an answer adds to a dry run's own result."""
+
+    age_s: float | None
+    """How long ago it was run; null: for this answer."""
+    fits: bool
+    fit_probability: float
+    verdict: Verdict
+    step_s: float | None
+    """As the recorded schedule plays out; null where nothing is known of the GPU's speed."""
+    tokens_per_s: float | None
+    step_s_by_component: dict[str, float]
+    """Parts of the critical path, which add up to step_s."""
+    gpu_busy_s: float | None
+    links_busy_s: float | None
+    overlapped_s: float | None
+    required_device_bytes_per_gpu: int
+    required_host_bytes_per_node: int
+    analytic_allocated_bytes_per_gpu: int | None
+    """The closed form's figure for the same plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +91,7 @@ class DryRunAnswer:
         result = replace(self.result, schedule=None, timeline=()).to_json()
         del result["timeline"], result["schedule"]
         step, analytic = self.step, self.analytic
-        return {
-            **result,
+        additions: DryRunAdditions = {
             "age_s": self.age_s,
             "fits": self.fit.fits,
             "fit_probability": self.fit.probability,
@@ -85,6 +106,7 @@ class DryRunAnswer:
             "required_host_bytes_per_node": self.required_host_bytes_per_node,
             "analytic_allocated_bytes_per_gpu": None if analytic is None else analytic.allocated_bytes_per_gpu,
         }
+        return {**result, **additions}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ...ds_configs.launch_commands import threads_setting
+from ...estimators.estimate import Evidence
 from ...estimators.hardware.host_defaults import threads_per_rank
-from ..question.question import Question
+from ...estimators.plan import Offload, PlainPyTorch, Rung
+from ...estimators.workload import AttentionKernel, Framework, LayerKernels, LossKernel, Method, Precision, Quantization
+from ..question.question import Question, Risk
 from .candidate import Candidate, LadderStep
+from .fit import Verdict
 from .reasons import slower_without_threads
 from .recommendation import Recommendation
 
@@ -19,7 +23,182 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 
 
-def json_form(answer: Recommendation, *, all_candidates: bool = False) -> dict[str, Any]:
+class CandidateJson(TypedDict):
+    """A plan with its figures and the verdict on it."""
+
+    rung: Rung | PlainPyTorch
+    zero_stage: int
+    offload_optimizer: Offload
+    offload_optimizer_ratio: float
+    """Share of an offloaded optimizer that is on the host."""
+    offload_param: Offload
+    bf16_master_weights_and_grads: bool
+    bf16_optimizer_states: bool
+    sequence_parallel_size: int
+    """GPUs that share each sample."""
+    zero_hpz_partition_size: int
+    gradient_checkpointing: bool
+    cpu_checkpointing: bool
+    """What checkpointing keeps of each layer waits in host RAM."""
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    allocated_bytes_per_gpu: int
+    """Peak of live tensors."""
+    reserved_bytes_per_gpu: int
+    """What the caching allocator must hold."""
+    device_bytes_per_gpu: int
+    """Reserved, the CUDA context and NCCL; judged against the GPU's memory."""
+    measured_device_bytes_per_gpu: int | None
+    """By a probe's measurement."""
+    host_bytes_per_node: int
+    host_pinned_bytes_per_node: int
+    nvme_bytes_per_node: int
+    components: dict[str, int]
+    """Bytes by name; they add up to device_bytes_per_gpu."""
+    step_seconds: float
+    time_components: dict[str, float]
+    """Seconds by name; they add up to step_seconds."""
+    tokens_per_second: float
+    tokens_per_second_low: float | None
+    """The interval to tokens_per_second_high holds four of five true speeds."""
+    tokens_per_second_high: float | None
+    bottleneck: str
+    fits: bool
+    fit_probability: float
+    verdict: Verdict
+    reason: str
+    evidence: Evidence
+
+
+class ModelJson(TypedDict):
+    """The model that was asked about."""
+
+    name: str
+    parameters: int
+    trainable_parameters: int
+
+
+class WorkloadJson(TypedDict):
+    """The training that was asked about."""
+
+    method: Method
+    quantization: Quantization | None
+    seq_len: int
+    precision: Precision
+    optimizer: str
+    global_batch_size: int | None
+    """Null: left to the search."""
+    attention: AttentionKernel
+    loss: LossKernel
+    mlp: str
+    kernels: LayerKernels
+    document_len: int | None
+    """Null: a sample is one document."""
+    framework: Framework
+    software: dict[str, Any]
+
+
+class ClusterJson(TypedDict):
+    """The machines that were asked about."""
+
+    nodes: int
+    gpus_per_node: int
+    gpu: str
+    gpu_memory_bytes: int
+    """What CUDA offers."""
+    host_memory_bytes_per_node: int | None
+    """Null: unknown."""
+    measured: str
+    """Which figures a benchmark of this machine gave; "" for none."""
+
+
+class StepJson(TypedDict):
+    """A rung of the ladder."""
+
+    rung: Rung
+    fits: bool
+    fit_probability: float
+    verdict: Verdict
+    reason: str
+
+
+class HostThreadsJson(TypedDict):
+    """Threads of a step on the host."""
+
+    threads_per_rank: int
+    setting: str
+    """For a shell."""
+    step_times_without: dict[str, float]
+    """By launcher: how many times as long a step takes where OMP_NUM_THREADS is not set."""
+
+
+class ChangeJson(TypedDict):
+    """Something that would change the answer."""
+
+    flags: str
+    outcome: str
+
+
+class DeepSpeedEstimateJson(TypedDict):
+    """DeepSpeed's own figures; null where it has none for the plan."""
+
+    gpu_bytes: int | None
+    host_bytes: int | None
+
+
+class ProbedPlanJson(TypedDict):
+    """A plan that ran on this machine."""
+
+    plan: CandidateJson
+    reason: str
+    age_seconds: float | None
+    """Null: it ran for this answer."""
+    result: dict[str, Any]
+    """As of `ds-advise probe --json`, without `figures`."""
+
+
+class ProbesJson(TypedDict):
+    """The probes that settled an answer."""
+
+    ended: str
+    bound: int
+    candidates: int
+    trials: list[ProbedPlanJson]
+
+
+class AdviceJson(TypedDict):
+    """The whole answer."""
+
+    schema_version: int
+    model: ModelJson
+    workload: WorkloadJson
+    risk: Risk
+    """How sure it must be that a plan fits for it to be recommended."""
+    cluster: ClusterJson
+    candidates: list[CandidateJson]
+    """Every rung's best plan; with --all every plan that was predicted."""
+    ladder: list[StepJson]
+    recommended: CandidateJson | None
+    beside: CandidateJson | None
+    """Plain PyTorch's plan, with --sharding fsdp."""
+    try_first: CandidateJson | None
+    """A plan that is only likely to fit, and much faster."""
+    host_threads: HostThreadsJson | None
+    """Null where the optimizer steps on the device."""
+    reasons: list[str]
+    doubts: list[str]
+    assumptions: list[str]
+    changes: list[ChangeJson]
+    deepspeed_estimate: DeepSpeedEstimateJson | None
+    verifications: list[dict[str, Any]]
+    """Dry runs, each with its `rung` and the fields of `ds-advise dry-run --json`."""
+    probes: ProbesJson | None
+    earlier_probes: list[ProbedPlanJson]
+    files: list[str]
+    """Files that were written."""
+
+
+def json_form(answer: Recommendation, *, all_candidates: bool = False) -> AdviceJson:
     """The recommendation as JSON types. `candidates` holds every rung's best plan, or every candidate."""
     question = answer.question
     model, workload, cluster = question.model, question.workload, question.cluster
@@ -87,7 +266,7 @@ def json_form(answer: Recommendation, *, all_candidates: bool = False) -> dict[s
     }
 
 
-def _step(step: LadderStep) -> dict[str, Any]:
+def _step(step: LadderStep) -> StepJson:
     candidate = step.candidate
     return {
         "rung": step.rung,
@@ -98,7 +277,7 @@ def _step(step: LadderStep) -> dict[str, Any]:
     }
 
 
-def _host_threads(question: Question, chosen: Candidate) -> dict[str, Any] | None:
+def _host_threads(question: Question, chosen: Candidate) -> HostThreadsJson | None:
     """The threads that the step on the host is predicted with, and what the launchers' own choices cost."""
     slower = slower_without_threads(question, chosen)
     if not slower:
@@ -106,7 +285,7 @@ def _host_threads(question: Question, chosen: Candidate) -> dict[str, Any] | Non
     return {
         "threads_per_rank": threads_per_rank(question.cluster),
         "setting": threads_setting(question.cluster),
-        "step_times_without": slower,
+        "step_times_without": {str(launcher): ratio for launcher, ratio in slower.items()},
     }
 
 
@@ -115,7 +294,7 @@ def _keys(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name.lower().replace(" ", "_").replace("-", "_"): value for name, value in values.items()}
 
 
-def _probed_plan(probe: ProbedPlan) -> dict[str, Any]:
+def _probed_plan(probe: ProbedPlan) -> ProbedPlanJson:
     return {
         "plan": candidate_json(probe.candidate),
         "reason": probe.reason,
@@ -124,7 +303,7 @@ def _probed_plan(probe: ProbedPlan) -> dict[str, Any]:
     }
 
 
-def candidate_json(candidate: Candidate) -> dict[str, Any]:
+def candidate_json(candidate: Candidate) -> CandidateJson:
     """A plan with its figures and the verdict on it."""
     estimate, plan = candidate.estimate, candidate.plan
     memory, time = estimate.memory, estimate.time

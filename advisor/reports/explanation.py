@@ -7,17 +7,73 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from ...estimators.errors import WorkloadError
-from ...estimators.estimate import MemoryTerm, TimeTerm, symbols_of
-from ...estimators.plan import RUNGS
+from ...estimators.estimate import Evidence, MemoryTerm, TimeTerm, symbols_of
+from ...estimators.plan import RUNGS, PlainPyTorch, Rung
 from ..recommend.candidate import Candidate
+from ..recommend.fit import Verdict
 from ..recommend.recommendation import Recommendation, closest
 from ..terminal.words import component_title
 from .formula_words import in_words, with_numbers
 
 Term = MemoryTerm | TimeTerm
+
+
+class TermJson(TypedDict):
+    """A component: of memory with size_bytes, of time with seconds."""
+
+    name: str
+    size_bytes: NotRequired[int]
+    seconds: NotRequired[float]
+    hidden_seconds: NotRequired[float]
+    """Seconds behind other work, which cost nothing."""
+    resource: NotRequired[str]
+    """What it keeps busy."""
+    formula: str
+    formula_in_words: str
+    formula_with_numbers: str
+    """"" where a number is not known."""
+    inputs: dict[str, float]
+    source: str
+    not_covered: str
+
+
+class SectionJson(TypedDict):
+    """Terms that add up to the total, in bytes or seconds."""
+
+    total: float
+    terms: list[TermJson]
+
+
+class ExplanationJson(TypedDict):
+    """A plan taken apart."""
+
+    rung: Rung | PlainPyTorch
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    gradient_checkpointing: bool
+    cpu_checkpointing: bool
+    sequence_parallel_size: int
+    bf16_optimizer_states: bool
+    zero_hpz_partition_size: int
+    evidence: Evidence
+    fit_probability: float
+    verdict: Verdict
+    allocated_bytes_per_gpu: int
+    reserved_bytes_per_gpu: int
+    device_bytes_per_gpu: int
+    step_seconds: float
+    tokens_per_second: float
+    peak: str
+    """The moment of a step at which the GPU holds the most."""
+    allocated_bytes_by_moment: dict[str, int]
+    host_loading_bytes_per_node: int
+    sections: dict[str, SectionJson]
+    """gpu_memory, host_memory, nvme and time."""
+    symbols: dict[str, str]
+    """What the symbols of the formulas mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +103,7 @@ class Explanation:
                     known.setdefault(meaning, f"in {section.name.replace('_', ' ')}, {meaning}" if known else meaning)
         return {symbol: "; ".join(known.values()) for symbol, known in meanings.items()}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> ExplanationJson:
         """One object; the terms of a section add up to its total."""
         plan, memory = self.candidate.plan, self.candidate.memory
         return {
@@ -78,15 +134,9 @@ class Explanation:
         }
 
 
-def _json(term: Term) -> dict[str, Any]:
-    value = (
-        {"size_bytes": term.size_bytes}
-        if isinstance(term, MemoryTerm)
-        else {"seconds": term.seconds, "hidden_seconds": term.hidden_s, "resource": term.resource}
-    )
-    return {
+def _json(term: Term) -> TermJson:
+    form: TermJson = {
         "name": term.name,
-        **value,
         "formula": term.formula,
         "formula_in_words": in_words(term),
         "formula_with_numbers": with_numbers(term),
@@ -94,6 +144,9 @@ def _json(term: Term) -> dict[str, Any]:
         "source": term.source,
         "not_covered": term.not_covered,
     }
+    if isinstance(term, MemoryTerm):
+        return {**form, "size_bytes": term.size_bytes}
+    return {**form, "seconds": term.seconds, "hidden_seconds": term.hidden_s, "resource": term.resource}
 
 
 def explain(answer: Recommendation, *, rung: str | None = None, component: str | None = None) -> Explanation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from rich.console import Console
 from rich.text import Text
@@ -67,7 +67,47 @@ def render_rules(rules: Sequence[Rule], console: Console) -> None:
         sentence(console, f"{rule.code} {rule.severity:<8} {rule.title}", hang=15)
 
 
-def answer_json(answer: LintAnswer) -> dict[str, Any]:
+class LintFindingJson(TypedDict):
+    """What is wrong in one place."""
+
+    code: str
+    severity: str
+    title: str
+    path: str
+    """Names joined by dots."""
+    line: int
+    column: int
+    what: str
+    why: str
+    fix: str
+    versions: str
+    """Of DeepSpeed."""
+    source: str
+    can_fix: bool
+
+
+class LintJson(TypedDict):
+    """A configuration that was checked; after --fix, what is left."""
+
+    schema_version: int
+    file: str
+    framework: str
+    """hf or deepspeed: who reads the file."""
+    framework_is_assumed: bool
+    deepspeed: str
+    facts: str
+    """installed, or bundled where no DeepSpeed is."""
+    errors: int
+    warnings: int
+    advice: int
+    more: int
+    """Findings that are not listed."""
+    written: str | None
+    copy: str | None
+    findings: list[LintFindingJson]
+
+
+def answer_json(answer: LintAnswer) -> LintJson:
     """One object, described in docs/json.md."""
     report = answer.report
     return {

@@ -58,10 +58,11 @@ def _subject(comparison: Comparison) -> str:
 
 def _plans(comparison: Comparison) -> list[dict[str, Any]]:
     """Both sides' candidates, named A and B; empty where their figures are not known."""
-    sides = [side["plan"] for side in comparison.to_json()["sides"]]
-    if None in sides:
-        return []
-    return [{**plan, "rung": f"{letter}: {plan['rung']}"} for letter, plan in zip("AB", sides, strict=True)]
+    found = []
+    for letter, side in zip("AB", comparison.to_json()["sides"], strict=True):
+        if side["plan"] is not None:
+            found.append({**side["plan"], "rung": f"{letter}: {side['plan']['rung']}"})
+    return found if len(found) == 2 else []
 
 
 def _memory(comparison: Comparison, plans: list[dict[str, Any]]) -> StackedBars:

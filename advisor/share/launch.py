@@ -5,11 +5,10 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from ..launch.report import json_form, measured_and_predicted, render_session
+from ..launch.report import SessionJson, json_form, measured_and_predicted, render_session
 from ..launch.request import FAILURE_TITLES, LaunchOutcome, LaunchRequest
 from ..launch.session import Session
 from ..pictures.curve import Curve, draw_curve
@@ -123,7 +122,7 @@ def _loss(outcome: LaunchOutcome) -> Section | None:
     return Section(name="loss", title="Loss", body=body)
 
 
-def _attempts(form: dict[str, Any]) -> Markup:
+def _attempts(form: SessionJson) -> Markup:
     rows: list[list[Cell]] = [
         [
             attempt["config"],
@@ -138,7 +137,7 @@ def _attempts(form: dict[str, Any]) -> Markup:
     return table(["configuration", "launcher", "how it ended", "last step", "", "output"], rows)
 
 
-def _next(form: dict[str, Any]) -> Section | None:
+def _next(form: SessionJson) -> Section | None:
     following = form["next"]
     if following is None:
         return None

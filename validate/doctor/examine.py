@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from .checks import building, environment, folder, gpus, host, nodes, versions
 from .facts import MachineFacts
@@ -29,6 +29,30 @@ AREAS: Mapping[str, tuple[DoctorCheck, ...]] = {
 """Every check, by what it is about, in the order of the report."""
 
 
+class DoctorFindingJson(TypedDict):
+    """What a check says."""
+
+    area: str
+    check: str
+    status: FindingStatus
+    what: str
+    """What was seen."""
+    why: str
+    """Why it matters."""
+    fix: str
+
+
+class CheckupJson(TypedDict):
+    """A machine that was checked."""
+
+    schema_version: int
+    worst: FindingStatus
+    """The gravest status."""
+    counts: dict[str, int]
+    """Findings by status."""
+    findings: list[DoctorFindingJson]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkup:
     """Findings by area, areas without any left out, and the facts that they rest on."""
@@ -47,7 +71,7 @@ class Checkup:
     def count(self, status: FindingStatus) -> int:
         return sum(finding.status == status for finding in self.findings)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> CheckupJson:
         """JSON types; the facts are left out but for what a finding says of them."""
         return {
             "schema_version": 1,

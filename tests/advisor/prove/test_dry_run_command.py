@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from ds_advise.advisor.cli import run
 from ds_advise.advisor.prove.timeline import PLAIN_SPARKS, SPARKS, sparkline
+from ds_advise.advisor.schemas.catalogue import schema
 from ds_advise.estimators.memory.host_memory import PROCESS_BYTES
 from ds_advise.probes.dry_run import DryRunResult, TimelinePoint
 from ds_advise.probes.dry_run.request import Request
 
+from tests.advisor.schemas.validator import wrong
 from tests.advisor.share.report_page import MOST_BYTES, Page
 from tests.forked_dry_runs import ask_forks
 
@@ -115,6 +117,8 @@ def test_the_json_has_the_documented_form(folder: Path) -> None:
     assert answer["extrapolated_from"] == [] and "2 layers are few enough" in answer["not_extrapolated"]
     assert answer["required_host_bytes_per_node"] == peak["host_bytes_per_node"] + 2 * PROCESS_BYTES
     assert "timeline" not in answer  # it has a file of its own
+    form = schema("dry-run")
+    assert wrong(answer, form, form) == []
 
 
 def test_both_settings_of_the_allocator_are_answered(folder: Path) -> None:

@@ -17,12 +17,14 @@ from ds_advise.advisor.launch.session import Session
 from ds_advise.advisor.prove.probe import ProbeAnswer
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.advisor.question.run import read_run
+from ds_advise.advisor.schemas.catalogue import schema
 from ds_advise.advisor.share.launch import session_html
 from ds_advise.advisor.share.probe import probe_html
 from ds_advise.probes.real_run import RankFailure
 from ds_advise.probes.real_run.result import StepTime
 from ds_advise.probes.run import Run
 
+from tests.advisor.schemas.validator import wrong
 from tests.advisor.share.report_page import MOST_BYTES, Page
 from tests.probe_results import ran
 
@@ -78,6 +80,7 @@ def test_a_probe_stands_beside_its_predictions(run_of_gpt2: Run) -> None:
     answer = ProbeAnswer(run=run_of_gpt2, result=result, estimate=run_of_gpt2.estimate(), dry_run=None)
     page = Page(probe_html(answer, Path("ds_config.json")))
     assert page.data == json.loads(json.dumps(answer.to_json()))
+    assert wrong(page.data, schema("probe"), schema("probe")) == []
     known = [value for found in answer.figures for value in (found.measured, found.analytic) if value is not None]
     assert exact(page, "figures") == known
     assert "It runs." in page.text
@@ -124,6 +127,7 @@ def test_a_launch_tells_its_end_its_figures_and_its_loss(run_of_gpt2: Run, tmp_p
     page = Page(text)
     assert len(text) < MOST_BYTES
     assert page.data == json.loads(json.dumps(json_form(session)))
+    assert wrong(page.data, schema("launch"), schema("launch")) == []
     assert "Finished after step 9." in page.text
     assert exact(page, "figures")[0] == 512.0 and "loss" in page.sections
 

@@ -1,0 +1,88 @@
+"""The published schemas hold for what the commands really print."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, TypedDict
+
+import pytest
+from ds_advise.advisor.cli import run
+from ds_advise.advisor.schemas.catalogue import NAMES, schema
+from ds_advise.advisor.schemas.generate import schema_of
+
+from tests.advisor.schemas.validator import wrong
+
+ADVICE = "Qwen2.5-14B --gpus 2x32GB --no-write --offline --no-deepspeed-estimate"
+QLORA = "Qwen2.5-7B --gpus 4x24GB --method qlora --sharding fsdp --no-write --offline"
+NOTHING_FITS = "Qwen2.5-72B --gpus 1x8GB --ram 64GB --no-write --offline --no-deepspeed-estimate"
+COMMANDS = {
+    "advise": f"advise {ADVICE} --all",
+    "advise, with plain PyTorch beside": f"advise {QLORA}",
+    "advise, where nothing fits": f"advise {NOTHING_FITS}",
+    "explain": "explain Qwen2.5-14B --gpus 2x32GB --offline",
+    "compare": "compare zero2 zero3 --model Qwen2.5-7B --gpus 4x48GB --offline",
+    "compare, files alone": "compare a.json b.json",
+    "lint": "lint a.json",
+    "doctor": "doctor",
+}
+
+
+@pytest.mark.parametrize("what", COMMANDS)
+def test_what_is_printed_is_as_the_schema_says(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every field is known, of its type, and none is missing."""
+    monkeypatch.chdir(tmp_path)
+    for name, stage in (("a.json", 2), ("b.json", 3)):
+        Path(name).write_text(json.dumps({"zero_optimization": {"stage": stage, "typo": 1}, "bf16": {"enabled": True}}))
+    assert run([*COMMANDS[what].split(), "--json"]) in (0, 1)
+    form = schema(what.partition(",")[0])
+    assert wrong(json.loads(capsys.readouterr().out), form, form) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_schema_is_printed_with_its_version(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As JSON Schema 2020-12, its classes resolved."""
+    assert run(["schema", name]) == 0
+    text = capsys.readouterr().out
+    form = json.loads(text)
+    assert form["$id"] == f"urn:ds-advise:{name}:1" and form["type"] == "object" and form["required"]
+    for part in text.split('"$ref": "#/$defs/')[1:]:
+        assert part.partition('"')[0] in form["$defs"]
+
+
+def test_a_command_without_a_schema_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["schema", "nonsense"]) == 2
+    out, error = capsys.readouterr()
+    assert out == "" and error.count("\n") == 1 and "advise, explain" in error
+
+
+class _Inner(TypedDict):
+    kind: Literal["a", "b"]
+    """Which of the two."""
+
+
+@dataclass
+class _Outer:
+    name: str
+    """What it is
+    called."""
+    sizes: tuple[int, ...]
+    pair: tuple[int, float]
+    inner: _Inner | None
+    shares: dict[str, float]
+
+
+def test_a_schema_follows_from_the_types() -> None:
+    """Types, unions, definitions, and the strings under the fields."""
+    form = schema_of([_Outer])
+    assert form["properties"]["name"] == {"type": "string", "description": "What it is called."}
+    assert form["properties"]["sizes"] == {"type": "array", "items": {"type": "integer"}}
+    assert form["properties"]["inner"] == {"anyOf": [{"$ref": "#/$defs/_Inner"}, {"type": "null"}]}
+    assert form["$defs"]["_Inner"]["properties"]["kind"] == {"enum": ["a", "b"], "description": "Which of the two."}
+    good = json.loads(json.dumps(asdict(_Outer("x", (1, 2), (1, 2.0), {"kind": "a"}, {"y": 0.5}))))
+    assert wrong(good, form, form) == []
+    for broken in ({"name": 1}, {"sizes": [1.5]}, {"inner": {"kind": "c"}}, {"more": 1}):
+        assert wrong({**good, **broken}, form, form) != []
