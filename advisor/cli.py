@@ -29,7 +29,7 @@ COMMANDS = {
     "compare": "compare:compare",
     "bench": "bench:bench",
     "history": "history:history",
-    "schema": "schema:schema",
+    "schema": "schemas.command:schema",
     "page": "page.command:page",
 }
 """Command name -> module and function, imported when the command is used: of `commands`, or of a room of its own."""

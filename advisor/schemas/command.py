@@ -6,7 +6,7 @@ import json
 
 import click
 
-from .options import DEBUG
+from ..commands.options import DEBUG
 
 
 @click.command(short_help="Print the JSON Schema of a command's --json.")
@@ -23,7 +23,7 @@ def schema(command: str) -> int:
     Its $id ends in the version, which rises when a field changes its meaning or goes away. Exit code: 0, or 2 for a
     command without a schema.
     """
-    from ..schemas.catalogue import schema as schema_of_command
+    from .catalogue import schema as schema_of_command
 
     print(json.dumps(schema_of_command(command), indent=1))
     return 0
