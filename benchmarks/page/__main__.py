@@ -30,11 +30,10 @@ SLIDERS = ("seq-len", "count", "micro-batch", "ram")
 
 _MOVE = """async ([name, step]) => {
   const box = document.querySelector(`[data-slider=${name}] input[type=range]`);
-  const command = document.getElementById("text-command"), before = command.textContent;
   box.value = (+box.value + step) % (+box.max + 1);
   const began = performance.now();
   const shown = new Promise((resolve) => new MutationObserver((_, watcher) => { watcher.disconnect(); resolve(); })
-    .observe(document.getElementById("figures"), { childList: true }));
+    .observe(document.getElementById("summary"), { childList: true }));
   box.dispatchEvent(new Event("input"));
   await shown;
   await new Promise(requestAnimationFrame);
