@@ -22,7 +22,7 @@ from ..question.workload import WorkloadOptions
 from ..recommend.recommendation import Change, Recommendation
 from ..recommend.what_if import changes_tried
 from .options import OPTIONS, State, command_of, model_of, options_in, question_of
-from .view import COLUMNS, answer_view, json_text, scatter_view
+from .view import COLUMNS, PICTURES, answer_view, json_text, picture
 
 if TYPE_CHECKING:
     from ...validate.lint import LintReport
@@ -47,11 +47,11 @@ def choices() -> str:
 
 
 def answer(request: str) -> Iterator[str]:
-    """The answer to `{"state": {...}, "width": pixels}` in parts, each worth showing at once.
+    """The answer to `{"state": {...}, "picture": name, "width": pixels}` in parts, each worth showing at once.
 
-    "answer" is everything but what would change it; "scatter" the picture of all plans; "pause" says nothing and lets
-    a caller stop who has a newer question; "whole" has the changes and the answer as `ds-advise --json` prints it.
-    "error" stands alone: the question cannot be answered, and why.
+    "answer" is everything but what would change it, with the one picture that is looked at; "pictures" are the others;
+    "pause" says nothing and lets a caller stop who has a newer question; "whole" has the changes and the answer as
+    `ds-advise --json` prints it. "error" stands alone: the question cannot be answered, and why.
     """
     asked = json.loads(request)
     state, width = asked["state"], int(asked["width"])
@@ -60,8 +60,10 @@ def answer(request: str) -> Iterator[str]:
     except DsAdviseError as error:
         yield json.dumps(_error(error))
         return
-    yield json.dumps({"part": "answer", "command": command_of(state), **answer_view(recommendation, width)})
-    yield json.dumps({"part": "scatter", "svg": scatter_view(recommendation, width)})
+    first = {asked["picture"]: picture(recommendation, asked["picture"], width)}
+    yield json.dumps({"part": "answer", "command": command_of(state), **answer_view(recommendation), "pictures": first})
+    others = {name: picture(recommendation, name, width) for name in PICTURES if name not in first}
+    yield json.dumps({"part": "pictures", "pictures": others})
     found: list[Change] = []
     for change in changes_tried(recommendation.question, recommendation.ladder, recommendation.recommended):
         found += [change] if change is not None else []

@@ -23,18 +23,20 @@ from ..terminal.words import batch_words, checkpointing_word, cluster_title, dev
 
 CONFIG_FILE = "ds_config.json"
 
+PICTURES = ("memory", "time", "scatter")
+"""Memory of every rung's best plan, time of those that may fit, and both of all plans."""
+
 COLUMNS = ("rung", "batch", "checkpointing", "GPU GiB", "RAM GiB", "NVMe GiB", "tokens/s", "verdict")
 
 
-def answer_view(answer: Recommendation, width: int) -> dict[str, Any]:
-    """The answer without what would change it. width: pixels of the pictures."""
+def answer_view(answer: Recommendation) -> dict[str, Any]:
+    """The answer without pictures and without what would change it."""
     return {
         "used": _used(answer),
         "verdict": _verdict(answer),
         "subject": _subject(answer),
         "figures": _figures(answer),
         "table": [_row(step, step.candidate is answer.recommended) for step in answer.ladder],
-        "pictures": _pictures(answer, width),
         "why": _why(answer),
         "start": _start(answer),
     }
@@ -182,37 +184,27 @@ def _row(step: LadderStep, chosen: bool) -> dict[str, Any]:
     }
 
 
-def _pictures(answer: Recommendation, width: int) -> dict[str, str]:
-    """SVG by name: memory of every rung's best plan, time of those that may fit, and all plans in both."""
+def picture(answer: Recommendation, name: str, width: int) -> str:
+    """One of `PICTURES` as SVG; "" where there is nothing to draw. width: pixels that there are for it."""
+    cluster, chosen = answer.question.cluster, answer.recommended
+    limit, device = cluster.gpu.memory_bytes, device_word(cluster)
     width = min(max(width, NARROW), WIDE)
-    steps = [step.candidate for step in answer.ladder if step.candidate is not None]
-    limit, device = answer.question.cluster.gpu.memory_bytes, device_word(answer.question.cluster)
-    likely = [candidate for candidate in steps if candidate.fit.probability >= LIKELY]
-    drawn = {}
-    if steps:
-        chart = memory_bars(
-            [candidate_json(each) for each in steps], limit, chosen=_index(steps, answer.recommended), device=device
-        )
-        drawn["memory"] = draw_stacked_bars(chart, width)
-    if likely:
-        plans = [candidate_json(each) for each in likely]
-        drawn["time"] = draw_stacked_bars(time_bars(plans, chosen=_index(likely, answer.recommended)), width)
-    return {name: str(svg) for name, svg in drawn.items()}
-
-
-def scatter_view(answer: Recommendation, width: int) -> str:
-    """SVG of every plan's speed against its memory."""
-    chosen = None if answer.recommended is None else candidate_json(answer.recommended)
-    plans = [candidate_json(candidate) for candidate in answer.candidates]
-    if not plans:
+    shown = [step.candidate for step in answer.ladder if step.candidate is not None]
+    if name == "scatter":
+        shown = list(answer.candidates)
+    elif name == "time":  # of what cannot fit, nobody asks how long it takes
+        shown = [candidate for candidate in shown if candidate.fit.probability >= LIKELY]
+    if not shown:
         return ""
-    cluster = answer.question.cluster
-    chart = speed_against_memory(plans, cluster.gpu.memory_bytes, chosen=chosen, device=device_word(cluster))
-    return str(draw_scatter(chart, min(max(width, NARROW), WIDE)))
-
-
-def _index(candidates: list[Candidate], chosen: Candidate | None) -> int | None:
-    return next((index for index, each in enumerate(candidates) if each is chosen), None)
+    plans = [candidate_json(candidate) for candidate in shown]
+    index = next((index for index, each in enumerate(shown) if each is chosen), None)
+    if name == "scatter":
+        plan = None if chosen is None else candidate_json(chosen)
+        return str(draw_scatter(speed_against_memory(plans, limit, chosen=plan, device=device), width))
+    chart = (
+        memory_bars(plans, limit, chosen=index, device=device) if name == "memory" else time_bars(plans, chosen=index)
+    )
+    return str(draw_stacked_bars(chart, width))
 
 
 def _why(answer: Recommendation) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Literal
 
 from .markup import Markup, element, joined, number
@@ -27,6 +28,7 @@ def is_narrow(width: int) -> bool:
 _WIDTHS = {**dict.fromkeys("iljtf.,:;|' -", 0.36), **dict.fromkeys("mwMW", 0.95)}
 
 
+@lru_cache(maxsize=1024)
 def text_width(text: str, size: float = TEXT) -> float:
     """Pixels of a text, roughly, and rather too many: a browser's sans-serif font is not known."""
     return size * sum(_WIDTHS.get(char, 0.7 if char.isupper() else 0.62) for char in text)

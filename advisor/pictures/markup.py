@@ -20,9 +20,11 @@ class Markup(str):
 
 def escaped(text: str) -> Markup:
     """Text for an element or an attribute; characters that XML forbids become replacement characters."""
-    allowed = "".join(
-        char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in str(text)
-    )
+    allowed = str(text)
+    if not allowed.isprintable():
+        allowed = "".join(
+            char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in allowed
+        )
     return Markup(html.escape(allowed, quote=True))
 
 

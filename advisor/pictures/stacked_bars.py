@@ -96,10 +96,12 @@ def draw_stacked_bars(chart: StackedBars, width: int = WIDE) -> Markup:
     top = used + (20 if chart.shows_limit else 4)
     bottom = top + row * len(chart.bars)
 
-    def x_of(value: float) -> float:
-        return left + span * min(1.0, value / chart.scale)
+    scale = chart.scale
 
-    steps = [value for value in round_steps(chart.scale, 4 if narrow else 7, chart.counts_in) if value <= chart.scale]
+    def x_of(value: float) -> float:
+        return left + span * min(1.0, value / scale)
+
+    steps = [value for value in round_steps(scale, 4 if narrow else 7, chart.counts_in) if value <= scale]
     tops = [top + row * index for index in range(len(chart.bars))]
     rows = [_row(bar, chart, x_of, y, width, narrow) for bar, y in zip(chart.bars, tops, strict=True)]
     return frame(

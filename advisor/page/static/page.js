@@ -126,7 +126,7 @@ function showControls() {
 
 function show(part) {
   if (part.part === "answer") showAnswer(part);
-  else if (part.part === "scatter") { pictures.scatter = part.svg; showPicture(); }
+  else if (part.part === "pictures") { Object.assign(pictures, part.pictures); showPicture(); }
   else if (part.part === "whole") showWhole(part);
   else if (part.part === "error") showError(part.sentence);
 }
@@ -153,7 +153,7 @@ function showAnswer({ used: taken, verdict, subject, figures, table, pictures: d
   byId("verdict").querySelector(".subject").textContent = subject;
   byId("figures").replaceChildren(...figures.map(figure));
   byId("table").tBodies[0].replaceChildren(...table.map(row));
-  pictures = { ...drawn, scatter: pictures.scatter };
+  Object.assign(pictures, drawn);
   showPicture();
   byId("why").replaceChildren(...why.map((sentence) => make("li", { textContent: sentence })));
   byId("recipe").hidden = start === null;
@@ -188,15 +188,15 @@ function row({ cells, chosen, fits }) {
 }
 
 function showPicture() {
-  if (!pictures[tab]) tab = "memory";
+  const shown = pictures[tab] ? tab : "memory";
   for (const button of document.querySelectorAll("[role=tab]")) {
-    const name = button.id.slice(4), isShown = name === tab;
-    button.setAttribute("aria-selected", isShown);
-    button.tabIndex = isShown ? 0 : -1;
-    button.hidden = !pictures[name] && name !== "scatter";
+    const name = button.id.slice(4);
+    button.setAttribute("aria-selected", name === shown);
+    button.tabIndex = name === shown ? 0 : -1;
+    button.hidden = !pictures[name];
   }
-  byId("picture").setAttribute("aria-labelledby", `tab-${tab}`);
-  byId("picture").innerHTML = pictures[tab] ?? "";
+  byId("picture").setAttribute("aria-labelledby", `tab-${shown}`);
+  byId("picture").innerHTML = pictures[shown] ?? "";
 }
 
 function showWhole({ changes, json }) {
@@ -287,7 +287,7 @@ const ask = () => {
   const id = ++asked;
   byId("answer").setAttribute("aria-busy", "true");
   const width = byId("pictures").clientWidth || byId("answer").clientWidth;
-  request("answer", { state: kept(), width }, (part) => { if (id === asked) show(part); });
+  request("answer", { state: kept(), picture: tab, width }, (part) => { if (id === asked) show(part); });
 };
 
 function loadFailed(reason) {

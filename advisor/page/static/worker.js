@@ -59,7 +59,8 @@ const started = start().then(
   (error) => { postMessage({ failed: error.message }); throw error; },
 );
 started.catch(() => {});  // told already
-const turn = () => new Promise((resolve) => setTimeout(resolve));
+const turn = (after_ms = 0) => new Promise((resolve) => setTimeout(resolve, after_ms));
+const STILL_MS = 200;  // who drags has moved on by then; what would change the answer is asked for one who rests
 
 onmessage = async ({ data: { id, name, request } }) => {
   if (name === "answer") newest = id;
@@ -72,8 +73,9 @@ onmessage = async ({ data: { id, name, request } }) => {
     begun.destroy();
     let isWhole = true;
     for (let part = parts.next(); !part.done; part = parts.next()) {
-      postMessage({ id, part: JSON.parse(part.value) });
-      await turn();
+      const shown = JSON.parse(part.value);
+      postMessage({ id, part: shown });
+      await turn(shown.part === "pictures" ? STILL_MS : 0);
       if (name === "answer" && id !== newest) { isWhole = false; break; }
     }
     parts.destroy();

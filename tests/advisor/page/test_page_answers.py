@@ -27,7 +27,7 @@ LLAMA = {
 
 
 def parts(state: dict[str, str]) -> dict[str, Any]:
-    found = [json.loads(text) for text in answer(json.dumps({"state": state, "width": 700}))]
+    found = [json.loads(text) for text in answer(json.dumps({"state": state, "picture": "memory", "width": 700}))]
     return {part["part"]: part for part in found}
 
 

@@ -18,7 +18,8 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 from ds_advise.advisor.page.answers import REQUESTS
 state = {"model": "Qwen2.5-7B", "gpus": "2x24GB", "method": "lora"}
-last = [json.loads(part) for part in REQUESTS["answer"](json.dumps({"state": state, "width": 700}))][-1]
+request = {"state": state, "picture": "memory", "width": 700}
+last = [json.loads(part) for part in REQUESTS["answer"](json.dumps(request))][-1]
 assert last["part"] == "whole", last
 found = json.loads(next(REQUESTS["judge"](json.dumps({"config": "{}", "state": None}))))
 assert found["part"] == "lint", found
