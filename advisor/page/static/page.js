@@ -56,7 +56,7 @@ function slider(box) {
   const name = box.dataset.slider, { stops, unset = "", auto } = SLIDERS[name], id = `${name}-value`;
   const text = make("input", { id, type: "text", placeholder: unset, autocomplete: "off", spellcheck: false });
   const range = make("input", { type: "range", min: 0, ariaLabel: box.dataset.label });
-  const back = make("button", { type: "button", textContent: "auto", ariaLabel: `${box.dataset.label}: leave it to the advice`, hidden: true });
+  const back = make("button", { type: "button", textContent: "auto", ariaLabel: `auto: leave ${box.dataset.label} to the advice`, hidden: true });
   box.append(make("label", { htmlFor: id, textContent: box.dataset.label }), back, text, range);
   text.onchange = () => set(name, text.value);
   range.oninput = () => set(name, box.stops[range.value]);
