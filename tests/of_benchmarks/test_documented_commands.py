@@ -55,6 +55,7 @@ COMMANDS = {
     "ds-advise page --build site": How(elsewhere="needs a network; test_page_build.py builds from a file"),
     "python3 -m http.server --directory site 8000": How(elsewhere="serves until it is stopped"),
     "ds-advise page --build site --pyodide pyodide-314.0.7.tgz": How(elsewhere="test_page_browser.py"),
+    "python -m benchmarks.page": How(elsewhere="times what test_page_browser.py drives"),
     "ds-advise bench": How(elsewhere="test_bench.py"),
     "ds-advise Qwen2.5-14B --gpus auto": How(code=2, says="GPU"),
     "ds-advise Qwen2.5-14B --gpus auto --probe --budget 10m": How(code=2, says="GPU", slow=True),

@@ -309,7 +309,7 @@ async function registered() {
     if (navigator.serviceWorker.controller) return;
     await new Promise((resolve) => {
       navigator.serviceWorker.addEventListener("controllerchange", resolve, { once: true });
-      setTimeout(resolve, 3000);
+      setTimeout(resolve, 1500);
     });
   } catch (error) { console.warn("nothing is kept for offline use:", error.message); }
 }

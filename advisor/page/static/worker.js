@@ -22,9 +22,9 @@ async function keepSnapshot() {
   } catch (error) { console.warn("the next visit will import everything again:", error.message); }
 }
 
-async function unpackFiles() {
+async function unpackFiles(fetched) {
   if (hasFiles) return;
-  const response = await fetch("ds_advise.zip");
+  const response = await (fetched ?? fetch("ds_advise.zip"));
   if (!response.ok) throw new Error(`ds_advise.zip: ${response.status}`);
   python.unpackArchive(await response.arrayBuffer(), "zip", { extractDir: FILES });
   hasFiles = true;
@@ -42,9 +42,11 @@ async function start() {
       await (await caches.open(cacheName)).delete("snapshot");
     }
   }
+  const fetched = fetch("ds_advise.zip");
+  fetched.catch(() => {});  // told where it is waited for
   python = await loadPyodide({ _makeSnapshot: true });
   postMessage({ progress: "Loading the advice …" });
-  await unpackFiles();
+  await unpackFiles(fetched);
   python.runPython(`
 import sys
 sys.path.insert(0, "${FILES}")
