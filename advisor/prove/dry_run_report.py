@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
+from ...ds_configs.beyond_plans import beyond_plans
 from ..recommend.evidence import DryRunAnswer
 from ..recommend.fit import Fit, chance
 from ..recommend.reasons import time_shares
@@ -50,6 +51,8 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
         )
     elif result.not_extrapolated:
         sentence(console, f"Run at full depth, not extrapolated: {result.not_extrapolated}.", style="yellow")
+    for feature in beyond_plans(answer.run.config):
+        sentence(console, f"{feature.name}: {feature.predicted}.", style="yellow")
     sentence(
         console,
         f"Evidence: dry run of the real engine ({versions}) in {seconds(result.seconds)}.",

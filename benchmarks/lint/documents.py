@@ -33,6 +33,7 @@ _SUBJECTS = {
     "aio": "Asynchronous I/O",
     "optimizer": "Optimizer",
     "scheduler": "Scheduler",
+    "experts": "Mixtures of experts",
     "communication": "Communication",
     "checkpointing": "Checkpointing",
     "logging": "Logging and profiling",

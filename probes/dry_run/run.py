@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
+from packaging.version import Version
+
+from ...ds_configs.beyond_plans import FIRST_WITHOUT_AUTOEP, beyond_plans
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.memory.device_overhead import library_workspace, outside_allocator
 from ..run import Run
-from .ask import DryRunError, ask
+from .ask import DryRunError, NeedsValuesError, ask
 from .extrapolate import DepthNotLinearError, depth_series, extrapolated
 from .fullest_rank import fullest_rank
 from .request import Request
@@ -39,6 +43,8 @@ def dry_run(
     values; with the original message and the phase.
     """
 
+    _refuse_what_needs_more(run)
+
     def request(as_rank: int | None) -> Request:
         return request_for(run, rank=as_rank, iterations=iterations, expandable_segments=expandable_segments)
 
@@ -51,6 +57,27 @@ def dry_run(
         peak=_beside_tensors(result.peak, run.cluster),
         library_workspace_bytes=sum(term.size_bytes for term in library_workspace(run.cluster.gpu)),
     )
+
+
+def _refuse_what_needs_more(run: Run) -> None:
+    """Raises DryRunError for a feature that cannot run with the installed transformers, NeedsValuesError for one that
+    no dry run knows."""
+    for feature in beyond_plans(run.config):
+        installed = version("transformers")
+        if feature.key == "expert_parallel" and Version(installed).release >= FIRST_WITHOUT_AUTOEP:
+            raise DryRunError(
+                f"AutoEP cannot be initialized with transformers {installed}",
+                phase="initialize",
+                why="DeepSpeed 0.19.8 asks transformers' registry of outputs in a way that it no longer answers",
+                fix="install transformers 5.8, or take expert_parallel out",
+            )
+        if feature.not_dry_run:
+            raise NeedsValuesError(
+                f"a dry run does not know {feature.name}",
+                phase="initialize",
+                why=feature.not_dry_run,
+                fix="probe it: ds-advise probe",
+            )
 
 
 def _extrapolated(request: Request, timeout_s: float) -> DryRunResult | str:

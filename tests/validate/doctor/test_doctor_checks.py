@@ -222,6 +222,12 @@ BROKEN: dict[str, tuple[MachineFacts, str, str, str]] = {
         "note",
         "0.14.4",
     ),
+    "AutoEP's transformers": (
+        facts(software={"packages": {**WITHOUT_PACKAGE["ninja"], "transformers": "5.23.0"}}),
+        "experts",
+        "note",
+        "transformers 5.23.0 and AutoEP",
+    ),
     "no accelerate": (facts(software={"packages": WITHOUT_PACKAGE["accelerate"]}), "trainer", "problem", "accelerate"),
     "ops of another torch": (facts(software={"built_with_torch": "2.4"}), "ops-built-ahead", "problem", "2.4"),
     "no compiler": (facts(toolchain={"cxx": "", "cxx_trial": None}), "compiler", "problem", "apt-get install g++"),

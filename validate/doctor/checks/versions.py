@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ....ds_configs.beyond_plans import FIRST_WITHOUT_AUTOEP
 from ...versions import parse_version
 from ..facts import NO_PYNVML, MachineFacts
 from ..findings import DoctorFinding, note, ok, problem, unknown, warning
@@ -197,6 +198,18 @@ def trainer(facts: MachineFacts) -> Iterator[DoctorFinding]:
         )
 
 
+def experts(facts: MachineFacts) -> Iterator[DoctorFinding]:
+    """DeepSpeed's expert parallelism works on the inner parts of this transformers."""
+    packages = facts.software.packages if facts.software else {}
+    found = packages.get("transformers")
+    if "deepspeed" in packages and found and parse_version(found).release >= FIRST_WITHOUT_AUTOEP:
+        yield note(
+            f"transformers {found} and AutoEP",
+            "`expert_parallel` stops at deepspeed.initialize with a TypeError of _CanRecordRegistry.get()",
+            "pip install transformers==5.8.0 where experts are to be spread over ranks",
+        )
+
+
 def ops_built_ahead(facts: MachineFacts) -> Iterator[DoctorFinding]:
     """Ops that were compiled when DeepSpeed was installed were compiled for this torch."""
     software = facts.software
@@ -215,4 +228,14 @@ def ops_built_ahead(facts: MachineFacts) -> Iterator[DoctorFinding]:
         yield ok(f"compiled when DeepSpeed was installed: {names}")
 
 
-CHECKS = (driver, torch, torch_and_driver, gpu_architecture, torch_libraries, deepspeed, trainer, ops_built_ahead)
+CHECKS = (
+    driver,
+    torch,
+    torch_and_driver,
+    gpu_architecture,
+    torch_libraries,
+    deepspeed,
+    trainer,
+    experts,
+    ops_built_ahead,
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..rule import Rule
-from .engine import checkpointing, communication, logging, resources
+from .engine import checkpointing, communication, experts, logging, resources
 from .file import keys, reading, types
 from .training import batch, optimizer, precision, scheduler, trainer
 from .zero import aio, offload, zeropp
@@ -28,6 +28,7 @@ RULES: tuple[Rule, ...] = tuple(
                 scheduler,
                 communication,
                 checkpointing,
+                experts,
                 logging,
                 resources,
             )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .....ds_configs.beyond_plans import beyond_plans
 from .....estimators.estimate import MemoryEstimate
 from .....estimators.hardware.cluster import Cluster
 from .....estimators.memory.fit_probability import fit_probability
@@ -142,6 +143,21 @@ def steps_often(config: LintedConfig) -> Iterator[Hit]:
             f"{more} accumulation steps are predicted to give {gain:.1f} x the tokens per second",
             fix="accumulate more, if the training may have the larger batch",
         )
+
+
+@rules.advice(
+    "DS906 a feature that the predictions leave out",
+    why="what is said here of memory and time is of the same configuration without it",
+    source="ds_configs/beyond_plans.py",
+    options={"model": "Qwen2.5-7B", "gpus": "4xA100-80GB", "framework": "deepspeed"},
+    bad=_bf16(zero_optimization=zero(3), compile={"deepcompile": True}),
+    good=_bf16(zero_optimization=zero(3)),
+    fix="measure it: `ds-advise probe`",
+)
+def left_out(config: LintedConfig) -> Iterator[Hit]:
+    if _Situation.of(config):
+        for feature in beyond_plans(config.values):
+            yield hit(feature.key, f"{feature.name}: {feature.predicted}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
