@@ -13,9 +13,11 @@ from importlib import import_module
 from pathlib import Path
 
 import click
+from click.shell_completion import CompletionItem
 
 from .. import __version__
 from ..estimators.errors import DsAdviseError
+from .terminal.completion import complete_model
 
 COMMANDS = {
     "advise": "advise:advise",
@@ -55,6 +57,13 @@ class AdviseByDefault(click.Group):
         place = f".{module}" if "." in module else f".commands.{module}"
         command: click.Command = getattr(import_module(place, __package__), function)
         return command
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands, and the models of the question that needs no command."""
+        found = super().shell_complete(context, incomplete)
+        if not incomplete.startswith("-"):
+            found += [CompletionItem(name) for name in complete_model(context, context.command.params[0], incomplete)]
+        return found
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in COMMANDS and args[0] not in ("--help", "-h", "--version"):

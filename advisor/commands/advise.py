@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from .options import CPU_RANKS, device, memory, output_options, question_options
     is_flag=True,
     help="Also show the reasons, DeepSpeed's own estimate, what is assumed, the script's arguments and every launcher.",
 )
+@click.option("--markdown", is_flag=True, help="Print a summary in GitHub's Markdown instead, to paste into an issue.")
 @click.option(
     "--no-deepspeed-estimate", is_flag=True, help="Do not call DeepSpeed's own estimator (saves a second or two)."
 )
@@ -64,6 +66,7 @@ def advise(
     sharding: str,
     all_candidates: bool,
     details: bool,
+    markdown: bool,
     no_deepspeed_estimate: bool,
     html: Path | None,
     plot: Path | None,
@@ -88,6 +91,10 @@ def advise(
         raise click.UsageError("--json and -o - both want stdout; leave one out")
     if not destination:
         raise click.UsageError("--output is empty; name a file, or pass --no-write")
+    if markdown and output.mode != "human":
+        raise click.UsageError("--markdown is an answer of its own; leave --json and --quiet out")
+    if markdown and (destination == "-" or details or all_candidates):
+        raise click.UsageError("--markdown prints a summary; leave -o -, --details and --all out")
     if html or plot:
         from ..share.targets import check_targets
 
@@ -100,8 +107,13 @@ def advise(
         **proofs,
     )
     place: Destination = None if no_write else "-" if destination == "-" else Path(destination)
+    path, instead = str(place) if isinstance(place, Path) else "ds_config.json", None
     if html or plot:
         from ..share.advice import share_advice
 
-        share_advice(answer, str(place) if isinstance(place, Path) else "ds_config.json", html, plot, say=output.say)
-    return deliver(answer, place, output, force=force, all_candidates=all_candidates, details=details)
+        share_advice(answer, path, html, plot, say=output.say)
+    if markdown:
+        from ..share.markdown import advice_markdown
+
+        instead = partial(advice_markdown, config_path=path)
+    return deliver(answer, place, output, force=force, all_candidates=all_candidates, details=details, instead=instead)

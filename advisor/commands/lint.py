@@ -7,14 +7,25 @@ from typing import Any
 
 import click
 
+from ..terminal.completion import complete_gpus, complete_model
 from ..terminal.output import Output
 from .options import COUNT, OFFLINE, RAM, output_options
 
 
 @click.command(name="lint", short_help="Check a ds_config: what is refused, ignored, or slower than need be.")
 @click.argument("config_file", metavar="DS_CONFIG", required=False)
-@click.option("--model", metavar="MODEL", help="Name the model, as for the advice: then memory and speed are judged.")
-@click.option("--gpus", metavar="SPEC", help="Name the GPUs, as for the advice, or auto (this machine).")
+@click.option(
+    "--model",
+    metavar="MODEL",
+    help="Name the model, as for the advice: then memory and speed are judged.",
+    shell_complete=complete_model,
+)
+@click.option(
+    "--gpus",
+    metavar="SPEC",
+    help="Name the GPUs, as for the advice, or auto (this machine).",
+    shell_complete=complete_gpus,
+)
 @RAM
 @click.option("--seq-len", type=COUNT, help="Set the tokens per sample; by default 2048, or the model's positions.")
 @click.option(

@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from ..terminal.completion import complete_gpus, complete_model
 from ..terminal.output import Output
 
 Command = Callable[..., int]
@@ -47,7 +48,9 @@ CPU_RANKS = click.option("--ranks", type=COUNT, help="Run so many ranks with --d
 def gpus(
     text: str = "Name the GPUs: 2x32GB, 8xA100-80GB, 4x8xH100 (nodes x GPUs x kind), RTX4090, or auto (this machine).",
 ) -> Decorator:
-    return click.option("--gpus", default="auto", metavar="SPEC", show_default=True, help=text)
+    return click.option(
+        "--gpus", default="auto", metavar="SPEC", show_default=True, help=text, shell_complete=complete_gpus
+    )
 
 
 def device(text: str = "Train on GPUs, or with processes on this machine's CPU in their place.") -> Decorator:
@@ -280,6 +283,7 @@ def run_options(command: Command, *, model_required: bool = True) -> Command:
         "--model",
         required=model_required,
         metavar="MODEL",
+        shell_complete=complete_model,
         help="Name the model as for the advice; or FILE.py:FACTORY, a function of yours that returns a module."
         if model_required
         else "Name the model as for the advice; by default the script's arguments name it.",
@@ -290,9 +294,17 @@ def run_options(command: Command, *, model_required: bool = True) -> Command:
 def compare_options(command: Command) -> Command:
     """Gives a command the options that a comparison of files and rungs is made with, and hands them over as `with_`."""
     model = click.option(
-        "--model", metavar="MODEL", help="Name a model, as for the advice: then memory and speed are compared too."
+        "--model",
+        metavar="MODEL",
+        help="Name a model, as for the advice: then memory and speed are compared too.",
+        shell_complete=complete_model,
     )
-    spec = click.option("--gpus", metavar="SPEC", help="Name the GPUs, as for the advice; by default auto.")
+    spec = click.option(
+        "--gpus",
+        metavar="SPEC",
+        help="Name the GPUs, as for the advice; by default auto.",
+        shell_complete=complete_gpus,
+    )
     return _handed(
         "with_",
         command,
@@ -321,7 +333,7 @@ def question_options(command: Command) -> Command:
     """Gives a command the options that make up a question, and hands it their values as `question`: keyword arguments
     of `advisor.advise.advise`."""
     options = (
-        click.argument("model", metavar="MODEL"),
+        click.argument("model", metavar="MODEL", shell_complete=complete_model),
         *_question(
             _seq_len(longest=True),
             "Keep exactly so many samples per optimizer step; by default the fastest number is searched.",

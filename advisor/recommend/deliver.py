@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,8 +31,11 @@ def deliver(
     force: bool,
     all_candidates: bool,
     details: bool = False,
+    instead: Callable[[Recommendation], str] | None = None,
 ) -> int:
     """Write the recommended configuration, show the answer, and return the exit code.
+
+    instead: makes a text that people get in place of the printed answer.
 
     A file that may not be written does not cost the user the answer: that is shown first, then the error is raised.
     """
@@ -42,6 +46,9 @@ def deliver(
         print(json.dumps(config, indent=2))
 
     def render_all(console: Console) -> None:
+        if instead is not None:
+            print(instead(answer), end="")
+            return
         # Imported here: JSON needs no terminal library.
         from .next_steps import render_next_steps
         from .report import render

@@ -1,0 +1,40 @@
+"""The summary for an issue: GitHub's tables, nothing that calls anybody, and the figures of the answer."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ds_advise.advisor.cli import run
+
+QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--no-write", "--offline", "--no-deepspeed-estimate"]
+
+
+def test_the_summary_has_verdict_ladder_and_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    """One table whose rows all have as many cells; the configuration is JSON in a fence."""
+    assert run([*QUESTION, "--markdown"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("**ZeRO-3 with optimizer and parameters in host RAM fits.**")
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) == 2 + 8 and {row.count("|") for row in rows} == {7}
+    assert (
+        "| **zero3-offload** | **micro batch 5, checkpointing on** | **26.3** | **352.6** | **648** | **fits** |"
+        in rows
+    )
+    config = json.loads(text.partition("```json\n")[2].partition("\n```")[0])
+    assert config["zero_optimization"]["stage"] == 3
+    assert "- `--method lora`: " in text and text.count("<details>") == text.count("</details>") == 3
+
+
+def test_where_nothing_fits_there_is_no_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["Qwen2.5-72B", "--gpus", "1x8GB", "--ram", "64GB", "--no-write", "--offline", "--markdown"]) == 1
+    text = capsys.readouterr().out
+    assert text.startswith("**Nothing fits.") and "```json" not in text and "What would make it fit:" in text
+
+
+@pytest.mark.parametrize("other", ["--json", "--quiet", "--details", "--all", "-o-"])
+def test_it_is_an_answer_of_its_own(other: str, capsys: pytest.CaptureFixture[str]) -> None:
+    question = QUESTION if other != "-o-" else [word for word in QUESTION if word != "--no-write"]
+    assert run([*question, "--markdown", other]) == 2
+    out, error = capsys.readouterr()
+    assert out == "" and error.count("\n") == 1
