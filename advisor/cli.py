@@ -11,13 +11,16 @@ import sys
 import traceback
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import CompletionItem
 
 from .. import __version__
 from ..estimators.errors import DsAdviseError
 from .terminal.completion import complete_model
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 COMMANDS = {
     "advise": "advise:advise",
@@ -60,6 +63,8 @@ class AdviseByDefault(click.Group):
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
         """Commands, and the models of the question that needs no command."""
+        from click.shell_completion import CompletionItem
+
         found = super().shell_complete(context, incomplete)
         if not incomplete.startswith("-"):
             found += [CompletionItem(name) for name in complete_model(context, context.command.params[0], incomplete)]
