@@ -67,6 +67,12 @@ def ds_config(
         config["sequence_parallel_size"] = plan.sequence_parallel_size
         # Gradients are reduced as they are without it; the default is fp32, twice the bytes.
         config["seq_parallel_communication_data_type"] = workload.precision
+    if plan.autotp_size > 1:
+        config.pop("train_batch_size", None)  # by stage DeepSpeed counts the ranks or their groups
+        config["tensor_parallel"] = {"autotp_size": plan.autotp_size}
+        if model.tied:
+            # Without it DeepSpeed splits the embedding and the head by their tokens, with a loss of its own.
+            config["tensor_parallel"]["vocab_parallel_lm_head"] = False
     config |= optimizer_block(workload.optimizer, plan, auto=auto)
     config["zero_optimization"] = _zero_optimization(plan, model, workload, cluster)
     if "nvme" in (plan.offload_optimizer, plan.offload_param):

@@ -58,6 +58,7 @@ def plan_from_ds_config(
         micro_batch_size=micro,
         gradient_accumulation_steps=accumulation,
         sequence_parallel_size=shared_by,
+        autotp_size=autotp_size_in(config),
         gradient_checkpointing=gradient_checkpointing,
         cpu_checkpointing=cpu_checkpointing,
         offload_optimizer=offload_optimizer,
@@ -140,6 +141,12 @@ def _in_bf16(config: Mapping[str, Any], key: str) -> bool:
 def sequence_parallel_size_in(config: Mapping[str, Any]) -> int:
     """The ranks that share a sample. Raises ConfigFileError for what is no whole number from 1."""
     return _number(config, "sequence_parallel_size", default=1, auto=1, lowest=1, where="")
+
+
+def autotp_size_in(config: Mapping[str, Any]) -> int:
+    """The ranks that split each layer. Raises ConfigFileError for what is no whole number."""
+    block = _mapping(config.get("tensor_parallel") or {}, "tensor_parallel")
+    return max(1, _number(block, "autotp_size", default=1, where="tensor_parallel."))
 
 
 def optimizer_in(config: Mapping[str, Any]) -> str | None:

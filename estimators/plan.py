@@ -34,6 +34,9 @@ class Plan:
     sequence_parallel_size: int = 1
     """P, the ranks that share each sample (Ulysses): each holds S / P of its tokens, and inside attention all of them
     for 1 / P of the heads. ZeRO shards over all ranks whatever P is."""
+    autotp_size: int = 1
+    """The neighbouring ranks that split each layer and compute the same samples (AutoTP); ZeRO shards over the groups
+    of them."""
     gradient_checkpointing: bool = True
     """Every layer is recomputed in the backward pass."""
     cpu_checkpointing: bool = False
@@ -71,6 +74,11 @@ class Plan:
     """Parameters per rank that stay in pinned host RAM although they are offloaded to NVMe."""
     optimizer_buffer_count: int = 4
     """The swapper's pinned buffers per rank."""
+
+    @property
+    def ranks_per_sample(self) -> int:
+        """Ranks that compute the same samples together."""
+        return self.sequence_parallel_size * self.autotp_size
 
     @property
     def master_bytes(self) -> int:

@@ -9,6 +9,7 @@ from .memory.activations.layer_variants import with_offered_attention
 from .memory.nvme_memory import states_per_master
 from .memory.trainable import ShardedTensors, shard_tensors, tensor_set
 from .models.model_shape import ModelShape
+from .models.tensor_parallel import unsplittable
 from .optimizers import BF16_STATES, Optimizer, optimizer
 from .plan import Plan
 from .tiles import untileable
@@ -54,7 +55,7 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
     if obstacle is not None:
         return obstacle
     if plan.sharding != "zero":
-        return None if plan.sequence_parallel_size == 1 else "Ulysses sequence parallelism is DeepSpeed's"
+        return None if plan.ranks_per_sample == 1 else "Ulysses and AutoTP are DeepSpeed's"
     if plan.sequence_parallel_size > 1:
         if cluster is not None and cluster.world_size % plan.sequence_parallel_size:
             return f"{cluster.world_size} ranks do not divide into groups of {plan.sequence_parallel_size}"
@@ -74,6 +75,7 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
     if plan.offload_optimizer_ratio < 1 and workload.optimizer not in ("adamw", "adam"):
         return f"{workload.optimizer} does not run on both sides, only AdamW does"
     obstacle = _unsuited_to_bf16_states(workload, plan) or _unsuited_to_hpz(plan, cluster)
+    obstacle = obstacle or _unsuited_to_autotp(model, workload, plan, cluster)
     if obstacle is not None:
         return obstacle
     if plan.zero_stage and not runs.partitions:
@@ -121,6 +123,24 @@ def _unsuited_to_hpz(plan: Plan, cluster: Cluster | None) -> str | None:
     if cluster is not None and cluster.world_size % size:
         return f"{cluster.world_size} ranks do not divide into groups of {size} with a second copy each"
     return None
+
+
+def _unsuited_to_autotp(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None) -> str | None:
+    """What speaks against layers that ranks split, and what nobody has confirmed of them."""
+    ranks = plan.autotp_size
+    if ranks == 1:
+        return None
+    if cluster is not None and cluster.gpus_per_node % ranks:
+        return f"{cluster.gpus_per_node} GPUs of a node do not divide into groups of {ranks} that split each layer"
+    if workload.method != "full":
+        return "AutoTP splits no layers with adapters"
+    if plan.sequence_parallel_size > 1 or plan.zero_hpz_partition_size > 1:
+        return "AutoTP does not go with Ulysses or hpZ"
+    if "nvme" in (plan.offload_optimizer, plan.offload_param):
+        return "AutoTP with states on NVMe is not known to run"
+    if workload.loss != "standard" or workload.kernels != "torch" or workload.mlp != "whole":
+        return "AutoTP with other losses or kernels, or with tiles, is not known to run"
+    return unsplittable(model, ranks)
 
 
 def _unswappable(sharded: ShardedTensors, plan: Plan, runs: Optimizer) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ds_configs.read import has_bf16_states, sequence_parallel_size_in
+from ...ds_configs.read import autotp_size_in, has_bf16_states, sequence_parallel_size_in
 from ...estimators.errors import DsAdviseError
 from ...estimators.estimate import Estimate
 from ...estimators.plan import Plan
@@ -22,7 +22,7 @@ the closed form can tell."""
 def plans_that_fit(run: Run) -> list[Candidate]:
     """Plans with the same global batch that are predicted to fit, the fastest first; none for a model of unknown
     shape."""
-    if run.shape is None:
+    if run.shape is None or autotp_size_in(run.config) > 1:  # the script's data loader knows the groups
         return []
     try:
         question = Question(

@@ -102,7 +102,7 @@ def _has_lines(answer: Recommendation, chosen: Candidate) -> bool:
     """Whether the script needs more than TrainingArguments."""
     workload = answer.question.workload
     tiled = workload.mlp == "tiled" or workload.loss == "tiled"
-    return bool(_model_lines(workload)) or tiled or chosen.plan.sequence_parallel_size > 1
+    return bool(_model_lines(workload)) or tiled or chosen.plan.ranks_per_sample > 1
 
 
 def _script_lines(answer: Recommendation, chosen: Candidate, config_path: str) -> list[str]:
@@ -124,6 +124,8 @@ def _script_lines(answer: Recommendation, chosen: Candidate, config_path: str) -
         lines.append(f"model.{enable}")
     if plan.sequence_parallel_size > 1:
         lines += _sharing_lines(plan, workload)
+    if plan.autotp_size > 1:
+        lines += _splitting_lines(plan.autotp_size)
     if workload.loss == "fused" or workload.kernels == "liger":
         lines.append("liger_kernel.transformers._apply_liger_kernel_to_instance(model=model)")
     return lines + _tiling_lines(question.model, plan, workload, "model")
@@ -243,6 +245,15 @@ def _sharing_lines(plan: Plan, workload: Workload) -> list[str]:
         f"    sp_world_size={plan.sequence_parallel_size}, device=engine.device)",
         'loss = engine(**batch, labels=batch["shift_labels"]).loss  # of this rank\'s tokens',
         "loss = torch.stack(torch.distributed.nn.functional.all_gather(loss, group=group)).mean()",
+    ]
+
+
+def _splitting_lines(ranks: int) -> list[str]:
+    """How a script of one's own gives GPUs that split layers the same samples; DeepSpeed compares their first batch."""
+    return [
+        "sampler = DistributedSampler(",
+        f"    dataset, num_replicas=torch.distributed.get_world_size() // {ranks},",
+        f"    rank=torch.distributed.get_rank() // {ranks})",
     ]
 
 

@@ -33,6 +33,7 @@ def reasons(
         _simpler_that_fails(ladder, chosen, device),
         _layer_inputs(chosen, candidates, device),
         _shared_samples(chosen, candidates, device, LEAST[question.risk]),
+        _split_layers(chosen, candidates, device, LEAST[question.risk]),
         _second_copy(chosen, candidates, LEAST[question.risk]),
         _checkpointing(chosen, candidates, device, LEAST[question.risk]),
         _micro_batch(question, chosen, candidates),
@@ -180,6 +181,20 @@ def _shared_samples(chosen: Candidate, candidates: Sequence[Candidate], device: 
     )
 
 
+def _split_layers(chosen: Candidate, candidates: Sequence[Candidate], device: str, least: float) -> str:
+    """What layers that GPUs split win over samples that they share."""
+    ranks = chosen.plan.autotp_size
+    if ranks == 1:
+        return ""
+    why = f"{ranks} {device}s split each layer (AutoTP), because the batch has fewer samples than there are {device}s"
+    others = [each for each in candidates if each.plan.autotp_size == 1 and each.fit.probability >= least]
+    if not others:
+        return f"{why}."
+    best = max(others, key=lambda candidate: candidate.tokens_per_s)
+    share = percent(best.tokens_per_s / chosen.tokens_per_s)
+    return f"{why}: with samples that they share instead (Ulysses), {best.rung} runs at {share} of this speed."
+
+
 def _second_copy(chosen: Candidate, candidates: Sequence[Candidate], least: float) -> str:
     """What hpZ wins over the best plan of the rung without."""
     others = [
@@ -288,7 +303,7 @@ def _layer_inputs(chosen: Candidate, candidates: Sequence[Candidate], device: st
 
 def _passes(plan: Plan) -> tuple[bool, bool, int, int]:
     """What decides a pass besides the micro batch."""
-    shared, copied = plan.sequence_parallel_size, plan.zero_hpz_partition_size
+    shared, copied = plan.ranks_per_sample, plan.zero_hpz_partition_size
     return plan.gradient_checkpointing, plan.cpu_checkpointing, shared, copied
 
 

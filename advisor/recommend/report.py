@@ -96,7 +96,7 @@ def verdict(answer: Recommendation) -> tuple[str | Text, ...]:
         return _nothing_fits(answer)
     plan = chosen.plan
     steps, ranks = plan.gradient_accumulation_steps, cluster.world_size
-    samples = plan.micro_batch_size * steps * ranks // plan.sequence_parallel_size
+    samples = plan.micro_batch_size * steps * ranks // plan.ranks_per_sample
     shared = plan.sequence_parallel_size
     device = device_word(cluster)
     each = f", {rate(chosen.tokens_per_s / ranks)} per {device}" if ranks > 1 else ""
@@ -110,6 +110,7 @@ def verdict(answer: Recommendation) -> tuple[str | Text, ...]:
         f"Micro batch {plan.micro_batch_size}"
         + (f" x {steps} accumulation steps" if steps > 1 else "")
         + (f", each sample shared by {shared} {device}s (Ulysses)" if shared > 1 else "")
+        + (f", each layer split by {plan.autotp_size} {device}s (AutoTP)" if plan.autotp_size > 1 else "")
         + f", global batch {samples}; "
         f"gradient checkpointing {'on' if plan.gradient_checkpointing else 'off'}"
         + (", its layers' inputs in host RAM." if plan.cpu_checkpointing else "."),

@@ -107,7 +107,7 @@ def as_fast(candidate: Candidate, fastest: Candidate) -> bool:
 
 def _wants_more(plan: Plan, other: Plan) -> bool:
     """Whether a plan offloads or shares samples and the other does not."""
-    shares = plan.sequence_parallel_size > 1 and other.sequence_parallel_size == 1
+    shares = plan.ranks_per_sample > 1 and other.ranks_per_sample == 1
     return shares or (plan.offloads and not other.offloads)
 
 
@@ -129,12 +129,14 @@ def candidates_of(
                 rung=rung,
                 settings=settings,
                 question=question,
-                sequence_parallel_size=size,
+                sequence_parallel_size=sharing,
                 checkpointing=checkpointing,
                 zero_hpz_partition_size=copied,
+                autotp_size=split_by,
                 only_fitting=only_fitting,
             )
             for checkpointing in choices
+            for sharing, split_by in _together(rung, question, size, settings)
             for copied in _second_copies(rung, question, settings)
         ]
         for choices, size in _ways(question, settings)
@@ -159,13 +161,29 @@ def _ways(question: Question, settings: Mapping[str, Any]) -> Iterator[tuple[tup
     Shared samples want a script that knows of them, layers' inputs in host RAM cost time; both win nothing but memory.
     """
     asked, sizes = question.gradient_checkpointing, question.sequence_parallel_sizes()
-    if "sequence_parallel_size" in settings:
-        sizes = (settings["sequence_parallel_size"],)
+    if "sequence_parallel_size" in settings or settings.get("autotp_size", 1) > 1:
+        sizes = (settings.get("sequence_parallel_size", 1),)
     for size in sizes:
         yield ("off", "on") if asked == "auto" else (asked,), size
     if asked == "auto" and "cpu_checkpointing" not in settings and not question.cluster.gpu.is_cpu:
         for size in sizes:
             yield ("offload",), size
+
+
+def _together(
+    rung: Rung | PlainPyTorch, question: Question, sharing: int, settings: Mapping[str, Any]
+) -> list[tuple[int, int]]:
+    """(sequence_parallel_size, autotp_size) to try where so many GPUs have to share a sample: Ulysses, and layers split
+    instead (AutoTP) where the batch has fewer samples than there are GPUs, the only place where it may be faster."""
+    wanted, ranks, cluster = question.workload.global_batch_size, settings.get("autotp_size", 1), question.cluster
+    if ranks > 1:
+        return [(1, ranks)]
+    small = wanted is not None and wanted < cluster.world_size and question.sequence_parallel_size is None
+    if sharing == 1 or not small or settings or rung not in RUNGS:
+        return [(sharing, 1)]
+    split = Plan(zero_stage=1, micro_batch_size=1, autotp_size=sharing)
+    possible = unsupported(question.model, question.workload, split, cluster) is None
+    return [(sharing, 1), *[(1, sharing)] * possible]
 
 
 def _second_copies(rung: Rung | PlainPyTorch, question: Question, settings: Mapping[str, Any]) -> tuple[int, ...]:
@@ -193,6 +211,7 @@ class _Series:
     sequence_parallel_size: int
     checkpointing: CheckpointingChoice
     zero_hpz_partition_size: int
+    autotp_size: int
     only_fitting: bool
 
     def obstacle(self) -> str | None:
@@ -229,7 +248,7 @@ class _Series:
         return fit.limit != "gpu" or fit.probability >= LIKELY
 
     def _shapes(self) -> tuple[tuple[int, int], ...]:
-        return self.question.batch_shapes(self.sequence_parallel_size)
+        return self.question.batch_shapes(self.sequence_parallel_size * self.autotp_size)
 
     def _between(self, fits: int, fails: int) -> list[Candidate]:
         """Candidates of micro batches between one that fits and one that does not, by two halvings: the largest that
@@ -262,6 +281,8 @@ class _Series:
             preset = replace(preset, cpu_checkpointing=True)
         if self.sequence_parallel_size > 1:
             preset = replace(preset, sequence_parallel_size=self.sequence_parallel_size)
+        if self.autotp_size > 1:
+            preset = replace(preset, autotp_size=self.autotp_size)
         if self.zero_hpz_partition_size > 1:
             preset = replace(preset, zero_hpz_partition_size=self.zero_hpz_partition_size)
         if question.states == "bf16":
@@ -321,5 +342,5 @@ def best_of_rung(candidates: list[Candidate], least: float) -> Candidate | None:
 
 def _simplicity(candidate: Candidate) -> tuple[int, int, int, int]:
     plan = candidate.plan
-    shared, copied = plan.sequence_parallel_size, plan.zero_hpz_partition_size
+    shared, copied = plan.ranks_per_sample, plan.zero_hpz_partition_size
     return shared, copied, plan.micro_batch_size, candidate.device_bytes

@@ -36,7 +36,10 @@ class CandidateJson(TypedDict):
     bf16_optimizer_states: bool
     sequence_parallel_size: int
     """GPUs that share each sample."""
+    autotp_size: int
+    """GPUs that split each layer."""
     zero_hpz_partition_size: int
+    """GPUs that keep a second copy of the weights together."""
     gradient_checkpointing: bool
     cpu_checkpointing: bool
     """What checkpointing keeps of each layer waits in host RAM."""
@@ -317,6 +320,7 @@ def candidate_json(candidate: Candidate) -> CandidateJson:
         "bf16_master_weights_and_grads": plan.bf16_master_weights_and_grads,
         "bf16_optimizer_states": plan.bf16_optimizer_states,
         "sequence_parallel_size": plan.sequence_parallel_size,
+        "autotp_size": plan.autotp_size,
         "zero_hpz_partition_size": plan.zero_hpz_partition_size,
         "gradient_checkpointing": plan.gradient_checkpointing,
         "cpu_checkpointing": plan.cpu_checkpointing,

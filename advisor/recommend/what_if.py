@@ -155,7 +155,7 @@ def _states(question: Question) -> Iterator[tuple[str, Question]]:
 def _larger_batch(question: Question, chosen: Candidate) -> Iterator[tuple[str, Question]]:
     """Accumulation, where the optimizer steps on the host: its step is then shared by more samples."""
     if question.is_batch_free and chosen.plan.offload_optimizer != "none":
-        replicas = question.cluster.world_size // chosen.plan.sequence_parallel_size
+        replicas = question.cluster.world_size // chosen.plan.ranks_per_sample
         samples = ACCUMULATED * chosen.plan.micro_batch_size * replicas
         workload = replace(question.workload, global_batch_size=samples)
         yield f"--global-batch {samples}", replace(question, workload=workload)

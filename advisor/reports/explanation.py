@@ -56,6 +56,7 @@ class ExplanationJson(TypedDict):
     gradient_checkpointing: bool
     cpu_checkpointing: bool
     sequence_parallel_size: int
+    autotp_size: int
     bf16_optimizer_states: bool
     zero_hpz_partition_size: int
     evidence: Evidence
@@ -113,6 +114,7 @@ class Explanation:
             "gradient_checkpointing": plan.gradient_checkpointing,
             "cpu_checkpointing": plan.cpu_checkpointing,
             "sequence_parallel_size": plan.sequence_parallel_size,
+            "autotp_size": plan.autotp_size,
             "bf16_optimizer_states": plan.bf16_optimizer_states,
             "zero_hpz_partition_size": plan.zero_hpz_partition_size,
             "evidence": self.candidate.estimate.evidence,

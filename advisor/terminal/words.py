@@ -15,8 +15,8 @@ def checkpointing_word(plan: Plan) -> str:
 
 
 def batch_words(plan: Plan) -> str:
-    """`4`, `2x8` with accumulation, `1/4` where four GPUs share each sample."""
-    steps, shared = plan.gradient_accumulation_steps, plan.sequence_parallel_size
+    """`4`, `2x8` with accumulation, `1/4` where four GPUs compute each sample together."""
+    steps, shared = plan.gradient_accumulation_steps, plan.ranks_per_sample
     return f"{plan.micro_batch_size}" + (f"/{shared}" if shared > 1 else "") + (f"x{steps}" if steps > 1 else "")
 
 
@@ -25,7 +25,8 @@ def plan_title(plan: Plan) -> str:
     title = f"ZeRO-{plan.zero_stage}" if plan.zero_stage else "Plain data parallelism (ZeRO-0)"
     if plan.sharding != "zero":
         title = "PyTorch's FSDP" if plan.sharding == "fsdp" else "Plain PyTorch"
-    further = ["states in bf16"] * plan.bf16_optimizer_states + ["hpZ"] * (plan.zero_hpz_partition_size > 1)
+    further = [f"layers split by {plan.autotp_size}"] * (plan.autotp_size > 1)
+    further += ["states in bf16"] * plan.bf16_optimizer_states + ["hpZ"] * (plan.zero_hpz_partition_size > 1)
     if further:
         title += f" ({', '.join(further)})"
     optimizer, param = plan.offload_optimizer, plan.offload_param

@@ -241,6 +241,12 @@ SEQUENCE_PARALLEL = (
 )
 """Samples that ranks share (Ulysses): fewer and more heads of keys and values than ranks, micro batches of 1 and 2."""
 
+
+def split_by(ranks: int) -> tuple[tuple[str, object], ...]:
+    """Layers that so many ranks split."""
+    return (("autotp_size", ranks),)
+
+
 _HPZ_2 = (("zero_hpz_partition_size", 2),)
 _IN_BF16 = (("bf16_master_weights_and_grads", True), ("bf16_optimizer_states", True))
 
@@ -284,6 +290,31 @@ SECOND_COPIES = (
     Case(model="0.5B", rung="zero3", world_size=16, changes=(("zero_hpz_partition_size", 8),)),
 )
 """A second copy of the weights in each node (hpZ)."""
+
+LAYERS_SPLIT = (
+    *(
+        Case(
+            model=model,
+            rung=rung,
+            world_size=8,
+            seq_len=2048,
+            checkpointing=checkpointing,
+            changes=split_by(ranks),
+        )
+        for model, rung, checkpointing, ranks in product(
+            ("llama", "qwen2"),
+            ("ddp", "zero1", "zero2", "zero2-offload", "zero3", "zero3-offload"),
+            (True, False),
+            (2, 4),
+        )
+        if (model, ranks) != ("qwen2", 4)
+    ),
+    Case(model="7B/8", rung="zero2", world_size=8, seq_len=4096, changes=split_by(4)),
+    Case(model="7B/8", rung="zero3", world_size=8, seq_len=4096, changes=split_by(2)),
+    Case(model="0.5B", rung="zero1", world_size=4, micro_batch_size=2, changes=split_by(2)),
+    Case(model="llama", rung="ddp", world_size=2, gradient_accumulation_steps=2, changes=split_by(2)),
+)
+"""Layers that ranks split (AutoTP): untied and tied heads."""
 
 _ON_HOST = (("cpu_checkpointing", True),)
 
@@ -413,6 +444,7 @@ SPECIAL = (
     *SEQUENCE_PARALLEL,
     *STATES_IN_BF16,
     *SECOND_COPIES,
+    *LAYERS_SPLIT,
     *INPUTS_ON_HOST,
     *TILED,
     *(

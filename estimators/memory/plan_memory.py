@@ -33,6 +33,7 @@ from typing import NamedTuple
 from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase
 from ..hardware.cluster import Cluster
 from ..models.model_shape import ModelShape
+from ..models.tensor_parallel import of_rank
 from ..optimizers import Optimizer, optimizer
 from ..plan import Plan
 from ..tiles import loss_tiles
@@ -82,11 +83,12 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     """
     if plan.sharding != "zero":
         return estimate_torch_memory(model, workload, cluster, plan)
+    whole, model, replicas = model, of_rank(model, plan.autotp_size), cluster.world_size // plan.autotp_size
     workload = workload.of_rank(plan.sequence_parallel_size)
     runs = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states)
-    sharded = shard_tensors(tensor_set(model, workload), cluster.world_size)
-    gathered = gathered_parameters(sharded.tensors, plan, cluster.world_size)
-    resident = resident_terms(model, workload, cluster, plan)
+    sharded = shard_tensors(tensor_set(model, workload), replicas)
+    gathered = gathered_parameters(sharded.tensors, plan, replicas)
+    resident = resident_terms(whole, workload, cluster, plan)
     phases = _initialize(sharded, plan, cluster, library_workspace(cluster.gpu)) + _step(
         sharded, plan, cluster, gradient_memory(sharded, plan, runs), gathered, resident
     )
@@ -100,13 +102,15 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     else:
         overhead = allocator_overhead(plan, max(0, peak - kept))
     node = _on_node(sharded, _at_rest(plan), runs, cluster.gpus_per_node)
+    # Each rank loads the whole model before it splits the layers.
+    loaded = sharded if plan.autotp_size == 1 else shard_tensors(tensor_set(whole, workload), replicas)
     return MemoryEstimate(
         phases=phases,
         reserved_terms=overhead,
         device_terms=outside_allocator(cluster, plan),
         host_pinned_terms=node.pinned + checkpoint_terms(model, workload, plan, cluster.gpus_per_node),
         host_pageable_terms=node.pageable,
-        host_loading_bytes_per_node=node.loading_bytes,
+        host_loading_bytes_per_node=_loading_bytes(loaded, _at_rest(plan), cluster.gpus_per_node),
         nvme_terms=node.nvme,
     )
 
@@ -129,7 +133,6 @@ class _OnNode(NamedTuple):
 
     pinned: Terms
     pageable: Terms
-    loading_bytes: int
     nvme: Terms
 
 
@@ -139,9 +142,11 @@ def _on_node(sharded: ShardedTensors, plan: Plan, runs: Optimizer, local_ranks: 
     return _OnNode(
         pinned=pinned + swap_buffers(sharded, plan, local_ranks),
         pageable=pageable,
-        loading_bytes=loading_bytes(sharded, plan, local_ranks),
         nvme=nvme_terms(sharded, plan, runs, local_ranks),
     )
+
+
+_loading_bytes = lru_cache(maxsize=256)(loading_bytes)
 
 
 def resident_terms(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Terms:
@@ -150,11 +155,8 @@ def resident_terms(model: ModelShape, workload: Workload, cluster: Cluster, plan
     No plan needs less, whatever its micro batch, and it is quick to know. Raises as `estimate_memory` does.
     """
     runs = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states)
-    tensors = tensor_set(model, workload)
-    sharded, gathered = (
-        shard_tensors(tensors, cluster.world_size),
-        gathered_parameters(tensors, plan, cluster.world_size),
-    )
+    tensors, replicas = tensor_set(of_rank(model, plan.autotp_size), workload), cluster.world_size // plan.autotp_size
+    sharded, gathered = shard_tensors(tensors, replicas), gathered_parameters(tensors, plan, replicas)
     rest = masters_and_states(sharded, plan, runs) + library_workspace(cluster.gpu)
     return parameters(sharded, plan, gathered) + rest
 

@@ -138,6 +138,21 @@ def ring_of_neighbours(cluster: Cluster, ranks: int) -> Ring:
     return ring(replace(cluster, nodes=max(1, ranks // local), gpus_per_node=min(ranks, local)))
 
 
+def ring_of_replicas(cluster: Cluster, autotp_size: int) -> Ring:
+    """The ring over one rank of each group that splits layers; as many rings as a group has ranks leave a node
+    together, through the same adapters."""
+    if autotp_size == 1:
+        return ring(cluster)
+    network = cluster.interconnect_bytes_per_s
+    return ring(
+        replace(
+            cluster,
+            gpus_per_node=cluster.gpus_per_node // autotp_size,
+            interconnect_bytes_per_s=None if network is None else network / autotp_size,
+        )
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
     """The all-to-alls of one pass under Ulysses sequence parallelism.

@@ -193,11 +193,13 @@ def head_product(model: ModelShape, workload: Workload, micro_batch: int) -> Pro
     """
     if model.vocab_size == 0 or model.num_labels:
         return None
+    # Of a head that ranks split each computes its part of the columns.
+    columns = next((tensor.shape[0] for tensor in model.outside if tensor.name == "lm_head.weight"), model.vocab_size)
     return Product(
         name="head",
         rows=micro_batch * workload.seq_len,
         inner=model.hidden_size,
-        columns=model.vocab_size,
+        columns=columns,
         backward=(2 if workload.method == "full" else 1) + (workload.loss == "tiled"),
     )
 

@@ -16,6 +16,7 @@ from ..hardware.host_defaults import HOST_CORE, assumed_of_host
 from ..memory.activations.layer_variants import with_offered_attention
 from ..memory.trainable import groups_on_gpu, shard_tensors, tensor_set
 from ..models.model_shape import ModelShape
+from ..models.tensor_parallel import of_rank
 from ..optimizers import optimizer
 from ..plan import Plan
 from ..workload import Workload
@@ -48,16 +49,14 @@ def estimate_time(model: ModelShape, workload: Workload, cluster: Cluster, plan:
     this adds them up. Expensive parts are kept per (model, workload, GPU, micro batch), so a call in a search takes
     tens of microseconds.
 
-    Not covered: data loading, evaluation, checkpoints and logging; pipeline and tensor parallelism; GPUs that throttle
+    Not covered: data loading, evaluation, checkpoints and logging; pipeline parallelism; GPUs that throttle
     or are shared.
     """
     workload = with_offered_attention(model, workload).of_rank(plan.sequence_parallel_size)
-    step = _Step(model, workload, cluster, plan)
+    step = _Step(of_rank(model, plan.autotp_size), workload, cluster, plan)
     return TimeEstimate(
         terms=tuple(term for term in step.terms() if term.seconds or term.hidden_s),
-        tokens_per_step=(
-            plan.micro_batch_size * plan.gradient_accumulation_steps * cluster.world_size * workload.seq_len
-        ),
+        tokens_per_step=(plan.micro_batch_size * plan.gradient_accumulation_steps * step.replicas * workload.seq_len),
         spread=speed_spread(cluster, plan),
     )
 
@@ -124,7 +123,8 @@ class _Step:
         stage, n = plan.zero_stage, plan.gradient_accumulation_steps
         self.model, self.workload, self.cluster, self.plan = model, workload, cluster, plan
         self.micro_batches, self.element = n, workload.weight_bytes
-        self.tensors, self.ring = tensor_set(model, workload), collective.ring(cluster)
+        self.replicas = cluster.world_size // plan.autotp_size
+        self.tensors, self.ring = tensor_set(model, workload), collective.ring_of_replicas(cluster, plan.autotp_size)
         engine = plan.sharding == "zero"
         self.zero3 = stage == 3 and engine
         # On a CPU the process that computes also moves what the ranks exchange.
@@ -134,20 +134,20 @@ class _Step:
         self.exchange = collective.Exchange.of(model, workload, cluster, plan)
         self.compute = compute_time(model, workload, cluster.gpu, plan.micro_batch_size, plan.gradient_checkpointing)
         self.trained = self.tensors.trainable_numel
-        self.trained_per_rank = self.trained / (cluster.world_size if stage else 1)
-        self.trained_per_node = self.trained / cluster.nodes if stage else self.trained
+        self.trained_per_rank = self.trained / (self.replicas if stage else 1)
+        self.trained_per_node = self.trained_per_rank * cluster.gpus_per_node if stage else self.trained
 
         # Of an offloaded optimizer, the parameters per rank that are stepped on the GPU, and the share of the others.
         self.kept, self.hosted = 0, 1.0
         if plan.offload_optimizer_ratio < 1:
-            sharded = shard_tensors(self.tensors, cluster.world_size)
+            sharded = shard_tensors(self.tensors, self.replicas)
             self.kept = sum(groups_on_gpu(sharded, plan))
             self.hosted -= self.kept / sharded.shard_total
 
         # Below stage 2 only the last micro batch hands its gradients to a reduction; the others sum them up.
         self.reductions = n if stage >= 2 else 1
         copied = COPIED_PASSES if engine else FSDP_COPIED_PASSES
-        self.copied = copied if cluster.world_size > 1 else 0
+        self.copied = copied if self.replicas > 1 else 0
         # From stage 2 on a rank sums up its own part alone.
         self.summed = self.trained_per_rank if stage >= 2 else self.trained
         moved = self.element * (self.copied * self.reductions * self.trained + SUMMED_PASSES * (n - 1) * self.summed)
@@ -174,7 +174,7 @@ class _Step:
             # The host waits for each tensor's second copy, which the first forward pass after a step makes.
             self.forward_s += (1 - serial) * min(self.compute.forward_s, forward_host)
         self.backward_s = n * _together(self.compute.backward_s + self.gradient_s / n, backward_host, serial)
-        self.step_host_s = host.step_s(costs, plan, cluster.world_size) if engine else 0.0
+        self.step_host_s = host.step_s(costs, plan, self.replicas) if engine else 0.0
         self.runs = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states)
         self.passes_bytes = OPTIMIZER_PASSES_BYTES[stage] if engine else LOOP_PASSES_BYTES
         if plan.bf16_master_weights_and_grads:
@@ -188,7 +188,7 @@ class _Step:
             "n": self.micro_batches,
             "B": plan.micro_batch_size,
             "S": self.workload.seq_len,
-            "N": cluster.world_size,
+            "N": self.replicas,
             "M": cluster.nodes,
             "w": self.element,
             "m": plan.master_bytes,
@@ -256,6 +256,8 @@ class _Step:
         transfers = _Transfers()
         if self.exchange is not None:
             transfers.shown.append(self._exchanged(self.exchange))
+        if self.plan.autotp_size > 1:
+            transfers.shown += self._split_layers()
         if self.plan.cpu_checkpointing:
             transfers.shown.append(self._layer_inputs("layer inputs to host"))
         if self.plan.zero_stage == 3:
@@ -282,7 +284,7 @@ class _Step:
         return transfers.terms(self.backward_s * self.reductions / n, hidden_share=hidden_share)
 
     def _gathered_shares(self) -> tuple[float, float]:
-        return collective.gathered_shares(self.tensors, self.plan, self.cluster.world_size)
+        return collective.gathered_shares(self.tensors, self.plan, self.replicas)
 
     def _collective(
         self, name: str, times: float, size_bytes: float, calls: int, formula: str, symbols: str, **values: float
@@ -319,7 +321,7 @@ class _Step:
                 self._term("gathered weights copied", "gpu memory", seconds, formula, "passes weights W", **own)
             )
         if plan.offload_param != "none":
-            ranks = cluster.world_size if plan.zero_hpz_partition_size == 1 else plan.zero_hpz_partition_size
+            ranks = self.replicas if plan.zero_hpz_partition_size == 1 else plan.zero_hpz_partition_size
             per_rank, formula, own = passes * size / ranks, "passes weights / N / PCIe", own | {"N": ranks}
             # The host waits for each copy before it launches what runs beside it (`_all_gather_dtype`).
             transfers.shown.append(self._pcie("weights from host", per_rank, formula, "passes weights N", **own))
@@ -360,6 +362,51 @@ class _Step:
             calls=exchange.calls,
             t=exchange.call_s,
         )
+
+    def _split_layers(self) -> list[TimeTerm]:
+        """All-reduces of the activations of split layers, in all passes; each is waited for, so nothing hides them.
+
+        Forward, and again where a layer runs again, the results of attention and feed-forward (the latter's result not
+        again: recomputation ends before it); backward the input's gradient of each layer that is split by columns:
+        queries, keys, values, gate, up. An untied head gathers its logits, and its input's gradient is reduced.
+        Source: deepspeed 0.19.8 module_inject/layers.py RowParallel, ColumnParallel, GatherFromTensorParallelRegion.
+        """
+        plan, model, n = self.plan, self.model, self.micro_batches
+        ring = collective.ring_of_neighbours(self.cluster, plan.autotp_size)
+        again = (2 if self.workload.software.reentrant else 1) if plan.gradient_checkpointing else 0
+        backward = sum(block.count * (4 + block.feed_forward.gated) for block in model.blocks)
+        reduced = (2 + again) * model.num_layers + backward + (not model.tied)
+        size = self.element * plan.micro_batch_size * self.workload.seq_len * model.hidden_size
+        terms = [
+            self._term(
+                "all-reduces of split layers",
+                ring.resource,
+                n * reduced * ring.all_reduce_s(size, 1),
+                "2 calls (hidden (T - 1) / T / link + t)",
+                "hidden T link calls t",
+                hidden=size,
+                T=plan.autotp_size,
+                link=ring.all_reduce_bytes_per_s,
+                calls=n * reduced,
+                t=ring.call_s,
+            )
+        ]
+        if not model.tied:
+            logits = self.element * plan.micro_batch_size * self.workload.seq_len * model.vocab_size
+            terms.append(
+                self._term(
+                    "logits gathered",
+                    ring.resource,
+                    n * ring.gather_s(logits, 1),
+                    "n (logits (T - 1) / T / link + t)",
+                    "n logits T link t",
+                    logits=logits,
+                    T=plan.autotp_size,
+                    link=ring.bytes_per_s,
+                    t=ring.call_s,
+                )
+            )
+        return terms
 
     def _layer_inputs(self, name: str) -> TimeTerm:
         """What checkpointing keeps, copied by the stream that computes (transformers, `offload`): nothing hides it."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...ds_configs.read import autotp_size_in
 from ...estimators.errors import DsAdviseError
 from ...estimators.memory.partition import rank_loads
 from ...estimators.memory.trainable import tensor_set
 from ...estimators.models.families import shape_from_config
+from ...estimators.models.tensor_parallel import of_rank
 from ...estimators.workload import Workload
 
 
@@ -25,6 +27,8 @@ def fullest_rank(
 
     Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (`copy_grads_in_partition`,
         `temp_grad_buffer_for_gpu_offload`).
+    Where ranks split layers (AutoTP), the first of a group answers for all of it.
+
     Not covered: `round_robin_gradients`, which deals the tensors out; a model whose tensors only building it shows (a
     module of the user's own, a family unknown to the estimators): rank 0.
     """
@@ -32,7 +36,9 @@ def fullest_rank(
     if not isinstance(zero, Mapping) or zero.get("stage") not in (1, 2) or model is None:
         return 0
     try:
-        loads = rank_loads(tensor_set(shape_from_config(model, name="model"), workload).trainable, world_size)
+        split_by = autotp_size_in(config)
+        part = of_rank(shape_from_config(model, name="model"), split_by)
+        loads = rank_loads(tensor_set(part, workload).trainable, world_size // split_by)
     except DsAdviseError:
         return 0
     offload = zero.get("offload_optimizer")
@@ -42,4 +48,4 @@ def fullest_rank(
         load = loads[rank]
         return (load.slice, load.touched, rank) if offloads else (load.touched, load.slice, rank)
 
-    return max(range(world_size), key=fullness)
+    return split_by * max(range(len(loads)), key=fullness)

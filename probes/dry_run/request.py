@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...ds_configs.read import sequence_parallel_size_in
+from ...ds_configs.read import autotp_size_in, sequence_parallel_size_in
 from ...estimators.workload import Workload
 
 
@@ -42,3 +42,8 @@ class Request:
     def sequence_parallel_size(self) -> int:
         """Ranks that share a sample."""
         return sequence_parallel_size_in(self.config)
+
+    @property
+    def autotp_size(self) -> int:
+        """Ranks that split each layer."""
+        return autotp_size_in(self.config)

@@ -12,6 +12,7 @@ import torch
 from . import auto_values, long_sequences, models
 from .recording.phases import PhaseRecorder
 from .request import Request
+from .simulated_gpu import tensor_parallel
 
 _REPEATABLE = 3
 """The first iteration that can repeat the one before: in the first the optimizer makes its states, and ZeRO-3 records
@@ -43,7 +44,9 @@ def run(
     )
     parameters, trainable = _count(model)
     with recorder.phase(0, "initialize"):
+        tensor_parallel.prepare(request)
         engine = initialize(config, model, subject.groups)
+        tensor_parallel.skip_check(engine)
         classifier.watch_modules(engine.module)
         recorder.sweep(engine.module, engine.optimizer)
     recorder.name_gradients(engine.module)

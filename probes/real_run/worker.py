@@ -55,6 +55,7 @@ def _work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
             * request.world_size
             * request.workload.seq_len
             // request.sequence_parallel_size
+            // request.autotp_size
         ),
         "versions": {name: version(name) for name in ("torch", "deepspeed", "transformers")},
     }

@@ -79,6 +79,19 @@ def test_states_in_bf16_are_emitted_and_read(flavor: Framework) -> None:
     assert set(config("zero2", flavor)["bf16"]) == {"enabled"}
 
 
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_layers_that_ranks_split_are_emitted_and_read(flavor: Framework) -> None:
+    """The whole batch is DeepSpeed's to count: it knows the groups."""
+    wanted = replace(plan("zero2"), autotp_size=2)
+    emitted = ds_config(wanted, MODEL, Workload(), CLUSTER, flavor=flavor)
+    assert emitted["tensor_parallel"]["autotp_size"] == 2 and "train_batch_size" not in emitted
+    given = {"micro_batch_size": 2, "gradient_accumulation_steps": 4} if flavor == "hf" else {}
+    assert plan_from_ds_config(emitted, MODEL, CLUSTER, gradient_checkpointing=True, **given) == wanted
+    emitted["tensor_parallel"]["autotp_size"] = 1.5
+    with pytest.raises(ConfigFileError, match=r"tensor_parallel\.autotp_size"):
+        plan_from_ds_config(emitted, MODEL, CLUSTER, **given)
+
+
 def test_a_second_copy_of_the_weights_is_emitted_and_read() -> None:
     """Below stage 3 the key has no effect, and a group of more ranks than there are is one of all."""
     wanted = replace(plan("zero3"), zero_hpz_partition_size=2)

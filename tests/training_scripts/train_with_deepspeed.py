@@ -33,7 +33,8 @@ def main() -> None:
     groups = share_samples(model, shared_by, micro) if shared_by > 1 else None
     engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, config=config, mpu=groups)
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    mine = samples(job)[rank::ranks] if shared_by == 1 else samples(job)[rank // shared_by :: ranks // shared_by]
+    together = shared_by * job["autotp_size"]  # ranks that get the same samples
+    mine = samples(job)[rank // together :: ranks // together]
     losses = []
     for _ in range(job["optimizer_steps"]):
         step = []

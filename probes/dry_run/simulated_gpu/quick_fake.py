@@ -65,6 +65,8 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return result
         if operation in _TORCHS:
             return self.dispatch(operation, types, args, kwargs)
+        if operation is not torch.ops.aten._local_scalar_dense.default:
+            _forget_values(args)
         described = self._described(operation, args, kwargs)  # before the operation, which may change its arguments
         result = self._dispatch_impl(operation, types, args, kwargs)
         if described is not None and described[0] not in self._recipes:
@@ -216,6 +218,14 @@ class QuickFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         torch._C._set_throw_on_mutable_data_ptr(fake)
         vars(fake).update(attributes)
         return fake
+
+
+def _forget_values(arguments: Any) -> None:
+    """A fake tensor that was made of a number knows its value, with which torch would compute; the simulated GPU has no
+    kernels for that."""
+    for argument in arguments:
+        if isinstance(argument, FakeTensor) and argument.constant is not None and argument.device.type != "cpu":
+            argument.constant = None
 
 
 def _recipe(result: Any, tensors: list[Any]) -> Any:

@@ -129,6 +129,7 @@ def prepare(tmp_path: Path, extensions: Callable[..., None]) -> Prepare:
             "samples": samples or RANKS * micro_batch_size * gradient_accumulation_steps,
             "sequence_parallel_size": plan.sequence_parallel_size,
             "tiles": tiles,
+            "autotp_size": plan.autotp_size,
             "reports": str(folder / "reports"),
             "training_arguments": training_arguments(plan, workload, cluster)
             | {"output_dir": str(folder / "output"), "learning_rate": learning_rate},
@@ -273,6 +274,29 @@ def test_a_second_copy_of_the_weights_changes_no_loss(prepare: Prepare, flavor: 
     train(copied)
     train(once)
     assert len(copied.losses()) == 20 and copied.losses() == once.losses()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rung", "flavor"), [("zero1", "deepspeed"), ("zero3", "deepspeed"), ("zero2", "hf")])
+def test_ranks_that_split_layers_train_alike(prepare: Prepare, rung: Rung, flavor: Framework) -> None:
+    """Two ranks that split the layers of two samples have the losses of two ranks with a sample each, in fp32."""
+    split, whole = (
+        prepare(
+            rung,
+            flavor,
+            workload=Workload(precision="fp32"),
+            micro_batch_size=size,
+            gradient_accumulation_steps=1,
+            samples=RANKS,
+            steps=20,
+            autotp_size=size,
+        )
+        for size in (2, 1)
+    )
+    train(split)
+    train(whole)
+    assert len(split.losses()) == 20
+    assert split.losses() == pytest.approx(whole.losses(), rel=1e-4)
 
 
 def train(run: Run) -> None:

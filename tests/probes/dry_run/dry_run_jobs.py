@@ -20,6 +20,7 @@ import os
 import signal
 import sys
 import traceback
+import weakref
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -174,9 +175,9 @@ def with_finite_weights(build, parameters):
 
     def built(*args):
         subject = build(*args)
-        parameters.extend(subject.model.parameters())
+        parameters.extend(map(weakref.ref, subject.model.parameters()))  # the engine may put others in their place
         with torch.no_grad():
-            for parameter in parameters:
+            for parameter in subject.model.parameters():
                 getattr(parameter, "ds_tensor", parameter).normal_(0, 0.02)
                 if getattr(parameter, "ds_secondary_tensor", None) is not None:
                     parameter.ds_secondary_tensor.normal_(0, 0.02)
@@ -231,7 +232,7 @@ def train(request, rank, meeting, seconds):
         training.run(request, recorder, "cpu")
     shards = [
         (parameter.ds_tensor.nbytes, parameter.ds_persist)
-        for parameter in parameters
+        for parameter in (reference() for reference in parameters)
         if hasattr(parameter, "ds_tensor")
     ]
     return {

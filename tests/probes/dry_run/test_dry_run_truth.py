@@ -121,6 +121,7 @@ class Case:
     tiled: bool = False
     bf16_states: str = ""
     zero_hpz_partition_size: int = 1
+    autotp_size: int = 1
 
     def __str__(self) -> str:
         return "-".join(str(value) for value in asdict(self).values())
@@ -161,6 +162,14 @@ IN_BF16 = [  # masters alone need an optimizer on the host
     Case("zero3-offload-param", bf16_states="masters and states"),
     Case("zero3-offload", bf16_states="masters", checkpointing=False),
     Case("zero3-offload", bf16_states="masters and states", accumulation=2, model="llama"),
+]
+LAYERS_SPLIT = [  # AutoTP; a tied head stays whole
+    Case("ddp", model="llama", autotp_size=2),
+    Case("zero1", model="llama", world_size=4, rank=3, autotp_size=2),
+    Case("zero2", accumulation=2, autotp_size=2),
+    Case("zero2-offload", model="llama", checkpointing=False, world_size=4, rank=2, autotp_size=2),
+    Case("zero3", model="llama", world_size=4, rank=1, autotp_size=2),
+    Case("zero3", checkpointing=False, world_size=4, autotp_size=2),
 ]
 SECOND_COPIES = [  # hpZ
     Case("zero3", world_size=4, rank=3, zero_hpz_partition_size=2),
@@ -209,6 +218,7 @@ GRID = [  # every rung with and without checkpointing, once over gloo and once a
     *TILED,
     *IN_BF16,
     *SECOND_COPIES,
+    *LAYERS_SPLIT,
     Case("zero2", cpu_checkpointing=True),
     Case("zero3", model="gpt2", cpu_checkpointing=True, world_size=8, rank=7, real="alone"),
     Case("zero3-offload", method="lora", cpu_checkpointing=True, real="alone"),
@@ -236,6 +246,8 @@ def request(case: Case, folder: Path) -> Request:
     if case.sequence_parallel_size > 1:
         config |= {"sequence_parallel_size": case.sequence_parallel_size}
         config |= {"seq_parallel_communication_data_type": case.precision}
+    if case.autotp_size > 1:
+        config["tensor_parallel"] = {"autotp_size": case.autotp_size, "vocab_parallel_lm_head": False}
     if case.zero_hpz_partition_size > 1:
         zero["zero_hpz_partition_size"] = case.zero_hpz_partition_size
     if case.bf16_states:
