@@ -17,7 +17,14 @@ from .pyodide import pyodide_files
 
 PACKAGE = "ds_advise.zip"
 
-_LEFT_OUT = ("advisor/commands", "advisor/launch", "advisor/page/static", "advisor/trainer", "validate/doctor")
+_LEFT_OUT = (
+    "advisor/commands",
+    "advisor/launch",
+    "advisor/page/static",
+    "advisor/share",
+    "advisor/trainer",
+    "validate/doctor",
+)
 """What answers nothing in a browser: commands of a terminal, and what works on a machine with torch."""
 
 _MARK = "built-by-ds-advise"

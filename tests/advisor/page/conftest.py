@@ -12,6 +12,9 @@ from ds_advise.advisor.page.build import build_page
 
 from benchmarks.page.browser import browser, chromium_path, served
 
+PATIENCE_MS = 300_000
+"""A busy machine may stretch everything, a first load of Python most."""
+
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
@@ -26,6 +29,7 @@ def chromium() -> Iterator[Any]:
 def page(chromium: Any) -> Iterator[Any]:
     """A tab of a browser that never saw the page; scripts that fail fail the test."""
     context = chromium.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(PATIENCE_MS)
     opened, problems = context.new_page(), list[str]()
     opened.on("pageerror", lambda error: problems.append(str(error)))
     yield opened

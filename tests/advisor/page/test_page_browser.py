@@ -22,9 +22,6 @@ pytestmark = pytest.mark.slow
 NONE = "\N{EN DASH}"
 """A cell without a figure."""
 
-PATIENCE_MS = 300_000
-"""A busy machine may stretch a first load."""
-
 MODELS = ("Qwen2.5-14B", "Llama-3.1-8B", "gpt2-xl", "Mixtral-8x7B", "gemma-2-9b", "bert-large-uncased", "t5-large")
 MACHINES = (
     {"gpus": "2x32GB"},
@@ -51,9 +48,10 @@ QUESTIONS = [
 def tab(chromium: Any, static_page: Path) -> Iterator[Any]:
     """A tab with the page loaded, for the questions that follow one another."""
     with served(static_page) as address, contextlib.closing(chromium.new_context()) as context:
+        context.set_default_timeout(300_000)
         opened = context.new_page()
         opened.goto(address)
-        opened.wait_for_selector(FIRST_ANSWER, timeout=PATIENCE_MS)
+        opened.wait_for_selector(FIRST_ANSWER)
         yield opened
 
 
@@ -66,7 +64,7 @@ def ask(tab: Any, state: dict[str, str]) -> None:
         }""",
         state,
     )
-    tab.wait_for_selector(WHOLE_ANSWER, timeout=PATIENCE_MS)
+    tab.wait_for_selector(WHOLE_ANSWER)
 
 
 def printed(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -152,7 +150,7 @@ def test_most_questions_have_an_answer(capsys: pytest.CaptureFixture[str]) -> No
 def test_the_page_works_offline_after_the_first_load(page: Any, static_page: Path) -> None:
     with served(static_page) as address:
         page.goto(address)
-        page.wait_for_selector(WHOLE_ANSWER, timeout=PATIENCE_MS)
+        page.wait_for_selector(WHOLE_ANSWER)
         assert "offline" in page.text_content("#status")
         title = page.text_content("#verdict h2")
     # The server is gone; what follows comes from the browser's cache, first without and then with Python's memory.
@@ -160,15 +158,15 @@ def test_the_page_works_offline_after_the_first_load(page: Any, static_page: Pat
         page.context.set_offline(True)
         page.goto("about:blank")
         page.goto(address)
-        page.wait_for_selector(WHOLE_ANSWER, timeout=PATIENCE_MS)
+        page.wait_for_selector(WHOLE_ANSWER)
         assert page.text_content("#verdict h2") == title
-        page.wait_for_function("() => caches.match('snapshot').then(Boolean)", timeout=PATIENCE_MS)
+        page.wait_for_function("() => caches.match('snapshot').then(Boolean)")
     page.fill("#lint-text", '{"zero_optimizatoin": {"stage": 2}}')
     page.click("text=Check it")
-    page.wait_for_selector("#findings li", timeout=PATIENCE_MS)
+    page.wait_for_selector("#findings li")
     page.fill("#lint-text", "no JSON")
     page.click("text=Check it")
-    page.wait_for_selector("#findings .error:has-text('not JSON')", timeout=PATIENCE_MS)
+    page.wait_for_selector("#findings .error:has-text('not JSON')")
 
 
 def test_pasted_text_that_is_no_json_is_said(tab: Any) -> None:
@@ -181,7 +179,7 @@ def test_pasted_text_that_is_no_json_is_said(tab: Any) -> None:
 def test_without_a_network_the_first_load_says_so(page: Any, static_address: str) -> None:
     page.context.route("**/pyodide*", lambda route: route.abort())
     page.goto(static_address)
-    page.wait_for_selector("#error:not([hidden])", timeout=PATIENCE_MS)
+    page.wait_for_selector("#error:not([hidden])")
     assert "could not be loaded" in page.text_content("#error")
 
 

@@ -76,11 +76,11 @@ def test_the_page_opens_and_follows_the_question(port: int, page: Any) -> None:
     page.get_by_role("slider", name="Sequence").press("ArrowRight")
     page.wait_for_selector("text=--seq-len 3072")
     page.wait_for_selector("#answer[aria-busy=false]")
-    assert "seq-len=3072" in page.url
+    page.wait_for_url(lambda url: "seq-len=3072" in url)
     first = page.locator("#changes button").first
     flags = first.text_content()
     first.click()
-    page.wait_for_selector(f"#text-command:has-text('{flags.split()[1]}')")
+    page.wait_for_selector(f"#text-command:has-text('{flags.split()[-1]}')")
     page.get_by_label("Name").fill("no such model")
     page.get_by_label("Name").press("Enter")
     page.wait_for_selector("#error:not([hidden])")
