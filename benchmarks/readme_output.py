@@ -1,7 +1,7 @@
-"""The README's example, as the program really prints it.
+"""The example of README, in both languages, as the program really prints it.
 
-    python -m benchmarks.readme_output            # exit 1 when README.md is stale
-    python -m benchmarks.readme_output --write    # bring it up to date
+    python -m benchmarks.readme_output            # exit 1 when one is stale
+    python -m benchmarks.readme_output --write    # bring them up to date
 
 The example is the block between the two `example` comments; the command is run in an empty folder, in 80 columns.
 """
@@ -14,7 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+ROOT = Path(__file__).resolve().parent.parent
+READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
 QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB"]
 START, END = "<!-- example: written by benchmarks/readme_output.py -->\n", "<!-- end of example -->\n"
 
@@ -40,12 +41,13 @@ def shown(readme: str) -> str:
 
 
 def main() -> None:
-    readme = README.read_text(encoding="utf-8")
     true = example()
-    if "--write" in sys.argv:
-        README.write_text(readme.replace(START + shown(readme) + END, START + true + END), encoding="utf-8")
-    elif shown(readme) != true:
-        sys.exit("README.md is stale: run python -m benchmarks.readme_output --write")
+    for path in READMES:
+        readme = path.read_text(encoding="utf-8")
+        if "--write" in sys.argv:
+            path.write_text(readme.replace(START + shown(readme) + END, START + true + END), encoding="utf-8")
+        elif shown(readme) != true:
+            sys.exit(f"{path.name} is stale: run python -m benchmarks.readme_output --write")
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.readme_output import README, example, shown
+from benchmarks.readme_output import READMES, example, shown
 
 
-def test_the_readme_opens_with_the_real_output() -> None:
+def test_the_readmes_open_with_the_real_output() -> None:
     """Word for word; `python -m benchmarks.readme_output --write` brings it up to date."""
-    assert shown(README.read_text(encoding="utf-8")) == example()
+    true = example()
+    for readme in READMES:
+        assert shown(readme.read_text(encoding="utf-8")) == true, readme.name
