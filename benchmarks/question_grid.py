@@ -1,0 +1,130 @@
+"""300 questions, 2 to 512 GPUs, 2k to 1M tokens: where a feature beyond ZeRO is chosen, what there is without it, and
+how long the search takes.
+
+    python -m ds_advise.benchmarks.question_grid            # prints the table: a minute or two of one core
+    python -m ds_advise.benchmarks.question_grid --write    # docs/question-grid.md
+
+The search's time is the processor's, so that waiting for a busy one does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import median
+
+from ds_advise.advisor.ask import ask
+from ds_advise.advisor.recommend.candidate import Candidate
+from ds_advise.advisor.recommend.search import fastest_that_fits, predict_all
+from ds_advise.advisor.terminal.units import rate
+from ds_advise.estimators.plan import Plan
+
+MODELS = ("Llama-3.1-8B", "Qwen2.5-32B", "Llama-3.1-70B")
+GPUS = ("2x", "8x", "4x8x", "16x8x", "64x8x")
+KINDS = ("H100", "A100-80GB")
+SEQUENCES = (2_048, 8_192, 32_768, 131_072, 1_048_576)
+METHODS = ("full", "lora")
+INTERCONNECT, RAM = "400Gb/s", "2TB"
+
+MANUAL = Path(__file__).parents[1] / "docs" / "question-grid.md"
+BEGIN, END = "<!-- table: written by benchmarks/question_grid.py -->\n", "<!-- end of table -->\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One question and its answers."""
+
+    model: str
+    gpus: str
+    seq_len: int
+    method: str
+    chosen: Candidate | None
+    without: Candidate | None
+    """The fastest that fits among the candidates without any of the features."""
+    search_s: float
+
+
+def features(plan: Plan) -> str:
+    """What a plan has beyond ZeRO, offload and checkpointing; empty for none."""
+    words = (
+        f"sequence_parallel_size {plan.sequence_parallel_size}" * (plan.sequence_parallel_size > 1),
+        "cpu_checkpointing" * plan.cpu_checkpointing,
+        f"zero_hpz_partition_size {plan.zero_hpz_partition_size}" * (plan.zero_hpz_partition_size > 1),
+    )
+    return ", ".join(word for word in words if word)
+
+
+def rows() -> Iterator[Row]:
+    for model, gpus, kind, seq_len, method in product(MODELS, GPUS, KINDS, SEQUENCES, METHODS):
+        question = ask(
+            model,
+            gpus=gpus + kind,
+            seq_len=seq_len,
+            method=method,
+            attention="flash",
+            loss="fused",
+            ram=RAM,
+            interconnect=INTERCONNECT if gpus.count("x") > 1 else None,
+            offline=True,
+        )
+        start = time.process_time()
+        ladder, candidates = predict_all(question)
+        search_s = time.process_time() - start
+        plain = [each for each in candidates if not features(each.plan) and each.fit.fits]
+        yield Row(
+            model=model,
+            gpus=gpus + kind,
+            seq_len=seq_len,
+            method=method,
+            chosen=fastest_that_fits(ladder),
+            without=max(plain, key=lambda each: each.tokens_per_s, default=None),
+            search_s=search_s,
+        )
+
+
+def table(found: Sequence[Row]) -> str:
+    """The summary, and a line for every question that a feature wins."""
+    won = [row for row in found if row.chosen is not None and features(row.chosen.plan)]
+    times = sorted(row.search_s for row in found)
+    fitting, alone = sum(row.chosen is not None for row in found), sum(row.without is None for row in won)
+    lines = [
+        f"{len(found)} questions: something fits in {fitting}, and {len(won)} of these answers have a feature beyond "
+        f"ZeRO; without it nothing fits in {alone} of them. Search: median {1000 * median(times):.0f} ms, "
+        f"90th percentile {1000 * times[len(times) * 9 // 10]:.0f} ms, worst {1000 * times[-1]:.0f} ms of a core.",
+        "",
+        "| model | GPUs | tokens | method | chosen | tokens/s | best without | tokens/s |",
+        "|---|---|---:|---|---|---:|---|---:|",
+    ]
+    for row in won:
+        assert row.chosen is not None
+        cells = (
+            row.model,
+            row.gpus,
+            f"{row.seq_len:,}",
+            row.method,
+            f"{row.chosen.rung}, {features(row.chosen.plan)}",
+            rate(row.chosen.tokens_per_s),
+            row.without.rung if row.without else "nothing fits",
+            rate(row.without.tokens_per_s) if row.without else "",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write the table into docs/question-grid.md")
+    written = table(list(rows()))
+    if not parser.parse_args().write:
+        print(written)
+        return
+    before, _, rest = MANUAL.read_text(encoding="utf-8").partition(BEGIN)
+    MANUAL.write_text(before + BEGIN + written + END + rest.partition(END)[2], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
