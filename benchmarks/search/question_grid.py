@@ -1,8 +1,8 @@
 """300 questions, 2 to 512 GPUs, 2k to 1M tokens: where a feature beyond ZeRO is chosen, what there is without it, and
 how long the search takes.
 
-    python -m ds_advise.benchmarks.question_grid            # prints the table: a minute or two of one core
-    python -m ds_advise.benchmarks.question_grid --write    # docs/question-grid.md
+    python -m ds_advise.benchmarks.search.question_grid            # prints the table: a minute or two of one core
+    python -m ds_advise.benchmarks.search.question_grid --write    # docs/question-grid.md
 
 The search's time is the processor's, so that waiting for a busy one does not count.
 """
@@ -30,8 +30,8 @@ SEQUENCES = (2_048, 8_192, 32_768, 131_072, 1_048_576)
 METHODS = ("full", "lora")
 INTERCONNECT, RAM = "400Gb/s", "2TB"
 
-MANUAL = Path(__file__).parents[1] / "docs" / "question-grid.md"
-BEGIN, END = "<!-- table: written by benchmarks/question_grid.py -->\n", "<!-- end of table -->\n"
+MANUAL = Path(__file__).parents[2] / "docs" / "question-grid.md"
+BEGIN, END = "<!-- table: written by benchmarks/search/question_grid.py -->\n", "<!-- end of table -->\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +119,9 @@ def table(found: Sequence[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the table into docs/question-grid.md")
+    writes = parser.parse_args().write
     written = table(list(rows()))
-    if not parser.parse_args().write:
+    if not writes:
         print(written)
         return
     before, _, rest = MANUAL.read_text(encoding="utf-8").partition(BEGIN)

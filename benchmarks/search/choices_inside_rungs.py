@@ -1,6 +1,6 @@
 """What the search wins inside a rung: micro batches between the powers of two.
 
-    python -m benchmarks.choices_inside_rungs [--dry-run N]
+    python -m benchmarks.search.choices_inside_rungs [--dry-run N]
 
 Each question of a grid is answered; its fastest plan that fits is held against the fastest of those whose micro batch
 is a power of two. --dry-run: so many of the plans that gained, evenly spread, are run dry, and must fit with the
@@ -47,7 +47,7 @@ def answers() -> Iterable[tuple[str, Recommendation]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.choices_inside_rungs", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.search.choices_inside_rungs", description=__doc__)
     parser.add_argument("--dry-run", type=int, default=0, metavar="N", help="run so many of the gained plans dry")
     asked = parser.parse_args()
     gained: list[tuple[str, Recommendation, Candidate]] = []
