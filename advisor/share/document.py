@@ -11,6 +11,7 @@ from typing import Any, Literal
 from ... import __version__
 from ..pictures.markup import Markup, element, joined
 from ..pictures.palette import dark_rules
+from ..terminal.lines import glued
 
 Tone = Literal["good", "warn", "bad"]
 
@@ -66,7 +67,7 @@ def html_of(report: Report) -> str:
                     "header",
                     element("h1", report.subject),
                     element("p", report.verdict, class_=f"verdict {report.tone}"),
-                    *(element("p", sentence, class_="lead") for sentence in report.lead),
+                    *(element("p", glued(sentence, "\N{NO-BREAK SPACE}"), class_="lead") for sentence in report.lead),
                     report.tiles,
                     element(
                         "nav",

@@ -1,7 +1,7 @@
 "use strict";
 // Hints beside the pointer, for the keyboard too; without this the browser shows the titles by itself.
 const tip = document.body.appendChild(Object.assign(document.createElement("div"), { id: "tip" }));
-tip.setAttribute("role", "status");
+tip.setAttribute("aria-hidden", "true"); // what it shows is the label of what has the focus
 for (const title of document.querySelectorAll("svg.picture * > title")) {
   const owner = title.parentElement;
   owner.dataset.tip = title.textContent;

@@ -19,10 +19,15 @@ GLUE = "\ue000"
 _UNBREAKABLE = re.compile(r"(?<=\d) (?=(?:%|x|s|ms|min|GiB|GB|tokens/s)(?:\W|$))|(?<=batch) (?=\d)")
 
 
+def glued(text: str, space: str = GLUE) -> str:
+    """The text with another space between a figure and its unit, at which no line is to be broken."""
+    return _UNBREAKABLE.sub(space, text)
+
+
 def sentence(console: Console, text: str | Text, *, style: str = "", hang: int = 2) -> None:
     """A sentence, wrapped but not between a figure and its unit; the continuation lines are indented by `hang`."""
     styled = Text(text, style=style) if isinstance(text, str) else text
-    styled.plain = _UNBREAKABLE.sub(GLUE, styled.plain)
+    styled.plain = glued(styled.plain)
     width = min(WIDTH, max(console.width, NARROWEST)) - 1
     if width < WIDTH - 1:  # a column of its own for the names would leave too little for the words
         hang = min(hang, width // 4)
