@@ -42,6 +42,9 @@ TWO = "ds-advise Qwen2.5-14B --gpus 2x32GB"
 GRID = "python -m benchmarks.dry_run.analytic_vs_dry_run"
 COMMANDS = {
     TWO: How(elsewhere="test_readme.py"),
+    f"{TWO} --html report.html": How(elsewhere="test_advice_report.py"),
+    f"{TWO} --plot memory.svg": How(elsewhere="test_advice_report.py"),
+    f"{TWO} --markdown": How(elsewhere="test_markdown.py"),
     "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt . && .venv/bin/ds-advise Qwen2.5-14B --gpus 2x32GB": How(  # noqa: E501
         elsewhere="test_packaging.py installs what it can without a network"
     ),
