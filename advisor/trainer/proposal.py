@@ -133,6 +133,9 @@ def _answer(
         question["global_batch"] = choices.global_batch(
             samples.train_samples, ranks=cluster.world_size, micro_batch=question["micro_batch"]
         )
+    fewer, rest = divmod(cluster.world_size, question["global_batch"])
+    if question["sequence_parallel_size"] is None and fewer > 1 and not rest:
+        question["sequence_parallel_size"] = fewer  # layers that ranks split (AutoTP) are not known to be saved whole
     if settings.packing and question["attention"] != "flash":
         question["sequence_parallel_size"] = 1  # Ulysses drops the mask that keeps packed samples apart
     answer = advise(shape, **question, deepspeed_estimate=False)
