@@ -33,7 +33,8 @@ def estimate(
     settings: fields of `Plan` to set apart from the rung's presets: {"reduce_bucket_size": 200_000_000}, or the same as
         text, "reduce_bucket_size=2e8,overlap_comm=no".
     question: the other arguments of `advise`. With `micro_batch`, `global_batch` and `gradient_checkpointing` there is
-        one shape, of whole samples unless `sequence_parallel_size` says otherwise; else the best shape of the rung is
+        one shape, of whole samples and without hpZ unless `sequence_parallel_size` and the settings say
+        otherwise; else the best shape of the rung is
         taken, as in the table of the advice.
 
     Raises `DsAdviseError` for a question that cannot be answered, and for a plan that cannot run at all.
@@ -46,9 +47,11 @@ def plan_of(question: Question, rung: str, settings: str | Mapping[str, Any] | N
     if rung not in PLANS:
         raise WorkloadError(f"unknown rung {rung[:40]!r}", fix=f"pass one of {', '.join(PLANS)}")
     named = cast("Rung | PlainPyTorch", rung)
+    chosen = _settings(settings)
     if question.micro_batch_size is not None and question.gradient_checkpointing != "auto":
         question = replace(question, sequence_parallel_size=question.sequence_parallel_size or 1)
-    candidates, obstacle = candidates_of(named, question, settings=_settings(settings))
+        chosen = {"zero_hpz_partition_size": 1} | chosen
+    candidates, obstacle = candidates_of(named, question, settings=chosen)
     best = best_of_rung(candidates, LEAST[question.risk])
     if best is None:
         raise WorkloadError(f"{rung} cannot run here", why=obstacle, fix="pass another --rung")

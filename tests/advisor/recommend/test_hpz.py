@@ -59,3 +59,11 @@ def test_second_copies_that_cannot_be_are_refused(rung: str, size: int) -> None:
             rung=rung,
             settings={"zero_hpz_partition_size": size},
         )
+
+
+def test_one_shape_of_a_rung_has_second_copies_only_where_the_settings_say_so() -> None:
+    """What is estimated is the plan that was named, whatever would be faster."""
+    named = {"gpus": "4x8xH100", "interconnect": "100Gb/s", "micro_batch": 1, "gradient_checkpointing": "on"}
+    assert estimate("Llama-3.1-8B", rung="zero3", **named).plan.zero_hpz_partition_size == 1
+    settings = {"reduce_bucket_size": 50_000_000}
+    assert estimate("Llama-3.1-8B", rung="zero3", settings=settings, **named).plan.zero_hpz_partition_size == 1
