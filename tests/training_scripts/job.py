@@ -42,9 +42,9 @@ def build_model(job: dict[str, Any], in_shards: AbstractContextManager[Any] | No
 
 def tile(model: Any, job: dict[str, Any]) -> None:
     """As the printed lines do."""
-    if job["tiles"]:
-        tile_feed_forward(model, tiles=job["tiles"])
-        tile_loss(model, tiles=job["tiles"])
+    if tiles := job.get("tiles", 0):
+        tile_feed_forward(model, tiles=tiles)
+        tile_loss(model, tiles=tiles)
 
 
 def samples(job: dict[str, Any]) -> list[dict[str, torch.Tensor]]:

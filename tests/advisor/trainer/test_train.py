@@ -393,3 +393,12 @@ def test_ranks_share_samples_through_several_epochs(tmp_path: Path, model_folder
     assert train(model_folder, data, output, *shared, "--global-batch", "4") == 0
     assert_learned(output)
     assert json.loads((output / "ds_config.json").read_text())["sequence_parallel_size"] == 2
+
+
+@pytest.mark.slow
+def test_tiled_loss_and_feed_forward_train(tmp_path: Path, model_folder: Path) -> None:
+    """Two tiles of each feed-forward."""
+    data, output = write(tmp_path / "chats.jsonl", CHAT), tmp_path / "out"
+    tiled = ("--loss", "tiled", "--mlp", "tiled", "--seq-len", "96", "--rung", "zero2", "--learning-rate", "1e-2")
+    assert train(model_folder, data, output, *tiled, "--global-batch", "4") == 0
+    assert_learned(output)
