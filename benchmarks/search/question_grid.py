@@ -1,8 +1,8 @@
 """300 questions, 2 to 512 GPUs, 2k to 1M tokens: where a feature beyond ZeRO is chosen, what there is without it, and
 how long the search takes.
 
-    python -m ds_advise.benchmarks.search.question_grid            # prints the table: a minute or two of one core
-    python -m ds_advise.benchmarks.search.question_grid --write    # docs/question-grid.md
+    python -m benchmarks.search.question_grid            # prints the table: a minute or two of one core
+    python -m benchmarks.search.question_grid --write    # docs/question-grid.md
 
 The search's time is the processor's, so that waiting for a busy one does not count.
 """
@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from statistics import median
 
 from ds_advise.advisor.ask import ask
@@ -23,15 +22,14 @@ from ds_advise.advisor.recommend.search import fastest_that_fits, predict_all
 from ds_advise.advisor.terminal.units import rate
 from ds_advise.estimators.plan import Plan
 
+from ..document import put
+
 MODELS = ("Llama-3.1-8B", "Qwen2.5-32B", "Llama-3.1-70B")
 GPUS = ("2x", "8x", "4x8x", "16x8x", "64x8x")
 KINDS = ("H100", "A100-80GB")
 SEQUENCES = (2_048, 8_192, 32_768, 131_072, 1_048_576)
 METHODS = ("full", "lora")
 INTERCONNECT, RAM = "400Gb/s", "2TB"
-
-MANUAL = Path(__file__).parents[2] / "docs" / "question-grid.md"
-BEGIN, END = "<!-- table: written by benchmarks/search/question_grid.py -->\n", "<!-- end of table -->\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +122,7 @@ def main() -> None:
     if not writes:
         print(written)
         return
-    before, _, rest = MANUAL.read_text(encoding="utf-8").partition(BEGIN)
-    MANUAL.write_text(before + BEGIN + written + END + rest.partition(END)[2], encoding="utf-8")
+    put("question-grid.md", "search/question_grid", written)
 
 
 if __name__ == "__main__":

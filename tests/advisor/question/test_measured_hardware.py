@@ -118,12 +118,12 @@ def test_the_answer_says_what_was_measured_and_when(
 ) -> None:
     """The "Assumed" line drops it."""
     _gpus(monkeypatch, "NVIDIA GeForce RTX 3090")
-    run([*QUESTION, "--gpus", "auto"])
+    run([*QUESTION, "--gpus", "auto", "--details"])
     before = " ".join(capsys.readouterr().out.split())
     assert "Measured" not in before
     assert "host memory bandwidth" in before
     _keep(*GPU_FIGURES)
-    run([*QUESTION, "--gpus", "auto"])
+    run([*QUESTION, "--gpus", "auto", "--details"])
     after = " ".join(capsys.readouterr().out.split())
     assert (
         "Measured here 3 days ago (bench): matrix products, device memory, PCIe, collectives, host memory, CPU Adam, "
