@@ -80,6 +80,10 @@ class Plan:
         """Ranks that compute the same samples together."""
         return self.sequence_parallel_size * self.autotp_size
 
+    def samples_per_step(self, ranks: int) -> int:
+        """The global batch of so many ranks."""
+        return self.micro_batch_size * self.gradient_accumulation_steps * ranks // self.ranks_per_sample
+
     @property
     def master_bytes(self) -> int:
         """Bytes of a master weight, and of a gradient as the optimizer takes it."""

@@ -18,7 +18,7 @@ from ..prove.dry_run import prove_by_dry_run
 from ..prove.past_probes import PastProbe, PastProbes, probe_and_keep
 from ..recommend.fit import LIKELY, chance
 from ..terminal.units import age, gib
-from ..terminal.words import plan_title
+from ..terminal.words import checkpointing_words, plan_title
 from .other_plans import plans_that_fit
 
 How = Literal["dry-run", "probe"]
@@ -151,7 +151,7 @@ def _other_plan(run: Run) -> str:
         return "no plan with this global batch is predicted to fit: a smaller model, LoRA or a shorter --seq-len might"
     best = plans[0].estimate.plan
     return (
-        f"{plan_title(best)} with micro batch {best.micro_batch_size} and checkpointing "
-        f"{'on' if best.gradient_checkpointing else 'off'} is predicted to fit: ds-advise {run.shape.name} "
-        f"--seq-len {run.workload.seq_len} --global-batch {run.samples_per_step} writes it"
+        f"{plan_title(best)} with micro batch {best.micro_batch_size} and {checkpointing_words(best)} is predicted to "
+        f"fit: ds-advise {run.shape.name} --seq-len {run.workload.seq_len} --global-batch {run.samples_per_step} "
+        "writes it"
     )

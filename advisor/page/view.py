@@ -12,13 +12,13 @@ from ..pictures.canvas import NARROW, WIDE
 from ..pictures.plans import memory_bars, speed_against_memory, time_bars
 from ..pictures.scatter import draw_scatter
 from ..pictures.stacked_bars import draw_stacked_bars
-from ..recommend.candidate import Candidate, LadderStep
+from ..recommend.candidate import LadderStep
 from ..recommend.deliver import recommended_config
-from ..recommend.fit import LIKELY, chance
-from ..recommend.reasons import time_shares
+from ..recommend.fit import LIKELY, chance, fits_words
+from ..recommend.reasons import gain_of_risk, time_shares
 from ..recommend.recommendation import Recommendation, closest
 from ..recommend.to_json import candidate_json, json_form
-from ..terminal.units import count, gib, rate, rough_rate, seconds, times
+from ..terminal.units import count, gib, rate, rough_rate, seconds
 from ..terminal.words import batch_words, checkpointing_word, cluster_title, device_word, method_title, plan_title
 
 CONFIG_FILE = "ds_config.json"
@@ -59,19 +59,19 @@ def _verdict(answer: Recommendation) -> dict[str, Any]:
     chosen, risky = answer.recommended, answer.try_first
     if chosen is not None:
         plan, sure = chosen.plan, chosen.fit.fits
-        fits = "fits" if sure else f"probably fits ({chance(chosen.fit.probability)})"
+        fits = fits_words(chosen.fit)
         return {
             "tone": "good" if sure else "unsure",
             "title": f"{plan_title(plan)} {fits}.",
             "short": f"{plan.rung} {fits}",
-            "notes": [*([_risk(answer, risky)] if risky else []), *answer.doubts],
+            "notes": [*([gain_of_risk(answer.question, risky, chosen)] if risky else []), *answer.doubts],
         }
     if risky is not None:
         return {
             "tone": "unsure",
             "title": "Nothing is sure to fit.",
             "short": "Nothing is sure to fit",
-            "notes": [_risk(answer, risky)],
+            "notes": [gain_of_risk(answer.question, risky, None)],
         }
     missed = closest(answer.ladder)
     notes = []
@@ -82,16 +82,6 @@ def _verdict(answer: Recommendation) -> dict[str, Any]:
         if have is not None and need > have:
             notes.append(f"It needs {gib(need)} of {gib(have)} GiB of RAM per node.")
     return {"tone": "bad", "title": "Nothing fits.", "short": "Nothing fits", "notes": notes}
-
-
-def _risk(answer: Recommendation, risky: Candidate) -> str:
-    """What a plan that is only likely to fit would gain."""
-    offer, chosen = gib(answer.question.cluster.gpu.memory_bytes), answer.recommended
-    need = f"{gib(risky.device_bytes)} of {offer} GiB, {chance(risky.fit.probability)}"
-    title = f"{risky.rung}, micro batch {risky.plan.micro_batch_size}, probably fits{' too' if chosen else ''} ({need})"
-    if chosen is None:
-        return f"{title}: try it, and watch its memory."
-    return f"{title} and would be {times(risky.tokens_per_s / chosen.tokens_per_s)} as fast: try it first."
 
 
 def _subject(answer: Recommendation) -> str:
@@ -120,7 +110,7 @@ def _figures(answer: Recommendation) -> list[dict[str, Any]]:
         return []
     plan, memory, ranks = chosen.plan, chosen.memory, cluster.world_size
     between, device = chosen.time.tokens_per_s_range, device_word(cluster)
-    samples = plan.micro_batch_size * plan.gradient_accumulation_steps * ranks // plan.sequence_parallel_size
+    samples = plan.samples_per_step(ranks)
     have = cluster.host_memory_bytes_per_node
     nvme = f"{gib(memory.nvme_bytes_per_node)} GiB of NVMe" if memory.nvme_bytes_per_node else ""
     return [
@@ -155,7 +145,7 @@ def _figures(answer: Recommendation) -> list[dict[str, Any]]:
             "unit": f"sample{'s' * (samples != 1)} a step",
             "note": f"micro batch {plan.micro_batch_size}"
             + (f" x {plan.gradient_accumulation_steps} steps" if plan.gradient_accumulation_steps > 1 else "")
-            + (f", shared by {plan.sequence_parallel_size}" if plan.sequence_parallel_size > 1 else ""),
+            + (f", shared by {plan.ranks_per_sample}" if plan.ranks_per_sample > 1 else ""),
             "more": f"checkpointing {checkpointing_word(plan)}",
         },
     ]

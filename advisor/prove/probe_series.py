@@ -14,7 +14,7 @@ from ..recommend.candidate import Candidate
 from ..recommend.evidence import ProbedPlan, ProbeSeries, SeriesEnd
 from ..recommend.recommendation import Recommendation
 from ..terminal.units import rate, seconds
-from ..terminal.words import plan_title
+from ..terminal.words import checkpointing_words, plan_title
 from .after_probes import after_series, runnable, verdict_on
 from .past_probes import probe_and_keep
 from .probe_order import ProbeOrder
@@ -70,8 +70,7 @@ def settle(
     def on_probe(candidate: Candidate, reason: str, left: int) -> None:
         plan = candidate.plan
         say(
-            f"probe of {plan_title(plan)}, micro batch {plan.micro_batch_size}, checkpointing "
-            f"{'on' if plan.gradient_checkpointing else 'off'}: {reason}; "
+            f"probe of {plan_title(plan)}, micro batch {plan.micro_batch_size}, {checkpointing_words(plan)}: {reason}; "
             f"{left} plan{'s' * (left != 1)} could still win"
         )
 

@@ -104,6 +104,11 @@ def chance(probability: float) -> str:
     return "over 99 %" if probability >= 0.995 else percent(probability)
 
 
+def fits_words(fit: Fit) -> str:
+    """`fits`, or `probably fits (84 %)` of a plan that is to be taken."""
+    return "fits" if fit.fits else f"probably fits ({chance(fit.probability)})"
+
+
 def _share(need: int, offer: int | None) -> float:
     return need / offer if offer else 0.0
 

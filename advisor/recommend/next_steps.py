@@ -25,6 +25,7 @@ from ...estimators.workload import Workload
 from ...probes.this_machine import can_bind_cores
 from ..terminal.lines import blank, commands, copyable, sentence
 from ..terminal.units import times
+from ..terminal.words import checkpointing_words
 from .candidate import Candidate
 from .reasons import slower_with, slower_without_threads
 from .recommendation import Recommendation, try_first_path
@@ -64,8 +65,7 @@ def _try_first(answer: Recommendation, candidate: Candidate, config_path: str, c
     sentence(
         console,
         f"Try first: {plan.rung}{gain}, micro batch {plan.micro_batch_size} x {plan.gradient_accumulation_steps}, "
-        f"gradient checkpointing {'on' if plan.gradient_checkpointing else 'off'}. Where memory runs out, this command "
-        "goes on with a plan that fits:",
+        f"{checkpointing_words(plan)}. Where memory runs out, this command goes on with a plan that fits:",
     )
     commands(console, [_launch(config_path, answer.question.cluster)])
 

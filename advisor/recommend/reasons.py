@@ -20,6 +20,15 @@ from .recommendation import closest
 from .search import COMFORTABLE, OFFLOAD_GAIN, SAME_SPEED
 
 
+def gain_of_risk(question: Question, risky: Candidate, chosen: Candidate | None) -> str:
+    """What a plan that is only likely to fit would gain; chosen: the recommended one."""
+    need = f"{gib(risky.device_bytes)} of {gib(question.cluster.gpu.memory_bytes)} GiB, {chance(risky.fit.probability)}"
+    title = f"{risky.rung}, micro batch {risky.plan.micro_batch_size}, probably fits{' too' if chosen else ''} ({need})"
+    if chosen is None:
+        return f"{title}: try it, and watch its memory."
+    return f"{title} and would be {times(risky.tokens_per_s / chosen.tokens_per_s)} as fast: try it first."
+
+
 def reasons(
     question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None, candidates: Sequence[Candidate]
 ) -> tuple[str, ...]:

@@ -13,10 +13,11 @@ from ...estimators.software import DEFAULT, Software
 from ...estimators.workload import Workload
 from ..terminal.bar import bar
 from ..terminal.lines import WIDTH, blank, ended, row, sentence
-from ..terminal.units import age, count, gib, percent, rate, rough_rate, seconds, times
+from ..terminal.units import age, count, gib, percent, rate, rough_rate, seconds
 from ..terminal.words import (
     batch_words,
     checkpointing_word,
+    checkpointing_words,
     cluster_title,
     device_word,
     method_title,
@@ -25,8 +26,8 @@ from ..terminal.words import (
 )
 from .candidate import Candidate
 from .evidence import ProbedPlan, ProbeSeries, Verification
-from .fit import LIKELY, chance
-from .reasons import time_shares
+from .fit import LIKELY, chance, fits_words
+from .reasons import gain_of_risk, time_shares
 from .recommendation import Recommendation, closest
 
 _COLUMNS = (("rung", -19), ("batch", 5), ("ckpt", 4), ("GPU GiB", 7), ("RAM GiB", 7), ("NVMe", 5), ("tokens/s", 8))
@@ -96,13 +97,13 @@ def verdict(answer: Recommendation) -> tuple[str | Text, ...]:
         return _nothing_fits(answer)
     plan = chosen.plan
     steps, ranks = plan.gradient_accumulation_steps, cluster.world_size
-    samples = plan.micro_batch_size * steps * ranks // plan.ranks_per_sample
+    samples = plan.samples_per_step(ranks)
     shared = plan.sequence_parallel_size
     device = device_word(cluster)
     each = f", {rate(chosen.tokens_per_s / ranks)} per {device}" if ranks > 1 else ""
     about = "" if chosen.estimate.evidence == "probe" else "About "
     return (
-        Text(f"{plan_title(plan)} {_fits(chosen)}.", style="bold green"),
+        Text(f"{plan_title(plan)} {fits_words(chosen.fit)}.", style="bold green"),
         f"{about}{rate(chosen.tokens_per_s)} tokens/s{_between(chosen)}{each}{_samples(answer, chosen)}"
         f"{_taken_for(cluster)}.",
         *_risk(answer),
@@ -112,8 +113,7 @@ def verdict(answer: Recommendation) -> tuple[str | Text, ...]:
         + (f", each sample shared by {shared} {device}s (Ulysses)" if shared > 1 else "")
         + (f", each layer split by {plan.autotp_size} {device}s (AutoTP)" if plan.autotp_size > 1 else "")
         + f", global batch {samples}; "
-        f"gradient checkpointing {'on' if plan.gradient_checkpointing else 'off'}"
-        + (", its layers' inputs in host RAM." if plan.cpu_checkpointing else "."),
+        f"{checkpointing_words(plan)}.",
         f"It needs {gib(chosen.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device} and "
         f"{_host_need(answer, chosen)}",
     )
@@ -130,24 +130,10 @@ def _samples(answer: Recommendation, chosen: Candidate) -> str:
     return f"; {rate(chosen.tokens_per_s / length)} samples/s" if length else ""
 
 
-def _fits(candidate: Candidate) -> str:
-    return "fits" if candidate.fit.fits else f"probably fits ({chance(candidate.fit.probability)})"
-
-
 def _risk(answer: Recommendation) -> tuple[Text, ...]:
     """What a plan that is only likely to fit would gain."""
-    candidate, chosen = answer.try_first, answer.recommended
-    if candidate is None:
-        return ()
-    offer = gib(answer.question.cluster.gpu.memory_bytes)
-    need = f"{gib(candidate.device_bytes)} of {offer} GiB, {chance(candidate.fit.probability)}"
-    title = f"{candidate.rung}, micro batch {candidate.plan.micro_batch_size},"
-    if chosen is None:
-        return (Text(f"{title} probably fits ({need}): try it, and watch its memory.", style="bold yellow"),)
-    gain = times(candidate.tokens_per_s / chosen.tokens_per_s)
-    return (
-        Text(f"{title} probably fits too ({need}) and would be {gain} as fast: try it first.", style="bold yellow"),
-    )
+    risky = answer.try_first
+    return () if risky is None else (Text(gain_of_risk(answer.question, risky, answer.recommended), "bold yellow"),)
 
 
 def _between(candidate: Candidate) -> str:

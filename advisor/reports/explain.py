@@ -8,7 +8,7 @@ from ...estimators.estimate import MemoryTerm
 from ..recommend.fit import chance
 from ..terminal.lines import blank, cells, sentence
 from ..terminal.units import gib, seconds
-from ..terminal.words import component_title, phase_title, plan_title
+from ..terminal.words import checkpointing_words, component_title, phase_title, plan_title
 from .explanation import Explanation, Section, Term
 from .formula_words import head, in_words, number, with_numbers
 
@@ -22,8 +22,7 @@ def render_explanation(explanation: Explanation, console: Console) -> None:
     plan = candidate.plan
     sentence(
         console,
-        f"{plan_title(plan)}, micro batch {plan.micro_batch_size}, gradient checkpointing "
-        f"{'on' if plan.gradient_checkpointing else 'off'}",
+        f"{plan_title(plan)}, micro batch {plan.micro_batch_size}, {checkpointing_words(plan)}",
         style="bold",
     )
     sentence(

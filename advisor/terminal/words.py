@@ -14,6 +14,12 @@ def checkpointing_word(plan: Plan) -> str:
     return "host" if plan.cpu_checkpointing else "on" if plan.gradient_checkpointing else "off"
 
 
+def checkpointing_words(plan: Plan) -> str:
+    """`gradient checkpointing on`, and where its layers' inputs are if not on the GPU."""
+    where = ", its layers' inputs in host RAM" if plan.cpu_checkpointing else ""
+    return f"gradient checkpointing {'on' if plan.gradient_checkpointing else 'off'}{where}"
+
+
 def batch_words(plan: Plan) -> str:
     """`4`, `2x8` with accumulation, `1/4` where four GPUs compute each sample together."""
     steps, shared = plan.gradient_accumulation_steps, plan.ranks_per_sample

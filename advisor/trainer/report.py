@@ -13,7 +13,7 @@ from ..launch.report import render_failure, render_figures
 from ..recommend.recommendation import closest
 from ..terminal.lines import blank, copyable, sentence
 from ..terminal.units import counted_noun, gib, percent, rate, seconds
-from ..terminal.words import cluster_title, device_word, method_title, plan_title
+from ..terminal.words import checkpointing_words, cluster_title, device_word, method_title, plan_title
 from .checkpoints import newest_whole
 from .data.prepare import DataFile
 from .data.shapes import ROW_SHAPES
@@ -98,8 +98,8 @@ def _plan(proposed: Proposal) -> list[str | Text]:
         ),
         f"Micro batch {plan.micro_batch_size}"
         + (f" x {accumulation} accumulation steps" if accumulation > 1 else "")
-        + f", global batch {question.workload.global_batch_size}; gradient checkpointing "
-        f"{'on' if plan.gradient_checkpointing else 'off'}; {question.workload.precision}.",
+        + f", global batch {question.workload.global_batch_size}; {checkpointing_words(plan)}; "
+        f"{question.workload.precision}.",
         f"{gib(chosen.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device}, "
         f"{gib(memory.host_bytes_per_node)} GiB of RAM; {rate(chosen.tokens_per_s)} tokens/s.",
         f"{proposed.steps:,} steps ({epochs:.3g} epochs) at a learning rate of {proposed.learning_rate:g}: about "

@@ -33,7 +33,7 @@ def main() -> None:
     groups = share_samples(model, shared_by, micro) if shared_by > 1 else None
     engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, config=config, mpu=groups)
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    together = shared_by * job["autotp_size"]  # ranks that get the same samples
+    together = shared_by * job.get("autotp_size", 1)  # ranks that get the same samples
     mine = samples(job)[rank // together :: ranks // together]
     losses = []
     for _ in range(job["optimizer_steps"]):
