@@ -200,7 +200,7 @@ def answer_with_proofs(
 def with_deepspeed_estimate(recommendation: Recommendation) -> Recommendation:
     """The answer with DeepSpeed's own estimate for the recommended plan, or for the one that misses by least."""
     # Imported here: it loads torch and deepspeed, which the analytic path never needs.
-    from .recommend.deepspeed_estimate import deepspeed_estimate
+    from ..validate.deepspeed_estimate import deepspeed_estimate
 
     question, shown = recommendation.question, recommendation.recommended or closest(recommendation.ladder)
     if shown is None:

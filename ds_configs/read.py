@@ -149,6 +149,11 @@ def autotp_size_in(config: Mapping[str, Any]) -> int:
     return max(1, _number(block, "autotp_size", default=1, where="tensor_parallel."))
 
 
+def ranks_per_sample_in(config: Mapping[str, Any]) -> int:
+    """The ranks that work on one sample, sharing its sequence or splitting its layers. Raises ConfigFileError."""
+    return sequence_parallel_size_in(config) * autotp_size_in(config)
+
+
 def optimizer_in(config: Mapping[str, Any]) -> str | None:
     """The name of the optimizer in a configuration, in lower case; None where it leaves it to the training script."""
     block = config.get("optimizer")

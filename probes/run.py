@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..ds_configs.emit import ds_config
-from ..ds_configs.read import autotp_size_in, plan_from_ds_config, sequence_parallel_size_in
+from ..ds_configs.read import plan_from_ds_config, ranks_per_sample_in
 from ..estimators.errors import ClusterError, ConfigFileError
 from ..estimators.estimate import Estimate
 from ..estimators.estimate_plan import estimate_plan
@@ -78,7 +78,7 @@ class Run:
     def samples_per_step(self) -> int:
         """Samples of one optimizer step over all ranks, where the question decides the batch."""
         samples = (self.micro_batch_size or 1) * (self.gradient_accumulation_steps or 1) * self.cluster.world_size
-        return samples // sequence_parallel_size_in(self.config) // autotp_size_in(self.config)
+        return samples // ranks_per_sample_in(self.config)
 
     def plan(self, filled: Mapping[str, Any] | None = None) -> Plan | None:
         """The plan that the configuration describes; None where the closed forms do not know model or optimizer.

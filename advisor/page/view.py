@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ...ds_configs.launch_commands import ALLOCATOR_SETTING, launch_commands, threads_setting
-from ...ds_configs.training_arguments import training_arguments, training_arguments_snippet
+from ...ds_configs.script_lines import script_lines, trainer_lines
 from ...ds_configs.write import to_json
 from ..pictures.canvas import NARROW, WIDE
 from ..pictures.plans import memory_bars, speed_against_memory, time_bars
@@ -17,6 +16,7 @@ from ..recommend.deliver import recommended_config
 from ..recommend.fit import LIKELY, chance, fits_words
 from ..recommend.reasons import gain_of_risk, time_shares
 from ..recommend.recommendation import Recommendation, closest
+from ..recommend.start import start_commands, start_settings
 from ..recommend.to_json import candidate_json, json_form
 from ..terminal.units import count, gib, rate, rough_rate, seconds
 from ..terminal.words import batch_words, checkpointing_word, cluster_title, device_word, method_title, plan_title
@@ -212,18 +212,14 @@ def _start(answer: Recommendation) -> dict[str, Any] | None:
     config, chosen, question = recommended_config(answer), answer.recommended, answer.question
     if config is None or chosen is None:
         return None
-    workload, cluster = question.workload, question.cluster
-    offloads = chosen.plan.offload_optimizer != "none"
-    settings = [ALLOCATOR_SETTING] * (cluster.gpu.vendor == "NVIDIA" and workload.software.expandable_segments)
-    settings += [threads_setting(cluster)] * offloads
-    exports = [f"export {setting}" for setting in settings]
-    commands = launch_commands(cluster, config_path=CONFIG_FILE, framework=workload.framework, sets_threads=offloads)
-    script = ""
-    if workload.framework == "hf":
-        arguments = training_arguments(chosen.plan, workload, cluster, config_path=CONFIG_FILE)
-        script = training_arguments_snippet(arguments)
+    workload, plan, cluster = question.workload, chosen.plan, question.cluster
+    exports = [f"export {setting}" for setting, _ in start_settings(answer, chosen)]
+    script = script_lines(question.model, workload, plan, cluster, CONFIG_FILE)
+    if later := trainer_lines(question.model, workload, plan):
+        script += ["", "# once the Trainer is made, before trainer.train():", *later]
+    commands = start_commands(answer, chosen, CONFIG_FILE)
     return {
         "config": to_json(config),
-        "script": script,
+        "script": "\n".join(script),
         "commands": {name: "\n".join([*exports, *lines]) for name, lines in commands.items()},
     }

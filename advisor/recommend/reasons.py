@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ...ds_configs.launch_commands import PROGRAMS, Launcher, unset_threads
 from ...estimators.estimate import TimeEstimate
@@ -18,6 +19,9 @@ from .candidate import Candidate, LadderStep
 from .fit import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, chance
 from .recommendation import closest
 from .search import COMFORTABLE, OFFLOAD_GAIN, SAME_SPEED
+
+if TYPE_CHECKING:
+    from ...validate.deepspeed_estimate import DeepSpeedEstimate
 
 
 def gain_of_risk(question: Question, risky: Candidate, chosen: Candidate | None) -> str:
@@ -345,3 +349,13 @@ def _micro_batch(question: Question, chosen: Candidate, candidates: Sequence[Can
     if following.fit.probability >= LEAST[question.risk]:
         return f"A larger micro batch gains less than {percent(SAME_SPEED)}."
     return ""
+
+
+def deepspeed_sentence(estimate: DeepSpeedEstimate, device_bytes: int) -> str:
+    """DeepSpeed's own figures beside ours, in words. device_bytes: our prediction for one GPU."""
+    if estimate.gpu_bytes is None or estimate.host_bytes is None:
+        return f"DeepSpeed's {estimate.function} could not be called: {estimate.problem}."
+    return (
+        f"DeepSpeed's {estimate.function} says {gib(estimate.gpu_bytes)} GiB per GPU (ours: {gib(device_bytes)}) and "
+        f"{gib(estimate.host_bytes)} GiB of RAM per node. It leaves out {', '.join(estimate.leaves_out)}."
+    )

@@ -11,7 +11,7 @@ from ..question.question import Question
 from .candidate import Candidate, LadderStep
 
 if TYPE_CHECKING:
-    from .deepspeed_estimate import DeepSpeedEstimate
+    from ...validate.deepspeed_estimate import DeepSpeedEstimate
     from .evidence import ProbedPlan, ProbeSeries, Verification
 
 

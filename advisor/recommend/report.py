@@ -27,7 +27,7 @@ from ..terminal.words import (
 from .candidate import Candidate
 from .evidence import ProbedPlan, ProbeSeries, Verification
 from .fit import LIKELY, chance, fits_words
-from .reasons import gain_of_risk, time_shares
+from .reasons import deepspeed_sentence, gain_of_risk, time_shares
 from .recommendation import Recommendation, closest
 
 _COLUMNS = (("rung", -19), ("batch", 5), ("ckpt", 4), ("GPU GiB", 7), ("RAM GiB", 7), ("NVMe", 5), ("tokens/s", 8))
@@ -420,7 +420,7 @@ def _deepspeed(answer: Recommendation, shown: Candidate | None, console: Console
     if estimate is None or shown is None:
         return
     blank(console)
-    sentence(console, estimate.sentence(shown.device_bytes))
+    sentence(console, deepspeed_sentence(estimate, shown.device_bytes))
 
 
 def _changes(answer: Recommendation, console: Console, *, details: bool) -> None:

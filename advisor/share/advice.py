@@ -18,6 +18,7 @@ from ..recommend.candidate import Candidate
 from ..recommend.deliver import recommended_config
 from ..recommend.fit import LIKELY
 from ..recommend.next_steps import render_next_steps
+from ..recommend.reasons import deepspeed_sentence
 from ..recommend.recommendation import Recommendation, closest
 from ..recommend.report import evidence_sentence, render, subject, verdict
 from ..recommend.to_json import json_form
@@ -284,6 +285,6 @@ def _evidence(answer: Recommendation) -> Markup:
         note(evidence_sentence(answer)),
         element("h3", "Assumed") if answer.assumptions else None,
         bullets(answer.assumptions) if answer.assumptions else None,
-        note(estimate.sentence(shown.device_bytes)) if estimate is not None and shown is not None else None,
+        note(deepspeed_sentence(estimate, shown.device_bytes)) if estimate is not None and shown is not None else None,
         folded("The answer as it is printed", element("pre", page.getvalue().strip("\n"))),
     )

@@ -12,11 +12,11 @@ Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py `estimate_zero2_model_sta
 
 from __future__ import annotations
 
-from ds_advise.advisor.recommend.deepspeed_estimate import largest_module_parameters
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.models.model_shape import ModelShape
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
+from ds_advise.validate.deepspeed_estimate import largest_module_parameters
 
 RULE = 4
 """Weights, gradients and Adam's two states: "a training takes four times the model"."""

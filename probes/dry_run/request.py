@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...ds_configs.read import autotp_size_in, sequence_parallel_size_in
+from ...ds_configs.read import ranks_per_sample_in, sequence_parallel_size_in
 from ...estimators.workload import Workload
 
 
@@ -44,6 +44,6 @@ class Request:
         return sequence_parallel_size_in(self.config)
 
     @property
-    def autotp_size(self) -> int:
-        """Ranks that split each layer."""
-        return autotp_size_in(self.config)
+    def ranks_per_sample(self) -> int:
+        """Ranks that work on one sample, in either way."""
+        return ranks_per_sample_in(self.config)

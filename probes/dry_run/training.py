@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from ...ds_configs.read import autotp_size_in
 from . import auto_values, long_sequences, models
 from .recording.phases import PhaseRecorder
 from .request import Request
-from .simulated_gpu import tensor_parallel
 
 _REPEATABLE = 3
 """The first iteration that can repeat the one before: in the first the optimizer makes its states, and ZeRO-3 records
@@ -44,9 +44,7 @@ def run(
     )
     parameters, trainable = _count(model)
     with recorder.phase(0, "initialize"):
-        tensor_parallel.prepare(request)
         engine = initialize(config, model, subject.groups)
-        tensor_parallel.skip_check(engine)
         classifier.watch_modules(engine.module)
         recorder.sweep(engine.module, engine.optimizer)
     recorder.name_gradients(engine.module)
@@ -122,14 +120,27 @@ def _count(model: torch.nn.Module) -> tuple[int, int]:
 
 
 def initialize(config: dict[str, Any], model: torch.nn.Module, groups: Any) -> Any:
-    """DeepSpeed's engine around the model; `groups` is its `mpu`, None where ranks share no sample."""
+    """DeepSpeed's engine around the model; `groups` is its `mpu`, None where ranks share no sample.
+
+    Where ranks split layers (AutoTP), their groups are formed before, by DeepSpeed's own function for where torch
+    cannot split groups: a `DeviceMesh` computes them with tensors, whose values a dry run does not know. Left out is
+    the comparison of those ranks' first batches: it needs values too, and the batches of a probe are random.
+    """
     import deepspeed
 
+    split_by = autotp_size_in(config)
+    if split_by > 1:
+        from deepspeed.utils import groups as process_groups
+
+        process_groups._init_tp_groups_with_new_group(split_by)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = _client_optimizer(config, trained)
     engine, *_ = deepspeed.initialize(
         model=model, model_parameters=trained, optimizer=optimizer, config=config, mpu=groups
     )
+    check = getattr(engine, "first_dataloader_check", None)
+    if check is not None:
+        check.remove()
     return engine
 
 

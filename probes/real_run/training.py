@@ -10,7 +10,6 @@ import torch
 
 from ..dry_run import auto_values, long_sequences, models
 from ..dry_run.request import Request
-from ..dry_run.simulated_gpu import tensor_parallel
 from ..dry_run.training import announce_zero3, holds_output, initialize, model_dtype
 from ..rank_processes.event_log import EventLog
 from . import base_model, memory
@@ -86,9 +85,7 @@ def run(
     dtype = model_dtype(config)
     subject = long_sequences.prepared(_subject(job, request, description, dtype, device), request, config, device)
     log.enter("initialize")
-    tensor_parallel.prepare(request)
     engine = initialize(config, subject.model, subject.groups)
-    tensor_parallel.skip_check(engine)
     if job.solo:
         _never_skip_a_step(engine.optimizer)
     result = TrainingMeasurements(

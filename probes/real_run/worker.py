@@ -54,8 +54,7 @@ def _work(folder: Path, rank: int, log: EventLog) -> dict[str, Any]:
             * run.gradient_accumulation_steps
             * request.world_size
             * request.workload.seq_len
-            // request.sequence_parallel_size
-            // request.autotp_size
+            // request.ranks_per_sample
         ),
         "versions": {name: version(name) for name in ("torch", "deepspeed", "transformers")},
     }

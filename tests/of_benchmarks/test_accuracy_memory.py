@@ -137,7 +137,7 @@ def test_commands_of_the_page_print_its_figures() -> None:
 )
 def test_deepspeeds_formulas_are_its_own(plan: Plan) -> None:
     """What the table shows as DeepSpeed's estimate is what the installed functions return."""
-    from ds_advise.advisor.recommend.deepspeed_estimate import deepspeed_estimate
+    from ds_advise.validate.deepspeed_estimate import deepspeed_estimate
 
     model, cluster = find("Llama-2-7b-hf"), parse_cluster("2x8xA100-80GB", interconnect="400Gb/s")
     ours = rivals.deepspeed_bytes(model, cluster, plan, stage3=plan.zero_stage == 3)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
-
-from packaging.version import Version
 
 from .....ds_configs.beyond_plans import FIRST_WITHOUT_AUTOEP
+from ....versions import parse_version
+from ...installed_facts import installed_version
 from ...linted_config import LintedConfig
 from ...rule import Hit, Rules, hit
 from ..examples import ON, plain, zero
@@ -35,11 +34,10 @@ def _size(config: LintedConfig) -> int:
     good=plain(bf16=ON, zero_optimization=zero(2)),
 )
 def unknown_transformers(config: LintedConfig) -> Iterator[Hit]:
-    try:
-        installed = version("transformers")
-    except PackageNotFoundError:
+    installed = installed_version("transformers")
+    if installed is None:
         return
-    release = Version(installed).release
+    release = parse_version(installed).release
     if _size(config) and not (5, 0) <= release < FIRST_WITHOUT_AUTOEP:
         worse = release >= FIRST_WITHOUT_AUTOEP
         how = "cannot be initialized" if worse else "has not been seen to train"

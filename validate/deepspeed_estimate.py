@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...estimators.hardware.cluster import Cluster
-from ...estimators.models.model_shape import ModelShape
-from ...estimators.plan import Plan
-from ..terminal.units import gib
+from ..estimators.hardware.cluster import Cluster
+from ..estimators.models.model_shape import ModelShape
+from ..estimators.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +30,6 @@ class DeepSpeedEstimate:
     """What the plan needs that the function does not count."""
     problem: str = ""
     """Why it could not be called, "" when it was."""
-
-    def sentence(self, device_bytes: int) -> str:
-        """The figures beside ours, in words. device_bytes: our prediction for one GPU."""
-        if self.gpu_bytes is None or self.host_bytes is None:
-            return f"DeepSpeed's {self.function} could not be called: {self.problem}."
-        return (
-            f"DeepSpeed's {self.function} says {gib(self.gpu_bytes)} GiB per GPU (ours: {gib(device_bytes)}) and "
-            f"{gib(self.host_bytes)} GiB of RAM per node. It leaves out {', '.join(self.leaves_out)}."
-        )
 
 
 def deepspeed_estimate(model: ModelShape, cluster: Cluster, plan: Plan) -> DeepSpeedEstimate:

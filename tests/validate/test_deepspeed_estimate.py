@@ -8,12 +8,13 @@ import subprocess
 import sys
 
 import pytest
-from ds_advise.advisor.recommend.deepspeed_estimate import deepspeed_estimate, largest_module_parameters
+from ds_advise.advisor.recommend.reasons import deepspeed_sentence
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Offload, Plan
+from ds_advise.validate.deepspeed_estimate import deepspeed_estimate, largest_module_parameters
 
 MODEL = find("Qwen2.5-7B")
 P, LARGEST = MODEL.parameters, 152064 * 3584
@@ -49,7 +50,7 @@ def test_the_function_gets_the_plans_arguments(
 def test_a_stage_without_an_estimator_says_so(stage: int) -> None:
     """ZeRO-2's figure is shown for want of another, with the reason why it is too low."""
     plan = Plan(zero_stage=stage, micro_batch_size=1)  # type: ignore[arg-type]
-    assert f"ZeRO-{stage} shards less" in deepspeed_estimate(MODEL, CLUSTER, plan).sentence(2**30)
+    assert f"ZeRO-{stage} shards less" in deepspeed_sentence(deepspeed_estimate(MODEL, CLUSTER, plan), 2**30)
 
 
 def test_the_largest_module_is_deepspeeds_largest_layer() -> None:
@@ -75,7 +76,8 @@ def test_stdout_stays_clean_and_logging_as_it_was() -> None:
     """DeepSpeed warns on stdout while it is imported without a GPU; an answer in JSON must not begin with that."""
     code = f"""
 import logging, sys
-from ds_advise.advisor.recommend.deepspeed_estimate import deepspeed_estimate
+from ds_advise.advisor.recommend.reasons import deepspeed_sentence
+from ds_advise.validate.deepspeed_estimate import deepspeed_estimate
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
@@ -102,4 +104,4 @@ def test_an_installation_that_does_not_import_is_a_reason(monkeypatch: pytest.Mo
     monkeypatch.setattr(importlib, "import_module", fail)
     estimate = deepspeed_estimate(MODEL, CLUSTER, Plan(zero_stage=3, micro_batch_size=1))
     assert estimate.gpu_bytes is None
-    assert str(error) in estimate.sentence(2**30)
+    assert str(error) in deepspeed_sentence(estimate, 2**30)
