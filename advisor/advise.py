@@ -34,6 +34,7 @@ def advise(
     model: str | ModelShape,
     *,
     gpus: str | Cluster = "auto",
+    model_size: Literal["max"] | None = None,
     method: Method = "full",
     quantization: Quantization = "nf4",
     lora_rank: int = 8,
@@ -41,7 +42,7 @@ def advise(
     lora_targets: str | Sequence[str] | None = None,
     seq_len: int | Literal["max"] | None = None,
     global_batch: int | None = None,
-    micro_batch: int | None = None,
+    micro_batch: int | Literal["max"] | None = None,
     precision: Precision | str = "auto",
     optimizer: str = "adamw",
     gradient_checkpointing: CheckpointingChoice = "auto",
@@ -68,6 +69,8 @@ def advise(
     model:   a catalogue name in any spelling, a folder or `config.json`, a hub id, or a `ModelShape`.
     gpus:    `2x32GB`, `8xA100-80GB`, `4x8xH100` (nodes x GPUs x kind), `RTX4090`, `auto` (this machine), a `Cluster`.
     seq_len: default 2048, or the model's learned positions where they are fewer; "max": the longest that fits.
+    micro_batch: default the fastest that fits; "max": the largest.
+    model_size: "max" takes `model` as a family's name (`Qwen2.5`), and of it the largest model that fits.
     precision: "auto" is bf16 where the GPU has it, else fp16.
     document_len: the mean length of the documents packed into a sample; None: a sample is one.
     software: what differs from what is planned for (`estimators.software`), as "transformers=4.45,reentrant".
@@ -89,6 +92,7 @@ def advise(
         nvme=nvme,
         interconnect=interconnect,
         threads=threads,
+        model_size=model_size,
         micro_batch=micro_batch,
         gradient_checkpointing=gradient_checkpointing,
         sequence_parallel_size=sequence_parallel_size,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
+from ..estimators.errors import WorkloadError
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.model_shape import ModelShape
+from .largest.micro_batch import with_largest_micro_batch
+from .largest.model_size import of_largest_model
+from .largest.sequence import STEP, with_longest_sequence
 from .question.cluster_spec import parse_cluster
 from .question.model_source import load_model
 from .question.question import CheckpointingChoice, Question, Risk, States
 from .question.workload import WorkloadOptions, positive
-from .recommend.what_if import SEQUENCE_STEP, longest
 
 
 def ask(
@@ -22,7 +25,9 @@ def ask(
     nvme: str | None = None,
     interconnect: str | None = None,
     threads: int | None = None,
-    micro_batch: int | None = None,
+    model_size: Literal["max"] | None = None,
+    micro_batch: int | Literal["max"] | None = None,
+    seq_len: int | Literal["max"] | None = None,
     gradient_checkpointing: CheckpointingChoice = "auto",
     sequence_parallel_size: int | None = None,
     states: States = "fp32",
@@ -30,29 +35,54 @@ def ask(
     offline: bool = False,
     **training: Any,
 ) -> Question:
-    """The question that the arguments of `advise` make up; `training` are those of `WorkloadOptions`.
+    """The question that the arguments of `advise` make up; `training` are the others of `WorkloadOptions`.
 
-    A `seq_len` of "max" is the longest at which some plan may be recommended.
+    Of `model_size`, `micro_batch` and `seq_len` one may be "max": the largest at which some plan may be recommended.
 
     Raises `DsAdviseError` for what is unknown, impossible or contradictory.
     """
+    _check_largest(model_size=model_size, micro_batch=micro_batch, seq_len=seq_len)
     cluster = gpus if isinstance(gpus, Cluster) else parse_cluster(gpus, ram=ram, nvme=nvme, interconnect=interconnect)
     if threads is not None:
         cluster = replace(cluster, threads_per_rank=positive("threads", threads))
-    shape = model if isinstance(model, ModelShape) else load_model(model, offline=offline)
-    is_longest = training.get("seq_len") == "max"
-    if is_longest:
-        training["seq_len"] = None if shape.fixed_len or shape.has_learned_positions else SEQUENCE_STEP
-    question = Question(
-        model=shape,
-        workload=WorkloadOptions(**training).workload(shape, cluster.gpu),
-        cluster=cluster,
-        gradient_checkpointing=gradient_checkpointing,
-        sequence_parallel_size=(
-            None if sequence_parallel_size is None else positive("sequence_parallel_size", sequence_parallel_size)
-        ),
-        states=states,
-        risk=risk,
-        micro_batch_size=None if micro_batch is None else positive("micro_batch", micro_batch),
-    )
-    return longest(question) if is_longest else question
+    micro = None if micro_batch in (None, "max") else positive("micro_batch", int(micro_batch))
+
+    def about(shape: ModelShape) -> Question:
+        length = _first_length(shape, training.get("document_len")) if seq_len == "max" else seq_len
+        return Question(
+            model=shape,
+            workload=WorkloadOptions(seq_len=length, **training).workload(shape, cluster.gpu),
+            cluster=cluster,
+            gradient_checkpointing=gradient_checkpointing,
+            sequence_parallel_size=(
+                None if sequence_parallel_size is None else positive("sequence_parallel_size", sequence_parallel_size)
+            ),
+            states=states,
+            risk=risk,
+            micro_batch_size=micro,
+        )
+
+    if model_size == "max":
+        return of_largest_model(model if isinstance(model, str) else model.name, about)
+    question = about(model if isinstance(model, ModelShape) else load_model(model, offline=offline))
+    if micro_batch == "max":
+        return with_largest_micro_batch(question)
+    return with_longest_sequence(question) if seq_len == "max" else question
+
+
+def _check_largest(**said: object) -> None:
+    """Raises WorkloadError where several options are to be as large as they may be."""
+    wanted = [f"--{name.replace('_', '-')} max" for name, value in said.items() if value == "max"]
+    if len(wanted) > 1:
+        raise WorkloadError(
+            f"{' and '.join(wanted)} do not go together",
+            why="each is searched with the others given",
+            fix=f"give a number in place of {wanted[-1]}" if len(wanted) == 2 else "leave one of them",
+        )
+
+
+def _first_length(model: ModelShape, document_len: int | None) -> int | None:
+    """A length with which the search for the longest may begin."""
+    if model.fixed_len or model.has_learned_positions:
+        return None
+    return STEP * (1 + (document_len or 0) // STEP)

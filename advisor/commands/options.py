@@ -61,8 +61,8 @@ def memory(text: str = "Limit what each rank takes with --device cpu, such as 2G
     return click.option("--memory", metavar="SIZE", help=text)
 
 
-class _Length(_Count):
-    """A count of tokens, or `max`."""
+class _CountOrMax(_Count):
+    """A count, or `max`."""
 
     name = "N|max"
 
@@ -70,16 +70,31 @@ class _Length(_Count):
         return value if value == "max" else super().convert(value, param, ctx)
 
 
+COUNT_OR_MAX = _CountOrMax()
+
+
 def _seq_len(default: str = "2048, or the model's positions if those are fewer", *, longest: bool = False) -> Decorator:
     """longest: the command can look for the longest that fits."""
     text = f"Set the tokens per sample{', max for the longest that fits' if longest else ''}; by default {default}."
-    return click.option("--seq-len", type=_Length() if longest else COUNT, help=text)
+    return click.option("--seq-len", type=COUNT_OR_MAX if longest else COUNT, help=text)
 
 
 def _micro_batch(
     text: str = "Fix the samples per GPU and forward pass; by default the fastest number is searched.",
+    *,
+    largest: bool = False,
 ) -> Decorator:
-    return click.option("--micro-batch", type=COUNT, help=text)
+    """largest: the command can look for the largest that fits."""
+    if largest:
+        text = text.replace(";", ", max for the most that fit;")
+    return click.option("--micro-batch", type=COUNT_OR_MAX if largest else COUNT, help=text)
+
+
+_MODEL_SIZE = click.option(
+    "--model-size",
+    type=click.Choice(["max"]),
+    help="Take MODEL as a family, such as Qwen2.5, and of it the largest model that fits.",
+)
 
 
 def _precision(text: str = "Choose the precision; auto is bf16 where the GPU has it, else fp16.") -> Decorator:
@@ -219,7 +234,7 @@ _MACHINES = (
 )
 
 
-def _question(seq_len: Decorator, global_batch: str) -> tuple[Decorator, ...]:
+def _question(seq_len: Decorator, global_batch: str, micro_batch: Decorator | None = None) -> tuple[Decorator, ...]:
     return (
         gpus(),
         *_MACHINES,
@@ -227,7 +242,7 @@ def _question(seq_len: Decorator, global_batch: str) -> tuple[Decorator, ...]:
         *_LORA,
         seq_len,
         click.option("--global-batch", type=COUNT, help=global_batch),
-        _micro_batch(),
+        micro_batch or _micro_batch(),
         _precision(),
         _optimizer(),
         _checkpointing("auto", "on", "off", "offload"),
@@ -337,7 +352,9 @@ def question_options(command: Command) -> Command:
         *_question(
             _seq_len(longest=True),
             "Keep exactly so many samples per optimizer step; by default the fastest number is searched.",
+            _micro_batch(largest=True),
         ),
+        _MODEL_SIZE,
         _framework("Write for the HF Trainer and accelerate, or for plain deepspeed.initialize."),
         *_SOFTWARE,
         click.option(

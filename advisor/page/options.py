@@ -27,12 +27,15 @@ _LONGEST_TEXT = 200
 _LONGEST_CONFIG = 2**20
 """Characters of a pasted configuration of a model."""
 
-_LEFT_OUT = ("model", "offline", "sharding", "deepspeed_estimate")
-"""Arguments of `advise` that are no option here: the model is named beside them, the others want what no browser has or
-change no recommendation."""
+_LEFT_OUT = ("model", "model_size", "offline", "sharding", "deepspeed_estimate")
+"""Arguments of `advise` that are no option here: the model is chosen beside them, the others want what no browser has
+or change no recommendation."""
 
 _WORDS = {"precision": ("auto", *get_args(Precision)), "optimizer": tuple(OPTIMIZERS)}
 """Words of arguments whose type does not list them."""
+
+_MAY_BE_MAX = ("seq-len", "micro-batch")
+"""Counts that the search makes as large as they may be."""
 
 State = Mapping[str, str]
 """`model`, `config` (a pasted `config.json`, which then is the model) and options by name; an empty text is none."""
@@ -148,7 +151,7 @@ def _value(name: str, text: str) -> Any:
     if option.kind == "switch":
         return True
     if option.kind == "count":
-        return text if name == "seq-len" and text == "max" else _count(name, text)
+        return text if text == "max" and name in _MAY_BE_MAX else _count(name, text)
     if option.kind == "number":
         try:
             return float(text)

@@ -21,6 +21,17 @@ Risk = Literal["safe", "balanced", "bold"]
 States = Literal["fp32", "bf16"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Largest:
+    """What was asked to be as large as it may be (`--seq-len max`), and what was found."""
+
+    option: Literal["seq_len", "micro_batch", "model_size"]
+    value: int | str | None
+    """The largest with which some plan may be recommended, a model by its name; None: not even the smallest tried."""
+    too_large: int | str | None
+    """The smallest that was found too large; None: there is none larger."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """Everything that the answer depends on."""
@@ -39,6 +50,8 @@ class Question:
     """The type of master weights and optimizer states; bf16 is for training in bf16 with AdamW or Adam."""
     risk: Risk = "safe"
     """How sure it must be that a plan fits for it to be recommended."""
+    largest: Largest | None = None
+    """What was found for the option that was "max"; None where none was."""
 
     def __post_init__(self) -> None:
         ranks, wanted, micro = self.cluster.world_size, self.workload.global_batch_size, self.micro_batch_size

@@ -104,6 +104,7 @@ def verdict(answer: Recommendation) -> tuple[str | Text, ...]:
     about = "" if chosen.estimate.evidence == "probe" else "About "
     return (
         Text(f"{plan_title(plan)} {fits_words(chosen.fit)}.", style="bold green"),
+        *largest_found(answer),
         f"{about}{rate(chosen.tokens_per_s)} tokens/s{_between(chosen)}{each}{_samples(answer, chosen)}"
         f"{_taken_for(cluster)}.",
         *_risk(answer),
@@ -117,6 +118,34 @@ def verdict(answer: Recommendation) -> tuple[str | Text, ...]:
         f"It needs {gib(chosen.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device} and "
         f"{_host_need(answer, chosen)}",
     )
+
+
+def largest_found(answer: Recommendation) -> tuple[str, ...]:
+    """What was found for the option that was "max"."""
+    question, chosen = answer.question, answer.recommended
+    found = question.largest
+    if found is None:
+        return ()
+    value, beyond = found.value, found.too_large
+    if value is None:
+        return (
+            {
+                "model_size": f"No model of the family fits, not even {beyond}.",
+                "micro_batch": f"Not even a micro batch of {beyond} fits.",
+                "seq_len": f"Not even a sequence of {beyond} tokens fits.",
+            }[found.option],
+        )
+    unknown = question.cluster.host_memory_bytes_per_node is None and chosen is not None and chosen.plan.offloads
+    fits = "fits if the host has the RAM" if unknown else "fits"
+    if found.option == "seq_len":
+        text = f"{value:,} tokens are the longest sequence that {fits}"
+        return (f"{text}; {beyond:,} are too many." if beyond else f"{text}: the model has no more positions.",)
+    what = (
+        f"{value} is the largest of its family"
+        if found.option == "model_size"
+        else f"Micro batch {value} is the largest"
+    )
+    return (f"{what} that {fits}" + (f"; {beyond} does not." if beyond else "."),)
 
 
 def _taken_for(cluster: Cluster) -> str:
@@ -156,13 +185,14 @@ def _nothing_fits(answer: Recommendation) -> tuple[Text, ...]:
         if answer.probe_series is not None
         else None
     )
+    largest = tuple(Text(line) for line in largest_found(answer))
     if failed is not None:
         return (Text.assemble(("No plan ran.", "bold red"), f" The first that failed: {ended(failed.message)}"),)
     if answer.try_first is not None:
-        return (Text("Nothing is sure to fit.", style="bold red"), *_risk(answer))
+        return (Text("Nothing is sure to fit.", style="bold red"), *largest, *_risk(answer))
     text, missed, cluster = Text("Nothing fits.", style="bold red"), closest(answer.ladder), answer.question.cluster
     if missed is None:
-        return (text,)
+        return (text, *largest)
     memory, have = missed.memory, cluster.host_memory_bytes_per_node
     needs = f"{gib(missed.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device_word(cluster)}"
     if missed.fit.limit == "gpu" and missed.device_bytes <= cluster.gpu.memory_bytes:
@@ -170,7 +200,7 @@ def _nothing_fits(answer: Recommendation) -> tuple[Text, ...]:
     if have is not None and memory.host_bytes_per_node > have:
         needs += f" and {gib(memory.host_bytes_per_node)} of {gib(have)} GiB of RAM per node"
     text.append(f" The closest, {missed.rung}, would take {needs}.", style="not bold default")
-    return (text,)
+    return (text, *largest)
 
 
 def _host_need(answer: Recommendation, chosen: Candidate) -> str:

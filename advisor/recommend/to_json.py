@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from ...ds_configs.launch_commands import threads_setting
 from ...estimators.estimate import Evidence
@@ -101,6 +101,16 @@ class WorkloadJson(TypedDict):
     software: dict[str, Any]
 
 
+class LargestJson(TypedDict):
+    """What was found for the option that was "max"."""
+
+    option: Literal["seq_len", "micro_batch", "model_size"]
+    value: int | str | None
+    """The largest with which a plan may be recommended; null: not even the smallest."""
+    too_large: int | str | None
+    """The smallest that was found too large; null: there is none larger."""
+
+
 class ClusterJson(TypedDict):
     """The machines that were asked about."""
 
@@ -175,6 +185,8 @@ class AdviceJson(TypedDict):
     schema_version: int
     model: ModelJson
     workload: WorkloadJson
+    largest: LargestJson | None
+    """Null where no option was "max"."""
     risk: Risk
     """How sure it must be that a plan fits for it to be recommended."""
     cluster: ClusterJson
@@ -233,6 +245,7 @@ def json_form(answer: Recommendation, *, all_candidates: bool = False) -> Advice
             "framework": workload.framework,
             "software": _keys(asdict(workload.software)),
         },
+        "largest": _largest(question),
         "risk": question.risk,
         "cluster": {
             "nodes": cluster.nodes,
@@ -290,6 +303,13 @@ def _host_threads(question: Question, chosen: Candidate) -> HostThreadsJson | No
         "setting": threads_setting(question.cluster),
         "step_times_without": {str(launcher): ratio for launcher, ratio in slower.items()},
     }
+
+
+def _largest(question: Question) -> LargestJson | None:
+    found = question.largest
+    if found is None:
+        return None
+    return {"option": found.option, "value": found.value, "too_large": found.too_large}
 
 
 def _keys(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,42 +37,6 @@ MOST_GPUS_PER_NODE = 8
 MOST_NODES = 128
 
 
-SEQUENCE_STEP = 1024
-"""Tokens; the longest sequence is a multiple, which heads and ranks that share samples divide."""
-
-LONGEST_SEQUENCE = 2**26
-"""Tokens at which the search for the longest ends: four times what anybody is known to have trained on."""
-
-SEQUENCE_RESOLUTION = 64
-"""The longest sequence is found to one part in so many, or to `SEQUENCE_STEP`: memory is not known better."""
-
-
-def longest(question: Question) -> Question:
-    """The question with the longest sequence at which some plan may be taken; with `SEQUENCE_STEP` where none is.
-
-    Memory grows with the sequence, so lengths are doubled until nothing fits, and then halved in between. Rotary
-    positions set no limit, although a model may have been trained for fewer.
-    """
-    model = question.model
-    if model.fixed_len is not None:
-        return question
-    limit = (model.max_positions if model.has_learned_positions else None) or LONGEST_SEQUENCE
-
-    def fits(steps: int) -> bool:
-        altered = _with_length(question, steps * SEQUENCE_STEP)
-        return fastest_that_fits(predict_all(altered, only_fitting=True)[0]) is not None
-
-    most = max(1, limit // SEQUENCE_STEP)
-    low, high = 1, 2
-    while high <= most and fits(high):
-        low, high = high, high * 2
-    high = min(high, most + 1)
-    while high - low > max(1, low // SEQUENCE_RESOLUTION):
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return _with_length(question, min(limit, low * SEQUENCE_STEP))
-
-
 def _with_length(question: Question, seq_len: int) -> Question:
     return replace(question, workload=replace(question.workload, seq_len=seq_len))
 

@@ -26,6 +26,15 @@ _SIZE = re.compile(r"\d[bm]")
 # Words in a name that mark how the weights were trained on, or packed, and leave the shape as it is.
 _VARIANTS = frozenset({"instruct", "chat", "base", "hf", "it", "pt", "sft", "dpo", "meta"})
 
+_SIZED = re.compile(
+    r"(?:\d{4} |moe )?"
+    r"(?:(?:[\d.]+ x )?[\d.]+ [bm](?: a [\d.]+ b)?|a [\d.]+ b"
+    r"|x?small|tiny|mini|medium|base|x*large|x+l|huge)"
+    r"(?: v ?[\d.]+| \d{4}| \d+ k| (?:un)?cased| [\d.]+ [bm]| base)*"
+)
+"""Pieces of a name after its family's: a size in numbers (`7 b`, `8 x 7 b`, `30 b a 3 b`) or words, and what else tells
+the members of a family apart: a version, a date, a context length, the case of letters."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Name:
@@ -71,6 +80,32 @@ def find(name: str) -> ModelShape:
         why=f"nearest names: {', '.join(nearest(name))}",
         fix="give one of these, a folder with a config.json, or a hub id such as Qwen/Qwen2.5-14B",
     )
+
+
+def family(name: str) -> tuple[ModelShape, ...]:
+    """The models of a family (`Qwen2.5`, `llama3.1`, `gpt2`), by rising parameters: those whose names are the family's
+    and a size, so that `Qwen2.5-Coder` is a family of its own. Of one size the first in the catalogue stands for all.
+
+    Raises UnknownModelError for a name with less than two sizes.
+    """
+    organisation, _, rest = name.strip().rpartition("/")
+    owner, wanted = _squeeze(organisation), [piece for piece in _pieces(rest) if piece not in _VARIANTS]
+    found: dict[int, ModelShape] = {}
+    for entry, facts in enumerate(_entries()):
+        publisher, _, hub_name = facts["id"].rpartition("/")
+        pieces = [piece for piece in _pieces(hub_name) if piece not in _VARIANTS - {"base"}]
+        if wanted and pieces[: len(wanted)] == wanted and (not owner or _same_owner(owner, _squeeze(publisher))):
+            size = " ".join(pieces[len(wanted) :])
+            if not size or _SIZED.fullmatch(size):
+                shape = _shape(entry)
+                found.setdefault(shape.parameters, shape)
+    if len(found) < 2:
+        raise UnknownModelError(
+            f"{name[:80]!r} is no family of models in the catalogue" if not found else f"{name[:80]!r} has one size",
+            why=f"nearest names: {', '.join(nearest(name))}",
+            fix="give a name without its size, such as Qwen2.5, llama-3.1 or gpt2",
+        )
+    return tuple(found[parameters] for parameters in sorted(found))
 
 
 def config(hub_id: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ const SLIDERS = {  // auto: an empty text leaves it to the advice, which says wh
   "ram": { stops: ["", ...doubled(32, 512).map((size) => `${size}GB`), "768GB", "1TB", "1.5TB", "2TB", "4TB"], unset: "not said" },
   "lora-rank": { stops: doubled(1, 512) },
   "seq-len": { stops: ["512", "1024", "2048", "3072", "4096", "6144", "8192", "12288", ...doubled(16384, 1048576), "max"], auto: true },
-  "micro-batch": { stops: ["1", "2", "3", "4", "6", "8", "12", "16", "24", "32", "48", "64", "128"], auto: true },
+  "micro-batch": { stops: ["1", "2", "3", "4", "6", "8", "12", "16", "24", "32", "48", "64", "128", "max"], auto: true },
 };
 const EXAMPLES = {
   "global-batch": "any", "nvme": "/nvme:2TB", "interconnect": "200Gb/s", "lora-targets": "all linear", "threads": "all cores",

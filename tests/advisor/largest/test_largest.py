@@ -1,0 +1,178 @@
+"""What is asked to be as large as it may be fits, what is said to be too large does not, and more memory never allows
+less."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import StringIO
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from ds_advise.advisor.advise import predicted
+from ds_advise.advisor.ask import ask
+from ds_advise.advisor.largest.bisection import largest
+from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.advisor.question.question import Largest
+from ds_advise.advisor.recommend.report import render
+from ds_advise.advisor.recommend.to_json import json_form
+from ds_advise.estimators.errors import DsAdviseError
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.models.catalogue import family
+from rich.console import Console
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 8, 100])
+def test_bisection_finds_the_largest_number_that_holds(most: int) -> None:
+    for end in range(most + 1):
+        assert largest(lambda number, end=end: number <= end, most) == (end, end + 1)
+
+
+def test_bisection_stops_at_a_part_of_the_number() -> None:
+    low, high = largest(lambda number: number <= 1000, 2**20, parts=64)
+    assert low <= 1000 < high <= low * (1 + 1 / 64)
+
+
+def found(model: str, gpus: str | Cluster, **said: Any) -> Largest:
+    result = ask(model, gpus=gpus, **said).largest
+    assert result is not None
+    return result
+
+
+def fits(model: str, gpus: str, **said: Any) -> bool:
+    return predicted(ask(model, gpus=gpus, **said)).recommended is not None
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "said"),
+    [
+        ("Qwen2.5-0.5B", "1x16GB", {}),
+        ("Qwen2.5-7B", "4x24GB", {"method": "lora"}),
+        ("gpt2", "2x8GB", {"global_batch": 48}),
+        ("Llama-3.1-8B", "2xA100-80GB", {"ram": "256GB", "gradient_checkpointing": "on"}),
+    ],
+)
+def test_the_largest_micro_batch_fits_and_the_next_does_not(model: str, gpus: str, said: dict[str, Any]) -> None:
+    most = found(model, gpus, micro_batch="max", **said)
+    assert fits(model, gpus, micro_batch=most.value, **said)
+    assert not fits(model, gpus, micro_batch=most.too_large, **said)
+
+
+@pytest.mark.parametrize("gpus", ["4x24GB", "1x8GB"])
+def test_the_largest_of_a_family_fits_and_the_next_does_not(gpus: str) -> None:
+    said = {"gpus": gpus, "ram": "256GB"}
+    answer = predicted(ask("Qwen2.5", model_size="max", **said))
+    assert answer.recommended is not None
+    assert answer.question.largest is not None
+    assert answer.question.largest.value == answer.question.model.name
+    assert not fits(str(answer.question.largest.too_large), **said)
+
+
+SAID: list[tuple[str, dict[str, Any]]] = [
+    ("Qwen2.5-0.5B", {"seq_len": "max"}),
+    ("Qwen2.5-0.5B", {"seq_len": "max", "ram": "32GB"}),
+    ("Qwen2.5-1.5B", {"micro_batch": "max", "method": "lora"}),
+    ("pythia", {"model_size": "max", "ram": "64GB"}),
+]
+
+
+@pytest.mark.parametrize(("model", "said"), SAID, ids=str)
+def test_more_memory_never_allows_less(model: str, said: dict[str, Any]) -> None:
+    said = dict(said)
+    one = parse_cluster("2xA100-80GB", ram=said.pop("ram", None))
+    values = []
+    for gigabytes in (3, 6, 12, 40, 79):
+        cluster = replace(one, gpu=replace(one.gpu, memory_bytes=gigabytes * 2**30))
+        question = ask(model, gpus=cluster, **said)
+        assert question.largest is not None
+        size = question.model.parameters if "model_size" in said else question.largest.value or 0
+        values.append(int(size) if question.largest.value else 0)
+    assert all(less <= more for less, more in pairwise(values)), values
+    assert values[0] < values[-1]
+
+
+def test_a_sequence_shorter_than_a_thousand_is_found_where_no_longer_fits() -> None:
+    cluster = parse_cluster("1xRTX3060-8GB")
+    small = replace(cluster, gpu=replace(cluster.gpu, memory_bytes=int(2.9 * 2**30)))
+    most = found("Qwen2.5-0.5B", small, seq_len="max")
+    assert isinstance(most.value, int)
+    assert 128 <= most.value < 1024
+    assert most.too_large == most.value + 128
+
+
+def test_the_longest_sequence_of_five_gpus_is_shared_by_all() -> None:
+    """40 heads divide by 5, and so do multiples of 5 x 1024 tokens."""
+    alone, shared = (found("llama-2-13b", gpus, seq_len="max").value for gpus in ("1x40GB", "5x40GB"))
+    assert isinstance(alone, int)
+    assert isinstance(shared, int)
+    assert shared > 2 * alone
+    assert shared % 5 == 0
+
+
+def test_a_model_whose_positions_are_learned_has_no_longer_sequence() -> None:
+    assert found("gpt2", "1xA100-80GB", seq_len="max") == Largest(option="seq_len", value=1024, too_large=None)
+
+
+def test_packed_documents_may_be_longer_than_the_first_length_tried() -> None:
+    most = found("Qwen2.5-0.5B", "1x24GB", seq_len="max", document_len=3000, attention="flash")
+    assert isinstance(most.value, int)
+    assert most.value > 3000
+
+
+@pytest.mark.parametrize(
+    ("name", "smallest", "biggest", "count"),
+    [
+        ("Qwen2.5", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-72B", 7),
+        ("qwen2.5-coder", "Qwen/Qwen2.5-Coder-0.5B", "Qwen/Qwen2.5-Coder-32B", 6),
+        ("llama3.1", "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-405B", 3),
+        ("meta-llama/llama-2", "meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-70b-hf", 3),
+        ("gpt2", "openai-community/gpt2", "openai-community/gpt2-xl", 4),
+        ("t5", "google-t5/t5-small", "google-t5/t5-11b", 5),
+        ("Qwen3", "Qwen/Qwen3-0.6B", "Qwen/Qwen3-235B-A22B", 8),
+    ],
+)
+def test_a_family_is_the_models_that_differ_in_size_alone(name: str, smallest: str, biggest: str, count: int) -> None:
+    models = family(name)
+    assert (models[0].name, models[-1].name, len(models)) == (smallest, biggest, count)
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "why"),
+    [
+        ("Qwen2.5-7B", {"model_size": "max"}, "one size"),
+        ("nothing", {"model_size": "max"}, "no family"),
+        ("", {"model_size": "max"}, "no family"),
+        ("Qwen2.5", {"model_size": "max", "seq_len": "max"}, "do not go together"),
+        ("gpt2", {"micro_batch": "max", "seq_len": "max"}, "do not go together"),
+    ],
+)
+def test_what_cannot_be_searched_is_told(model: str, said: dict[str, Any], why: str) -> None:
+    with pytest.raises(DsAdviseError, match=why):
+        ask(model, gpus="1x24GB", **said)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "said", "sentence"),
+    [
+        (
+            "gpt2",
+            "1x24GB",
+            {"seq_len": "max"},
+            "1,024 tokens are the longest sequence that fits: the model has no more",
+        ),
+        (
+            "Qwen2.5",
+            "1x8GB",
+            {"model_size": "max", "ram": "32GB"},
+            "is the largest of its family that fits; Qwen/Qwen2.5",
+        ),
+        ("Qwen2.5", "1x24GB", {"model_size": "max"}, "that fits if the host has the RAM"),
+        ("Llama-3.1-70B", "1x8GB", {"micro_batch": "max"}, "Not even a micro batch of 1 fits."),
+    ],
+)
+def test_the_answer_says_what_was_found(model: str, gpus: str, said: dict[str, Any], sentence: str) -> None:
+    answer, console = predicted(ask(model, gpus=gpus, **said)), Console(file=StringIO(), width=200)
+    render(answer, console)
+    assert sentence in " ".join(console.file.getvalue().split())
+    option = next(name for name, value in said.items() if value == "max")
+    assert json_form(answer)["largest"]["option"] == option
