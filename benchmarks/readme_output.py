@@ -1,4 +1,4 @@
-"""The example of README, in both languages, as the program really prints it.
+"""The example of README, in both languages, as the program really prints it, and its picture.
 
     python -m benchmarks.readme_output            # exit 1 when one is stale
     python -m benchmarks.readme_output --write    # bring them up to date
@@ -35,6 +35,18 @@ def example() -> str:
     return "\n".join(["```console", f"$ ds-advise {' '.join(QUESTION)}", *lines, "```"]) + "\n"
 
 
+PICTURE = ROOT / "docs" / "pictures" / "memory.svg"
+
+
+def picture() -> str:
+    """The picture as it ought to be."""
+    with tempfile.TemporaryDirectory() as folder:
+        drawn = Path(folder, "memory.svg")
+        command = [sys.executable, "-m", "ds_advise", *QUESTION, "--no-write", "--quiet", "--plot", str(drawn)]
+        subprocess.run(command, check=True)
+        return drawn.read_text(encoding="utf-8")
+
+
 def shown(readme: str) -> str:
     """The block as the README has it."""
     return readme.split(START)[1].split(END)[0]
@@ -48,6 +60,11 @@ def main() -> None:
             path.write_text(readme.replace(START + shown(readme) + END, START + true + END), encoding="utf-8")
         elif shown(readme) != true:
             sys.exit(f"{path.name} is stale: run python -m benchmarks.readme_output --write")
+    drawn = picture()
+    if "--write" in sys.argv:
+        PICTURE.write_text(drawn, encoding="utf-8")
+    elif PICTURE.read_text(encoding="utf-8") != drawn:
+        sys.exit(f"{PICTURE.name} is stale: run python -m benchmarks.readme_output --write")
 
 
 if __name__ == "__main__":

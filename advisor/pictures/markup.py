@@ -11,6 +11,9 @@ Attribute: TypeAlias = str | float | bool | None
 _LEAVES = frozenset(("rect", "path", "line", "circle", "polyline", "use", "meta", "link", "br", "hr", "input", "col"))
 """Elements without an end tag where they hold nothing."""
 
+_SPACES = "\n\t\N{NO-BREAK SPACE}"
+"""What Python does not call printable, and yet has its place in a text."""
+
 
 class Markup(str):
     """Text that is markup already, and is not escaped again."""
@@ -19,11 +22,11 @@ class Markup(str):
 
 
 def escaped(text: str) -> Markup:
-    """Text for an element or an attribute; characters that XML forbids become replacement characters."""
+    """Text for an element or an attribute; what nobody can see in it becomes replacement characters."""
     allowed = str(text)
     if not allowed.isprintable():
         allowed = "".join(
-            char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in allowed
+            char if char.isprintable() or char in _SPACES else "\N{REPLACEMENT CHARACTER}" for char in allowed
         )
     return Markup(html.escape(allowed, quote=True))
 

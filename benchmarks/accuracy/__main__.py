@@ -2,7 +2,7 @@
 
 python -m benchmarks.accuracy             # the summary and one line per run
 python -m benchmarks.accuracy --json      # the same as data
-python -m benchmarks.accuracy --write     # bring docs/accuracy.md, README, intervals and questions up to date
+python -m benchmarks.accuracy --write     # bring the documents, intervals and questions up to date
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .report import Section, document
 from .timed_runs import read_runs
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT, README = ROOT / "docs" / "accuracy.md", ROOT / "README.md"
+DOCUMENT, TABLE, README = ROOT / "docs" / "accuracy.md", ROOT / "docs" / "how-true.md", ROOT / "README.md"
 
 
 def sections() -> list[Section]:
@@ -31,12 +31,25 @@ def all_questions() -> str:
     return questions.csv_text([*memory.asked(), *time.asked()])
 
 
+def table() -> str:
+    """docs/how-true.md as it ought to be."""
+    rows = {**memory.table_rows(), "| step time |": time.table_row(), "- Not judged:": time.limit()}
+    return _with_lines(TABLE, rows)
+
+
 def readme() -> str:
     """README.md as it ought to be."""
-    true = {**memory.readme_rows(), "| step time |": time.readme_row(), "- Not judged:": time.readme_limit()}
-    lines = README.read_text(encoding="utf-8").splitlines()
+    return _with_lines(README, {**memory.headlines(), "- Step time:": time.headline()})
+
+
+def _with_lines(path: Path, true: dict[str, str]) -> str:
+    """The file with each of these lines in place of the one that starts so. Raises ValueError where there is none."""
+    lines = path.read_text(encoding="utf-8").splitlines()
     for start, line in true.items():
-        lines = [line if old.startswith(start) else old for old in lines]
+        at = [index for index, old in enumerate(lines) if old.startswith(start)]
+        if len(at) != 1:
+            raise ValueError(f"{path.name} has {len(at)} lines that start with {start!r}")
+        lines[at[0]] = line
     return "\n".join(lines) + "\n"
 
 
@@ -46,13 +59,14 @@ def main() -> int:
     parser.add_argument(
         "--write",
         action="store_true",
-        help="write docs/accuracy.md, README's lines, the spreads and benchmarks/data/questions.csv",
+        help="write docs/accuracy.md, lines of docs/how-true.md and README, the spreads, benchmarks/data/questions.csv",
     )
     asked = parser.parse_args()
     found = sections()
     if asked.write:
         memory_spread.write(memory.results())
         DOCUMENT.write_text(document(found), encoding="utf-8")
+        TABLE.write_text(table(), encoding="utf-8")
         README.write_text(readme(), encoding="utf-8")
         questions.FILE.write_text(all_questions(), encoding="utf-8")
         spread.write(spread.residuals([run for run in read_runs() if run.counted]))

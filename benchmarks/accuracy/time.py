@@ -108,8 +108,18 @@ def asked() -> list[dict[str, str]]:
     ]
 
 
-def readme_row() -> str:
-    """The line of README's table that states the error of step times."""
+def headline() -> str:
+    """README's line on step times."""
+    counted = [run for run in read_runs() if run.counted]
+    several = [run for run in counted if _deepspeed_on_several(run)]
+    return (
+        f"- Step time: {_stated(counted)}, over {len(counted)} published runs, each judged by constants fitted on runs "
+        f"of other origins only; DeepSpeed on several GPUs, the least certain: {_stated(several)}, over {len(several)}."
+    )
+
+
+def table_row() -> str:
+    """The row of docs/how-true.md on step times."""
     counted = [run for run in read_runs() if run.counted]
     ranked = groups(counted)
     largest = max(run.cluster.world_size for run in counted)
@@ -123,9 +133,7 @@ def readme_row() -> str:
         f"In {found} of {len(ranked)} groups the run predicted fastest is within {_share(REGRET_TARGET)} of the fastest"
     )
     judged = "each judged by constants fitted on runs of other origins only"
-    return (
-        f"| step time | {what}; {judged} | {result} | [docs/accuracy.md](docs/accuracy.md), `benchmarks/fit_speed.py` |"
-    )
+    return f"| step time | {what}; {judged} | {result} | [published runs](accuracy.md), `benchmarks/fit_speed.py` |"
 
 
 _NOT_JUDGED = {
@@ -142,17 +150,17 @@ _NOT_JUDGED = {
     "other parallelism": ("parallelism", "ZeRO++", "ZenFlow", "FSDP"),
     "links that decide and are not stated": ("lanes",),
 }
-"""Words in the reasons of rows that are not predicted, by what README calls them; the first that is found counts."""
+"""Words in the reasons of rows that are not predicted, by what they are called; the first that is found counts."""
 
 
-def readme_limit() -> str:
-    """The line of README's limits that counts the published speeds which are not predicted."""
+def limit() -> str:
+    """The line of docs/how-true.md that counts the published speeds which are not predicted."""
     counts = dict.fromkeys([*_NOT_JUDGED, "others"], 0)
     for _, rows, reason in _unused():
         found = (name for name, words in _NOT_JUDGED.items() if any(word in reason for word in words))
         counts[next(found, "others")] += int(rows)
     listed = ", ".join(f"{name} {count}" for name, count in counts.items())
-    reasons = "[docs/accuracy.md](docs/accuracy.md) has each reason"
+    reasons = "[each has its reason](accuracy.md)"
     return f"- Not judged: {sum(counts.values())} published speeds ({listed}); {reasons}."
 
 
@@ -162,7 +170,7 @@ def _stated(runs: Sequence[TimedRun]) -> str:
 
 
 def _share(share: float) -> str:
-    """As README writes it."""
+    """As the documents write it."""
     return f"{share * 100:.0f} %"
 
 

@@ -22,7 +22,7 @@ from ds_advise.estimators.software import Software
 from ds_advise.estimators.workload import Workload
 
 from benchmarks.accuracy import memory_spread, questions, rivals, spread
-from benchmarks.accuracy.__main__ import DOCUMENT, README, all_questions, readme, sections
+from benchmarks.accuracy.__main__ import DOCUMENT, README, TABLE, all_questions, readme, sections, table
 from benchmarks.accuracy.memory import (
     MEAN_TARGET,
     P90_TARGET,
@@ -46,6 +46,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_document_is_current() -> None:
     """`python -m benchmarks.accuracy --write` brings it up to date."""
     assert DOCUMENT.read_text(encoding="utf-8") == document(sections())
+    assert TABLE.read_text(encoding="utf-8") == table()
     assert README.read_text(encoding="utf-8") == readme()
     assert questions.FILE.read_text(encoding="utf-8") == all_questions()
     kinds = spread.residuals([run for run in read_runs() if run.counted])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.readme_output import READMES, example, shown
+from benchmarks.readme_output import PICTURE, READMES, example, picture, shown
 
 
 def test_the_readmes_open_with_the_real_output() -> None:
@@ -15,3 +15,8 @@ def test_the_readmes_open_with_the_real_output() -> None:
     true = example()
     for readme in READMES:
         assert shown(readme.read_text(encoding="utf-8")) == true, readme.name
+
+
+def test_the_picture_of_the_readme_is_drawn_by_the_program() -> None:
+    """The same command writes it."""
+    assert PICTURE.read_text(encoding="utf-8") == picture()

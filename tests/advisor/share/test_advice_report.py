@@ -44,6 +44,12 @@ def answer(page: Page) -> dict[str, Any]:
     return form
 
 
+def test_every_character_of_the_report_can_be_read(page: Page) -> None:
+    """A figure and its unit are held together by a no-break space, not by a sign for what cannot be shown."""
+    assert "\N{NO-BREAK SPACE}tokens/s" in page.text
+    assert "\N{REPLACEMENT CHARACTER}" not in page.text
+
+
 def test_the_ladder_has_the_figures_of_json(page: Page, answer: dict[str, Any]) -> None:
     rows = [row for row in page.sections["ladder"] if row]
     assert [row[0][0] for row in rows] == [plan["rung"] for plan in answer["candidates"]]
