@@ -70,6 +70,13 @@ _CHECKS, _LAUNCHERS = click.Choice(["auto", "dry-run", "probe"]), click.Choice([
     metavar="FOLDER",
     help="Write the ranks' output into this folder.  [default: ds-advise-launch/TIME]",
 )
+@click.option(
+    "--stall",
+    "stall_s",
+    type=click.IntRange(min=1),
+    metavar="SECONDS",
+    help="End it after so many seconds without a step and without a line from any rank.  [default: only tell it]",
+)
 @click.option("--verbose", is_flag=True, help="Show rank 0's output.")
 @share_options()
 @output_options

@@ -22,6 +22,7 @@ FailureKind = Literal[
     "nan_loss",
     "lost_rank",
     "not_resumed",
+    "hang",
     "crash",
 ]
 
@@ -33,6 +34,7 @@ FAILURE_TITLES: dict[FailureKind, str] = {
     "nan_loss": "The loss is not a number",
     "lost_rank": "A rank was lost",
     "not_resumed": "It did not resume",
+    "hang": "Nothing moved any more",
     "crash": "The script failed",
 }
 
@@ -73,6 +75,9 @@ class LaunchRequest:
     resumes_after: int = 0
     """Step of the checkpoint that the script is to resume from, 0 for none. A first step that is not beyond it ends the
     training at once."""
+
+    stall_s: float | None = None
+    """Seconds without a step and without a line from any rank after which the training is ended; None: never."""
 
     @property
     def predicted_host_bytes(self) -> int | None:

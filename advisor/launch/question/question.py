@@ -33,6 +33,7 @@ def launch_question(
     launcher: Launcher | None,
     pass_config: bool | None,
     log_dir: Path | None,
+    stall_s: float | None,
     **place_options: Any,
 ) -> tuple[LaunchRequest, list[str]]:
     """(what is launched, sentences that say what was chosen or assumed, and why).
@@ -73,6 +74,7 @@ def launch_question(
         config_flag=handing.with_flag,
         prediction=prediction_of(run),
         total_steps=arguments.number("max_steps"),
+        stall_s=stall_s,
     )
     return request, remarks
 

@@ -150,6 +150,12 @@ def _message(rank: RankRecord) -> str:
     return f"{rank.error['type']}: {rank.error['message']}"
 
 
+def last_lines(records: Records, folder: Path) -> tuple[str, ...]:
+    """What each rank printed last, as far as it printed anything."""
+    lines = {rank.number: _last_line(folder / f"rank{rank.number}.log") for rank in records.ranks}
+    return tuple(f"rank {number} said last: {line}" for number, line in lines.items() if line)
+
+
 def _tail(path: Path) -> str:
     try:
         with path.open("rb") as stream:

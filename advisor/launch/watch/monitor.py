@@ -10,7 +10,7 @@ from ...terminal.units import gib, times
 from ..environment import costly_switches
 from ..request import LaunchOutcome, LaunchRequest, LaunchStatus, Peaks, TrainingFailure
 from .display import Display, Progress
-from .failures import failure_of
+from .failures import failure_of, last_lines
 from .host import HostWatcher, MemorySample, oom_kills
 from .records import Records
 
@@ -26,6 +26,9 @@ _NEAR_LIMIT = 0.95
 _SWAPPED_BYTES = 64 * 2**20
 """Written to swap while the training runs; less is the system tidying up."""
 
+_SILENT_S = 600.0
+"""Without a step and without a line from any rank; NCCL's watchdog, too, takes ranks that have waited so long for lost
+(torch 2.13 `distributed/constants.py` default_pg_nccl_timeout)."""
 
 _SETTINGS = {
     "zero_stage": "ZeRO",
@@ -66,6 +69,7 @@ class Monitor:
         if differences := self._differences():
             self._warn("the script trains by another plan than the one that was checked", "; ".join(differences))
         self._warn_of_memory(sample, self._host.memory_bytes)
+        self._warn_of_silence(now - self.records.heard_at)
         if self._slow is None and (slow := self.records.slow_rank()) is not None:
             self._slow = slow
             number, ratio = slow
@@ -86,13 +90,19 @@ class Monitor:
         """Why it makes no sense to go on; None where it does."""
         records, resumed = self.records, self._request.resumes_after
         losses, first = records.last_losses(_NAN_STEPS), records.first("first_step")
+        silent_s, stall_s = time.monotonic() - records.heard_at, self._request.stall_s
         if len(losses) == _NAN_STEPS and all(map(math.isnan, losses)):
-            evidence, message = f"the losses of the last {_NAN_STEPS} steps", "the loss is not a number"
-            return TrainingFailure(kind="nan_loss", rank=None, step=records.step, message=message, evidence=(evidence,))
+            message = "the loss is not a number"
+            evidence: tuple[str, ...] = (f"the losses of the last {_NAN_STEPS} steps",)
+            return TrainingFailure(kind="nan_loss", rank=None, step=records.step, message=message, evidence=evidence)
         if first is not None and first <= resumed:
-            evidence = f"its first step was {first}"
+            evidence = (f"its first step was {first}",)
             message = f"the script began anew instead of resuming after step {resumed}"
-            return TrainingFailure(kind="not_resumed", rank=None, step=first, message=message, evidence=(evidence,))
+            return TrainingFailure(kind="not_resumed", rank=None, step=first, message=message, evidence=evidence)
+        if stall_s is not None and silent_s > stall_s:
+            message = f"no rank has made a step or printed a line for {stall_s:.0f} s"
+            evidence = last_lines(records, self._request.folder)
+            return TrainingFailure(kind="hang", rank=None, step=records.step, message=message, evidence=evidence)
         return None
 
     def outcome(self, exit_code: int, failure: TrainingFailure | None, *, stopped: bool) -> LaunchOutcome:
@@ -172,6 +182,14 @@ class Monitor:
                 "the host swaps: its memory does not suffice, and every step waits for the disk",
                 f"{gib(swapped)} GiB written to swap so far",
             )
+
+    def _warn_of_silence(self, silent_s: float) -> None:
+        """The ranks may wait for each other, or for a lost one, which nothing but a timeout of theirs ends."""
+        if silent_s > _SILENT_S:
+            said = "; ".join(last_lines(self.records, self._request.folder))
+            pids = ", ".join(str(rank.pid) for rank in self.records.ranks if rank.pid)
+            shown = f"py-spy dump --pid shows where they are: {pids}" if pids else "no rank has started"
+            self._warn(f"no rank has made a step or printed a line for {_SILENT_S / 60:.0f} min", f"{said}; {shown}")
 
     def _gpus(self, sample: MemorySample) -> tuple[tuple[int, int], ...]:
         """(used, total) of the GPUs that it trains on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections import deque
@@ -122,12 +123,19 @@ class Records:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._by_file: dict[Path, RankRecord] = {}
+        self._written: dict[Path, int] = {}
+        self.heard_at = time.monotonic()
+        """When a rank was last seen to have noted or printed anything."""
 
     def read(self) -> None:
         for path in self._folder.glob("rank*.jsonl"):
             self._by_file.setdefault(path, RankRecord(EventLogReader(path)))
         for rank in self._by_file.values():
             rank.read()
+        with contextlib.suppress(OSError):  # of a folder that somebody removes
+            written = {path: path.stat().st_size for path in self._folder.glob("rank*")}
+            if written != self._written:
+                self._written, self.heard_at = written, time.monotonic()
 
     @property
     def ranks(self) -> list[RankRecord]:

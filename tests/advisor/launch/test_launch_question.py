@@ -59,6 +59,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
             launcher=None,
             pass_config=None,
             log_dir=None,
+            stall_s=None,
             **place,
         )
 

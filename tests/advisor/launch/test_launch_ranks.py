@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -434,6 +436,28 @@ def test_a_second_signal_ends_what_ignores_the_first(tmp_path: Path) -> None:
     assert (outcome.status, outcome.failure) == ("stopped", None)
     pid = json.loads((request.folder / "rank0.jsonl").read_text().splitlines()[0])["pid"]
     assert not psutil.pid_exists(pid)
+
+
+def test_ranks_that_are_silent_are_told_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they said last and where to look, after ten minutes; an end after as many seconds as `--stall` says."""
+    monkeypatch.setattr("ds_advise.advisor.launch.watch.monitor._SAMPLE_S", 0.0)
+    request = _request(tmp_path, "", stall_s=700.0)
+    request.folder.mkdir()
+    begun = {"time": time.time(), "rank": 1, "pid": os.getpid(), "host": socket.gethostname()}
+    (request.folder / "rank1.jsonl").write_text(json.dumps(begun) + "\n")
+    (request.folder / "rank1.log").write_text("loading\nwaiting for rank 0\n")
+    monitor = Monitor(request, Display(Console(file=StringIO())))
+    monitor.look(os.getpid())
+    monitor.records.heard_at -= 650.0
+    assert monitor.futility() is None
+    monitor.look(os.getpid())
+    (warning,) = (text for text in monitor.outcome(0, None, stopped=True).warnings if "10 min" in text)
+    assert "rank 1 said last: waiting for rank 0" in warning
+    assert str(os.getpid()) in warning
+    monitor.records.heard_at -= 100.0
+    failure = monitor.futility()
+    assert failure is not None
+    assert (failure.kind, failure.evidence) == ("hang", ("rank 1 said last: waiting for rank 0",))
 
 
 @pytest.mark.parametrize(
