@@ -61,6 +61,12 @@ def estimate_time(model: ModelShape, workload: Workload, cluster: Cluster, plan:
     )
 
 
+def estimate_forward_s(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> float:
+    """Seconds of the forward passes alone of one step's samples, as an evaluation has them: no gradients, no step."""
+    workload = with_offered_attention(model, workload).of_rank(plan.sequence_parallel_size)
+    return _Step(of_rank(model, plan.autotp_size), workload, cluster, plan).evaluation_s()
+
+
 LAUNCHES_MATTER = 0.05
 """Part of a step that waits for the host, from which on the speed of its cores is told as assumed."""
 
@@ -206,6 +212,11 @@ class _Step:
 
     def terms(self) -> list[TimeTerm]:
         return [*self._computing(), *self._forward_links(), *self._backward_links(), *self._optimizer()]
+
+    def evaluation_s(self) -> float:
+        """The forward passes, and what the links carry beside them. Layers' inputs stay where they are."""
+        links = (term.seconds for term in self._forward_links() if term.name != "layer inputs to host")
+        return self.forward_s + sum(links)
 
     def _term(self, name: str, resource: str, seconds: float, formula: str, symbols: str, **values: float) -> TimeTerm:
         """One term; `values` are those of its symbols that are its own."""

@@ -10,14 +10,12 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from ....estimators.job.job import PADDED_TO
 from ..data.batching import Index
 from ..data.tokens import open_tokens
 
 IGNORED = -100
 """The label that transformers' losses leave out."""
-
-PADDED_TO = 8
-"""A batch's length is a multiple of this, in which tensor cores work (NVIDIA, Deep Learning Performance Guide)."""
 
 TensorSample = dict[str, torch.Tensor]
 

@@ -1,0 +1,94 @@
+"""How much is trained: samples or tokens, how often, and how long the samples are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, lcm
+from typing import NamedTuple
+
+from ..plan import Plan
+
+PADDED_TO = 8
+"""A batch's length is a multiple of this, in which tensor cores work (NVIDIA, Deep Learning Performance Guide)."""
+
+
+class SamplesOfLength(NamedTuple):
+    """So many samples of so many tokens each."""
+
+    tokens: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a user wants trained, whatever the plan: `samples`, each `epochs` times, or `tokens` once."""
+
+    samples: int | None = None
+    """Samples of one epoch, as the model sees them: after packing and what the sequence length cuts off."""
+    tokens: int | None = None
+    """Tokens in all, in samples that fill the sequence length, where `samples` is None."""
+    epochs: float = 1.0
+    lengths: tuple[SamplesOfLength, ...] = ()
+    """How many of `samples` have how many tokens, by rising length; empty: each fills the sequence length."""
+    evaluation_samples: int = 0
+    """Samples that are evaluated whenever a checkpoint is written."""
+
+    def __post_init__(self) -> None:
+        assert (self.samples is None) != (self.tokens is None), "a job is so many samples or so many tokens"
+        assert not self.lengths or sum(each.samples for each in self.lengths) == self.samples
+
+    def samples_in_all(self, seq_len: int) -> float:
+        """Samples that the optimizer sees, those of every epoch."""
+        if self.samples is not None:
+            return self.epochs * self.samples
+        assert self.tokens is not None
+        return self.epochs * self.tokens / seq_len
+
+    def tokens_in_all(self, seq_len: int) -> float:
+        """Tokens that the optimizer sees, padding not counted."""
+        return self.samples_in_all(seq_len) * self.mean_len(seq_len)
+
+    def mean_len(self, seq_len: int) -> float:
+        """Tokens of the average sample, padding not counted."""
+        if not self.lengths:
+            return seq_len
+        return sum(tokens * samples for tokens, samples in self.lengths) / sum(each.samples for each in self.lengths)
+
+    def steps(self, samples_per_step: int, seq_len: int) -> int:
+        """Optimizer steps; the last one may see fewer samples."""
+        return max(1, ceil(self.samples_in_all(seq_len) / samples_per_step))
+
+    def padded_len(self, seq_len: int, draws: int, multiple: int = PADDED_TO) -> float:
+        """The expected length of the longest of `draws` samples, to which the others are padded.
+
+            sum over lengths l of l (F(l)^draws - F(below l)^draws)
+
+        with F the share of samples up to a length, each rounded up to a multiple and at most `seq_len`. The samples of
+        a batch are drawn at random, as Trainer's sampler does; one that groups samples by length pads less.
+        """
+        if not self.lengths:
+            return seq_len
+        total, seen, below, expected = sum(each.samples for each in self.lengths), 0, 0.0, 0.0
+        for tokens, samples in self.lengths:
+            seen += samples
+            upto = (seen / total) ** draws
+            expected += min(-(-tokens // multiple) * multiple, seq_len) * (upto - below)
+            below = upto
+        return expected
+
+
+def length_multiple(plan: Plan) -> int:
+    """What the length of a batch is a multiple of: `PADDED_TO`, and the ranks that share a sample."""
+    return lcm(PADDED_TO, plan.sequence_parallel_size)
+
+
+def waiting_draws(plan: Plan, ranks: int) -> int:
+    """Samples of which the longest sets the time of a micro batch.
+
+    Where ranks exchange something in each micro batch (stages 2 and 3, or no accumulation) all of them wait for the
+    longest sample of any rank. Otherwise they wait in the last one alone, and what one rank has more in one micro batch
+    is taken to come back in another.
+    """
+    replicas = ranks // plan.ranks_per_sample
+    waits = plan.zero_stage >= 2 or plan.gradient_accumulation_steps == 1
+    return plan.micro_batch_size * (replicas if waits else 1)

@@ -1,0 +1,132 @@
+"""Steps, seconds and cost of a whole training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from statistics import mean
+
+import pytest
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.job.duration import JobDuration, job_duration
+from ds_advise.estimators.job.job import Job, SamplesOfLength, waiting_draws
+from ds_advise.estimators.job.price import Price
+from ds_advise.estimators.job.saving import MOST_WRITING_SHARE, saving, young_interval_s
+from ds_advise.estimators.job.utilization import model_flops_utilization, peak_flops_per_s
+from ds_advise.estimators.models.catalogue import find
+from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.time.step_time import estimate_forward_s, estimate_time
+from ds_advise.estimators.workload import Workload
+
+MODEL = find("Qwen2.5-1.5B")
+WORKLOAD = Workload(seq_len=1024)
+CLUSTER = Cluster(nodes=1, gpus_per_node=4, gpu=find_gpu("A100-80GB"))
+PLAN = Plan(zero_stage=2, micro_batch_size=2, gradient_accumulation_steps=3)
+LENGTHS = (SamplesOfLength(100, 3), SamplesOfLength(333, 1), SamplesOfLength(1024, 1))
+
+
+def duration(job: Job, *, plan: Plan = PLAN, cluster: Cluster = CLUSTER) -> JobDuration:
+    time = estimate_time(MODEL, WORKLOAD, cluster, plan)
+    return job_duration(MODEL, WORKLOAD, cluster, plan, time, job)
+
+
+@pytest.mark.parametrize(
+    ("job", "steps"),
+    [
+        (Job(samples=24), 1),
+        (Job(samples=25), 2),
+        (Job(samples=100, epochs=3), 13),
+        (Job(samples=1, epochs=0.5), 1),
+        (Job(tokens=24 * 1024 * 7), 7),
+        (Job(tokens=24 * 1024 * 7 + 1), 8),
+    ],
+)
+def test_the_last_step_may_see_fewer_samples(job: Job, steps: int) -> None:
+    assert job.steps(PLAN.samples_per_step(4), 1024) == steps == duration(job).steps
+
+
+@pytest.mark.parametrize("draws", [1, 2, 3])
+def test_samples_are_padded_to_the_longest_that_is_drawn_with_them(draws: int) -> None:
+    """The expectation is that over all ways to draw, of lengths rounded up to a multiple of 8."""
+    rounded = [104, 104, 104, 336, 1024]
+    expected = mean(max(drawn) for drawn in product(rounded, repeat=draws))
+    assert Job(samples=5, lengths=LENGTHS).padded_len(1024, draws) == pytest.approx(expected)
+
+
+def test_no_sample_is_padded_beyond_the_sequence_length() -> None:
+    assert Job(samples=1, lengths=(SamplesOfLength(1021, 1),)).padded_len(1021, 4) == 1021
+
+
+@pytest.mark.parametrize(("stage", "accumulation", "draws"), [(0, 3, 2), (1, 3, 2), (0, 1, 8), (2, 3, 8), (3, 3, 8)])
+def test_ranks_wait_for_the_longest_sample_of_all_where_they_exchange(
+    stage: int, accumulation: int, draws: int
+) -> None:
+    plan = Plan(zero_stage=stage, micro_batch_size=2, gradient_accumulation_steps=accumulation)  # type: ignore[arg-type]
+    assert waiting_draws(plan, 4) == draws
+    assert waiting_draws(replace(plan, sequence_parallel_size=2), 4) == max(2, draws // 2)
+
+
+def test_a_run_of_full_samples_takes_its_steps_and_what_is_named_beside_them() -> None:
+    found, time = duration(Job(samples=2400, evaluation_samples=48)), estimate_time(MODEL, WORKLOAD, CLUSTER, PLAN)
+    assert found.training_s == pytest.approx(100 * time.step_s)
+    assert found.evaluation_s == found.saving.count * 2 * estimate_forward_s(MODEL, WORKLOAD, CLUSTER, PLAN)
+    parts = found.training_s + found.loading_s + found.saving.total_s + found.evaluation_s
+    assert found.duration_s == pytest.approx(parts)
+    assert (found.tokens, found.padding) == (2400 * 1024, 0)
+
+
+def test_shorter_samples_take_less_time_and_more_than_their_tokens() -> None:
+    """Padding, waiting and what does not depend on the length are in it."""
+    full, short = duration(Job(samples=2400)), duration(Job(samples=2400, lengths=_times(480)))
+    assert short.tokens / full.tokens < short.training_s / full.training_s < 1
+    assert short.padding == pytest.approx(1 - short.tokens / short.computed_tokens) and 0 < short.padding < 1
+
+
+def _times(number: int) -> tuple[SamplesOfLength, ...]:
+    return tuple(SamplesOfLength(tokens, number * samples) for tokens, samples in LENGTHS)
+
+
+def test_the_interval_is_that_of_the_step_and_holds_the_duration() -> None:
+    found = duration(Job(tokens=10**8))
+    assert found.duration_s_range is not None and found.spread is not None
+    low, high = found.duration_s_range
+    beside = found.loading_s + found.saving.total_s
+    assert low < found.duration_s < high
+    assert (high - beside) / (low - beside) == pytest.approx(found.spread.high / found.spread.low)
+
+
+def test_a_measured_step_scales_the_prediction_of_shorter_samples() -> None:
+    job, time = Job(samples=2400, lengths=_times(480)), estimate_time(MODEL, WORKLOAD, CLUSTER, PLAN)
+    slower = replace(time, terms=(*time.terms, time.terms[0]._replace(seconds=time.step_s)))
+    measured = job_duration(MODEL, WORKLOAD, CLUSTER, PLAN, slower, job)
+    assert measured.step_s == pytest.approx(2 * duration(job).step_s)
+
+
+def test_a_price_counts_gpus_or_nodes_by_the_hour() -> None:
+    nodes = replace(CLUSTER, nodes=2)
+    assert Price(per_hour=2.0).cost(nodes, 1800) == 8.0
+    assert Price(per_hour=2.0, unit="node").cost(nodes, 1800) == 2.0
+    found = duration(Job(tokens=10**8))
+    assert found.cost(Price(per_hour=1.0)) == pytest.approx(found.gpu_hours)
+
+
+def test_checkpoints_come_by_failures_and_not_so_often_that_writing_counts() -> None:
+    assert young_interval_s(2, 100) == 20
+    for training_s in (60.0, 3600.0, 30 * 86400.0):
+        saved = saving(MODEL, WORKLOAD, CLUSTER, training_s)
+        assert saved.count == 1 or saved.total_s <= 1.5 * MOST_WRITING_SHARE * training_s
+        assert saved.interval_s <= training_s
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_mfu_counts_what_the_model_needs_and_nothing_twice(checkpointing: bool) -> None:
+    """6 FLOPs a weight and token, and attention besides; recomputation takes time alone."""
+    plan = replace(PLAN, gradient_checkpointing=checkpointing)
+    time, peak = estimate_time(MODEL, WORKLOAD, CLUSTER, plan), peak_flops_per_s(CLUSTER.gpu, "bf16")
+    found = model_flops_utilization(MODEL, WORKLOAD, CLUSTER, plan, time)
+    assert found is not None and peak is not None
+    weights = 6 * MODEL.parameters * time.tokens_per_s / 4 / peak
+    assert weights < found < 1.15 * weights
+    flash = model_flops_utilization(MODEL, replace(WORKLOAD, attention="flash"), CLUSTER, plan, time)
+    assert flash == found
