@@ -26,7 +26,8 @@ from .question.cluster_options import ClusterOptions
 from .question.question import CheckpointingChoice, Question, Risk, States
 from .recommend.reasons import doubts, reasons
 from .recommend.recommendation import Recommendation, closest
-from .recommend.search import fastest_that_fits, predict_all, worth_trying_first
+from .recommend.search.choice import fastest_that_fits, worth_trying_first
+from .recommend.search.ladder import predict_all
 from .recommend.what_if import changes
 
 

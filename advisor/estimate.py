@@ -15,7 +15,8 @@ from .question.question import Question
 from .question.software import named_values, yes_or_no
 from .recommend.candidate import Candidate
 from .recommend.fit import LEAST
-from .recommend.search import best_of_rung, candidates_of
+from .recommend.search.choice import best_of_rung
+from .recommend.search.ways import candidates_of
 
 PLANS: tuple[str, ...] = (*RUNGS, *get_args(PlainPyTorch))
 """What `rung` names: the eight rungs, and plain PyTorch beside them."""

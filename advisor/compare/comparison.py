@@ -25,7 +25,7 @@ from ..question.model_source import load_model
 from ..question.question import CheckpointingChoice, Question
 from ..question.workload import WorkloadOptions
 from ..recommend.candidate import Candidate
-from ..recommend.search import predict, predict_all
+from ..recommend.search.ladder import predict, predict_all
 from ..recommend.to_json import CandidateJson, candidate_json
 from .key_meanings import meaning, rank
 from .settings import ConfigSettings, Origin, Setting

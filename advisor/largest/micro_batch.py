@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..question.question import Largest, Question
+from ..recommend.search.fastest import any_fits
 from .bisection import largest
-from .fits import any_fits
 
 MOST = 2**20
 """Samples at which the search ends."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...estimators.models.catalogue import family
 from ...estimators.models.model_shape import ModelShape
 from ..question.question import Largest, Question
-from .fits import any_fits
+from ..recommend.search.fastest import any_fits
 
 
 def of_largest_model(name: str, question_of: Callable[[ModelShape], Question]) -> Question:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from math import lcm
 
 from ..question.question import Largest, Question
+from ..recommend.search.fastest import any_fits
 from .bisection import largest
-from .fits import any_fits
 
 STEP = 1024
 """Tokens; the longest sequence is a multiple, which heads and GPUs that share samples divide."""

@@ -16,7 +16,7 @@ from ..recommend.evidence import ProbedPlan, ProbeSeries
 from ..recommend.fit import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, Fit
 from ..recommend.reasons import doubts, reasons
 from ..recommend.recommendation import Recommendation
-from ..recommend.search import SAME_SPEED, best_of_rung, fastest_that_fits, worth_trying_first
+from ..recommend.search.choice import SAME_SPEED, best_of_rung, fastest_that_fits, worth_trying_first
 from .calibration import as_measured, calibration
 from .past_probes import PastProbes
 from .probe import cpu_rank_bytes

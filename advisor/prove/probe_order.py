@@ -23,7 +23,7 @@ from ...estimators.estimate import TimeEstimate
 from ...estimators.plan import Plan
 from ...probes.real_run.run import STEPS
 from ..recommend.candidate import Candidate
-from ..recommend.search import SAME_SPEED
+from ..recommend.search.choice import SAME_SPEED
 from .calibration import Calibration, uniform
 
 UNKNOWN_MACHINE, OTHER_RUNG, SAME_SERIES = 0.5, 0.3, 0.1

@@ -18,7 +18,7 @@ from ..terminal.words import component_title, device_word
 from .candidate import Candidate, LadderStep
 from .fit import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, chance
 from .recommendation import closest
-from .search import COMFORTABLE, OFFLOAD_GAIN, SAME_SPEED
+from .search.choice import COMFORTABLE, OFFLOAD_GAIN, SAME_SPEED
 
 if TYPE_CHECKING:
     from ...validate.deepspeed_estimate import DeepSpeedEstimate

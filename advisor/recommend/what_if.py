@@ -15,7 +15,7 @@ from ..question.question import Question
 from ..terminal.units import rate
 from .candidate import Candidate, LadderStep
 from .recommendation import Change
-from .search import fastest_that_fits, predict_all
+from .search.fastest import fastest
 
 WORTH_TELLING = 1.15
 """A change is shown when it makes the answer at least this much faster; less is within the time model's error."""
@@ -66,7 +66,7 @@ def changes_tried(
     for series in kinds:
         rungs: set[str] = set() if chosen is None else {chosen.rung}
         for position, (flags, altered) in enumerate(series):
-            best = fastest_that_fits(predict_all(altered, only_fitting=True)[0])
+            best = fastest(altered)
             if best is None:
                 yield None
                 continue

@@ -18,7 +18,8 @@ from statistics import median
 
 from ds_advise.advisor.ask import ask
 from ds_advise.advisor.recommend.candidate import Candidate
-from ds_advise.advisor.recommend.search import fastest_that_fits, predict_all
+from ds_advise.advisor.recommend.search.choice import fastest_that_fits
+from ds_advise.advisor.recommend.search.ladder import predict_all
 from ds_advise.advisor.terminal.units import rate
 from ds_advise.estimators.plan import Plan
 

@@ -101,7 +101,8 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         overhead = fixed_segments_overhead(max(0, peak - kept))
     else:
         overhead = allocator_overhead(plan, max(0, peak - kept))
-    node = _on_node(sharded, _at_rest(plan), runs, cluster.gpus_per_node)
+    rest = _at_rest(plan)
+    node = _on_node(sharded, rest, runs, cluster.gpus_per_node)
     # Each rank loads the whole model before it splits the layers.
     loaded = sharded if plan.autotp_size == 1 else shard_tensors(tensor_set(whole, workload), replicas)
     return MemoryEstimate(
@@ -110,7 +111,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         device_terms=outside_allocator(cluster, plan),
         host_pinned_terms=node.pinned + checkpoint_terms(model, workload, plan, cluster.gpus_per_node),
         host_pageable_terms=node.pageable,
-        host_loading_bytes_per_node=_loading_bytes(loaded, _at_rest(plan), cluster.gpus_per_node),
+        host_loading_bytes_per_node=_loading_bytes(loaded, rest, cluster.gpus_per_node),
         nvme_terms=node.nvme,
     )
 

@@ -19,7 +19,7 @@ from ds_advise.advisor.compare.key_meanings import MEANINGS
 from ds_advise.advisor.compare.report import render_comparison
 from ds_advise.advisor.compare.settings import LOOSE_DEFAULTS, ConfigSettings
 from ds_advise.advisor.question.question import Question
-from ds_advise.advisor.recommend.search import predict_all
+from ds_advise.advisor.recommend.search.ladder import predict_all
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.estimators.errors import ConfigFileError, DsAdviseError, WorkloadError
 from ds_advise.estimators.plan import RUNGS

@@ -413,7 +413,7 @@ def test_fallback_goes_on_with_less_memory(
         )
 
     monkeypatch.setattr("ds_advise.advisor.launch.attempts.launch", launch)
-    monkeypatch.setattr("ds_advise.advisor.recommend.search.unsupported", lambda *_: None)
+    monkeypatch.setattr("ds_advise.advisor.recommend.search.series.unsupported", lambda *_: None)
     (model / "model.safetensors").touch()
     options = ("--rung", "zero2", "--global-batch", "8", "--micro-batch", "4", "--max-steps", "5")
     code, printed, _ = ask(*options)
@@ -515,5 +515,5 @@ def test_options_that_differ_from_the_trainings_own(tmp_path: Path) -> None:
 def test_a_rung_can_be_chosen(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of the fastest; one that cannot run says why."""
     assert "ZeRO-3." in ask("--dry", "--rung", "zero3")[1]
-    monkeypatch.setattr("ds_advise.advisor.recommend.search.unsupported", lambda *_: "no reason")
+    monkeypatch.setattr("ds_advise.advisor.recommend.search.series.unsupported", lambda *_: "no reason")
     assert "zero3 cannot run here: no reason" in ask("--dry", "--rung", "zero3")[2]

@@ -1,0 +1,1 @@
+"""The search for a plan: which are tried, and which is taken."""

@@ -1,0 +1,162 @@
+"""The fastest plan that fits, without the ladder: for answers that ask dozens of such questions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from ....estimators.plan import RUNGS, Rung
+from ...question.question import Question
+from ..candidate import Candidate, LadderStep
+from ..fit import LEAST, LIKELY
+from .choice import OFFLOAD_GAIN, SAME_SPEED, best_of_rung, fastest_that_fits, wants_more
+from .series import Series
+from .ways import ways_of, worth_going_on
+
+
+def fastest(question: Question) -> Candidate | None:
+    """`fastest_that_fits` of the ladder, with a fraction of the work.
+
+    Memory rises with the micro batch, and so does the speed of a rung. Hence the speed of a series at a batch that is
+    too large is a bound on it; series are looked at by falling bound until it is below what may be taken, and of a
+    series the largest batch that fits and those below that are as fast. Where speed does not rise with the batch the
+    plan may differ from that of the ladder, by a speed that is called the same.
+    """
+    rungs = [_RungSearch(rung, ways_of(rung, question)) for rung in RUNGS]
+    active, number = [each for each in rungs if each.ways[0][0].obstacle() is None], 0
+    while active:
+        waiting = sorted((one for rung in active for one in _bounded(rung, number)), key=lambda one: -one.bound)
+        while waiting and waiting[0].bound >= _least_speed(rungs):
+            one = waiting.pop(0)
+            one.rung.found += _largest_that_fit(one)
+        active = [rung for rung in active if rung.lacks_memory(number) and worth_going_on(rung.ways, number)]
+        number += 1
+    return fastest_that_fits(_steps(rungs))
+
+
+def any_fits(question: Question) -> bool:
+    """Whether some rung has a plan that fits as surely as the question's risk asks.
+
+    Memory rises with the micro batch, so where the search may choose it one sample decides. The last rungs need least
+    of the GPU and are asked first.
+    """
+    small = question if question.micro_batch_size is not None else replace(question, micro_batch_size=1)
+    return any(_rung_fits(rung, small) for rung in reversed(RUNGS))
+
+
+def _rung_fits(rung: Rung, question: Question) -> bool:
+    ways = ways_of(rung, question)
+    if ways[0][0].obstacle() is not None:
+        return False
+    for number, way in enumerate(ways):
+        fits = [series.judged(*series.shapes[0]).fit for series in way if not series.is_hopeless]
+        if any(fit.probability >= LEAST[question.risk] for fit in fits):
+            return True
+        if any(fit.limit != "gpu" for fit in fits) or not worth_going_on(ways, number):
+            return False
+    return False
+
+
+@dataclass(slots=True)
+class _RungSearch:
+    """What is known of a rung while it is searched."""
+
+    rung: Rung
+    ways: list[list[Series]]
+    found: list[Candidate] = field(default_factory=list)
+    """Those that may be taken."""
+
+    def lacks_memory(self, number: int) -> bool:
+        """Whether nothing of the way of this number surely fits on the GPU, so that the next is to be tried."""
+        if any(candidate.fit.fits for candidate in self.found):
+            return False
+        smallest = [series.judged(*series.shapes[0]).fit for series in self.ways[number] if not series.is_hopeless]
+        return not any(fit.fits or fit.limit != "gpu" for fit in smallest)
+
+
+class _Bounded(NamedTuple):
+    """A series with what its memory at two large batches tells."""
+
+    bound: float
+    """Tokens per second that none of its plans that fit exceeds."""
+    may_fit: float
+    """The micro batch above which none fits."""
+    rung: _RungSearch
+    series: Series
+
+
+def _least_speed(rungs: Iterable[_RungSearch]) -> float:
+    """Tokens per second below which no plan is taken: one is within `SAME_SPEED` of the best of its rung, which is as
+    fast as the fastest, or within `OFFLOAD_GAIN` of it where the fastest offloads."""
+    found = [candidate for rung in rungs for candidate in rung.found]
+    if not found:
+        return 0.0
+    fastest_found = max(found, key=lambda candidate: candidate.tokens_per_s)
+    gain = OFFLOAD_GAIN if wants_more(fastest_found.plan) else SAME_SPEED
+    return fastest_found.tokens_per_s * (1 - gain) * (1 - SAME_SPEED)
+
+
+def _bounded(rung: _RungSearch, number: int) -> Iterator[_Bounded]:
+    """The series of a rung's way of this number, but for those of which none fits."""
+    for series in rung.ways[number]:
+        if not series.is_hopeless:
+            may_fit = _may_fit(series)
+            above = (min(series.shapes[-1][0], int(may_fit) + 1), 1) if _is_free(series) else series.shapes[-1]
+            if may_fit >= series.shapes[0][0]:
+                yield _Bounded(series.time(*above).tokens_per_s, may_fit, rung, series)
+
+
+def _is_free(series: Series) -> bool:
+    """Whether its batches go up by doubling, without accumulation."""
+    return series.question.is_batch_free and len(series.shapes) > 1
+
+
+def _may_fit(series: Series) -> float:
+    """The micro batch above which none fits.
+
+    Memory is the largest of several straight lines in the micro batch (the moments of a step), so the steepest, on
+    which the two largest batches lie, is nowhere above it.
+    """
+    if not _is_free(series):
+        return series.shapes[-1][0]
+    (less, _), (most, _) = series.shapes[-2:]
+    low, high = (series.judged(*shape).memory.device_bytes_per_gpu for shape in series.shapes[-2:])
+    free = series.question.cluster.gpu.memory_bytes - high
+    return most + free * (most - less) / max(1, high - low)
+
+
+def _largest_that_fit(bounded: _Bounded) -> list[Candidate]:
+    """The candidates that may be taken, with a free batch only the largest and those below that are as fast."""
+    series, shapes = bounded.series, bounded.series.shapes
+    least = LEAST[series.question.risk]
+    if not _is_free(series):
+        return [candidate for candidate in series.candidates() if candidate.fit.probability >= least]
+    index = max(index for index, (micro, _) in enumerate(shapes) if micro <= bounded.may_fit)
+    while index >= 0 and series.judged(*shapes[index]).fit.probability < least:
+        index -= 1
+    if index < 0:
+        return []
+    found = [series.judged(*shapes[index])]
+    if index + 1 < len(shapes):
+        larger = series.judged(*shapes[index + 1]).fit
+        if larger.limit == "gpu" and larger.probability < LIKELY:
+            between = series.between(shapes[index][0], shapes[index + 1][0])
+            found += [judged for judged in between if judged.fit.probability >= least]
+    candidates = [series.timed(judged) for judged in found]
+    best = max(candidate.tokens_per_s for candidate in candidates)
+    for shape in reversed(shapes[:index]):
+        time = series.time(*shape)
+        if time.tokens_per_s < (1 - SAME_SPEED) * best:
+            break
+        candidates.append(series.timed(series.judged(*shape), time))
+        best = max(best, time.tokens_per_s)
+    return candidates
+
+
+def _steps(rungs: Iterable[_RungSearch]) -> Iterator[LadderStep]:
+    for rung in rungs:
+        least = LEAST[rung.ways[0][0].question.risk]
+        best = best_of_rung(rung.found, least)
+        if best is not None:
+            yield LadderStep.of(rung.rung, best, least)

@@ -1,0 +1,110 @@
+"""The ways to run a rung, in the order in which they are tried until something fits, and their candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from ....estimators.plan import RUNGS, PlainPyTorch, Plan, Rung
+from ....estimators.time.collective_time import ring
+from ....estimators.unsupported import unsupported
+from ...question.question import CheckpointingChoice, Question
+from ..candidate import Candidate
+from .series import Series
+
+
+def candidates_of(
+    rung: Rung | PlainPyTorch, question: Question, *, settings: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[list[Candidate], str]:
+    """All candidates of a rung, or of plain PyTorch, or the reason why it has none.
+
+    settings: fields of `Plan` that differ from the rung's preset.
+    """
+    candidates: list[Candidate] = []
+    ways = ways_of(rung, question, settings)
+    obstacle = ways[0][0].obstacle()
+    if obstacle is not None:
+        return [], obstacle
+    for number, way in enumerate(ways):
+        for series in way:
+            candidates += series.candidates()
+        if not _lack_gpu_memory(candidates) or not worth_going_on(ways, number):
+            break
+    return candidates, ""
+
+
+def ways_of(
+    rung: Rung | PlainPyTorch, question: Question, settings: Mapping[str, Any] = MappingProxyType({})
+) -> list[list[Series]]:
+    """The series of each way to run a rung; each way needs less of the GPU than those before it, and is tried where
+    they lack memory."""
+    return [
+        [
+            Series(
+                rung=rung,
+                settings=settings,
+                question=question,
+                sequence_parallel_size=sharing,
+                checkpointing=checkpointing,
+                zero_hpz_partition_size=copied,
+                autotp_size=split_by,
+            )
+            for checkpointing in choices
+            for sharing, split_by in _together(rung, question, size, settings)
+            for copied in _second_copies(rung, question, settings)
+        ]
+        for choices, size in _ways(question, settings)
+    ][: None if rung in RUNGS else 1]  # plain PyTorch does neither
+
+
+def worth_going_on(ways: Sequence[Sequence[Series]], number: int) -> bool:
+    """Whether there are ways after one that lacks memory: after the first only where the last may fit."""
+    return number + 1 < len(ways) and (number > 0 or ways[-1][-1].may_fit())
+
+
+def _ways(question: Question, settings: Mapping[str, Any]) -> Iterator[tuple[tuple[CheckpointingChoice, ...], int]]:
+    """Checkpointing, and how many GPUs share a sample, in the order in which they are tried until something fits; each
+    needs less of the GPU than those before it.
+
+    Shared samples want a script that knows of them, layers' inputs in host RAM cost time; both win nothing but memory.
+    """
+    asked, sizes = question.gradient_checkpointing, question.sequence_parallel_sizes()
+    if "sequence_parallel_size" in settings or settings.get("autotp_size", 1) > 1:
+        sizes = (settings.get("sequence_parallel_size", 1),)
+    for size in sizes:
+        yield ("off", "on") if asked == "auto" else (asked,), size
+    if asked == "auto" and "cpu_checkpointing" not in settings and not question.cluster.gpu.is_cpu:
+        for size in sizes:
+            yield ("offload",), size
+
+
+def _together(
+    rung: Rung | PlainPyTorch, question: Question, sharing: int, settings: Mapping[str, Any]
+) -> list[tuple[int, int]]:
+    """(sequence_parallel_size, autotp_size) to try where so many GPUs have to share a sample: Ulysses, and layers split
+    instead (AutoTP) where the batch has fewer samples than there are GPUs, the only place where it may be faster."""
+    wanted, ranks, cluster = question.workload.global_batch_size, settings.get("autotp_size", 1), question.cluster
+    if ranks > 1:
+        return [(1, ranks)]
+    small = wanted is not None and wanted < cluster.world_size and question.sequence_parallel_size is None
+    if sharing == 1 or not small or settings or rung not in RUNGS:
+        return [(sharing, 1)]
+    split = Plan(zero_stage=1, micro_batch_size=1, autotp_size=sharing)
+    possible = unsupported(question.model, question.workload, split, cluster) is None
+    return [(sharing, 1), *[(1, sharing)] * possible]
+
+
+def _second_copies(rung: Rung | PlainPyTorch, question: Question, settings: Mapping[str, Any]) -> tuple[int, ...]:
+    """Sizes of hpZ's groups to try: none, and a node, where ZeRO-3 would gather over a network that is slower than the
+    links of a node."""
+    cluster = question.cluster
+    worth = (
+        rung == "zero3" and "zero_hpz_partition_size" not in settings and min(cluster.nodes, cluster.gpus_per_node) > 1
+    )
+    return (1, cluster.gpus_per_node) if worth and ring(cluster).resource == "network" else (1,)
+
+
+def _lack_gpu_memory(candidates: Sequence[Candidate]) -> bool:
+    """Whether none of them surely fits on the GPU."""
+    return all(candidate.fit.limit == "gpu" and not candidate.fit.fits for candidate in candidates)
