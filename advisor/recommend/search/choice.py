@@ -26,14 +26,17 @@ def fastest_that_fits(ladder: Iterable[LadderStep]) -> Candidate | None:
     """The fastest rung that may be taken, or a simpler one that is as fast.
 
     As fast: within `SAME_SPEED`, or within `OFFLOAD_GAIN` when the fastest offloads or shares samples and the other
-    does not. Of those the lowest on the ladder, which has the fewest parts, that fits comfortably; else the lowest.
+    does not. Of those the lowest on the ladder, which has the fewest parts, that fits comfortably; else the lowest. For
+    room alone nothing is offloaded or shared that the lowest does without: it fits, too.
     """
     fitting = [step.candidate for step in ladder if step.taken and step.candidate is not None]
     if not fitting:
         return None
     fastest = max(fitting, key=lambda candidate: candidate.tokens_per_s)
     equals = [candidate for candidate in fitting if as_fast(candidate, fastest)]
-    return next((candidate for candidate in equals if candidate.fit.utilization <= COMFORTABLE), equals[0])
+    lowest = equals[0]
+    alike = (candidate for candidate in equals if not _wants_more_than(candidate.plan, lowest.plan))
+    return next((candidate for candidate in alike if candidate.fit.utilization <= COMFORTABLE), lowest)
 
 
 WORTH_A_RISK = 1.2

@@ -61,6 +61,16 @@ def test_the_recommended_plan_is_the_fastest_that_fits(answer: Recommendation) -
         assert answer.recommended.tokens_per_s >= best * (1 - SAME_SPEED) ** 2
 
 
+def test_room_alone_is_no_reason_to_offload() -> None:
+    """ZeRO-1 fits and is as fast as ZeRO-3 with its parameters in host RAM, which only leaves more room."""
+    answer = ds_advise.advise("bigcode/starcoder", gpus="2x8xA800", interconnect="200Gb/s", ram="1TB")
+    chosen = answer.recommended
+    assert chosen is not None and not chosen.plan.offloads
+    assert chosen.fit.utilization > 0.9
+    roomy = next(step.candidate for step in answer.ladder if step.rung == "zero3-offload-param")
+    assert roomy is not None and roomy.fit.fits and roomy.tokens_per_s > 0.97 * chosen.tokens_per_s
+
+
 def test_what_fits_leaves_room_for_its_error(answer: Recommendation) -> None:
     """A plan is said to fit only when its device memory is within what the GPU offers, and the less there is free the
     less sure it is."""
