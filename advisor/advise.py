@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from ..estimators.hardware.cluster import Cluster
@@ -62,6 +63,13 @@ def advise(
     nvme: str | None = None,
     interconnect: str | None = None,
     threads: int | None = None,
+    data: str | Path | None = None,
+    samples: int | None = None,
+    tokens: str | None = None,
+    epochs: float | None = None,
+    packing: bool = False,
+    eval_split: float = 0.0,
+    price: str | None = None,
     offline: bool = False,
     deepspeed_estimate: bool = True,
 ) -> Recommendation:
@@ -81,6 +89,10 @@ def advise(
     risk: "safe" recommends what fits with 97.5 %, "balanced" with 80 %, "bold" with 50 %.
     ram, nvme, interconnect: as on the command line; no effect when `gpus` is a `Cluster`.
     threads: of each rank on the host; None: those that the printed commands set.
+    data: a file of rows as `ds-advise train` takes it: its samples are counted, and set seq_len and global_batch.
+    samples, tokens: how much is trained, in place of `data`: samples of an epoch, or tokens in all ("1B").
+    epochs: default 3, of `data` or `samples`. packing, eval_split: as in `ds-advise train`.
+    price: what the machines cost, "2.49/h" of each GPU or "$20/node/h"; with an amount it makes a cost.
     deepspeed_estimate: also call DeepSpeed's own estimator (imports torch and deepspeed, seconds).
 
     Raises `DsAdviseError` for a question that cannot be answered; a plan that does not fit is an answer
@@ -116,6 +128,13 @@ def advise(
         document_len=document_len,
         software=software,
         framework=framework,
+        data=data,
+        samples=samples,
+        tokens=tokens,
+        epochs=epochs,
+        packing=packing,
+        eval_split=eval_split,
+        price=price,
     )
     recommendation = answer(question)
     if sharding == "fsdp":

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from ..estimators.errors import WorkloadError
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.model_shape import ModelShape
+from .job.options import JobOptions, batch_of
 from .largest.micro_batch import with_largest_micro_batch
 from .largest.model_size import of_largest_model
 from .largest.sequence import STEP, with_longest_sequence
@@ -33,11 +35,20 @@ def ask(
     states: States = "fp32",
     risk: Risk = "safe",
     offline: bool = False,
+    data: str | Path | None = None,
+    samples: int | None = None,
+    tokens: str | int | None = None,
+    epochs: float | None = None,
+    packing: bool = False,
+    eval_split: float = 0.0,
+    price: str | None = None,
     **training: Any,
 ) -> Question:
     """The question that the arguments of `advise` make up; `training` are the others of `WorkloadOptions`.
 
     Of `model_size`, `micro_batch` and `seq_len` one may be "max": the largest at which some plan may be recommended.
+
+    `data`, `samples` or `tokens` say how much is trained (`JobOptions`).
 
     Raises `DsAdviseError` for what is unknown, impossible or contradictory.
     """
@@ -45,18 +56,39 @@ def ask(
     cluster = gpus if isinstance(gpus, Cluster) else parse_cluster(gpus, ram=ram, nvme=nvme, interconnect=interconnect)
     if threads is not None:
         cluster = replace(cluster, threads_per_rank=positive("threads", threads))
+    job = JobOptions(
+        data=data, samples=samples, tokens=tokens, epochs=epochs, packing=packing, eval_split=eval_split, price=price
+    )
+    if job.data is not None and (model_size == "max" or seq_len == "max"):
+        wanted = "--model-size max" if model_size == "max" else "--seq-len max"
+        raise WorkloadError(
+            f"{wanted} and --data do not go together",
+            why="the data are counted for one model, and decide the sequence length",
+            fix="give their number with --samples",
+        )
     micro = None if micro_batch in (None, "max") else positive("micro_batch", int(micro_batch))
 
     def about(shape: ModelShape) -> Question:
         length = _first_length(shape, training.get("document_len")) if seq_len == "max" else seq_len
+        named = model if isinstance(model, str) else shape.name
+        asked = job.asked(named, shape, seq_len=length) if job.is_asked else None
+        shared, given = sequence_parallel_size, dict(training)
+        if asked is not None:
+            length = asked.seq_len or length
+            if given.get("global_batch") is None and micro_batch != "max":
+                given["global_batch"] = batch_of(asked.job, ranks=cluster.world_size, micro_batch=micro)
+            if packing and given.get("attention") != "flash":
+                shared = 1  # Ulysses drops the mask that keeps packed samples apart
         return Question(
             model=shape,
-            workload=WorkloadOptions(seq_len=length, **training).workload(shape, cluster.gpu),
+            workload=WorkloadOptions(seq_len=length, **given).workload(shape, cluster.gpu),
             cluster=cluster,
             gradient_checkpointing=gradient_checkpointing,
-            sequence_parallel_size=(
-                None if sequence_parallel_size is None else positive("sequence_parallel_size", sequence_parallel_size)
-            ),
+            sequence_parallel_size=(None if shared is None else positive("sequence_parallel_size", shared)),
+            job=None if asked is None else asked.job,
+            job_is_packed=packing,
+            price=job.parsed_price(),
+            job_basis=() if asked is None else asked.basis,
             states=states,
             risk=risk,
             micro_batch_size=micro,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,12 @@ def compare(
     from ..compare.comparison import compare as compare_sides
     from ..compare.comparison import read_circumstances
     from ..compare.report import render_comparison
+    from ..job.options import JobOptions
 
     model, spec = with_.pop("model"), with_.pop("gpus")
+    job = JobOptions(**{field.name: with_.pop(field.name) for field in fields(JobOptions)})
+    if job.is_asked and model is None:
+        raise click.UsageError("a job's duration needs --model: time follows from it")
     if spec is not None and model is None:
         raise click.UsageError("--gpus needs --model: memory and speed follow from both")
     if plot and model is None:
@@ -50,7 +55,7 @@ def compare(
         from ..share.targets import check_targets
 
         check_targets(html, plot, force=force)
-    circumstances = None if model is None else read_circumstances(model, gpus=spec or "auto", **with_)
+    circumstances = None if model is None else read_circumstances(model, gpus=spec or "auto", job=job, **with_)
     comparison = compare_sides(first, second, circumstances)
     if html or plot:
         from ..share.comparison import share_comparison

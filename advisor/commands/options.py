@@ -223,6 +223,25 @@ _RISK = click.option(
     show_default=True,
     help="Recommend what fits with 97.5 % (safe), 80 % (balanced) or 50 % (bold).",
 )
+JOB = (
+    click.option(
+        "--data",
+        metavar="FILE",
+        help="Count the rows of this file as train would: duration and cost of training on it are told.",
+    ),
+    click.option("--samples", type=COUNT, help="Set the samples of an epoch, in place of --data."),
+    click.option("--tokens", metavar="N", help="Set the tokens trained in all, such as 1B, in place of --data."),
+    click.option("--epochs", type=float, metavar="N", help="Train so many times on all samples.  [default: 3]"),
+    click.option("--packing", is_flag=True, help="Fill each sample with several rows of --data."),
+    click.option(
+        "--eval-split",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="Hold out this share of the samples, and evaluate it at every checkpoint.",
+    ),
+    click.option("--price", metavar="RATE", help="Set what the machines cost: 2.49/h for each GPU, or $20/node/h."),
+)
 _MACHINES = (
     RAM,
     click.option(
@@ -339,6 +358,7 @@ def compare_options(command: Command) -> Command:
             _LOSS,
             _MLP,
             _framework("Say who trains: the HF Trainer, or plain DeepSpeed."),
+            *JOB,
             OFFLINE,
         ),
     )
@@ -357,6 +377,7 @@ def question_options(command: Command) -> Command:
         _MODEL_SIZE,
         _framework("Write for the HF Trainer and accelerate, or for plain deepspeed.initialize."),
         *_SOFTWARE,
+        *JOB,
         click.option(
             "--threads", type=COUNT, help="Set the host threads of each rank; by default those of the command."
         ),

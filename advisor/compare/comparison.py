@@ -12,6 +12,9 @@ from ...ds_configs.emit import ds_config
 from ...ds_configs.read import plan_from_ds_config
 from ...estimators.errors import ConfigFileError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
+from ...estimators.job.duration import JobDuration, job_duration
+from ...estimators.job.job import Job
+from ...estimators.job.price import Price
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
 from ...estimators.plan import RUNGS, Plan, Rung
@@ -19,6 +22,8 @@ from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from ...validate.lint import load_facts
 from ...validate.lint.facts import DeepSpeedFacts
+from ..job.form import job_json
+from ..job.options import JobOptions
 from ..question.cluster_spec import parse_cluster
 from ..question.ds_config_file import read_ds_config
 from ..question.model_source import load_model
@@ -43,6 +48,17 @@ class Circumstances:
     """What TrainingArguments says, which fills `auto`; None: 1 for a file, what is fastest for a rung."""
     gradient_accumulation_steps: int | None = None
     gradient_checkpointing: bool = True
+    job: Job | None = None
+    """How much is trained; None where nobody said."""
+    price: Price | None = None
+    job_basis: tuple[str, ...] = ()
+    """As in `Question`."""
+
+    def duration(self, candidate: Candidate) -> JobDuration | None:
+        """How long the job takes under a plan."""
+        if self.job is None:
+            return None
+        return job_duration(self.model, self.workload, self.cluster, candidate.plan, candidate.time, self.job)
 
     @property
     def workload(self) -> Workload:
@@ -124,13 +140,17 @@ class Comparison:
         def setting(known: Setting) -> SettingJson:
             return {"value": json.loads(json.dumps(known.value), parse_constant=str), "origin": known.origin}
 
+        def plan(candidate: Candidate | None) -> CandidateJson | None:
+            known = self.circumstances
+            if candidate is None or known is None:
+                return None
+            duration = known.duration(candidate)
+            return candidate_json(candidate, job=None if duration is None else job_json(duration, known.price))
+
         return {
             "schema_version": 1,
             "deepspeed": self.deepspeed,
-            "sides": [
-                {"name": side.name, "plan": None if side.candidate is None else candidate_json(side.candidate)}
-                for side in (self.first, self.second)
-            ],
+            "sides": [{"name": side.name, "plan": plan(side.candidate)} for side in (self.first, self.second)],
             "differences": [
                 {
                     "key": found.path,
@@ -155,6 +175,8 @@ def read_circumstances(
     accumulation: int | None = None,
     gradient_checkpointing: bool = True,
     offline: bool = False,
+    job: JobOptions | None = None,
+    seq_len: int | None = None,
     **workload: Any,
 ) -> Circumstances:
     """What the command line says, typed; workload: of `WorkloadOptions`.
@@ -162,10 +184,15 @@ def read_circumstances(
     Raises DsAdviseError for what is unknown, impossible or contradictory.
     """
     cluster = parse_cluster(gpus, ram=ram, nvme=nvme, interconnect=interconnect)
+    shape = load_model(model, offline=offline)
+    asked = job.asked(model, shape, seq_len=seq_len) if job is not None and job.is_asked else None
     circumstances = Circumstances(
-        model=load_model(model, offline=offline),
+        model=shape,
         cluster=cluster,
-        options=WorkloadOptions(**workload),
+        options=WorkloadOptions(seq_len=seq_len if asked is None else asked.seq_len or seq_len, **workload),
+        job=None if asked is None else asked.job,
+        job_basis=asked.basis if asked else (),
+        price=None if job is None else job.parsed_price(),
         micro_batch_size=micro_batch,
         gradient_accumulation_steps=accumulation,
         gradient_checkpointing=gradient_checkpointing,

@@ -8,12 +8,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ..job.words import hours, money
 from ..recommend.candidate import Candidate
 from ..recommend.fit import chance
 from ..terminal.lines import blank, cells, printable, row, sentence
 from ..terminal.units import gib, percent, rate, times
 from ..terminal.words import cluster_title, component_title, method_title, phase_title
-from .comparison import Comparison, Difference, parts
+from .comparison import Circumstances, Comparison, Difference, parts
 from .settings import Setting
 
 _LABEL, _CELL = 34, 13
@@ -45,6 +46,7 @@ def render_comparison(comparison: Comparison, console: Console) -> None:
         _subject(comparison, console)
         blank(console)
         _figures(candidates[0], candidates[1], console)
+        _whole_job(comparison.circumstances, candidates[0], candidates[1], console)
         _memory(candidates[0], candidates[1], console)
         _time(candidates[0], candidates[1], console)
     _differences(comparison.differences, console)
@@ -119,6 +121,23 @@ def _figures(first: Candidate, second: Candidate, console: Console) -> None:
         [f"{plan.micro_batch_size} x {plan.gradient_accumulation_steps}" for plan in plans],
         console,
     )
+
+
+def _whole_job(known: Circumstances, first: Candidate, second: Candidate, console: Console) -> None:
+    """Hours and cost of both, where it was told how much is trained."""
+    ours, theirs = known.duration(first), known.duration(second)
+    if ours is None or theirs is None:
+        return
+    steps = [f"{duration.steps:,}" for duration in (ours, theirs)]
+    _row("optimizer steps of the job", steps, console)
+    ratio = times(theirs.duration_s / ours.duration_s)
+    _row("hours of the job", (hours(ours.duration_s), hours(theirs.duration_s), ratio), console)
+    if known.price is not None:
+        spent = [duration.cost(known.price) for duration in (ours, theirs)]
+        paid = [money(cost, known.price.currency) for cost in spent]
+        _row("cost of the job", (*paid, times(spent[1] / spent[0])), console)
+    for line in known.job_basis:
+        sentence(console, line)
 
 
 def _memory(first: Candidate, second: Candidate, console: Console) -> None:

@@ -8,6 +8,8 @@ from typing import Literal
 
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Cluster
+from ...estimators.job.job import Job
+from ...estimators.job.price import Price
 from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
 from ...estimators.memory.trainable import tensor_set
 from ...estimators.models.model_shape import ModelShape
@@ -52,6 +54,14 @@ class Question:
     """How sure it must be that a plan fits for it to be recommended."""
     largest: Largest | None = None
     """What was found for the option that was "max"; None where none was."""
+    job: Job | None = None
+    """How much is trained; None where nobody said."""
+    price: Price | None = None
+    """What the machines cost; None where nobody said."""
+    job_basis: tuple[str, ...] = ()
+    """Sentences on what was counted in the job's data, and what was taken for granted."""
+    job_is_packed: bool = False
+    """Several rows of the data fill a sample."""
 
     def __post_init__(self) -> None:
         ranks, wanted, micro = self.cluster.world_size, self.workload.global_batch_size, self.micro_batch_size
@@ -160,17 +170,27 @@ class Question:
             return tuple((micro, per_gpu // micro) for micro in _divisors(per_gpu) if micro <= MAX_MICRO_BATCH)
         if fixed is not None:
             return ((fixed, 1),)
-        shapes, micro = [(1, 1)], 2
-        while micro <= MAX_MICRO_BATCH and micro * self.workload.seq_len * ranks <= MAX_TOKENS_PER_STEP:
+        shapes, micro, most = [(1, 1)], 2, self._most_tokens_per_step()
+        while micro <= MAX_MICRO_BATCH and micro * self.workload.seq_len * ranks <= most:
             shapes.append((micro, 1))
             micro *= 2
         return tuple(shapes)
+
+    def _most_tokens_per_step(self) -> float:
+        """Where the search stops raising an unspecified batch: of a job there are to be enough steps."""
+        if self.job is None:
+            return MAX_TOKENS_PER_STEP
+        return min(MAX_TOKENS_PER_STEP, self.job.tokens_in_all(self.workload.seq_len) / LEAST_STEPS)
 
 
 MAX_TOKENS_PER_STEP = 4 * 2**20
 """Tokens per optimizer step above which the search stops raising an unspecified batch: about what the largest published
 pre-training runs use (GPT-3 3.2 M, arXiv:2005.14165 table 2.1; Llama 3 405B starts with 4 M, arXiv:2407.21783 section
 3.4). Beyond that a larger batch costs convergence, which tokens per second do not show."""
+
+LEAST_STEPS = 100
+"""Optimizer steps of a job below which the search does not raise an unspecified batch: with fewer there is hardly any
+training."""
 
 MAX_MICRO_BATCH = 1024
 """Bounds the search; a GPU's efficiency has levelled off long before."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...estimators.estimate import Estimate, MemoryEstimate, TimeEstimate
+from ...estimators.job.duration import JobDuration, job_duration
 from ...estimators.plan import PlainPyTorch, Plan, Rung
+from ..question.question import Question
 from .fit import Fit
 
 
@@ -42,6 +44,14 @@ class Candidate:
     def device_bytes(self) -> int:
         """Device memory that it needs, measured or else predicted."""
         return self.memory.device_bytes_per_gpu if self.measured_bytes is None else self.measured_bytes
+
+
+def duration_of(question: Question, candidate: Candidate) -> JobDuration | None:
+    """How long the question's job takes under a plan; None where nobody said how much is trained."""
+    if question.job is None:
+        return None
+    model, workload, cluster = question.model, question.workload, question.cluster
+    return job_duration(model, workload, cluster, candidate.plan, candidate.time, question.job)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

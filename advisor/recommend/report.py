@@ -8,12 +8,15 @@ from rich.console import Console
 from rich.text import Text
 
 from ...estimators.hardware.cluster import Cluster
+from ...estimators.job.utilization import model_flops_utilization, peak_flops_per_s
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.software import DEFAULT, Software
 from ...estimators.workload import Workload
+from ..job.words import parts_sentences, verdict_sentence
+from ..question.question import Question
 from ..terminal.bar import bar
 from ..terminal.lines import WIDTH, blank, ended, row, sentence
-from ..terminal.units import age, count, gib, percent, rate, rough_rate, seconds
+from ..terminal.units import age, amount, count, gib, percent, rate, rough_rate, seconds
 from ..terminal.words import (
     batch_words,
     checkpointing_word,
@@ -24,7 +27,7 @@ from ..terminal.words import (
     phase_title,
     plan_title,
 )
-from .candidate import Candidate
+from .candidate import Candidate, duration_of
 from .evidence import ProbedPlan, ProbeSeries, Verification
 from .fit import LIKELY, chance, fits_words
 from .reasons import deepspeed_sentence, gain_of_risk, time_shares
@@ -65,6 +68,12 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
     if chosen is not None:
         shares = time_shares(chosen.time, least=_SMALL_SHARE if details else _LARGE_SHARE)
         sentence(console, f"Where the {seconds(chosen.time.step_s)} of a step go: {shares}.")
+        of_job = job_parts(answer)
+        if of_job:
+            blank(console)
+            sentence(console, "The whole job", style="bold")
+        for line in of_job or (_utilization(answer.question, chosen) if details else ()):
+            sentence(console, line)
     for reason in answer.reasons if details or chosen is None else ():
         sentence(console, reason)
     if answer.beside is not None:
@@ -117,6 +126,41 @@ def verdict(answer: Recommendation) -> tuple[str | Text, ...]:
         f"{checkpointing_words(plan)}.",
         f"It needs {gib(chosen.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device} and "
         f"{_host_need(answer, chosen)}",
+        *_job(answer, chosen),
+    )
+
+
+def _job(answer: Recommendation, chosen: Candidate) -> tuple[str, ...]:
+    """How long the whole job takes and what it costs, where it was told."""
+    duration = duration_of(answer.question, chosen)
+    return () if duration is None else (verdict_sentence(duration, answer.question.price),)
+
+
+def job_parts(answer: Recommendation) -> tuple[str, ...]:
+    """What was counted of the job, what its duration consists of, and how well it uses the GPUs."""
+    chosen, question = answer.recommended, answer.question
+    duration = None if chosen is None else duration_of(question, chosen)
+    if chosen is None or duration is None:
+        return ()
+    packing_helps = bool(question.job and question.job.lengths) and not question.job_is_packed
+    return (
+        *question.job_basis,
+        *parts_sentences(duration, packing_helps=packing_helps),
+        *_utilization(question, chosen),
+    )
+
+
+def _utilization(question: Question, chosen: Candidate) -> tuple[str, ...]:
+    """MFU and the speed of one GPU beside the card's peak."""
+    model, workload, cluster = question.model, question.workload, question.cluster
+    share = model_flops_utilization(model, workload, cluster, chosen.plan, chosen.time)
+    peak = peak_flops_per_s(cluster.gpu, workload.precision)
+    if share is None or peak is None:
+        return ()
+    device, speed = device_word(cluster), rate(chosen.tokens_per_s / cluster.world_size)
+    return (
+        f"{speed} tokens/s per {device} at full length use {percent(share)} of the {amount(peak, 'flop/s')} that its "
+        f"data sheet names for {workload.precision} (MFU).",
     )
 
 

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from ...ds_configs.launch_commands import threads_setting
 from ...estimators.estimate import Evidence
 from ...estimators.hardware.host_defaults import threads_per_rank
+from ...estimators.job.utilization import model_flops_utilization
 from ...estimators.plan import Offload, PlainPyTorch, Rung
 from ...estimators.workload import AttentionKernel, Framework, LayerKernels, LossKernel, Method, Precision, Quantization
+from ..job.form import JobJson, job_json
 from ..question.question import Question, Risk
-from .candidate import Candidate, LadderStep
+from .candidate import Candidate, LadderStep, duration_of
 from .fit import Verdict
 from .reasons import slower_without_threads
 from .recommendation import Recommendation
@@ -65,6 +67,10 @@ class CandidateJson(TypedDict):
     tokens_per_second_low: float | None
     """The interval to tokens_per_second_high holds four of five true speeds."""
     tokens_per_second_high: float | None
+    model_flops_utilization: float | None
+    """The model's own FLOPs over the peak of the GPUs (MFU); null where no peak is published or it was not asked."""
+    job: JobJson | None
+    """The whole training under this plan; null where nobody said how much is trained."""
     bottleneck: str
     fits: bool
     fit_probability: float
@@ -187,6 +193,8 @@ class AdviceJson(TypedDict):
     workload: WorkloadJson
     largest: LargestJson | None
     """Null where no option was "max"."""
+    job_basis: list[str]
+    """What was counted in the job's data, and what was taken for granted."""
     risk: Risk
     """How sure it must be that a plan fits for it to be recommended."""
     cluster: ClusterJson
@@ -246,6 +254,7 @@ def json_form(answer: Recommendation, *, all_candidates: bool = False) -> Advice
             "software": _keys(asdict(workload.software)),
         },
         "largest": _largest(question),
+        "job_basis": list(question.job_basis),
         "risk": question.risk,
         "cluster": {
             "nodes": cluster.nodes,
@@ -255,11 +264,11 @@ def json_form(answer: Recommendation, *, all_candidates: bool = False) -> Advice
             "host_memory_bytes_per_node": cluster.host_memory_bytes_per_node,
             "measured": cluster.measured,
         },
-        "candidates": [candidate_json(candidate) for candidate in shown],
+        "candidates": [_candidate(question, candidate) for candidate in shown],
         "ladder": [_step(step) for step in answer.ladder],
-        "recommended": None if answer.recommended is None else candidate_json(answer.recommended),
-        "beside": None if answer.beside is None else candidate_json(answer.beside),
-        "try_first": None if answer.try_first is None else candidate_json(answer.try_first),
+        "recommended": None if answer.recommended is None else _candidate(question, answer.recommended),
+        "beside": None if answer.beside is None else _candidate(question, answer.beside),
+        "try_first": None if answer.try_first is None else _candidate(question, answer.try_first),
         "host_threads": None if answer.recommended is None else _host_threads(question, answer.recommended),
         "reasons": list(answer.reasons),
         "doubts": list(answer.doubts),
@@ -326,7 +335,18 @@ def _probed_plan(probe: ProbedPlan) -> ProbedPlanJson:
     }
 
 
-def candidate_json(candidate: Candidate) -> CandidateJson:
+def _candidate(question: Question, candidate: Candidate) -> CandidateJson:
+    """A plan with what the question asks of it."""
+    model, workload, cluster = question.model, question.workload, question.cluster
+    utilization = model_flops_utilization(model, workload, cluster, candidate.plan, candidate.time)
+    duration = duration_of(question, candidate)
+    job = None if duration is None else job_json(duration, question.price)
+    return candidate_json(candidate, utilization=utilization, job=job)
+
+
+def candidate_json(
+    candidate: Candidate, *, utilization: float | None = None, job: JobJson | None = None
+) -> CandidateJson:
     """A plan with its figures and the verdict on it."""
     estimate, plan = candidate.estimate, candidate.plan
     memory, time = estimate.memory, estimate.time
@@ -359,6 +379,8 @@ def candidate_json(candidate: Candidate) -> CandidateJson:
         "tokens_per_second": time.tokens_per_s,
         "tokens_per_second_low": low,
         "tokens_per_second_high": high,
+        "model_flops_utilization": utilization,
+        "job": job,
         "bottleneck": time.bottleneck,
         "fits": candidate.fit.fits,
         "fit_probability": candidate.fit.probability,

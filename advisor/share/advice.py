@@ -10,17 +10,18 @@ from typing import Any
 
 from rich.console import Console
 
+from ..job.words import hours, money
 from ..pictures.markup import Markup, element, joined
 from ..pictures.plans import memory_bars, shape_words, speed_against_memory, terms_by_key, time_bars
 from ..pictures.scatter import draw_scatter
 from ..pictures.stacked_bars import StackedBars, draw_stacked_bars
-from ..recommend.candidate import Candidate
+from ..recommend.candidate import Candidate, duration_of
 from ..recommend.deliver import recommended_config
 from ..recommend.fit import LIKELY
 from ..recommend.next_steps import render_next_steps
 from ..recommend.reasons import deepspeed_sentence
 from ..recommend.recommendation import Recommendation, closest
-from ..recommend.report import evidence_sentence, render, subject, verdict
+from ..recommend.report import evidence_sentence, job_parts, render, subject, verdict
 from ..recommend.to_json import json_form
 from ..reports.explanation import explain_plan
 from ..terminal.units import rate, rough_rate, seconds
@@ -49,6 +50,7 @@ def advice_html(answer: Recommendation, config_path: str) -> str:
                 Section(name="ladder", title="The ladder", body=_ladder(answer, form)),
                 _terms(answer),
                 _changes(form),
+                _job(answer),
                 _configuration(answer, config_path),
                 _start(answer, config_path),
                 Section(name="evidence", title="Why, and how it is known", body=_evidence(answer)),
@@ -100,8 +102,18 @@ def _tiles(answer: Recommendation) -> Markup | None:
                 f"of {size(host).text}" if host else "per node, not checked",
             ),
             ("one step", seconds(chosen.time.step_s), f"{chosen.time.tokens_per_step:,} tokens"),
+            *_job_tile(answer, chosen),
         ]
     )
+
+
+def _job_tile(answer: Recommendation, chosen: Candidate) -> list[tuple[str, str, str]]:
+    """The whole job's duration and cost, where it was told how much is trained."""
+    duration, price = duration_of(answer.question, chosen), answer.question.price
+    if duration is None:
+        return []
+    paid = "" if price is None else money(duration.cost(price), price.currency)
+    return [("the whole job", hours(duration.duration_s), paid or f"{duration.steps:,} steps")]
 
 
 def _pictures(answer: Recommendation, form: Plan) -> list[Section]:
@@ -247,6 +259,12 @@ def _changes(form: Plan) -> Section | None:
     rows = [[change["flags"], change["outcome"]] for change in form["changes"]]
     title = "What would change the answer" if form["recommended"] else "What would make it fit"
     return Section(name="changes", title=title, body=table(["ask with", "and the answer is"], rows))
+
+
+def _job(answer: Recommendation) -> Section | None:
+    """What the duration of the whole job consists of."""
+    lines = job_parts(answer)
+    return Section(name="job", title="The whole job", body=bullets(lines)) if lines else None
 
 
 def _configuration(answer: Recommendation, config_path: str) -> Section | None:

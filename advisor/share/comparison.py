@@ -8,6 +8,7 @@ from typing import Any
 
 from ..compare.comparison import Comparison
 from ..compare.report import verdict
+from ..job.words import hours, money
 from ..pictures.markup import Markup, element, joined
 from ..pictures.plans import memory_bars, terms_by_key, time_bars
 from ..pictures.stacked_bars import StackedBars, draw_stacked_bars
@@ -84,6 +85,7 @@ def _pictures(comparison: Comparison) -> list[Section]:
     rows: list[list[Cell]] = [
         ["tokens/s", *(speed(plan["tokens_per_second"]) for plan in plans)],
         *sizes,
+        *_job_rows(plans),
         ["verdict", *(Figure(plan["reason"], None) for plan in plans)],
     ]
     memory = figure(_memory(comparison, plans), draw_stacked_bars, parts_table(plans, "components", size, "GiB"))
@@ -101,6 +103,17 @@ def _pictures(comparison: Comparison) -> list[Section]:
             body=joined(note("For every 1,000 tokens, so that plans of different batches compare."), time),
         ),
     ]
+
+
+def _job_rows(plans: list[dict[str, Any]]) -> list[list[Cell]]:
+    """Hours and cost of the whole job, where it was told how much is trained."""
+    jobs = [plan["job"] for plan in plans if plan["job"] is not None]
+    rows: list[list[Cell]] = []
+    if jobs:
+        rows.append(["the whole job", *(Figure(hours(job["duration_s"]), job["duration_s"]) for job in jobs)])
+    if jobs and jobs[0]["cost"] is not None:
+        rows.append(["its cost", *(Figure(money(job["cost"], job["currency"]), job["cost"]) for job in jobs)])
+    return rows
 
 
 def _differences(comparison: Comparison) -> Markup:

@@ -12,17 +12,20 @@ from typing import Any
 
 from ...ds_configs.training_arguments import training_arguments
 from ...estimators.errors import ClusterError, ModelConfigError, WorkloadError
+from ...estimators.job.duration import job_duration
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.tiles import tiles_of
 from ...probes.run import Run
 from ..advise import advise
+from ..data.counted import job_of_samples
+from ..data.defaults import EPOCHS, global_batch, sequence_length
+from ..data.model_files import load_tokenizer
+from ..data.prepare import DataFile, Samples, cut, prepare
 from ..recommend.recommendation import Recommendation
 from . import choices
 from .check import KEPT_CHECKPOINTS, missing_package
-from .data.prepare import DataFile, Samples, cut, prepare
 from .folder import TrainingFolder
 from .job import TrainingJob
-from .model_files import load_tokenizer
 from .settings import TrainingSettings
 
 
@@ -41,10 +44,15 @@ class Proposal:
     learning_rate: float
 
     @property
-    def seconds(self) -> float:
-        """Predicted duration, with every sample as long as the average one."""
-        assert self.answer.recommended is not None
-        return self.steps * self.answer.recommended.estimate.time.step_s * self.samples.fill
+    def training_s(self) -> float:
+        """Predicted seconds of all steps, whose samples are padded as the ranks pad them."""
+        candidate, question = self.answer.recommended, self.answer.question
+        assert candidate is not None
+        job = job_of_samples(self.samples, epochs=1.0)
+        step = job_duration(
+            question.model, question.workload, question.cluster, candidate.plan, candidate.time, job
+        ).step_s
+        return self.steps * step
 
     @property
     def run(self) -> Run:
@@ -79,12 +87,8 @@ def propose(
         evaluation=evaluation,
         samples=samples,
         answer=answer,
-        steps=choices.total_steps(
-            samples.train_samples,
-            workload.global_batch_size,
-            max_steps=settings.max_steps,
-            epochs=settings.epochs if settings.epochs is not None else choices.EPOCHS,
-        ),
+        steps=settings.max_steps
+        or job_of_samples(samples, settings.epochs or EPOCHS).steps(workload.global_batch_size, samples.seq_len),
         learning_rate=settings.learning_rate or choices.LEARNING_RATES[workload.method],
     )
 
@@ -116,7 +120,7 @@ def _prepared(
     samples = cut(
         data,
         folder.records,
-        seq_len=seq_len or choices.sequence_length(data, evaluation, shape, packing=settings.packing),
+        seq_len=seq_len or sequence_length(data, evaluation, shape, packing=settings.packing),
         packing=settings.packing,
         seed=settings.seed,
         evaluation_share=settings.evaluation_share,
@@ -130,7 +134,7 @@ def _answer(
 ) -> Recommendation:
     cluster = question["gpus"]
     if question["global_batch"] is None:
-        question["global_batch"] = choices.global_batch(
+        question["global_batch"] = global_batch(
             samples.train_samples, ranks=cluster.world_size, micro_batch=question["micro_batch"]
         )
     fewer, rest = divmod(cluster.world_size, question["global_batch"])

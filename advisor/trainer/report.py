@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ...ds_configs.write import to_json
+from ..data.prepare import DataFile
+from ..data.shapes import ROW_SHAPES
 from ..launch.command import dry_lines
 from ..launch.report import render_failure, render_figures
 from ..recommend.recommendation import closest
@@ -15,8 +17,6 @@ from ..terminal.lines import blank, copyable, sentence
 from ..terminal.units import counted_noun, gib, percent, rate, seconds
 from ..terminal.words import checkpointing_words, cluster_title, device_word, method_title, plan_title
 from .checkpoints import newest_whole
-from .data.prepare import DataFile
-from .data.shapes import ROW_SHAPES
 from .folder import TrainingFolder
 from .proposal import Proposal
 from .train import Trained, request_of
@@ -103,7 +103,7 @@ def _plan(proposed: Proposal) -> list[str | Text]:
         f"{gib(chosen.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device}, "
         f"{gib(memory.host_bytes_per_node)} GiB of RAM; {rate(chosen.tokens_per_s)} tokens/s.",
         f"{proposed.steps:,} steps ({epochs:.3g} epochs) at a learning rate of {proposed.learning_rate:g}: about "
-        f"{seconds(proposed.seconds)}" + (f"; a checkpoint every {every} steps." if every else "."),
+        f"{seconds(proposed.training_s)}" + (f"; a checkpoint every {every} steps." if every else "."),
     ]
 
 

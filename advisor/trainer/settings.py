@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ...estimators.errors import WorkloadError
 from ...probes.real_run.job import Device
+from ..data.defaults import SEED
 
 Proof = Literal["probe", "dry-run", "none"]
 
@@ -35,7 +36,7 @@ class TrainingSettings:
     max_steps: int | None = None
     """Counts in place of `epochs`."""
     learning_rate: float | None = None
-    seed: int = 42
+    seed: int = SEED
     save_steps: int | None = None
     """Optimizer steps between checkpoints, and between evaluations."""
     report_to: str = "auto"

@@ -14,6 +14,7 @@ from ...estimators.hardware.cluster import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...probes.real_run.job import Device
 from ...probes.run import Run
+from ..data.model_files import weights_folder
 from ..launch.attempts import make_attempts
 from ..launch.check import prediction_of
 from ..launch.fallback import Continuation, with_less_memory
@@ -25,7 +26,6 @@ from .checkpoints import newest_whole, remove_broken, step_of
 from .folder import TrainingFolder
 from .job import TrainingJob, TrainingResult, read_job, read_result, write_record
 from .merge import merge
-from .model_files import weights_folder
 from .proposal import Proposal, gathers_weights, job_of
 
 RANK_MODULE = f"{__package__}.ranks.rank"

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli import run
+from ds_advise.advisor.data import defaults
+from ds_advise.advisor.data.prepare import DataFile
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Peaks, TrainingFailure
 from ds_advise.advisor.question.question import Question
 from ds_advise.advisor.trainer import choices
 from ds_advise.advisor.trainer.check import check_disk, missing_package
 from ds_advise.advisor.trainer.checkpoints import WHOLE, checkpoints, newest_whole, remove_broken
-from ds_advise.advisor.trainer.data.prepare import DataFile
 from ds_advise.advisor.trainer.folder import TrainingFolder
 from ds_advise.advisor.trainer.job import TrainingJob, TrainingResult, read_job, read_result, write_record
 from ds_advise.advisor.trainer.report import left_out
@@ -341,7 +342,7 @@ def test_the_sequence_length_follows_the_data() -> None:
     shape = shape_from_config(CONFIG | {"max_position_embeddings": 4096}, name="small")
 
     def length(data: DataFile, evaluation: DataFile | None = None, *, packing: bool = False) -> int:
-        return choices.sequence_length(data, evaluation, shape, packing=packing)
+        return defaults.sequence_length(data, evaluation, shape, packing=packing)
 
     assert length(_file()) == 816
     assert length(_file(), _file(longest=900)) == 904
@@ -366,13 +367,11 @@ def test_the_global_batch_divides_over_the_ranks(
     samples: int, ranks: int, micro_batch: int | None, wanted: int
 ) -> None:
     """32 samples, fewer where an epoch would have less than ten steps, rounded up."""
-    assert choices.global_batch(samples, ranks=ranks, micro_batch=micro_batch) == wanted
+    assert defaults.global_batch(samples, ranks=ranks, micro_batch=micro_batch) == wanted
 
 
-def test_steps_and_checkpoints() -> None:
-    """Whole steps; ten checkpoints, at most 500 steps apart."""
-    assert choices.total_steps(100, 32, epochs=3, max_steps=None) == 10
-    assert choices.total_steps(100, 32, epochs=3, max_steps=4) == 4
+def test_a_training_leaves_ten_checkpoints() -> None:
+    """At most 500 steps apart."""
     assert [choices.save_steps(steps) for steps in (3, 100, 100_000)] == [1, 10, 500]
 
 

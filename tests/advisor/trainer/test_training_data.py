@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ds_advise.advisor.trainer.data.batching import Index, evaluation_split, index_of
-from ds_advise.advisor.trainer.data.errors import DataError
-from ds_advise.advisor.trainer.data.prepare import cut, prepare
-from ds_advise.advisor.trainer.data.rendering import Renderer
-from ds_advise.advisor.trainer.data.rows import Row, read_rows
-from ds_advise.advisor.trainer.data.shapes import ROW_SHAPES, Chat, PlainText, TextPart, recognise, teaches_nothing
-from ds_advise.advisor.trainer.data.tokenizing import Tokenized, tokenize
-from ds_advise.advisor.trainer.data.tokens import Tokens, TokenWriter, open_tokens
+from ds_advise.advisor.data.batching import Index, evaluation_split, index_of
+from ds_advise.advisor.data.errors import DataError
+from ds_advise.advisor.data.prepare import cut, prepare
+from ds_advise.advisor.data.rendering import Renderer
+from ds_advise.advisor.data.rows import Row, read_rows
+from ds_advise.advisor.data.shapes import ROW_SHAPES, Chat, PlainText, TextPart, recognise, teaches_nothing
+from ds_advise.advisor.data.tokenizing import Tokenized, tokenize
+from ds_advise.advisor.data.tokens import Tokens, TokenWriter, open_tokens
 from ds_advise.advisor.trainer.ranks.batches import IGNORED, Collator, TokenDataset
 from hypothesis import given
 from hypothesis import strategies as st
@@ -490,7 +490,7 @@ def test_no_sample_left(tmp_path: Path, tokenizer: Any) -> None:
 
 
 def _rows(values: Iterable[dict[str, Any]]) -> list[Any]:
-    from ds_advise.advisor.trainer.data.rows import Row
+    from ds_advise.advisor.data.rows import Row
 
     return [Row(f"row {number}", value) for number, value in enumerate(values, 1)]
 

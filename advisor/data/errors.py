@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....estimators.errors import DsAdviseError
+from ...estimators.errors import DsAdviseError
 
 
 class DataError(DsAdviseError):

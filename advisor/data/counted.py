@@ -1,0 +1,105 @@
+"""A data file as a job: how many samples of which lengths the `train` command makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from ...estimators.errors import ModelConfigError, UnknownModelError
+from ...estimators.job.job import Job, SamplesOfLength
+from ...estimators.models.model_shape import ModelShape
+from ..terminal.units import counted_noun
+from .batching import Index
+from .defaults import SEED, sequence_length
+from .four_bytes import BYTES_PER_TOKEN, FourBytes
+from .model_files import load_tokenizer
+from .prepare import DataFile, Samples, cut, prepare
+from .shapes import ROW_SHAPES
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedData:
+    """What was counted in a data file."""
+
+    data: DataFile
+    samples: Samples
+    job: Job
+    exact: bool
+    """The model's own tokenizer counted; otherwise tokens are estimated from bytes."""
+
+    @property
+    def sentence(self) -> str:
+        """What the file holds, for people."""
+        by = (
+            "by the model's tokenizer"
+            if self.exact
+            else f"estimated as {BYTES_PER_TOKEN} bytes a token, because the model's tokenizer is not on this machine"
+        )
+        samples = counted_noun(self.samples.train_samples, "packed " * self.samples.packing + "sample")
+        cuts = self.samples.cuts
+        cut_off = f"; {counted_noun(cuts.truncated, 'row')} longer than that" if cuts.truncated else ""
+        return (
+            f"{self.data.name}: {counted_noun(self.data.rows, 'row')} of {ROW_SHAPES[self.data.shape].title} are "
+            f"{samples} of at most {self.samples.seq_len:,} tokens{cut_off}; {self.samples.tokens:,} tokens, {by}."
+        )
+
+
+def count_data(
+    path: Path,
+    model: str,
+    shape: ModelShape,
+    *,
+    seq_len: int | None,
+    packing: bool,
+    epochs: float,
+    evaluation_share: float,
+    say: Callable[[int], None] = lambda _: None,
+) -> CountedData:
+    """The job that a data file makes, by the same steps as `ds-advise train` with these options.
+
+    model: as it was named. seq_len: None is what the data need, as in `train`. Only a tokenizer on this machine is
+    used; where there is none, four bytes are a token.
+
+    Raises DataError for a file that cannot be read or trained on.
+    """
+    tokenizer = _tokenizer(model, shape)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        data = prepare(path, tokenizer or FourBytes(), folder / "tokens", on_rows=say)
+        samples = cut(
+            data,
+            folder,
+            seq_len=seq_len or sequence_length(data, None, shape, packing=packing),
+            packing=packing,
+            evaluation_share=evaluation_share,
+            seed=SEED,
+        )
+        job = job_of_samples(samples, epochs)
+    return CountedData(data=data, samples=samples, job=job, exact=tokenizer is not None)
+
+
+def job_of_samples(samples: Samples, epochs: float) -> Job:
+    """The samples that were cut, as a job."""
+    index = Index.load(samples.train)
+    lengths, counts = np.unique(np.add.reduceat(index.lengths, index.firsts[:-1]), return_counts=True)
+    return Job(
+        samples=samples.train_samples,
+        epochs=epochs,
+        lengths=tuple(
+            SamplesOfLength(int(tokens), int(number)) for tokens, number in zip(lengths, counts, strict=True)
+        ),
+        evaluation_samples=samples.evaluation_samples,
+    )
+
+
+def _tokenizer(model: str, shape: ModelShape) -> Any:
+    """The model's tokenizer, where it is on this machine."""
+    try:
+        return load_tokenizer(model, shape, offline=True)
+    except (ModelConfigError, UnknownModelError):
+        return None

@@ -1,0 +1,216 @@
+"""Duration and cost of the user's own job: what is said, what is counted, what is answered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise import advise
+from ds_advise.advisor.cli import run
+from ds_advise.advisor.data.counted import CountedData, count_data
+from ds_advise.advisor.data.four_bytes import FourBytes
+from ds_advise.advisor.job.options import JobOptions, parse_price, parse_tokens
+from ds_advise.advisor.job.words import hours, money
+from ds_advise.advisor.recommend.candidate import duration_of
+from ds_advise.advisor.recommend.to_json import json_form
+from ds_advise.advisor.trainer.folder import TrainingFolder
+from ds_advise.advisor.trainer.proposal import propose
+from ds_advise.advisor.trainer.settings import TrainingSettings
+from ds_advise.estimators.errors import DsAdviseError, WorkloadError
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.job.price import Price
+from ds_advise.estimators.models.families import shape_from_config
+
+CONFIG = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 304,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+ASKED = ["Qwen2.5-1.5B", "--gpus", "4xA100-80GB", "--no-write", "--offline"]
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    """Sixty conversations of many lengths, one of them empty."""
+    rows = [
+        [{"role": "user", "content": "2+" * number}, {"role": "assistant", "content": "four " * (number * number % 47)}]
+        for number in range(1, 61)
+    ]
+    file = tmp_path / "chats.jsonl"
+    file.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in rows))
+    return file
+
+
+@pytest.fixture
+def model(tmp_path: Path, tokenizer_folder: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    for file in tokenizer_folder.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def counted(path: Path, model: Path | str, **given: Any) -> CountedData:
+    options = {"seq_len": None, "packing": False, "epochs": 3.0, "evaluation_share": 0.0} | given
+    return count_data(path, str(model), shape_from_config(CONFIG, name=str(model)), **options)
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "packing", "share"),
+    [(None, False, 0.0), (None, False, 0.1), (64, False, 0.1), (None, True, 0.0), (96, True, 0.2)],
+)
+def test_a_file_is_counted_exactly_as_train_prepares_it(
+    chats: Path, model: Path, tmp_path: Path, seq_len: int | None, packing: bool, share: float
+) -> None:
+    """Samples, tokens, lengths, what is held out, global batch and steps."""
+    found = counted(chats, model, seq_len=seq_len, packing=packing, evaluation_share=share)
+    settings = TrainingSettings(model=str(model), data=chats, packing=packing, evaluation_share=share, offline=True)
+    cluster = Cluster(nodes=1, gpus_per_node=2, gpu=find_gpu("A100-80GB"))
+    unset = dict.fromkeys(("global_batch", "micro_batch", "sequence_parallel_size"))
+    question = {"gpus": cluster, "seq_len": seq_len, "attention": "sdpa", **unset}
+    folder = TrainingFolder(tmp_path / "out")
+    folder.claim(force=False)
+    trained = propose(settings, shape_from_config(CONFIG, name=str(model)), question, folder, lambda _: None)
+    assert found.exact
+    assert (
+        found.samples.tokens,
+        found.samples.train_samples,
+        found.samples.evaluation_samples,
+        found.samples.cuts,
+    ) == (
+        trained.samples.tokens,
+        trained.samples.train_samples,
+        trained.samples.evaluation_samples,
+        trained.samples.cuts,
+    )
+    assert found.job.tokens_in_all(found.samples.seq_len) == pytest.approx(3 * trained.samples.tokens)
+    assert sum(each.samples for each in found.job.lengths) == found.job.samples == trained.samples.train_samples
+    answer = advise(
+        str(model),
+        gpus=cluster,
+        data=chats,
+        packing=packing,
+        eval_split=share,
+        seq_len=seq_len,
+        deepspeed_estimate=False,
+        offline=True,
+    )
+    duration = answer.recommended and duration_of(answer.question, answer.recommended)
+    assert answer.question.workload == trained.answer.question.workload
+    assert duration is not None and duration.steps == trained.steps
+    assert duration.training_s == pytest.approx(trained.training_s)
+
+
+def test_without_a_tokenizer_four_bytes_are_a_token(chats: Path) -> None:
+    found = counted(chats, "no/such-model")
+    assert not found.exact and "estimated as 4 bytes a token" in found.sentence
+    assert found.data.rows == 59  # one answer is empty
+    assert FourBytes()("12345678")["input_ids"] == [0, 0]
+    exact = sum(len(line.encode()) for line in chats.read_text().splitlines()) / 4
+    assert found.samples.tokens == pytest.approx(exact, rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("1B", 10**9), ("500m", 5 * 10**8), ("1.5T", 1_500_000_000_000), ("20000000", 20_000_000)]
+)
+def test_tokens_are_said_in_any_unit(text: str, tokens: int) -> None:
+    assert parse_tokens(text) == tokens
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "many", "1Q", "1e400", "9999T", "1B2"])
+def test_other_amounts_are_refused(text: str) -> None:
+    with pytest.raises(WorkloadError, match="no number of tokens"):
+        parse_tokens(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "price"),
+    [
+        ("2.49/h", Price(per_hour=2.49)),
+        ("2.49", Price(per_hour=2.49)),
+        ("$2.49/gpu/h", Price(per_hour=2.49, currency="$")),
+        ("20 EUR/node/h", Price(per_hour=20, unit="node", currency="eur")),
+        ("¥15/card/hour", Price(per_hour=15, currency="¥")),
+    ],
+)
+def test_a_price_is_of_each_gpu_or_node(text: str, price: Price) -> None:
+    assert parse_price(text) == price
+
+
+@pytest.mark.parametrize("text", ["", "free", "0/h", "-2/h", "2/day", "1,5/h", "2/h/h", "$$$$2/h", "1e9/h"])
+def test_other_prices_are_refused(text: str) -> None:
+    with pytest.raises(WorkloadError, match="is no price"):
+        parse_price(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"samples": 5, "tokens": "1B"}, "both say how much"),
+        ({"epochs": 2.0}, "needs the amount"),
+        ({"price": "2/h"}, "needs the amount"),
+        ({"eval_split": 0.1}, "needs the amount"),
+        ({"tokens": "1B", "epochs": 2.0}, "counts all epochs"),
+        ({"tokens": "1B", "eval_split": 0.1}, "share of samples"),
+        ({"samples": 5, "packing": True}, "needs --data"),
+        ({"samples": 5, "eval_split": 1.5}, "--eval-split is 1.5"),
+        ({"samples": 5, "epochs": -1.0}, "--epochs is -1"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(DsAdviseError, match=said):
+        JobOptions(**options)
+
+
+def test_the_answer_tells_hours_and_cost_and_json_has_them(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [*ASKED, "--samples", "52002", "--epochs", "3", "--eval-split", "0.01", "--price", "$2/h"]
+    assert run([*asked, "--json", "--no-deepspeed-estimate"]) == 0
+    plan = json.loads(capsys.readouterr().out)["recommended"]
+    job = plan["job"]
+    assert job["duration_s_low"] < job["duration_s"] < job["duration_s_high"]
+    assert job["cost"] == pytest.approx(2 * job["gpu_hours"]) and job["cost_low"] < job["cost"] < job["cost_high"]
+    assert job["steps"] == -(-3 * 51_482 // 32)
+    assert 0 < plan["model_flops_utilization"] < 1 and job["evaluation_s"] > 0
+    assert run(asked) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"{job['steps']:,} steps" in text and money(job["cost"], "$") in text and hours(job["duration_s"]) in text
+    assert "(MFU)" in text and "evaluation" in text and "to write" in text
+
+
+def test_a_comparison_tells_both_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["compare", "zero1", "zero3", "--model", "Qwen2.5-1.5B", "--gpus", "4xA100-80GB", "--offline"]
+    assert run([*asked, "--tokens", "1B", "--price", "2/h"]) == 0
+    text = capsys.readouterr().out
+    assert "hours of the job" in text and "cost of the job" in text
+    assert run(["compare", "zero1", "zero3", "--tokens", "1B"]) == 2
+    assert "--model" in capsys.readouterr().err
+
+
+def test_a_job_of_few_tokens_is_not_one_large_step() -> None:
+    """The search does not raise the batch until hardly any steps are left."""
+    few = advise("Qwen2.5-1.5B", gpus="8xA100-80GB", tokens="20M", deepspeed_estimate=False)
+    many = advise("Qwen2.5-1.5B", gpus="8xA100-80GB", tokens="20B", deepspeed_estimate=False)
+    steps = [
+        job["steps"]
+        for answer in (few, many)
+        if (plan := json_form(answer)["recommended"]) is not None and (job := plan["job"]) is not None
+    ]
+    assert len(steps) == 2 and all(number >= 100 for number in steps)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(48, "48 s"), (600, "10 min"), (3 * 3600, "3.0 h"), (1240 * 3600, "1,240 h")]
+)
+def test_durations_are_told_in_minutes_or_hours(seconds: float, text: str) -> None:
+    assert hours(seconds) == text
