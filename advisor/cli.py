@@ -32,6 +32,7 @@ COMMANDS = {
     "doctor": "doctor:doctor",
     "lint": "lint:lint",
     "compare": "compare:compare",
+    "check": "check.command:check",
     "bench": "bench:bench",
     "history": "history:history",
     "schema": "schemas.command:schema",

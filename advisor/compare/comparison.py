@@ -208,7 +208,7 @@ def compare(first: str, second: str, circumstances: Circumstances | None = None)
     without circumstances and for what cannot be run at all, ClusterError for a rung that lacks a folder to swap to.
     """
     facts = load_facts()
-    sides = [_side(name, circumstances, facts) for name in (first, second)]
+    sides = [side_of(name, circumstances, facts) for name in (first, second)]
     return Comparison(
         first=sides[0],
         second=sides[1],
@@ -246,7 +246,9 @@ def _only_repeats_the_default(path: str, first: ConfigSettings, second: ConfigSe
     return False
 
 
-def _side(name: str, circumstances: Circumstances | None, facts: DeepSpeedFacts) -> Side:
+def side_of(name: str, circumstances: Circumstances | None, facts: DeepSpeedFacts | None = None) -> Side:
+    """A file or a rung as one side, whose errors are those of `compare`."""
+    facts = facts or load_facts()
     if name in RUNGS and not Path(name).exists():
         if circumstances is None:
             raise WorkloadError(

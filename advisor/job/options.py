@@ -14,6 +14,7 @@ from ..data.defaults import EPOCHS, global_batch
 from ..question.workload import positive
 
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _MOST_TOKENS = 10**15
 _MOST_EPOCHS = 10_000
 _MOST_PER_HOUR = 10**6
@@ -129,6 +130,16 @@ def parse_tokens(text: int | str) -> int:
             fix="write it as --tokens 1B, 500M or 20000000",
         )
     return number
+
+
+def parse_duration(option: str, text: str) -> float:
+    """Seconds of `24h`, `90m` or `3d`. Raises WorkloadError for anything else."""
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)\s*(s|m|min|h|d)", text.strip().lower(), re.ASCII)
+    duration_s = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+    if not duration_s:
+        fix = f"write it as {option} 24h, 90m or 3d"
+        raise WorkloadError(f"{option} {text[:40]!r} is no time", why="a number and a unit are needed", fix=fix)
+    return duration_s
 
 
 def parse_price(text: str) -> Price:

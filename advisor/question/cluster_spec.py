@@ -26,7 +26,13 @@ _MEMORY_UNITS = {**_UNITS, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40, "
 
 _LONGEST_TEXT = 200
 
-_SIZE_EXAMPLES = {"--ram": "256GB", "--nvme": "/mnt/nvme:2TB", "--memory": "2GB"}
+_SIZE_EXAMPLES = {
+    "--ram": "256GB",
+    "--nvme": "/mnt/nvme:2TB",
+    "--memory": "2GB",
+    "--max-memory": "30GiB",
+    "--max-ram": "200GiB",
+}
 
 _NETWORKS_GBIT_PER_S = {
     "ib-qdr": 32,

@@ -8,6 +8,7 @@ from ...estimators.errors import WorkloadError
 from ...probes.dry_run import DryRunResult
 from ...probes.real_run import ProbeResult
 from ...validate.doctor.examine import CheckupJson
+from ..check.requirements import CheckJson
 from ..compare.comparison import ComparisonJson
 from ..launch.report import SessionJson
 from ..prove.probe import ProbeAdditions
@@ -27,6 +28,7 @@ _SCHEMAS: Mapping[str, Callable[[], Schema]] = {
     "probe": lambda: schema_of([ProbeResult, ProbeAdditions]),
     "launch": lambda: schema_of([SessionJson]),
     "compare": lambda: schema_of([ComparisonJson]),
+    "check": lambda: schema_of([CheckJson]),
     "lint": lambda: schema_of([LintJson]),
     "doctor": lambda: schema_of([CheckupJson]),
 }

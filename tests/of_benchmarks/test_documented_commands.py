@@ -39,7 +39,6 @@ class How:
 NO_GPU = How(code=2, says="--device cpu")
 SYNOPSIS = "a synopsis; test_cli.py compares the options with the help"
 TWO = "ds-advise Qwen2.5-14B --gpus 2x32GB"
-WHOLE_JOB = "ds-advise Llama-3.1-8B --gpus 8xA100-80GB --method lora --samples 52002 --epochs 3 --seq-len 1024"
 GRID = "python -m benchmarks.dry_run.analytic_vs_dry_run"
 COMMANDS = {
     TWO: How(elsewhere="test_readme.py"),
@@ -55,7 +54,9 @@ COMMANDS = {
     "ds-advise compare A B [--model MODEL --gpus SPEC ...] [--json]": How(elsewhere=SYNOPSIS),
     "ds-advise doctor [--nvme PATH] [--hostfile FILE] [--report] [--json]": How(elsewhere=SYNOPSIS),
     "ds-advise explain Qwen2.5-14B --gpus 2x32GB --rung zero2-offload --component gradients": How(says="gradients"),
-    f"{WHOLE_JOB} --price '$1.79/h'": How(says="GPU-hours"),
+    "ds-advise check configs/ds_config*.json": How(
+        elsewhere="a step of somebody's workflow; test_check.py runs the like"
+    ),
     "ds-advise page": How(elsewhere="test_page_server.py"),
     "ds-advise page --build site": How(elsewhere="needs a network; test_page_build.py builds from a file"),
     "python3 -m http.server --directory site 8000": How(elsewhere="serves until it is stopped"),

@@ -1,0 +1,1 @@
+"""`ds-advise check`: configurations against requirements, for continuous integration."""

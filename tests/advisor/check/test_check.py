@@ -1,0 +1,80 @@
+"""`ds-advise check`: one line a requirement, and the exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from ds_advise.advisor.cli import run
+
+GOOD = {
+    "zero_optimization": {"stage": 3},
+    "bf16": {"enabled": True},
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 4,
+}
+BAD = {"zero_optimization": {"stage": 7}, "train_micro_batch_size_per_gpu": 1}
+ON = ["--model", "Qwen2.5-7B", "--gpus", "8xA100-80GB", "--offline"]
+JOB = ["--tokens", "1B", "--price", "$2/h"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good.json").write_text(json.dumps(GOOD))
+    (tmp_path / "bad.json").write_text(json.dumps(BAD))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("folder", "kept_facts")
+@pytest.mark.parametrize(
+    ("options", "failed"),
+    [
+        (["good.json"], []),
+        (["bad.json"], ["lint"]),
+        (["good.json", "bad.json", *ON], ["lint"]),
+        (["good.json", *ON], []),
+        (["good.json", "--model", "Qwen2.5-7B", "--gpus", "1x24GB", "--offline"], ["fits"]),
+        (["good.json", *ON, "--max-memory", "70GiB", "--max-ram", "900GiB", "--min-tokens-per-second", "9e3"], []),
+        (["good.json", *ON, "--max-memory", "9GiB", "--max-ram", "1GiB"], ["memory", "ram"]),
+        (["good.json", *ON, "--min-tokens-per-second", "9e6"], ["speed"]),
+        (["good.json", *ON, *JOB, "--max-duration", "3d", "--max-cost", "5000"], []),
+        (["good.json", *ON, *JOB, "--max-duration", "9m", "--max-cost", "1"], ["duration", "cost"]),
+    ],
+)
+def test_the_exit_code_says_whether_all_requirements_are_met(
+    options: list[str], failed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run(["check", *options])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[1] for line in lines if line.startswith("FAIL")] == failed
+    assert all(line.startswith(("ok ", "FAIL ")) for line in lines)
+    assert code == bool(failed)
+    assert run(["check", *options, "--json"]) == code
+    answer = json.loads(capsys.readouterr().out)
+    assert [each["name"] for each in answer["requirements"] if not each["met"]] == failed
+    assert answer["met"] is not bool(failed) and len(answer["requirements"]) == len(lines)
+    assert all((each["value"] == each["limit"]) <= each["met"] for each in answer["requirements"])
+
+
+@pytest.mark.usefixtures("folder", "kept_facts")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["nope.json"], "no such file"),
+        ([], "missing argument"),
+        (["good.json", "--max-memory", "9GiB"], "--model"),
+        (["good.json", *ON, "--max-memory", "9"], "no size"),
+        (["good.json", *ON, "--max-duration", "24h"], "--tokens"),
+        (["good.json", *ON, "--tokens", "1B", "--max-cost", "5"], "--price"),
+        (["good.json", *ON, *JOB, "--max-duration", "soon"], "no time"),
+        (["good.json", *ON, "--min-tokens-per-second", "-1"], "above 0"),
+    ],
+)
+def test_what_cannot_be_answered_is_one_line_and_code_2(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["check", *options]) == 2
+    told = capsys.readouterr().err
+    assert said in told and told.count("\n") == 1
