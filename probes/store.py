@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast
 
 from ..estimators.errors import DsAdviseError
 from ..estimators.models.model_shape import ModelShape
@@ -74,6 +74,31 @@ def model_key(model: ModelShape) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
 
+class RecordJson(TypedDict):
+    """A measurement as `bench` and `history` print it."""
+
+    id: int | None
+    """Its number in the store; null where it could not be kept."""
+    kind: RecordKind
+    made_at: str
+    """UTC, ISO 8601."""
+    machine_key: str
+    """Equal for machines of the same kind."""
+    machine: Machine
+    model: str
+    """What identifies the model, empty for a benchmark."""
+    model_name: str
+    """The model as people call it."""
+    plan: dict[str, Any]
+    """The whole ds_config as it was run."""
+    workload: dict[str, Any]
+    """What was trained, and how."""
+    result: dict[str, Any]
+    """What was measured, in a form of each kind's own."""
+    versions: dict[str, str]
+    """Of torch, DeepSpeed and transformers."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """One measurement."""
@@ -111,9 +136,9 @@ class Record:
             "versions": dict(self.versions),
         }
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> RecordJson:
         columns = {"id": self.id, "kind": self.kind, "made_at": self.made_at, "machine_key": self.machine.key}
-        return {**columns, "machine": self.machine.to_json(), "model": self.model, **self.body}
+        return cast(RecordJson, {**columns, "model": self.model, **self.body})
 
 
 def record_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -34,7 +34,7 @@ def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int
     be read.
     """
     from ...probes.store import Store
-    from ..reports.history import render_forgotten, render_history, without_nan
+    from ..reports.history import json_form, render_forgotten, render_history
 
     store = Store()
     chosen = None if not ids or tuple(ids) == ("all",) else [_number(text) for text in ids]
@@ -45,14 +45,11 @@ def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int
         output.show(lambda: {"forgotten": gone}, lambda console: render_forgotten(gone, chosen or (), console))
         return 0
 
-    def records() -> dict[str, Any]:
-        return {"schema_version": 1, "records": [without_nan(record.to_json()) for record in store.find(ids=chosen)]}
-
     def render(console: Console) -> None:
         found = store.find(ids=chosen, limit=limit + 1)
         render_history(found[:limit], console, path=store.path, more=len(found) > limit)
 
-    output.show(records, render)
+    output.show(lambda: json_form(store.find(ids=chosen)), render)
     return 0
 
 

@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from ...estimators.plan import RUNGS
 from ..terminal.output import Output
-from .options import COUNT, CPU_RANKS, DEBUG, device, memory, training_question, training_question_options
+from .options import COUNT, CPU_RANKS, device, memory, output_options, training_question, training_question_options
 
 _ROW_SHAPES = click.Choice(["chat", "prompt-completion", "instruction", "text-label", "text"])
 _REPORTERS = click.Choice(["auto", "tensorboard", "swanlab", "wandb", "none"])
@@ -82,8 +82,17 @@ _REPORTERS = click.Choice(["auto", "tensorboard", "swanlab", "wandb", "none"])
 @CPU_RANKS
 @memory("Plan with so much for each rank, with --device cpu, such as 2GB.")
 @click.option("--verbose", is_flag=True, help="Show the first rank's output while it trains.")
-@DEBUG
-def train(output_dir: str, resume: bool, force: bool, fallback: bool, dry: bool, verbose: bool, **options: Any) -> int:
+@output_options
+def train(
+    output_dir: str,
+    resume: bool,
+    force: bool,
+    fallback: bool,
+    dry: bool,
+    verbose: bool,
+    output: Output,
+    **options: Any,
+) -> int:
     """Train a model on a data file: recommend a configuration, prove that it fits, train, save.
 
     \b
@@ -96,7 +105,7 @@ def train(output_dir: str, resume: bool, force: bool, fallback: bool, dry: bool,
     from ..trainer.session import go_on, show, train_anew
     from ..trainer.train import TrainingControls
 
-    output, folder = Output("human"), Path(output_dir).expanduser().absolute()
+    folder = Path(output_dir).expanduser().absolute()
     for name in ("model", "data", "evaluation_data"):  # to be resumed from wherever somebody stands
         if options[name] and Path(options[name]).expanduser().exists():
             options[name] = str(Path(options[name]).expanduser().absolute())

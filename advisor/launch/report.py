@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from rich.console import Console
 from rich.text import Text
 
+from ...ds_configs.launch_commands import Launcher
 from ...estimators.estimate import Evidence, TimeEstimate
 from ..reports.history import without_nan
 from ..terminal.lines import blank, cells, copyable, ended, row, sentence
@@ -18,7 +19,7 @@ from ..terminal.output import Output
 from ..terminal.units import gib, rate, seconds
 from .command import dry_lines
 from .fallback import Continuation
-from .request import FAILURE_TITLES, LaunchOutcome, LaunchRequest, TrainingFailure
+from .request import FAILURE_TITLES, FailureKind, LaunchOutcome, LaunchRequest, LaunchStatus, TrainingFailure
 from .session import Session
 
 _TAIL_LINES = 12
@@ -161,13 +162,69 @@ class NextJson(TypedDict):
     command: str | None
 
 
+class FailureJson(TypedDict):
+    """Why a training ended, by the rank that failed first."""
+
+    kind: FailureKind
+    rank: int | None
+    """None where no single rank is to blame."""
+    step: int
+    """The last step that was completed."""
+    message: str
+    """One line, the error's own words."""
+    evidence: list[str]
+    """What shows that it is this kind."""
+
+
+class PeaksJson(TypedDict):
+    """The highest figures of any rank of this node; null where the device has no such counter."""
+
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    device_bytes: int | None
+    """Of one GPU, by the driver: all its processes together."""
+    host_bytes: int
+    """Resident memory of all ranks of this node together."""
+
+
+class LaunchAttemptJson(TypedDict):
+    """One training that was started."""
+
+    launcher: Launcher
+    config: str
+    """The DeepSpeed configuration's file."""
+    status: LaunchStatus
+    failure: FailureJson | None
+    last_step: int
+    """The last optimizer step that every rank of this node completed; 0 where DeepSpeed's engine was not seen."""
+    peaks: PeaksJson
+    seconds: float
+    folder: str
+    """The ranks' output and records."""
+    first_step_s: float | None
+    """From the start to the end of the first step."""
+    step_s: float | None
+    """Median of the later steps."""
+    tokens_per_step: float | None
+    """Median of the later steps, of the whole job: every position of a batch is a token, padding too."""
+    tokens_per_s: float | None
+    """`tokens_per_step` / `step_s`."""
+    losses: list[tuple[int, float | None]]
+    """(step, loss), as far as the ranks reported them; null: it was no number."""
+    differences: list[str]
+    """Where the engine was seen to train by another plan than the one that was checked and predicted."""
+    checkpoint: str | None
+    """The newest that the Trainer saved."""
+    warnings: list[str]
+    """What was warned of while it ran."""
+
+
 class SessionJson(TypedDict):
     """A launch, from the check to its end."""
 
     started: bool
     objections: list[ObjectionJson]
-    attempts: list[dict[str, Any]]
-    """Each with its launcher, config, status, failure, last_step, losses, times, peaks and folder (docs/json.md)."""
+    attempts: list[LaunchAttemptJson]
     next: NextJson | None
 
 
@@ -177,15 +234,16 @@ def json_form(session: Session) -> SessionJson:
     return {
         "started": not session.objections,
         "objections": [{"what": each.what, "fix": each.fix} for each in session.objections],
-        "attempts": [_attempt(request, outcome) for request, outcome in session.attempts.made],
+        "attempts": [attempt_json(request, outcome) for request, outcome in session.attempts.made],
         "next": None if following is None else {"what": following.description, "command": following.command},
     }
 
 
-def _attempt(request: LaunchRequest, outcome: LaunchOutcome) -> dict[str, Any]:
+def attempt_json(request: LaunchRequest, outcome: LaunchOutcome) -> LaunchAttemptJson:
+    """One launch with what it was started with."""
     checkpoint = None if outcome.checkpoint is None else str(outcome.checkpoint)
     form: dict[str, Any] = without_nan({**asdict(outcome), "folder": str(outcome.folder), "checkpoint": checkpoint})
-    return {"launcher": request.launcher, "config": str(request.config_path), **form}
+    return cast(LaunchAttemptJson, {"launcher": request.launcher, "config": str(request.config_path), **form})
 
 
 def _tail(path: Path) -> list[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from rich.console import Console
 
 from ...estimators.plan import Plan
 from ...probes.bench.result import BENCH_VERSION, bench_from_json
-from ...probes.store import Record
+from ...probes.store import Record, RecordJson
 from ..terminal.lines import WIDTH, blank, cells, sentence
 from ..terminal.units import age, amount, gib, rate
 from .bench import machine_title
@@ -27,6 +27,18 @@ _FAILURES = {
     "timeout": "too slow",
     "disk_full": "disk full",
 }
+
+
+class HistoryJson(TypedDict):
+    """Everything that was kept, or what was asked for by number."""
+
+    schema_version: int
+    records: list[RecordJson]
+
+
+def json_form(records: Sequence[Record]) -> HistoryJson:
+    """The records in the order of the store."""
+    return {"schema_version": 1, "records": [without_nan(record.to_json()) for record in records]}
 
 
 def render_history(records: Sequence[Record], console: Console, *, path: Path, more: bool) -> None:

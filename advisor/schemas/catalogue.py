@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from ...estimators.errors import WorkloadError
 from ...probes.dry_run import DryRunResult
 from ...probes.real_run import ProbeResult
+from ...probes.store import RecordJson
 from ...validate.doctor.examine import CheckupJson
 from ..check.requirements import CheckJson
 from ..compare.comparison import ComparisonJson
@@ -15,7 +16,9 @@ from ..prove.probe import ProbeAdditions
 from ..recommend.evidence import DryRunAdditions
 from ..recommend.to_json import SCHEMA_VERSION, AdviceJson
 from ..reports.explanation import ExplanationJson
+from ..reports.history import HistoryJson
 from ..reports.lint import LintJson
+from ..trainer.report import TrainingJson
 from .generate import DIALECT, Schema, schema_of
 
 _KEPT_APART = ("timeline", "schedule")
@@ -27,6 +30,9 @@ _SCHEMAS: Mapping[str, Callable[[], Schema]] = {
     "dry-run": lambda: schema_of([DryRunResult, DryRunAdditions], without=_KEPT_APART),
     "probe": lambda: schema_of([ProbeResult, ProbeAdditions]),
     "launch": lambda: schema_of([SessionJson]),
+    "train": lambda: schema_of([TrainingJson]),
+    "bench": lambda: schema_of([RecordJson]),
+    "history": lambda: schema_of([HistoryJson]),
     "compare": lambda: schema_of([ComparisonJson]),
     "check": lambda: schema_of([CheckJson]),
     "lint": lambda: schema_of([LintJson]),

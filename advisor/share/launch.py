@@ -129,7 +129,7 @@ def _attempts(form: SessionJson) -> Markup:
             attempt["launcher"],
             attempt["status"],
             Figure(str(attempt["last_step"]), attempt["last_step"]),
-            (attempt["failure"] or {}).get("message", ""),
+            attempt["failure"]["message"] if attempt["failure"] else "",
             attempt["folder"],
         ]
         for attempt in form["attempts"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypedDict
 
 from rich.console import Console
 from rich.text import Text
@@ -11,8 +12,9 @@ from ...ds_configs.write import to_json
 from ..data.prepare import DataFile
 from ..data.shapes import ROW_SHAPES
 from ..launch.command import dry_lines
-from ..launch.report import render_failure, render_figures
+from ..launch.report import LaunchAttemptJson, attempt_json, render_failure, render_figures
 from ..recommend.recommendation import closest
+from ..recommend.to_json import SCHEMA_VERSION, CandidateJson, candidate_json
 from ..terminal.lines import blank, copyable, sentence
 from ..terminal.units import counted_noun, gib, percent, rate, seconds
 from ..terminal.words import checkpointing_words, cluster_title, device_word, method_title, plan_title
@@ -20,6 +22,84 @@ from .checkpoints import newest_whole
 from .folder import TrainingFolder
 from .proposal import Proposal
 from .train import Trained, request_of
+
+
+class TrainingDataJson(TypedDict):
+    """What is trained on."""
+
+    rows: int
+    train_samples: int
+    evaluation_samples: int
+    seq_len: int
+    """Tokens of the longest sample."""
+    tokens: int
+    """Tokens of all training samples, those of one epoch."""
+
+
+class TrainingProposalJson(TypedDict):
+    """What is to be trained, and how."""
+
+    data: TrainingDataJson
+    plan: CandidateJson | None
+    """In the form of a candidate of `advise --json`; null where nothing fits, or nothing passed the check."""
+    steps: int
+    """Optimizer steps in all."""
+    learning_rate: float
+    duration_s: float | None
+    """Predicted, with every sample as long as the average one."""
+
+
+class TrainingJson(TypedDict):
+    """A training from the data to the saved model."""
+
+    schema_version: int
+    proposal: TrainingProposalJson | None
+    """Null for a training that is resumed."""
+    launched: LaunchAttemptJson | None
+    """The last launch, in the form of an attempt of `launch --json`; null where nothing was started."""
+    finished: bool
+    """Whether all steps were made and the model was saved."""
+    evaluations: list[tuple[int, float]]
+    """(step, loss) on the rows that were held out."""
+    model: str | None
+    """The folder of the model, or of the adapters, and their tokenizer; null unless it has finished."""
+    merged: str | None
+    """The folder of the model with the adapters in its weights; null without --merge."""
+    checkpoint: str | None
+    """The last whole checkpoint, from which --resume goes on; null where there is none."""
+
+
+def json_form(proposed: Proposal | None, trained: Trained | None) -> TrainingJson:
+    """What was proposed, where it was now, and what came of it, where it was started."""
+    checkpoint = newest_whole(trained.folder.path) if trained is not None else None
+    done = trained is not None and trained.finished
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "proposal": None if proposed is None else _proposal_json(proposed),
+        "launched": None if trained is None else attempt_json(trained.request, trained.outcome),
+        "finished": done,
+        "evaluations": list(trained.result.evaluations) if trained is not None and trained.result is not None else [],
+        "model": str(trained.folder.path) if trained is not None and done else None,
+        "merged": str(trained.folder.merged) if trained is not None and trained.merged else None,
+        "checkpoint": None if checkpoint is None else str(checkpoint),
+    }
+
+
+def _proposal_json(proposed: Proposal) -> TrainingProposalJson:
+    samples, plan = proposed.samples, proposed.answer.recommended
+    return {
+        "data": {
+            "rows": proposed.data.rows,
+            "train_samples": samples.train_samples,
+            "evaluation_samples": samples.evaluation_samples,
+            "seq_len": samples.seq_len,
+            "tokens": samples.tokens,
+        },
+        "plan": None if plan is None else candidate_json(plan),
+        "steps": proposed.steps,
+        "learning_rate": proposed.learning_rate,
+        "duration_s": None if plan is None else proposed.seconds,
+    }
 
 
 def render_proposal(proposed: Proposal, console: Console) -> None:

@@ -6,10 +6,12 @@ arguments of `advise` among them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from rich.console import Console
 
 from ...estimators.models.model_shape import ModelShape
 from ..question.cluster_options import ClusterOptions
@@ -17,7 +19,7 @@ from ..question.model_source import load_model
 from ..terminal.output import Output
 from .folder import TrainingFolder
 from .proposal import Proposal, propose
-from .report import render_proposal, render_proven, render_start, render_trained
+from .report import json_form, render_proposal, render_proven, render_start, render_trained
 from .settings import TrainingSettings
 from .train import Trained, TrainingControls, proven, resume, start
 
@@ -37,12 +39,12 @@ def train_anew(
         folder.keep_options(options)
         proposed = _proposed(settings, shape, {**advice, "gpus": cluster}, folder, output)
         if proposed.answer.recommended is None:
-            return 1
+            return _not_started(proposed, output)
         ready = proven(proposed, memory_limit_bytes=machines.memory_limit_bytes, output=output)
-        render_proven(proposed, ready, output.console())
+        _tell(output, lambda console: render_proven(proposed, ready, console))
         if ready.answer.recommended is None:
-            return 1
-        return _ended(start(ready, controls), output)
+            return _not_started(ready, output)
+        return _ended(start(ready, controls), ready, output)
 
 
 def show(options: Mapping[str, Any], advice: Mapping[str, Any], path: Path, output: Output) -> int:
@@ -54,8 +56,9 @@ def show(options: Mapping[str, Any], advice: Mapping[str, Any], path: Path, outp
         folder.claim(force=False)
         proposed = _proposed(settings, shape, {**advice, "gpus": cluster}, folder, output)
         if proposed.answer.recommended is None:
-            return 1
-        render_start(proposed, TrainingFolder(path), output.console())
+            return _not_started(proposed, output)
+        place = TrainingFolder(path)
+        output.show(lambda: json_form(proposed, None), lambda console: render_start(proposed, place, console))
         return 0
 
 
@@ -65,14 +68,14 @@ def go_on(given: Mapping[str, Any], path: Path, controls: TrainingControls) -> i
     settings, shape, machines = _read(folder.kept_options(given))
     cluster = machines.cluster_here()
     with folder.held():
-        return _ended(resume(shape, cluster, folder, controls, merging=settings.merge), controls.output)
+        return _ended(resume(shape, cluster, folder, controls, merging=settings.merge), None, controls.output)
 
 
 def _proposed(
     settings: TrainingSettings, shape: ModelShape, question: Mapping[str, Any], folder: TrainingFolder, output: Output
 ) -> Proposal:
     proposed = propose(settings, shape, question, folder, output.say)
-    render_proposal(proposed, output.console())
+    _tell(output, lambda console: render_proposal(proposed, console))
     return proposed
 
 
@@ -83,6 +86,18 @@ def _read(options: Mapping[str, Any]) -> tuple[TrainingSettings, ModelShape, Clu
     return settings, load_model(settings.model, offline=settings.offline), machines
 
 
-def _ended(trained: Trained, output: Output) -> int:
-    render_trained(trained, output.console())
+def _not_started(proposed: Proposal, output: Output) -> int:
+    """What people want to know of it they have been told."""
+    output.show(lambda: json_form(proposed, None), lambda _: None)
+    return 1
+
+
+def _ended(trained: Trained, proposed: Proposal | None, output: Output) -> int:
+    output.show(lambda: json_form(proposed, trained), lambda console: render_trained(trained, console))
     return 0 if trained.finished else 1
+
+
+def _tell(output: Output, render: Callable[[Console], object]) -> None:
+    """What comes before the answer is for people alone."""
+    if output.mode == "human":
+        render(output.console())

@@ -26,6 +26,7 @@ COMMANDS = {
     "compare, files alone": "compare a.json b.json",
     "lint": "lint a.json",
     "doctor": "doctor",
+    "history": "history",
 }
 
 

@@ -23,8 +23,11 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli import run
+from ds_advise.advisor.schemas.catalogue import schema
 from ds_advise.advisor.trainer.checkpoints import WHOLE, checkpoints, newest_whole
 from ds_advise.advisor.trainer.job import read_result
+
+from tests.advisor.schemas.validator import wrong
 
 pytestmark = pytest.mark.timeout(1500)  # the first test compiles DeepSpeed's extensions
 
@@ -396,9 +399,14 @@ def test_ranks_share_samples_through_several_epochs(tmp_path: Path, model_folder
 
 
 @pytest.mark.slow
-def test_tiled_loss_and_feed_forward_train(tmp_path: Path, model_folder: Path) -> None:
-    """Two tiles of each feed-forward."""
+def test_tiled_loss_and_feed_forward_train(
+    tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two tiles of each feed-forward; and a program gets one object."""
     data, output = write(tmp_path / "chats.jsonl", CHAT), tmp_path / "out"
     tiled = ("--loss", "tiled", "--mlp", "tiled", "--seq-len", "96", "--rung", "zero2", "--learning-rate", "1e-2")
-    assert train(model_folder, data, output, *tiled, "--global-batch", "4") == 0
+    assert train(model_folder, data, output, *tiled, "--global-batch", "4", "--json") == 0
     assert_learned(output)
+    form, whole = json.loads(capsys.readouterr().out), schema("train")
+    assert wrong(form, whole, whole) == []
+    assert (form["finished"], form["model"], form["launched"]["last_step"]) == (True, str(output), STEPS)

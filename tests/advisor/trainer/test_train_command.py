@@ -16,6 +16,7 @@ from ds_advise.advisor.data import defaults
 from ds_advise.advisor.data.prepare import DataFile
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Peaks, TrainingFailure
 from ds_advise.advisor.question.question import Question
+from ds_advise.advisor.schemas.catalogue import schema
 from ds_advise.advisor.trainer import choices
 from ds_advise.advisor.trainer.check import check_disk, missing_package
 from ds_advise.advisor.trainer.checkpoints import WHOLE, checkpoints, newest_whole, remove_broken
@@ -28,6 +29,8 @@ from ds_advise.estimators.hardware.gpus import gpu_of_memory
 from ds_advise.estimators.memory.checkpoint_size import checkpoint_bytes
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.workload import Workload
+
+from tests.advisor.schemas.validator import wrong
 
 CONFIG = {
     "model_type": "qwen2",
@@ -105,6 +108,16 @@ def test_dry_shows_data_plan_and_command_and_leaves_nothing(ask: Ask, tmp_path: 
     assert f"ds_advise.advisor.launch.ranks.rank --folder {tmp_path}/out/training/launch-1" in printed
     assert f"ds_advise.advisor.trainer.ranks.rank {tmp_path}/out/training/job.json" in printed
     assert not (tmp_path / "out").exists()
+
+
+def test_programs_get_the_proposal_as_one_object(ask: Ask) -> None:
+    """Of a training that is only shown: data, plan and steps; nothing was started."""
+    code, printed, _ = ask("--dry", "--json", "--eval-split", "0.1", "--epochs", "2")
+    form, whole = json.loads(printed), schema("train")
+    assert code == 0 and wrong(form, whole, whole) == []
+    proposal = form["proposal"]
+    assert (proposal["data"]["rows"], proposal["data"]["train_samples"], proposal["steps"]) == (40, 36, 18)
+    assert proposal["plan"]["fits"] and (form["launched"], form["finished"], form["model"]) == (None, False, None)
 
 
 def test_what_is_said_wins(ask: Ask) -> None:
