@@ -37,6 +37,7 @@ COMMANDS = {
     "history": "history:history",
     "schema": "schemas.command:schema",
     "page": "page.command:page",
+    "from": "foreign.command:read_from",
 }
 """Command name -> module and function, imported when the command is used: of `commands`, or of a room of its own."""
 

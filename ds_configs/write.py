@@ -19,14 +19,18 @@ def to_json(config: Mapping[str, Any]) -> str:
 
 
 def write_config(config: Mapping[str, Any], path: Path, *, force: bool) -> None:
-    """Write `config` to `path` at once: a reader sees the old file or the new one, never a part.
+    """Write a configuration as `write_text` writes its text. Raises what that raises."""
+    write_text(to_json(config), path, force=force)
+
+
+def write_text(text: str, path: Path, *, force: bool) -> None:
+    """Write `text` to `path` at once: a reader sees the old file or the new one, never a part.
 
     A file with the same content is left alone, one with other content is replaced only with `force`. Symbolic links are
     followed, so that the link stays. The folder must exist.
 
     Raises ConfigFileError when a file with other content is there, or the path cannot be written or is no regular file.
     """
-    text = to_json(config)
     try:
         target = path.resolve()
     except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError until Python 3.13; no current folder

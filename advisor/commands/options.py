@@ -36,6 +36,9 @@ COUNT = _Count()
 DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 """The program's error handler reads it from the arguments."""
 
+FOREIGN_FORMATS = ("accelerate", "axolotl", "llama-factory", "ms-swift", "training-arguments", "script")
+"""The formats of `advisor.foreign`, in the order in which they are looked for; its readers are imported when used."""
+
 OFFLINE = click.option("--offline", is_flag=True, help="Do not use the network.")
 RAM = click.option(
     "--ram",
@@ -359,6 +362,51 @@ def compare_options(command: Command) -> Command:
             _MLP,
             _framework("Say who trains: the HF Trainer, or plain DeepSpeed."),
             *JOB,
+            OFFLINE,
+        ),
+    )
+
+
+def foreign_options(command: Command) -> Command:
+    """Gives a command what may be said beside a file of another tool, and hands it over as `with_`: arguments of
+    `advisor.foreign.answer.read_foreign`; what is unset is the file's."""
+
+    def choice(name: str, *choices: str, text: str) -> Decorator:
+        as_bool = (lambda _context, _option, value: _AS_BOOL.get(value, value)) if "on" in choices else None
+        return click.option(name, type=click.Choice(choices), callback=as_bool, help=text)
+
+    unset = "by default as the file says"
+    return _handed(
+        "with_",
+        command,
+        (
+            choice("--format", *FOREIGN_FORMATS, text="Name the file's format; by default its content tells it."),
+            click.option("--model", metavar="MODEL", help=f"Name the model; {unset}.", shell_complete=complete_model),
+            click.option(
+                "--gpus",
+                metavar="SPEC",
+                help="Name the GPUs, as for the advice; how many may be left to the file. By default auto.",
+                shell_complete=complete_gpus,
+            ),
+            *_MACHINES,
+            choice("--method", "full", "lora", "qlora", text=f"Choose what is trained; {unset}."),
+            click.option("--lora-rank", type=COUNT, help=f"Set the rank of the adapters; {unset}."),
+            click.option("--seq-len", type=COUNT, help=f"Set the tokens per sample; {unset}."),
+            click.option("--micro-batch", type=COUNT, help=f"Set the samples per GPU and forward pass; {unset}."),
+            choice(
+                "--gradient-checkpointing",
+                "on",
+                "off",
+                "offload",
+                text=f"Recompute layers in the backward pass; {unset}.",
+            ),
+            click.option(
+                "--ds-config",
+                type=click.Path(path_type=Path),
+                metavar="FILE",
+                help="Read this file in the place of the DeepSpeed configuration that is named.",
+            ),
+            _RISK,
             OFFLINE,
         ),
     )

@@ -23,13 +23,17 @@ def render_answer(answer: LintAnswer, console: Console) -> None:
     first, why; what to do."""
     name = shown_name(answer.path)
     if answer.copy is not None:
-        _render_diff(name, answer.old_text, answer.text, console)
+        render_diff(name, f"{name} (corrected)", answer.old_text, answer.text, console)
         sentence(console, f"Corrected {name}; the old one is {answer.copy.name}. What is left:")
         blank(console)
     elif answer.correction_wanted:
         sentence(console, "Nothing can be corrected without changing the training.")
         blank(console)
-    report = answer.report
+    render_findings(name, answer.report, console)
+
+
+def render_findings(name: str, report: LintReport, console: Console) -> None:
+    """A line that counts what was found in the file that is called so, then every finding."""
     sentence(console, Text(_summary(name, report), style="bold" if report.findings else "bold green"))
     sentence(console, _basis(report), style="dim")
     explained: set[str] = set()
@@ -42,8 +46,9 @@ def render_answer(answer: LintAnswer, console: Console) -> None:
         sentence(console, f"{report.more} more are not shown.")
 
 
-def _render_diff(name: str, old: str, new: str, console: Console) -> None:
-    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), name, f"{name} (corrected)", n=1, lineterm="")
+def render_diff(name: str, new_name: str, old: str, new: str, console: Console) -> None:
+    """What changes from one text to the other."""
+    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), name, new_name, n=1, lineterm="")
     for line in lines:
         style = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
         row(console, Text(printable(f"   {line}"), style=style))
@@ -123,23 +128,25 @@ def answer_json(answer: LintAnswer) -> LintJson:
         "more": report.more,
         "written": str(answer.path) if answer.copy else None,
         "copy": str(answer.copy) if answer.copy else None,
-        "findings": [
-            {
-                "code": finding.code,
-                "severity": finding.severity,
-                "title": finding.title,
-                "path": ".".join(finding.path),
-                "line": finding.line,
-                "column": finding.column,
-                "what": finding.what,
-                "why": finding.why,
-                "fix": finding.fix,
-                "versions": finding.versions,
-                "source": finding.source,
-                "can_fix": bool(finding.edits),
-            }
-            for finding in report.findings
-        ],
+        "findings": [finding_json(finding) for finding in report.findings],
+    }
+
+
+def finding_json(finding: LintFinding) -> LintFindingJson:
+    """One finding as an object."""
+    return {
+        "code": finding.code,
+        "severity": finding.severity,
+        "title": finding.title,
+        "path": ".".join(finding.path),
+        "line": finding.line,
+        "column": finding.column,
+        "what": finding.what,
+        "why": finding.why,
+        "fix": finding.fix,
+        "versions": finding.versions,
+        "source": finding.source,
+        "can_fix": bool(finding.edits),
     }
 
 

@@ -11,6 +11,7 @@ from ...probes.store import RecordJson
 from ...validate.doctor.examine import CheckupJson
 from ..check.requirements import CheckJson
 from ..compare.comparison import ComparisonJson
+from ..foreign.to_json import ForeignJson
 from ..launch.report import SessionJson
 from ..prove.probe import ProbeAdditions
 from ..recommend.evidence import DryRunAdditions
@@ -35,6 +36,7 @@ _SCHEMAS: Mapping[str, Callable[[], Schema]] = {
     "history": lambda: schema_of([HistoryJson]),
     "compare": lambda: schema_of([ComparisonJson]),
     "check": lambda: schema_of([CheckJson]),
+    "from": lambda: schema_of([ForeignJson]),
     "lint": lambda: schema_of([LintJson]),
     "doctor": lambda: schema_of([CheckupJson]),
 }

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,7 @@ from ds_advise.advisor.cli import run
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+FOREIGN_EXAMPLES = ROOT / "tests" / "advisor" / "foreign" / "examples" / "LLaMA-Factory" / "examples"
 STARTS = ("ds-advise", "python3?", "bash", "pip")
 
 
@@ -52,6 +54,7 @@ COMMANDS = {
     "bash tests/run --slow": How(elsewhere="runs these tests"),
     "ds-advise MODEL --gpus SPEC [options]": How(elsewhere=SYNOPSIS),
     "ds-advise compare A B [--model MODEL --gpus SPEC ...] [--json]": How(elsewhere=SYNOPSIS),
+    "ds-advise from FILE [--gpus SPEC] [--model MODEL] [-o FILE] [options]": How(elsewhere=SYNOPSIS),
     "ds-advise doctor [--nvme PATH] [--hostfile FILE] [--report] [--json]": How(elsewhere=SYNOPSIS),
     "ds-advise explain Qwen2.5-14B --gpus 2x32GB --rung zero2-offload --component gradients": How(says="gradients"),
     "ds-advise check configs/ds_config*.json": How(
@@ -183,6 +186,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("chats.jsonl").write_text(json.dumps(chat) + "\n")
     Path("train.py").write_text("from transformers import Trainer, TrainingArguments\n")
     Path("make_config.py").write_text(f"import json; print(json.dumps({config | {'fp16': {'enabled': False}}}))")
+    shutil.copytree(FOREIGN_EXAMPLES, tmp_path / "examples")
     for name in ("Qwen2.5-1.5B", "tiny", "model"):
         Path(name).mkdir()
         Path(name, "config.json").write_text(json.dumps(tiny))

@@ -3,6 +3,7 @@ scripts give them."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,7 @@ class ScriptArguments:
         self._words = tuple(arguments)
         self._values: dict[str, str] = {}
         self._lists: dict[str, list[str]] = {}
+        self._asked: set[str] = set()
         current: list[str] = []
         for word, following in pairwise([*arguments, "--"]):
             if word.startswith("--"):
@@ -55,8 +57,23 @@ class ScriptArguments:
             else:
                 current.append(word)
 
+    @classmethod
+    def of_values(cls, values: Mapping[str, Any]) -> ScriptArguments:
+        """The same options as a configuration file has them, a key each; objects become JSON, null is left out."""
+        words: list[str] = []
+        for name, value in values.items():
+            if value is not None:
+                words += [f"--{name}", *(_word(item) for item in (value if isinstance(value, list) else [value]))]
+        return cls(words)
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """The names of the options that nobody has asked for."""
+        return tuple(name for name in self._values if name not in self._asked)
+
     def text(self, *names: str) -> str | None:
         """The value of the first of the names that is given one."""
+        self._asked.update(names)
         return next((value for name in names if (value := self._values.get(name))), None)
 
     def number(self, *names: str) -> int | None:
@@ -65,11 +82,13 @@ class ScriptArguments:
 
     def flag(self, name: str) -> bool | None:
         """None where it is not given."""
+        self._asked.add(name)
         value = self._values.get(name)
         return None if value is None else value.lower() not in _FALSE
 
     def texts(self, *names: str) -> list[str]:
         """All values of the first of the names that is given some, separated by blanks or commas."""
+        self._asked.update(names)
         given = next((self._lists[name] for name in names if self._lists.get(name)), [])
         return [part for word in given for part in word.split(",") if part]
 
@@ -169,6 +188,13 @@ class ScriptArguments:
             if not dropping:
                 kept.append(word)
         return (*kept, *(part for name, value in values.items() for part in (f"--{name}", value)))
+
+
+def _word(value: object) -> str:
+    """A value as a command line has it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return json.dumps(value) if isinstance(value, Mapping | list) else str(value)
 
 
 def _key(name: str) -> str:

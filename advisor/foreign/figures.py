@@ -1,0 +1,166 @@
+"""What a foreign run needs as it is, and the best plan of the same training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...ds_configs.presets import plan_for
+from ...ds_configs.read import has_bf16_states, plan_from_ds_config
+from ...estimators.errors import ConfigFileError, WorkloadError
+from ...estimators.hardware.cluster import Cluster
+from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
+from ...estimators.models.model_shape import ModelShape
+from ...estimators.optimizers import OPTIMIZERS
+from ...estimators.plan import PlainPyTorch, Plan
+from ...estimators.unsupported import unsupported
+from ...estimators.workload import Workload
+from ..advise import predicted
+from ..estimate import plan_of
+from ..question.question import Question, Risk
+from ..question.workload import WorkloadOptions
+from ..recommend.candidate import Candidate
+from ..recommend.fit import LEAST
+from ..recommend.search.choice import as_fast
+from ..recommend.search.ladder import predict
+from .formats.foreign_run import ForeignRun
+
+_WITHOUT_CONFIG: Mapping[str, Any] = {"zero_optimization": {"stage": 0}, "bf16": {"enabled": "auto"}}
+"""Stands for a run without DeepSpeed: everything that a configuration could say is left to the run's own words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignFigures:
+    """What a run needs, and what would be better for it."""
+
+    model: ModelShape
+    cluster: Cluster
+    workload: Workload
+    """Its global batch is that of the run."""
+    plan: Plan
+    """The run's own."""
+    as_is: Candidate | None
+    """None where the plan cannot run at all."""
+    refusal: str
+    """Why it cannot; "" where it can."""
+    recommended: Candidate | None
+    """The fastest plan that fits with the same training and global batch; None where none does."""
+    is_better: bool
+    """Whether the recommended plan fits where the run does not, or is faster."""
+    remarks: tuple[str, ...] = ()
+
+
+def figures_of(
+    run: ForeignRun, model: ModelShape, cluster: Cluster, *, risk: Risk, offloads_checkpoints: bool
+) -> ForeignFigures:
+    """The figures of a run on these GPUs.
+
+    offloads_checkpoints: whether the file can say that layers' inputs wait in host RAM.
+
+    Raises ConfigFileError and WorkloadError where the run contradicts itself, or nothing is known of what it names.
+    """
+    config = _config(run)
+    options, remarks = _options(run, model)
+    workload = options.workload_of(config, model, cluster.gpu)
+    if workload.optimizer not in OPTIMIZERS:
+        raise WorkloadError(
+            f"there are no figures here of the optimizer {workload.optimizer[:40]}", why="its states are not known"
+        )
+    plan = _plan(run, config, model, workload, cluster)
+    refusal = unsupported(model, workload, plan, cluster) or ""
+    as_is = None if refusal else predict(model, workload, cluster, plan)
+    workload = replace(workload, global_batch_size=plan.samples_per_step(cluster.world_size))
+    recommended = None
+    if plan.autotp_size == 1:  # the script's data loader knows the groups
+        question = Question(
+            model=model,
+            workload=workload,
+            cluster=cluster,
+            sequence_parallel_size=plan.sequence_parallel_size,
+            states="bf16" if run.deepspeed is not None and has_bf16_states(config) else "fp32",
+            risk=risk,
+        )
+        recommended = _recommended(question, run, offloads_checkpoints=offloads_checkpoints)
+    fits = as_is is not None and as_is.fit.probability >= LEAST[risk]
+    is_better = recommended is not None and (not fits or as_is is None or not as_fast(as_is, recommended))
+    return ForeignFigures(
+        model=model,
+        cluster=cluster,
+        workload=workload,
+        plan=plan,
+        as_is=as_is,
+        refusal=refusal,
+        recommended=recommended,
+        is_better=is_better,
+        remarks=remarks,
+    )
+
+
+def _recommended(question: Question, run: ForeignRun, *, offloads_checkpoints: bool) -> Candidate | None:
+    """The best plan of DeepSpeed; a run without it goes on without it where that is as fast."""
+    best = predicted(question).recommended
+    if best is not None and best.plan.cpu_checkpointing and not offloads_checkpoints:
+        best = predicted(replace(question, gradient_checkpointing="on")).recommended
+    if run.sharding == "zero":
+        return best
+    own = plan_of(question, _plain(run, question.cluster))
+    stays = own.fit.probability >= LEAST[question.risk] and (best is None or as_fast(own, best))
+    return own if stays else best
+
+
+def _plain(run: ForeignRun, cluster: Cluster) -> PlainPyTorch:
+    return "fsdp" if run.sharding == "fsdp" and cluster.world_size > 1 else "torch"
+
+
+def _config(run: ForeignRun) -> Mapping[str, Any]:
+    if run.deepspeed is None:
+        return _WITHOUT_CONFIG
+    if run.deepspeed.config is None:
+        raise ConfigFileError(
+            f"the DeepSpeed configuration {run.deepspeed.name[:80]} is not here",
+            why="it decides what each GPU holds",
+            fix="run this where it is, or name it with --ds-config FILE",
+        )
+    return run.deepspeed.config
+
+
+def _options(run: ForeignRun, model: ModelShape) -> tuple[WorkloadOptions, tuple[str, ...]]:
+    """(what is trained, what was left out of it)."""
+    training = dict(run.training)
+    liger = training.get("kernels") == "liger" or training.get("loss") == "fused"
+    if liger and model.model_type not in FUSED_LOSS_MODEL_TYPES:
+        training = {name: value for name, value in training.items() if name not in ("kernels", "loss")}
+        return WorkloadOptions(**training), (f"Liger has no kernels for {model.model_type} models: counted without",)
+    return WorkloadOptions(**training), ()
+
+
+def _plan(run: ForeignRun, config: Mapping[str, Any], model: ModelShape, workload: Workload, cluster: Cluster) -> Plan:
+    micro = run.micro_batch_size or 1
+    accumulation = run.gradient_accumulation_steps
+    if accumulation is None:
+        accumulation = max(1, -(-(run.least_global_batch or 1) // (micro * cluster.world_size)))
+    if run.sharding != "zero":
+        plan = plan_for(
+            _plain(run, cluster),
+            model,
+            workload,
+            cluster,
+            micro_batch_size=micro,
+            gradient_accumulation_steps=accumulation,
+            gradient_checkpointing=bool(run.gradient_checkpointing),
+        )
+        return replace(plan, cpu_checkpointing=run.gradient_checkpointing == "offload")
+    try:
+        return plan_from_ds_config(
+            config,
+            model,
+            cluster,
+            micro_batch_size=micro,
+            gradient_accumulation_steps=accumulation,
+            gradient_checkpointing=bool(run.gradient_checkpointing),
+            cpu_checkpointing=run.gradient_checkpointing == "offload",
+        )
+    except ConfigFileError as error:
+        name = run.deepspeed.name if run.deepspeed is not None else ""
+        raise ConfigFileError(f"{name[:80]}: {error.what}", why=error.why, fix=error.fix) from error

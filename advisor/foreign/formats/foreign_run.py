@@ -1,0 +1,65 @@
+"""What another tool's file says of a training, in this project's terms, and what may be written back into it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ....estimators.plan import Plan, Sharding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepSpeedPart:
+    """The DeepSpeed configuration that a file names or holds."""
+
+    name: str
+    """The path as the file writes it, or the key that holds the configuration itself."""
+    config: Mapping[str, Any] | None
+    """None where the file that is named is not there."""
+    path: Path | None = None
+    """Where it was found, None where it is part of the file, or built in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignRun:
+    """A training as a file describes it; what the file leaves open has the default of its tool."""
+
+    tool: str
+    """As its users call it."""
+    model: str | None = None
+    training: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `WorkloadOptions`."""
+    micro_batch_size: int | None = None
+    """None where the script decides it."""
+    gradient_accumulation_steps: int | None = 1
+    """None: as many as `least_global_batch` takes."""
+    least_global_batch: int | None = None
+    """Samples per optimizer step that the tool makes up by accumulation."""
+    gradient_checkpointing: bool | Literal["offload"] = False
+    """"offload" also holds on the host what checkpointing keeps."""
+    sharding: Sharding = "none"
+    """Whose the step is: DeepSpeed's ("zero"), FSDP's, or torch's alone."""
+    deepspeed: DeepSpeedPart | None = None
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    faults: tuple[str, ...] = ()
+    """Sentences: what the tool itself refuses or ignores."""
+    remarks: tuple[str, ...] = ()
+    """Sentences: what is taken as something near it, and what the figures leave out."""
+    obstacle: str = ""
+    """Why there can be no figures; "" where there can."""
+    unread: tuple[str, ...] = ()
+    """Keys that this reader does not know; nothing is concluded from them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Improvement:
+    """What is to be written into the file."""
+
+    plan: Plan
+    config_name: str | None
+    """The DeepSpeed configuration as the file is to name it; None where a run without DeepSpeed stays one."""
+    config: Mapping[str, Any] | None
+    """Its content."""

@@ -1,0 +1,1 @@
+"""Files of options as text: YAML, JSON and shell scripts, read as values, changed in few characters."""

@@ -1,0 +1,196 @@
+"""`ds-advise from FILE`: figures, what is wrong, the difference, what is written, and one sentence for bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise.advisor.cli import run
+from ds_advise.advisor.commands.options import FOREIGN_FORMATS
+from ds_advise.advisor.foreign.answer import read_foreign
+from ds_advise.advisor.foreign.formats.catalogue import NAMES
+
+pytestmark = pytest.mark.usefixtures("kept_facts")
+
+EXAMPLES = Path(__file__).parent / "examples"
+LORA = "examples/train_lora/qwen3_lora_sft_ds3.yaml"
+SCRIPT = """#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --gres=gpu:8
+MODEL=Qwen/Qwen2.5-7B
+srun torchrun --nnodes $SLURM_NNODES --nproc_per_node $SLURM_GPUS_ON_NODE \\
+    --rdzv_endpoint $(hostname):29500 run_clm.py \\
+    --model_name_or_path $MODEL --block_size 4096 \\
+    --per_device_train_batch_size 4 --bf16 true \\
+    --gradient_checkpointing --deepspeed ds_z3.json \\
+    --my_own_option 3 --output_dir out
+"""
+CONFIG = {
+    "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "cpu_ofload": True},
+    "bf16": {"enabled": "auto"},
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder: a checkout of LLaMA-Factory, and a script of one's own."""
+    shutil.copytree(EXAMPLES / "LLaMA-Factory", tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    Path("train.slurm").write_text(SCRIPT)
+    Path("ds_z3.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def _said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any, str]:
+    code = run(["from", *words, "--offline", "--json"])
+    out, error = capsys.readouterr()
+    return code, json.loads(out) if out else None, error
+
+
+def test_the_formats_of_the_option_are_those_that_are_read() -> None:
+    assert FOREIGN_FORMATS == NAMES
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_better_plan_is_shown_as_a_difference(capsys: pytest.CaptureFixture[str]) -> None:
+    """LoRA of a small model wants no ZeRO-3; nothing is written."""
+    before = sorted(Path().rglob("*"))
+    assert run(["from", LORA, "--gpus", "4xA100-80GB", "--offline"]) == 0
+    said = capsys.readouterr().out
+    for text in ("a LLaMA-Factory configuration", "As it is: ZeRO-3", "Better:", "x as fast", "LoRA r=8"):
+        assert text in said
+    assert (
+        "-deepspeed: examples/deepspeed/ds_z3_config.json" in said and "+disable_gradient_checkpointing: true" in said
+    )
+    assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_is_written_runs_the_better_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    """Read again, nothing is better, and the global batch is what it was."""
+    code, first, _ = _said(capsys, LORA, "--gpus", "4xA100-80GB", "-o", "better.yaml")
+    assert code == 0 and first["files"] == ["better.yaml", "better.ds_config.json"]
+    assert "# choices:" in Path("better.yaml").read_text()
+    code, again, _ = _said(capsys, "better.yaml", "--gpus", "4xA100-80GB")
+    assert code == 0 and not again["is_better"] and again["changes"] == []
+    named = ("rung", "micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
+    assert [again["as_is"][name] for name in named] == [first["recommended"][name] for name in named]
+    assert again["as_is"]["tokens_per_second"] == pytest.approx(first["recommended"]["tokens_per_second"], rel=0.02)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_file_of_the_user_is_only_overwritten_by_force(capsys: pytest.CaptureFixture[str]) -> None:
+    text = Path(LORA).read_text()
+    code, answer, error = _said(capsys, LORA, "--gpus", "4xA100-80GB", "-o", LORA)
+    assert code == 2 and "--force" in error and answer["files"] == [] and Path(LORA).read_text() == text
+    code, answer, _ = _said(capsys, LORA, "--gpus", "4xA100-80GB", "-o", LORA, "--force")
+    assert code == 0 and answer["files"][0] == LORA and Path(LORA).read_text() != text
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_slurm_script_says_its_gpus_and_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nodes and GPUs follow from the directives, the kind from the user; unknown options and keys are listed."""
+    code, answer, _ = _said(capsys, "train.slurm", "--gpus", "A100-80GB")
+    assert code == 1 and (answer["run"]["nodes"], answer["run"]["gpus_per_node"]) == (2, 8)
+    assert answer["as_is"]["rung"] == "zero3-offload" and answer["is_better"]
+    assert answer["unread"] == ["my_own_option"]
+    assert any("cpu_ofload" in finding["path"] for finding in answer["findings"])
+    assert "--my_own_option 3 --output_dir out" in answer["changes"][0]["text"]
+    config = json.loads(answer["changes"][1]["text"])
+    assert "gradient_clipping" not in config  # the run goes on without it
+
+
+@pytest.mark.usefixtures("folder")
+def test_without_gpus_the_rest_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer, error = _said(capsys, "train.slurm")
+    assert code == 2 and "--gpus" in error and error.count("\n") == 1
+    assert answer["as_is"] is None and answer["findings"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_accelerate_refuses_is_a_fault_that_the_new_file_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("acc.yaml").write_text(
+        "distributed_type: DEEPSPEED\nmixed_precision: bf16  # mine\nnum_processes: 2\n"
+        "deepspeed_config:\n  deepspeed_config_file: ds_z3.json\n  zero_stage: 2\n"
+    )
+    where = ("--model", "Qwen2.5-1.5B", "--gpus", "24GB")
+    code, answer, _ = _said(capsys, "acc.yaml", *where, "-o", "new.yaml")
+    assert code == 1 and "zero_stage, mixed_precision" in answer["faults"][0]
+    code, again, _ = _said(capsys, "new.yaml", *where)
+    assert code == 0 and again["faults"] == []
+    config = again["run"]["deepspeed_config"]
+    assert config["bf16"] == {"enabled": True} and "optimizer" not in config
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_configuration_within_the_file_stays_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = {"output_dir": "o", "per_device_train_batch_size": 2, "learning_rate": 1e-4, "bf16": True}
+    Path("args.json").write_text(json.dumps(arguments | {"deepspeed": CONFIG}, indent=2))
+    code, answer, _ = _said(
+        capsys, "args.json", "--model", "Qwen2.5-1.5B", "--gpus", "2x80GB", "-o", "new.json"
+    )  # cpu_ofload
+    assert code == 1 and answer["files"] == ["new.json"]
+    assert json.loads(Path("new.json").read_text())["deepspeed"]["zero_optimization"]["stage"] < 3
+
+
+BAD = {
+    "there is no such file": ("missing.yaml", None, "no such file"),
+    "it is empty": ("x.yaml", "", "empty"),
+    "it is no YAML": ("x.yaml", "a: [1", "not YAML"),
+    "it is no JSON": ("x.json", '{"a": ', "not JSON"),
+    "it is no text": ("x.yaml", "a\0b", "not text"),
+    "it is a list": ("x.yaml", "- 1\n- 2", "no keys"),
+    "its keys are of no tool": ("x.yaml", "services: 1\nversion: 2", "services, version"),
+    "it is a ds_config": ("x.json", json.dumps(CONFIG), "DeepSpeed configuration itself"),
+    "the script trains nothing": ("x.sh", "#!/bin/sh\necho hello", "no command in it trains"),
+    "the script's configuration is not here": ("x.sh", "llamafactory-cli train a.yaml", "a.yaml"),
+    "it names no model": ("x.yaml", "distributed_type: NO", "names no model"),
+    "its model is unknown": ("x.yaml", "base_model: a/nonsense-9x\n", "nonsense-9x"),
+    "its DeepSpeed file is not here": ("x.yaml", "base_model: Qwen2.5-1.5B\ndeepspeed: no.json", "no.json is not here"),
+    "its DeepSpeed file is broken": ("x.yaml", "base_model: Qwen2.5-1.5B\ndeepspeed: bad.json", "bad.json"),
+    "its batch sizes contradict": (
+        "x.yaml",
+        "base_model: Qwen2.5-1.5B\ndeepspeed:\n  train_batch_size: 7\n  zero_optimization: {stage: 2}\n",
+        "train_batch_size is 7",
+    ),
+    "a count is none": ("x.yaml", "distributed_type: MULTI_GPU\nnum_processes: many", "num_processes"),
+    "a block is none": ("x.yaml", "distributed_type: DEEPSPEED\ndeepspeed_config: 3", "deepspeed_config"),
+    "its training has no figures": ("x.yaml", "base_model: Qwen2.5-1.5B\nrl: dpo", "preference training"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_one_sentence(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, text, says = BAD[what]
+    monkeypatch.chdir(tmp_path)
+    Path("bad.json").write_text("{")
+    if text is not None:
+        Path(name).write_text(text)
+    code = run(["from", name, "--gpus", "2x80GB", "--offline"])
+    error = capsys.readouterr().err
+    assert (code, error.count("\n")) == (2, 1) and says in error and "error of ds-advise itself" not in error
+
+
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_it_goes_into_a_narrow_terminal(
+    columns: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All but the difference, which is to be copied."""
+    monkeypatch.setenv("COLUMNS", columns)
+    run(["from", str(folder / LORA), "--gpus", "4xA100-80GB", "--offline"])
+    told = capsys.readouterr().out.partition("What would change:")[0]
+    assert told and all(len(line) <= int(columns) for line in told.splitlines() if str(folder) not in line)
+
+
+def test_the_options_count_more_than_the_file(folder: Path) -> None:
+    answer = read_foreign(folder / LORA, gpus="4xA100-80GB", offline=True, seq_len=512, method="full", micro_batch=3)
+    assert answer.figures is not None
+    workload, plan = answer.figures.workload, answer.figures.plan
+    assert (workload.seq_len, workload.method, plan.micro_batch_size) == (512, "full", 3)

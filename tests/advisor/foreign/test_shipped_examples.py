@@ -1,0 +1,123 @@
+"""The configurations that four tools ship as examples are read, and the same once a plan was written into them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise.advisor.foreign.figures import ForeignFigures, figures_of
+from ds_advise.advisor.foreign.formats.catalogue import recognised
+from ds_advise.advisor.foreign.formats.command_line import launched
+from ds_advise.advisor.foreign.formats.foreign_run import ForeignRun
+from ds_advise.advisor.foreign.rewrite import write_files, written_as
+from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.advisor.question.model_source import load_model
+from ds_advise.ds_configs.emit import ds_config
+from ds_advise.ds_configs.presets import plan_for
+from ds_advise.ds_configs.read import plan_from_ds_config
+from ds_advise.ds_configs.write import to_json
+from ds_advise.estimators.errors import ConfigFileError
+from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.workload import Workload
+
+EXAMPLES = Path(__file__).parent / "examples"
+FILES = sorted(
+    str(path.relative_to(EXAMPLES))
+    for path in EXAMPLES.rglob("*")
+    if path.suffix in (".yaml", ".yml", ".sh") or path.name == "sft.json"
+)
+FORMATS = {"LLaMA-Factory": "llama-factory", "axolotl": "axolotl", "accelerate": "accelerate", "ms-swift": "ms-swift"}
+MODEL, CLUSTER = load_model("Qwen2.5-1.5B", offline=True), parse_cluster("2xA100-80GB")
+WORKLOAD = Workload()
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(FILES) >= 40
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_plan_that_is_written_is_read_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every setting of it, in the tool's own form; what the tool leaves to its script is not in the file."""
+    plan = plan_for(
+        "zero2" if len(name) % 2 else "zero3-offload",
+        MODEL,
+        WORKLOAD,
+        CLUSTER,
+        micro_batch_size=3,
+        gradient_accumulation_steps=5,
+        gradient_checkpointing=True,
+    )
+    source, form = recognised(EXAMPLES / name)
+    assert form.name == _format(name)
+    run = form.read(source)
+    assert run.model is not None or form.name in ("accelerate", "script")
+    config = to_json(ds_config(plan, MODEL, WORKLOAD, CLUSTER, flavor="hf"))
+    if form.name == "accelerate":
+        config = config.replace('"gradient_accumulation_steps": "auto"', '"gradient_accumulation_steps": 5')
+    monkeypatch.chdir(tmp_path)
+    destination = Path(f"new{source.path.suffix}")
+    if name.endswith(("sp-alst.sh", "multinode_fsdp.sh")):  # the plan is in accelerate's own file
+        with pytest.raises(ConfigFileError, match="--config_file"):
+            written_as(source, form, run, plan, config, destination=destination)
+        return
+    write_files(written_as(source, form, run, plan, config, destination=destination), force=False)
+    again, same_form = recognised(destination)
+    assert same_form.name == form.name
+    read = same_form.read(again)
+    assert _plan(read, open_to_script=form.name == "accelerate") == plan
+    assert (read.model, read.training) == (run.model, _training_beside_a_config(run, form.name))
+    assert set(read.unread) == set(run.unread)
+
+
+def _format(name: str) -> str:
+    """By the folder, where the file is not one of accelerate that another tool brings."""
+    if name.startswith("accelerate/") and name.endswith(".sh"):
+        return "script"
+    return "accelerate" if "examples/accelerate/" in name else FORMATS[name.split("/")[0]]
+
+
+def _plan(run: ForeignRun, *, open_to_script: bool) -> Plan:
+    assert run.deepspeed is not None and run.deepspeed.config is not None
+    return plan_from_ds_config(
+        run.deepspeed.config,
+        MODEL,
+        CLUSTER,
+        micro_batch_size=3 if open_to_script else run.micro_batch_size,
+        gradient_accumulation_steps=None if open_to_script else run.gradient_accumulation_steps,
+        gradient_checkpointing=True if open_to_script else bool(run.gradient_checkpointing),
+    )
+
+
+def _training_beside_a_config(run: ForeignRun, form: str) -> dict[str, Any]:
+    """accelerate may not say the precision beside a configuration, which says it."""
+    return {} if form == "accelerate" else dict(run.training)
+
+
+SAID = {
+    "LLaMA-Factory/examples/train_lora/qwen3_lora_sft_ds3.yaml": ("zero3", 1, 2, True, "lora", 8, "bf16", "adamw"),
+    "LLaMA-Factory/examples/train_full/qwen3_full_sft.yaml": ("zero3", 1, 2, True, "full", 8, "bf16", "adamw"),
+    "LLaMA-Factory/examples/train_qlora/qwen3_lora_sft_otfq.yaml": ("torch", 1, 8, True, "qlora", 8, "bf16", "adamw"),
+    "LLaMA-Factory/examples/extras/fsdp_qlora/train.sh": ("fsdp", 1, 8, True, "qlora", 8, "bf16", "adamw"),
+    "axolotl/examples/llama-3/fft-8b.yaml": ("torch", 1, 8, True, "full", 8, "bf16", "adamw_8bit"),
+    "axolotl/examples/llama-3/fft-8b-liger-fsdp.yaml": ("fsdp", 2, 4, True, "full", 8, "bf16", "adamw"),
+    "axolotl/examples/llama-2/lora.yml": ("torch", 2, 4, True, "lora", 32, "bf16", "adamw_8bit"),
+    "axolotl/examples/mistral/mixtral/mixtral.yml": ("zero2-offload", 1, 2, True, "qlora", 32, "bf16", "adamw_8bit"),
+    "accelerate/examples/config_yaml_templates/deepspeed.yaml": ("zero1", 1, 1, False, "full", 8, "fp16", "adamw"),
+    "ms-swift/examples/yaml/deepspeed/sft.sh": ("zero2", 1, 8, True, "lora", 8, "bf16", "adamw"),
+    "ms-swift/examples/train/multi-node/ray/sft.yaml": ("zero3", 1, 8, True, "lora", 8, "bf16", "adamw"),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_an_example_says(name: str) -> None:
+    """The plan and the training, as a reader of the tool's manual would put them."""
+    source, form = recognised(EXAMPLES / name)
+    run = form.read(source)
+    if source.started_by is not None:
+        run = launched(run, source.started_by)
+    found: ForeignFigures = figures_of(run, MODEL, CLUSTER, risk="safe", offloads_checkpoints=True)
+    plan, workload = found.plan, found.workload
+    said = (plan.rung, plan.micro_batch_size, plan.gradient_accumulation_steps, plan.gradient_checkpointing)
+    said += (workload.method, workload.lora_rank, workload.precision, workload.optimizer)
+    assert said == SAID[name]

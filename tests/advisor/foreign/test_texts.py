@@ -1,0 +1,218 @@
+"""Files of options: what a script's words are without running it, and changes that leave everything else as it is."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ds_advise.advisor.foreign.texts.json_text import edit_json
+from ds_advise.advisor.foreign.texts.launch_line import training_lines
+from ds_advise.advisor.foreign.texts.shell_words import read_shell
+from ds_advise.advisor.foreign.texts.slurm import SlurmJob, read_slurm
+from ds_advise.advisor.foreign.texts.source import parsed
+from ds_advise.advisor.foreign.texts.yaml_text import edit_yaml, read_yaml
+from ds_advise.estimators.errors import ConfigFileError
+
+PLAIN = (
+    "run --a 1 --b='two words' --c \"three 'quoted' words\" --d e\\ f",
+    "run --json '{\"a\": [1, 2]}' --empty '' x\"y\"z",
+    "run \\\n  --a 1 \\\n  --b 2   # the rest is a comment",
+)
+SHELL = {
+    "A=3\nrun --a $A --b ${A} --c=$A": "run --a 3 --b 3 --c=3",
+    'ARGS="--a 1 \\\n --b 2"\nrun $ARGS': "run --a 1 --b 2",
+    "ARGS=(--a 'x y' # no\n --b 2)\nARGS+=(--c)\nrun \"${ARGS[@]}\"": "run --a 'x y' --b 2 --c",
+    "export N=4\nrun $((N * 2)) $((1 + M))": "run 8 '$((1 + M))'",
+    "run ${X:-7} ${Y:-$Z} $1": "run 7 '${Y:-$Z}' '$1'",
+    "run $(hostname) `date`": "run '$(...)' '$(...)'",
+    "if [ -z $B ]; then B=2; fi\nrun $B": "run '$B'",
+    "[ -n $C ] && C=2\nrun $C": "run '$C'",
+    "for i in 1 2; do run $i; done": "run '$i'",
+    "run a > log.txt 2>&1 | tee b": "run a",
+    "cat <<EOF\nrun wrong\nEOF\nrun right": "run right",
+    "X=1 run $X": "run '$X'",
+    "run 'it''s' \"a\\\"b\"": "run its 'a\"b'",
+    "run '$A'": "run '$A'",
+}
+
+
+@pytest.mark.parametrize("text", PLAIN)
+def test_a_command_without_variables_is_as_shlex_splits_it(text: str) -> None:
+    assert read_shell(text)[0].texts == shlex.split(text.replace("\\\n", " "), comments=True)
+
+
+@pytest.mark.parametrize("text", SHELL)
+def test_variables_are_put_in_where_the_text_tells_them(text: str) -> None:
+    """What only the shell knows stays as it is written."""
+    ran = [command.texts for command in read_shell(text) if command.texts[0] == "run"]
+    assert ran[0] == shlex.split(SHELL[text])
+
+
+def test_words_know_their_place_through_variables() -> None:
+    text = 'SIZE=16\nARGS="--a $SIZE"\nrun $ARGS'
+    assert [word.span() for word in read_shell(text)[0].words] == [(25, 28), (14, 17), (5, 7)]
+
+
+LAUNCHES = {
+    "torchrun --nnodes 2 --nproc_per_node=8 train.py --output_dir o --bf16": ("script", "torchrun", 2, 8),
+    "python -m torch.distributed.run --standalone --nproc-per-node 4 t.py --output_dir o --bf16 --save_steps 1": (
+        "script",
+        "torchrun",
+        None,
+        4,
+    ),
+    "deepspeed --include localhost:0,1,2 run_clm.py --deepspeed ds.json": ("script", "deepspeed", 1, 3),
+    "deepspeed --num_gpus 2 run_clm.py --deepspeed ds.json": ("script", "deepspeed", None, 2),
+    "accelerate launch --num_processes 16 --num_machines 2 t.py": ("script", "accelerate", 2, 8),
+    "CUDA_VISIBLE_DEVICES=0,1 NPROC_PER_NODE=2 swift sft --model m": ("ms-swift", "", None, 2),
+    "CUDA_VISIBLE_DEVICES=0,1 llamafactory-cli train a.yaml": ("llama-factory", "", None, 2),
+    "CUDA_VISIBLE_DEVICES=0,1 python train.py --deepspeed d.json": ("script", "", None, 1),
+    "accelerate launch -m axolotl.cli.train a.yml": ("axolotl", "accelerate", None, None),
+    "srun --ntasks 2 python3 -u train.py --output_dir o --learning_rate 1": ("script", "", None, None),
+}
+
+
+@pytest.mark.parametrize("text", LAUNCHES)
+def test_a_launch_is_recognised(text: str) -> None:
+    """Program, launcher, nodes, processes of each."""
+    line = training_lines(read_shell(text))[0]
+    assert (line.program, line.launcher, *line.counts()) == LAUNCHES[text]
+
+
+@pytest.mark.parametrize("text", ["python convert.py --in a", "pip install torch", "echo torchrun t.py", "ls"])
+def test_what_does_not_train_is_no_launch(text: str) -> None:
+    assert training_lines(read_shell(text)) == []
+
+
+JOBS = {
+    "#SBATCH --nodes=2\n#SBATCH --gres=gpu:a100:8  # all\n#SBATCH --ntasks-per-node 1": SlurmJob(
+        nodes=2, gpus_per_node=8, gpu="a100", tasks_per_node=1
+    ),
+    "#SBATCH -N 4 -G 16": SlurmJob(nodes=4, gpus_per_node=4),
+    "#SBATCH --gpus-per-node=h100:4\n#SBATCH -n 8\n#SBATCH -N 2": SlurmJob(
+        nodes=2, gpus_per_node=4, gpu="h100", tasks_per_node=4
+    ),
+    "#SBATCH --job-name=x": SlurmJob(),
+}
+
+
+@pytest.mark.parametrize("text", JOBS)
+def test_directives_say_nodes_and_gpus(text: str) -> None:
+    assert read_slurm(f"#!/bin/bash\n{text}\nsrun x") == JOBS[text]
+
+
+YAML = """# top
+a: 1   # one
+b:
+  c: x  # see
+
+  d: [1, 2]
+e:
+  - 1
+  - 2
+# between
+f:
+g: |
+  text
+  more
+h: 'q'
+"""
+CHANGES: dict[str, tuple[dict[tuple[str, ...], Any], tuple[str, ...]]] = {
+    "a value": ({("a",): 2}, ("a: 2   # one",)),
+    "a value below": ({("b", "c"): "y.json"}, ("  c: y.json  # see",)),
+    "an empty value": ({("f",): True}, ("f: true",)),
+    "a quoted value": ({("h",): "two: words"}, ("h: 'two: words'",)),
+    "a list": ({("e",): 3}, ("e: 3\n# between",)),
+    "a key taken out": ({("a",): None, ("h",): None}, ("# top\nb:",)),
+    "a list taken out": ({("e",): None}, ("d: [1, 2]\n# between",)),
+    "a text of lines taken out": ({("g",): None}, ("f:\nh: 'q'",)),
+    "a new key": ({("z",): 1e-5}, ("h: 'q'\nz: 1.0e-05\n",)),
+    "a new key below": ({("b", "n"): False}, ("  d: [1, 2]\n  n: false\n",)),
+    "a new block": ({("n", "m", "k"): 1}, ("n:\n  m:\n    k: 1\n",)),
+    "a block for a value": ({("a",): {"p": {"q": 1}, "r": "auto"}}, ("a:\n  p:\n    q: 1\n  r: auto   # one\n",)),
+    "the last keys of a block taken out": ({("b", "c"): None, ("b", "d"): None}, ("b:",)),
+    "what is not there taken out": ({("n",): None, ("n", "m"): None}, ("# top\na: 1",)),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_change_to_yaml_leaves_comments_and_order(what: str) -> None:
+    """The values are those wanted, the line is where it was, and no comment is lost."""
+    changes, lines = CHANGES[what]
+    text = edit_yaml(YAML, changes)
+    for line in lines:
+        assert line in text
+    assert all(comment in text for comment in ("# top", "# between"))
+    kept = {key: value for key, value in yaml.safe_load(YAML).items() if (key,) not in changes and key != "b"}
+    assert kept.items() <= yaml.safe_load(text).items()
+
+
+def test_yaml_behind_an_alias_is_not_changed() -> None:
+    with pytest.raises(ConfigFileError, match="one by one"):
+        edit_yaml("a: &x {k: 1}\nb: *x\n", {("b", "k"): 2})
+
+
+def test_yaml_without_a_last_line_break_and_in_braces_is_changed() -> None:
+    assert edit_yaml("a: 1", {("b",): 2}) == "a: 1\nb: 2\n"
+    assert yaml.safe_load(edit_yaml("{a: 1, b: {c: 2}}", {("b", "d"): "x", ("a",): None})) == {"b": {"c": 2, "d": "x"}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: [", "a: 1\n\tb: 2", "- 1", "plain", "a: *x", "a: 1\n---\nb: 2", "a: !!python/object:os.x {}", "\x01"],
+)
+def test_what_is_no_mapping_is_one_sentence(text: str) -> None:
+    with pytest.raises(ConfigFileError) as error:
+        read_yaml(text, "x.yaml")
+    assert "\n" not in str(error.value) and "x.yaml" in str(error.value)
+
+
+def test_aliases_of_aliases_end_at_once() -> None:
+    pairs = zip("abcdefghi", "bcdefghij", strict=True)
+    text = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in pairs)
+    with pytest.raises(ConfigFileError, match="aliases"):
+        read_yaml(text, "x.yaml")
+
+
+def test_a_change_to_json_keeps_its_layout() -> None:
+    text = '{\n    "a": 1,\n    "b": {\n        "c": "x"\n    }\n}\n'
+    changed = edit_json(text, {("a",): 2, ("n",): "y", ("b", "d"): True, ("m", "k"): 1})
+    assert changed.startswith(
+        '{\n    "a": 2,\n    "b": {\n        "c": "x",\n        "d": true\n    },\n    "n": "y",\n'
+    )
+    assert json.loads(changed) == {"a": 2, "b": {"c": "x", "d": True}, "n": "y", "m": {"k": 1}}
+    assert json.loads(edit_json("{}", {("a",): 1})) == {"a": 1}
+    assert json.loads(edit_json(text, {("a",): None})) == {"b": {"c": "x"}}
+
+
+SCRIPT = """# start
+B=${B:-4}
+torchrun t.py --output_dir out --batch $B \\
+    --flag --deepspeed 'a b.json' \\
+    --last=1 > log 2>&1  # end
+"""
+
+
+def test_a_change_to_a_script_is_made_where_the_value_stands() -> None:
+    """In the variable that is put in, within quotes, at the end of the command for what is new."""
+    source = parsed(Path("t.sh"), SCRIPT, "shell")
+    text = source.edited({("batch",): 2, ("deepspeed",): "c.json", ("last",): 7, ("new",): True, ("flag",): False})
+    expected = SCRIPT.replace(":-4", ":-2").replace("'a b.json'", "c.json")
+    expected = expected.replace("--last=1", "--last=7 --new true").replace("--flag", "--flag false")
+    assert text == expected
+    assert (
+        parsed(Path("t.sh"), source.edited({("flag",): None, ("deepspeed",): None}), "shell").arguments.text(
+            "deepspeed"
+        )
+        is None
+    )
+
+
+def test_a_value_made_of_several_parts_is_not_changed() -> None:
+    source = parsed(Path("t.sh"), "A=1\ntorchrun t.py --output_dir o --bf16 --batch $A$A", "shell")
+    with pytest.raises(ConfigFileError, match="several parts"):
+        source.edited({("batch",): 2})
