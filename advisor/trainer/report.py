@@ -46,7 +46,7 @@ class TrainingProposalJson(TypedDict):
     """Optimizer steps in all."""
     learning_rate: float
     duration_s: float | None
-    """Predicted, with every sample as long as the average one."""
+    """Predicted, of all steps, with samples padded as the ranks pad them."""
 
 
 class TrainingJson(TypedDict):
@@ -98,7 +98,7 @@ def _proposal_json(proposed: Proposal) -> TrainingProposalJson:
         "plan": None if plan is None else candidate_json(plan),
         "steps": proposed.steps,
         "learning_rate": proposed.learning_rate,
-        "duration_s": None if plan is None else proposed.seconds,
+        "duration_s": None if plan is None else proposed.training_s,
     }
 
 
