@@ -9,10 +9,13 @@ import socket
 import subprocess
 import sys
 
+import psutil
+
 from ...probes.rank_processes import extension_lock
 from ...probes.search_path import search_path
 from .command import launch_line
 from .environment import environment_of
+from .ranks.supervisor import adopt_orphans, kill_descendants
 from .ranks.trainer_callback import STOP_FILE
 from .request import LaunchRequest
 from .watch.records import Records
@@ -30,6 +33,8 @@ class RankProcesses:
     def __init__(self, request: LaunchRequest) -> None:
         self._folder = request.folder
         words = launch_line(request, port=None if request.rendezvous else _free_port())
+        self._others = frozenset(child.pid for child in psutil.Process().children())
+        adopt_orphans(True)
         with (request.folder / "launcher.log").open("wb") as log:
             self._supervisor = subprocess.Popen(
                 [sys.executable, "-m", f"{__package__}.ranks.supervisor", str(os.getpid()), *words],
@@ -58,10 +63,12 @@ class RankProcesses:
         return _BY_SIGTERM if running else ""
 
     def end(self) -> None:
-        """End whatever is left of them; the supervisor takes all with it."""
+        """End whatever is left of them; the supervisor takes all with it, unless it was killed itself."""
         if self._supervisor.poll() is None:
             self._supervisor.terminate()
-        self._supervisor.wait()
+        if self._supervisor.wait() < 0:
+            kill_descendants(self._others)
+        adopt_orphans(False)
         extension_lock.remove_abandoned()
 
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from io import StringIO
@@ -436,6 +437,29 @@ def test_a_second_signal_ends_what_ignores_the_first(tmp_path: Path) -> None:
     assert (outcome.status, outcome.failure) == ("stopped", None)
     pid = json.loads((request.folder / "rank0.jsonl").read_text().splitlines()[0])["pid"]
     assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.slow
+def test_ranks_die_where_their_supervisor_is_killed(tmp_path: Path) -> None:
+    """The kernel may choose it when memory runs out; the ranks, which nobody would end, are then ended from above."""
+    request = _request(tmp_path, "import time\ntime.sleep(10_000)\n")
+
+    def kill() -> None:
+        while not (request.folder / "rank1.jsonl").exists():
+            time.sleep(0.1)
+        (supervisor,) = (
+            child for child in psutil.Process().children() if any("supervisor" in word for word in child.cmdline())
+        )
+        supervisor.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    outcome = launch(request)
+    killer.join()
+    assert outcome.status == "failed"
+    for rank in range(2):
+        pid = json.loads((request.folder / f"rank{rank}.jsonl").read_text().splitlines()[0])["pid"]
+        assert not psutil.pid_exists(pid)
 
 
 def test_ranks_that_are_silent_are_told_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
