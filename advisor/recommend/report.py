@@ -329,7 +329,7 @@ def _table(answer: Recommendation, console: Console, *, all_candidates: bool) ->
     if answer.beside is not None:
         _row(answer.beside, False, console)
     shown = answer.candidates if all_candidates else [step.candidate for step in answer.ladder if step.candidate]
-    unsure = any(candidate.fit.probability > 0 and not candidate.fit.fits for candidate in shown)
+    unsure = any(candidate.fit.reason.endswith("%") for candidate in shown)
     length = answer.question.model.fixed_len
     for line in (
         f"tokens/s: every sample is {length} tokens" if length else "",
