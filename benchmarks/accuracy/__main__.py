@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from ..gpu import chapter
-from . import memory, memory_spread, questions, spread, time
+from . import memory, memory_spread, questions, spread, time, whole_runs
 from .report import Section, document
 from .timed_runs import read_runs
 
@@ -33,7 +33,12 @@ def all_questions() -> str:
 
 def table() -> str:
     """docs/how-true.md as it ought to be."""
-    rows = {**memory.table_rows(), "| step time |": time.table_row(), "- Not judged:": time.limit()}
+    rows = {
+        **memory.table_rows(),
+        "| step time |": time.table_row(),
+        "| duration of a job |": whole_runs.table_row(),
+        "- Not judged:": time.limit(),
+    }
     return _with_lines(TABLE, rows)
 
 
@@ -68,6 +73,7 @@ def main() -> int:
         DOCUMENT.write_text(document(found), encoding="utf-8")
         TABLE.write_text(table(), encoding="utf-8")
         README.write_text(readme(), encoding="utf-8")
+        whole_runs.write()
         questions.FILE.write_text(all_questions(), encoding="utf-8")
         spread.write(spread.residuals([run for run in read_runs() if run.counted]))
     elif asked.json:

@@ -135,7 +135,7 @@ class TimedRun:
 def read_runs() -> list[TimedRun]:
     """Every published run that is predicted, and the project's first ones (`seed_ranking`)."""
     with (DATA / "published_throughput.csv").open(newline="", encoding="utf-8") as file:
-        published = [_run(row) for row in csv.DictReader(file)]
+        published = [run_of(row) for row in csv.DictReader(file)]
     with seed_ranking.DATA.open(newline="", encoding="utf-8") as file:
         return published + [_seed_run(row) for row in csv.DictReader(file)]
 
@@ -184,7 +184,8 @@ def _as_started(cluster: Cluster, source: str, row: str) -> Cluster:
     return replace(cluster, threads_per_rank=cpu_cores(cluster) if threads == "all" else int(threads))
 
 
-def _run(row: dict[str, str]) -> TimedRun:
+def run_of(row: dict[str, str]) -> TimedRun:
+    """A row of `data/published_throughput.csv`, or one with the same columns."""
     model = model_of(row["model"])
     fsdp = row["engine"] == "fsdp" and row["zero_stage"] == "3"
     workload = Workload(

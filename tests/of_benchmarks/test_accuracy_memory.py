@@ -21,7 +21,7 @@ from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.software import Software
 from ds_advise.estimators.workload import Workload
 
-from benchmarks.accuracy import memory_spread, questions, rivals, spread
+from benchmarks.accuracy import memory_spread, questions, rivals, spread, whole_runs
 from benchmarks.accuracy.__main__ import DOCUMENT, README, TABLE, all_questions, readme, sections, table
 from benchmarks.accuracy.memory import (
     MEAN_TARGET,
@@ -48,6 +48,7 @@ def test_the_document_is_current() -> None:
     assert DOCUMENT.read_text(encoding="utf-8") == document(sections())
     assert TABLE.read_text(encoding="utf-8") == table()
     assert README.read_text(encoding="utf-8") == readme()
+    assert whole_runs.table(whole_runs.read_whole_runs()) in (ROOT / "docs" / "job.md").read_text(encoding="utf-8")
     assert questions.FILE.read_text(encoding="utf-8") == all_questions()
     kinds = spread.residuals([run for run in read_runs() if run.counted])
     assert spread.DATA.read_text(encoding="utf-8") == spread.csv_text(kinds)
