@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.text import Text
 
@@ -15,7 +17,7 @@ from .answer import ForeignAnswer
 from .figures import ForeignFigures
 
 _MOST_KEYS = 12
-"""Unknown keys that are listed; JSON has all."""
+"""Keys of a kind that are listed; JSON has all."""
 
 
 def render_foreign(answer: ForeignAnswer, console: Console) -> None:
@@ -29,12 +31,17 @@ def render_foreign(answer: ForeignAnswer, console: Console) -> None:
         _figures(answer.figures, console)
     for remark in run.remarks + (answer.figures.remarks if answer.figures is not None else ()):
         sentence(console, _capital(ended(printable(remark))))
-    if run.unread:
-        listed = ", ".join(printable(key)[:40] for key in run.unread[:_MOST_KEYS])
-        more = f" and {len(run.unread) - _MOST_KEYS} more" if len(run.unread) > _MOST_KEYS else ""
-        sentence(console, f"Not known here, so nothing is concluded from them: {listed}{more}.")
+    _listed("Not counted, for nothing is concluded from them here", run.uncounted, console)
+    if answer.form.name != "accelerate":  # whose unknown keys are a fault
+        _listed(f"No keys of {run.tool}", run.unknown, console)
     _wrong(answer, console)
     _changes(answer, console)
+
+
+def _listed(title: str, keys: Sequence[str], console: Console) -> None:
+    if keys:
+        more = f" and {len(keys) - _MOST_KEYS} more" if len(keys) > _MOST_KEYS else ""
+        sentence(console, f"{title}: {', '.join(printable(key)[:60] for key in keys[:_MOST_KEYS])}{more}.")
 
 
 def _figures(figures: ForeignFigures, console: Console) -> None:

@@ -50,8 +50,10 @@ class ForeignJson(TypedDict):
     """Sentences: what is counted as something near it."""
     faults: list[str]
     """Sentences: what the tool itself refuses."""
-    unread: list[str]
-    """Keys from which nothing is concluded."""
+    uncounted: list[str]
+    """Keys that may decide memory or speed, and from which nothing is concluded."""
+    unknown: list[str]
+    """Keys that are none of the tool's, with the nearest that is."""
     obstacle: str | None
     """Why there are no figures."""
     refusal: str
@@ -92,7 +94,8 @@ def foreign_json(answer: ForeignAnswer) -> ForeignJson:
         },
         "remarks": [*run.remarks, *(figures.remarks if figures is not None else ())],
         "faults": list(run.faults),
-        "unread": list(run.unread),
+        "uncounted": list(run.uncounted),
+        "unknown": list(run.unknown),
         "obstacle": None if answer.obstacle is None else str(answer.obstacle),
         "refusal": figures.refusal if figures is not None else "",
         "as_is": as_is,

@@ -42,6 +42,8 @@ _HARMLESS = {
     "command_file",
     "commands",
     "mpirun_config",
+    "fp16",
+    "dynamo_backend",
 }
 _OTHER = {"fp8_config", "parallelism_config", "megatron_lm_config"}
 """Blocks that decide memory or speed, and that no figure here has."""
@@ -80,6 +82,9 @@ def read(source: Source) -> ForeignRun:
     faults: list[str] = []
     if kind == "DEEPSPEED":
         part, faults = _deepspeed(source, block)
+    unknown = tuple(name for name in values if name not in _READ | _HARMLESS | _OTHER)
+    if unknown:
+        faults.append(f"accelerate stops at keys that it does not know: {', '.join(unknown)}")
     processes, machines = _count(values, "num_processes"), _count(values, "num_machines") or 1
     others = sorted(name for name in _OTHER if values.get(name))
     obstacle = ""
@@ -96,8 +101,8 @@ def read(source: Source) -> ForeignRun:
         gpus_per_node=max(1, processes // machines) if processes else None,
         faults=tuple(faults),
         obstacle=obstacle,
-        unread=tuple(name for name in values if name not in _READ | _HARMLESS | _OTHER)
-        + tuple(f"deepspeed_config.{name}" for name in block if name not in (*_KEPT, *_WITH_FILE)),
+        uncounted=tuple(f"deepspeed_config.{name}" for name in block if name not in (*_KEPT, *_WITH_FILE)),
+        unknown=unknown,
     )
 
 

@@ -10,7 +10,7 @@ from ..texts.change import KeyPath, Value
 from ..texts.source import Source
 from .changes import batch_changes, deepspeed_change
 from .foreign_run import ForeignRun, Improvement
-from .hf_words import attention_of, checkpointing_of, deepspeed_part, optimizer_of, precision_of, unread
+from .hf_words import attention_of, checkpointing_of, deepspeed_part, optimizer_of, precision_of, with_leftovers
 
 _SEQ_LEN = 512
 """Defaults of axolotl's schema (utils/schemas/config.py, training.py): sequence_len 512, micro_batch_size 1, bf16
@@ -103,7 +103,7 @@ def read(source: Source) -> ForeignRun:
         **method,
         **kernels,
     }
-    return ForeignRun(
+    run = ForeignRun(
         tool="axolotl",
         model=arguments.text("base_model"),
         training={name: value for name, value in training.items() if value is not None},
@@ -114,8 +114,8 @@ def read(source: Source) -> ForeignRun:
         deepspeed=part,
         remarks=tuple(dict.fromkeys(remark for remark in remarks if remark)),
         obstacle=obstacle,
-        unread=unread(arguments, _HARMLESS),
     )
+    return with_leftovers(run, arguments, "axolotl", _HARMLESS)
 
 
 def changes(source: Source, run: ForeignRun, better: Improvement) -> dict[KeyPath, Value]:

@@ -99,5 +99,6 @@ def _with_configuration(run: ForeignRun, name: str, source: Source) -> ForeignRu
         gpus_per_node=launch.gpus_per_node,
         faults=(*run.faults, *launch.faults),
         obstacle=run.obstacle or launch.obstacle,
-        unread=(*run.unread, *launch.unread),
+        uncounted=(*run.uncounted, *launch.uncounted),
+        unknown=(*run.unknown, *launch.unknown),
     )

@@ -50,8 +50,10 @@ class ForeignRun:
     """Sentences: what is taken as something near it, and what the figures leave out."""
     obstacle: str = ""
     """Why there can be no figures; "" where there can."""
-    unread: tuple[str, ...] = ()
-    """Keys that this reader does not know; nothing is concluded from them."""
+    uncounted: tuple[str, ...] = ()
+    """Keys that may decide memory or speed, and from which nothing is concluded."""
+    unknown: tuple[str, ...] = ()
+    """Keys that are none of the tool's, with the nearest that is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ....estimators.errors import ConfigFileError
 from ...launch.question.script_arguments import ScriptArguments
 from ...question.ds_config_file import read_ds_config
-from .foreign_run import DeepSpeedPart
+from .foreign_run import DeepSpeedPart, ForeignRun
+from .known_keys import Keys, keys_of
 
 OPTIMIZERS = {
     "adamw_torch": "adamw",
@@ -58,13 +60,17 @@ _FLASH = ("flash", "fa2", "fa3", "kernels-community")
 _CALLED_DEEPSPEED = ("deepspeed", "deepspeed_config", "ds_config")
 
 
-def unread(arguments: ScriptArguments, harmless: re.Pattern[str] | None = None) -> tuple[str, ...]:
-    """The options that nobody has asked for, without those that change no figure."""
-    return tuple(
-        name
-        for name in arguments.unread
-        if not HARMLESS.fullmatch(name) and not (harmless is not None and harmless.fullmatch(name))
-    )
+def with_leftovers(
+    run: ForeignRun, arguments: ScriptArguments, tool: str | None, harmless: re.Pattern[str]
+) -> ForeignRun:
+    """The run with the options that nobody has asked for, without those that change no figure.
+
+    tool: None for a script, whose own options nobody knows.
+    """
+    passed = {name for name in arguments.unread if HARMLESS.fullmatch(name) or harmless.fullmatch(name)}
+    keys = Keys(uncounted=arguments.unread, unknown=()) if tool is None else keys_of(tool, arguments.unread)
+    uncounted = tuple(name for name in keys.uncounted if name not in passed)
+    return replace(run, uncounted=uncounted, unknown=keys.unknown)
 
 
 def optimizer_of(name: str | None) -> tuple[str, str, str]:
@@ -103,7 +109,7 @@ def checkpointing_of(
 ) -> tuple[bool | Literal["offload"], dict[str, Any]]:
     """(gradient checkpointing, what it says of the software)."""
     given = arguments.gradient_checkpointing
-    kept = arguments.text("gradient_checkpointing_kwargs") or ""
+    kept = arguments.text("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs") or ""
     reentrant = re.search(r"""["']?use_reentrant["']?\s*[:=]\s*["']?true""", kept, flags=re.IGNORECASE)
     return (unset if given is None else given), ({"reentrant": True} if reentrant else {})
 

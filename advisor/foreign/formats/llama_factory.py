@@ -11,7 +11,7 @@ from ..texts.source import Source
 from .changes import batch_changes, deepspeed_change
 from .command_line import with_counts
 from .foreign_run import ForeignRun, Improvement
-from .hf_words import attention_of, deepspeed_part, optimizer_of, precision_of, unread
+from .hf_words import attention_of, deepspeed_part, optimizer_of, precision_of, with_leftovers
 
 _WORDS = {"finetuning_type", "stage", "cutoff_len", "template", "quantization_bit", "dataset_dir"}
 
@@ -100,8 +100,8 @@ def read(source: Source) -> ForeignRun:
         deepspeed=part,
         remarks=tuple(remarks),
         obstacle=obstacle,
-        unread=unread(arguments, _HARMLESS),
     )
+    run = with_leftovers(run, arguments, "llama-factory", _HARMLESS)
     return run if source.line is None else with_counts(run, source)
 
 

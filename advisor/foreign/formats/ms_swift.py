@@ -14,7 +14,7 @@ from ..texts.source import Source
 from .changes import batch_changes, deepspeed_change
 from .command_line import with_counts
 from .foreign_run import DeepSpeedPart, ForeignRun, Improvement
-from .hf_words import attention_of, checkpointing_of, deepspeed_part, optimizer_of, precision_of, unread
+from .hf_words import attention_of, checkpointing_of, deepspeed_part, optimizer_of, precision_of, with_leftovers
 
 _WORDS = {"tuner_type", "train_type", "sft_type", "torch_dtype", "attn_impl", "quant_bits", "split_dataset_ratio"}
 
@@ -136,8 +136,8 @@ def read(source: Source) -> ForeignRun:
         deepspeed=part,
         remarks=tuple(remarks),
         obstacle=obstacle or (f"there are no figures here of {given[0]}" if given else ""),
-        unread=unread(arguments, _HARMLESS),
     )
+    run = with_leftovers(run, arguments, "ms-swift", _HARMLESS)
     return run if source.line is None else with_counts(run, source)
 
 

@@ -11,7 +11,7 @@ from ..texts.change import KeyPath, Value
 from ..texts.source import Source
 from .changes import batch_changes, deepspeed_change
 from .foreign_run import ForeignRun, Improvement
-from .hf_words import attention_of, checkpointing_of, deepspeed_part, optimizer_of, precision_of, unread
+from .hf_words import attention_of, checkpointing_of, deepspeed_part, optimizer_of, precision_of, with_leftovers
 
 _MICRO_BATCH = 8
 """TrainingArguments' default (transformers 5.23 training_args.py)."""
@@ -60,7 +60,7 @@ def read_arguments(arguments: ScriptArguments, source: Source, *, tool: str) -> 
     micro = arguments.number("per_device_train_batch_size", "per_gpu_train_batch_size")
     if micro is None and arguments.are_training_arguments:
         micro = _MICRO_BATCH
-    return ForeignRun(
+    run = ForeignRun(
         tool=tool,
         model=arguments.model,
         training={name: value for name, value in training.items() if value is not None},
@@ -71,18 +71,21 @@ def read_arguments(arguments: ScriptArguments, source: Source, *, tool: str) -> 
         deepspeed=part,
         remarks=tuple(remarks),
         obstacle=obstacle,
-        unread=unread(arguments, _HARMLESS),
     )
+    return with_leftovers(run, arguments, None, _HARMLESS)
 
 
 def changes(source: Source, run: ForeignRun, better: Improvement) -> dict[KeyPath, Value]:
     """The arguments that make it the better run."""
-    changed = batch_changes(run, better, micro="per_device_train_batch_size", checkpointing="gradient_checkpointing")
+    # transformers 5.23 calls it activation_checkpointing, and takes the older name where that is not given.
+    newer = source.arguments.flag("activation_checkpointing") is not None
+    checkpointing = "activation_checkpointing" if newer else "gradient_checkpointing"
+    changed = batch_changes(run, better, micro="per_device_train_batch_size", checkpointing=checkpointing)
     if better.plan.cpu_checkpointing and run.gradient_checkpointing != "offload":
         kept = {"use_reentrant": False, "offload": True}
-        changed[("gradient_checkpointing_kwargs",)] = kept
+        changed[(f"{checkpointing}_kwargs",)] = kept
     elif run.gradient_checkpointing == "offload" and not better.plan.cpu_checkpointing:
-        changed[("gradient_checkpointing_kwargs",)] = None
+        changed[(f"{checkpointing}_kwargs",)] = None
     if run.sharding == "fsdp" and better.config_name is not None:
         changed |= {(name,): None for name in ("fsdp", "fsdp_config") if name in source.values}
     return changed | deepspeed_change(source, run, better)

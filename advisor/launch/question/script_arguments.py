@@ -194,7 +194,7 @@ def _word(value: object) -> str:
     """A value as a command line has it."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return json.dumps(value) if isinstance(value, Mapping | list) else str(value)
+    return json.dumps(value, default=str) if isinstance(value, Mapping | list) else str(value)
 
 
 def _key(name: str) -> str:

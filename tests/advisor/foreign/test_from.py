@@ -98,7 +98,7 @@ def test_a_slurm_script_says_its_gpus_and_what_is_wrong(capsys: pytest.CaptureFi
     code, answer, _ = _said(capsys, "train.slurm", "--gpus", "A100-80GB")
     assert code == 1 and (answer["run"]["nodes"], answer["run"]["gpus_per_node"]) == (2, 8)
     assert answer["as_is"]["rung"] == "zero3-offload" and answer["is_better"]
-    assert answer["unread"] == ["my_own_option"]
+    assert answer["uncounted"] == ["my_own_option"]
     assert any("cpu_ofload" in finding["path"] for finding in answer["findings"])
     assert "--my_own_option 3 --output_dir out" in answer["changes"][0]["text"]
     config = json.loads(answer["changes"][1]["text"])
@@ -176,6 +176,15 @@ def test_bad_input_is_one_sentence(
     code = run(["from", name, "--gpus", "2x80GB", "--offline"])
     error = capsys.readouterr().err
     assert (code, error.count("\n")) == (2, 1) and says in error and "error of ds-advise itself" not in error
+
+
+@pytest.mark.usefixtures("folder")
+def test_checkpointing_is_changed_under_the_name_that_the_file_uses(capsys: pytest.CaptureFixture[str]) -> None:
+    """transformers 5.23 has a newer one, which counts more."""
+    Path("new.sh").write_text(SCRIPT.replace("--gradient_checkpointing", "--activation_checkpointing true"))
+    _, answer, _ = _said(capsys, "new.sh", "--gpus", "A100-80GB")
+    assert "--activation_checkpointing false" in answer["changes"][0]["text"]
+    assert "gradient_checkpointing" not in answer["changes"][0]["text"]
 
 
 @pytest.mark.parametrize("columns", ["40", "80"])

@@ -1,0 +1,51 @@
+"""Which keys of a configuration are told as its tool's own, and which as none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ds_advise.advisor.foreign.formats.catalogue import recognised
+from ds_advise.advisor.foreign.formats.known_keys import keys_of
+
+from benchmarks.tool_keys import declared, known_keys
+
+TYPED = {
+    "a.yaml": ("base_model: gpt2\nmicro_batch_sise: 2\nlogging_steps: 1\nuse_kernels: true\n", "micro_batch_size"),
+    "l.yaml": ("model_name_or_path: gpt2\nstage: sft\neval_stepsss: 2\nbf16: true\n", "eval_steps"),
+    "s.yaml": (
+        "model: gpt2\ntuner_type: full\ngradient_checkpoint: false\nfreeze_vit: true\n",
+        "gradient_checkpointing",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_a_typing_error_is_told_with_what_is_near(name: str, tmp_path: Path) -> None:
+    """Also where its beginning is that of a key which changes no figure."""
+    text, meant = TYPED[name]
+    Path(tmp_path, name).write_text(text)
+    source, form = recognised(tmp_path / name)
+    assert [key.partition("(did you mean ")[2] for key in form.read(source).unknown] == [f"{meant}?)"]
+
+
+def test_what_a_tool_knows_and_nobody_counts_is_told_apart() -> None:
+    """In the order of the file."""
+    keys = keys_of("ms-swift", ("freeze_vit", "nonsense", "use_galore", "output_dir"))
+    assert keys.uncounted == ("freeze_vit", "use_galore", "output_dir") and keys.unknown == ("nonsense",)
+
+
+def test_keys_are_the_annotated_fields_of_classes_and_their_aliases(tmp_path: Path) -> None:
+    fields = '    a: int = 1\n    b = 2\n    c: str = Field(None, alias="d")\n'
+    Path(tmp_path, "args.py").write_text(f"VERSION: int = 1\nclass A:\n{fields}    def e(self): f: int = 1\n")
+    assert list(declared(tmp_path)) == ["a", "c", "d"]
+
+
+@pytest.mark.slow
+def test_the_training_arguments_are_those_of_the_installed_transformers() -> None:
+    """The rest of the file follows from other projects' sources."""
+    import json
+
+    from ds_advise.advisor.foreign.formats.known_keys import FILE
+
+    assert known_keys({})["training-arguments"] == json.loads(FILE.read_text())["training-arguments"].split()
