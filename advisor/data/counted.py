@@ -65,8 +65,9 @@ def count_data(
     model: as it was named. seq_len: None is what the data need, as in `train`. Only a tokenizer on this machine is
     used; where there is none, four bytes are a token.
 
-    Raises DataError for a file that cannot be read or trained on.
+    Raises DataError for a file that cannot be read or trained on, ModelConfigError for a model without causal text.
     """
+    check_causal(shape, fix="give the number of samples with --samples")
     tokenizer = _tokenizer(model, shape)
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -81,6 +82,17 @@ def count_data(
         )
         job = job_of_samples(samples, epochs)
     return CountedData(data=data, samples=samples, job=job, exact=tokenizer is not None)
+
+
+def check_causal(shape: ModelShape, *, fix: str) -> None:
+    """Raises ModelConfigError for a model that does not predict the next token of one text."""
+    others = (each.stack == "encoder" or not each.attention.causal or each.cross_attention for each in shape.blocks)
+    if shape.fixed_len is not None or not shape.vocab_size or shape.num_labels or any(others):
+        raise ModelConfigError(
+            f"{shape.name} ({shape.architecture}) is no causal language model",
+            why="rows are read as text for these alone",
+            fix=fix,
+        )
 
 
 def job_of_samples(samples: Samples, epochs: float) -> Job:

@@ -10,10 +10,11 @@ from ...estimators.hardware.gpus import find_gpu
 from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
 from ...estimators.optimizers import BF16_STATES
 from ...estimators.tiles import untileable
+from ..job.words import hours, money
 from ..question.cluster_spec import join_nodes, parse_ram
 from ..question.question import Question
 from ..terminal.units import rate
-from .candidate import Candidate, LadderStep
+from .candidate import Candidate, LadderStep, duration_of
 from .recommendation import Change
 from .search.fastest import fastest
 
@@ -72,7 +73,8 @@ def changes_tried(
                 continue
             worth = chosen is None or best.tokens_per_s >= WORTH_TELLING * chosen.tokens_per_s
             told = worth and (position == 0 or best.rung not in rungs)
-            yield Change(flags=flags, outcome=_outcome(best, chosen)) if told else None
+            outcome = _outcome(best, chosen) + _whole_job(question, altered, best)
+            yield Change(flags=flags, outcome=outcome) if told else None
             if told:
                 rungs.add(best.rung)
             if chosen is None or position == MOST_STEPS - 1:
@@ -175,6 +177,18 @@ def gpus_argument(cluster: Cluster) -> str:
     kind = f"{gpu.nominal_gb}GB" if gpu.assumed else gpu.name.replace(" ", "-")
     counts = f"{cluster.gpus_per_node}x" if cluster.nodes == 1 else f"{cluster.nodes}x{cluster.gpus_per_node}x"
     return counts + kind
+
+
+def _whole_job(question: Question, altered: Question, best: Candidate) -> str:
+    """How long the job then takes, and what it costs where the price is still that of the machines."""
+    duration, price = duration_of(altered, best), altered.price
+    if duration is None or altered.workload.seq_len != question.workload.seq_len:
+        return ""
+    text, was, now = f", the whole job {hours(duration.duration_s)}", question.cluster, altered.cluster
+    same_node = price is not None and (price.unit == "gpu" or was.gpus_per_node == now.gpus_per_node)
+    if price is not None and same_node and was.gpu.name == now.gpu.name:
+        text += f", {money(duration.cost(price), price.currency)}"
+    return text
 
 
 def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Change]:

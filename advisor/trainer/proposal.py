@@ -17,7 +17,7 @@ from ...estimators.models.model_shape import ModelShape
 from ...estimators.tiles import tiles_of
 from ...probes.run import Run
 from ..advise import advise
-from ..data.counted import job_of_samples
+from ..data.counted import check_causal, job_of_samples
 from ..data.defaults import EPOCHS, global_batch, sequence_length
 from ..data.model_files import load_tokenizer
 from ..data.prepare import DataFile, Samples, cut, prepare
@@ -75,7 +75,7 @@ def propose(
 
     Raises DsAdviseError for data, a model or options that cannot be trained with.
     """
-    _check_model(shape)
+    check_causal(shape, fix="use ds-advise launch with a script of yours")
     data, evaluation, samples = _prepared(settings, shape, question["seq_len"], folder, say)
     answer = _answer(settings, shape, {**question, "seq_len": samples.seq_len}, samples)
     workload = answer.question.workload
@@ -163,17 +163,6 @@ def _on_rung(answer: Recommendation, rung: str) -> Recommendation:
     if step.candidate is None:
         raise WorkloadError(f"{rung} cannot run here", why=step.reason, fix="pass another --rung, or none")
     return replace(answer, ladder=(step,), recommended=step.candidate if step.taken else None, try_first=None)
-
-
-def _check_model(shape: ModelShape) -> None:
-    """Raises ModelConfigError for a model that does not predict the next token of one text."""
-    others = (each.stack == "encoder" or not each.attention.causal or each.cross_attention for each in shape.blocks)
-    if shape.fixed_len is not None or not shape.vocab_size or shape.num_labels or any(others):
-        raise ModelConfigError(
-            f"{shape.name} ({shape.architecture}) is no causal language model",
-            why="the built-in trainer knows only these",
-            fix="use ds-advise launch with a script of yours",
-        )
 
 
 def _check_vocabulary(data: DataFile, shape: ModelShape) -> None:

@@ -188,6 +188,20 @@ def test_the_answer_tells_hours_and_cost_and_json_has_them(capsys: pytest.Captur
     assert "(MFU)" in text and "evaluation" in text and "to write" in text
 
 
+def test_what_would_change_the_answer_tells_the_jobs_hours_and_cost() -> None:
+    """A price of each GPU holds for more of them."""
+    answer = advise("Qwen2.5-1.5B", gpus="4xA100-80GB", tokens="1B", price="$2/h", deepspeed_estimate=False)
+    outcomes = {change.flags: change.outcome for change in answer.changes}
+    [more] = [said for flags, said in outcomes.items() if flags.startswith("--gpus 8x")]
+    assert ", the whole job " in more and ", $" in more
+
+
+@pytest.mark.parametrize("name", ["bert-base-uncased", "t5-base"])
+def test_rows_are_counted_for_causal_models_alone(name: str, chats: Path) -> None:
+    with pytest.raises(DsAdviseError, match="no causal language model"):
+        advise(name, gpus="1xA100-80GB", data=chats, deepspeed_estimate=False)
+
+
 def test_a_comparison_tells_both_jobs(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["compare", "zero1", "zero3", "--model", "Qwen2.5-1.5B", "--gpus", "4xA100-80GB", "--offline"]
     assert run([*asked, "--tokens", "1B", "--price", "2/h"]) == 0
