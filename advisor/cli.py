@@ -33,6 +33,7 @@ COMMANDS = {
     "lint": "lint:lint",
     "compare": "compare:compare",
     "check": "check.command:check",
+    "rent": "rent.command:rent",
     "bench": "bench:bench",
     "history": "history:history",
     "schema": "schemas.command:schema",

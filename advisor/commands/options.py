@@ -226,7 +226,7 @@ _RISK = click.option(
     show_default=True,
     help="Recommend what fits with 97.5 % (safe), 80 % (balanced) or 50 % (bold).",
 )
-JOB = (
+_JOB = (
     click.option(
         "--data",
         metavar="FILE",
@@ -243,6 +243,9 @@ JOB = (
         metavar="SHARE",
         help="Hold out this share of the samples, and evaluate it at every checkpoint.",
     ),
+)
+_JOB_AND_PRICE = (
+    *_JOB,
     click.option("--price", metavar="RATE", help="Set what the machines cost: 2.49/h for each GPU, or $20/node/h."),
 )
 _MACHINES = (
@@ -257,9 +260,12 @@ _MACHINES = (
 
 
 def _question(seq_len: Decorator, global_batch: str, micro_batch: Decorator | None = None) -> tuple[Decorator, ...]:
+    return (gpus(), *_MACHINES, *_training(seq_len, global_batch, micro_batch))
+
+
+def _training(seq_len: Decorator, global_batch: str, micro_batch: Decorator | None = None) -> tuple[Decorator, ...]:
+    """What is asked whatever the machines."""
     return (
-        gpus(),
-        *_MACHINES,
         _method(),
         *_LORA,
         seq_len,
@@ -361,7 +367,7 @@ def compare_options(command: Command) -> Command:
             _LOSS,
             _MLP,
             _framework("Say who trains: the HF Trainer, or plain DeepSpeed."),
-            *JOB,
+            *_JOB_AND_PRICE,
             OFFLINE,
         ),
     )
@@ -425,10 +431,26 @@ def question_options(command: Command) -> Command:
         _MODEL_SIZE,
         _framework("Write for the HF Trainer and accelerate, or for plain deepspeed.initialize."),
         *_SOFTWARE,
-        *JOB,
+        *_JOB_AND_PRICE,
         click.option(
             "--threads", type=COUNT, help="Set the host threads of each rank; by default those of the command."
         ),
+        OFFLINE,
+    )
+    return _handed("question", command, options)
+
+
+def rent_options(command: Command) -> Command:
+    """Gives a command the options that make up a question but for the machines, and hands it their values as
+    `question`."""
+    options = (
+        click.argument("model", metavar="MODEL", shell_complete=complete_model),
+        *_JOB,
+        *_training(
+            _seq_len(), "Keep exactly so many samples per optimizer step; machines that do not divide it are out."
+        ),
+        _framework("Say who trains: the HF Trainer, or plain DeepSpeed."),
+        *_SOFTWARE,
         OFFLINE,
     )
     return _handed("question", command, options)

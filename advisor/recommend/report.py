@@ -259,7 +259,12 @@ def _host_need(answer: Recommendation, chosen: Candidate) -> str:
 
 def subject(answer: Recommendation) -> tuple[str, ...]:
     """What was asked: the model with its training, and the machines."""
-    question = answer.question
+    model, training = training_subject(answer.question)
+    return model, f"{training} · {cluster_title(answer.question.cluster, speed=False)}"
+
+
+def training_subject(question: Question) -> tuple[str, str]:
+    """The model, and its training whatever the machines."""
     model, workload = question.model, question.workload
     trained = question.trainable_parameters
     size = f"{count(model.parameters)} parameters"
@@ -268,8 +273,7 @@ def subject(answer: Recommendation) -> tuple[str, ...]:
     return (
         f"{model.name} · {size} · {method_title(workload)}",
         f"{workload.precision} · {workload.optimizer} · sequence {workload.seq_len}{_streams(question.model, workload)}"
-        f"{_kernels(workload)} · "
-        f"{cluster_title(question.cluster, speed=False)}",
+        f"{_kernels(workload)}",
     )
 
 

@@ -16,6 +16,7 @@ from ..launch.report import SessionJson
 from ..prove.probe import ProbeAdditions
 from ..recommend.evidence import DryRunAdditions
 from ..recommend.to_json import SCHEMA_VERSION, AdviceJson
+from ..rent.form import RentJson
 from ..reports.explanation import ExplanationJson
 from ..reports.history import HistoryJson
 from ..reports.lint import LintJson
@@ -36,6 +37,7 @@ _SCHEMAS: Mapping[str, Callable[[], Schema]] = {
     "history": lambda: schema_of([HistoryJson]),
     "compare": lambda: schema_of([ComparisonJson]),
     "check": lambda: schema_of([CheckJson]),
+    "rent": lambda: schema_of([RentJson]),
     "from": lambda: schema_of([ForeignJson]),
     "lint": lambda: schema_of([LintJson]),
     "doctor": lambda: schema_of([CheckupJson]),

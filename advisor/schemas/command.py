@@ -14,7 +14,7 @@ from ..commands.options import DEBUG
 @DEBUG
 def schema(command: str) -> int:
     """Print the JSON Schema (2020-12) of what COMMAND prints with --json: advise, explain, dry-run, probe, launch,
-    compare, lint or doctor.
+    train, bench, history, compare, check, from, rent, lint or doctor.
 
     \b
     ds-advise schema advise

@@ -54,6 +54,9 @@ COMMANDS = {
     "bash tests/run --slow": How(elsewhere="runs these tests"),
     "ds-advise MODEL --gpus SPEC [options]": How(elsewhere=SYNOPSIS),
     "ds-advise compare A B [--model MODEL --gpus SPEC ...] [--json]": How(elsewhere=SYNOPSIS),
+    "ds-advise rent MODEL [options] [--deadline TIME] [--budget AMOUNT] [--prices FILE] [--json]": How(
+        elsewhere=SYNOPSIS
+    ),
     "ds-advise from FILE [--gpus SPEC] [--model MODEL] [-o FILE] [options]": How(elsewhere=SYNOPSIS),
     "ds-advise doctor [--nvme PATH] [--hostfile FILE] [--report] [--json]": How(elsewhere=SYNOPSIS),
     "ds-advise explain Qwen2.5-14B --gpus 2x32GB --rung zero2-offload --component gradients": How(says="gradients"),

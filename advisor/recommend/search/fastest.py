@@ -15,22 +15,27 @@ from .series import Series
 from .ways import ways_of, worth_going_on
 
 
-def fastest(question: Question) -> Candidate | None:
+def fastest(question: Question, slopes: Slopes | None = None) -> Candidate | None:
     """`fastest_that_fits` of the ladder, with a fraction of the work.
 
     Memory rises with the micro batch, and so does the speed of a rung. Hence the speed of a series at a batch that is
     too large is a bound on it; series are looked at by falling bound until it is below what may be taken, and of a
     series the largest batch that fits and those below that are as fast. Where speed does not rise with the batch the
     plan may differ from that of the ladder, by a speed that is called the same.
+
+    slopes: what questions about the same training share.
     """
+    slopes = slopes or Slopes()
     rungs = [_RungSearch(rung, ways_of(rung, question)) for rung in RUNGS]
     active, number = [each for each in rungs if each.ways[0][0].obstacle() is None], 0
     while active:
-        waiting = sorted((one for rung in active for one in _bounded(rung, number)), key=lambda one: -one.bound)
-        while waiting and waiting[0].bound >= _least_speed(rungs):
-            one = waiting.pop(0)
-            one.rung.found += _largest_that_fit(one)
-        active = [rung for rung in active if rung.lacks_memory(number) and worth_going_on(rung.ways, number)]
+        bounded = [one for rung in active for one in _bounded(rung, number, slopes)]
+        for one in sorted(bounded, key=lambda one: -one.bound):
+            if one.bound < _least_speed(rungs):
+                break
+            one.rung.found += _largest_that_fit(one.series, one.may_fit)
+        least = _least_speed(rungs)
+        active = [rung for rung in active if rung.goes_on(number, least)]
         number += 1
     return fastest_that_fits(_steps(rungs))
 
@@ -67,16 +72,43 @@ class _RungSearch:
     found: list[Candidate] = field(default_factory=list)
     """Those that may be taken."""
 
-    def lacks_memory(self, number: int) -> bool:
-        """Whether nothing of the way of this number surely fits on the GPU, so that the next is to be tried."""
+    def goes_on(self, number: int, least_speed: float) -> bool:
+        """Whether the way after that of this number is to be tried: nothing of this one surely fits on the GPU, and
+        what follows may fit and is fast enough with the largest batch there is."""
         if any(candidate.fit.fits for candidate in self.found):
             return False
-        smallest = [series.judged(*series.shapes[0]).fit for series in self.ways[number] if not series.is_hopeless]
-        return not any(fit.fits or fit.limit != "gpu" for fit in smallest)
+        for series in reversed(self.ways[number]):
+            if not series.is_hopeless:
+                fit = series.judged(*series.shapes[0]).fit
+                if fit.fits or fit.limit != "gpu":
+                    return False
+        after = (series for way in self.ways[number + 1 :] for series in way)
+        return worth_going_on(self.ways, number) and any(
+            series.time(*series.shapes[-1]).tokens_per_s >= least_speed for series in after
+        )
+
+
+class Slopes:
+    """Bytes of a GPU that one more sample in the micro batch takes, where batches are large."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], float] = {}
+
+    def of(self, series: Series) -> float:
+        """The slope of a series' memory, which those share that differ in what is sharded or offloaded alone."""
+        question, stage3 = series.question, series.first_plan.zero_stage == 3
+        sharing = series.sequence_parallel_size, series.autotp_size
+        capability = question.cluster.gpu.compute_capability
+        key = series.checkpointing, *sharing, stage3, question.workload, capability
+        if key not in self._known:
+            (less, _), (most, _) = series.shapes[-2:]
+            low, high = (series.memory(*shape)[1].device_bytes_per_gpu for shape in series.shapes[-2:])
+            self._known[key] = max(1.0, (high - low) / (most - less))
+        return self._known[key]
 
 
 class _Bounded(NamedTuple):
-    """A series with what its memory at two large batches tells."""
+    """A series with a bound on its speed."""
 
     bound: float
     """Tokens per second that none of its plans that fit exceeds."""
@@ -84,6 +116,24 @@ class _Bounded(NamedTuple):
     """The micro batch above which none fits."""
     rung: _RungSearch
     series: Series
+
+
+def _bounded(rung: _RungSearch, number: int, slopes: Slopes) -> Iterator[_Bounded]:
+    """The series of a rung's way of this number, but for those of which not even the smallest batch fits.
+
+    A batch needs what stays on the GPU, and for each sample the slope at large batches. The bound is the speed of a
+    batch that is just too large by that.
+    """
+    for series in rung.ways[number]:
+        most = series.shapes[-1]
+        if series.is_hopeless:
+            continue
+        if not _is_free(series):
+            yield _Bounded(series.time(*most).tokens_per_s, most[0], rung, series)
+            continue
+        may_fit = (series.question.cluster.gpu.memory_bytes - series.resident_bytes) / slopes.of(series)
+        above = series.time(min(most[0], int(may_fit) + 1), 1)
+        yield _Bounded(above.tokens_per_s, may_fit, rung, series)
 
 
 def _least_speed(rungs: Iterable[_RungSearch]) -> float:
@@ -97,46 +147,30 @@ def _least_speed(rungs: Iterable[_RungSearch]) -> float:
     return fastest_found.tokens_per_s * (1 - gain) * (1 - SAME_SPEED)
 
 
-def _bounded(rung: _RungSearch, number: int) -> Iterator[_Bounded]:
-    """The series of a rung's way of this number, but for those of which none fits."""
-    for series in rung.ways[number]:
-        if not series.is_hopeless:
-            may_fit = _may_fit(series)
-            above = (min(series.shapes[-1][0], int(may_fit) + 1), 1) if _is_free(series) else series.shapes[-1]
-            if may_fit >= series.shapes[0][0]:
-                yield _Bounded(series.time(*above).tokens_per_s, may_fit, rung, series)
-
-
 def _is_free(series: Series) -> bool:
     """Whether its batches go up by doubling, without accumulation."""
     return series.question.is_batch_free and len(series.shapes) > 1
 
 
-def _may_fit(series: Series) -> float:
-    """The micro batch above which none fits.
+def _largest_that_fit(series: Series, may_fit: float) -> list[Candidate]:
+    """The candidates that may be taken, with a free batch only the largest and those below that are as fast.
 
-    Memory is the largest of several straight lines in the micro batch (the moments of a step), so the steepest, on
-    which the two largest batches lie, is nowhere above it.
+    may_fit: about the largest micro batch that may fit, where the search for it begins.
     """
-    if not _is_free(series):
-        return series.shapes[-1][0]
-    (less, _), (most, _) = series.shapes[-2:]
-    low, high = (series.judged(*shape).memory.device_bytes_per_gpu for shape in series.shapes[-2:])
-    free = series.question.cluster.gpu.memory_bytes - high
-    return most + free * (most - less) / max(1, high - low)
-
-
-def _largest_that_fit(bounded: _Bounded) -> list[Candidate]:
-    """The candidates that may be taken, with a free batch only the largest and those below that are as fast."""
-    series, shapes = bounded.series, bounded.series.shapes
-    least = LEAST[series.question.risk]
+    shapes, least = series.shapes, LEAST[series.question.risk]
     if not _is_free(series):
         return [candidate for candidate in series.candidates() if candidate.fit.probability >= least]
-    index = max(index for index, (micro, _) in enumerate(shapes) if micro <= bounded.may_fit)
-    while index >= 0 and series.judged(*shapes[index]).fit.probability < least:
+
+    def fits(index: int) -> bool:
+        return series.judged(*shapes[index]).fit.probability >= least
+
+    index = max((index for index, (micro, _) in enumerate(shapes) if micro <= may_fit), default=0)
+    while index >= 0 and not fits(index):
         index -= 1
     if index < 0:
         return []
+    while index + 1 < len(shapes) and fits(index + 1):
+        index += 1
     found = [series.judged(*shapes[index])]
     if index + 1 < len(shapes):
         larger = series.judged(*shapes[index + 1]).fit

@@ -38,6 +38,7 @@ class Series:
     checkpointing: CheckpointingChoice
     zero_hpz_partition_size: int
     autotp_size: int
+    _memory: dict[tuple[int, int], tuple[Plan, MemoryEstimate]] = field(default_factory=dict, init=False)
     _judged: dict[tuple[int, int], Judged] = field(default_factory=dict, init=False)
 
     def obstacle(self) -> str | None:
@@ -65,11 +66,16 @@ class Series:
     def is_hopeless(self) -> bool:
         """Whether it is known without an estimate that none of them fits: all need NVMe that nobody named, or more than
         the GPU for what stays there."""
-        question, cluster, plan = self.question, self.question.cluster, self.first_plan
+        cluster, plan = self.question.cluster, self.first_plan
         if "nvme" in (plan.offload_optimizer, plan.offload_param) and not cluster.nvme_bytes_per_node:
             return True
-        resident = resident_terms(question.model, question.workload, cluster, plan)
-        return total_bytes(resident) > cluster.gpu.memory_bytes
+        return self.resident_bytes > cluster.gpu.memory_bytes
+
+    @cached_property
+    def resident_bytes(self) -> int:
+        """What is on each GPU all the time, whatever the batch."""
+        question = self.question
+        return total_bytes(resident_terms(question.model, question.workload, question.cluster, self.first_plan))
 
     def may_fit(self) -> bool:
         """Whether its smallest batch is likely to fit on the GPU."""
@@ -98,11 +104,17 @@ class Series:
             fits, fails = (micro, fails) if sure else (fits, micro)
         return sorted(found, key=lambda judged: judged.plan.micro_batch_size)
 
+    def memory(self, micro_batch_size: int, gradient_accumulation_steps: int) -> tuple[Plan, MemoryEstimate]:
+        shape, question = (micro_batch_size, gradient_accumulation_steps), self.question
+        if shape not in self._memory:
+            plan = self._plan(*shape)
+            self._memory[shape] = plan, estimate_memory(question.model, question.workload, question.cluster, plan)
+        return self._memory[shape]
+
     def judged(self, micro_batch_size: int, gradient_accumulation_steps: int) -> Judged:
         shape, question = (micro_batch_size, gradient_accumulation_steps), self.question
         if shape not in self._judged:
-            plan = self._plan(*shape)
-            memory = estimate_memory(question.model, question.workload, question.cluster, plan)
+            plan, memory = self.memory(*shape)
             self._judged[shape] = Judged(plan, memory, fit_of(memory, question.cluster, question.workload))
         return self._judged[shape]
 

@@ -1,0 +1,166 @@
+"""Which machine to rent: the plans of the advice, the arithmetic of costs, the front, and the limits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ds_advise.advisor.advise import predicted
+from ds_advise.advisor.ask import ask
+from ds_advise.advisor.cli import run
+from ds_advise.advisor.recommend.candidate import duration_of
+from ds_advise.advisor.rent.advice import RentAdvice
+from ds_advise.advisor.rent.ask import rent
+from ds_advise.estimators.errors import DsAdviseError
+
+TABLE = """provider,gpus,price_per_gpu,spot_per_gpu,ram,nodes,interconnect
+One,1/8xA100-80GB,1.6,0.8,,1,
+One,8xH100,3.2,,1800GiB,2,400Gb/s
+Two,1xRTX4090,0.4,,64GiB,1,
+Two,1x8GB,0.1,,8GiB,1,
+Three,1xH100,4.0,2.0,,1,
+"""
+JOB: dict[str, Any] = {"method": "lora", "samples": 20000, "epochs": 2}
+
+
+@pytest.fixture(scope="module")
+def prices(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prices") / "prices.csv"
+    path.write_text(TABLE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def advice(prices: Path) -> RentAdvice:
+    return rent("Qwen2.5-7B", prices=prices, **JOB)
+
+
+def test_the_plan_of_each_machine_is_that_of_the_advice(advice: RentAdvice) -> None:
+    assert len(advice.offers) == 9 and [one.gpus for one in advice.left_out] == ["1x8GB"]
+    for offer in advice.offers:
+        answer = predicted(ask("Qwen2.5-7B", gpus=offer.cluster, **JOB))
+        assert answer.recommended is not None
+        assert offer.candidate.plan == answer.recommended.plan
+        assert duration_of(answer.question, answer.recommended) == offer.duration
+
+
+def test_the_cost_is_price_times_hours_times_machines(advice: RentAdvice) -> None:
+    joined = next(offer for offer in advice.offers if offer.cluster.nodes == 2)
+    assert joined.gpus == "2x8xH100-SXM5" and not joined.is_spot
+    assert joined.cost == pytest.approx(2 * 8 * 3.2 * joined.duration_s / 3600)
+    assert joined.cost_per_million_tokens == pytest.approx(joined.cost / (joined.duration.tokens / 1e6))
+
+
+def test_a_machine_that_may_be_taken_back_takes_longer_and_is_paid_for_restarts(advice: RentAdvice) -> None:
+    spot = next(offer for offer in advice.offers if offer.is_spot and offer.gpus == "1xA100-SXM4-80GB")
+    assert spot.interrupted is not None
+    assert spot.duration_s > spot.paid_s > spot.duration.duration_s
+    assert spot.cost == pytest.approx(0.8 * spot.paid_s / 3600)
+    assert spot.cost_of_interruptions == pytest.approx(0.8 * (spot.paid_s - spot.duration.duration_s) / 3600)
+    low, high = spot.duration_s_range or (0, 0)
+    assert low < spot.duration_s < high
+
+
+def test_nothing_beats_what_is_on_the_front(advice: RentAdvice) -> None:
+    front = advice.front
+    for offer in advice.offers:
+        beaten = [other for other in advice.offers if other.cost < offer.cost and other.duration_s < offer.duration_s]
+        assert bool(beaten) != any(offer is one for one in front)
+    assert advice.recommended is front[0]
+
+
+def _limited(advice: RentAdvice, deadline_s: float | None, budget: float | None) -> RentAdvice:
+    return RentAdvice(
+        table=advice.table, offers=advice.offers, left_out=(), deadline_s=deadline_s, budget=budget, basis=()
+    )
+
+
+def test_the_cheapest_in_time_and_the_fastest_within_the_budget(advice: RentAdvice) -> None:
+    for offer in advice.front:
+        assert _limited(advice, offer.duration_s, None).recommended is offer
+        assert _limited(advice, None, offer.cost).recommended is offer
+        assert _limited(advice, offer.duration_s, offer.cost).recommended is offer
+    assert _limited(advice, 1.0, None).recommended is None
+    assert _limited(advice, None, 0.01).recommended is None
+
+
+def test_the_surer_one_ends_in_time_at_its_slow_end(advice: RentAdvice) -> None:
+    cheapest = advice.front[0]
+    limited = _limited(advice, cheapest.duration_s * 1.001, None)
+    assert limited.sure is not None and limited.sure is not cheapest
+    assert (limited.sure.duration_s_range or (0, 1e99))[1] <= cheapest.duration_s * 1.001
+
+
+def test_without_a_job_one_is_taken_and_named(prices: Path) -> None:
+    advice = rent("Qwen2.5-7B", prices=prices, method="lora")
+    assert advice.offers[0].duration.tokens == pytest.approx(1e8)
+    assert "100M tokens are taken" in advice.basis[0]
+
+
+def test_machines_that_the_batch_does_not_divide_over_are_left_out(prices: Path) -> None:
+    advice = rent("Qwen2.5-7B", prices=prices, global_batch=12, **JOB)
+    assert 8 not in {offer.cluster.world_size for offer in advice.offers}
+    assert any("does not divide over 8" in one.reason for one in advice.left_out)
+
+
+def test_old_cards_train_in_fp16(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("gpus,price_per_gpu\n1xV100-SXM2-32GB,0.5\n1xA100-80GB,1.5\n")
+    advice = rent("Qwen2.5-1.5B", prices=tmp_path / "t.csv", **JOB)
+    assert {offer.cluster.gpu.name: offer.question.workload.precision for offer in advice.offers} == {
+        "V100-SXM2-32GB": "fp16",
+        "A100-SXM4-80GB": "bf16",
+    }
+
+
+def _said(words: str, prices: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    code = run(
+        ["rent", "Qwen2.5-7B", "--method", "lora", "--samples", "20000", "--prices", str(prices), *words.split()]
+    )
+    out, error = capsys.readouterr()
+    return code, " ".join((out + error).split())
+
+
+def test_the_answer_names_the_machine_and_what_it_costs(
+    prices: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    code, said = _said("--deadline 100h", prices, capsys)
+    assert code == 0 and "The cheapest that ends within 100 h: One 1 x A100-SXM4-80GB, spot." in said
+    code, said = _said("--deadline 1m", prices, capsys)
+    assert code == 1 and "No machine ends within" in said and "The fastest is One 2 x 8 x H100-SXM5" in said
+    code, said = _said("--budget 1000 --all", prices, capsys)
+    assert code == 0 and "The fastest that costs at most $1,000" in said and "spot: the provider" in said
+    assert "prices.csv has 6 machines" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--deadline soon", "--deadline 'soon'"),
+        ("--budget much", "--budget 'much' is no amount"),
+        ("--budget 50EUR", "in EUR, and the prices are in USD"),
+        ("--budget -5", "is no amount"),
+        ("--max-nodes 0", "not a whole number"),
+        ("--tokens 1B", "both say how much"),
+        ("--prices nowhere.csv", "No such file"),
+        ("--price 3/h", "no such option --price"),
+    ],
+)
+def test_wrong_words_get_one_sentence(words: str, why: str, prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = _said(words, prices, capsys)
+    assert code == 2 and why in said and said.count("ds-advise:") == 1
+
+
+def test_a_question_that_no_machine_can_be_asked_is_an_error(prices: Path) -> None:
+    with pytest.raises(DsAdviseError, match="unknown optimizer"):
+        rent("Qwen2.5-7B", prices=prices, optimizer="nonsense")
+
+
+def test_nothing_fits_anywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.csv").write_text("gpus,price_per_gpu,ram\n1x8GB,0.1,8GiB\n")
+    assert run(["rent", "Llama-3.1-70B", "--prices", str(tmp_path / "t.csv")]) == 1
+    assert "On none of these machines anything fits" in capsys.readouterr().out
+    assert run(["rent", "Llama-3.1-70B", "--prices", str(tmp_path / "t.csv"), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["recommended"] is None
