@@ -17,6 +17,9 @@ class JobJson(TypedDict):
     """Tokens that are trained in all epochs, padding not counted."""
     padding: float
     """Share of the computed tokens that is padding."""
+    mean_sample_tokens: float
+    timed_sample_tokens: int
+    """Tokens of the sample that the others of a micro batch are padded to and waited for, on average."""
     duration_s: float
     duration_s_low: float | None
     """The interval to duration_s_high holds four of five true durations, as far as the step's time decides."""
@@ -48,6 +51,8 @@ def job_json(duration: JobDuration, price: Price | None) -> JobJson:
         "steps": duration.steps,
         "tokens": round(duration.tokens),
         "padding": duration.padding,
+        "mean_sample_tokens": duration.mean_len,
+        "timed_sample_tokens": duration.timed_len,
         "duration_s": duration.duration_s,
         "duration_s_low": low,
         "duration_s_high": high,

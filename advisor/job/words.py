@@ -6,8 +6,8 @@ from ...estimators.job.duration import JobDuration
 from ...estimators.job.price import HOUR_S, Price
 from ..terminal.units import counted_noun, gib, percent, seconds
 
-_TOLD_PADDING = 0.05
-"""Share of padding from which on it is told what would avoid it."""
+_TOLD_WASTE = 0.05
+"""Share of a micro batch's time without a sample's own tokens from which on it is told."""
 
 
 def hours(duration_s: float) -> str:
@@ -49,11 +49,11 @@ def _between(ends: tuple[str, str] | None) -> str:
 def _gpu_hours(duration: JobDuration) -> str:
     value = duration.gpu_hours
     figure = f"{value:.2g}" if value < 9.95 else f"{value:,.0f}"
-    return f"{figure} {'CPU' if duration.cluster.gpu.is_cpu else 'GPU'}-hours"
+    return f"{figure} {'rank' if duration.cluster.gpu.is_cpu else 'GPU'}-hours"
 
 
 def parts_sentences(duration: JobDuration, *, packing_helps: bool) -> list[str]:
-    """What the duration consists of, what padding wastes, and how often to save.
+    """What the duration consists of, what padding and waiting waste, and how often to save.
 
     packing_helps: whether `--packing` would leave less padding.
     """
@@ -66,9 +66,12 @@ def parts_sentences(duration: JobDuration, *, packing_helps: bool) -> list[str]:
     if duration.evaluation_s:
         parts.append(f"evaluation {hours(duration.evaluation_s)}")
     found = [f"Counted: {', '.join(parts)}."]
-    if duration.padding >= _TOLD_PADDING:
+    if duration.mean_len < (1 - _TOLD_WASTE) * duration.timed_len:
         avoid = "; --packing fills samples with several rows" if packing_helps else ""
-        found.append(f"Padding is {percent(duration.padding)} of the tokens that are computed{avoid}.")
+        found.append(
+            f"Samples have {duration.mean_len:,.0f} tokens on average and take the time of {duration.timed_len:,}: "
+            f"{percent(duration.padding)} of what is computed is padding, and all wait for the longest sample{avoid}."
+        )
     every = max(1, round(saving.interval_s / duration.step_s))
     found.append(
         f"A checkpoint of {gib(saving.size_bytes)} GiB takes {hours(saving.write_s)} to write; "

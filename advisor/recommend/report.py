@@ -155,7 +155,7 @@ def _utilization(question: Question, chosen: Candidate) -> tuple[str, ...]:
     model, workload, cluster = question.model, question.workload, question.cluster
     share = model_flops_utilization(model, workload, cluster, chosen.plan, chosen.time)
     peak = peak_flops_per_s(cluster.gpu, workload.precision)
-    if share is None or peak is None:
+    if share is None or peak is None or cluster.gpu.is_cpu:
         return ()
     device, speed = device_word(cluster), rate(chosen.tokens_per_s / cluster.world_size)
     return (

@@ -12,7 +12,7 @@ from ..models.model_shape import ModelShape
 from ..plan import Plan
 from ..time.step_time import estimate_forward_s, estimate_time
 from ..workload import Workload
-from .job import Job, length_multiple, waiting_draws
+from .job import Job, length_multiple
 from .price import HOUR_S, Price
 from .saving import Saving, saving
 
@@ -36,6 +36,10 @@ class JobDuration:
     """Tokens trained in all, padding not counted."""
     computed_tokens: float
     """Tokens computed in all, with padding to the longest sample of each micro batch."""
+    mean_len: float
+    """Tokens of the average sample."""
+    timed_len: int
+    """Tokens of a sample whose time every sample of a micro batch takes: of the longest that is waited for."""
     loading_s: float
     """Start of the processes, and the weights from each node's drive."""
     evaluation_s: float
@@ -87,17 +91,15 @@ def job_duration(
         step(length) = step of `time` x predicted(length) / predicted(seq_len)
 
     time: of the plan at the workload's sequence length, predicted or as a probe corrected it. length: the expected
-    longest sample of those that are padded and waited for together (`Job.padded_len`, `waiting_draws`).
+    longest sample of those that are padded and waited for together (`Job.waited_len`).
 
     Not covered: data that arrive late, queues for machines, failures and what they undo; the first steps, in which
     libraries choose their kernels.
     """
     ranks, seq_len = cluster.world_size, workload.seq_len
     samples, multiple = plan.samples_per_step(ranks), length_multiple(plan)
-    waited, computed = (
-        job.padded_len(seq_len, waiting_draws(plan, ranks), multiple),
-        job.padded_len(seq_len, plan.micro_batch_size, multiple),
-    )
+    waited = job.waited_len(seq_len, plan, ranks)
+    computed = job.padded_len(seq_len, plan.micro_batch_size, multiple)
     shorter = replace(workload, seq_len=min(seq_len, max(multiple, round(waited / multiple) * multiple)))
     step_s, steps = time.step_s, job.steps(samples, seq_len)
     if shorter.seq_len != seq_len:
@@ -115,6 +117,8 @@ def job_duration(
         step_s=step_s,
         tokens=job.tokens_in_all(seq_len),
         computed_tokens=in_all * computed,
+        mean_len=job.mean_len(seq_len),
+        timed_len=shorter.seq_len,
         loading_s=START_UP_S + _SAVED_WEIGHT_BYTES * model.parameters / nvme_read_bytes_per_s(cluster),
         evaluation_s=evaluation_s,
         saving=saved,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, lcm
+from math import ceil, lcm, sqrt
+from statistics import NormalDist
 from typing import NamedTuple
 
 from ..plan import Plan
@@ -66,29 +67,42 @@ class Job:
         with F the share of samples up to a length, each rounded up to a multiple and at most `seq_len`. The samples of
         a batch are drawn at random, as Trainer's sampler does; one that groups samples by length pads less.
         """
+        return self._longest(seq_len, draws, multiple)[0]
+
+    def waited_len(self, seq_len: int, plan: Plan, ranks: int) -> float:
+        """The expected length whose time a micro batch takes: of the longest sample that is waited for.
+
+        Where ranks exchange something in each micro batch (stages 2 and 3, or no accumulation) all of them wait for the
+        longest sample of any rank, `padded_len` of all their samples. Otherwise they wait for the rank whose n micro
+        batches are longest together:
+
+            mean + deviation / sqrt(n) x z,  z = inverse normal of (N - 3/8) / (N + 1/4)
+
+        of one rank's micro batch, with the expected largest of N normal values (G. Blom, 1958), at most the former.
+        """
+        replicas, multiple = ranks // plan.ranks_per_sample, length_multiple(plan)
+        longest = self.padded_len(seq_len, plan.micro_batch_size * replicas, multiple)
+        if replicas == 1 or plan.zero_stage >= 2 or plan.gradient_accumulation_steps == 1:
+            return longest
+        mean, variance = self._longest(seq_len, plan.micro_batch_size, multiple)
+        slowest = NormalDist().inv_cdf((replicas - 0.375) / (replicas + 0.25))
+        return min(longest, mean + sqrt(variance / plan.gradient_accumulation_steps) * slowest)
+
+    def _longest(self, seq_len: int, draws: int, multiple: int) -> tuple[float, float]:
+        """Mean and variance of the longest of `draws` samples, rounded up."""
         if not self.lengths:
-            return seq_len
-        total, seen, below, expected = sum(each.samples for each in self.lengths), 0, 0.0, 0.0
+            return seq_len, 0.0
+        total, seen, below, mean, square = sum(each.samples for each in self.lengths), 0, 0.0, 0.0, 0.0
         for tokens, samples in self.lengths:
             seen += samples
             upto = (seen / total) ** draws
-            expected += min(-(-tokens // multiple) * multiple, seq_len) * (upto - below)
+            length = min(-(-tokens // multiple) * multiple, seq_len)
+            mean += length * (upto - below)
+            square += length * length * (upto - below)
             below = upto
-        return expected
+        return mean, max(0.0, square - mean * mean)
 
 
 def length_multiple(plan: Plan) -> int:
     """What the length of a batch is a multiple of: `PADDED_TO`, and the ranks that share a sample."""
     return lcm(PADDED_TO, plan.sequence_parallel_size)
-
-
-def waiting_draws(plan: Plan, ranks: int) -> int:
-    """Samples of which the longest sets the time of a micro batch.
-
-    Where ranks exchange something in each micro batch (stages 2 and 3, or no accumulation) all of them wait for the
-    longest sample of any rank. Otherwise they wait in the last one alone, and what one rank has more in one micro batch
-    is taken to come back in another.
-    """
-    replicas = ranks // plan.ranks_per_sample
-    waits = plan.zero_stage >= 2 or plan.gradient_accumulation_steps == 1
-    return plan.micro_batch_size * (replicas if waits else 1)

@@ -23,6 +23,9 @@ train` takes."""
 MOST_WRITING_SHARE = 0.03
 """Share of the time that writing may take to keep to `MOST_LOST_SHARE`."""
 
+LEAST_LOST_S = 600.0
+"""Ten minutes of training are not worth a checkpoint, where failures are not that frequent."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
@@ -46,14 +49,14 @@ def saving(model: ModelShape, workload: Workload, cluster: Cluster, training_s: 
     """The checkpoints of so many seconds of training.
 
         write = bytes / nodes / rate of a node's drive
-        interval = Young's, `young_interval_s`, but at most a tenth of the run where that costs at most 3 %
+        interval = `young_interval_s`, but at most a tenth of the run (or ten minutes) where that costs at most 3 %
 
     Not covered: a network drive that all nodes share; writing beside the training (asynchronous checkpoints).
     """
     size = checkpoint_bytes(model, workload)
     write = size / cluster.nodes / nvme_write_bytes_per_s(cluster)
     between_failures = GPU_HOURS_BETWEEN_FAILURES * HOUR_S / cluster.world_size
-    seldom = max(MOST_LOST_SHARE * training_s, write / MOST_WRITING_SHARE)
+    seldom = max(MOST_LOST_SHARE * training_s, write / MOST_WRITING_SHARE, LEAST_LOST_S)
     interval = min(young_interval_s(write, between_failures), seldom, training_s)
     return Saving(size_bytes=size, write_s=write, interval_s=interval, count=max(1, round(training_s / interval)))
 
