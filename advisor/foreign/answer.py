@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...ds_configs.write import to_json
-from ...estimators.errors import ClusterError, ConfigFileError, DsAdviseError, WorkloadError
+from ...estimators.errors import ClusterError, DsAdviseError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.workload import Framework
 from ...validate.lint import LintReport, lint, load_facts
@@ -106,7 +106,7 @@ def read_foreign(
     if figures is not None:
         try:
             files = changed_files(source, known, run, figures, document, report, destination=destination)
-        except ConfigFileError as error:
+        except DsAdviseError as error:
             unwritable = error
     return ForeignAnswer(
         source=source,
@@ -131,6 +131,10 @@ def _with_options(run: ForeignRun, ds_config: Path | None, model: str | None, sa
         remarks.append("it does not say how long samples are: they are counted as of 2,048 tokens (--seq-len)")
     if run.micro_batch_size is None and checkpointing is None:
         remarks.append("the script decides gradient checkpointing, which is counted as off (--gradient-checkpointing)")
+    if not run.expandable_segments:
+        remarks.append(
+            "it does not set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which wastes less: counted without"
+        )
     part = run.deepspeed
     if ds_config is not None:
         config = read_config_file(ds_config).document.root.value

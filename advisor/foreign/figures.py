@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...ds_configs.launch_commands import unset_threads
 from ...ds_configs.presets import plan_for
 from ...ds_configs.read import has_bf16_states, plan_from_ds_config
 from ...estimators.errors import ConfigFileError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
+from ...estimators.hardware.host_defaults import cores_per_rank
 from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import OPTIMIZERS
@@ -18,13 +20,17 @@ from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from ..advise import predicted
 from ..estimate import plan_of
-from ..question.question import Question, Risk
+from ..question.question import CheckpointingChoice, Question, Risk
 from ..question.workload import WorkloadOptions
 from ..recommend.candidate import Candidate
 from ..recommend.fit import LEAST
 from ..recommend.search.choice import as_fast
 from ..recommend.search.ladder import predict
+from ..terminal.units import times
 from .formats.foreign_run import ForeignRun
+
+_WORTH_A_WORD = 1.1
+"""Speed-ups below this are within what is known of the host."""
 
 _WITHOUT_CONFIG: Mapping[str, Any] = {"zero_optimization": {"stage": 0}, "bf16": {"enabled": "auto"}}
 """Stands for a run without DeepSpeed: everything that a configuration could say is left to the run's own words."""
@@ -60,7 +66,8 @@ def figures_of(
 
     Raises ConfigFileError and WorkloadError where the run contradicts itself, or nothing is known of what it names.
     """
-    config = _config(run)
+    config, equal_parts = _config(run), cluster
+    cluster = _with_threads(run, cluster)
     options, remarks = _options(run, model)
     workload = options.workload_of(config, model, cluster.gpu)
     if workload.optimizer not in OPTIMIZERS:
@@ -70,6 +77,8 @@ def figures_of(
     plan = _plan(run, config, model, workload, cluster)
     refusal = unsupported(model, workload, plan, cluster) or ""
     as_is = None if refusal else predict(model, workload, cluster, plan)
+    if as_is is not None and as_is.plan.offload_optimizer != "none":
+        remarks += _on_threads(as_is, predict(model, workload, equal_parts, plan), cluster)
     workload = replace(workload, global_batch_size=plan.samples_per_step(cluster.world_size))
     recommended = None
     if plan.autotp_size == 1:  # the script's data loader knows the groups
@@ -81,7 +90,10 @@ def figures_of(
             states="bf16" if run.deepspeed is not None and has_bf16_states(config) else "fp32",
             risk=risk,
         )
-        recommended = _recommended(question, run, offloads_checkpoints=offloads_checkpoints)
+        if run.leaves_batch_to_script:
+            recommended = _recommended(_as_the_script_has_it(question, plan), run, offloads_checkpoints=True)
+        if recommended is None:
+            recommended = _recommended(question, run, offloads_checkpoints=offloads_checkpoints)
     fits = as_is is not None and as_is.fit.probability >= LEAST[risk]
     is_better = recommended is not None and (not fits or as_is is None or not as_fast(as_is, recommended))
     return ForeignFigures(
@@ -94,6 +106,16 @@ def figures_of(
         recommended=recommended,
         is_better=is_better,
         remarks=remarks,
+    )
+
+
+def _as_the_script_has_it(question: Question, plan: Plan) -> Question:
+    """The question with the micro batch and the checkpointing of the plan."""
+    kept: CheckpointingChoice = "on" if plan.gradient_checkpointing else "off"
+    return replace(
+        question,
+        micro_batch_size=plan.micro_batch_size,
+        gradient_checkpointing="offload" if plan.cpu_checkpointing else kept,
     )
 
 
@@ -125,9 +147,30 @@ def _config(run: ForeignRun) -> Mapping[str, Any]:
     return run.deepspeed.config
 
 
+def _with_threads(run: ForeignRun, cluster: Cluster) -> Cluster:
+    """The cluster with the host's threads that the run is given; without a word of them, those of its launcher."""
+    threads = run.threads_per_rank
+    if threads is None and run.launcher is not None and cluster.world_size > 1:
+        threads = unset_threads(run.launcher, cluster)
+    return cluster if threads is None else replace(cluster, threads_per_rank=threads)
+
+
+def _on_threads(as_is: Candidate, with_equal_parts: Candidate, cluster: Cluster) -> tuple[str, ...]:
+    """A sentence, where an equal part of the cores for each rank would make the step much faster."""
+    gain = as_is.time.step_s / with_equal_parts.time.step_s
+    if gain < _WORTH_A_WORD:
+        return ()
+    threads = f"{cluster.threads_per_rank} thread{'s' * (cluster.threads_per_rank != 1)}"
+    return (
+        f"each rank's optimizer steps on the host with {threads}: with OMP_NUM_THREADS={cores_per_rank(cluster)} the "
+        f"run as it is would be {times(gain)} as fast",
+    )
+
+
 def _options(run: ForeignRun, model: ModelShape) -> tuple[WorkloadOptions, tuple[str, ...]]:
     """(what is trained, what was left out of it)."""
-    training = dict(run.training)
+    software = {**run.training.get("software", {}), "expandable-segments": run.expandable_segments}
+    training = {**run.training, "software": software}
     liger = training.get("kernels") == "liger" or training.get("loss") == "fused"
     if liger and model.model_type not in FUSED_LOSS_MODEL_TYPES:
         training = {name: value for name, value in training.items() if name not in ("kernels", "loss")}

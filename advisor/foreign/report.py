@@ -23,12 +23,12 @@ _MOST_KEYS = 12
 def render_foreign(answer: ForeignAnswer, console: Console) -> None:
     """What the file is, what its run needs, what would be better, what is wrong, and what would change in it."""
     run, name = answer.run, printable(str(answer.source.path))
-    tool = f", with {run.tool}" if answer.form.name == "script" else ""
-    sentence(console, Text(f"{name} is {answer.form.title}{tool}.", style="bold"))
+    title = f"a script that trains with {run.tool}" if answer.source.line is not None else answer.form.title
+    sentence(console, Text(f"{name} is {title}.", style="bold"))
     if answer.source.started_by is not None:
         sentence(console, f"{printable(str(answer.source.started_by.path))} starts it.")
     if answer.figures is not None:
-        _figures(answer.figures, console)
+        _figures(answer.figures, console, leaves_batch=run.leaves_batch_to_script)
     for remark in run.remarks + (answer.figures.remarks if answer.figures is not None else ()):
         sentence(console, _capital(ended(printable(remark))))
     _listed("Not counted, for nothing is concluded from them here", run.uncounted, console)
@@ -44,7 +44,7 @@ def _listed(title: str, keys: Sequence[str], console: Console) -> None:
         sentence(console, f"{title}: {', '.join(printable(key)[:60] for key in keys[:_MOST_KEYS])}{more}.")
 
 
-def _figures(figures: ForeignFigures, console: Console) -> None:
+def _figures(figures: ForeignFigures, console: Console, *, leaves_batch: bool) -> None:
     workload = figures.workload
     sentence(
         console,
@@ -63,6 +63,9 @@ def _figures(figures: ForeignFigures, console: Console) -> None:
         sentence(console, f"ds-advise {figures.model.name} --global-batch {batch}.")
     elif figures.is_better:
         _plan("Better", better, figures, console)
+        of_script = ("micro_batch_size", "gradient_checkpointing")
+        if leaves_batch and any(getattr(better.plan, name) != getattr(figures.plan, name) for name in of_script):
+            sentence(console, "The script must set the micro batch and the checkpointing: they are not in this file.")
         if figures.as_is is not None and figures.as_is.fit.fits:
             sentence(console, f"That is {times(better.tokens_per_s / figures.as_is.tokens_per_s)} as fast.")
     else:
@@ -81,10 +84,11 @@ def _plan(title: str, candidate: Candidate, figures: ForeignFigures, console: Co
     speed = f"{rate(candidate.tokens_per_s)} tokens/s"
     if (interval := time.tokens_per_s_range) is not None:
         speed += f" ({rough_rate(interval[0])} to {rough_rate(interval[1])})"
-    host = candidate.memory.host_bytes_per_node
+    host, offer = candidate.memory.host_bytes_per_node, figures.cluster.gpu.memory_bytes
+    gives_back = ", some of which PyTorch's cache gives back," if fits and candidate.device_bytes > offer else ""
     sentence(
         console,
-        f"  It needs {gib(candidate.device_bytes)} of {gib(figures.cluster.gpu.memory_bytes)} GiB per GPU and "
+        f"  It needs {gib(candidate.device_bytes)} of {gib(offer)} GiB per GPU{gives_back} and "
         f"{gib(host)} GiB of host RAM per node; about {speed}.",
         hang=4,
     )

@@ -43,13 +43,16 @@ def changed_files(
     *,
     destination: Path | None,
 ) -> tuple[ChangedFile, ...]:
-    """The tool's file and the DeepSpeed configuration as they should be; nothing where the run is best as it is and
-    nothing in its DeepSpeed part can be corrected without changing the training.
+    """The tool's file and the DeepSpeed configuration as they should be; nothing where the run is best as it is, its
+    tool takes it, and nothing in its DeepSpeed part can be corrected without changing the training.
 
     Raises ConfigFileError where the file's form does not let it be changed.
     """
     if figures.is_better and figures.recommended is not None:
         plan = figures.recommended.plan
+        text = _better_config(run, plan, figures, accelerate=form.name == "accelerate")
+    elif run.faults and run.sharding == "zero":  # the same plan, as the tool takes it
+        plan = figures.plan
         text = _better_config(run, plan, figures, accelerate=form.name == "accelerate")
     else:
         plan = figures.plan

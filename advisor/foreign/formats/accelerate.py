@@ -93,6 +93,8 @@ def read(source: Source) -> ForeignRun:
     accumulation = block.get("gradient_accumulation_steps")
     return ForeignRun(
         tool="accelerate",
+        leaves_batch_to_script=True,
+        launcher="accelerate",
         training=_precision(values),
         gradient_accumulation_steps=accumulation if isinstance(accumulation, int) and accumulation > 0 else 1,
         sharding="zero" if part is not None else "fsdp" if kind == "FSDP" else "none",

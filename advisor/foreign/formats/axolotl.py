@@ -105,6 +105,8 @@ def read(source: Source) -> ForeignRun:
     }
     run = ForeignRun(
         tool="axolotl",
+        launcher="accelerate",
+        expandable_segments=True,  # utils/__init__.py `set_pytorch_cuda_alloc_conf`
         model=arguments.text("base_model"),
         training={name: value for name, value in training.items() if value is not None},
         micro_batch_size=arguments.number("micro_batch_size") or 1,

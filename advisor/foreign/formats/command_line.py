@@ -48,7 +48,7 @@ def launched(run: ForeignRun, source: Source) -> ForeignRun:
 
 
 def with_counts(run: ForeignRun, source: Source) -> ForeignRun:
-    """The run with the processes that its command and Slurm start, and what only the shell knows."""
+    """The run with the processes that its command and Slurm start, its environment, and what only the shell knows."""
     line, job = source.line, source.job
     assert line is not None
     nodes, per_node = line.counts()
@@ -64,7 +64,18 @@ def with_counts(run: ForeignRun, source: Source) -> ForeignRun:
     unknown = dict.fromkeys(match[0] for text in line.texts for match in _UNKNOWN.finditer(text))
     if unknown:
         remarks.append(f"only the shell knows {', '.join(name[:30] for name in unknown)}")
-    return replace(run, nodes=nodes, gpus_per_node=per_node, remarks=tuple(remarks))
+    environment = line.environment
+    threads = environment.get("OMP_NUM_THREADS", "")
+    allocator = environment.get("PYTORCH_CUDA_ALLOC_CONF", "") + environment.get("PYTORCH_ALLOC_CONF", "")
+    return replace(
+        run,
+        nodes=nodes,
+        gpus_per_node=per_node,
+        launcher=line.launcher or run.launcher,
+        threads_per_rank=int(threads) if re.fullmatch(r"[1-9]\d{0,3}", threads) else None,
+        expandable_segments=run.expandable_segments or "expandable_segments:True" in allocator,
+        remarks=tuple(remarks),
+    )
 
 
 def _with_launcher_part(run: ForeignRun, source: Source) -> ForeignRun:

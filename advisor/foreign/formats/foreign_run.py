@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ....ds_configs.launch_commands import Launcher
 from ....estimators.plan import Plan, Sharding
 
 
@@ -44,6 +45,14 @@ class ForeignRun:
     deepspeed: DeepSpeedPart | None = None
     nodes: int | None = None
     gpus_per_node: int | None = None
+    leaves_batch_to_script: bool = False
+    """The file can say neither micro batch nor gradient checkpointing."""
+    launcher: Launcher | None = None
+    """What starts the ranks, None where nobody says."""
+    threads_per_rank: int | None = None
+    """OMP_NUM_THREADS, None where it is not set."""
+    expandable_segments: bool = False
+    """PyTorch's allocator is told to use them, by the tool or in the script's environment."""
     faults: tuple[str, ...] = ()
     """Sentences: what the tool itself refuses or ignores."""
     remarks: tuple[str, ...] = ()

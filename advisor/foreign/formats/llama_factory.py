@@ -91,6 +91,8 @@ def read(source: Source) -> ForeignRun:
     obstacle = obstacle or _obstacle(arguments, method)
     run = ForeignRun(
         tool="LLaMA-Factory",
+        launcher="torchrun",
+        expandable_segments=True,  # launcher.py, OPTIM_TORCH
         model=arguments.model,
         training={name: value for name, value in training.items() if value is not None},
         micro_batch_size=arguments.number("per_device_train_batch_size") or _MICRO_BATCH,

@@ -126,6 +126,7 @@ def read(source: Source) -> ForeignRun:
         given = [f"tuner_type {kind[:20]}", *given]
     run = ForeignRun(
         tool="ms-swift",
+        launcher="torchrun",
         model=arguments.text("model", "model_id_or_path"),
         training={name: value for name, value in training.items() if value is not None},
         micro_batch_size=arguments.number("per_device_train_batch_size") or 1,

@@ -8,19 +8,20 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
 
+from ....ds_configs.launch_commands import Launcher
 from ...launch.question.script_arguments import ScriptArguments
 from .shell_words import Command, Word
 
 Program = Literal["script", "llama-factory", "axolotl", "ms-swift"]
 
-_LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
+_LAUNCHERS: Mapping[str, Launcher] = {"torchrun": "torchrun", "deepspeed": "deepspeed", "accelerate": "accelerate"}
 _TOOLS: Mapping[str, Program] = {
     "llamafactory-cli": "llama-factory",
     "lmf": "llama-factory",
     "axolotl": "axolotl",
     "swift": "ms-swift",
 }
-_MODULES = {
+_MODULES: Mapping[str, Launcher] = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
     "accelerate.commands.launch": "accelerate",
@@ -63,8 +64,8 @@ class LaunchLine:
     """A training command."""
 
     program: Program
-    launcher: str
-    """torchrun, deepspeed or accelerate; "" for none."""
+    launcher: Launcher | Literal[""]
+    """"" for none."""
     launcher_options: ScriptArguments
     target: str
     """The script, the module, or the tool's subcommand."""
@@ -130,7 +131,7 @@ def _line(command: Command) -> LaunchLine | None:
         if name in _TOOLS:
             return _of_tool(_TOOLS[name], rest, command)
         if name in _LAUNCHERS:
-            return _launched(name, rest[1:] if name == "accelerate" else rest, command)
+            return _launched(_LAUNCHERS[name], rest[1:] if name == "accelerate" else rest, command)
         if re.fullmatch(r"python(\d(\.\d+)?)?(\.exe)?", name):
             return _by_python(rest, command)
     return None
@@ -149,7 +150,7 @@ def _by_python(words: list[Word], command: Command) -> LaunchLine | None:
     return _program("", ScriptArguments(()), words[0].text, words[1:], command) if words else None
 
 
-def _launched(launcher: str, words: list[Word], command: Command) -> LaunchLine | None:
+def _launched(launcher: Launcher, words: list[Word], command: Command) -> LaunchLine | None:
     given: list[str] = []
     while words and words[0].text.startswith("-"):
         option = words.pop(0).text
@@ -164,7 +165,9 @@ def _launched(launcher: str, words: list[Word], command: Command) -> LaunchLine 
     return _program(launcher, ScriptArguments(given), words[0].text, words[1:], command)
 
 
-def _program(launcher: str, options: ScriptArguments, target: str, words: list[Word], command: Command) -> LaunchLine:
+def _program(
+    launcher: Launcher | Literal[""], options: ScriptArguments, target: str, words: list[Word], command: Command
+) -> LaunchLine:
     program: Program = "axolotl" if target in _AXOLOTL_MODULES else "script"
     texts = [word.text for word in words]
     if program == "script" and ({"--finetuning_type", "--cutoff_len"} & set(texts) or _names_a_configuration(texts)):

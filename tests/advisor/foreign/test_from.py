@@ -187,6 +187,18 @@ def test_checkpointing_is_changed_under_the_name_that_the_file_uses(capsys: pyte
     assert "gradient_checkpointing" not in answer["changes"][0]["text"]
 
 
+@pytest.mark.usefixtures("folder")
+def test_the_environment_of_a_script_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    """torchrun leaves each rank one thread for the optimizer on the host; the allocator wastes more by itself."""
+    said = "export OMP_NUM_THREADS=8\nexport PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\nMODEL="
+    Path("set.slurm").write_text(SCRIPT.replace("MODEL=", said, 1))
+    _, unset, _ = _said(capsys, "train.slurm", "--gpus", "A100-80GB")
+    _, given, _ = _said(capsys, "set.slurm", "--gpus", "A100-80GB")
+    assert unset["as_is"]["step_seconds"] > given["as_is"]["step_seconds"]
+    assert unset["as_is"]["reserved_bytes_per_gpu"] > given["as_is"]["reserved_bytes_per_gpu"]
+    assert any("expandable_segments" in remark for remark in unset["remarks"]) and given["remarks"] == []
+
+
 @pytest.mark.parametrize("columns", ["40", "80"])
 def test_it_goes_into_a_narrow_terminal(
     columns: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
