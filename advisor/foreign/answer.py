@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...ds_configs.write import to_json
-from ...estimators.errors import ClusterError, DsAdviseError, WorkloadError
+from ...estimators.errors import ClusterError, ConfigFileError, DsAdviseError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.workload import Framework
 from ...validate.lint import LintReport, lint, load_facts
@@ -83,6 +83,12 @@ def read_foreign(
     Raises DsAdviseError for a file that cannot be read and for options that cannot be.
     """
     source, known = recognised(path, format)
+    if source.started_by is not None and destination is not None and destination.suffix != source.path.suffix:
+        raise ConfigFileError(
+            f"-o {destination} does not end in {source.path.suffix}",
+            why=f"what changes is {source.path}, which {path} hands over",
+            fix=f"pass -o with a name that ends in {source.path.suffix}",
+        )
     run = known.read(source)
     if source.started_by is not None:
         run = launched(run, source.started_by)

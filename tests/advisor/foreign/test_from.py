@@ -188,6 +188,16 @@ def test_checkpointing_is_changed_under_the_name_that_the_file_uses(capsys: pyte
 
 
 @pytest.mark.usefixtures("folder")
+def test_a_script_that_hands_a_file_over_leads_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """The file is judged with the script's GPUs, and is what is written."""
+    Path("start.sh").write_text(f"CUDA_VISIBLE_DEVICES=0,1,2 llamafactory-cli train {LORA}\n")
+    assert run(["from", "start.sh", "--gpus", "A100-80GB", "--offline", "-o", "new.sh"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1 and not Path("new.sh").exists()
+    _, answer, _ = _said(capsys, "start.sh", "--gpus", "A100-80GB", "-o", "new.yaml")
+    assert (answer["file"], answer["run"]["gpus_per_node"], answer["files"][0]) == (LORA, 3, "new.yaml")
+
+
+@pytest.mark.usefixtures("folder")
 def test_the_environment_of_a_script_counts(capsys: pytest.CaptureFixture[str]) -> None:
     """torchrun leaves each rank one thread for the optimizer on the host; the allocator wastes more by itself."""
     said = "export OMP_NUM_THREADS=8\nexport PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\nMODEL="
