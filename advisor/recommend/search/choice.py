@@ -35,7 +35,7 @@ def fastest_that_fits(ladder: Iterable[LadderStep]) -> Candidate | None:
     fastest = max(fitting, key=lambda candidate: candidate.tokens_per_s)
     equals = [candidate for candidate in fitting if as_fast(candidate, fastest)]
     lowest = equals[0]
-    alike = (candidate for candidate in equals if not _wants_more_than(candidate.plan, lowest.plan))
+    alike = (candidate for candidate in equals if not wants_more_than(candidate.plan, lowest.plan))
     return next((candidate for candidate in alike if candidate.fit.utilization <= COMFORTABLE), lowest)
 
 
@@ -70,7 +70,7 @@ def worth_trying_first(
 
 def as_fast(candidate: Candidate, fastest: Candidate) -> bool:
     """Whether two plans are equally fast to the time model, or so nearly that the simpler one is the better advice."""
-    gained = _wants_more_than(fastest.plan, candidate.plan)
+    gained = wants_more_than(fastest.plan, candidate.plan)
     return candidate.tokens_per_s >= fastest.tokens_per_s * (1 - (OFFLOAD_GAIN if gained else SAME_SPEED))
 
 
@@ -79,7 +79,7 @@ def wants_more(plan: Plan) -> bool:
     return plan.ranks_per_sample > 1 or plan.offloads
 
 
-def _wants_more_than(plan: Plan, other: Plan) -> bool:
+def wants_more_than(plan: Plan, other: Plan) -> bool:
     """Whether a plan offloads or shares samples and the other does not."""
     shares = plan.ranks_per_sample > 1 and other.ranks_per_sample == 1
     return shares or (plan.offloads and not other.offloads)

@@ -10,8 +10,16 @@ from ....estimators.plan import RUNGS, Rung
 from ...question.question import Question
 from ..candidate import Candidate, LadderStep
 from ..fit import LEAST, LIKELY
-from .choice import OFFLOAD_GAIN, SAME_SPEED, best_of_rung, fastest_that_fits, wants_more
-from .series import Series
+from .choice import (
+    COMFORTABLE,
+    OFFLOAD_GAIN,
+    SAME_SPEED,
+    best_of_rung,
+    fastest_that_fits,
+    wants_more,
+    wants_more_than,
+)
+from .series import Judged, Series
 from .ways import ways_of, worth_going_on
 
 
@@ -33,7 +41,8 @@ def fastest(question: Question, slopes: Slopes | None = None) -> Candidate | Non
         for one in sorted(bounded, key=lambda one: -one.bound):
             if one.bound < _least_speed(rungs):
                 break
-            one.rung.found += _largest_that_fit(one.series, one.may_fit)
+            if not _is_needless(one, fastest_that_fits(_steps(rungs))):
+                one.rung.found += _largest_that_fit(one.series, one.may_fit)
         least = _least_speed(rungs)
         active = [rung for rung in active if rung.goes_on(number, least)]
         number += 1
@@ -136,6 +145,20 @@ def _bounded(rung: _RungSearch, number: int, slopes: Slopes) -> Iterator[_Bounde
         yield _Bounded(above.tokens_per_s, may_fit, rung, series)
 
 
+def _is_needless(one: _Bounded, taken: Candidate | None) -> bool:
+    """Whether nothing of a series can displace the plan that is taken of those found so far: that one is lower on the
+    ladder, fits comfortably, and is as fast as the series can be."""
+    if taken is None or taken.fit.utilization > COMFORTABLE or RUNGS.index(one.rung.rung) <= _place(taken):
+        return False
+    gain = OFFLOAD_GAIN if wants_more_than(one.series.first_plan, taken.plan) else SAME_SPEED
+    return taken.tokens_per_s >= one.bound * (1 - gain)
+
+
+def _place(candidate: Candidate) -> int:
+    """How high on the ladder its rung is."""
+    return [str(rung) for rung in RUNGS].index(candidate.rung)
+
+
 def _least_speed(rungs: Iterable[_RungSearch]) -> float:
     """Tokens per second below which no plan is taken: one is within `SAME_SPEED` of the best of its rung, which is as
     fast as the fastest, or within `OFFLOAD_GAIN` of it where the fastest offloads."""
@@ -159,7 +182,7 @@ def _largest_that_fit(series: Series, may_fit: float) -> list[Candidate]:
     """
     shapes, least = series.shapes, LEAST[series.question.risk]
     if not _is_free(series):
-        return [candidate for candidate in series.candidates() if candidate.fit.probability >= least]
+        return [series.timed(judged) for judged in _by_rising_batch(series) if judged.fit.probability >= least]
 
     def fits(index: int) -> bool:
         return series.judged(*shapes[index]).fit.probability >= least
@@ -186,6 +209,15 @@ def _largest_that_fit(series: Series, may_fit: float) -> list[Candidate]:
         candidates.append(series.timed(series.judged(*shape), time))
         best = max(best, time.tokens_per_s)
     return candidates
+
+
+def _by_rising_batch(series: Series) -> Iterator[Judged]:
+    """The batches up to the first that is not likely to fit on the GPU."""
+    for shape in series.shapes:
+        judged = series.judged(*shape)
+        yield judged
+        if judged.fit.limit == "gpu" and judged.fit.probability < LIKELY:
+            return
 
 
 def _steps(rungs: Iterable[_RungSearch]) -> Iterator[LadderStep]:
