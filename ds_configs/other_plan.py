@@ -22,10 +22,13 @@ def under_other_plan(own: Mapping[str, Any], written: Mapping[str, Any], plan: P
 
     An optimizer that the script creates itself stays its business, unless the plan offloads the states: then DeepSpeed
     must create it (0.19.8 runtime/engine.py `_configure_optimizer`, zero_force_ds_cpu_optimizer), and `torch_adam`,
-    with which it would create torch's, is left out.
+    with which it would create torch's, is left out. Gradients are not clipped where they were not: a training whose
+    `own` configuration says nothing of it would begin to.
     """
     kept = {name: value for name, value in own.items() if name not in _OF_THE_PLAN}
     config = {**written, **kept}
+    if own and "gradient_clipping" not in own:
+        config.pop("gradient_clipping", None)
     if plan.offload_optimizer == "none":
         if "optimizer" not in own:
             config.pop("optimizer", None)

@@ -107,7 +107,7 @@ def _better_config(run: ForeignRun, plan: Plan, figures: ForeignFigures, *, acce
     config = under_other_plan(own or {}, written, plan)
     for name in ("train_batch_size", "gradient_clipping"):
         if own is not None and name not in own:  # what the run does without it stays as it is
-            del config[name]
+            config.pop(name, None)
     if accelerate:
         config = _for_accelerate(config, own or {}, plan, figures.workload)
     in_order = {name: config[name] for name in own or {} if name in config}

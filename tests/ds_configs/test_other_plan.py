@@ -58,3 +58,10 @@ def test_an_optimizer_of_the_script_stays_the_scripts() -> None:
     own = {name: value for name, value in OWN.items() if name != "optimizer"}
     assert "optimizer" not in under("zero2", own)
     assert under("zero2-offload", own)["optimizer"]["type"] == "AdamW"
+
+
+def test_gradients_are_not_clipped_where_they_were_not() -> None:
+    """A fallback goes on with the same training; a configuration made from nothing clips as the Trainer does."""
+    own = {name: value for name, value in OWN.items() if name != "gradient_clipping"}
+    assert "gradient_clipping" not in under("zero2", own)
+    assert "gradient_clipping" in under("zero2", {})
