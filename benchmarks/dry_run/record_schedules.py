@@ -24,7 +24,7 @@ CHOSEN = {
     "seed 003": ("1.2", "1.4"),
     "DeepSpeed blogs/zenflow-corebinding": ("542", "543"),
     "gist.github.com/chenyaofo": ("llama7b-1", "llama7b-2", "llama7b-5", "llama7b-6"),
-    "DeepSpeed blogs/deepcompile": ("2-107", "2-118"),
+    "DeepSpeed blogs/deepcompile": ("2-68", "2-107", "2-118"),
     "DeepSpeedExamples training/autotuning": ("2-129", "2-131", "2-132"),
     "huggingface/blog deepspeed-to-fsdp-and-back": ("2-152",),
 }

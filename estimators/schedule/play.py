@@ -57,6 +57,7 @@ _CALLS = {
     "backward_view": "launches",
     "recomputed_operation": "launches",
     "checkpoint": "launches",
+    "fold": "launches",
     "step_operation": "launches",
     "visit_forward": "hooks",
     "visit_backward": "hooks",

@@ -66,7 +66,8 @@ class ScheduleRecorder:
         self._entries: list[Entry] = []
         self._calls = Counter[str]()
         self._phase, self._depth, self._hooks = "", 0, 0
-        torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: self._enter())
+        self._recomputing = False
+        torch.nn.modules.module.register_module_forward_pre_hook(lambda module, _: self._enter(module))
         torch.nn.modules.module.register_module_forward_hook(lambda *_: self._leave(), always_call=True)
 
     def begin(self, iteration: int, phase: str) -> None:
@@ -76,7 +77,7 @@ class ScheduleRecorder:
             self._iteration = iteration
             self._entries.clear()
             self._calls.clear()
-        self._phase, self._depth = phase, 0
+        self._phase, self._depth, self._recomputing = phase, 0, False
         if self.active:
             self._entry(Code.PHASE, self._phases.setdefault(phase, len(self._phases)))
             if phase == "forward":
@@ -145,22 +146,37 @@ class ScheduleRecorder:
         finally:
             self._hooks -= 1
 
-    def _enter(self) -> None:
-        if self._phase == "backward" and not self._depth:
+    def _enter(self, module: torch.nn.Module) -> None:
+        if self._phase == "backward" and not self._recomputing:
             self.call("checkpoint")
+            self._recomputing = True
         self._depth += 1
         self.call("module_call")
+        if type(module).__name__ == "ParamWrapper":  # of peft, which need not be there
+            self.call("fold")
 
     def _leave(self) -> None:
         self._depth -= 1
 
+    def _recomputed(self, *, view: bool) -> bool:
+        """Whether a checkpointed layer that runs again in the backward pass dispatches the operation.
+
+        The layer runs again from its first module's call until autograd launches a kernel: autograd records nothing,
+        and what a layer dispatches between its modules is recorded.
+        """
+        if self._depth or not self._recomputing:
+            return bool(self._depth)
+        recorded = torch.is_grad_enabled()
+        self._recomputing = recorded or view
+        return recorded
+
     def _dispatch(self, *, view: bool) -> None:
-        """The host dispatches an operation; in a backward pass a module runs only to be recomputed."""
-        backward = self._phase == "backward"
+        """The host dispatches an operation."""
         if self._phase == "step":
             self._calls["step_operation"] += 1
             return
-        if self._hooks or (backward and not self._depth):
+        backward = self._phase == "backward"
+        if self._hooks or (backward and not self._recomputed(view=view)):
             self._calls["backward_view" if view else "backward_operation"] += 1
             return
         self._calls["view" if view else "operation"] += 1

@@ -78,6 +78,15 @@ def schedule_of(result: DryRunResult) -> Schedule:
     return result.schedule
 
 
+def host_calls(schedule: Schedule) -> Counter[str]:
+    """What keeps the host busy in a step, by kind."""
+    found = Counter[str]()
+    for code, first, second in schedule.entries:
+        if code == Code.CALL:
+            found[schedule.calls[first]] += second
+    return found
+
+
 def test_the_recording_counts_the_products_of_one_step(recorded: DryRunResult) -> None:
     """FLOPs forward, and backward with what checkpointing runs again, equal the formula's, all micro batches
     together."""
@@ -101,6 +110,11 @@ def test_the_recording_counts_the_products_of_one_step(recorded: DryRunResult) -
         assert products + kernels == pytest.approx(MICRO_BATCHES * expected, rel=2e-3)
         # Backward: five products for two, and the forward kernel once more.
         assert kernels == pytest.approx(MICRO_BATCHES * attention * (1 if phase == "forward" else 3.5), rel=1e-6)
+
+
+def test_a_layer_that_runs_again_is_one_checkpoint(recorded: DryRunResult) -> None:
+    """However many modules it calls, in every micro batch."""
+    assert host_calls(schedule_of(recorded))["checkpoint"] == MICRO_BATCHES * MODEL["num_hidden_layers"]
 
 
 def test_the_recording_shows_where_the_step_runs(recorded: DryRunResult) -> None:
@@ -136,10 +150,7 @@ def test_zero3_gathers_and_reduces_on_streams_of_their_own() -> None:
     assert len(streams["memory"]) == 3  # computing, gathering, reducing
     collectives = {operation for _, operation in ran(schedule) if operation.kind == "collective"}
     assert {operation.ranks for operation in collectives} == {4}
-    calls = Counter[str]()
-    for code, first, second in schedule.entries:
-        if code == Code.CALL:
-            calls[schedule.calls[first]] += second
+    calls = host_calls(schedule)
     # A module that is recomputed is visited forward once more, and with a threshold of 0 all 30 weights are gathered.
     assert calls["visit_forward"] > calls["visit_backward"] > 0
     assert calls["gather"] >= 30 and calls["partitioned_gradient"] == 30 and calls["micro_batch"] == 1
