@@ -16,8 +16,10 @@ from ..terminal.words import batch_words, checkpointing_words, cluster_title, pl
 from .advice import RentAdvice
 from .offers import WAIT_S, Offer
 
-_TITLE_WIDTH = 38
-_HEADER = f"  {'machines':<{_TITLE_WIDTH}} {'':4} {'hours':>6} {'cost':>7} {'per M':>6}  plan"
+_TITLE_WIDTH = 30
+"""What 80 columns leave beside figures and the longest rung; a longer title is cut, and the verdict has it whole."""
+
+_HEADER = f"  {'machines':<{_TITLE_WIDTH}} {'':4} {'hours':>5} {'cost':>7} {'/M tok':>6}  plan"
 
 
 def render(advice: RentAdvice, console: Console, *, all_offers: bool = False) -> None:
@@ -104,13 +106,13 @@ def _reasons(advice: RentAdvice) -> list[str]:
 
 
 def _table(advice: RentAdvice, shown: Sequence[Offer], console: Console) -> None:
-    cells(console, _HEADER.replace("per M", "/M tok"), style="bold")
+    cells(console, _HEADER, style="bold")
     for offer in shown:
         mark = ">" if offer is advice.recommended else " "
         line = (
-            f"{mark} {_title(offer):<{_TITLE_WIDTH}} {'spot' if offer.is_spot else '':4} "
-            f"{_hours(offer.duration_s):>6} {_amount(offer.cost):>7} {_cents(offer.cost_per_million_tokens):>6}  "
-            f"{offer.candidate.rung}{' RAM?' * _wants_unknown_ram(offer)}"
+            f"{mark} {_cut(_title(offer)):<{_TITLE_WIDTH}} {'spot' if offer.is_spot else '':4} "
+            f"{_hours(offer.duration_s):>5} {_amount(offer.cost):>7} {_cents(offer.cost_per_million_tokens):>6}  "
+            f"{offer.candidate.rung}{'?' * _wants_unknown_ram(offer)}"
         )
         style = "bold green" if mark == ">" else "" if advice.meets(offer) else "dim"
         cells(console, line, style=style)
@@ -122,6 +124,8 @@ def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> list[str]:
         f"cost in {advice.table.currency}; /M tok: cost of a million tokens"
         + "; faint: not within the limits" * bool(limits)
     ]
+    if any(map(_wants_unknown_ram, shown)):
+        notes.append("?: how much RAM the machine has is not told, and the plan wants some.")
     if hidden:
         notes.append(f"One of these is at least as cheap and as fast as each of the {hidden} others (--all).")
     if advice.left_out:
@@ -143,6 +147,10 @@ def _notes(advice: RentAdvice, shown: Sequence[Offer]) -> list[str]:
 
 def _title(offer: Offer) -> str:
     return f"{offer.machine.title} {cluster_title(offer.cluster, speed=False)}".strip().replace(" nodes of ", " x ")
+
+
+def _cut(title: str) -> str:
+    return title if len(title) <= _TITLE_WIDTH else f"{title[: _TITLE_WIDTH - 1]}~"
 
 
 def _named(offer: Offer) -> str:
