@@ -1,0 +1,364 @@
+"""Probes and launches of a tiny model with faults at random moments, two at a time, on a machine that is busy besides.
+
+    python -m benchmarks.probes.soak [--rounds 100] [--minutes M] [--seed 0] [--load N] [--write]
+
+Each round starts two commands on the CPU, a probe or a launch of two ranks, each with one of `FAULTS` up to 25 s after
+its start, while as many processes as there are cores (or `--load`) do nothing but count. Every kind meets every fault
+before one comes again. Whatever happens, a command must end by itself (`LIMIT_S`) and without a traceback of ours, and
+afterwards none of its processes is left, nor a lock on an extension, and the store can be read and has no result of
+what was not done. At the end, one more probe must run, and
+no temporary folder is left. A clock that jumps is not among the faults: it would be every process's.
+
+--write: put the table into docs/launch.md. Exit 1 where anything was lost or left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import random
+import resource
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ..document import put
+
+LATEST_FAULT_S, LIMIT_S, GRACE_S = 25.0, 900.0, 60.0
+"""The last two are far more than an idle machine takes: a busy one may stretch everything."""
+SWEPT_AFTER_S = 65.0
+"""Folders of a killed ds-advise are removed by the next one, once they are a minute old (`probes/scratch.py`)."""
+
+_MARK = "DS_ADVISE_SOAK"
+_CONFIG = {
+    "train_micro_batch_size_per_gpu": 1,
+    "zero_optimization": {"stage": 1},
+    "optimizer": {"type": "Adam", "params": {"lr": 1e-4, "torch_adam": True}},
+}
+_MODEL = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+_SCRIPT = """
+import argparse, time, deepspeed, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int)
+arguments = deepspeed.add_config_arguments(parser).parse_args()
+deepspeed.init_distributed("gloo")
+net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 1))
+engine, *_ = deepspeed.initialize(args=arguments, model=net, model_parameters=net.parameters())
+for _ in range(100):
+    loss = engine(torch.randn(2, 64)).mean()
+    engine.backward(loss)
+    engine.step()
+    time.sleep(0.05)
+torch.distributed.destroy_process_group()
+"""
+_WORDS = {
+    "probe": ["probe", "ds_config.json", "--model", "model", "--no-dry-run", "--seq-len", "32", "--stall", "300"],
+    "launch": ["launch", "ds_config.json", "--no-check", "--log-dir", "log", "--stall", "300"],
+}
+
+
+@dataclass
+class Trial:
+    """One command with its fault."""
+
+    kind: str
+    fault: str
+    folder: Path
+    process: subprocess.Popen[bytes]
+    strikes_at: float
+    mark: str
+    wrong: list[str] = field(default_factory=list)
+
+    def ranks(self) -> list[psutil.Process]:
+        """Its processes that run the model, as far as there are any."""
+        with contextlib.suppress(psutil.Error):
+            return [
+                child
+                for child in psutil.Process(self.process.pid).children(recursive=True)
+                if _module(child) in ("ds_advise.probes.real_run.worker", "ds_advise.advisor.launch.ranks.rank")
+            ]
+        return []
+
+    def left(self) -> list[psutil.Process]:
+        """Every process that it or one of its own has started and that is still there."""
+        return [process for process in psutil.process_iter() if self.mark in _environment(process)]
+
+
+def _kill_a_rank(trial: Trial) -> None:
+    _signal(trial.ranks(), signal.SIGKILL)
+
+
+def _stop_a_rank(trial: Trial) -> None:
+    stopped = trial.ranks()[:1]
+    _signal(stopped, signal.SIGSTOP)
+    time.sleep(5)
+    _signal(stopped, signal.SIGCONT)
+
+
+def _stop(trial: Trial) -> None:
+    trial.process.send_signal(signal.SIGSTOP)
+    time.sleep(5)
+    trial.process.send_signal(signal.SIGCONT)
+
+
+def _remove_folders(trial: Trial) -> None:
+    for folder in (trial.folder / "log", *(trial.folder / "tmp").iterdir()):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _full_disk() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+
+def _little_memory() -> None:
+    limit = random.choice((300, 700, 1100)) * 2**20
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+FAULTS: dict[str, Callable[[Trial], Any]] = {
+    "none": lambda _: None,
+    "a rank is killed": _kill_a_rank,
+    "a rank is suspended for 5 s": _stop_a_rank,
+    "ds-advise is killed": lambda trial: trial.process.kill(),
+    "ds-advise is suspended for 5 s": _stop,
+    "Ctrl-C": lambda trial: trial.process.send_signal(signal.SIGINT),
+    "SIGTERM": lambda trial: trial.process.terminate(),
+    "its folders are removed": _remove_folders,
+    "no file may grow": lambda _: None,
+    "little memory": lambda _: None,
+}
+_HARMLESS = ("none", "ds-advise is suspended for 5 s")
+_FROM_THE_START = {"no file may grow": _full_disk, "little memory": _little_memory}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no round begins after them")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--load", type=int, default=os.cpu_count(), help="processes that only count")
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    # A shell that starts it in the background has SIGINT ignored, and every command would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    dice = random.Random(given.seed)
+    with tempfile.TemporaryDirectory(prefix="soak-") as name, _load(given.load):
+        here = Path(name)
+        trials: list[Trial] = []
+        cases = [(kind, fault) for kind in _WORDS for fault in FAULTS]
+        dice.shuffle(cases)
+        for kind in _WORDS:  # what is compiled at first use is there afterwards
+            _run([_start(here, kind, kind, "none", dice)])
+        until = time.monotonic() + 60 * given.minutes
+        for number in range(given.rounds):
+            if time.monotonic() > until:
+                break
+            pair = [
+                _start(here, f"{number}-{each}", *cases[(2 * number + each) % len(cases)], dice) for each in range(2)
+            ]
+            _run(pair)
+            trials += pair
+            for trial in pair:
+                print(
+                    f"{trial.mark}: {trial.kind}, {trial.fault}: {trial.process.returncode} {trial.wrong}", flush=True
+                )
+        wrong = _afterwards(here, trials)
+    text = _table(trials, wrong)
+    print(text)
+    if given.write:
+        put("launch.md", "probes/soak", text)
+    return int(bool(wrong) or any(trial.wrong for trial in trials))
+
+
+def _start(here: Path, name: str, kind: str, fault: str, dice: random.Random) -> Trial:
+    folder = here / name
+    (folder / "tmp").mkdir(parents=True)
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(json.dumps(_MODEL))
+    (folder / "ds_config.json").write_text(json.dumps(_CONFIG))
+    (folder / "train.py").write_text(_SCRIPT)
+    mark = f"{_MARK}={name}-{os.getpid()}"
+    script = ["--", "train.py"] if kind == "launch" else []
+    with (folder / "said").open("wb") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ds_advise", *_WORDS[kind], "--device", "cpu", *script],
+            cwd=folder,
+            env={**os.environ, **_shared(here), "TMPDIR": str(folder / "tmp"), _MARK: mark.partition("=")[2]},
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=_FROM_THE_START.get(fault),
+        )
+    strikes_at = time.monotonic() + dice.uniform(0, LATEST_FAULT_S)
+    return Trial(kind=kind, fault=fault, folder=folder, process=process, strikes_at=strikes_at, mark=mark)
+
+
+def _shared(here: Path) -> dict[str, str]:
+    """What all commands have in common: the store, and the folder of extensions, which may hold compiled ones."""
+    extensions = os.environ.get("TORCH_EXTENSIONS_DIR", str(here / "extensions"))
+    return {"DS_ADVISE_CACHE": str(here / "cache"), "TORCH_EXTENSIONS_DIR": extensions}
+
+
+def _run(pair: Sequence[Trial]) -> None:
+    """Let the faults happen, wait for the ends, and note what is wrong."""
+    try:
+        _run_to_the_end(pair)
+    finally:
+        for trial in pair:
+            _signal(trial.left(), signal.SIGKILL, every=True)
+
+
+def _run_to_the_end(pair: Sequence[Trial]) -> None:
+    began, struck = time.monotonic(), set[str]()
+    while any(trial.process.poll() is None for trial in pair) and time.monotonic() - began < LIMIT_S:
+        for trial in pair:
+            if trial.mark not in struck and time.monotonic() >= trial.strikes_at and trial.process.poll() is None:
+                struck.add(trial.mark)
+                with contextlib.suppress(OSError, psutil.Error):
+                    FAULTS[trial.fault](trial)
+        time.sleep(0.1)
+    for trial in pair:
+        if trial.process.poll() is None:
+            trial.wrong.append(f"it did not end: {_listed(trial.left())}")
+            trial.process.kill()
+        trial.process.wait()
+        patience = time.monotonic() + GRACE_S
+        while (left := trial.left()) and time.monotonic() < patience:
+            time.sleep(0.2)
+        if left:
+            trial.wrong.append(f"left: {_listed(left)}")
+            _signal(left, signal.SIGKILL, every=True)
+        _judge(trial, happened=trial.mark in struck)
+
+
+def _judge(trial: Trial, *, happened: bool) -> None:
+    said = (trial.folder / "said").read_text(errors="replace")
+    # A line that begins with it is ours; those of a rank that is shown are indented.
+    if any(line.startswith("Traceback") for line in said.splitlines()) and trial.process.returncode >= 0:
+        trial.wrong.append("a traceback")
+    undisturbed = trial.fault in _HARMLESS or (not happened and trial.fault not in _FROM_THE_START)
+    if undisturbed and trial.process.returncode != 0:
+        last = said.strip().splitlines()[-1:]
+        trial.wrong.append(f"undisturbed, it ended with {trial.process.returncode}: {last}")
+
+
+def _afterwards(here: Path, trials: Sequence[Trial]) -> list[str]:
+    """What is wrong once all have ended."""
+    wrong = [f"{path} is left" for path in Path(_shared(here)["TORCH_EXTENSIONS_DIR"]).glob("*/lock")]
+    store = here / "cache" / "results.sqlite"
+    with contextlib.closing(sqlite3.connect(store)) as database:
+        if database.execute("pragma integrity_check").fetchone() != ("ok",):
+            wrong.append("the store is damaged")
+    listed = subprocess.run(
+        [sys.executable, "-m", "ds_advise", "history", "--json"],
+        env={**os.environ, **_shared(here)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode:
+        wrong.append("the history cannot be read")
+    elif (kept := listed.stdout.count('"kind": "probe"')) > 1 + sum(trial.kind == "probe" for trial in trials):
+        wrong.append(f"{kept} probes are kept, more than were made")
+    time.sleep(SWEPT_AFTER_S)
+    for folder in {trial.folder for trial in trials if any((trial.folder / "tmp").glob("ds-advise-*"))}:
+        last = subprocess.run(
+            [sys.executable, "-m", "ds_advise", *_WORDS["probe"], "--device", "cpu"],
+            cwd=folder,
+            env={**os.environ, **_shared(here), "TMPDIR": str(folder / "tmp")},
+            capture_output=True,
+            check=False,
+        )
+        if last.returncode:
+            wrong.append(f"the next probe ended with {last.returncode}")
+        wrong += [f"{path.name} is left" for path in (folder / "tmp").glob("ds-advise-*")]
+    return wrong
+
+
+@contextlib.contextmanager
+def _load(processes: int) -> Any:
+    """Processes that only count."""
+    counting = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in counting:
+            process.kill()
+            process.wait()
+
+
+def _table(trials: Sequence[Trial], wrong: Sequence[str]) -> str:
+    ended: dict[str, Counter[int]] = defaultdict(Counter)
+    for trial in trials:
+        ended[trial.fault][trial.process.returncode] += 1
+    lines = ["| fault | runs | exit codes | lost or left |", "|---|---|---|---|"]
+    for fault in FAULTS:
+        codes = ", ".join(f"{code} ({count})" for code, count in sorted(ended[fault].items()))
+        mistakes = [mistake for trial in trials if trial.fault == fault for mistake in trial.wrong]
+        lines.append(f"| {fault} | {sum(ended[fault].values())} | {codes} | {'; '.join(mistakes) or 'nothing'} |")
+    kinds = Counter(trial.kind for trial in trials)
+    total = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    return "\n".join(lines) + f"\n\n{total}. Afterwards: {'; '.join(wrong) or 'nothing was lost or left'}.\n"
+
+
+def _listed(processes: Sequence[psutil.Process]) -> str:
+    """What they are and what they have done, for whoever looks for the cause."""
+    said = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            seconds = sum(process.cpu_times()[:2])
+            said.append(f"{' '.join(process.cmdline()[1:6])} ({process.status()}, {seconds:.0f} s of a core)")
+    return "; ".join(said)
+
+
+def _module(process: psutil.Process) -> str:
+    """The module that a Python process runs as its program, "" for none."""
+    with contextlib.suppress(psutil.Error, ValueError, IndexError):
+        words = process.cmdline()
+        return words[words.index("-m") + 1]
+    return ""
+
+
+def _environment(process: psutil.Process) -> set[str]:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return set()
+        return {f"{name}={value}" for name, value in process.environ().items() if name == _MARK}
+    except psutil.Error:
+        return set()
+
+
+def _signal(processes: Sequence[psutil.Process], number: int, *, every: bool = False) -> None:
+    for process in processes if every else processes[:1]:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
