@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from ds_advise.advisor.launch.ranks.shared_memory import unname_buffer
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Script
 from ds_advise.advisor.launch.run import launch
 from ds_advise.advisor.launch.watch.display import Display
@@ -437,6 +438,19 @@ def test_a_second_signal_ends_what_ignores_the_first(tmp_path: Path) -> None:
     assert (outcome.status, outcome.failure) == ("stopped", None)
     pid = json.loads((request.folder / "rank0.jsonl").read_text().splitlines()[0])["pid"]
     assert not psutil.pid_exists(pid)
+
+
+def test_shared_memory_goes_with_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of this rank's buffer alone is taken away, and it is no error that there is none."""
+    monkeypatch.setattr("ds_advise.advisor.launch.ranks.shared_memory.FOLDER", tmp_path)
+    for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "4711"), ("RANK", "1")):
+        monkeypatch.setenv(name, value)
+    prefix = f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1"
+    for name in ("4711_0", "4711_1", "4712_1"):
+        (tmp_path / f"{prefix}_{name}").touch()
+    unname_buffer()
+    unname_buffer()
+    assert {path.name for path in tmp_path.iterdir()} == {f"{prefix}_4711_0", f"{prefix}_4712_1"}
 
 
 @pytest.mark.slow

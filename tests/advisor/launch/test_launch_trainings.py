@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -242,6 +243,9 @@ def test_a_script_is_launched_and_seen(
     (attempt,) = session["attempts"]
     assert attempt["status"] == "finished", printed
     assert attempt["last_step"] == STEPS
+    if launcher == "deepspeed":  # which names the port, and with it the ranks' shared memory
+        (port,) = set(re.findall(r"--master_port=(\d+)", Path(attempt["folder"], "launcher.log").read_text()))
+        assert not [*Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*")]
     losses = [loss for _, loss in attempt["losses"]]
     reports = [json.loads(path.read_text()) for path in sorted((tmp_path / "reports").iterdir())]
     assert len(reports) == 2
