@@ -34,6 +34,15 @@ settings.register_profile("ds-advise", deadline=None, suppress_health_check=[Hea
 settings.load_profile("ds-advise")
 
 
+LONGEST = ("test_every_rung_counts_what_the_real_engine_allocates", "test_no_other_rank_peaks_higher")
+"""Each takes minutes, and shares no fixture with others."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest begin at once, so that no worker is left with one of them when the others have ended."""
+    items.sort(key=lambda item: not item.name.startswith(LONGEST))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """All processes that tests start find the extensions in one folder, which outlives the run."""
     assert config.cache is not None
