@@ -17,7 +17,8 @@ from .file_lock import try_lock
 
 _PREFIX, _OWNER = "ds-advise-", "owner"
 _SETTLED_S = 60.0
-"""Age from which a folder is judged: its owner has long taken its lock."""
+"""Age from which a folder is judged: its owner has long taken its lock. One from the future
+was made before the clock was set back."""
 
 
 @contextlib.contextmanager
@@ -40,7 +41,7 @@ def _sweep(where: Path) -> None:
     for owner in where.glob(f"{_PREFIX}*/{_OWNER}"):
         with contextlib.suppress(OSError):
             if (
-                time.time() - owner.stat().st_mtime > _SETTLED_S
+                abs(time.time() - owner.stat().st_mtime) > _SETTLED_S
                 and owner.stat().st_uid == os.getuid()
                 and _abandoned(owner)
             ):

@@ -208,7 +208,7 @@ class Store:
         ids: Collection[int] | None = None,
         limit: int | None = None,
     ) -> list[Record]:
-        """The records that match everything given, newest first.
+        """The records that match everything given, the last added first, whatever the clock said then.
 
         machine: itself or its key; question: what a dry run answers, as `record_of` was told it among the conditions.
         """
@@ -223,8 +223,7 @@ class Store:
         where = f"WHERE {' AND '.join(conditions)} " if conditions else ""
         with self._open() as connection:
             rows = connection.execute(
-                f"SELECT id, kind, made_at, model, body FROM records {where}ORDER BY made_at DESC, id DESC LIMIT "
-                ":limit",
+                f"SELECT id, kind, made_at, model, body FROM records {where}ORDER BY id DESC LIMIT :limit",
                 {**wanted, "question": question, "limit": -1 if limit is None else limit},
             ).fetchall()
             return [_record(*row) for row in rows]

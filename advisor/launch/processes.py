@@ -15,6 +15,7 @@ from ...probes.rank_processes import extension_lock
 from ...probes.search_path import search_path
 from .command import launch_line
 from .environment import environment_of
+from .ranks.shared_memory import free_abandoned_buffers
 from .ranks.supervisor import adopt_orphans, kill_descendants
 from .ranks.trainer_callback import STOP_FILE
 from .request import LaunchRequest
@@ -68,6 +69,7 @@ class RankProcesses:
             self._supervisor.terminate()
         if self._supervisor.wait() < 0:
             kill_descendants(self._others)
+            free_abandoned_buffers()
         adopt_orphans(False)
         extension_lock.remove_abandoned()
 

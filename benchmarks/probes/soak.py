@@ -4,10 +4,12 @@
 
 Each round starts two commands on the CPU, a probe or a launch of two ranks, each with one of `FAULTS` up to 25 s after
 its start, while as many processes as there are cores (or `--load`) do nothing but count. Every kind meets every fault
-before one comes again. Whatever happens, a command must end by itself (`LIMIT_S`) and without a traceback of ours, and
-afterwards none of its processes is left, nor a lock on an extension, and the store can be read and has no result of
-what was not done. At the end, one more probe must run, and
-no temporary folder is left. A clock that jumps is not among the faults: it would be every process's.
+before one comes again. A clock jumps for the processes of its command alone (`clock.c`, which is compiled first).
+
+Whatever happens, a command must end by itself (`LIMIT_S`) and without a traceback of ours. Afterwards none of its
+processes is left, nor shared memory of its ranks, nor a lock on an extension; the ranks' records go forward in time;
+and the store can be read and has no result of what was not done. At the end, one more probe must run, and no temporary
+folder is left.
 
 --write: put the table into docs/launch.md. Exit 1 where anything was lost or left.
 """
@@ -24,6 +26,7 @@ import resource
 import shutil
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 import tempfile
@@ -43,7 +46,7 @@ LATEST_FAULT_S, LIMIT_S, GRACE_S = 25.0, 900.0, 60.0
 SWEPT_AFTER_S = 65.0
 """Folders of a killed ds-advise are removed by the next one, once they are a minute old (`probes/scratch.py`)."""
 
-_MARK = "DS_ADVISE_SOAK"
+_MARK, _CLOCK = "DS_ADVISE_SOAK", "clock.so"
 _CONFIG = {
     "train_micro_batch_size_per_gpu": 1,
     "zero_optimization": {"stage": 1},
@@ -62,7 +65,10 @@ _MODEL = {
     "tie_word_embeddings": False,
 }
 _SCRIPT = """
-import argparse, time, deepspeed, torch
+import argparse, os, pathlib, time
+buffers = "deepspeed_allreduce_buffer_{}_{MASTER_ADDR}_{MASTER_PORT}_*".format(os.getuid(), **os.environ)
+pathlib.Path("buffers").write_text(buffers)
+import deepspeed, torch
 parser = argparse.ArgumentParser()
 parser.add_argument("--local_rank", type=int)
 arguments = deepspeed.add_config_arguments(parser).parse_args()
@@ -131,6 +137,14 @@ def _remove_folders(trial: Trial) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _jump(trial: Trial) -> None:
+    hour_ns = 3600 * 10**9
+    # A file that was changed a moment ago may have the time of the kernel's last tick.
+    jump = struct.pack("qq", random.choice((-hour_ns, hour_ns)), time.time_ns() - 10**7)
+    with (trial.folder / "clock").open("r+b") as mapped:  # it must never be shorter than it was
+        mapped.write(jump)
+
+
 def _full_disk() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -150,10 +164,11 @@ FAULTS: dict[str, Callable[[Trial], Any]] = {
     "Ctrl-C": lambda trial: trial.process.send_signal(signal.SIGINT),
     "SIGTERM": lambda trial: trial.process.terminate(),
     "its folders are removed": _remove_folders,
+    "the clock jumps by an hour": _jump,
     "no file may grow": lambda _: None,
     "little memory": lambda _: None,
 }
-_HARMLESS = ("none", "ds-advise is suspended for 5 s")
+_HARMLESS = ("none", "ds-advise is suspended for 5 s", "the clock jumps by an hour")
 _FROM_THE_START = {"no file may grow": _full_disk, "little memory": _little_memory}
 
 
@@ -170,6 +185,9 @@ def main() -> int:
     dice = random.Random(given.seed)
     with tempfile.TemporaryDirectory(prefix="soak-") as name, _load(given.load):
         here = Path(name)
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", "-O2", Path(__file__).with_name("clock.c"), "-o", here / _CLOCK], check=True
+        )
         trials: list[Trial] = []
         cases = [(kind, fault) for kind in _WORDS for fault in FAULTS]
         dice.shuffle(cases)
@@ -205,11 +223,13 @@ def _start(here: Path, name: str, kind: str, fault: str, dice: random.Random) ->
     (folder / "train.py").write_text(_SCRIPT)
     mark = f"{_MARK}={name}-{os.getpid()}"
     script = ["--", "train.py"] if kind == "launch" else []
+    (folder / "clock").write_bytes(bytes(16))
+    clock = {"LD_PRELOAD": str(here / _CLOCK), "CLOCK_JUMP": str(folder / "clock")} if FAULTS[fault] is _jump else {}
     with (folder / "said").open("wb") as said:
         process = subprocess.Popen(
             [sys.executable, "-m", "ds_advise", *_WORDS[kind], "--device", "cpu", *script],
             cwd=folder,
-            env={**os.environ, **_shared(here), "TMPDIR": str(folder / "tmp"), _MARK: mark.partition("=")[2]},
+            env={**os.environ, **_shared(here), **clock, "TMPDIR": str(folder / "tmp"), _MARK: mark.partition("=")[2]},
             stdout=said,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -262,10 +282,26 @@ def _judge(trial: Trial, *, happened: bool) -> None:
     # A line that begins with it is ours; those of a rank that is shown are indented.
     if any(line.startswith("Traceback") for line in said.splitlines()) and trial.process.returncode >= 0:
         trial.wrong.append("a traceback")
+    trial.wrong += _left_by_ranks(trial.folder)
     undisturbed = trial.fault in _HARMLESS or (not happened and trial.fault not in _FROM_THE_START)
     if undisturbed and trial.process.returncode != 0:
         last = said.strip().splitlines()[-1:]
         trial.wrong.append(f"undisturbed, it ended with {trial.process.returncode}: {last}")
+
+
+def _left_by_ranks(folder: Path) -> list[str]:
+    """What is wrong with their records and their shared memory."""
+    wrong = []
+    for path in (folder / "log").glob("rank*.jsonl"):
+        times = []
+        for line in path.read_text().splitlines():
+            with contextlib.suppress(ValueError):  # where the disk was full
+                times.append(json.loads(line)["time"])
+        if times and (times != sorted(times) or times[-1] - times[0] > LIMIT_S):
+            wrong.append(f"{path.name} goes back or far forward in time")
+    if (folder / "buffers").exists():
+        wrong += [f"{path} is left" for path in Path("/dev/shm").glob((folder / "buffers").read_text())]
+    return wrong
 
 
 def _afterwards(here: Path, trials: Sequence[Trial]) -> list[str]:

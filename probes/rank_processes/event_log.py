@@ -29,9 +29,9 @@ class EventLog:
         self.note({"phase": phase})
 
     def note(self, values: Mapping[str, Any]) -> None:
-        """Append an event, with its `time` in seconds since the epoch."""
+        """Append an event, with its `time` in seconds of a clock that nobody sets and a machine's processes share."""
         with contextlib.suppress(OSError, TypeError, ValueError):
-            os.write(self._file, (json.dumps({"time": time.time(), **values}) + "\n").encode())
+            os.write(self._file, (json.dumps({"time": time.monotonic(), **values}) + "\n").encode())
 
 
 class EventLogReader:

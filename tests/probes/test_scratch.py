@@ -47,13 +47,15 @@ def another_run(where: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 
 def test_what_a_killed_run_left_goes_with_the_next_and_what_lives_stays(tmp_path: Path) -> None:
     """Also a folder that is not ours stays, and one so new that its owner may not hold it yet."""
-    foreign, new = tmp_path / "ds-advise-foreign", tmp_path / "ds-advise-new"
-    for folder in (foreign, new):
+    foreign, new, future = (tmp_path / f"ds-advise-{name}" for name in ("foreign", "new", "future"))
+    for folder in (foreign, new, future):
         folder.mkdir()
     (new / "owner").touch()
+    (future / "owner").touch()
+    os.utime(future / "owner", (4e9, 4e9))  # by a clock that has been set back since
     with another_run(tmp_path) as (process, theirs):
         with scratch("probe", tmp_path):
-            assert theirs.exists()
+            assert theirs.exists() and not future.exists()
         process.send_signal(signal.SIGKILL)
         process.wait()
         with scratch("probe", tmp_path):

@@ -58,23 +58,23 @@ def test_a_record_comes_back_whole(own_store: Path) -> None:
 
 
 def test_records_are_found_by_what_they_are_of_newest_first() -> None:
-    """kind, machine, model and number narrow it down; limit cuts the oldest off."""
+    """kind, machine, model and number narrow it down; limit cuts off what was added first, whatever the clock said."""
     store, other = Store(), replace(MACHINE, cpu_cores=4)
     old = store.add(_probe(made_at="2026-01-01T00:00:00+00:00"))
     new = store.add(_probe(made_at="2026-03-01T00:00:00+00:00"))
     elsewhere = store.add(_probe(made_at="2026-02-01T00:00:00+00:00", machine=other, model="other"))
-    bench = store.add(_probe(made_at="2025-01-01T00:00:00+00:00", kind="bench"))
+    bench = store.add(_probe(made_at="2025-01-01T00:00:00+00:00", kind="bench"))  # the clock has been set back
 
     def ids(**wanted: Any) -> list[int | None]:
         return [record.id for record in store.find(**wanted)]
 
-    assert ids() == [new, elsewhere, old, bench]
+    assert ids() == [bench, elsewhere, new, old]
     assert ids(kind="bench") == [bench]
-    assert ids(machine=MACHINE) == [new, old, bench]
+    assert ids(machine=MACHINE) == [bench, new, old]
     assert ids(machine=other.key, model="other") == [elsewhere]
     assert ids(model="nothing") == ids(ids=[]) == []
-    assert ids(ids=[old, bench]) == [old, bench]
-    assert ids(limit=1) == [new]
+    assert ids(ids=[old, bench]) == [bench, old]
+    assert ids(limit=1) == [bench]
 
 
 def test_forgotten_records_are_gone_and_their_numbers_are_not_used_again() -> None:

@@ -20,7 +20,6 @@ from types import ModuleType
 from typing import Any
 
 from ....probes.rank_processes.event_log import EventLog
-from .shared_memory import unname_buffer
 
 _MEMORY_EVERY_S = 1.0
 """torch collects all its counters for each question about one; the peaks between two looks are kept by torch itself."""
@@ -147,7 +146,6 @@ class _Seen:
         if not self._told_settings:
             self._told_settings = True
             self._events.note({"engine": _settings(engine)})
-            unname_buffer()  # the first step has exchanged something with every rank
         self._tell_late()
         losses, self._losses, self._tokens = self._losses, [], 0
         loss = None

@@ -19,6 +19,8 @@ from typing import NoReturn
 
 import psutil
 
+from .shared_memory import free_abandoned_buffers
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -77,6 +79,7 @@ def _end(*_: object) -> None:
 def _kill_all() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     kill_descendants()
+    free_abandoned_buffers()
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class Monitor:
         self.records = Records(request.folder)
         self._request, self._display = request, display
         self._warnings: list[str] = []
-        self._began, self._began_at = time.monotonic(), time.time()
+        self._began = time.monotonic()
         self._oom_kills_before = oom_kills()
         self._host: HostWatcher | None = None
         self._sampled_at, self._swapped_before = -math.inf, 0
@@ -127,7 +127,7 @@ class Monitor:
                 device_bytes=self._peak_device_bytes or None,
                 host_bytes=self._peak_host_bytes,
             ),
-            first_step_s=max(first_steps) - self._began_at if first_steps else None,
+            first_step_s=max(first_steps) - self._began if first_steps else None,
             step_s=records.step_s,
             tokens_per_step=tokens,
             tokens_per_s=tokens / records.step_s if tokens and records.step_s else None,

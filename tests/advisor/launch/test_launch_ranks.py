@@ -4,6 +4,7 @@ DeepSpeed."""
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
-from ds_advise.advisor.launch.ranks.shared_memory import unname_buffer
+from ds_advise.advisor.launch.ranks.shared_memory import free_abandoned_buffers
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Script
 from ds_advise.advisor.launch.run import launch
 from ds_advise.advisor.launch.watch.display import Display
@@ -28,6 +29,7 @@ from ds_advise.advisor.launch.watch.monitor import Monitor
 from ds_advise.advisor.launch.watch.records import Records
 from ds_advise.advisor.question.cpu_cluster import cpu_cluster
 from ds_advise.estimators.errors import ConfigFileError
+from ds_advise.probes.rank_processes.event_log import EventLog
 from ds_advise.probes.run import Run
 from rich.console import Console
 
@@ -180,6 +182,18 @@ def _notes(tmp_path: Path, *ranks: list[dict[str, Any]]) -> Records:
 
 def _step(number: int, time_s: float, loss: float = 1.0, forward_s: float = 1.0) -> dict[str, Any]:
     return {"step": number, "tokens": 100, "time": time_s, "loss": loss, "forward_s": forward_s}
+
+
+def test_a_clock_that_jumps_changes_no_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps end one after the other, whatever time of day it is then."""
+    events = EventLog(tmp_path / "rank0.jsonl")
+    events.note({"rank": 0, "pid": 0, "host": "elsewhere"})
+    for number, wall_s in enumerate((2e9, 1e9, 3e9)):
+        monkeypatch.setattr(time, "time", lambda wall_s=wall_s: wall_s)
+        events.note({"step": number, "tokens": 100})
+    records = Records(tmp_path)
+    records.read()
+    assert all(0 <= step_s < 60 for step_s in records.ranks[0].step_times)
 
 
 def test_records_are_read_as_they_grow(tmp_path: Path) -> None:
@@ -397,7 +411,7 @@ from pathlib import Path
 notes = Path(sys.argv[1]) / f"rank{os.environ['RANK']}.jsonl"
 for step in range(FIRST, FIRST + 40):
     with notes.open("a") as stream:
-        stream.write(json.dumps({"time": time.time(), "step": step, "tokens": 10, "loss": float(LOSS)}) + "\\n")
+        stream.write(json.dumps({"time": time.monotonic(), "step": step, "tokens": 10, "loss": float(LOSS)}) + "\\n")
     time.sleep(0.05)
 time.sleep(10_000)
 """
@@ -441,16 +455,21 @@ def test_a_second_signal_ends_what_ignores_the_first(tmp_path: Path) -> None:
 
 
 def test_shared_memory_goes_with_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name of this rank's buffer alone is taken away, and it is no error that there is none."""
+    """What a process has open or mapped stays, and so does another user's."""
     monkeypatch.setattr("ds_advise.advisor.launch.ranks.shared_memory.FOLDER", tmp_path)
-    for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "4711"), ("RANK", "1")):
-        monkeypatch.setenv(name, value)
-    prefix = f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1"
-    for name in ("4711_0", "4711_1", "4712_1"):
-        (tmp_path / f"{prefix}_{name}").touch()
-    unname_buffer()
-    unname_buffer()
-    assert {path.name for path in tmp_path.iterdir()} == {f"{prefix}_4711_0", f"{prefix}_4712_1"}
+    prefix = tmp_path / f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1"
+    abandoned, opened, mapped = (Path(f"{prefix}_4711_{rank}") for rank in range(3))
+    foreign = tmp_path / f"deepspeed_allreduce_buffer_{os.getuid() + 1}_127.0.0.1_4711_0"
+    for path in (abandoned, opened, mapped, foreign):
+        path.write_bytes(b"buffer")
+    with opened.open(), mapped.open("r+b") as stream:
+        memory = mmap.mmap(stream.fileno(), 0)
+        stream.close()
+        free_abandoned_buffers()
+    assert {*tmp_path.iterdir()} == {opened, mapped, foreign}
+    memory.close()
+    free_abandoned_buffers()
+    assert {*tmp_path.iterdir()} == {foreign}
 
 
 @pytest.mark.slow
@@ -481,7 +500,7 @@ def test_ranks_that_are_silent_are_told_and_ended(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("ds_advise.advisor.launch.watch.monitor._SAMPLE_S", 0.0)
     request = _request(tmp_path, "", stall_s=700.0)
     request.folder.mkdir()
-    begun = {"time": time.time(), "rank": 1, "pid": os.getpid(), "host": socket.gethostname()}
+    begun = {"time": time.monotonic(), "rank": 1, "pid": os.getpid(), "host": socket.gethostname()}
     (request.folder / "rank1.jsonl").write_text(json.dumps(begun) + "\n")
     (request.folder / "rank1.log").write_text("loading\nwaiting for rank 0\n")
     monitor = Monitor(request, Display(Console(file=StringIO())))

@@ -122,7 +122,7 @@ def read_ops_folder(environment: Mapping[str, str], root: Path = Path("/")) -> O
     locks = []
     for lock in sorted([*folder.glob("*/lock"), *folder.glob("*/*/lock")]):  # <op>/lock, or <python and CUDA>/<op>/lock
         with suppress(OSError):
-            locks.append((lock.parent.name, time.time() - lock.stat().st_mtime))
+            locks.append((lock.parent.name, max(0.0, time.time() - lock.stat().st_mtime)))
     return OpsFolder(
         path=str(folder),
         filesystem=mount_of(there.resolve(), root)[0],
