@@ -64,7 +64,7 @@ def advise(
     interconnect: str | None = None,
     threads: int | None = None,
     data: str | Path | None = None,
-    samples: int | None = None,
+    samples: int | str | None = None,
     tokens: str | None = None,
     epochs: float | None = None,
     packing: bool = False,

@@ -36,7 +36,7 @@ def ask(
     risk: Risk = "safe",
     offline: bool = False,
     data: str | Path | None = None,
-    samples: int | None = None,
+    samples: int | str | None = None,
     tokens: str | int | None = None,
     epochs: float | None = None,
     packing: bool = False,

@@ -232,7 +232,7 @@ _JOB = (
         metavar="FILE",
         help="Count the rows of this file as train would: duration and cost of training on it are told.",
     ),
-    click.option("--samples", type=COUNT, help="Set the samples of an epoch, in place of --data."),
+    click.option("--samples", metavar="N", help="Set the samples of an epoch, such as 52k, in place of --data."),
     click.option("--tokens", metavar="N", help="Set the tokens trained in all, such as 1B, in place of --data."),
     click.option("--epochs", type=float, metavar="N", help="Train so many times on all samples.  [default: 3]"),
     click.option("--packing", is_flag=True, help="Fill each sample with several rows of --data."),

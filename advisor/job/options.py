@@ -11,11 +11,10 @@ from ...estimators.job.job import Job
 from ...estimators.job.price import Price
 from ...estimators.models.model_shape import ModelShape
 from ..data.defaults import EPOCHS, global_batch
-from ..question.workload import positive
 
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-_MOST_TOKENS = 10**15
+_MOST = 10**15
 _MOST_EPOCHS = 10_000
 _MOST_PER_HOUR = 10**6
 
@@ -42,7 +41,7 @@ class JobOptions:
     """The options as they were given; one of `data`, `samples` and `tokens` makes a job."""
 
     data: str | Path | None = None
-    samples: int | None = None
+    samples: int | str | None = None
     tokens: int | str | None = None
     epochs: float | None = None
     packing: bool = False
@@ -87,12 +86,13 @@ class JobOptions:
         Raises DsAdviseError for amounts that are no numbers, and data that cannot be trained on.
         """
         if self.tokens is not None:
-            return AskedJob(job=Job(tokens=parse_tokens(self.tokens)), seq_len=None)
+            return AskedJob(job=Job(tokens=parse_amount("tokens", self.tokens)), seq_len=None)
         epochs = self.epochs if self.epochs is not None else EPOCHS
         assumed = () if self.epochs is not None else (f"{EPOCHS:g} epochs are taken (--epochs).",)
         if self.samples is not None:
-            held_out = round(positive("samples", self.samples) * self.eval_split)
-            job = Job(samples=max(1, self.samples - held_out), epochs=epochs, evaluation_samples=held_out)
+            samples = parse_amount("samples", self.samples)
+            held_out = round(samples * self.eval_split)
+            job = Job(samples=max(1, samples - held_out), epochs=epochs, evaluation_samples=held_out)
             return AskedJob(job=job, seq_len=None, basis=assumed)
         # Imported here: it loads numpy, which an answer without data never needs.
         from ..data.counted import count_data
@@ -119,15 +119,16 @@ def batch_of(job: Job, *, ranks: int, micro_batch: int | None) -> int | None:
     return None if job.samples is None else global_batch(job.samples, ranks=ranks, micro_batch=micro_batch)
 
 
-def parse_tokens(text: int | str) -> int:
-    """Tokens of `1B`, `500M`, `1.5T` or `20000000`. Raises WorkloadError for anything else."""
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([kmbgt]?)", str(text).strip().replace("_", ""), re.IGNORECASE)
+def parse_amount(of: str, text: int | str) -> int:
+    """How many of `samples` or `tokens`: `1B`, `500M`, `1.5T`, `20,000` or `20000`. Raises WorkloadError for others."""
+    plain = re.sub(r"(?<=\d)[_,](?=\d{3}(?!\d))", "", str(text).strip())
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([kmbgt]?)", plain, re.IGNORECASE | re.ASCII)
     number = round(float(match[1]) * _SCALES[match[2].lower()]) if match else 0
-    if not 0 < number <= _MOST_TOKENS:
+    if not 0 < number <= _MOST:
         raise WorkloadError(
-            f"--tokens {str(text)[:40]!r} is no number of tokens",
-            why=f"from 1 to {_MOST_TOKENS // 10**12:,}T are accepted",
-            fix="write it as --tokens 1B, 500M or 20000000",
+            f"--{of} {str(text)[:40]!r} is no number of {of}",
+            why=f"from 1 to {_MOST // 10**12:,}T are accepted",
+            fix=f"write it as --{of} 20000, 500k or 1B",
         )
     return number
 

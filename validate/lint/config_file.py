@@ -44,17 +44,17 @@ def shown_name(path: Path) -> str:
     return "standard input" if path == STANDARD_INPUT else str(path)
 
 
-def read_file(path: Path, most_bytes: int) -> bytes:
+def read_file(path: Path, most_bytes: int, *, fix: str = FIX) -> bytes:
     """At most `most_bytes` + 1 bytes of a regular file. Raises ConfigFileError for anything else (a pipe, a device)."""
     try:
         if not path.is_file():
             found = "is no regular file" if path.exists() else "no such file"
-            raise ConfigFileError(f"{path}: {found}", fix=FIX)
+            raise ConfigFileError(f"{path}: {found}", fix=fix)
         with path.open("rb") as stream:
             return stream.read(most_bytes + 1)
     except (OSError, ValueError, RuntimeError) as problem:  # a null byte in the name, a loop of links
         reason = os.strerror(problem.errno or 0) if isinstance(problem, OSError) else problem
-        raise ConfigFileError(f"{path}: cannot be read ({reason})", fix=FIX) from problem
+        raise ConfigFileError(f"{path}: cannot be read ({reason})", fix=fix) from problem
 
 
 def correct(file: ConfigFile, report: LintReport) -> tuple[ConfigFile, Path] | None:

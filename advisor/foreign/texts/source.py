@@ -66,7 +66,7 @@ def read_source(path: Path, kind: Kind | None = None) -> Source:
 
     Raises ConfigFileError for what cannot be read, and for a text that is none of the kinds.
     """
-    raw = read_file(path, MAX_BYTES)
+    raw = read_file(path, MAX_BYTES, fix="give a configuration of one of the tools, or a script that trains")
     if len(raw) > MAX_BYTES:
         raise ConfigFileError(f"{path}: larger than {MAX_BYTES:,} bytes, so it is no configuration")
     try:

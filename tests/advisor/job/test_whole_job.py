@@ -11,7 +11,7 @@ from ds_advise import advise
 from ds_advise.advisor.cli import run
 from ds_advise.advisor.data.counted import CountedData, count_data
 from ds_advise.advisor.data.four_bytes import FourBytes
-from ds_advise.advisor.job.options import JobOptions, parse_price, parse_tokens
+from ds_advise.advisor.job.options import JobOptions, parse_amount, parse_price
 from ds_advise.advisor.job.words import hours, money
 from ds_advise.advisor.recommend.candidate import duration_of
 from ds_advise.advisor.trainer.folder import TrainingFolder
@@ -121,16 +121,25 @@ def test_without_a_tokenizer_four_bytes_are_a_token(chats: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "tokens"), [("1B", 10**9), ("500m", 5 * 10**8), ("1.5T", 1_500_000_000_000), ("20000000", 20_000_000)]
+    ("text", "amount"),
+    [
+        ("1B", 10**9),
+        ("500m", 5 * 10**8),
+        ("1.5T", 1_500_000_000_000),
+        ("20000000", 20_000_000),
+        ("52k", 52_000),
+        ("20,000", 20_000),
+        ("1_000_000", 10**6),
+    ],
 )
-def test_tokens_are_said_in_any_unit(text: str, tokens: int) -> None:
-    assert parse_tokens(text) == tokens
+def test_amounts_are_said_in_any_unit(text: str, amount: int) -> None:
+    assert parse_amount("tokens", text) == parse_amount("samples", text) == amount
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "many", "1Q", "1e400", "9999T", "1B2"])
+@pytest.mark.parametrize("text", ["", "0", "-1", "many", "1Q", "1e400", "9999T", "1B2", "1,5", "1,50k"])
 def test_other_amounts_are_refused(text: str) -> None:
-    with pytest.raises(WorkloadError, match="no number of tokens"):
-        parse_tokens(text)
+    with pytest.raises(WorkloadError, match="--samples .* is no number of samples"):
+        parse_amount("samples", text)
 
 
 @pytest.mark.parametrize(
