@@ -138,7 +138,7 @@ def test_amounts_are_said_in_any_unit(text: str, amount: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "many", "1Q", "1e400", "9999T", "1B2", "1,5", "1,50k"])
 def test_other_amounts_are_refused(text: str) -> None:
-    with pytest.raises(WorkloadError, match="--samples .* is no number of samples"):
+    with pytest.raises(WorkloadError, match=r"--samples .* is no number of samples"):
         parse_amount("samples", text)
 
 
