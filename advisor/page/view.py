@@ -157,7 +157,7 @@ def _row(step: LadderStep, chosen: bool) -> dict[str, Any]:
     if candidate is None:
         return {"cells": [step.rung, *[""] * 6, step.reason], "chosen": False, "fits": False}
     plan, memory = candidate.plan, candidate.memory
-    known = candidate.fit.limit != "gpu" or candidate.fit.probability >= LIKELY
+    known = candidate.fit.gpu_likely_suffices
     return {
         "cells": [
             step.rung,

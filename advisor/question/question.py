@@ -159,7 +159,7 @@ class Question:
         """(micro batch, accumulation steps) pairs to try, by rising micro batch, where so many GPUs share a sample.
 
         With a global batch they are all its exact factorisations. Without one there is no accumulation, and the micro
-        batch goes up in powers of two to `MAX_TOKENS_PER_STEP`.
+        batch doubles up to the largest within `MAX_TOKENS_PER_STEP`.
         """
         wanted, fixed = self.workload.global_batch_size, self.micro_batch_size
         ranks = self.cluster.world_size // sequence_parallel_size
@@ -170,11 +170,9 @@ class Question:
             return tuple((micro, per_gpu // micro) for micro in _divisors(per_gpu) if micro <= MAX_MICRO_BATCH)
         if fixed is not None:
             return ((fixed, 1),)
-        shapes, micro, most = [(1, 1)], 2, self._most_tokens_per_step()
-        while micro <= MAX_MICRO_BATCH and micro * self.workload.seq_len * ranks <= most:
-            shapes.append((micro, 1))
-            micro *= 2
-        return tuple(shapes)
+        largest = min(MAX_MICRO_BATCH, int(self._most_tokens_per_step() // (self.workload.seq_len * ranks)))
+        doubled = [2**power for power in range(largest.bit_length())]
+        return tuple((micro, 1) for micro in dict.fromkeys([*(doubled or [1]), max(1, largest)]))
 
     def _most_tokens_per_step(self) -> float:
         """Where the search stops raising an unspecified batch: of a job there are to be enough steps."""

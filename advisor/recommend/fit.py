@@ -44,6 +44,11 @@ class Fit:
         return self.probability >= SURE
 
     @property
+    def gpu_likely_suffices(self) -> bool:
+        """Whether the plan likely fits the GPU, whatever it lacks besides."""
+        return self.limit != "gpu" or self.probability >= LIKELY
+
+    @property
     def verdict(self) -> Verdict:
         return verdict_of(self.probability)
 

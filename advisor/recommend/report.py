@@ -29,7 +29,7 @@ from ..terminal.words import (
 )
 from .candidate import Candidate, duration_of
 from .evidence import ProbedPlan, ProbeSeries, Verification
-from .fit import LIKELY, chance, fits_words
+from .fit import chance, fits_words
 from .reasons import deepspeed_sentence, gain_of_risk, time_shares
 from .recommendation import Recommendation, closest
 
@@ -372,7 +372,7 @@ def _cells(candidate: Candidate) -> tuple[str, ...]:
         gib(candidate.device_bytes),
         gib(memory.host_bytes_per_node),
         gib(memory.nvme_bytes_per_node) if memory.nvme_bytes_per_node else "-",
-        rate(candidate.tokens_per_s) if candidate.fit.limit != "gpu" or candidate.fit.probability >= LIKELY else "-",
+        rate(candidate.tokens_per_s) if candidate.fit.gpu_likely_suffices else "-",
     )
 
 

@@ -1,4 +1,4 @@
-"""What the search wins inside a rung: micro batches between the powers of two.
+"""What the search wins inside a rung: the largest micro batch that surely fits, instead of a power of two.
 
     python -m benchmarks.search.choices_inside_rungs [--dry-run N]
 

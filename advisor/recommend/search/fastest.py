@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ....estimators.plan import RUNGS, Rung
 from ...question.question import Question
 from ..candidate import Candidate, LadderStep
-from ..fit import LEAST, LIKELY
+from ..fit import LEAST
 from .choice import (
     COMFORTABLE,
     OFFLOAD_GAIN,
@@ -19,7 +19,7 @@ from .choice import (
     wants_more,
     wants_more_than,
 )
-from .series import Judged, Series
+from .series import Series
 from .ways import ways_of, worth_going_on
 
 
@@ -42,7 +42,7 @@ def fastest(question: Question, slopes: Slopes | None = None) -> Candidate | Non
             if one.bound < _least_speed(rungs):
                 break
             if not _is_needless(one, fastest_that_fits(_steps(rungs))):
-                one.rung.found += _largest_that_fit(one.series, one.may_fit)
+                one.rung.found += _largest_that_fit(one.series, one.may_fit, _least_speed(rungs))
         least = _least_speed(rungs)
         active = [rung for rung in active if rung.goes_on(number, least)]
         number += 1
@@ -52,11 +52,9 @@ def fastest(question: Question, slopes: Slopes | None = None) -> Candidate | Non
 def any_fits(question: Question) -> bool:
     """Whether some rung has a plan that fits as surely as the question's risk asks.
 
-    Memory rises with the micro batch, so where the search may choose it one sample decides. The last rungs need least
-    of the GPU and are asked first.
+    Memory rises with the micro batch, so the smallest decide. The last rungs need least of the GPU and are asked first.
     """
-    small = question if question.micro_batch_size is not None else replace(question, micro_batch_size=1)
-    return any(_rung_fits(rung, small) for rung in reversed(RUNGS))
+    return any(_rung_fits(rung, question) for rung in reversed(RUNGS))
 
 
 def _rung_fits(rung: Rung, question: Question) -> bool:
@@ -64,7 +62,7 @@ def _rung_fits(rung: Rung, question: Question) -> bool:
     if ways[0][0].obstacle() is not None:
         return False
     for number, way in enumerate(ways):
-        fits = [series.judged(*series.shapes[0]).fit for series in way if not series.is_hopeless]
+        fits = [fit for series in way if not series.is_hopeless for fit in series.smallest()]
         if any(fit.probability >= LEAST[question.risk] for fit in fits):
             return True
         if any(fit.limit != "gpu" for fit in fits) or not worth_going_on(ways, number):
@@ -87,10 +85,8 @@ class _RungSearch:
         if any(candidate.fit.fits for candidate in self.found):
             return False
         for series in reversed(self.ways[number]):
-            if not series.is_hopeless:
-                fit = series.judged(*series.shapes[0]).fit
-                if fit.fits or fit.limit != "gpu":
-                    return False
+            if not series.is_hopeless and any(fit.fits or fit.limit != "gpu" for fit in series.smallest()):
+                return False
         after = (series for way in self.ways[number + 1 :] for series in way)
         return worth_going_on(self.ways, number) and any(
             series.time(*series.shapes[-1]).tokens_per_s >= least_speed for series in after
@@ -175,14 +171,15 @@ def _is_free(series: Series) -> bool:
     return series.question.is_batch_free and len(series.shapes) > 1
 
 
-def _largest_that_fit(series: Series, may_fit: float) -> list[Candidate]:
+def _largest_that_fit(series: Series, may_fit: float, least_speed: float) -> list[Candidate]:
     """The candidates that may be taken, with a free batch only the largest and those below that are as fast.
 
     may_fit: about the largest micro batch that may fit, where the search for it begins.
+    least_speed: tokens per second below which none is taken.
     """
-    shapes, least = series.shapes, LEAST[series.question.risk]
+    shapes, least = series.shapes, series.least
     if not _is_free(series):
-        return [series.timed(judged) for judged in _by_rising_batch(series) if judged.fit.probability >= least]
+        return [series.timed(judged) for judged in series.rising() if judged.fit.probability >= least]
 
     def fits(index: int) -> bool:
         return series.judged(*shapes[index]).fit.probability >= least
@@ -194,30 +191,18 @@ def _largest_that_fit(series: Series, may_fit: float) -> list[Candidate]:
         return []
     while index + 1 < len(shapes) and fits(index + 1):
         index += 1
-    found = [series.judged(*shapes[index])]
+    candidates = [series.timed(series.judged(*shapes[index]))]
     if index + 1 < len(shapes):
-        larger = series.judged(*shapes[index + 1]).fit
-        if larger.limit == "gpu" and larger.probability < LIKELY:
-            between = series.between(shapes[index][0], shapes[index + 1][0])
-            found += [judged for judged in between if judged.fit.probability >= least]
-    candidates = [series.timed(judged) for judged in found]
+        between = series.between(candidates[0], series.timed(series.judged(*shapes[index + 1])), least_speed)
+        candidates += [series.timed(judged) for judged in between if judged.fit.probability >= least]
     best = max(candidate.tokens_per_s for candidate in candidates)
     for shape in reversed(shapes[:index]):
         time = series.time(*shape)
         if time.tokens_per_s < (1 - SAME_SPEED) * best:
             break
-        candidates.append(series.timed(series.judged(*shape), time))
+        candidates.append(series.timed(series.judged(*shape)))
         best = max(best, time.tokens_per_s)
     return candidates
-
-
-def _by_rising_batch(series: Series) -> Iterator[Judged]:
-    """The batches up to the first that is not likely to fit on the GPU."""
-    for shape in series.shapes:
-        judged = series.judged(*shape)
-        yield judged
-        if judged.fit.limit == "gpu" and judged.fit.probability < LIKELY:
-            return
 
 
 def _steps(rungs: Iterable[_RungSearch]) -> Iterator[LadderStep]:

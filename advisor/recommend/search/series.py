@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,6 +17,9 @@ from ....estimators.unsupported import unsupported
 from ...question.question import CheckpointingChoice, Question
 from ..candidate import Candidate
 from ..fit import LEAST, LIKELY, Fit, fit_of
+
+RESOLVED = 0.01
+"""The search for the largest micro batch ends where no other is faster by more than this share."""
 
 
 class Judged(NamedTuple):
@@ -40,27 +43,24 @@ class Series:
     autotp_size: int
     _memory: dict[tuple[int, int], tuple[Plan, MemoryEstimate]] = field(default_factory=dict, init=False)
     _judged: dict[tuple[int, int], Judged] = field(default_factory=dict, init=False)
+    _time: dict[tuple[int, int], TimeEstimate] = field(default_factory=dict, init=False)
 
     def obstacle(self) -> str | None:
         """Why none of them can run."""
         question = self.question
         return unsupported(question.model, question.workload, self.first_plan, question.cluster)
 
-    def candidates(self) -> list[Candidate]:
-        """By rising micro batch, with which memory rises, up to the first that is not likely to fit (kept: it shows by
-        how much). Where sizes double, those between the last two are halved, since the search may take any."""
-        found: list[Candidate] = []
-        largest = 0
-        for micro, accumulation in self.shapes:
-            judged = self.judged(micro, accumulation)
-            stops = judged.fit.limit == "gpu" and judged.fit.probability < LIKELY
-            if stops and self.question.is_batch_free:
-                found += [self.timed(one) for one in self.between(largest, micro)]
-            found.append(self.timed(judged))
-            if stops:
+    def rising(self) -> Iterator[Judged]:
+        """By rising micro batch, with which memory rises, up to the first that is not likely to fit; then the one
+        without accumulation, which saves the gradients that are kept between micro batches, if that makes it likely."""
+        for shape in self.shapes:
+            judged = self.judged(*shape)
+            yield judged
+            if not judged.fit.gpu_likely_suffices:
                 break
-            largest = micro
-        return found
+        whole = self.shapes[-1]
+        if shape[1] > whole[1] == 1 and self.judged(*whole).fit.probability >= LIKELY:
+            yield self.judged(*whole)
 
     @cached_property
     def is_hopeless(self) -> bool:
@@ -78,31 +78,51 @@ class Series:
         return total_bytes(resident_terms(question.model, question.workload, question.cluster, self.first_plan))
 
     def may_fit(self) -> bool:
-        """Whether its smallest batch is likely to fit on the GPU."""
+        """Whether one of them is likely to fit on the GPU."""
         if self.is_hopeless:
             return False
-        fit = self.judged(*self.shapes[0]).fit
-        return fit.limit != "gpu" or fit.probability >= LIKELY
+        return any(fit.gpu_likely_suffices for fit in self.smallest())
+
+    def smallest(self) -> Iterator[Fit]:
+        """Of the plans of which one needs least of the GPU: one sample at a time, or no accumulation."""
+        first, last = self.shapes[0], self.shapes[-1]
+        yield self.judged(*first).fit
+        if first[1] > last[1] == 1:
+            yield self.judged(*last).fit
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, int], ...]:
         return self.question.batch_shapes(self.sequence_parallel_size * self.autotp_size)
 
-    def between(self, fits: int, fails: int) -> list[Judged]:
-        """Micro batches between one that fits and one that does not, by two halvings: the largest that surely fits is
-        then at most a quarter short."""
-        found: list[Judged] = []
-        for _ in range(2):
-            micro = (fits + fails) // 2
-            if micro == fits:
-                break
+    @property
+    def least(self) -> float:
+        """The least probability of fitting with which a plan may be taken."""
+        return LEAST[self.question.risk]
+
+    def holds(self, fit: Fit) -> bool:
+        """Whether a plan may be taken, or would be but for RAM or NVMe that even the smallest batch lacks."""
+        if fit.limit in ("host", "nvme"):
+            return fit.limit == self.judged(*self.shapes[0]).fit.limit
+        return fit.probability >= self.least
+
+    def between(self, fits: Candidate, fails: Candidate, least_speed: float) -> Iterator[Judged]:
+        """Plans with micro batches between that of a plan which `holds` and that of one which does not.
+
+        They are halved until none that holds is faster by more than `RESOLVED`, or as fast as `least_speed`: no
+        batch is faster than the one that is too large, nor by more than it has more samples.
+        """
+        speed, enough, too_many = fits.tokens_per_s, fits.plan.micro_batch_size, fails.plan.micro_batch_size
+        while True:
+            bound = min(fails.tokens_per_s, speed * (too_many - 1) / enough)
+            if bound < max(least_speed, speed * (1 + RESOLVED)):
+                return
+            micro = (enough + too_many) // 2
             judged = self.judged(micro, 1)
-            fit = judged.fit
-            if fit.limit != "gpu" or fit.probability >= LIKELY:
-                found.append(judged)
-            sure = fit.limit != "gpu" or fit.probability >= LEAST[self.question.risk]
-            fits, fails = (micro, fails) if sure else (fits, micro)
-        return sorted(found, key=lambda judged: judged.plan.micro_batch_size)
+            yield judged
+            if self.holds(judged.fit):
+                speed, enough = self.time(micro, 1).tokens_per_s, micro
+            else:
+                too_many = micro
 
     def memory(self, micro_batch_size: int, gradient_accumulation_steps: int) -> tuple[Plan, MemoryEstimate]:
         shape, question = (micro_batch_size, gradient_accumulation_steps), self.question
@@ -119,12 +139,15 @@ class Series:
         return self._judged[shape]
 
     def time(self, micro_batch_size: int, gradient_accumulation_steps: int) -> TimeEstimate:
-        question, plan = self.question, self._plan(micro_batch_size, gradient_accumulation_steps)
-        return estimate_time(question.model, question.workload, question.cluster, plan)
+        shape, question = (micro_batch_size, gradient_accumulation_steps), self.question
+        if shape not in self._time:
+            plan = self._plan(*shape)
+            self._time[shape] = estimate_time(question.model, question.workload, question.cluster, plan)
+        return self._time[shape]
 
-    def timed(self, judged: Judged, time: TimeEstimate | None = None) -> Candidate:
-        question, (plan, memory, fit) = self.question, judged
-        time = time or estimate_time(question.model, question.workload, question.cluster, plan)
+    def timed(self, judged: Judged) -> Candidate:
+        plan, memory, fit = judged
+        time = self.time(plan.micro_batch_size, plan.gradient_accumulation_steps)
         return Candidate(estimate=Estimate(plan=plan, memory=memory, time=time), fit=fit)
 
     def _plan(self, micro_batch_size: int, gradient_accumulation_steps: int) -> Plan:

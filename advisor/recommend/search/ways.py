@@ -11,6 +11,7 @@ from ....estimators.time.collective_time import ring
 from ....estimators.unsupported import unsupported
 from ...question.question import CheckpointingChoice, Question
 from ..candidate import Candidate
+from .choice import SAME_SPEED
 from .series import Series
 
 
@@ -27,11 +28,26 @@ def candidates_of(
     if obstacle is not None:
         return [], obstacle
     for number, way in enumerate(ways):
-        for series in way:
-            candidates += series.candidates()
+        candidates += _of_way(way)
         if not _lack_gpu_memory(candidates) or not worth_going_on(ways, number):
             break
     return candidates, ""
+
+
+def _of_way(way: Sequence[Series]) -> list[Candidate]:
+    """The candidates of several series; where sizes double, also those between the last that holds and the next, as far
+    as one may be as fast as the fastest."""
+    rising = [[series.timed(judged) for judged in series.rising()] for series in way]
+    if not way[0].question.is_batch_free:
+        return [candidate for found in rising for candidate in found]
+    held = [[each for each in found if series.holds(each.fit)] for series, found in zip(way, rising, strict=True)]
+    enough = max((each.tokens_per_s for found in held for each in found), default=0.0) * (1 - SAME_SPEED)
+    for series, found, holding in zip(way, rising, held, strict=True):
+        if 0 < len(holding) < len(found):
+            between = series.between(holding[-1], found[len(holding)], enough)
+            found += [series.timed(judged) for judged in between if judged.fit.gpu_likely_suffices]
+            found.sort(key=lambda candidate: candidate.plan.micro_batch_size)
+    return [candidate for found in rising for candidate in found]
 
 
 def ways_of(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from ds_advise.advisor.ask import ask
-from ds_advise.advisor.recommend.search.choice import fastest_that_fits
+from ds_advise.advisor.recommend.search.choice import SAME_SPEED, fastest_that_fits
 from ds_advise.advisor.recommend.search.fastest import fastest
-from ds_advise.advisor.recommend.search.ladder import predict_all
+from ds_advise.advisor.recommend.search.ladder import predict, predict_all
+from ds_advise.advisor.recommend.search.series import RESOLVED
+from ds_advise.advisor.recommend.search.ways import ways_of
 
 QUESTIONS: list[tuple[str, dict[str, Any]]] = [
     ("Llama-3.1-8B", {"gpus": "8xH100"}),
@@ -23,6 +26,7 @@ QUESTIONS: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {"gpus": "1xT4"}),
     ("Mistral-7B-v0.1", {"gpus": "2x8xA100-80GB", "micro_batch": 2, "gradient_checkpointing": "on"}),
     ("Qwen2.5-7B", {"gpus": "8xL40S", "global_batch": 4, "seq_len": 8192}),
+    ("Qwen2.5-32B", {"gpus": "2xH100", "ram": "2TB"}),
 ]
 
 
@@ -33,3 +37,29 @@ def test_the_quick_search_finds_the_plan_of_the_ladder(model: str, said: dict[st
     assert (quick and (quick.plan, quick.fit, quick.tokens_per_s)) == (
         whole and (whole.plan, whole.fit, whole.tokens_per_s)
     )
+
+
+def test_no_micro_batch_that_surely_fits_is_faster() -> None:
+    """Held against every number of samples; speeds closer than `SAME_SPEED` are the same."""
+    question = ask("Qwen2.5-32B", gpus="2xH100", ram="2TB")
+    best = fastest(question)
+    assert best is not None
+    sizes = range(1, 4 * best.plan.micro_batch_size)
+    every = [
+        predict(question.model, question.workload, question.cluster, replace(best.plan, micro_batch_size=size))
+        for size in sizes
+    ]
+    assert best.tokens_per_s >= (1 - SAME_SPEED - RESOLVED) * max(each.tokens_per_s for each in every if each.fit.fits)
+    assert best.plan.micro_batch_size & (best.plan.micro_batch_size - 1)  # not a power of two
+
+
+def test_without_accumulation_more_samples_at_a_time_may_need_less() -> None:
+    question = ask("Qwen2.5-7B", gpus="4x48GB", global_batch=8, seq_len=512, risk="bold")
+    gib = 2**30
+    larger = replace(
+        question, cluster=replace(question.cluster, gpu=replace(question.cluster.gpu, memory_bytes=51 * gib))
+    )
+    (series, *_), *_ = ways_of("zero1", larger)
+    by_shape = {shape: series.judged(*shape).fit.probability for shape in series.shapes}
+    assert by_shape[1, 2] < by_shape[2, 1]
+    assert [judged.plan.gradient_accumulation_steps for judged in series.rising()][-1] == 1
