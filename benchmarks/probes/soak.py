@@ -2,9 +2,10 @@
 
     python -m benchmarks.probes.soak [--rounds 100] [--minutes M] [--seed 0] [--load N] [--write]
 
-Each round starts two commands on the CPU, a probe or a launch of two ranks, each with one of `FAULTS` up to 25 s after
-its start, while as many processes as there are cores (or `--load`) do nothing but count. Every kind meets every fault
-before one comes again. A clock jumps for the processes of its command alone (`clock.c`, which is compiled first).
+Each round starts two commands on the CPU, a probe or a launch of two ranks, each with one of `FAULTS` up to 40 s after
+its start (a rank's as soon as there is one), while as many processes as there are cores (or `--load`) do nothing but
+count. Every kind meets every fault before one comes again. A clock jumps for the processes of its command alone
+(`clock.c`, which is compiled first).
 
 Whatever happens, a command must end by itself (`LIMIT_S`) and without a traceback of ours. Afterwards none of its
 processes is left, nor shared memory of its ranks, nor a lock on an extension; the ranks' records go forward in time;
@@ -41,7 +42,7 @@ import psutil
 
 from ..document import put
 
-LATEST_FAULT_S, LIMIT_S, GRACE_S = 25.0, 900.0, 60.0
+LATEST_FAULT_S, LIMIT_S, GRACE_S = 40.0, 900.0, 60.0
 """The last two are far more than an idle machine takes: a busy one may stretch everything."""
 SWEPT_AFTER_S = 65.0
 """Folders of a killed ds-advise are removed by the next one, once they are a minute old (`probes/scratch.py`)."""
@@ -98,6 +99,8 @@ class Trial:
     process: subprocess.Popen[bytes]
     strikes_at: float
     mark: str
+    struck: bool = False
+    """The fault happened before the command ended."""
     wrong: list[str] = field(default_factory=list)
 
     def ranks(self) -> list[psutil.Process]:
@@ -116,14 +119,21 @@ class Trial:
 
 
 def _kill_a_rank(trial: Trial) -> None:
-    _signal(trial.ranks(), signal.SIGKILL)
+    _signal(_one_rank(trial), signal.SIGKILL)
 
 
 def _stop_a_rank(trial: Trial) -> None:
-    stopped = trial.ranks()[:1]
+    stopped = _one_rank(trial)
     _signal(stopped, signal.SIGSTOP)
     time.sleep(5)
     _signal(stopped, signal.SIGCONT)
+
+
+def _one_rank(trial: Trial) -> list[psutil.Process]:
+    """Raises LookupError where there is none yet."""
+    if not (ranks := trial.ranks()):
+        raise LookupError
+    return ranks[:1]
 
 
 def _stop(trial: Trial) -> None:
@@ -255,13 +265,12 @@ def _run(pair: Sequence[Trial]) -> None:
 
 
 def _run_to_the_end(pair: Sequence[Trial]) -> None:
-    began, struck = time.monotonic(), set[str]()
+    began = time.monotonic()
     while any(trial.process.poll() is None for trial in pair) and time.monotonic() - began < LIMIT_S:
         for trial in pair:
-            if trial.mark not in struck and time.monotonic() >= trial.strikes_at and trial.process.poll() is None:
-                struck.add(trial.mark)
-                with contextlib.suppress(OSError, psutil.Error):
-                    FAULTS[trial.fault](trial)
+            if not trial.struck and time.monotonic() >= trial.strikes_at and trial.process.poll() is None:
+                with contextlib.suppress(LookupError):  # it strikes later
+                    _strike(trial)
         time.sleep(0.1)
     for trial in pair:
         if trial.process.poll() is None:
@@ -274,16 +283,22 @@ def _run_to_the_end(pair: Sequence[Trial]) -> None:
         if left:
             trial.wrong.append(f"left: {_listed(left)}")
             _signal(left, signal.SIGKILL, every=True)
-        _judge(trial, happened=trial.mark in struck)
+        _judge(trial)
 
 
-def _judge(trial: Trial, *, happened: bool) -> None:
+def _strike(trial: Trial) -> None:
+    with contextlib.suppress(OSError, psutil.Error):
+        FAULTS[trial.fault](trial)
+    trial.struck = True
+
+
+def _judge(trial: Trial) -> None:
     said = (trial.folder / "said").read_text(errors="replace")
     # A line that begins with it is ours; those of a rank that is shown are indented.
     if any(line.startswith("Traceback") for line in said.splitlines()) and trial.process.returncode >= 0:
         trial.wrong.append("a traceback")
     trial.wrong += _left_by_ranks(trial.folder)
-    undisturbed = trial.fault in _HARMLESS or (not happened and trial.fault not in _FROM_THE_START)
+    undisturbed = trial.fault in _HARMLESS or (not trial.struck and trial.fault not in _FROM_THE_START)
     if undisturbed and trial.process.returncode != 0:
         last = said.strip().splitlines()[-1:]
         trial.wrong.append(f"undisturbed, it ended with {trial.process.returncode}: {last}")
@@ -353,11 +368,13 @@ def _table(trials: Sequence[Trial], wrong: Sequence[str]) -> str:
     ended: dict[str, Counter[int]] = defaultdict(Counter)
     for trial in trials:
         ended[trial.fault][trial.process.returncode] += 1
-    lines = ["| fault | runs | exit codes | lost or left |", "|---|---|---|---|"]
+    lines = ["| fault | runs | in time | exit codes | lost or left |", "|---|---|---|---|---|"]
     for fault in FAULTS:
         codes = ", ".join(f"{code} ({count})" for code, count in sorted(ended[fault].items()))
         mistakes = [mistake for trial in trials if trial.fault == fault for mistake in trial.wrong]
-        lines.append(f"| {fault} | {sum(ended[fault].values())} | {codes} | {'; '.join(mistakes) or 'nothing'} |")
+        struck = sum(trial.struck or fault in _FROM_THE_START for trial in trials if trial.fault == fault)
+        runs = sum(ended[fault].values())
+        lines.append(f"| {fault} | {runs} | {struck} | {codes} | {'; '.join(mistakes) or 'nothing'} |")
     kinds = Counter(trial.kind for trial in trials)
     total = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     return "\n".join(lines) + f"\n\n{total}. Afterwards: {'; '.join(wrong) or 'nothing was lost or left'}.\n"
