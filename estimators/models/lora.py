@@ -29,10 +29,13 @@ _FUSED_SINCE = {
         "w2": "mlp.experts.down_proj",
     },
     "qwen3_moe": _SPLIT,
+    "qwen3_next": _SPLIT,
     "olmoe": _SPLIT,
     "deepseek_v2": _SPLIT,
     "deepseek_v3": _SPLIT,
 }
+_PAIRS = frozenset({"llama4", "llama4_text"})
+"""Model types whose router is a linear layer with two results (transformers 5.23 Llama4Router)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +114,7 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
     Not covered: adapters on embeddings, `target_parameters`, patterns, single layers.
 
     Raises WorkloadError for a rank below 1, for a target that names nothing, with the names that exist, for only one of
-    two projections that are fused, and for dropout where fused tensors are adapted.
+    two projections that are fused, for dropout where fused tensors are adapted, and for Llama 4's routers.
     """
     if workload.method == "full":
         return _NONE
@@ -129,6 +132,12 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
             f"peft adapts {model.name}'s experts without dropout only",
             why="it folds W + B A into one weight before the product",
             fix="leave --lora-dropout out, or name other modules in --lora-targets",
+        )
+    if model.model_type in _PAIRS and (every or "router" in ends.values()):
+        raise WorkloadError(
+            f"peft cannot adapt the routers of {model.name}, which all linear layers include",
+            why="a router's result is a pair there, and an adapter is added to one tensor",
+            fix="name other layers: --lora-targets q_proj,k_proj,v_proj,o_proj",
         )
     if every:
         return Adapters(rank=rank, modules=None, left_out=frozenset(fused), parameters=parameters)

@@ -69,6 +69,11 @@ class Attention:
     chunked: bool = False
     """Each window is attended to in a call of its own, so that no mask is needed."""
     softcap: bool = False
+    gated: bool = False
+    """The output is multiplied by a sigmoid of what the query projection gives besides the queries."""
+    chunk: int = 0
+    """Linear attention by the gated delta rule, over chunks of so many tokens; 0: softmax attention. Then `heads` are
+    those of values, and `kv_heads` those of queries and keys."""
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
     rope_head_dim: int = 0
@@ -162,6 +167,8 @@ class ModelShape:
     """Tokens of the encoder stream where they do not follow S (ViT: patches + 1, Whisper: 1500 frames)."""
     logit_softcap: bool = False
     """The final logits are soft-capped (Gemma 2), which keeps extra copies."""
+    idle_tower: bool = False
+    """A vision tower stands outside the blocks, for samples of text do not use it."""
     source: str = ""
     """Where the dimensions come from: a catalogue's source, a file, the hub."""
 
@@ -204,8 +211,17 @@ class ModelShape:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What a sample is taken to hold besides text."""
-        images = any(block.hidden_size for block in self.blocks)
-        return (f"one image of {self.encoder_len_fixed:,} patches in each sample",) if images else ()
+        said = []
+        if any(block.hidden_size for block in self.blocks):
+            said.append(f"one image of {self.encoder_len_fixed:,} patches in each sample")
+        if self.idle_tower:
+            said.append("samples of text alone: the vision tower is held and updated, but computes nothing")
+        if any(block.attention.chunk for block in self.blocks):
+            said.append(
+                "linear attention keeps what transformers' own code keeps (the kernels of flash-linear-attention keep "
+                "less), and its speed is that of attention over a chunk (not held against a GPU)"
+            )
+        return tuple(said)
 
     def encoder_len(self, seq_len: int) -> int:
         """Tokens in the encoder stream for a sequence length S of the workload."""

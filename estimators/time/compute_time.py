@@ -112,7 +112,7 @@ class _Passes:
         workload = self.workload
         for attention, flops in block_attention(self.model, block, workload, self.micro_batch):
             keys = attended_len(workload, workload.seq_len)
-            keys = min(attention.window or keys, keys)
+            keys = min(attention.chunk or attention.window or keys, keys)
             forward, backward = (
                 attention_rate(self.gpu, workload.precision, workload.attention, keys, backward=back)
                 for back in (False, True)

@@ -23,6 +23,8 @@ Symbols: B micro batch, S sequence, T = B S tokens, A heads, d width of a query/
     w S - w (w - 1) / 2 with a window w. An eager kernel computes all S^2 and masks afterwards.
     Documents of D tokens packed into a sample attend to themselves alone: S / D times the pairs of D queries.
     Of a sample that P ranks share, each does all pairs for A / P of the heads.
+    The gated delta rule over chunks of C tokens does, for every token and head of values, 2 C d for keys with keys and
+    for queries with keys, C (d + dv) for the two triangular systems, 2 C dv for the values and 6 d dv for the state.
  5. Backward, attention does four products of that size for two; a flash kernel, which kept no scores, does five: 2.5 x.
  6. With checkpointing every layer, but not the head, runs forward once more, up to the last tensor that its backward
     pass needs: the product that a layer ends with is left out where nothing after it saves a tensor. torch >= 2.1 does
@@ -235,7 +237,11 @@ def attention_len(workload: Workload, stream: int) -> int:
 
 
 def attention_flops(attention: Attention, batch: int, queries: int, keys: int, kernel: AttentionKernel) -> int:
-    """2 B A (d + dv) for every pair of query and key that the kernel computes."""
+    """2 B A (d + dv) for every pair of query and key that the kernel computes, the delta rule's by rule 4."""
+    if chunk := attention.chunk:
+        key, value = attention.head_dim, attention.v_head_dim
+        per_token = 4 * chunk * key + chunk * (key + value) + 2 * chunk * value + 6 * key * value
+        return batch * attention.heads * queries * per_token
     pairs = queries * keys if kernel == "eager" else seen_pairs(attention, queries, keys)
     return 2 * batch * attention.heads * (attention.head_dim + attention.v_head_dim) * pairs
 

@@ -10,6 +10,8 @@ feed-forward:
     rotary embedding (two products, negate, concatenate, sum) of queries and keys      9 e (A + K) d
     heads put back side by side after attention                                        2 e A dv
     silu(gate) * up                                                                    5 e F
+    Gated DeltaNet: convolution and silu                                               4 e (2 K d + A dv)
+      norm and gate of its values                                                      (34 + 3 e) A dv
     gelu, relu                                                                         2 e F
     tanh approximations written out in Python (`gelu_new`)                             18 e F
     dropout of probability above 0                                                     (2 e + 1) H, twice
@@ -138,7 +140,7 @@ def block_bytes(model: ModelShape, block: Block, workload: Workload, micro_batch
             saving += tokens * _attention_bytes(attention, block, workload, fused=fused)
             passing += tokens * 2 * element * attention.heads * attention.v_head_dim
             passing += tokens * EXCHANGE_COPIES * 2 * exchanged_bytes(attention, workload)
-            if workload.attention == "eager":
+            if workload.attention == "eager" and not attention.chunk:
                 forward, backward = score_bytes(model, block, workload)
                 scores_forward += tokens * keys * attention.heads * forward
                 scores_backward += tokens * keys * attention.heads * backward
@@ -219,6 +221,10 @@ def norm_bytes(kind: str, element: int, *, fused: bool = False) -> int:
 def _attention_bytes(attention: Attention, block: Block, workload: Workload, *, fused: bool) -> int:
     """Forward bytes per token of what stands before attention."""
     element, heads = workload.weight_bytes, attention.heads + attention.kv_heads
+    if attention.chunk:  # the convolution and its activation, each read and written; the gated norm
+        values = attention.heads * attention.v_head_dim
+        convolved = 2 * attention.kv_heads * attention.head_dim + values
+        return 4 * element * convolved + (norm_bytes("rms", element, fused=fused) + 3 * element) * values
     per_token = 0
     if attention.rotary:
         per_token += (2 if fused else 9) * element * heads * (attention.rope_head_dim or attention.head_dim)

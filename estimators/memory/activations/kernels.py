@@ -118,6 +118,59 @@ def attend(
     return output
 
 
+def delta_rule(ops: Ops, attention: Attention, states: tuple[Value, Value, Value], beta: Value, decay: Value) -> Value:
+    """The gated delta rule in fp32, chunk by chunk (arXiv:2412.06464): what of a chunk needs no other chunk is
+    computed for all at once, then a state of d x dv for each head goes from chunk to chunk.
+
+    Source: transformers 5.23 qwen3_5/modeling_qwen3_5.py torch_chunk_gated_delta_rule.
+    """
+    graph, heads, chunk = ops.graph, attention.heads, attention.chunk
+    chunks = -(-states[0].rows // chunk)
+    rows, pairs = chunks * chunk, heads * chunk
+    widths = (heads * attention.head_dim, heads * attention.head_dim, heads * attention.v_head_dim)
+
+    def padded(value: Value, width: int) -> Value:
+        return ops.new(value.storage.label, (value,), rows=rows, width=width)
+
+    wide = []
+    for state, width in zip(states, widths, strict=True):
+        repeated = ops.new("repeated heads", (state,), width=width) if state.width < width else state
+        wide.append(ops.cast(repeated, 4))
+    query, key = (_unit(ops, state, heads) for state in wide[:2])
+    query = padded(ops.scale(query), query.width)
+    key, value = padded(key, key.width), padded(wide[2], widths[2])
+    beta, decay = padded(ops.cast(beta, 4), heads), padded(ops.scale(decay), heads)
+    stepped, stepped_key = ops.multiply(value, beta, "stepped v"), ops.multiply(key, beta, "stepped k")
+    decay = ops.scale(decay)
+    between = ops.saves_output("pairwise decay", ops.scale(ops.new("pairwise decay", (decay,), width=pairs)))
+    system = ops.multiply(ops.product("k k", stepped_key, key, width=pairs), between, "system")
+    intra = ops.multiply(ops.product("q k", query, key, width=pairs), between, "scores")
+    decayed_key = ops.multiply(stepped_key, ops.saves_output("decay", decay), "decayed k")
+    new_value, old_key = (
+        graph.apply("solved", (right, system), saves=(system,), saves_output=True) for right in (stepped, decayed_key)
+    )
+    query = ops.multiply(query, ops.saves_output("decay", decay), "decayed q")
+    key = ops.multiply(key, ops.saves_output("decay", ops.scale(decay)), "decayed k")
+    corrected = graph.tensor(rows, widths[2], 4, "corrected v")
+    memory = graph.tensor(chunks, widths[0] * attention.v_head_dim, 4, "states of chunks")
+    output = graph.apply(
+        "delta output",
+        (new_value, old_key, query, key, intra),
+        width=widths[2],
+        saves=(old_key, query, key, intra, corrected, memory),
+        workspace=2 * max(new_value.size, query.size, intra.size),
+    )
+    return ops.new("delta output", (ops.cast(output, ops.itemsize),), rows=states[0].rows)
+
+
+def _unit(ops: Ops, value: Value, heads: int) -> Value:
+    """Each head divided by its length."""
+    squares = ops.graph.apply("squares", (value,), saves=(value,), workspace=value.size)
+    return ops.multiply(
+        value, ops.saves_output("reciprocal length", ops.new("length", (squares,), width=heads)), "unit"
+    )
+
+
 def _fused(
     ops: Ops,
     attention: Attention,

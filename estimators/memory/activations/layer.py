@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...models.model_shape import Attention, Block
 from .feed_forward import dense, experts, shared_gate, tiled_dense
-from .kernels import Kernel, attend
+from .kernels import Kernel, attend, delta_rule
 from .layer_variants import LayerVariant
 from .norms import norm
 from .ops import Ops
@@ -35,10 +35,19 @@ class Layer:
         """The layer's output for its input."""
         if self.block.parallel:
             return self._parallel(value)
-        value = self._branch("attention", value, self._self_attention)
+        held: list[Value] = []
+
+        def attend_and_hold(value: Value) -> Value:
+            held.append(self._self_attention(value))
+            return held[0]
+
+        value = self._branch("attention", value, attend_and_hold)
         if self.memory is not None and self.block.cross_attention is not None:
             value = self._branch("cross-attention", value, self._cross_attention)
-        return self._branch("feed-forward", value, self._feed_forward)
+        value = self._branch("feed-forward", value, self._feed_forward)
+        if self.variant.holds_attention:
+            self.ops.graph.hold(*held)
+        return value
 
     def _branch(self, part: str, value: Value, run: Callable[[Value], Value]) -> Value:
         """One residual branch with its norms, in the family's layout."""
@@ -83,16 +92,24 @@ class Layer:
         attention = self.block.attention
         if attention.kv_lora_rank:
             return self._latent_attention(attention, value)
+        if attention.chunk:
+            return self._delta_net(attention, value)
         *inputs, output = self._attention_names(cross=False)
         query, key, states = self._project(attention, inputs, value, value)
+        gate = None
+        if attention.gated:
+            query, gate = self.ops.graph.split(query, (query.width // 2, query.width // 2))
+            gate = self.ops.scale(gate, "gate")  # which stands between the heads' queries
         if attention.qk_norm:
             query, key = self._normed_heads("q", query), self._normed_heads("k", key)
         if attention.rotary:
             query, key = self._rotate(query), self._rotate(key)
+        elif self.variant.tempered:
+            query = self.ops.cast(self.ops.scale(self.ops.graph.apply("q", (query,), itemsize=4)), query.itemsize)
         if self.ops.workload.sequence_parallel_size > 1:
             attended = self._attend_in_turn(output, attention, (query, key, states))
         else:
-            attended = self._attend(output, attention, (query, key, states))
+            attended = self._attend(output, attention, (query, key, states), gate)
         self.ops.graph.hold(value)
         return attended
 
@@ -156,8 +173,10 @@ class Layer:
             key, states = ops.linear(names[1], memory, "k"), ops.linear(names[2], memory, "v")
         return (ops.scale(query) if self.variant.scaled_query else query), key, states
 
-    def _attend(self, output: str, attention: Attention, states: tuple[Value, Value, Value]) -> Value:
-        """Attention, and the linear layer `output` behind it."""
+    def _attend(
+        self, output: str, attention: Attention, states: tuple[Value, Value, Value], gate: Value | None = None
+    ) -> Value:
+        """Attention, its gate where it has one, and the linear layer `output` behind it."""
         ops, copies = self.ops, self.variant.heads == "copies"
         kernel = self.cross_kernel if attention.cross else self.kernel
         mask, bias = (None, self.cross_bias) if attention.cross else (self.mask, self.bias)
@@ -174,6 +193,8 @@ class Layer:
         attended = attend(ops, kernel, self.variant, attention, states, mask=mask, bias=bias, dropout=dropout)
         if kernel == "flash" and (copies or self.variant.joined):  # its output is head-major
             attended = ops.new("attention output", (attended,))
+        if gate is not None:
+            attended = ops.multiply(attended, ops.saves_output("sigmoid", gate), "gated output")
         return ops.linear(output, attended)
 
     def _rotate(self, value: Value) -> Value:
@@ -207,6 +228,37 @@ class Layer:
         query, key = ops.new("q", (query,)), ops.new("k", (key,), width=heads * attention.head_dim)
         return self._attend(find["o_proj"], attention, (query, key, states))
 
+    def _delta_net(self, attention: Attention, value: Value) -> Value:
+        """Gated DeltaNet: projections, a convolution over the last tokens, the delta rule, a norm that z gates.
+
+        Source: transformers 5.23 qwen3_5/modeling_qwen3_5.py Qwen3_5GatedDeltaNet, without flash-linear-attention.
+        """
+        ops, graph, heads = self.ops, self.ops.graph, attention.heads
+        find = {name.rpartition(".")[2]: name for name in self._names("attention")}
+        keys, values = attention.kv_heads * attention.head_dim, heads * attention.v_head_dim
+        fused = "in_proj_qkvz" in find
+        if fused:  # queries, keys, values and gates stand between each other, head by head
+            projected = ops.linear(find["in_proj_qkvz"], value)
+            steps = ops.linear(find["in_proj_ba"], value)
+            mixed, gate = graph.split(projected, (2 * keys + values, values))
+            beta, decay = graph.split(steps, (heads, heads))
+            mixed, gate, beta, decay = ops.scale(mixed), ops.scale(gate), ops.scale(beta), ops.scale(decay)
+        else:
+            mixed, gate, beta, decay = (
+                ops.linear(find[name], value) for name in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+            )
+        convolved = graph.apply("convolved", (mixed,), saves=(mixed,), trains=ops.trains)
+        query, key, states = graph.split(ops.saves_input("convolved", convolved), (keys, keys, values))
+        beta = ops.saves_output("sigmoid", beta)
+        decay = ops.saves_input("softplus", ops.scale(ops.cast(decay, 4)))
+        decay = graph.apply("decay", (decay,), saves=(decay,), trains=ops.trains)
+        output = delta_rule(ops, attention, (query, key, states), beta, decay)
+        output = norm(ops, "rms", output, "delta", heads=heads)
+        activated = ops.saves_input("activated", ops.cast(gate, 4))
+        output = ops.cast(ops.multiply(output, activated, "gated output", itemsize=4), ops.itemsize)
+        graph.hold(value)
+        return ops.linear(find["out_proj"], output)
+
     def _feed_forward(self, value: Value) -> Value:
         ops, shape, variant = self.ops, self.block.feed_forward, self.variant
         names = self._names("feed_forward")
@@ -222,4 +274,9 @@ class Layer:
             output = experts(ops, shape, router, value, variant=variant)
             return ops.add(output, shared_gate(ops, gate, value, shared))
         output = experts(ops, shape, router, value, variant=variant)
-        return ops.add(output, dense(ops, shape, names, value)) if names else output
+        if not names:
+            return output
+        shared = dense(ops, shape, names, value)
+        if output.rows > value.rows:  # each expert's, which are summed after the shared one's
+            output = ops.new("expert output", (output,), rows=value.rows)
+        return ops.add(output, shared)

@@ -62,6 +62,12 @@ class LayerVariant:
     """A mixture of experts leaves its routing weights in fp32."""
     clamped_gate: bool = False
     """A mixture of experts has gpt-oss's gate."""
+    every_expert: bool = False
+    """Each expert of a mixture computes every token, times its score (Llama 4)."""
+    tempered: bool = False
+    """Queries that are not rotated are scaled by their position, in fp32."""
+    holds_attention: bool = False
+    """A layer keeps its attention's output in a variable until it returns."""
 
 
 LLAMA = LayerVariant()
@@ -70,10 +76,20 @@ _BERT = LayerVariant(
     norm="layer", layout="post", softmax_fp32=False, embedding_norm=True, embedding_dropout=True, summed_input=True
 )
 _GEMMA_3 = LayerVariant(norm="rms_plus_one", qk_norm="rms_plus_one", layout="sandwich")
+_LLAMA_4 = LayerVariant(
+    qk_norm="rms_bare",
+    rotary="fp32",
+    kernels=frozenset({"sdpa"}),
+    softmax_fp32=False,
+    every_expert=True,
+    tempered=True,
+    holds_attention=True,
+)
 _OLMO_2 = LayerVariant(norm="rms_fp32", qk_norm="rms_fp32", layout="output", rotary="fp32")
 _T5 = LayerVariant(
     norm="rms_t5", kernels=frozenset({"sdpa"}), softmax_fp32=False, relative=True, embedding_dropout=True
 )
+_QWEN_3_5 = LayerVariant(norm="rms_plus_one", qk_norm="rms_plus_one", joined=True)
 _EAGER_ONLY: frozenset[str] = frozenset()
 _FLASH_ONLY = frozenset({"flash"})
 
@@ -101,6 +117,8 @@ VARIANTS: Mapping[str, LayerVariant] = {
     "gptj": LayerVariant(norm="layer", kernels=_FLASH_ONLY, softmax_fp32=False, scores_fp32=True),
     "granite": LayerVariant(residual_scaled=True, summed_input=True),
     "granitemoe": LayerVariant(residual_scaled=True, summed_input=True, softmax_of_top_k=True),
+    "llama4": _LLAMA_4,
+    "llama4_text": _LLAMA_4,
     "mixtral": LayerVariant(routing_fp32=True),
     "mpt": LayerVariant(norm="layer", kernels=_EAGER_ONLY, boolean_mask=True),
     "olmo": LayerVariant(norm="layer_bare", rotary="fp32"),
@@ -109,6 +127,11 @@ VARIANTS: Mapping[str, LayerVariant] = {
     "opt": LayerVariant(norm="layer", scaled_query=True, summed_input=True),
     "phi": LayerVariant(norm="layer", qk_norm="layer", joined=True),
     "phi3": LayerVariant(joined=True),
+    "qwen3_5": _QWEN_3_5,
+    "qwen3_5_moe": _QWEN_3_5,
+    "qwen3_5_moe_text": _QWEN_3_5,
+    "qwen3_5_text": _QWEN_3_5,
+    "qwen3_next": _QWEN_3_5,
     "roberta": _BERT,
     "stablelm": LayerVariant(norm="layer", qk_norm="layer", joined=True),
     "starcoder2": GPT,

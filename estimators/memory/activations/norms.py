@@ -7,7 +7,7 @@ from typing import Literal
 from .ops import Ops
 from .saved_tensors import Value
 
-NormVariant = Literal["layer", "rms", "rms_fp32", "rms_plus_one", "rms_t5", "layer_fp32", "layer_bare"]
+NormVariant = Literal["layer", "rms", "rms_fp32", "rms_plus_one", "rms_t5", "rms_bare", "layer_fp32", "layer_bare"]
 
 
 def norm(ops: Ops, variant: NormVariant, value: Value, label: str = "normed", *, heads: int = 1) -> Value:
@@ -18,6 +18,7 @@ def norm(ops: Ops, variant: NormVariant, value: Value, label: str = "normed", *,
     rms_fp32:     OLMo 2, gpt-oss: the product with the weight is in fp32, then cast.
     rms_plus_one: Gemma: as rms_fp32 with (1 + weight), which always is a new tensor of H.
     rms_t5:       T5: the fp32 copy serves the variance only; x itself is scaled.
+    rms_bare:     Llama 4, of queries and keys: Llama's without a weight.
     layer_fp32:   Cohere: mean and variance by hand in fp32.
     layer_bare:   OLMo: torch's LayerNorm of an fp32 copy, without a weight.
 
@@ -41,6 +42,8 @@ def norm(ops: Ops, variant: NormVariant, value: Value, label: str = "normed", *,
         )
         return _weighted(ops, ops.cast(normed, ops.itemsize), label)
     normed = ops.multiply(wide, scale, "normed in fp32")
+    if variant == "rms_bare":
+        return ops.cast(normed, value.itemsize)
     if variant == "rms":
         return _weighted(ops, ops.cast(normed, value.itemsize), label)
     return ops.cast(_weighted(ops, normed, label), value.itemsize)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...errors import ModelConfigError
 from ..model_shape import ModelShape
-from . import encoder, encoder_decoder, experts, gpt, llama, vision_language
+from . import encoder, encoder_decoder, experts, gpt, hybrid, llama, llama4, vision_language
 from .body import Body
 from .fields import Fields
 
@@ -52,6 +52,8 @@ FAMILIES: Mapping[str, Family] = {
     "internlm2": Family("InternLM2", llama.internlm2),
     "internlm3": Family("Llama", llama.internlm3),
     "llama": Family("Llama", llama.llama),
+    "llama4": Family("Llama4", llama4.llama4),
+    "llama4_text": Family("Llama4", llama4.llama4_text),
     "minicpm": Family("MiniCPM", llama.minicpm),
     "ministral": Family("Ministral", llama.ministral),
     "mistral3": Family("Mistral3", vision_language.mistral3),
@@ -72,7 +74,12 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": Family("Qwen2", llama.qwen2),
     "qwen2_moe": Family("Qwen2Moe", experts.qwen2_moe),
     "qwen3": Family("Qwen3", llama.qwen3),
+    "qwen3_5": Family("Qwen3_5", hybrid.qwen3_5),
+    "qwen3_5_moe": Family("Qwen3_5Moe", hybrid.qwen3_5_moe),
+    "qwen3_5_moe_text": Family("Qwen3_5Moe", hybrid.qwen3_5_moe_text),
+    "qwen3_5_text": Family("Qwen3_5", hybrid.qwen3_5_text),
     "qwen3_moe": Family("Qwen3Moe", experts.qwen3_moe),
+    "qwen3_next": Family("Qwen3Next", hybrid.qwen3_next),
     "roberta": Family("Roberta", encoder.roberta),
     "seed_oss": Family("SeedOss", llama.seed_oss),
     "smollm3": Family("SmolLM3", llama.smollm3),
@@ -120,6 +127,7 @@ def shape_from_config(config: Mapping[str, object], *, name: str, source: str = 
         max_positions=body.max_positions,
         encoder_len_fixed=body.encoder_len_fixed,
         logit_softcap=body.logit_softcap,
+        idle_tower=body.idle_tower,
         source=source,
     )
     if shape.parameters > MAX_PARAMETERS:

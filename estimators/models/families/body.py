@@ -42,6 +42,8 @@ class Body:
     max_positions: int | None = None
     encoder_len_fixed: int | None = None
     logit_softcap: bool = False
+    idle_tower: bool = False
+    """As in `ModelShape`."""
 
 
 def stack(layers: Sequence[Block]) -> tuple[Block, ...]:

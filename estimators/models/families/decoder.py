@@ -118,6 +118,7 @@ def build(
     style: Style,
     *,
     attention: AttentionPart | None = None,
+    attentions: Sequence[AttentionPart] = (),
     sparse: FeedForwardPart | None = None,
     is_sparse: Sequence[bool] = (),
     window: Sequence[int | None] = (),
@@ -126,21 +127,22 @@ def build(
 ) -> Body:
     """Embedding, `dims.layers` layers, a final norm, a head.
 
-    attention: in place of the grouped-query attention that dims and style describe;
+    attention: in place of the grouped-query attention that dims and style describe; attentions: one for each layer;
     sparse:    a mixture of experts, in the layers that `is_sparse` marks (none marked: in all);
     window:    the keys that a query sees in each layer, None: all (nothing given: all in every layer);
     outside:   what else stands outside the layers; embed_width: width of the embedding where it is not the hidden size.
     """
-    attend, attention_tensors = attention or grouped_query(dims, style)
+    attends = attentions or (attention or grouped_query(dims, style),) * dims.layers
     norm_tensors = norms(style.norms, dims.hidden, style.norm_kind, bias=style.norm_bias) if style.norm_weight else ()
 
-    def layer(expert: bool, reach: int | None) -> Block:
+    def layer(expert: bool, reach: int | None, own: AttentionPart) -> Block:
+        attend, attention_tensors = own
         feed_forward, tensors = sparse if sparse and expert else dense(c, dims, style)
         return Block(
             prefix=style.names.layers,
             count=1,
             tensors=attention_tensors + tensors + norm_tensors,
-            attention=replace(attend, window=reach),
+            attention=replace(attend, window=reach or attend.window),
             feed_forward=feed_forward,
             norm=style.norm_kind,
             norm_count=len(style.norms),
@@ -149,7 +151,8 @@ def build(
             attention_dropout=dropout(c, style.attention_dropout),
         )
 
-    kinds = list(zip(is_sparse or (sparse is not None,) * dims.layers, window or (None,) * dims.layers, strict=True))
+    experts, reaches = is_sparse or (sparse is not None,) * dims.layers, window or (None,) * dims.layers
+    kinds = list(zip(experts, reaches, attends, strict=True))
     layers = {kind: layer(*kind) for kind in set(kinds)}
     width, tied = embed_width or dims.hidden, c.flag("tie_word_embeddings", default=style.tied)
     outside = embedding(style.names.embed, dims.vocab, width) + outside

@@ -125,6 +125,46 @@ def qwen2_5_vl(c: Fields) -> Body:
     return combine(c, body, tower, outside, patches=IMAGE_PIXELS // patch**2, tied=False)
 
 
+def idle(c: Fields, text: Body, tower: Tensors, *, tied: bool) -> Body:
+    """A language model with a tower of which samples of text use nothing: all its tensors stand outside the blocks."""
+    return replace(combine(c, text, (), tower, patches=1, tied=tied), encoder_len_fixed=None, idle_tower=True)
+
+
+def deep_tower(c: Fields, text: Body, at: str = "visual.") -> Tensors:
+    """The tensors of Qwen3.5's tower: LayerNorms, biases, learned positions and a merger of patches."""
+    vision = part(c, "vision_config", "qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision")
+    hidden, merge = vision.size("hidden_size", default=1152), vision.size("spatial_merge_size", default=2)
+    inner, patch = vision.size("intermediate_size", default=4304), vision.size("patch_size", default=16)
+    merged, frames = hidden * merge**2, vision.size("temporal_patch_size", default=2)
+    kernel = (vision.size("in_channels", default=3), frames, patch, patch)
+    tower = (
+        parameter(f"{at}patch_embed.proj.weight", hidden, *kernel, role="embedding")
+        + parameter(f"{at}patch_embed.proj.bias", hidden, role="embedding")
+        + embedding(f"{at}pos_embed", vision.size("num_position_embeddings", default=2304), hidden, "other")
+    )
+    for layer in range(vision.size("depth", default=27, limit=MAX_LAYERS)):
+        block = f"{at}blocks.{layer}."
+        tower += (
+            norms((f"{block}norm1", f"{block}norm2"), hidden, "layer")
+            + linear(f"{block}attn.qkv", hidden, 3 * hidden, "other", bias=True)
+            + linear(f"{block}attn.proj", hidden, hidden, "other", bias=True)
+            + linear(f"{block}mlp.linear_fc1", hidden, inner, "other", bias=True)
+            + linear(f"{block}mlp.linear_fc2", inner, hidden, "other", bias=True)
+        )
+    return (
+        tower
+        + norms((f"{at}merger.norm",), hidden, "layer")
+        + linear(f"{at}merger.linear_fc1", merged, merged, "other", bias=True)
+        + linear(
+            f"{at}merger.linear_fc2",
+            merged,
+            vision.size("out_hidden_size", default=text.hidden_size),
+            "other",
+            bias=True,
+        )
+    )
+
+
 def tower_block(sizes: Sizes, prefix: str, layer: Tensors) -> Block:
     """The layers of a vision tower, which has a width of its own and no dropout."""
     return replace(sizes.block(prefix, layer), hidden_size=sizes.hidden, hidden_dropout=0.0, attention_dropout=0.0)
