@@ -8,6 +8,7 @@ from dataclasses import replace
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.hardware.gpus import find_gpu
 from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
+from ...estimators.models.lora import nameable_targets
 from ...estimators.optimizers import BF16_STATES
 from ...estimators.tiles import untileable
 from ..job.words import hours, money
@@ -91,8 +92,11 @@ def _outcome(best: Candidate, chosen: Candidate | None) -> str:
 
 
 def _methods(question: Question) -> Iterator[tuple[str, Question]]:
-    for method in {"full": ("lora", "qlora"), "lora": ("qlora",), "qlora": ("lora",)}[question.workload.method]:
-        yield f"--method {method}", replace(question, workload=replace(question.workload, method=method))  # type: ignore[arg-type]
+    given, flags = question.workload, ""
+    if given.lora_targets is None and (targets := nameable_targets(question.model)):
+        given, flags = replace(given, lora_targets=targets), f" --lora-targets {','.join(targets)}"
+    for method in {"full": ("lora", "qlora"), "lora": ("qlora",), "qlora": ("lora",)}[given.method]:
+        yield f"--method {method}{flags}", replace(question, workload=replace(given, method=method))  # type: ignore[arg-type]
 
 
 def _losses(question: Question) -> Iterator[tuple[str, Question]]:

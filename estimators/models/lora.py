@@ -101,6 +101,11 @@ class Adapters:
 _NONE = Adapters(rank=0, modules=frozenset())
 
 
+def nameable_targets(model: ModelShape) -> tuple[str, ...] | None:
+    """The layers to name in a model of which peft cannot adapt all that are linear; None for another."""
+    return ("q_proj", "k_proj", "v_proj", "o_proj") if model.model_type in _PAIRS else None
+
+
 @lru_cache(maxsize=64)
 def adapters(model: ModelShape, workload: Workload) -> Adapters:
     """What LoRA adapts under a workload; nothing with method "full".
@@ -137,7 +142,7 @@ def adapters(model: ModelShape, workload: Workload) -> Adapters:
         raise WorkloadError(
             f"peft cannot adapt the routers of {model.name}, which all linear layers include",
             why="a router's result is a pair there, and an adapter is added to one tensor",
-            fix="name other layers: --lora-targets q_proj,k_proj,v_proj,o_proj",
+            fix=f"name other layers: --lora-targets {','.join(nameable_targets(model) or ())}",
         )
     if every:
         return Adapters(rank=rank, modules=None, left_out=frozenset(fused), parameters=parameters)

@@ -221,6 +221,8 @@ class ModelShape:
                 "linear attention keeps what transformers' own code keeps (the kernels of flash-linear-attention keep "
                 "less), and its speed is that of attention over a chunk (not held against a GPU)"
             )
+        if any(1 < block.feed_forward.experts == block.feed_forward.experts_per_token for block in self.blocks):
+            said.append("every expert computes every token, as transformers' own code does")
         return tuple(said)
 
     def encoder_len(self, seq_len: int) -> int:

@@ -170,10 +170,10 @@ def _runs_again(tensor: Tensor, workload: Workload) -> bool:
 
 
 def _saves_its_end(block: Block) -> bool:
-    """Whether something after a layer's last product saves a tensor: dropout, a norm, the weights of experts."""
+    """Whether something after a layer's last product saves a tensor: dropout, a norm, the weights of chosen experts."""
     return bool(
         block.hidden_dropout
-        or block.feed_forward.experts
+        or block.feed_forward.experts_per_token < block.feed_forward.experts
         or any(_NORM_AT_THE_END.search(tensor.name) for tensor in block.tensors)
     )
 

@@ -170,7 +170,7 @@ def layout_of(
             # The recomputed forward pass runs while the gradient of the layer's output is waiting.
             own = record.input_size if on_host else ZERO
             moments = [
-                *(moment.plus(record.input_size).plus(own) for moment in record.forward),
+                *(moment.plus(record.waiting).plus(own) for moment in record.forward),
                 *(moment.plus(layer).plus(own) for moment in record.backward),
             ]
             forward.extend(moment.plus(own) for moment in record.unsaved)

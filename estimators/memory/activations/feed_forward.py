@@ -95,8 +95,6 @@ def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, variant:
     clamped: gpt-oss's gate, (up + 1) * gate * sigmoid(alpha gate) with clamps.
     Source: transformers 5.23 `integrations/moe.py` (grouped_mm_experts_forward, the default in training).
     """
-    if variant.every_expert:
-        return _every_expert(ops, shape, router, value)
     copies, graph = shape.experts_per_token, ops.graph
     logits = ops.linear(router, ops.cast(value, 4) if variant.router_fp32 else value)
     if variant.softmax_of_top_k:
@@ -124,14 +122,22 @@ def experts(ops: Ops, shape: FeedForward, router: str, value: Value, *, variant:
     return ops.cast(graph.apply("expert output", (restored,), rows=value.rows), ops.itemsize)
 
 
-def _every_expert(ops: Ops, shape: FeedForward, router: str, value: Value) -> Value:
-    """A copy of every token for each expert, times the expert's score, which is 0 for those not chosen: the results of
-    all experts, one after the other (transformers 5.23 llama4/modeling_llama4.py Llama4TextMoe)."""
+def every_expert(ops: Ops, shape: FeedForward, router: str, names: Sequence[str], value: Value) -> Value:
+    """A copy of every token for each expert, times the expert's score, which is 0 for those not chosen; then the shared
+    expert, and the sum of all. Local variables hold the copies to the end.
+
+    Source: transformers 5.23 llama4/modeling_llama4.py Llama4TextMoe, Llama4TextExperts.
+    """
+    graph = ops.graph
     scores = ops.cast(ops.saves_output("router scores", ops.cast(ops.linear(router, value), 4)), ops.itemsize)
     copies = ops.new("copies of tokens", (value,), rows=value.rows * shape.experts)
     scaled = ops.multiply(copies, _as_rows(ops.scale(scores)), "scaled tokens")
     inner = _gate(ops, shape, _grouped(ops, "gate_up_proj", scaled, 2 * shape.hidden))
-    return _grouped(ops, "down_proj", inner, value.width)
+    output = _grouped(ops, "down_proj", inner, value.width)
+    shared = dense(ops, shape, names, value)
+    total = ops.add(ops.new("expert output", (output,), rows=value.rows), shared)
+    graph.hold(scaled, output)
+    return total
 
 
 def shared_gate(ops: Ops, name: str, value: Value, output: Value) -> Value:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...models.model_shape import Attention, Block
-from .feed_forward import dense, experts, shared_gate, tiled_dense
+from .feed_forward import dense, every_expert, experts, shared_gate, tiled_dense
 from .kernels import Kernel, attend, delta_rule
 from .layer_variants import LayerVariant
 from .norms import norm
@@ -268,15 +268,12 @@ class Layer:
             return dense(ops, shape, names, value, dropout=variant.relative and bool(self.block.hidden_dropout))
         matrices = [name for name, tensor in ops.weights.items() if len(tensor.shape) == 2]
         router = next(name for name in matrices if ops.weights[name].role == "router")
+        if variant.every_expert:
+            return every_expert(ops, shape, router, names, value)
         gate = next((name for name in matrices if name.endswith("shared_expert_gate")), None)
         if gate is not None:
             shared = dense(ops, shape, names, value)
             output = experts(ops, shape, router, value, variant=variant)
             return ops.add(output, shared_gate(ops, gate, value, shared))
         output = experts(ops, shape, router, value, variant=variant)
-        if not names:
-            return output
-        shared = dense(ops, shape, names, value)
-        if output.rows > value.rows:  # each expert's, which are summed after the shared one's
-            output = ops.new("expert output", (output,), rows=value.rows)
-        return ops.add(output, shared)
+        return ops.add(output, dense(ops, shape, names, value)) if names else output

@@ -25,15 +25,20 @@ class Recording:
     unsaved: tuple[Size, ...]
     """The moments of a forward pass that saves nothing, as checkpointing runs it first."""
     backward: tuple[Size, ...]
+    waiting: Size
+    """Gradients that wait while a checkpointed layer runs again: its output's, and what is made of that before anything
+    saved is read."""
 
     @classmethod
-    def of(cls, graph: AutogradGraph, value: Value, output: Value) -> Recording:
+    def of(cls, graph: AutogradGraph, value: Value, output: Value, copies: int = 0) -> Recording:
+        """copies: copies of the output's gradient, one for each summand, that are made first."""
         return cls(
             graph.saved(),
             Size(value.size, 0),
             frontier(graph.forward_moments()),
             frontier(graph.forward_moments(saves=False)),
             frontier(graph.backward_moments(output)),
+            Size(value.size * (1 + copies), 0),
         )
 
 
@@ -111,7 +116,8 @@ class LayerRecorder:
             layer.cross_kernel, _ = self.kernel(block.cross_attention, variant, rows)
             if variant.relative:
                 layer.cross_bias = _bias(ops, block.cross_attention, rows, keys, needs_grad=self.checkpointing)
-        return Recording.of(graph, value, layer.forward(value))
+        copies = block.feed_forward.experts if variant.every_expert else 0
+        return Recording.of(graph, value, layer.forward(value), copies)
 
     @staticmethod
     def mask(ops: Ops, variant: LayerVariant, kernel: Kernel, rows: int) -> Value:

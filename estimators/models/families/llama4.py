@@ -7,10 +7,11 @@ from dataclasses import replace
 from ..model_shape import FeedForward
 from .body import Body, decoder_heads, norms
 from .decoder import AttentionPart, Dims, FeedForwardPart, Style, build, grouped_query
+from .encoder import patch_grid
 from .fields import MAX_LAYERS, MAX_POSITIONS, Fields
 from .llama import biased
 from .parts import Tensors, feed_forward_linears, linear, parameter
-from .vision_language import part, patch_grid
+from .vision_language import part
 
 _AT = "feed_forward"
 _DENSE = (f"{_AT}.gate_proj", f"{_AT}.up_proj", f"{_AT}.down_proj")

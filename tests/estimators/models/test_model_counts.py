@@ -85,6 +85,26 @@ def test_a_vision_tower_has_its_own_width() -> None:
     assert {block.hidden_size for block in language} == {0}
 
 
+def test_linear_attention_stands_three_times_between_full() -> None:
+    """Its tower is held, and said to be idle."""
+    shape = catalogue.find("Qwen3.5-27B")
+    assert [block.count for block in shape.blocks] == [3, 1] * 16
+    linear, full = (block.attention for block in shape.blocks[:2])
+    assert (linear.heads, linear.kv_heads, linear.chunk, linear.rotary) == (48, 16, 64, False)
+    assert (full.heads, full.kv_heads, full.head_dim, full.gated) == (24, 4, 256, True)
+    assert any("text alone" in said for said in shape.assumptions)
+    assert shape.encoder_len(2048) == 2048
+
+
+def test_llama_4_computes_every_expert() -> None:
+    """Three layers of four see chunks of 8192 tokens; Maverick has experts in every other layer."""
+    rotated, whole = catalogue.find("Llama-4-Scout").blocks
+    assert (rotated.count, whole.count) == (36, 12)
+    assert (rotated.attention.window, whole.attention.window) == (8192, None)
+    assert rotated.feed_forward.active_hidden == 17 * 8192
+    assert {block.feed_forward.experts for block in catalogue.find("Llama-4-Maverick").blocks} == {0, 128}
+
+
 def test_a_model_without_a_language_head_has_no_logits() -> None:
     assert catalogue.find("bert-base-uncased").vocab_size == 0
     vit = catalogue.find("vit-base-patch16-224")

@@ -188,6 +188,15 @@ def test_an_unknown_target_is_refused_with_the_known_names() -> None:
     assert caught.value.why == ("it has: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, lm_head")
 
 
+def test_routers_with_two_results_are_refused() -> None:
+    """As peft itself fails on Llama 4's, which are linear layers; the others may be named."""
+    scout = catalogue.find("Llama-4-Scout")
+    with pytest.raises(WorkloadError, match="cannot adapt the routers") as caught:
+        lora_parameters(scout, 8, None)
+    assert "--lora-targets q_proj,k_proj,v_proj,o_proj" in str(caught.value.fix)
+    assert lora_parameters(scout, 8, ["q_proj"]) > 0
+
+
 @pytest.mark.parametrize("target", ["experts.gate_up_proj", "proj", "", "norm", "embed_tokens"])
 def test_what_is_no_linear_layer_is_no_target(target: str) -> None:
     """Fused experts by their new name, norms, embeddings and parts of names get no adapter."""

@@ -65,6 +65,37 @@ DEEPSEEK = TEXT | {
     "n_group": 1,
     "topk_group": 1,
 }
+DELTA = TEXT | {
+    "head_dim": 16,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+}
+DELTA_EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 16,
+}
+QWEN_TOWER = {"depth": 2, "hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "out_hidden_size": 64}
+LLAMA_4 = TEXT | {
+    "model_type": "llama4_text",
+    "head_dim": 16,
+    "intermediate_size": 24,
+    "intermediate_size_mlp": 96,
+    "num_local_experts": 4,
+}
+LLAMA_4_TOWER = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "image_size": 28,
+    "vision_output_dim": 40,
+    "projector_input_dim": 20,
+    "projector_output_dim": 20,
+}
 DEBERTA = BERT | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
 SIGLIP = {
     "model_type": "siglip_vision_model",
@@ -152,6 +183,31 @@ VARIANTS: list[dict[str, Any]] = [
         "mlp_only_layers": [0, 2],
         "moe_intermediate_size": 32,
         "attention_bias": True,
+    },
+    DELTA | {"model_type": "qwen3_5_text", "attention_bias": True, "tie_word_embeddings": True},
+    DELTA | {"model_type": "qwen3_5_text", "full_attention_interval": 2},
+    DELTA | DELTA_EXPERTS | {"model_type": "qwen3_5_moe_text"},
+    DELTA | DELTA_EXPERTS | {"model_type": "qwen3_next", "mlp_only_layers": [1]},
+    {
+        "model_type": "qwen3_5",
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "text_config": DELTA | {"model_type": "qwen3_5_text"},
+        "vision_config": QWEN_TOWER,
+        "tie_word_embeddings": True,
+    },
+    {
+        "model_type": "qwen3_5_moe",
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+        "text_config": DELTA | DELTA_EXPERTS | {"model_type": "qwen3_5_moe_text"},
+        "vision_config": QWEN_TOWER,
+    },
+    LLAMA_4 | {"interleave_moe_layer_step": 2, "no_rope_layers": [1, 0, 1, 1]},
+    LLAMA_4 | {"moe_layers": [0, 3], "attention_bias": True},
+    {
+        "model_type": "llama4",
+        "architectures": ["Llama4ForConditionalGeneration"],
+        "text_config": LLAMA_4,
+        "vision_config": LLAMA_4_TOWER,
     },
     TEXT | {"model_type": "gpt_oss", "num_local_experts": 4, "attention_bias": False},
     DEEPSEEK | {"model_type": "deepseek_v2", "attention_bias": True, "mlp_bias": True},

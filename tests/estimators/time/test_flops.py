@@ -51,6 +51,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 32,
         "n_shared_experts": 1,
     },
+    "llama4": {
+        **_SMALL,
+        "model_type": "llama4_text",
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 32,
+        "intermediate_size_mlp": 96,
+        "num_local_experts": 4,
+        "interleave_moe_layer_step": 2,
+        "tie_word_embeddings": False,
+    },
 }
 
 
@@ -104,6 +116,21 @@ def test_a_causal_query_sees_itself_and_what_came_before() -> None:
         assert seen_pairs(attention, 10, 10) == by_hand
     assert attention_flops(causal, 3, 10, 10, "flash") == 3 * 2 * 55 * 2 * (8 + 4)
     assert attention_flops(causal, 3, 10, 10, "eager") == 3 * 2 * 100 * 2 * (8 + 4)
+
+
+def test_the_delta_rule_costs_what_torch_counts() -> None:
+    """But for the triangular systems, which its counter leaves out."""
+    torch = pytest.importorskip("torch")
+    qwen = pytest.importorskip("transformers.models.qwen3_5.modeling_qwen3_5")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    attention = Attention(heads=4, kv_heads=2, head_dim=8, v_head_dim=12, rotary=False, chunk=64)
+    query, key = (torch.rand(3, 128, 2, 8) for _ in range(2))
+    value, steps = torch.rand(3, 128, 4, 12), torch.rand(3, 128, 4)
+    with FlopCounterMode(display=False) as counted:
+        qwen.torch_chunk_gated_delta_rule(query, key, value, g=-steps, beta=steps)
+    solved = 3 * 4 * 128 * 64 * (8 + 12)
+    assert attention_flops(attention, 3, 128, 128, "sdpa") == counted.get_total_flops() + solved
 
 
 @pytest.mark.parametrize(
