@@ -24,7 +24,7 @@ from ..probes.store_path import anything_kept
 from .ask import ask
 from .estimate import plain_pytorch
 from .question.cluster_options import ClusterOptions
-from .question.question import CheckpointingChoice, Question, Risk, States
+from .question.question import CheckpointingChoice, Experts, Question, Risk, States
 from .recommend.reasons import doubts, reasons
 from .recommend.recommendation import Recommendation, closest
 from .recommend.search.choice import fastest_that_fits, worth_trying_first
@@ -49,6 +49,7 @@ def advise(
     optimizer: str = "adamw",
     gradient_checkpointing: CheckpointingChoice = "auto",
     sequence_parallel_size: int | None = None,
+    experts: Experts = "zero",
     states: States = "fp32",
     risk: Risk = "safe",
     attention: AttentionKernel = "sdpa",
@@ -85,6 +86,7 @@ def advise(
     software: what differs from what is planned for (`estimators.software`), as "transformers=4.45,reentrant".
     sharding: "fsdp" also predicts plain PyTorch, for comparison (`Recommendation.beside`).
     sequence_parallel_size: GPUs that share each sample (Ulysses); None tries more where a whole sample does not fit.
+    experts: "autoep" lets each GPU keep whole experts of a mixture, where that is faster (transformers 5.0 to 5.22).
     states: "bf16" keeps master weights and optimizer states in bf16, which rounds small updates away.
     risk: "safe" recommends what fits with 97.5 %, "balanced" with 80 %, "bold" with 50 %.
     ram, nvme, interconnect: as on the command line; no effect when `gpus` is a `Cluster`.
@@ -109,6 +111,7 @@ def advise(
         micro_batch=micro_batch,
         gradient_checkpointing=gradient_checkpointing,
         sequence_parallel_size=sequence_parallel_size,
+        experts=experts,
         states=states,
         risk=risk,
         offline=offline,

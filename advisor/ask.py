@@ -15,7 +15,7 @@ from .largest.model_size import of_largest_model
 from .largest.sequence import STEP, with_longest_sequence
 from .question.cluster_spec import parse_cluster
 from .question.model_source import load_model
-from .question.question import CheckpointingChoice, Question, Risk, States
+from .question.question import CheckpointingChoice, Experts, Question, Risk, States
 from .question.workload import WorkloadOptions, positive
 
 
@@ -32,6 +32,7 @@ def ask(
     seq_len: int | Literal["max"] | None = None,
     gradient_checkpointing: CheckpointingChoice = "auto",
     sequence_parallel_size: int | None = None,
+    experts: Experts = "zero",
     states: States = "fp32",
     risk: Risk = "safe",
     offline: bool = False,
@@ -89,6 +90,7 @@ def ask(
             job_is_packed=packing,
             price=job.parsed_price(),
             job_basis=() if asked is None else asked.basis,
+            experts=experts,
             states=states,
             risk=risk,
             micro_batch_size=micro,

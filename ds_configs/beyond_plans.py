@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from .read import autoep_size_in
+
 FIRST_WITHOUT_AUTOEP = (5, 23)
 """transformers from which on DeepSpeed 0.19.8 cannot initialize AutoEP: it calls `registry.get(key, default)`
 (module_inject/auto_ep_presets/base.py), which from 5.23.0 on takes no default (utils/output_capturing.py). 5.0 and 5.8
@@ -52,13 +54,12 @@ def beyond_plans(config: Mapping[str, Any]) -> Iterator[BeyondPlan]:
             "DeepCompile's passes are not counted",
         )
     experts = _block(config, "expert_parallel")
-    if experts.get("enabled") is True:
+    if experts.get("enabled") is True and autoep_size_in(config) == 1:
         yield BeyondPlan(
             "expert_parallel",
             "AutoEP",
             "predictions are of experts that ZeRO shards like all weights: neither experts that stay on their ranks "
             "nor the all-to-alls of tokens are counted",
-            "AutoEP compares values of the router when it recognises a model, which a dry run does not have",
         )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..estimators.errors import ClusterError
 from ..estimators.hardware.cluster import Cluster
+from ..estimators.models.expert_parallel import AUTOEP_PRESETS
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.plan import Offload, Plan
 from ..estimators.workload import Framework, Workload
@@ -73,6 +74,9 @@ def ds_config(
         if model.tied:
             # Without it DeepSpeed splits the embedding and the head by their tokens, with a loss of its own.
             config["tensor_parallel"]["vocab_parallel_lm_head"] = False
+    if plan.autoep_size > 1:
+        preset = AUTOEP_PRESETS[model.model_type]
+        config["expert_parallel"] = {"enabled": True, "autoep_size": plan.autoep_size, "preset_model": preset}
     config |= optimizer_block(workload.optimizer, plan, auto=auto)
     config["zero_optimization"] = _zero_optimization(plan, model, workload, cluster)
     if "nvme" in (plan.offload_optimizer, plan.offload_param):

@@ -59,6 +59,7 @@ def plan_from_ds_config(
         gradient_accumulation_steps=accumulation,
         sequence_parallel_size=shared_by,
         autotp_size=autotp_size_in(config),
+        autoep_size=autoep_size_in(config),
         gradient_checkpointing=gradient_checkpointing,
         cpu_checkpointing=cpu_checkpointing,
         offload_optimizer=offload_optimizer,
@@ -147,6 +148,16 @@ def autotp_size_in(config: Mapping[str, Any]) -> int:
     """The ranks that split each layer. Raises ConfigFileError for what is no whole number."""
     block = _mapping(config.get("tensor_parallel") or {}, "tensor_parallel")
     return max(1, _number(block, "autotp_size", default=1, where="tensor_parallel."))
+
+
+def autoep_size_in(config: Mapping[str, Any]) -> int:
+    """The ranks that experts are spread over, where predictions know of it: at ZeRO stages 1 and 2 without offload; 1
+    elsewhere. Raises ConfigFileError for what is no whole number."""
+    block, zero = _mapping(config.get("expert_parallel") or {}, "expert_parallel"), config.get("zero_optimization")
+    known = isinstance(zero, Mapping) and zero.get("stage") in (1, 2) and not zero.get("offload_optimizer")
+    if not (is_true(block.get("enabled")) and known):
+        return 1
+    return max(1, _number(block, "autoep_size", default=1, where="expert_parallel."))
 
 
 def ranks_per_sample_in(config: Mapping[str, Any]) -> int:

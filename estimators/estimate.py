@@ -36,7 +36,7 @@ COMMON_SYMBOLS: Mapping[str, str] = {
 MEMORY_SYMBOLS: Mapping[str, str] = {
     **COMMON_SYMBOLS,
     "Pt'": "trainable parameters, padded to a multiple of 2 N (stages 1 and 2)",
-    "part": "one rank's part of the flat trainable parameters, Pt' / N (stages 1 and 2)",
+    "part": "one rank's part of the flat trainable parameters, Pt' / N without experts that are spread over ranks",
     "shards": "one rank's shards of the trainable tensors, each rounded up (stage 3)",
     "m": "bytes per master weight",
     "o": "bytes of optimizer states per master weight",

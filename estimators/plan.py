@@ -37,6 +37,9 @@ class Plan:
     autotp_size: int = 1
     """The neighbouring ranks that split each layer and compute the same samples (AutoTP); ZeRO shards over the groups
     of them."""
+    autoep_size: int = 1
+    """The neighbouring ranks that experts are spread over (AutoEP): each keeps whole ones, and tokens travel to them.
+    ZeRO shards experts over the ranks that keep the same ones, all else over all ranks."""
     gradient_checkpointing: bool = True
     """Every layer is recomputed in the backward pass."""
     cpu_checkpointing: bool = False

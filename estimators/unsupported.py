@@ -8,6 +8,7 @@ from .hardware.cluster import Cluster
 from .memory.activations.layer_variants import with_offered_attention
 from .memory.nvme_memory import states_per_master
 from .memory.trainable import ShardedTensors, shard_tensors, tensor_set
+from .models.expert_parallel import unspreadable
 from .models.model_shape import ModelShape
 from .models.tensor_parallel import unsplittable
 from .optimizers import BF16_STATES, Optimizer, optimizer
@@ -76,6 +77,7 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
         return f"{workload.optimizer} does not run on both sides, only AdamW does"
     obstacle = _unsuited_to_bf16_states(workload, plan) or _unsuited_to_hpz(plan, cluster)
     obstacle = obstacle or _unsuited_to_autotp(model, workload, plan, cluster)
+    obstacle = obstacle or _unsuited_to_autoep(model, workload, plan, cluster)
     if obstacle is not None:
         return obstacle
     if plan.zero_stage and not runs.partitions:
@@ -141,6 +143,26 @@ def _unsuited_to_autotp(model: ModelShape, workload: Workload, plan: Plan, clust
     if workload.loss != "standard" or workload.kernels != "torch" or workload.mlp != "whole":
         return "AutoTP with other losses or kernels, or with tiles, is not known to run"
     return unsplittable(model, ranks)
+
+
+def _unsuited_to_autoep(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None) -> str | None:
+    """What speaks against experts that are spread over ranks, and what nobody has confirmed of them."""
+    ranks = plan.autoep_size
+    if ranks == 1:
+        return None
+    if cluster is not None and cluster.world_size % ranks:
+        return f"{cluster.world_size} ranks do not divide into groups of {ranks} that experts are spread over"
+    if workload.method != "full":
+        return "AutoEP spreads no experts with adapters"
+    if workload.optimizer not in ("adamw", "adam") or plan.bf16_master_weights_and_grads:
+        return "AutoEP is known to run with AdamW and its states in fp32, not with others"
+    if plan.zero_stage not in (1, 2) or plan.offloads:
+        return "AutoEP is predicted at ZeRO stages 1 and 2 without offload only"
+    if plan.ranks_per_sample > 1:
+        return "AutoEP with Ulysses or AutoTP is not known to run"
+    if workload.loss != "standard" or workload.kernels != "torch" or workload.mlp != "whole":
+        return "AutoEP with other losses or kernels, or with tiles, is not known to run"
+    return unspreadable(model, ranks)
 
 
 def _unswappable(sharded: ShardedTensors, plan: Plan, runs: Optimizer) -> str | None:

@@ -170,6 +170,14 @@ _STATES = click.option(
     show_default=True,
     help="Choose the type of master weights and optimizer states; bf16 halves them and rounds small updates away.",
 )
+_EXPERTS = click.option(
+    "--experts",
+    type=click.Choice(["zero", "autoep"]),
+    default="zero",
+    show_default=True,
+    help="Choose who divides a mixture's experts; with autoep each GPU may keep whole ones, which transformers 5.23 "
+    "cannot do.",
+)
 _ATTENTION = click.option(
     "--attention",
     type=click.Choice(["flash", "sdpa", "eager", "triton"]),
@@ -275,6 +283,7 @@ def _training(seq_len: Decorator, global_batch: str, micro_batch: Decorator | No
         _optimizer(),
         _checkpointing("auto", "on", "off", "offload"),
         _SEQUENCE_PARALLEL,
+        _EXPERTS,
         _STATES,
         _ATTENTION,
         _LOSS,

@@ -87,6 +87,7 @@ def figures_of(
             workload=workload,
             cluster=cluster,
             sequence_parallel_size=plan.sequence_parallel_size,
+            experts="autoep" if plan.autoep_size > 1 else "zero",
             states="bf16" if run.deepspeed is not None and has_bf16_states(config) else "fp32",
             risk=risk,
         )

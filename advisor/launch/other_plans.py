@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ds_configs.read import autotp_size_in, has_bf16_states, sequence_parallel_size_in
+from ...ds_configs.read import autoep_size_in, autotp_size_in, has_bf16_states, sequence_parallel_size_in
 from ...estimators.errors import DsAdviseError
 from ...estimators.estimate import Estimate
 from ...estimators.plan import Plan
@@ -30,6 +30,7 @@ def plans_that_fit(run: Run) -> list[Candidate]:
             workload=replace(run.workload, global_batch_size=run.samples_per_step),
             cluster=run.cluster,
             sequence_parallel_size=sequence_parallel_size_in(run.config),  # as the script and its data loader have it
+            experts="autoep" if autoep_size_in(run.config) > 1 else "zero",
             states="bf16" if has_bf16_states(run.config) else "fp32",
         )
         candidates = answer(question).candidates

@@ -142,13 +142,14 @@ def speed_against_memory(
 def shape_words(plan: Plan) -> str:
     """`micro batch 2 x 8, checkpointing on`."""
     steps = plan["gradient_accumulation_steps"]
-    shared, split = plan["sequence_parallel_size"], plan["autotp_size"]
+    shared, split, spread = plan["sequence_parallel_size"], plan["autotp_size"], plan["autoep_size"]
     checkpointing = "to the host" if plan["cpu_checkpointing"] else "on" if plan["gradient_checkpointing"] else "off"
     return (
         f"micro batch {plan['micro_batch_size']}"
         + (f" x {steps}" if steps > 1 else "")
         + (f", samples shared by {shared}" if shared > 1 else "")
         + (f", layers split by {split}" if split > 1 else "")
+        + (f", experts spread over {spread}" if spread > 1 else "")
         + f", checkpointing {checkpointing}"
     )
 

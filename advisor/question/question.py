@@ -14,13 +14,15 @@ from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
 from ...estimators.memory.trainable import tensor_set
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.optimizers import BF16_STATES
+from ...estimators.plan import Plan
 from ...estimators.tiles import untileable
-from ...estimators.unsupported import undividable
+from ...estimators.unsupported import undividable, unsupported
 from ...estimators.workload import Workload
 
 CheckpointingChoice = Literal["auto", "on", "off", "offload"]
 Risk = Literal["safe", "balanced", "bold"]
 States = Literal["fp32", "bf16"]
+Experts = Literal["zero", "autoep"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,9 @@ class Question:
     fits."""
     sequence_parallel_size: int | None = None
     """GPUs that share a sample when the user fixes them; None leaves them to the search."""
+    experts: Experts = "zero"
+    """Who divides a mixture's experts: ZeRO, like all weights, or, where it is faster, AutoEP: each GPU keeps whole
+    ones, and tokens travel to them."""
     states: States = "fp32"
     """The type of master weights and optimizer states; bf16 is for training in bf16 with AdamW or Adam."""
     risk: Risk = "safe"
@@ -75,6 +80,8 @@ class Question:
                     why=obstacle,
                     fix="pass another --sequence-parallel-size, or leave it out",
                 )
+        if self.experts == "autoep":
+            self._check_experts()
         if self.states == "bf16":
             self._check_states()
         if wanted is not None and not self.sequence_parallel_sizes():
@@ -100,6 +107,19 @@ class Question:
                 why=f"it does not patch {self.model.model_type} models",
                 fix="leave --loss out",
             )
+
+    def _check_experts(self) -> None:
+        in_bf16 = self.states == "bf16"
+        smallest = Plan(
+            zero_stage=1,
+            micro_batch_size=1,
+            autoep_size=2,
+            bf16_master_weights_and_grads=in_bf16,
+            bf16_optimizer_states=in_bf16,
+        )
+        obstacle = unsupported(self.model, self.workload, smallest)
+        if obstacle is not None:
+            raise WorkloadError("AutoEP cannot divide the experts", why=obstacle, fix="leave --experts out")
 
     def _check_states(self) -> None:
         precision, kind = self.workload.precision, self.workload.optimizer

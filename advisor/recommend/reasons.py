@@ -47,6 +47,7 @@ def reasons(
         _layer_inputs(chosen, candidates, device),
         _shared_samples(chosen, candidates, device, LEAST[question.risk]),
         _split_layers(chosen, candidates, device, LEAST[question.risk]),
+        _spread_experts(chosen, candidates, device, LEAST[question.risk]),
         _second_copy(chosen, candidates, LEAST[question.risk]),
         _checkpointing(chosen, candidates, device, LEAST[question.risk]),
         _micro_batch(question, chosen, candidates),
@@ -60,18 +61,25 @@ ROUNDED = (
 )
 
 
+NEEDS_TRANSFORMERS = (
+    "AutoEP needs transformers 5.0 to 5.22: DeepSpeed 0.19.8 cannot initialize it with later ones. Its time is "
+    "that of a balanced router, and has not been held against published runs."
+)
+
+
 def doubts(cluster: Cluster, ladder: Sequence[LadderStep], chosen: Candidate | None) -> tuple[str, ...]:
-    """What bf16 states cost in accuracy; and what might make another plan that fits the fastest: an assumed figure that
-    decides, and a plan that is close.
+    """What bf16 states cost in accuracy and AutoEP needs; and what might make another plan that fits the fastest: an
+    assumed figure that decides, and a plan that is close.
 
     Close: slower by more than `SAME_SPEED`, but within the interval of the two speeds' ratio.
     """
     others = [step.candidate for step in ladder if step.taken and step.candidate and step.candidate is not chosen]
-    rounded = (ROUNDED,) if chosen is not None and chosen.plan.bf16_optimizer_states else ()
+    told: tuple[str, ...] = (ROUNDED,) if chosen is not None and chosen.plan.bf16_optimizer_states else ()
+    told += (NEEDS_TRANSFORMERS,) if chosen is not None and chosen.plan.autoep_size > 1 else ()
     if chosen is None or not others:
-        return rounded
+        return told
     winner, assumption = _deciding_assumption(cluster, others, chosen)
-    assumption = (*rounded, *assumption)
+    assumption = (*told, *assumption)
     slower = [other for other in others if other.tokens_per_s < chosen.tokens_per_s * (1 - SAME_SPEED)]
     rival = max(slower, key=lambda candidate: candidate.tokens_per_s, default=None)
     if rival is None or rival is winner or chosen.estimate.evidence == rival.estimate.evidence == "probe":
@@ -206,6 +214,24 @@ def _split_layers(chosen: Candidate, candidates: Sequence[Candidate], device: st
     best = max(others, key=lambda candidate: candidate.tokens_per_s)
     share = percent(best.tokens_per_s / chosen.tokens_per_s)
     return f"{why}: with samples that they share instead (Ulysses), {best.rung} runs at {share} of this speed."
+
+
+def _spread_experts(chosen: Candidate, candidates: Sequence[Candidate], device: str, least: float) -> str:
+    """What experts that stay on their GPUs win over experts that ZeRO shards and gathers."""
+    ranks = chosen.plan.autoep_size
+    if ranks == 1:
+        return ""
+    why = f"Experts are spread over {ranks} {device}s (AutoEP), and tokens travel to them"
+    sharded = [each for each in candidates if each.plan.autoep_size == 1]
+    others = [each for each in sharded if each.fit.probability >= least]
+    if not others:
+        need = min(each.device_bytes for each in sharded)
+        return f"{why}: with experts that ZeRO shards every plan needs at least {gib(need)} GiB per {device}."
+    best = max(others, key=lambda candidate: candidate.tokens_per_s)
+    share = percent(best.tokens_per_s / chosen.tokens_per_s)
+    return (
+        f"{why}: with experts that ZeRO shards the fastest plan that fits, {best.rung}, runs at {share} of this speed."
+    )
 
 
 def _second_copy(chosen: Candidate, candidates: Sequence[Candidate], least: float) -> str:

@@ -122,6 +122,7 @@ def verdict(answer: Recommendation) -> tuple[str | Text, ...]:
         + (f" x {steps} accumulation steps" if steps > 1 else "")
         + (f", each sample shared by {shared} {device}s (Ulysses)" if shared > 1 else "")
         + (f", each layer split by {plan.autotp_size} {device}s (AutoTP)" if plan.autotp_size > 1 else "")
+        + (f", experts spread over {plan.autoep_size} {device}s (AutoEP)" if plan.autoep_size > 1 else "")
         + f", global batch {samples}; "
         f"{checkpointing_words(plan)}.",
         f"It needs {gib(chosen.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device} and "

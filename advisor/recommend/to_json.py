@@ -40,6 +40,8 @@ class CandidateJson(TypedDict):
     """GPUs that share each sample."""
     autotp_size: int
     """GPUs that split each layer."""
+    autoep_size: int
+    """GPUs that experts are spread over."""
     zero_hpz_partition_size: int
     """GPUs that keep a second copy of the weights together."""
     gradient_checkpointing: bool
@@ -361,6 +363,7 @@ def candidate_json(
         "bf16_optimizer_states": plan.bf16_optimizer_states,
         "sequence_parallel_size": plan.sequence_parallel_size,
         "autotp_size": plan.autotp_size,
+        "autoep_size": plan.autoep_size,
         "zero_hpz_partition_size": plan.zero_hpz_partition_size,
         "gradient_checkpointing": plan.gradient_checkpointing,
         "cpu_checkpointing": plan.cpu_checkpointing,

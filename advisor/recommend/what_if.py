@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import repeat
 
+from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.hardware.gpus import find_gpu
 from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
@@ -39,6 +42,10 @@ MOST_GPUS_PER_NODE = 8
 MOST_NODES = 128
 
 
+_Asked = tuple[str, Question]
+"""Flags, and the question with them."""
+
+
 def _with_length(question: Question, seq_len: int) -> Question:
     return replace(question, workload=replace(question.workload, seq_len=seq_len))
 
@@ -58,13 +65,14 @@ def changes_tried(
 ) -> Iterator[Change | None]:
     """`changes` one after the other, and None where one was tried that is not told: who waits may stop in between."""
     yield from _storage(question, ladder, chosen)
-    kinds = [_methods(question), _losses(question), _states(question), _gpus(question), _sequences(question)]
+    of_training = [*map(_without_autoep, (_methods, _losses, _states), repeat(question)), _experts(question)]
+    kinds = [*of_training, _gpus(question), _sequences(question)]
     if chosen is None:
-        kinds += [_tiles(question), _larger_gpus(question)]
+        kinds += [_without_autoep(_tiles, question), _larger_gpus(question)]
     else:
         kinds.append(_larger_batch(question, chosen))
     if question.cluster.gpu.is_cpu:  # there is no other machine to buy
-        kinds = [_methods(question), _losses(question), _states(question), _sequences(question)]
+        kinds = [*of_training, _sequences(question)]
     for series in kinds:
         rungs: set[str] = set() if chosen is None else {chosen.rung}
         for position, (flags, altered) in enumerate(series):
@@ -91,7 +99,15 @@ def _outcome(best: Candidate, chosen: Candidate | None) -> str:
     return f"{text} ({best.tokens_per_s / chosen.tokens_per_s:.1f} x)"
 
 
-def _methods(question: Question) -> Iterator[tuple[str, Question]]:
+def _without_autoep(kind: Callable[[Question], Iterator[_Asked]], question: Question) -> Iterator[_Asked]:
+    """Changes that do not go with experts that AutoEP spreads: they take it back."""
+    if question.experts == "zero":
+        yield from kind(question)
+    else:
+        yield from ((f"{flags} --experts zero", altered) for flags, altered in kind(replace(question, experts="zero")))
+
+
+def _methods(question: Question) -> Iterator[_Asked]:
     given, flags = question.workload, ""
     if given.lora_targets is None and (targets := nameable_targets(question.model)):
         given, flags = replace(given, lora_targets=targets), f" --lora-targets {','.join(targets)}"
@@ -99,12 +115,12 @@ def _methods(question: Question) -> Iterator[tuple[str, Question]]:
         yield f"--method {method}{flags}", replace(question, workload=replace(given, method=method))  # type: ignore[arg-type]
 
 
-def _losses(question: Question) -> Iterator[tuple[str, Question]]:
+def _losses(question: Question) -> Iterator[_Asked]:
     if question.workload.loss == "standard" and question.model.model_type in FUSED_LOSS_MODEL_TYPES:
         yield "--loss fused", replace(question, workload=replace(question.workload, loss="fused"))
 
 
-def _tiles(question: Question) -> Iterator[tuple[str, Question]]:
+def _tiles(question: Question) -> Iterator[_Asked]:
     """Loss and feed-forward a tile at a time, as far as they are whole: what a long sequence needs on the GPU."""
     given = question.workload
     mlp, both = replace(given, mlp="tiled"), replace(given, mlp="tiled", loss="tiled")
@@ -115,14 +131,20 @@ def _tiles(question: Question) -> Iterator[tuple[str, Question]]:
         yield flags, replace(question, workload=both)
 
 
-def _states(question: Question) -> Iterator[tuple[str, Question]]:
+def _states(question: Question) -> Iterator[_Asked]:
     workload = question.workload
     possible = workload.precision == "bf16" and workload.optimizer in BF16_STATES and workload.method == "full"
     if possible and question.states == "fp32":
         yield "--states bf16", replace(question, states="bf16")
 
 
-def _larger_batch(question: Question, chosen: Candidate) -> Iterator[tuple[str, Question]]:
+def _experts(question: Question) -> Iterator[_Asked]:
+    if question.experts == "zero" and question.cluster.world_size > 1 and question.model.is_moe:
+        with suppress(WorkloadError):
+            yield "--experts autoep", replace(question, experts="autoep")
+
+
+def _larger_batch(question: Question, chosen: Candidate) -> Iterator[_Asked]:
     """Accumulation, where the optimizer steps on the host: its step is then shared by more samples."""
     if question.is_batch_free and chosen.plan.offload_optimizer != "none":
         replicas = question.cluster.world_size // chosen.plan.ranks_per_sample
@@ -131,7 +153,7 @@ def _larger_batch(question: Question, chosen: Candidate) -> Iterator[tuple[str, 
         yield f"--global-batch {samples}", replace(question, workload=workload)
 
 
-def _sequences(question: Question) -> Iterator[tuple[str, Question]]:
+def _sequences(question: Question) -> Iterator[_Asked]:
     if question.model.fixed_len is not None:
         return
     length = question.workload.seq_len // 2
@@ -140,7 +162,7 @@ def _sequences(question: Question) -> Iterator[tuple[str, Question]]:
         length //= 2
 
 
-def _gpus(question: Question) -> Iterator[tuple[str, Question]]:
+def _gpus(question: Question) -> Iterator[_Asked]:
     """Twice the GPUs, again and again: within the node first, then by nodes."""
     cluster = question.cluster
     nodes, per_node = cluster.nodes, cluster.gpus_per_node
@@ -155,7 +177,7 @@ def _gpus(question: Question) -> Iterator[tuple[str, Question]]:
         yield f"--gpus {gpus_argument(larger)}", replace(question, cluster=larger)
 
 
-def _larger_gpus(question: Question) -> Iterator[tuple[str, Question]]:
+def _larger_gpus(question: Question) -> Iterator[_Asked]:
     """As many GPUs of each larger size, then more and more nodes of the largest."""
     cluster = question.cluster
     for name in LARGER_GPUS:

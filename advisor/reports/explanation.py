@@ -57,6 +57,7 @@ class ExplanationJson(TypedDict):
     cpu_checkpointing: bool
     sequence_parallel_size: int
     autotp_size: int
+    autoep_size: int
     bf16_optimizer_states: bool
     zero_hpz_partition_size: int
     evidence: Evidence
@@ -115,6 +116,7 @@ class Explanation:
             "cpu_checkpointing": plan.cpu_checkpointing,
             "sequence_parallel_size": plan.sequence_parallel_size,
             "autotp_size": plan.autotp_size,
+            "autoep_size": plan.autoep_size,
             "bf16_optimizer_states": plan.bf16_optimizer_states,
             "zero_hpz_partition_size": plan.zero_hpz_partition_size,
             "evidence": self.candidate.estimate.evidence,

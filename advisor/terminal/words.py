@@ -32,6 +32,7 @@ def plan_title(plan: Plan) -> str:
     if plan.sharding != "zero":
         title = "PyTorch's FSDP" if plan.sharding == "fsdp" else "Plain PyTorch"
     further = [f"layers split by {plan.autotp_size}"] * (plan.autotp_size > 1)
+    further += [f"experts spread over {plan.autoep_size}"] * (plan.autoep_size > 1)
     further += ["states in bf16"] * plan.bf16_optimizer_states + ["hpZ"] * (plan.zero_hpz_partition_size > 1)
     if further:
         title += f" ({', '.join(further)})"

@@ -1,7 +1,7 @@
 """The closed form against the dry run of the real engine: GPU memory at the peak, by component; host memory; NVMe.
 
     python -m benchmarks.dry_run.analytic_vs_dry_run [NAME ...] [--sample K] [--workers N] [--answers FILE
-                                                       [--offline]] [--json FILE] [--write]
+                                                       [--offline]] [--autoep] [--json FILE] [--write]
 
 Runs a grid of six families x eight rungs x checkpointing x three sequence lengths x world sizes 2, 8, 64 x full and
 LoRA, and special settings beside it (`analytic_vs_dry_run_cases`). Each case dry runs the configuration that the rung's
@@ -12,6 +12,7 @@ NAME:      only cases whose name has all of these words.
 --sample:  K of the cases, as if drawn by lot, but the same ones every time.
 --answers: keep what the dry runs say in FILE, and do not run again what is in it: an interrupted run goes on.
 --offline: run nothing, take the cases that the file has: so the closed form is mended, in seconds.
+--autoep:  the cases of experts that are spread over ranks instead, which want transformers 5.0 to 5.22.
 --json:    all rows.
 --write:   put the tables into docs/closed-form.md.
 
@@ -27,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from .cases import GRID, SPECIAL, Case, spread
+from .cases import EXPERTS_SPREAD, GRID, SPECIAL, Case, spread
 from .compare import Comparison, Measured, Setting, relative_error
 from .forked_dry_runs import answers
 from .tables import missed, report
@@ -41,7 +42,8 @@ OUTLIER = 0.03
 
 def main(arguments: Sequence[str]) -> int:
     options = _options(arguments)
-    cases = [case for case in (*GRID, *SPECIAL) if all(word in case.name.split() for word in options.names)]
+    everything = EXPERTS_SPREAD if options.autoep else (*GRID, *SPECIAL)
+    cases = [case for case in everything if all(word in case.name.split() for word in options.names)]
     if options.sample:
         cases = spread(cases, options.sample)
     known = _known(options.answers)
@@ -57,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
         if abs(relative_error(rows[-1].allocated)) > OUTLIER:
             print(_line(rows[-1]), flush=True)
     failed = len(cases) - len(rows)
-    text = report(rows, versions=versions, total=len(GRID) + len(SPECIAL)) if rows else "no case\n"
+    text = report(rows, versions=versions, total=len(everything)) if rows else "no case\n"
     print(text, end="")
     if options.json:
         Path(options.json).write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
@@ -78,6 +80,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--answers", type=Path, metavar="FILE")
     parser.add_argument("--offline", action="store_true")
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--autoep", action="store_true")
     parser.add_argument("--write", action="store_true")
     return parser.parse_args(arguments)
 

@@ -83,6 +83,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "max_position_embeddings": 32768,
     },
+    # Mixtral: few wide experts.
+    "mixtral": {
+        "model_type": "mixtral",
+        "architectures": ["MixtralForCausalLM"],
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "vocab_size": 32000,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 32768,
+    },
     # Phi-3: q, k, v in one tensor, gate and up in one, heads of 96.
     "phi3": {
         "model_type": "phi3",
@@ -146,6 +161,27 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
+FAMILIES["30B-A3B/4"] = {
+    **FAMILIES["qwen3_moe"],
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "vocab_size": 151936,
+}
+"""Qwen3-30B-A3B with 4 of its 48 layers."""
+FAMILIES["8x7B/2"] = {
+    **FAMILIES["mixtral"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+"""Mixtral-8x7B with 2 of its 32 layers."""
 GRID_FAMILIES = ("qwen2", "llama", "gemma2", "gpt2", "qwen3_moe", "phi3")
 ENCODERS = ("t5", "bert")
 
@@ -315,6 +351,45 @@ LAYERS_SPLIT = (
     Case(model="llama", rung="ddp", world_size=2, gradient_accumulation_steps=2, changes=split_by(2)),
 )
 """Layers that ranks split (AutoTP): untied and tied heads."""
+
+
+def spread_over(ranks: int) -> tuple[tuple[str, object], ...]:
+    """Experts that so many ranks keep."""
+    return (("autoep_size", ranks),)
+
+
+EXPERTS_SPREAD = (
+    *(
+        Case(
+            model=model,
+            rung=rung,
+            world_size=world_size,
+            seq_len=seq_len,
+            checkpointing=checkpointing,
+            changes=spread_over(ranks),
+        )
+        for model, rung, checkpointing, (world_size, ranks), seq_len in product(
+            ("qwen3_moe", "mixtral"), ("zero1", "zero2"), (True, False), ((2, 2), (8, 2), (8, 4), (8, 8)), (512, 4096)
+        )
+    ),
+    *(
+        Case(
+            model=model,
+            rung=rung,
+            world_size=8,
+            micro_batch_size=2,
+            seq_len=2048,
+            gradient_accumulation_steps=2,
+            changes=spread_over(ranks),
+        )
+        for model, rung, ranks in product(("qwen3_moe", "mixtral"), ("zero1", "zero2"), (4, 8))
+    ),
+    Case(model="30B-A3B/4", rung="zero1", world_size=8, seq_len=4096, changes=spread_over(8)),
+    Case(model="30B-A3B/4", rung="zero2", world_size=16, seq_len=4096, changes=spread_over(8)),
+    Case(model="8x7B/2", rung="zero1", world_size=8, seq_len=4096, changes=spread_over(4)),
+    Case(model="8x7B/2", rung="zero2", world_size=16, seq_len=4096, changes=spread_over(8)),
+)
+"""Experts that ranks keep some of each (AutoEP); their dry runs want a transformers that DeepSpeed's AutoEP knows."""
 
 _ON_HOST = (("cpu_checkpointing", True),)
 

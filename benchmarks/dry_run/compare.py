@@ -17,7 +17,7 @@ from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.memory.trainable import held_before_first, shard_tensors, tensor_set
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import ModelShape
-from ds_advise.estimators.models.tensor_parallel import of_rank
+from ds_advise.estimators.models.rank_part import of_rank
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run.request import Request
@@ -194,7 +194,7 @@ class Setting:
         if self.plan.zero_stage not in (1, 2):
             return 0
         split_by = self.plan.autotp_size
-        part = of_rank(self.model, split_by)
+        part = of_rank(self.model, self.plan)
         sharded = shard_tensors(tensor_set(part, self.workload), self.cluster.world_size // split_by)
         held = held_before_first(sharded, self.plan.reduce_bucket_size, frees=self.plan.zero_stage == 2, flushed=True)
         # Offloaded gradients do not stay; the largest piece on its way to the host decides.

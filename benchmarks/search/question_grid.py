@@ -52,6 +52,7 @@ def features(plan: Plan) -> str:
     words = (
         f"sequence_parallel_size {plan.sequence_parallel_size}" * (plan.sequence_parallel_size > 1),
         f"autotp_size {plan.autotp_size}" * (plan.autotp_size > 1),
+        f"autoep_size {plan.autoep_size}" * (plan.autoep_size > 1),
         "cpu_checkpointing" * plan.cpu_checkpointing,
         f"zero_hpz_partition_size {plan.zero_hpz_partition_size}" * (plan.zero_hpz_partition_size > 1),
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..estimate import TimeEstimate
 from ..hardware.cluster import Cluster, Gpu
 from ..models.model_shape import ModelShape
-from ..models.tensor_parallel import of_rank
+from ..models.rank_part import of_rank
 from ..plan import Plan
 from ..time.flops import attention_backward, block_attention, micro_batch_flops
 from ..workload import Precision, Workload
@@ -31,7 +31,7 @@ def model_flops_utilization(
     peak = peak_flops_per_s(cluster.gpu, workload.precision)
     if not peak:
         return None
-    rank, part = of_rank(model, plan.autotp_size), workload.of_rank(plan.sequence_parallel_size)
+    rank, part = of_rank(model, plan), workload.of_rank(plan.sequence_parallel_size)
     part = replace(part, mlp="whole", loss="standard" if part.loss == "tiled" else part.loss)
     flops, micro = micro_batch_flops(rank, part, plan), plan.micro_batch_size
     attention = sum(

@@ -31,11 +31,6 @@ def flat_group_numel(numel: int, world_size: int) -> int:
     return align_up(numel, NCCL_START_ALIGNMENT * world_size)
 
 
-def flat_partition_numel(numel: int, world_size: int) -> int:
-    """Elements of one rank's partition of a group in stages 1 and 2 (padding included, equal on all ranks)."""
-    return flat_group_numel(numel, world_size) // world_size
-
-
 def shard_numel(numel: int, world_size: int) -> int:
     """Elements of one rank's shard of one tensor in stage 3: ceil(numel / N).
 
@@ -78,6 +73,8 @@ class BucketFills:
     """That gradient does not fit any more, so the bucket is reduced while it waits."""
     final: int
     """The content of the last bucket."""
+    second: int
+    """Elements whose gradients have come when the second bucket is reduced, 0 where the first tensor's is in it."""
 
 
 def bucket_fills(numels: Sequence[int], bucket_size: int) -> BucketFills:
@@ -86,14 +83,65 @@ def bucket_fills(numels: Sequence[int], bucket_size: int) -> BucketFills:
     Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py and stage3.py
         `reduce_independent_p_g_buckets_and_remove_grads`.
     """
-    flushed = pending = 0
+    flushed = pending = count = come = second = 0
     for numel in reversed(numels[1:]):
         if pending + numel > bucket_size:
-            flushed, pending = max(flushed, pending), 0
+            flushed, pending, count = max(flushed, pending), 0, count + 1
+            second = come if count == 2 else second
         pending += numel if numel <= bucket_size else 0
+        come += numel
     first = numels[0] if numels[0] <= bucket_size else 0
     waits = pending + numels[0] > bucket_size
-    return BucketFills(flushed=flushed, pending=pending, waits=waits, final=first if waits else pending + first)
+    final = first if waits else pending + first
+    return BucketFills(flushed=flushed, pending=pending, waits=waits, final=final, second=second)
+
+
+EXPERT_GROUP_NUMEL = 178_956_971
+"""Elements of a parameter group of experts, at most (deepspeed 0.19.8 moe/utils.py
+`split_params_into_different_moe_groups_for_optimizer`); a larger tensor is a group of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatGroup:
+    """A parameter group of stages 1 and 2, which is flattened and cut by itself."""
+
+    tensors: Sequence[int]
+    """Which of the trainable tensors, in order."""
+    numel: int
+    """Padding included."""
+    ranks: int
+    """That share it: all of them, or those that keep the same experts."""
+
+    @property
+    def partition(self) -> int:
+        """Elements of one rank's part."""
+        return self.numel // self.ranks
+
+
+def flat_groups(
+    numels: Sequence[int], experts: Sequence[bool], world_size: int, autoep_size: int
+) -> tuple[FlatGroup, ...]:
+    """All tensors in one group, unless AutoEP spreads experts: then they are in groups of their own, after the others.
+
+    Source: deepspeed 0.19.8 runtime/engine.py `_configure_zero_optimizer`, moe/utils.py `configure_moe_param_groups`.
+    """
+    if autoep_size == 1:
+        return (
+            FlatGroup(tensors=range(len(numels)), numel=flat_group_numel(sum(numels), world_size), ranks=world_size),
+        )
+    dense = [index for index, expert in enumerate(experts) if not expert]
+    groups, ranks = [(dense, world_size)], world_size // autoep_size
+    filled = EXPERT_GROUP_NUMEL + 1
+    for index in (index for index, expert in enumerate(experts) if expert):
+        if filled + numels[index] > EXPERT_GROUP_NUMEL:
+            groups.append(([], ranks))
+            filled = 0
+        groups[-1][0].append(index)
+        filled += numels[index]
+    return tuple(
+        FlatGroup(tensors=tuple(tensors), numel=flat_group_numel(sum(numels[i] for i in tensors), count), ranks=count)
+        for tensors, count in groups
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,21 +152,31 @@ class RankLoad:
     """Whole sizes of the tensors that lie at least partly in the partition; their full gradients stay on this rank."""
     slice: int
     """The largest piece of one tensor inside the partition."""
+    tensors: tuple[int, ...]
+    """Those that it touches, by their place among the trainable ones."""
 
 
-def rank_loads(numels: Sequence[int], world_size: int) -> tuple[RankLoad, ...]:
-    """The load of each rank for tensors laid end to end in this order.
+def rank_loads(numels: Sequence[int], groups: Sequence[FlatGroup]) -> tuple[RankLoad, ...]:
+    """The load of each rank for tensors laid end to end, group by group; all ranks share the first group.
 
-    Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py `get_partition_info`, `copy_grads_in_partition`.
+    Of a group that fewer ranks share there are as many as it takes for all: neighbours have the same place in theirs.
+    Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py `get_partition_info`, `copy_grads_in_partition`;
+        utils/groups.py `_get_expert_parallel_ranks`.
     """
-    partition = flat_partition_numel(sum(numels), world_size)
-    touched, largest = [0] * world_size, [0] * world_size
-    start = 0
-    for numel in numels:
-        end = start + numel
-        for rank in range(start // partition, -(-end // partition)):
-            piece = min(end, (rank + 1) * partition) - max(start, rank * partition)
-            touched[rank] += numel
-            largest[rank] = max(largest[rank], piece)
-        start = end
-    return tuple(RankLoad(touched=whole, slice=piece) for whole, piece in zip(touched, largest, strict=True))
+    ranks = groups[0].ranks
+    touched, largest, tensors = [0] * ranks, [0] * ranks, [list[int]() for _ in range(ranks)]
+    for group in groups:
+        partition, neighbours, start = group.partition, ranks // group.ranks, 0
+        for index in group.tensors:
+            end = start + numels[index]
+            for part in range(start // partition, -(-end // partition)):
+                piece = min(end, (part + 1) * partition) - max(start, part * partition)
+                for rank in range(part * neighbours, (part + 1) * neighbours):
+                    touched[rank] += numels[index]
+                    largest[rank] = max(largest[rank], piece)
+                    tensors[rank].append(index)
+            start = end
+    return tuple(
+        RankLoad(touched=whole, slice=piece, tensors=tuple(indices))
+        for whole, piece, indices in zip(touched, largest, tensors, strict=True)
+    )

@@ -11,7 +11,7 @@ A training step passes through a few phases, and any of them may be the peak:
 - forward_backward_top: all activations are saved, the loss and its copies are alive.
 - head_backward, head_reduction: the output head's gradient is made, then reduced; all activations are still saved.
 - layer_backward, gradient_reduction: the last layer runs backward, with recomputation when checkpointing; a full
-  bucket is reduced.
+  bucket is reduced. later_gradient_reduction: the second one, where ranks keep experts of their own.
 - backward_end: the embedding's gradient is made, few activations are left.
 - step: gradient norm, fp32 gradients, the optimizer's temporaries.
 
@@ -33,7 +33,7 @@ from typing import NamedTuple
 from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase
 from ..hardware.cluster import Cluster
 from ..models.model_shape import ModelShape
-from ..models.tensor_parallel import of_rank
+from ..models.rank_part import of_rank
 from ..optimizers import Optimizer, optimizer
 from ..plan import Plan
 from ..tiles import loss_tiles
@@ -83,7 +83,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     """
     if plan.sharding != "zero":
         return estimate_torch_memory(model, workload, cluster, plan)
-    whole, model, replicas = model, of_rank(model, plan.autotp_size), cluster.world_size // plan.autotp_size
+    whole, model, replicas = model, of_rank(model, plan), cluster.world_size // plan.autotp_size
     workload = workload.of_rank(plan.sequence_parallel_size)
     runs = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states)
     sharded = shard_tensors(tensor_set(model, workload), replicas)
@@ -103,8 +103,8 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         overhead = allocator_overhead(plan, max(0, peak - kept))
     rest = _at_rest(plan)
     node = _on_node(sharded, rest, runs, cluster.gpus_per_node)
-    # Each rank loads the whole model before it splits the layers.
-    loaded = sharded if plan.autotp_size == 1 else shard_tensors(tensor_set(whole, workload), replicas)
+    # Each rank loads the whole model before it splits the layers or drops experts.
+    loaded = sharded if model is whole else shard_tensors(tensor_set(whole, workload), replicas)
     return MemoryEstimate(
         phases=phases,
         reserved_terms=overhead,
@@ -156,7 +156,7 @@ def resident_terms(model: ModelShape, workload: Workload, cluster: Cluster, plan
     No plan needs less, whatever its micro batch, and it is quick to know. Raises as `estimate_memory` does.
     """
     runs = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states)
-    tensors, replicas = tensor_set(of_rank(model, plan.autotp_size), workload), cluster.world_size // plan.autotp_size
+    tensors, replicas = tensor_set(of_rank(model, plan), workload), cluster.world_size // plan.autotp_size
     sharded, gathered = shard_tensors(tensors, replicas), gathered_parameters(tensors, plan, replicas)
     rest = masters_and_states(sharded, plan, runs) + library_workspace(cluster.gpu)
     return parameters(sharded, plan, gathered) + rest
@@ -209,6 +209,7 @@ def _step(
         "head_reduction": kept,
         "layer_backward": min(kept, gathered.layer),
         "gradient_reduction": min(kept, gathered.reduction),
+        "later_gradient_reduction": min(kept, gathered.reduction),
         "backward_end": max(0, kept + tensors.embedding - tensors.numel),
         "step": 0,
     }
@@ -218,8 +219,11 @@ def _step(
         whole += second_copy(sharded, plan, unreleased[name])
         return Phase(name=name, terms=resident + output + gradient_terms + whole + further)
 
-    layers_reduced = gradients.reduced // max(1, sum(tensors.trainable_layer))
-    left = _without(saved, layers_reduced * activations.saved_per_layer_bytes)
+    def left(reduced: int) -> Terms:
+        """What layers keep, and one of them needs, when so many elements of layers' gradients have been reduced."""
+        layers_reduced = reduced // max(1, sum(tensors.trainable_layer))
+        return _without(saved, layers_reduced * activations.saved_per_layer_bytes) + activations.block_terms
+
     forward = gradients.forward_terms()
     top = forward
     if workload.loss == "tiled":
@@ -227,10 +231,20 @@ def _step(
     phases = [
         phase("forward_backward_top", top, gathered.loss, saved + activations.loss_terms),
         phase("layer_backward", gradients.layer_terms(), gathered.layer, saved + activations.block_terms),
-        phase("gradient_reduction", gradients.reduction_terms(), gathered.reduction, left + activations.block_terms),
+        phase("gradient_reduction", gradients.reduction_terms(), gathered.reduction, left(gradients.reduced)),
         phase("backward_end", gradients.end_terms(), gathered.end, _encoder(model, saved)),
         phase("step", gradients.step_terms()),
     ]
+    later = gradients.later_reduction_terms()
+    if later is not None:
+        phases.append(
+            phase(
+                "later_gradient_reduction",
+                later,
+                gathered.reduction,
+                left(max(0, gradients.fills.second - tensors.head)),
+            )
+        )
     if gathered.last_layer > gathered.loss:
         phases.append(phase("last_layer_forward", forward, gathered.last_layer, saved + activations.forward_terms))
     if gathered.first_layer > gathered.last_layer:

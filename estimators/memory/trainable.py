@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain, repeat
 
 from ..models.four_bits import quantized, quantized_bytes
 from ..models.lora import Adapters, adapters
@@ -19,9 +19,10 @@ from ..plan import Plan
 from ..workload import Workload
 from .partition import (
     BucketFills,
+    FlatGroup,
     RankLoad,
     bucket_fills,
-    flat_partition_numel,
+    flat_groups,
     rank_loads,
     shard_numel,
     sub_group_numels,
@@ -44,6 +45,8 @@ class TensorSet:
     """Trainable elements that Muon would orthogonalize (matrices besides embeddings and head)."""
     frozen_bytes: int
     """Bytes of the frozen tensors when each GPU holds them whole."""
+    experts: tuple[bool, ...]
+    """Which of the trainable tensors belong to routed experts."""
     layer_tensors: tuple[int, ...]
     """The tensors of the largest layer, adapters included."""
     trainable_layer: tuple[int, ...]
@@ -123,6 +126,7 @@ def tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
         frozen=frozen,
         muon=muon,
         frozen_bytes=frozen_bytes,
+        experts=_experts(model, len(first), len(last)) if workload.method == "full" else (),
         layer_tensors=tuple(layer),
         trainable_layer=tuple(trainable_layer),
         viewed=sum(numel * block.count for numel, (_, block) in zip(viewed, blocks, strict=True)),
@@ -132,6 +136,12 @@ def tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
         embedding=embedding,
         embeddings=tuple(tensor.numel for tensor in first),
     )
+
+
+def _experts(model: ModelShape, before: int, after: int) -> tuple[bool, ...]:
+    """Which tensors belong to routed experts, of so many before, all in and so many behind the layers."""
+    layers = ([tensor.role == "expert" for tensor in block.tensors] * block.count for block in model.blocks)
+    return (*repeat(False, before), *chain.from_iterable(layers), *repeat(False, after))
 
 
 def _is_viewed(tensor: Tensor, model: ModelShape, chosen: Adapters) -> bool:
@@ -162,8 +172,10 @@ class ShardedTensors:
 
     tensors: TensorSet
     world_size: int
+    groups: tuple[FlatGroup, ...]
+    """The parameter groups of stages 1 and 2, each flattened and cut by itself."""
     partition: int
-    """Elements of one rank's flat partition (stages 1 and 2), padding included."""
+    """Elements of one rank's flat partitions (stages 1 and 2), padding included."""
     loads: tuple[RankLoad, ...]
     """The load of each rank under stages 1 and 2."""
     last_load: RankLoad
@@ -174,8 +186,14 @@ class ShardedTensors:
     frozen_shard_total: int
 
     @cached_property
-    def distinct_loads(self) -> frozenset[RankLoad]:
-        return frozenset(self.loads)
+    def flat_numel(self) -> int:
+        """Pt', the trainable tensors with the padding of their groups (stages 1 and 2)."""
+        return sum(group.numel for group in self.groups)
+
+    @cached_property
+    def distinct_loads(self) -> tuple[RankLoad, ...]:
+        """A load for each pair of sizes that there is."""
+        return tuple({(load.touched, load.slice): load for load in self.loads}.values())
 
     @cached_property
     def touched(self) -> int:
@@ -195,14 +213,16 @@ class ShardedTensors:
 @lru_cache(maxsize=256)
 def shard_tensors(tensors: TensorSet, world_size: int) -> ShardedTensors:
     """Cut a tensor set for `world_size` ranks."""
-    loads = rank_loads(tensors.trainable, world_size)
+    groups = flat_groups(tensors.trainable, tensors.experts, world_size, tensors.model.autoep_size)
+    loads = rank_loads(tensors.trainable, groups)
     shards = tuple(shard_numel(numel, world_size) for numel in tensors.trainable)
     return ShardedTensors(
         tensors=tensors,
         world_size=world_size,
-        partition=flat_partition_numel(tensors.trainable_numel, world_size),
+        groups=groups,
+        partition=sum(group.partition for group in groups),
         loads=loads,
-        last_load=next(load for load in reversed(loads) if load.touched),
+        last_load=max(reversed(loads), key=lambda load: max(load.tensors, default=-1)),
         shards=shards,
         shard_total=sum(shards),
         frozen_shard_total=sum(shard_numel(numel, world_size) for numel in tensors.frozen),
@@ -225,18 +245,15 @@ def held_before_first(
     what follows the model's first tensor waits in the bucket until it is `flushed`. Unless the engine `frees` them
     (stage 2), also the gradients elsewhere that are larger than the bucket.
     """
-    numels, partition = sharded.tensors.trainable, sharded.partition
+    numels = sharded.tensors.trainable
+    ends = tuple(accumulate(numels))
     reduced_from = numels[0] + (0 if flushed else gradient_buckets(sharded.tensors, bucket_size).pending)
-    large = [
-        (end - numel, end)
-        for end, numel in list(zip(accumulate(numels), numels, strict=True))[1:]
-        if numel > bucket_size
-    ]
+    large = {} if frees else {index: numel for index, numel in enumerate(numels) if index and numel > bucket_size}
     held = []
-    for rank, load in enumerate(sharded.loads):
-        start, end = rank * partition, min((rank + 1) * partition, sharded.tensors.trainable_numel)
-        elsewhere = 0 if frees else sum(last - first for first, last in large if last <= start or first >= end)
-        held.append(load.touched * (end > reduced_from) + elsewhere)
+    for load in sharded.loads:
+        reached = ends[max(load.tensors)] if load.tensors else 0
+        elsewhere = sum(large.values()) - sum(large[index] for index in load.tensors if index in large) if large else 0
+        held.append(load.touched * (reached > reduced_from) + elsewhere)
     return tuple(held)
 
 

@@ -30,7 +30,7 @@ from ..estimate import MEMORY_SYMBOLS, Formula
 from ..optimizers import Optimizer
 from ..plan import Plan
 from .gathered_parameters import GatheredParameters
-from .partition import flat_group_numel, shard_numel
+from .partition import shard_numel
 from .terms import Terms
 from .trainable import ShardedTensors, TensorSet, groups_on_gpu
 
@@ -127,7 +127,7 @@ def parameters(sharded: ShardedTensors, plan: Plan, gathered: GatheredParameters
         return _SHARDS.term(width * resting, w=width, resting=resting) + persistent
     trainable = tensors.trainable_numel
     if plan.zero_stage:
-        trainable = flat_group_numel(trainable, sharded.world_size)
+        trainable = sharded.flat_numel
     formula = _WHOLE._replace(source=_STAGE_1_2) if plan.zero_stage else _WHOLE
     inputs = {"w": width, "Pt'": trainable, "frozen": tensors.frozen_bytes}
     return formula.term(width * trainable + tensors.frozen_bytes, **inputs)

@@ -100,6 +100,8 @@ class FeedForward:
     experts_per_token: int = 0
     shared_hidden: int = 0
     """The inner width of the experts that see every token, 0 for none."""
+    autoep_size: int = 1
+    """The ranks that the routed experts are spread over, `experts` in all (AutoEP)."""
 
     @property
     def active_hidden(self) -> int:
@@ -196,6 +198,11 @@ class ModelShape:
     @property
     def is_moe(self) -> bool:
         return any(block.feed_forward.experts for block in self.blocks)
+
+    @property
+    def autoep_size(self) -> int:
+        """The ranks that its experts are spread over."""
+        return max((block.feed_forward.autoep_size for block in self.blocks), default=1)
 
     @property
     def has_learned_positions(self) -> bool:

@@ -138,24 +138,25 @@ def ring_of_neighbours(cluster: Cluster, ranks: int) -> Ring:
     return ring(replace(cluster, nodes=max(1, ranks // local), gpus_per_node=min(ranks, local)))
 
 
-def ring_of_replicas(cluster: Cluster, autotp_size: int) -> Ring:
-    """The ring over one rank of each group that splits layers; as many rings as a group has ranks leave a node
-    together, through the same adapters."""
-    if autotp_size == 1:
+def ring_of_replicas(cluster: Cluster, group: int) -> Ring:
+    """The ring over one rank of each group of neighbours, which split layers or keep experts; as many rings as a group
+    has ranks in a node leave it together, through the same adapters."""
+    if group == 1:
         return ring(cluster)
-    network = cluster.interconnect_bytes_per_s
+    network, together = cluster.interconnect_bytes_per_s, min(group, cluster.gpus_per_node)
     return ring(
         replace(
             cluster,
-            gpus_per_node=cluster.gpus_per_node // autotp_size,
-            interconnect_bytes_per_s=None if network is None else network / autotp_size,
+            nodes=max(1, cluster.nodes * together // group),
+            gpus_per_node=cluster.gpus_per_node // together,
+            interconnect_bytes_per_s=None if network is None else network / together,
         )
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """The all-to-alls of one pass under Ulysses sequence parallelism.
+    """The all-to-alls of one pass: of heads under Ulysses sequence parallelism, of tokens that travel to experts.
 
     Each of P ranks keeps 1/P of what it hands over and sends the rest: V (P - 1) / P bytes. Groups are of consecutive
     ranks, so they lie within a node where they fit into one. A group over several nodes sends what leaves a node
@@ -166,7 +167,8 @@ class Exchange:
     size_bytes: float
     """V, what a rank hands to the all-to-alls of all layers in one pass of a micro batch."""
     calls: int
-    """Collectives: four all-to-alls and one all-gather of the positions in each layer."""
+    """Collectives. Ulysses: four all-to-alls and one all-gather of the positions in each layer. Experts: one of the
+    counts, for which the host waits as long again, and two of the tokens in each layer that has experts."""
     bytes_per_s: float
     call_s: float
     resource: str
@@ -178,12 +180,20 @@ class Exchange:
 
     @classmethod
     def of(cls, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Exchange | None:
-        """Those of a plan; None without sequence parallelism. `workload` is that of a rank."""
-        ranks, local = plan.sequence_parallel_size, cluster.gpus_per_node
+        """Those of a plan; None without sequence parallelism and spread experts. `workload` is that of a rank.
+
+        A router is taken to be balanced: each of EP ranks sends each of the others as many of its tokens' copies.
+        """
+        ranks, local = max(plan.sequence_parallel_size, plan.autoep_size), cluster.gpus_per_node
         if ranks == 1:
             return None
-        tokens = plan.micro_batch_size * workload.seq_len
+        tokens, calls = plan.micro_batch_size * workload.seq_len, 5 * model.num_layers
         size = tokens * sum(block.count * exchanged_bytes(block.attention, workload) for block in model.blocks)
+        if plan.autoep_size > 1:
+            mixtures = [(block.count, block.feed_forward) for block in model.blocks if block.feed_forward.experts]
+            copies = sum(count * shape.experts_per_token for count, shape in mixtures)
+            size = 2 * tokens * copies * model.hidden_size * workload.weight_bytes
+            calls = 4 * sum(count for count, _ in mixtures)
         rate, resource, hop_s = _link_bytes_per_s(cluster.gpu), "gpu links", LOCAL_HOP_S
         if ranks > local and cluster.interconnect_bytes_per_s is not None:
             leaving = (ranks - local) / (ranks - 1)
@@ -193,7 +203,7 @@ class Exchange:
         measured_s = cluster.collective_call_s if cluster.nodes == 1 else None
         return cls(
             size_bytes=size,
-            calls=5 * model.num_layers,
+            calls=calls,
             bytes_per_s=rate,
             call_s=CALL_S + hop_s if measured_s is None else measured_s,
             resource=resource,

@@ -99,6 +99,11 @@ litgpt's resource table (tutorials/resource-tables.md, A100-40GB, micro batch 1)
 Llama-2-7B and 191 ms to one of 13B, two unpackings each: 6 to 7 ps a weight at 1.3 TB/s.
 """
 
+DISPATCH_PASSES, SPREAD_DISPATCH_PASSES = 7, 15
+"""Times that the k copies of a token are read or written between router and sum. Where experts are spread over ranks:
+sorted 2, padded by expert 2, back in order 2, put into zeros 3, weighted in fp32 3, summed up from fp32 2, the
+all-to-alls' own 1 (deepspeed 0.19.8 module_inject/auto_ep_layer.py `_forward`, `combine_from_routed`)."""
+
 EXCHANGE_COPIES = 2
 """Times that Ulysses copies what an all-to-all takes and gives: heads are put in front before it and behind after it
 (deepspeed 0.19.8 ulysses_sp.py `_combine_local_sequences`, `_partition_global_sequence`)."""
@@ -133,7 +138,8 @@ def block_bytes(model: ModelShape, block: Block, workload: Workload, micro_batch
     saving += tokens * (gated if feed_forward.gated else written_out) * element * feed_forward.active_hidden
     repeated = _tile_bytes(model, block, workload, tokens) if workload.mlp == "tiled" else 0.0
     if feed_forward.experts:
-        passing += tokens * (7 * element * feed_forward.experts_per_token * hidden + 20 * feed_forward.experts)
+        passes = DISPATCH_PASSES if feed_forward.autoep_size == 1 else SPREAD_DISPATCH_PASSES
+        passing += tokens * (passes * element * feed_forward.experts_per_token * hidden + 20 * feed_forward.experts)
     scores_forward = scores_backward = 0
     for attention, keys in ((block.attention, stream), (block.cross_attention, encoder)):
         if attention is not None:

@@ -9,6 +9,7 @@ Micro batches differ: stages 0 and 1 reduce gradients only in the last one. Data
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import compress
 
 from ..estimate import TimeEstimate, TimeTerm
 from ..hardware.cluster import Cluster
@@ -16,7 +17,7 @@ from ..hardware.host_defaults import HOST_CORE, assumed_of_host
 from ..memory.activations.layer_variants import with_offered_attention
 from ..memory.trainable import groups_on_gpu, shard_tensors, tensor_set
 from ..models.model_shape import ModelShape
-from ..models.tensor_parallel import of_rank
+from ..models.rank_part import of_rank
 from ..optimizers import optimizer
 from ..plan import Plan
 from ..workload import Workload
@@ -53,7 +54,7 @@ def estimate_time(model: ModelShape, workload: Workload, cluster: Cluster, plan:
     or are shared.
     """
     workload = with_offered_attention(model, workload).of_rank(plan.sequence_parallel_size)
-    step = _Step(of_rank(model, plan.autotp_size), workload, cluster, plan)
+    step = _Step(of_rank(model, plan), workload, cluster, plan)
     return TimeEstimate(
         terms=tuple(term for term in step.terms() if term.seconds or term.hidden_s),
         tokens_per_step=(plan.micro_batch_size * plan.gradient_accumulation_steps * step.replicas * workload.seq_len),
@@ -64,7 +65,7 @@ def estimate_time(model: ModelShape, workload: Workload, cluster: Cluster, plan:
 def estimate_forward_s(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> float:
     """Seconds of the forward passes alone of one step's samples, as an evaluation has them: no gradients, no step."""
     workload = with_offered_attention(model, workload).of_rank(plan.sequence_parallel_size)
-    return _Step(of_rank(model, plan.autotp_size), workload, cluster, plan).evaluation_s()
+    return _Step(of_rank(model, plan), workload, cluster, plan).evaluation_s()
 
 
 LAUNCHES_MATTER = 0.05
@@ -140,7 +141,14 @@ class _Step:
         self.exchange = collective.Exchange.of(model, workload, cluster, plan)
         self.compute = compute_time(model, workload, cluster.gpu, plan.micro_batch_size, plan.gradient_checkpointing)
         self.trained = self.tensors.trainable_numel
+        # Of experts that are spread over ranks: trained parameters, and the ring over ranks that keep the same ones.
+        self.spread, self.expert_ring = 0, self.ring
+        if plan.autoep_size > 1:
+            self.spread = sum(compress(self.tensors.trainable, self.tensors.experts))
+            self.expert_ring = collective.ring_of_replicas(cluster, plan.autoep_size)
         self.trained_per_rank = self.trained / (self.replicas if stage else 1)
+        if stage and self.spread:
+            self.trained_per_rank += self.spread * (plan.autoep_size - 1) / self.replicas
         self.trained_per_node = self.trained_per_rank * cluster.gpus_per_node if stage else self.trained
 
         # Of an offloaded optimizer, the parameters per rank that are stepped on the GPU, and the share of the others.
@@ -289,6 +297,8 @@ class _Step:
             self._gather(transfers, passes, near=1.0)
         if self.ring.ranks > 1:
             (transfers.shown if self.zero3 else transfers.carried).append(self._reduction())
+        if self.spread and self.expert_ring.ranks > 1:
+            transfers.carried.append(self._reduction_of_experts())
         if plan.offload_optimizer != "none":
             transfers.carried.append(self._gradients_to_host())
         hidden_share = self.hidden_share if plan.zero_stage else 0.0
@@ -359,16 +369,17 @@ class _Step:
         )
 
     def _exchanged(self, exchange: collective.Exchange) -> TimeTerm:
-        """All-to-alls of every layer, in all passes. Attention waits for them, so nothing hides them."""
+        """All-to-alls of every layer, in all passes. Attention or experts wait for them, so nothing hides them."""
         passes = 3 if self.plan.gradient_checkpointing else 2
+        what = "tokens" if self.spread else "heads"
         return self._term(
-            "all-to-all of heads",
+            f"all-to-all of {what}",
             exchange.resource,
             passes * self.micro_batches * exchange.pass_s,
-            f"{passes} n (heads (P - 1) / P / link + calls t)",
-            "n heads P link calls t",
-            heads=exchange.size_bytes,
-            P=self.plan.sequence_parallel_size,
+            f"{passes} n ({what} (P - 1) / P / link + calls t)",
+            f"n {what} P link calls t",
+            **{what: exchange.size_bytes},
+            P=exchange.ranks,
             link=exchange.bytes_per_s,
             calls=exchange.calls,
             t=exchange.call_s,
@@ -437,7 +448,8 @@ class _Step:
         ring, times, element = self.ring, self.reductions, self.element
         if self.plan.sequence_parallel_size > 1 and self.plan.zero_stage in (1, 2):
             element = 4  # deepspeed 0.19.8 stage_1_and_2.py `allreduce_bucket`
-        size, calls = self.trained * element, collective.reduce_calls(self.tensors, self.plan)
+        shared = self.trained - self.spread
+        size, calls = shared * element, collective.reduce_calls(self.tensors, self.plan)
         if self.plan.zero_stage == 3:
             return self._collective("gradient reduction", times, size, calls, "n w Pt", "n w Pt", n=times)
         return self._term(
@@ -447,8 +459,26 @@ class _Step:
             "2 reductions w Pt (N - 1) / N / link + calls t",
             "reductions w Pt N link calls t",
             w=element,
+            Pt=shared,
             link=ring.all_reduce_bytes_per_s,
             calls=2 * times * calls,
+        )
+
+    def _reduction_of_experts(self) -> TimeTerm:
+        """Over the ranks that keep the same experts; every bucket holds some of them."""
+        ring, times = self.expert_ring, self.reductions
+        size, calls = self.spread * self.element, collective.reduce_calls(self.tensors, self.plan)
+        return self._term(
+            "gradient reduction of experts",
+            ring.resource,
+            times * ring.all_reduce_s(size, calls),
+            "2 reductions w experts (N - 1) / N / link + calls t",
+            "reductions w experts N link calls t",
+            experts=self.spread,
+            N=ring.ranks,
+            link=ring.all_reduce_bytes_per_s,
+            calls=2 * times * calls,
+            t=ring.call_s,
         )
 
     def _gradients_to_host(self) -> TimeTerm:
@@ -497,8 +527,23 @@ class _Step:
             seconds = offload.nvme_write_s(cluster, self.element * node)
             terms.append(self._term("updated weights to NVMe", "nvme", seconds, "w Pn / write", "w Pn write"))
         if plan.zero_stage in (1, 2) and ring.ranks > 1:
-            size = self.element * self.trained
-            terms.append(self._collective("updated weights gathered", 1, size, 1, "w Pt", "w Pt"))
+            shared = self.trained - self.spread
+            size = self.element * shared
+            terms.append(self._collective("updated weights gathered", 1, size, 1, "w Pt", "w Pt", Pt=shared))
+        if self.spread and self.expert_ring.ranks > 1:
+            ring, size = self.expert_ring, self.element * self.spread
+            own = {"experts": self.spread, "N": ring.ranks, "link": ring.bytes_per_s, "t": ring.call_s, "calls": 1}
+            formula = "w experts (N - 1) / N / link + calls t"
+            terms.append(
+                self._term(
+                    "updated experts gathered",
+                    ring.resource,
+                    ring.gather_s(size, 1),
+                    formula,
+                    "w experts N link calls t",
+                    **own,
+                )
+            )
         return terms
 
     def _kept_on_gpu(self) -> list[TimeTerm]:

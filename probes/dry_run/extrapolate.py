@@ -26,8 +26,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ...estimators.memory.partition import rank_loads, shard_numel, sub_group_numels
-from ...estimators.memory.trainable import tensor_set
+from ...estimators.memory.partition import shard_numel, sub_group_numels
+from ...estimators.memory.trainable import shard_tensors, tensor_set
 from ...estimators.models.families import shape_from_config
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import Workload
@@ -93,6 +93,8 @@ def depth_series(request: Request) -> DepthSeries:
     for block in (zero.get("offload_optimizer"), zero.get("offload_param")):
         if block and not (isinstance(block, dict) and block.get("device") in ("none", None, "cpu", "nvme")):
             raise DepthNotLinearError("an offload is for DeepSpeed to judge")
+    if (request.config.get("expert_parallel") or {}).get("enabled"):
+        raise DepthNotLinearError("it has not been shown for experts that are spread over ranks")
     key = next((key for key in _DEPTH_KEYS if key in request.model), None)
     if key is None:
         raise DepthNotLinearError("its configuration does not say how many layers it has")
@@ -219,8 +221,8 @@ def _touched_bytes(model: dict[str, Any], request: Request) -> int:
     """Gradients that the rank keeps whole because its piece of the parameters touches them, at stages 1 and 2."""
     if (request.config.get("zero_optimization") or {}).get("stage") not in (1, 2) or request.workload.method != "full":
         return 0
-    trained = tensor_set(shape_from_config(model, name="shallow"), Workload()).trainable
-    return request.workload.weight_bytes * rank_loads(trained, request.world_size)[request.rank].touched
+    trained = tensor_set(shape_from_config(model, name="shallow"), Workload())
+    return request.workload.weight_bytes * shard_tensors(trained, request.world_size).loads[request.rank].touched
 
 
 def extrapolated(series: DepthSeries, results: Sequence[DryRunResult]) -> DryRunResult:

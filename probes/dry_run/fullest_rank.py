@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...ds_configs.read import autotp_size_in
+from ...ds_configs.read import autoep_size_in, autotp_size_in
 from ...estimators.errors import DsAdviseError
-from ...estimators.memory.partition import rank_loads
-from ...estimators.memory.trainable import tensor_set
+from ...estimators.memory.trainable import shard_tensors, tensor_set
+from ...estimators.models import expert_parallel, tensor_parallel
 from ...estimators.models.families import shape_from_config
-from ...estimators.models.tensor_parallel import of_rank
 from ...estimators.workload import Workload
 
 
@@ -37,8 +36,9 @@ def fullest_rank(
         return 0
     try:
         split_by = autotp_size_in(config)
-        part = of_rank(shape_from_config(model, name="model"), split_by)
-        loads = rank_loads(tensor_set(part, workload).trainable, world_size // split_by)
+        part = tensor_parallel.of_rank(shape_from_config(model, name="model"), split_by)
+        part = expert_parallel.of_rank(part, autoep_size_in(config))
+        loads = shard_tensors(tensor_set(part, workload), world_size // split_by).loads
     except DsAdviseError:
         return 0
     offload = zero.get("offload_optimizer")

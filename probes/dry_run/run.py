@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -62,15 +63,16 @@ def dry_run(
 def _refuse_what_needs_more(run: Run) -> None:
     """Raises DryRunError for a feature that cannot run with the installed transformers, NeedsValuesError for one that
     no dry run knows."""
+    installed, experts = version("transformers"), run.config.get("expert_parallel")
+    spread = isinstance(experts, Mapping) and experts.get("enabled") is True
+    if spread and Version(installed).release >= FIRST_WITHOUT_AUTOEP:
+        raise DryRunError(
+            f"AutoEP cannot be initialized with transformers {installed}",
+            phase="initialize",
+            why="DeepSpeed 0.19.8 asks transformers' registry of outputs in a way that it no longer answers",
+            fix="install transformers 5.8, or take expert_parallel out",
+        )
     for feature in beyond_plans(run.config):
-        installed = version("transformers")
-        if feature.key == "expert_parallel" and Version(installed).release >= FIRST_WITHOUT_AUTOEP:
-            raise DryRunError(
-                f"AutoEP cannot be initialized with transformers {installed}",
-                phase="initialize",
-                why="DeepSpeed 0.19.8 asks transformers' registry of outputs in a way that it no longer answers",
-                fix="install transformers 5.8, or take expert_parallel out",
-            )
         if feature.not_dry_run:
             raise NeedsValuesError(
                 f"a dry run does not know {feature.name}",

@@ -140,7 +140,7 @@ def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> N
     """Change torch, DeepSpeed and transformers so that they train on the simulated GPU."""
     import torch
 
-    from .simulated_gpu import attention, engine_hooks, kernels, short_cuts, unknown_values
+    from .simulated_gpu import attention, engine_hooks, expert_parallel, kernels, short_cuts, unknown_values
 
     short_cuts.before_deepspeed()
     collectives.join(request.rank, request.world_size, min(request.gpus_per_node, request.world_size))
@@ -163,6 +163,7 @@ def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> N
     attention.register_with_transformers()
     unknown_values.neutralize(ledger)
     unknown_values.neutralize_transformers()
+    expert_parallel.neutralize()
     collectives.silence_comparisons()
     collectives.record(schedule, request.gpus_per_node)
     engine_hooks.record(schedule)

@@ -18,7 +18,7 @@ FEATURES: list[tuple[str, dict[str, Any]]] = [
     ("ZenFlow", {"zero_optimization": {"stage": 2, "offload_optimizer": OFFLOAD, "zenflow": {}}}),
     ("SuperOffload", {"zero_optimization": {"stage": 3, "offload_optimizer": OFFLOAD | {"super_offload": True}}}),
     ("DeepCompile", {"zero_optimization": {"stage": 3}, "compile": {"deepcompile": True}}),
-    ("AutoEP", {"zero_optimization": {"stage": 2}, "expert_parallel": {"enabled": True, "autoep_size": 2}}),
+    ("AutoEP", {"zero_optimization": {"stage": 3}, "expert_parallel": {"enabled": True, "autoep_size": 2}}),
 ]
 
 

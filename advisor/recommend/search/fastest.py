@@ -102,7 +102,7 @@ class Slopes:
     def of(self, series: Series) -> float:
         """The slope of a series' memory, which those share that differ in what is sharded or offloaded alone."""
         question, stage3 = series.question, series.first_plan.zero_stage == 3
-        sharing = series.sequence_parallel_size, series.autotp_size
+        sharing = series.sequence_parallel_size, series.autotp_size, series.autoep_size
         capability = question.cluster.gpu.compute_capability
         key = series.checkpointing, *sharing, stage3, question.workload, capability
         if key not in self._known:

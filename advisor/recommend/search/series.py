@@ -41,6 +41,7 @@ class Series:
     checkpointing: CheckpointingChoice
     zero_hpz_partition_size: int
     autotp_size: int
+    autoep_size: int
     _memory: dict[tuple[int, int], tuple[Plan, MemoryEstimate]] = field(default_factory=dict, init=False)
     _judged: dict[tuple[int, int], Judged] = field(default_factory=dict, init=False)
     _time: dict[tuple[int, int], TimeEstimate] = field(default_factory=dict, init=False)
@@ -180,6 +181,8 @@ class Series:
             preset = replace(preset, sequence_parallel_size=self.sequence_parallel_size)
         if self.autotp_size > 1:
             preset = replace(preset, autotp_size=self.autotp_size)
+        if self.autoep_size > 1:
+            preset = replace(preset, autoep_size=self.autoep_size)
         if self.zero_hpz_partition_size > 1:
             preset = replace(preset, zero_hpz_partition_size=self.zero_hpz_partition_size)
         if question.states == "bf16":

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from ....estimators.models.expert_parallel import unspreadable
 from ....estimators.plan import RUNGS, PlainPyTorch, Plan, Rung
 from ....estimators.time.collective_time import ring
 from ....estimators.unsupported import unsupported
@@ -65,9 +66,11 @@ def ways_of(
                 checkpointing=checkpointing,
                 zero_hpz_partition_size=copied,
                 autotp_size=split_by,
+                autoep_size=spread_over,
             )
             for checkpointing in choices
             for sharing, split_by in _together(rung, question, size, settings)
+            for spread_over in _spread(rung, question, sharing * split_by, settings)
             for copied in _second_copies(rung, question, settings)
         ]
         for choices, size in _ways(question, settings)
@@ -109,6 +112,18 @@ def _together(
     split = Plan(zero_stage=1, micro_batch_size=1, autotp_size=sharing)
     possible = unsupported(question.model, question.workload, split, cluster) is None
     return [(sharing, 1), *[(1, sharing)] * possible]
+
+
+def _spread(
+    rung: Rung | PlainPyTorch, question: Question, ranks_per_sample: int, settings: Mapping[str, Any]
+) -> tuple[int, ...]:
+    """Sizes of the groups that experts are spread over: none, and those that divide experts and GPUs and lie within a
+    node or take whole ones."""
+    if question.experts == "zero" or settings or ranks_per_sample > 1 or rung not in ("zero1", "zero2"):
+        return (1,)
+    ranks, local = question.cluster.world_size, question.cluster.gpus_per_node
+    sizes = (size for size in range(2, ranks + 1) if not ranks % size and (not local % size or not size % local))
+    return 1, *(size for size in sizes if unspreadable(question.model, size) is None)
 
 
 def _second_copies(rung: Rung | PlainPyTorch, question: Question, settings: Mapping[str, Any]) -> tuple[int, ...]:

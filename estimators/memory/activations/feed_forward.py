@@ -140,6 +140,53 @@ def every_expert(ops: Ops, shape: FeedForward, router: str, names: Sequence[str]
     return total
 
 
+GROUP_ALIGNMENT = 8
+"""Rows of an expert's tokens are padded to a multiple of it (deepspeed 0.19.8 moe/ep_kernels.py
+TOKEN_GROUP_ALIGN_SIZE_M)."""
+
+
+def spread_experts(ops: Ops, shape: FeedForward, router: str, value: Value) -> Value:
+    """Routed experts of which each rank keeps some: k copies of every token travel to their experts' ranks and back.
+
+    A rank receives as many copies as it sends, where the router is balanced. Kept: the router's fp32 probabilities and
+    top-k, indices of the sort and of the padding, the padded copies that came, gate, up and their product, the copies
+    that came back and their weights. Gate and up are a product each, joined by one kernel that saves both.
+    Source: deepspeed 0.19.8 module_inject/auto_ep_layer.py `AutoEPMoELayer._forward`, `combine_from_routed`,
+        moe/ep_experts.py, moe/ep_kernels.py, moe/ep_router.py.
+    """
+    copies, graph = shape.experts_per_token, ops.graph
+    rows = value.rows * copies
+    padded = rows + shape.experts // shape.autoep_size * GROUP_ALIGNMENT  # of the whole batch, here of each sample
+
+    def index(count: int, label: str, itemsize: int = INDEX) -> Value:
+        return graph.tensor(count, 1, itemsize, label, needs_grad=False)
+
+    scores = ops.saves_output("router probabilities", ops.cast(ops.linear(router, value), 4))
+    scores = _top_k(ops, scores, copies)
+    scores = ops.scale(graph.apply("normalized weights", (scores,), saves=(scores,)))
+    order, places, inverse = (
+        index(rows, "order by expert"),
+        index(padded, "places of copies", 4),
+        index(rows + padded, "inverse order"),
+    )
+    sent = graph.gather("sorted tokens", value, index(rows, "token of each copy"), rows=rows)
+    received = ops.new("received tokens", (sent,))
+    grouped = graph.apply("tokens by expert", (received,), rows=padded, saves=(places, inverse))
+    gate, up = (_projected(ops, label, grouped, shape.hidden) for label in ("gate", "up"))
+    inner = graph.apply("gated", (gate, up), saves=(gate, up))
+    output = _projected(ops, "down", inner, value.width)
+    output = graph.apply("tokens in order", (output,), rows=rows, saves=(places, inverse))
+    back = ops.new("returned tokens", (output,))
+    placed = graph.apply("restored order", (back,), saves=(order,))
+    graph.hold(grouped, back)
+    weighted = ops.multiply(placed, _as_rows(scores), "weighted output", itemsize=4)
+    return ops.cast(graph.apply("expert output", (weighted,), rows=value.rows), ops.itemsize)
+
+
+def _projected(ops: Ops, label: str, value: Value, width: int) -> Value:
+    return ops.graph.apply(label, (value,), width=width, saves=(value,), trains=True)
+
+
 def shared_gate(ops: Ops, name: str, value: Value, output: Value) -> Value:
     """Qwen2-MoE: sigmoid of one number per token scales what the shared expert gives."""
     return ops.multiply(output, ops.saves_output("shared gate", ops.linear(name, value)), "shared output")

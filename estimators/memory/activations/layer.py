@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...models.model_shape import Attention, Block
-from .feed_forward import dense, every_expert, experts, shared_gate, tiled_dense
+from ...models.model_shape import Attention, Block, FeedForward
+from .feed_forward import dense, every_expert, experts, shared_gate, spread_experts, tiled_dense
 from .kernels import Kernel, attend, delta_rule
 from .layer_variants import LayerVariant
 from .norms import norm
@@ -273,7 +273,12 @@ class Layer:
         gate = next((name for name in matrices if name.endswith("shared_expert_gate")), None)
         if gate is not None:
             shared = dense(ops, shape, names, value)
-            output = experts(ops, shape, router, value, variant=variant)
+            output = self._routed(shape, router, value)
             return ops.add(output, shared_gate(ops, gate, value, shared))
-        output = experts(ops, shape, router, value, variant=variant)
+        output = self._routed(shape, router, value)
         return ops.add(output, dense(ops, shape, names, value)) if names else output
+
+    def _routed(self, shape: FeedForward, router: str, value: Value) -> Value:
+        if shape.autoep_size > 1:
+            return spread_experts(self.ops, shape, router, value)
+        return experts(self.ops, shape, router, value, variant=self.variant)

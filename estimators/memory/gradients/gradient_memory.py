@@ -85,6 +85,10 @@ class GradientMemory(ABC):
     def reduction_terms(self) -> Terms:
         """In the backward pass of the last layer, while a full bucket is reduced."""
 
+    def later_reduction_terms(self) -> Terms | None:
+        """The same for the second full bucket, where that may take more; None where it does not."""
+        return None
+
     @abstractmethod
     def end_terms(self) -> Terms:
         """When the embedding's gradient is made."""

@@ -64,6 +64,9 @@ class _FlatGradients(GradientMemory):
         self.copied_width = self.width + (4 if plan.sequence_parallel_size > 1 and self.width < 4 else 0)
         # Gradients that this rank will own, once reduced: none on the GPU when they are offloaded.
         self.owned, self.owned_last = (0, 0) if self.offloaded else (sharded.touched, sharded.last_load.touched)
+        # The buffer of what a rank owns is made behind the first reduction; with experts it is as large as layers.
+        spread = self.tensors.model.autoep_size > 1
+        self.waits_for_buffer = spread and not self.accumulates and not self.large_head
         if self.tied_head:
             self.owned_last = self.large_head = 0  # a tied head is reduced at the end, with the embedding
 
@@ -104,7 +107,7 @@ class _FlatGradients(GradientMemory):
 
         It is reduced in pieces, one for each rank that owns some of it, as many as pass the bucket's size at a time.
         """
-        part = self.sharded.partition
+        part = self.sharded.groups[0].partition
         pieces = (self.bucket_size // part + 1) * part if part <= self.bucket_size else 0
         return min(numel, pieces) if numel > self.bucket_size else 0
 
@@ -115,7 +118,7 @@ class _FlatGradients(GradientMemory):
     def head_reduction_terms(self) -> Terms:
         copied = 0 if self.offloaded else max(0, self._flattened(self.large_head) - self.owned_last)
         staged = min(self.large_head, self.sharded.last_load.slice)
-        gradients = self._gradients(self._at_head_reduction())
+        gradients = self._gradients(self.head if self.waits_for_buffer else self._at_head_reduction())
         return gradients + self._bucket(copied) + self._staging(staged, self.large_head)
 
     def _in_layer(self) -> Terms:
@@ -125,7 +128,15 @@ class _FlatGradients(GradientMemory):
         return self._in_layer() + self._bucket() + self._staging(min(self.layer, self.sharded.slice), self.layer)
 
     def reduction_terms(self) -> Terms:
-        return self._in_layer() + self._bucket(self.fills.flushed * self.copies) + self._staging(0)
+        gradients = self._in_layer()
+        if self.waits_for_buffer:
+            gradients = self._gradients(self.layer + self.tied_head)
+        return gradients + self._bucket(self.fills.flushed * self.copies) + self._staging(0)
+
+    def later_reduction_terms(self) -> Terms | None:
+        if not self.waits_for_buffer or not self.fills.second:
+            return None
+        return self._in_layer() + self._bucket(self.fills.flushed * self.copies)
 
     @abstractmethod
     def _around_end(self) -> tuple[int, int]:
@@ -156,12 +167,14 @@ class _FlatGradients(GradientMemory):
         """The largest of three, on the rank where it is largest.
 
         The norm: gradients + 8 slice. The cast: gradients + their flat copy + its copy in the masters' type, if that is
-        another. The update: that copy + the optimizer's temporaries.
+        another. The update: that copy + the optimizer's temporaries. Groups come one after the other; the gradients of
+        all are views of one buffer, which stays until the last group's are cast.
         """
         if self.offloaded:
             return self._staging(0)
-        width, part, temporaries = self.width, self.sharded.partition, self.optimizer.step_bytes
-        master = self.plan.master_bytes
+        *waited_for, last = (group.partition for group in self.sharded.groups)
+        part, waiting = max(*waited_for, last, 0), max(waited_for, default=0)
+        width, temporaries, master = self.width, self.optimizer.step_bytes, self.plan.master_bytes
         per_element = width if width == master else width + master
         before, load = max(
             (
@@ -170,9 +183,11 @@ class _FlatGradients(GradientMemory):
             ),
             key=lambda pair: pair[0],
         )
-        update = int((master + temporaries) * part)
-        if update > before:
-            return _UPDATE.term(update, m=master, s=temporaries, part=part)
+        updates = [(0, last)] + [(load.touched, waiting)] * (waiting > 0)
+        alive, updated = max(updates, key=lambda each: width * each[0] + (master + temporaries) * each[1])
+        update = int((master + temporaries) * updated)
+        if width * alive + update > before:
+            return self._gradients(alive) + _UPDATE.term(update, m=master, s=temporaries, part=updated)
         formula = _NORM_OR_CAST if width == master else _NORM_OR_CAST._replace(text="max(8 slice, (w + m) part)")
         return self._gradients(load.touched) + formula.term(
             before - width * load.touched, w=width, m=master, slice=load.slice, part=part

@@ -15,7 +15,7 @@ from ds_advise.estimators.memory.partition import (
     BucketFills,
     bucket_fills,
     flat_group_numel,
-    flat_partition_numel,
+    flat_groups,
     rank_loads,
     shard_numel,
     sub_group_numels,
@@ -74,11 +74,12 @@ def test_flat_partitions_are_what_stages_1_and_2_allocate(allocated: list[dict[s
     """The padded flat group, each rank's fp32 partition and the tensors it touches equal the engine's, to the
     element."""
     world_size = len(allocated)
-    loads = rank_loads(NUMELS, world_size)
+    (group,) = flat_groups(NUMELS, (), world_size, 1)
+    loads = rank_loads(NUMELS, [group])
     for rank, sizes in enumerate(allocated):
         assert sizes[f"stage {stage}"] == {
             "flat": flat_group_numel(sum(NUMELS), world_size),
-            "partition": flat_partition_numel(sum(NUMELS), world_size),
+            "partition": group.partition,
             "touched": loads[rank].touched,
         }
 
@@ -104,7 +105,7 @@ def test_partitions_lose_nothing_and_pad_less_than_one_alignment(numels: list[in
     """N flat partitions hold every element and fewer than 2N more; shards hold every element and fewer than N more a
     tensor."""
     total = sum(numels)
-    assert total <= world_size * flat_partition_numel(total, world_size) < total + 2 * world_size
+    assert total <= flat_group_numel(total, world_size) < total + 2 * world_size
     assert all(numel <= world_size * shard_numel(numel, world_size) < numel + world_size for numel in numels)
 
 
@@ -112,11 +113,12 @@ def test_partitions_lose_nothing_and_pad_less_than_one_alignment(numels: list[in
 def test_pieces_of_the_ranks_make_up_the_model(numels: list[int], world_size: int) -> None:
     """Every tensor is touched by some rank, and no rank owns a piece larger than its partition or its largest
     tensor."""
-    loads = rank_loads(numels, world_size)
+    (group,) = flat_groups(numels, (), world_size, 1)
+    loads = rank_loads(numels, [group])
     assert len(loads) == world_size
     assert sum(load.touched for load in loads) >= sum(numels)
-    assert all(load.slice <= min(max(numels), flat_partition_numel(sum(numels), world_size)) for load in loads)
-    assert rank_loads(numels, 1)[0].touched == sum(numels)
+    assert all(load.slice <= min(max(numels), group.partition) for load in loads)
+    assert rank_loads(numels, flat_groups(numels, (), 1, 1))[0].touched == sum(numels)
 
 
 @given(numels, st.integers(1, 10**7))
@@ -142,4 +144,4 @@ def test_buckets_fill_from_the_last_tensor_to_the_first() -> None:
     """5, 7 and 4 do not fit in 12 elements together: 4 and 7 are reduced when 5 comes; 20 never enters the bucket."""
     fills = bucket_fills([5, 7, 20, 3, 4], 12)
     assert (fills.flushed, fills.pending, fills.waits, fills.final) == (7, 7, False, 12)
-    assert bucket_fills([5, 7, 4], 12) == BucketFills(flushed=0, pending=11, waits=True, final=5)
+    assert bucket_fills([5, 7, 4], 12) == BucketFills(flushed=0, pending=11, waits=True, final=5, second=0)
