@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from .read import autoep_size_in
+from .read import autoep_size_in, is_true
 
 FIRST_WITHOUT_AUTOEP = (5, 23)
 """transformers from which on DeepSpeed 0.19.8 cannot initialize AutoEP: it calls `registry.get(key, default)`
@@ -52,6 +52,14 @@ def beyond_plans(config: Mapping[str, Any]) -> Iterator[BeyondPlan]:
             "DeepCompile",
             "predictions and dry runs are of the model as it is without engine.compile(): fused kernels and "
             "DeepCompile's passes are not counted",
+        )
+    if is_true(_block(config, "torch_autocast").get("enabled")):
+        yield BeyondPlan(
+            "torch_autocast",
+            "torch_autocast",
+            "predictions are of a training in the weights' own type: neither activations nor reduced gradients of the "
+            "lower type are counted",
+            "the simulated GPU knows none of autocast's casts, and would count activations of the weights' type",
         )
     experts = _block(config, "expert_parallel")
     if experts.get("enabled") is True and autoep_size_in(config) == 1:

@@ -18,6 +18,7 @@ FEATURES: list[tuple[str, dict[str, Any]]] = [
     ("ZenFlow", {"zero_optimization": {"stage": 2, "offload_optimizer": OFFLOAD, "zenflow": {}}}),
     ("SuperOffload", {"zero_optimization": {"stage": 3, "offload_optimizer": OFFLOAD | {"super_offload": True}}}),
     ("DeepCompile", {"zero_optimization": {"stage": 3}, "compile": {"deepcompile": True}}),
+    ("torch_autocast", {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}),
     ("AutoEP", {"zero_optimization": {"stage": 3}, "expert_parallel": {"enabled": True, "autoep_size": 2}}),
 ]
 

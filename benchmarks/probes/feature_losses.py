@@ -1,0 +1,212 @@
+"""Losses of small models with each of the modern features and without it, trained through `ds-advise launch`.
+
+    python -m benchmarks.probes.feature_losses [NAME ...] [--steps 20] [--write]
+
+Each training is started by `ds-advise launch ds_config.json --device cpu` on two ranks, with the configuration that is
+written for a plan and a script that consists of the printed lines (`script_lines`, `trainer_lines`), a small model and
+random tokens; only the number of steps, the learning rate and where the losses go are added. Pairs see the same samples
+in every step. A feature whose difference is above its bound is an error (exit code 1): rounding of fp32 where sums are
+in another order, of bf16 where the model or the states are in it.
+
+NAME: only these features. --write: put the table into docs/how-true.md. AutoEP wants transformers 5.0 to 5.22; with
+another it is said, and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ds_advise.ds_configs.beyond_plans import FIRST_WITHOUT_AUTOEP
+from ds_advise.ds_configs.emit import ds_config
+from ds_advise.ds_configs.presets import plan_for
+from ds_advise.ds_configs.script_lines import script_lines, trainer_lines
+from ds_advise.ds_configs.write import write_config
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.gpus import gpu_of_memory
+from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.plan import Rung
+from ds_advise.estimators.workload import Workload
+from packaging.version import Version
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "how-true.md"
+START, END = "<!-- losses: written by benchmarks/probes/feature_losses.py -->\n", "<!-- end of losses -->\n"
+RANKS = 2
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+EXPERTS: dict[str, Any] = LLAMA | {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "moe_intermediate_size": 64,
+    "head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "decoder_sparse_step": 1,
+}
+IN_FP32, IN_BF16 = 1e-4, 0.03
+"""Bounds of the relative difference of two losses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """One of the features, and the plan that it is switched on in."""
+
+    name: str
+    rung: Rung
+    on: dict[str, Any]
+    """Fields of the plan with it."""
+    workload: dict[str, Any] = field(default_factory=dict)
+    """Fields of the workload with it."""
+    model: dict[str, Any] = field(default_factory=lambda: LLAMA)
+    precision: str = "fp32"
+    bound: float = IN_FP32
+    seq_len: int = 32
+    """A tile has as many tokens as the hidden size."""
+
+
+FEATURES = (
+    Feature(name="Ulysses (sequence_parallel_size 2)", rung="zero3", on={"sequence_parallel_size": 2}),
+    Feature(
+        name="AutoEP (autoep_size 2)",
+        rung="zero2",
+        on={"autoep_size": 2},
+        model=EXPERTS,
+        precision="bf16",
+        bound=IN_BF16,
+    ),
+    Feature(
+        name="states in bf16",
+        rung="zero2",
+        on={"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True},
+        precision="bf16",
+        bound=IN_BF16,
+    ),
+    Feature(name="layers' inputs on the host (cpu_checkpointing)", rung="zero2", on={"cpu_checkpointing": True}),
+    Feature(name="hpZ (zero_hpz_partition_size 2)", rung="zero3", on={"zero_hpz_partition_size": 2}),
+    Feature(name="AutoTP (autotp_size 2)", rung="zero1", on={"autotp_size": 2}),
+    Feature(
+        name="feed-forward and loss in tiles",
+        rung="zero2",
+        on={},
+        workload={"mlp": "tiled", "loss": "tiled"},
+        seq_len=256,
+    ),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="feature_losses", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args(arguments)
+    rows, failed = [], False
+    for feature in FEATURES:
+        if options.names and not any(name in feature.name for name in options.names):
+            continue
+        if "autoep_size" in feature.on and Version(version("transformers")).release >= FIRST_WITHOUT_AUTOEP:
+            print(f"{feature.name}: not with transformers {version('transformers')}", flush=True)
+            continue
+        with tempfile.TemporaryDirectory(prefix="ds-advise-") as folder:
+            with_it, without = (
+                losses(feature, Path(folder, name), on=name == "with", steps=options.steps)
+                for name in ("with", "without")
+            )
+        worst = max(abs(one / other - 1) for one, other in zip(with_it, without, strict=True))
+        failed |= worst > feature.bound or not with_it[-1] < with_it[0]
+        cells = feature.name, feature.rung, feature.precision, with_it[0], with_it[-1], without[-1], worst
+        rows.append("| {} | {} | {} | {:.4f} | {:.4f} | {:.4f} | {:.1e} |".format(*cells))
+        print(rows[-1], flush=True)
+    if options.write:
+        head = (
+            f"| feature | rung | precision | first loss | loss {options.steps} | without it | largest difference |\n"
+            "|---|---|---|---|---|---|---|\n"
+        )
+        before, rest = DOCUMENT.read_text(encoding="utf-8").split(START)
+        DOCUMENT.write_text(before + START + head + "\n".join(rows) + "\n" + END + rest.split(END)[1], encoding="utf-8")
+    return int(failed)
+
+
+def losses(feature: Feature, folder: Path, *, on: bool, steps: int) -> list[float]:
+    """The loss of every step of a training with the feature or without it. Raises RuntimeError where it failed."""
+    folder.mkdir()
+    model = shape_from_config(feature.model, name="small")
+    workload = Workload(precision=feature.precision, seq_len=feature.seq_len, **(feature.workload if on else {}))  # type: ignore[arg-type]
+    cluster = Cluster(nodes=1, gpus_per_node=RANKS, gpu=gpu_of_memory(24))
+    plan = plan_for(
+        feature.rung,
+        model,
+        workload,
+        cluster,
+        micro_batch_size=2,
+        gradient_accumulation_steps=1,
+        gradient_checkpointing=True,
+    )
+    plan = replace(plan, **feature.on) if on else plan
+    plan = replace(plan, micro_batch_size=2 * plan.ranks_per_sample)  # the same samples in every step
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(json.dumps(feature.model))
+    write_config(ds_config(plan, model, workload, cluster, flavor="hf"), folder / "ds_config.json", force=False)
+    lines = script_lines(model, workload, plan, cluster, "ds_config.json")
+    (folder / "train.py").write_text(_script(lines, trainer_lines(model, workload, plan), feature, steps))
+    command = [
+        *(sys.executable, "-m", "ds_advise", "launch", "ds_config.json", "--device", "cpu", "--ranks", str(RANKS)),
+        *("--no-check", "--model", "model", "--seq-len", str(feature.seq_len), "--", "train.py"),
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        logs = "\n".join(log.read_text()[-3000:] for log in folder.glob("ds-advise-launch/*/*.log"))
+        raise RuntimeError(f"{feature.name}: {ended.stdout}{ended.stderr}{logs}")
+    return [float(loss) for loss in json.loads((folder / "losses.json").read_text())]
+
+
+def _script(lines: Sequence[str], later: Sequence[str], feature: Feature, steps: int) -> str:
+    """The printed lines, between what any script has."""
+    printed = "\n".join(lines)
+    added = (
+        f"max_steps={steps}, learning_rate=1e-3, logging_steps=1, report_to='none', save_strategy='no', "
+        "disable_tqdm=True, use_cpu=True, ddp_backend='gloo',"
+    )
+    printed = re.sub(r"^TrainingArguments\(", f"arguments = TrainingArguments({added}", printed, flags=re.MULTILINE)
+    return f"""import json, torch, deepspeed
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
+deepspeed.init_distributed("gloo")
+{printed}
+torch.manual_seed(0)
+dtype = torch.{"float32" if feature.precision == "fp32" else "bfloat16"}
+model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("model"), dtype=dtype)
+places = torch.arange({feature.seq_len})
+tokens = torch.randint(0, 512, ({2 * RANKS}, {feature.seq_len}), generator=torch.Generator().manual_seed(1))
+rows = [{{"input_ids": row, "labels": row, "position_ids": places}} for row in tokens] * {steps}
+trainer = Trainer(model=model, args=arguments, train_dataset=rows)
+{chr(10).join(later)}
+trainer.train()
+if arguments.process_index == 0:
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    open("losses.json", "w").write(json.dumps(losses))
+"""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
