@@ -103,6 +103,8 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         overhead = allocator_overhead(plan, max(0, peak - kept))
     rest = _at_rest(plan)
     node = _on_node(sharded, rest, runs, cluster.gpus_per_node)
+    # A rank's own experts are copies beside the whole model, which the list of parameters for the optimizer holds.
+    spread_bytes = workload.weight_bytes * sharded.tensors.spread_numel * cluster.gpus_per_node
     # Each rank loads the whole model before it splits the layers or drops experts.
     loaded = sharded if model is whole else shard_tensors(tensor_set(whole, workload), replicas)
     return MemoryEstimate(
@@ -111,7 +113,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         device_terms=outside_allocator(cluster, plan),
         host_pinned_terms=node.pinned + checkpoint_terms(model, workload, plan, cluster.gpus_per_node),
         host_pageable_terms=node.pageable,
-        host_loading_bytes_per_node=_loading_bytes(loaded, rest, cluster.gpus_per_node),
+        host_loading_bytes_per_node=_loading_bytes(loaded, rest, cluster.gpus_per_node) + spread_bytes,
         nvme_terms=node.nvme,
     )
 

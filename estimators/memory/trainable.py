@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, chain, compress, repeat
 
 from ..models.four_bits import quantized, quantized_bytes
 from ..models.lora import Adapters, adapters
@@ -81,6 +81,11 @@ class TensorSet:
     def layer_numel(self) -> int:
         """Elements of the largest layer; the time of ZeRO-3's gathers depends on it too."""
         return sum(self.layer_tensors)
+
+    @cached_property
+    def spread_numel(self) -> int:
+        """Trained elements of the experts that a rank keeps, 0 where none are spread over ranks."""
+        return sum(compress(self.trainable, self.experts)) if self.model.autoep_size > 1 else 0
 
     @property
     def trains_head(self) -> bool:

@@ -9,7 +9,6 @@ Micro batches differ: stages 0 and 1 reduce gradients only in the last one. Data
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import compress
 
 from ..estimate import TimeEstimate, TimeTerm
 from ..hardware.cluster import Cluster
@@ -144,7 +143,7 @@ class _Step:
         # Of experts that are spread over ranks: trained parameters, and the ring over ranks that keep the same ones.
         self.spread, self.expert_ring = 0, self.ring
         if plan.autoep_size > 1:
-            self.spread = sum(compress(self.tensors.trainable, self.tensors.experts))
+            self.spread = self.tensors.spread_numel
             self.expert_ring = collective.ring_of_replicas(cluster, plan.autoep_size)
         self.trained_per_rank = self.trained / (self.replicas if stage else 1)
         if stage and self.spread:
