@@ -76,6 +76,12 @@ def propose(
     Raises DsAdviseError for data, a model or options that cannot be trained with.
     """
     check_causal(shape, fix="use ds-advise launch with a script of yours")
+    if question.get("experts") == "autoep":
+        raise WorkloadError(
+            "train does not spread experts over GPUs",
+            why="what transformers saves under AutoEP are the experts of rank 0 alone",
+            fix="leave --experts out, or use ds-advise launch with a script that saves DeepSpeed's checkpoints",
+        )
     data, evaluation, samples = _prepared(settings, shape, question["seq_len"], folder, say)
     answer = _answer(settings, shape, {**question, "seq_len": samples.seq_len}, samples)
     workload = answer.question.workload

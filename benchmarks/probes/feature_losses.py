@@ -8,8 +8,8 @@ random tokens; only the number of steps, the learning rate and where the losses 
 in every step. A feature whose difference is above its bound is an error (exit code 1): rounding of fp32 where sums are
 in another order, of bf16 where the model or the states are in it.
 
-NAME: only these features. --write: put the table into docs/how-true.md. AutoEP wants transformers 5.0 to 5.22; with
-another it is said, and left out.
+NAME: only these features. --write: put the rows into the table in docs/how-true.md. AutoEP wants
+transformers 5.0 to 5.22; with another it is said, and left out.
 """
 
 from __future__ import annotations
@@ -140,13 +140,19 @@ def main(arguments: Sequence[str]) -> int:
         rows.append("| {} | {} | {} | {:.4f} | {:.4f} | {:.4f} | {:.1e} |".format(*cells))
         print(rows[-1], flush=True)
     if options.write:
-        head = (
-            f"| feature | rung | precision | first loss | loss {options.steps} | without it | largest difference |\n"
-            "|---|---|---|---|---|---|---|\n"
-        )
-        before, rest = DOCUMENT.read_text(encoding="utf-8").split(START)
-        DOCUMENT.write_text(before + START + head + "\n".join(rows) + "\n" + END + rest.split(END)[1], encoding="utf-8")
+        _write(rows, options.steps)
     return int(failed)
+
+
+def _write(rows: Sequence[str], steps: int) -> None:
+    """Put the rows into the table; those of features that were not trained stay."""
+    before, rest = DOCUMENT.read_text(encoding="utf-8").split(START)
+    table, after = rest.split(END)
+    known = {row.split(" | ")[0]: row for row in [*table.splitlines()[2:], *rows]}
+    ordered = [known[f"| {feature.name}"] for feature in FEATURES if f"| {feature.name}" in known]
+    head = f"| feature | rung | precision | first loss | loss {steps} | without it | largest difference |"
+    text = "\n".join([head, "|---|---|---|---|---|---|---|", *ordered])
+    DOCUMENT.write_text(f"{before}{START}{text}\n{END}{after}", encoding="utf-8")
 
 
 def losses(feature: Feature, folder: Path, *, on: bool, steps: int) -> list[float]:

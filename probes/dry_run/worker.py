@@ -163,7 +163,8 @@ def _simulate(request: Request, ledger: Ledger, schedule: ScheduleRecorder) -> N
     attention.register_with_transformers()
     unknown_values.neutralize(ledger)
     unknown_values.neutralize_transformers()
-    expert_parallel.neutralize()
+    if request.config.get("expert_parallel"):
+        expert_parallel.neutralize()
     collectives.silence_comparisons()
     collectives.record(schedule, request.gpus_per_node)
     engine_hooks.record(schedule)

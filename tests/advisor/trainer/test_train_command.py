@@ -162,6 +162,11 @@ def test_a_refused_training_is_no_obstacle_to_the_next(ask: Ask, data: Path) -> 
     assert "Nothing fits." in printed
 
 
+def test_experts_that_would_not_be_saved_whole_are_not_spread(ask: Ask) -> None:
+    code, _, error = ask("--experts", "autoep")
+    assert code == 2 and "experts of rank 0 alone" in error
+
+
 def test_paths_are_kept_whole(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that --resume works from another folder."""
     monkeypatch.chdir(tmp_path)
