@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .models.model_shape import ModelShape
+from .phrase import phrase
 from .plan import Plan
 from .workload import Workload
 
@@ -50,10 +51,10 @@ def untileable(model: ModelShape, workload: Workload) -> str | None:
     if workload.mlp == "whole" and workload.loss != "tiled":
         return None
     if model.model_type not in TILED_MODEL_TYPES:
-        return f"tiled compute does not know {model.model_type} models"
+        return phrase("tiled compute does not know {model_type} models", model_type=model.model_type)
     if workload.loss == "tiled" and model.tied:
         # deepspeed 0.19.8 runtime/zero/stage3.py __reduce_and_partition_ipg_grads asserts that it comes once
-        return "tiles and embedding would each reduce the gradient of the head, which is tied to the embedding"
+        return phrase("tiles and embedding would each reduce the gradient of the head, which is tied to the embedding")
     if workload.mlp == "tiled" and workload.lora_dropout and workload.method != "full":
-        return "a tile's second forward pass would draw another dropout than its first"
+        return phrase("a tile's second forward pass would draw another dropout than its first")
     return None

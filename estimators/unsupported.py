@@ -12,6 +12,7 @@ from .models.expert_parallel import unspreadable
 from .models.model_shape import ModelShape
 from .models.tensor_parallel import unsplittable
 from .optimizers import BF16_STATES, Optimizer, optimizer
+from .phrase import phrase
 from .plan import Plan
 from .tiles import untileable
 from .workload import Workload
@@ -49,9 +50,9 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
     """Why a plan cannot run at all, whatever the memory; None when nothing is known against it."""
     runs = optimizer(workload.optimizer)
     if cluster is not None and workload.precision == "bf16" and not cluster.gpu.has_bf16:
-        return f"{cluster.gpu.name} has no bf16 units; use fp16"
+        return phrase("{gpu} has no bf16 units; use fp16", gpu=cluster.gpu.name)
     if cluster is not None and cluster.gpu.is_cpu and "cpu" in (plan.offload_optimizer, plan.offload_param):
-        return "the ranks' memory is the host's, so there is nowhere to offload to"
+        return phrase("the ranks' memory is the host's, so there is nowhere to offload to")
     obstacle = untileable(model, workload)
     if obstacle is not None:
         return obstacle
@@ -59,12 +60,16 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
         return None if plan.ranks_per_sample == 1 else "Ulysses and AutoTP are DeepSpeed's"
     if plan.sequence_parallel_size > 1:
         if cluster is not None and cluster.world_size % plan.sequence_parallel_size:
-            return f"{cluster.world_size} ranks do not divide into groups of {plan.sequence_parallel_size}"
+            return phrase(
+                "{ranks} ranks do not divide into groups of {size}",
+                ranks=cluster.world_size,
+                size=plan.sequence_parallel_size,
+            )
         obstacle = undividable(model, workload, plan.sequence_parallel_size)
         if obstacle is not None:
             return obstacle
     if plan.cpu_checkpointing and cluster is not None and cluster.gpu.is_cpu:
-        return "the ranks' memory is the host's, so there is nowhere to offload to"
+        return phrase("the ranks' memory is the host's, so there is nowhere to offload to")
     if plan.zero_stage == 0 and plan.offload_optimizer != "none":
         return "the optimizer is offloaded from ZeRO stage 1 on"
     if plan.zero_stage < 3 and plan.offload_param != "none":
@@ -81,11 +86,11 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
     if obstacle is not None:
         return obstacle
     if plan.zero_stage and not runs.partitions:
-        return f"{workload.optimizer} needs whole layers, ZeRO gives it flat partitions"
+        return phrase("{optimizer} needs whole layers, ZeRO gives it flat partitions", optimizer=workload.optimizer)
     if plan.offload_optimizer != "none" and runs.cpu_state_bytes is None:
-        return f"{workload.optimizer} does not run on the host"
+        return phrase("{optimizer} does not run on the host", optimizer=workload.optimizer)
     if workload.method == "qlora" and plan.zero_stage == 3:
-        return "4-bit weights are not built under zero.Init, so ZeRO-3 cannot shard them as they load"
+        return phrase("4-bit weights are not built under zero.Init, so ZeRO-3 cannot shard them as they load")
     if cluster is not None and "nvme" in (plan.offload_optimizer, plan.offload_param):
         return _unswappable(shard_tensors(tensor_set(model, workload), cluster.world_size), plan, runs)
     return None
@@ -99,16 +104,18 @@ def _unsuited_to_bf16_states(workload: Workload, plan: Plan) -> str | None:
     if not plan.bf16_master_weights_and_grads:
         return None
     if plan.zero_stage == 0:
-        return "master weights in bf16 are ZeRO's, from stage 1 on"
+        return phrase("master weights in bf16 are ZeRO's, from stage 1 on")
     if workload.precision != "bf16":
-        return f"master weights in bf16 belong to training in bf16, not {workload.precision}"
+        return phrase(
+            "master weights in bf16 belong to training in bf16, not {precision}", precision=workload.precision
+        )
     if workload.optimizer not in BF16_STATES:
-        return f"states in bf16 are known of AdamW and Adam, not of {workload.optimizer}"
+        return phrase("states in bf16 are known of AdamW and Adam, not of {optimizer}", optimizer=workload.optimizer)
     if plan.offload_optimizer == "none" and not plan.bf16_optimizer_states:
         return "master weights in bf16 with states in fp32 need an optimizer in host RAM"
     if plan.offload_optimizer == "nvme":
         # Releasing a sub-group makes its empty master fp32 (swap_tensor/optimizer_utils.py `release_memory`).
-        return "DeepSpeed's NVMe swapper stops at master weights in bf16"
+        return phrase("DeepSpeed's NVMe swapper stops at master weights in bf16")
     return None
 
 
@@ -170,11 +177,15 @@ def _unswappable(sharded: ShardedTensors, plan: Plan, runs: Optimizer) -> str | 
     if plan.offload_optimizer == "nvme":
         needed = 2 + states_per_master(runs)
         if plan.optimizer_buffer_count < needed:
-            return f"offload_optimizer.buffer_count must be at least {needed} (master, states, gradient)"
+            return phrase(
+                "offload_optimizer.buffer_count must be at least {needed} (master, states, gradient)", needed=needed
+            )
     if plan.offload_param == "nvme":
         shard = -(-max(*sharded.tensors.trainable, *sharded.tensors.frozen, 0) // sharded.world_size)
         if shard > plan.param_buffer_size:
-            return f"offload_param.buffer_size must be at least {shard}, the shard of the largest tensor"
+            return phrase(
+                "offload_param.buffer_size must be at least {shard}, the shard of the largest tensor", shard=shard
+            )
     return None
 
 
@@ -185,19 +196,31 @@ def undividable(model: ModelShape, workload: Workload, sequence_parallel_size: i
     if ranks == 1:
         return None
     if model.model_type not in ULYSSES_MODEL_TYPES:
-        return f"Ulysses sequence parallelism does not know {model.model_type} models"
+        return phrase("Ulysses sequence parallelism does not know {model_type} models", model_type=model.model_type)
     if any(not block.attention.causal or block.cross_attention is not None for block in model.blocks):
-        return "sequence parallelism needs a decoder alone: Ulysses knows causal attention only"
+        return phrase("sequence parallelism needs a decoder alone: Ulysses knows causal attention only")
     if with_offered_attention(model, workload).attention == "eager":
-        return "sequence parallelism needs the attention kernel sdpa or flash, not eager"
+        return phrase("sequence parallelism needs the attention kernel sdpa or flash, not eager")
     for block in model.blocks:
         attention = block.attention
         if attention.window is not None and workload.attention != "flash":
-            return "sequence parallelism drops the mask of a sliding window unless the attention kernel is flash"
+            return phrase(
+                "sequence parallelism drops the mask of a sliding window unless the attention kernel is flash"
+            )
         if attention.heads % ranks:
-            return f"{attention.heads} heads do not divide over {ranks} ranks that share a sequence"
+            return phrase(
+                "{heads} heads do not divide over {ranks} ranks that share a sequence",
+                heads=attention.heads,
+                ranks=ranks,
+            )
         if attention.kv_heads % ranks and ranks % attention.kv_heads:
-            return f"{attention.kv_heads} heads of keys and values and {ranks} ranks do not divide each other"
+            return phrase(
+                "{heads} heads of keys and values and {ranks} ranks do not divide each other",
+                heads=attention.kv_heads,
+                ranks=ranks,
+            )
     if workload.seq_len % ranks:
-        return f"a sequence of {workload.seq_len} tokens does not divide over {ranks} ranks"
+        return phrase(
+            "a sequence of {seq_len} tokens does not divide over {ranks} ranks", seq_len=workload.seq_len, ranks=ranks
+        )
     return None

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ..terminal.language import Language, language_of_environment
 from ..terminal.output import Output
 from .options import CPU_RANKS, device, memory, output_options, question_options, share_options
 
@@ -38,6 +39,12 @@ from .options import CPU_RANKS, device, memory, output_options, question_options
     is_flag=True,
     help="Also show the reasons, DeepSpeed's own estimate, what is assumed, the script's arguments and every launcher.",
 )
+@click.option(
+    "--lang",
+    "language",
+    type=click.Choice(["en", "zh"]),
+    help="Print the answer in English or Chinese; by default as LANGUAGE, LC_ALL, LC_MESSAGES or LANG say.",
+)
 @click.option("--markdown", is_flag=True, help="Print a summary in GitHub's Markdown instead, to paste into an issue.")
 @click.option(
     "--no-deepspeed-estimate", is_flag=True, help="Do not call DeepSpeed's own estimator (saves a second or two)."
@@ -66,6 +73,7 @@ def advise(
     sharding: str,
     all_candidates: bool,
     details: bool,
+    language: Language | None,
     markdown: bool,
     no_deepspeed_estimate: bool,
     html: Path | None,
@@ -116,4 +124,13 @@ def advise(
         from ..share.markdown import advice_markdown
 
         instead = partial(advice_markdown, config_path=path)
-    return deliver(answer, place, output, force=force, all_candidates=all_candidates, details=details, instead=instead)
+    return deliver(
+        answer,
+        place,
+        output,
+        force=force,
+        all_candidates=all_candidates,
+        details=details,
+        instead=instead,
+        language=language or language_of_environment(),
+    )

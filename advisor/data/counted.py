@@ -13,7 +13,7 @@ import numpy as np
 from ...estimators.errors import ModelConfigError, UnknownModelError
 from ...estimators.job.job import Job, SamplesOfLength
 from ...estimators.models.model_shape import ModelShape
-from ..terminal.units import counted_noun
+from ...estimators.phrase import Phrase, phrase
 from .batching import Index
 from .defaults import SEED, sequence_length
 from .four_bytes import BYTES_PER_TOKEN, FourBytes
@@ -33,20 +33,43 @@ class CountedData:
     """The model's own tokenizer counted; otherwise tokens are estimated from bytes."""
 
     @property
-    def sentence(self) -> str:
+    def sentence(self) -> Phrase:
         """What the file holds, for people."""
-        by = (
-            "by the model's tokenizer"
+        truncated = self.samples.cuts.truncated
+        said = phrase(
+            "{file}: {rows} of {kind} are {samples} of at most {tokens} tokens",
+            file=self.data.name,
+            rows=_rows(self.data.rows),
+            kind=ROW_SHAPES[self.data.shape].title,
+            samples=_samples(self.samples.train_samples, packed=self.samples.packing),
+            tokens=f"{self.samples.seq_len:,}",
+        )
+        if truncated:
+            said = phrase("{counted}; {rows} longer than that", counted=said, rows=_rows(truncated))
+        return phrase(
+            "{counted}; {tokens} tokens, {how}.",
+            counted=said,
+            tokens=f"{self.samples.tokens:,}",
+            how=phrase("by the model's tokenizer")
             if self.exact
-            else f"estimated as {BYTES_PER_TOKEN} bytes a token, because the model's tokenizer is not on this machine"
+            else phrase(
+                "estimated as {bytes} bytes a token, because the model's tokenizer is not on this machine",
+                bytes=BYTES_PER_TOKEN,
+            ),
         )
-        samples = counted_noun(self.samples.train_samples, "packed " * self.samples.packing + "sample")
-        cuts = self.samples.cuts
-        cut_off = f"; {counted_noun(cuts.truncated, 'row')} longer than that" if cuts.truncated else ""
-        return (
-            f"{self.data.name}: {counted_noun(self.data.rows, 'row')} of {ROW_SHAPES[self.data.shape].title} are "
-            f"{samples} of at most {self.samples.seq_len:,} tokens{cut_off}; {self.samples.tokens:,} tokens, {by}."
-        )
+
+
+def _rows(count: int) -> Phrase:
+    return phrase("{count} row", count=count) if count == 1 else phrase("{count} rows", count=f"{count:,}")
+
+
+def _samples(count: int, *, packed: bool) -> Phrase:
+    number = f"{count:,}"
+    if packed:
+        one, more = phrase("{count} packed sample", count=number), phrase("{count} packed samples", count=number)
+    else:
+        one, more = phrase("{count} sample", count=number), phrase("{count} samples", count=number)
+    return one if count == 1 else more
 
 
 def count_data(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
+from ...estimators.phrase import phrase
 from .errors import DataError
 from .rows import Row
 
@@ -183,23 +184,27 @@ def _has(*alternatives: Sequence[str]) -> Callable[[Mapping[str, Any]], bool]:
 
 
 ROW_SHAPES: dict[str, RowShape] = {
-    "chat": RowShape(title="chat messages", fields="messages or conversations", matches=_has(_MESSAGES), sample=_chat),
+    "chat": RowShape(
+        title=phrase("chat messages"), fields="messages or conversations", matches=_has(_MESSAGES), sample=_chat
+    ),
     "prompt-completion": RowShape(
-        title="prompt and completion",
+        title=phrase("prompt and completion"),
         fields="prompt and completion",
         matches=_has(("prompt",), ("completion",)),
         sample=_completion,
     ),
     "instruction": RowShape(
-        title="instruction and output",
+        title=phrase("instruction and output"),
         matches=_has(_QUESTIONS, _ANSWERS),
         sample=_instruction,
         fields="instruction or question, perhaps input, and output, response or answer",
     ),
     "text-label": RowShape(
-        title="text and label", fields="text and label", matches=_has(("text",), ("label",)), sample=_label
+        title=phrase("text and label"), fields="text and label", matches=_has(("text",), ("label",)), sample=_label
     ),
-    "text": RowShape(title="plain text", fields="text or content", matches=_has(("text", "content")), sample=_text),
+    "text": RowShape(
+        title=phrase("plain text"), fields="text or content", matches=_has(("text", "content")), sample=_text
+    ),
 }
 """In the order in which they are tried: those that need more fields first."""
 

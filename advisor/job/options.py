@@ -10,6 +10,7 @@ from ...estimators.errors import WorkloadError
 from ...estimators.job.job import Job
 from ...estimators.job.price import Price
 from ...estimators.models.model_shape import ModelShape
+from ...estimators.phrase import phrase
 from ..data.defaults import EPOCHS, global_batch
 
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
@@ -88,7 +89,9 @@ class JobOptions:
         if self.tokens is not None:
             return AskedJob(job=Job(tokens=parse_amount("tokens", self.tokens)), seq_len=None)
         epochs = self.epochs if self.epochs is not None else EPOCHS
-        assumed = () if self.epochs is not None else (f"{EPOCHS:g} epochs are taken (--epochs).",)
+        assumed = (
+            () if self.epochs is not None else (phrase("{epochs} epochs are taken (--epochs).", epochs=f"{EPOCHS:g}"),)
+        )
         if self.samples is not None:
             samples = parse_amount("samples", self.samples)
             held_out = round(samples * self.eval_split)

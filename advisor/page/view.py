@@ -13,7 +13,7 @@ from ..pictures.scatter import draw_scatter
 from ..pictures.stacked_bars import draw_stacked_bars
 from ..recommend.candidate import LadderStep
 from ..recommend.deliver import recommended_config
-from ..recommend.fit import LIKELY, chance, fits_words
+from ..recommend.fit import LIKELY, chance, fits_sentence
 from ..recommend.reasons import gain_of_risk, time_shares
 from ..recommend.recommendation import Recommendation, closest
 from ..recommend.start import start_commands, start_settings
@@ -59,11 +59,10 @@ def _verdict(answer: Recommendation) -> dict[str, Any]:
     chosen, risky = answer.recommended, answer.try_first
     if chosen is not None:
         plan, sure = chosen.plan, chosen.fit.fits
-        fits = fits_words(chosen.fit)
         return {
             "tone": "good" if sure else "unsure",
-            "title": f"{plan_title(plan)} {fits}.",
-            "short": f"{plan.rung} {fits}",
+            "title": fits_sentence(plan_title(plan), chosen.fit),
+            "short": fits_sentence(plan.rung, chosen.fit).removesuffix("."),
             "notes": [*([gain_of_risk(answer.question, risky, chosen)] if risky else []), *answer.doubts],
         }
     if risky is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ...estimators.phrase import phrase
 from ...estimators.plan import Plan
 from ...probes.real_run import ProbeResult
 from ..recommend.candidate import Candidate, LadderStep
@@ -120,7 +121,7 @@ def _measured(candidate: Candidate, result: ProbeResult, need_bytes: int | None)
     return Candidate(
         estimate=as_measured(candidate.estimate, result),
         measured_bytes=need_bytes,
-        fit=replace(candidate.fit, probability=1.0, reason="ran", limit=""),
+        fit=replace(candidate.fit, probability=1.0, reason=phrase("ran"), limit=""),
     )
 
 

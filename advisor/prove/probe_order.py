@@ -20,6 +20,7 @@ from math import inf
 from typing import Literal
 
 from ...estimators.estimate import TimeEstimate
+from ...estimators.phrase import phrase
 from ...estimators.plan import Plan
 from ...probes.real_run.run import STEPS
 from ..recommend.candidate import Candidate
@@ -167,11 +168,16 @@ class ProbeOrder:
     def _reason(self, chosen: Candidate, *, risky: bool) -> str:
         best, expected, highest = self._best_speed(), self._expected_speed(chosen), self._highest_speed(chosen)
         if not best:
-            return "predicted to be the fastest that fits" if not risky else "nothing else is predicted to fit"
+            if risky:
+                return phrase("nothing else is predicted to fit")
+            return phrase("predicted to be the fastest that fits")
+        ratio = f"{expected / best:.2f}"
         if risky:
-            return f"might fit, and would run at {expected / best:.2f} x the best so far"
-        predicted = f"predicted at {expected / best:.2f} x the best so far"
-        return predicted if expected > best else f"{predicted}, but up to {highest / best:.2f} x"
+            return phrase("might fit, and would run at {ratio} x the best so far", ratio=ratio)
+        predicted = phrase("predicted at {ratio} x the best so far", ratio=ratio)
+        if expected > best:
+            return predicted
+        return phrase("{predicted}, but up to {ratio} x", predicted=predicted, ratio=f"{highest / best:.2f}")
 
     def _best_speed(self) -> float:
         return max((verdict.tokens_per_s or 0.0 for verdict in self.verdicts.values()), default=0.0)

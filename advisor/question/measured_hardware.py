@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...estimators.hardware.cluster import Cluster, Gpu
+from ...estimators.phrase import Phrase, listed, phrase
 from ...estimators.time.collective_time import LINK_SHARE
 from ...estimators.time.offload_time import PINNED_SHARE
 from ...estimators.time.roofline import BEST_OF_PEAK, FP32_BEST_OF_PEAK
@@ -39,9 +40,11 @@ class MeasuredHardware:
     result: BenchResult
     age_s: float
 
-    def phrase(self, names: Sequence[str]) -> str:
+    def phrase(self, names: Sequence[Phrase]) -> str:
         """`here 3 days ago (bench): matrix products, PCIe`."""
-        return f"here {age(self.age_s)} (bench): {', '.join(names)}" if names else ""
+        if not names:
+            return ""
+        return phrase("here {age} (bench): {figures}", age=age(self.age_s), figures=listed(names))
 
 
 def measured_hardware(device: Literal["cuda", "cpu"]) -> MeasuredHardware | None:
@@ -75,26 +78,26 @@ def as_measured(cluster: Cluster, known: MeasuredHardware) -> Cluster:
     return replace(cluster, gpu=gpu, measured=known.phrase([*names, *more]), **changes)
 
 
-def _gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[str]]:
+def _gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[Phrase]]:
     bf16, fp16 = (known.best("matrix_product", how=how) for how in ("bf16", "fp16"))
     fp32 = known.best("matrix_product", how="fp32")
     memory = known.memory_bytes_per_s
     up, down = (known.best(kind, how="pinned") for kind in ("host_to_device", "device_to_host"))
     links = known.links_bytes_per_s
     changes: dict[str, Any] = {}
-    names = []
+    names = list[Phrase]()
     if bf16 or fp16:
         changes |= {"gemm_bf16_flops_per_s": bf16, "gemm_fp16_flops_per_s": fp16}
-        names.append("matrix products")
+        names.append(phrase("matrix products"))
     if memory:
         changes["memory_bytes_per_s"] = memory / STREAM_SHARE
-        names.append("device memory")
+        names.append(phrase("device memory"))
     if up and down:
         changes["pcie_bytes_per_s"] = min(up, down) / PINNED_SHARE
-        names.append("PCIe")
+        names.append(phrase("PCIe"))
     if links:
         changes["peer_bytes_per_s"] = links / LINK_SHARE.get(gpu.peer_link, LINK_SHARE["pcie"])
-        names.append("collectives")
+        names.append(phrase("collectives"))
     if gpu.assumed and fp16 and memory:
         changes |= {
             "bf16_flops_per_s": bf16 / BEST_OF_PEAK if bf16 else None,
@@ -105,25 +108,25 @@ def _gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[str]]:
     return replace(gpu, **changes), names
 
 
-def node_figures(cluster: Cluster, known: BenchResult) -> tuple[dict[str, Any], list[str]]:
+def node_figures(cluster: Cluster, known: BenchResult) -> tuple[dict[str, Any], list[Phrase]]:
     """Fields of a cluster beside its GPUs, and what they are called; collectives are named with the links."""
     changes: dict[str, Any] = {
         "collective_call_s": known.collective_call_s,
         "all_reduce_bytes_per_s": known.best("all_reduce"),
     }
-    names = []
+    names = list[Phrase]()
     if known.host_score_s:
         changes["host_score_s"] = known.host_score_s
-        names.append("a core's speed")
+        names.append(phrase("a core's speed"))
     memory, adam = known.best("host_memory"), known.best("cpu_adam")
     if memory:
         changes["dram_bytes_per_s_per_node"] = memory / HOST_STREAM_SHARE
-        names.append("host memory")
+        names.append(phrase("host memory"))
     if adam:
         changes["cpu_adam_parameters_per_s_per_node"] = adam
-        names.append("CPU Adam")
+        names.append(phrase("CPU Adam"))
     read, write = known.best("nvme_read"), known.best("nvme_write")
     if read and write and (not cluster.nvme_path or mount_point(cluster.nvme_path) == known.nvme_mount):
         changes |= {"nvme_read_bytes_per_s_per_node": read, "nvme_write_bytes_per_s_per_node": write}
-        names.append("NVMe")
+        names.append(phrase("NVMe"))
     return changes, names

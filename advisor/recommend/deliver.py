@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...ds_configs.emit import ds_config
 from ...ds_configs.write import write_config
 from ...estimators.errors import ConfigFileError
+from ..terminal.language import SAMPLES, Language, speaking
 from ..terminal.output import Output
 from .candidate import Candidate
 from .recommendation import Recommendation, try_first_path
@@ -32,10 +33,12 @@ def deliver(
     all_candidates: bool,
     details: bool = False,
     instead: Callable[[Recommendation], str] | None = None,
+    language: Language = "en",
 ) -> int:
     """Write the recommended configuration, show the answer, and return the exit code.
 
     instead: makes a text that people get in place of the printed answer.
+    language: of the printed answer; whatever is made for programs or written to files is English.
 
     A file that may not be written does not cost the user the answer: that is shown first, then the error is raised.
     """
@@ -50,12 +53,14 @@ def deliver(
             print(instead(answer), end="")
             return
         # Imported here: JSON needs no terminal library.
+        from ..terminal.lines import can_encode
         from .next_steps import render_next_steps
         from .report import render
 
         path = str(destination) if isinstance(destination, Path) else "ds_config.json"
-        render(answer, console, all_candidates=all_candidates, details=details)
-        render_next_steps(answer, path, console, details=details)
+        with speaking(language if can_encode(console, SAMPLES[language]) else "en"):
+            render(answer, console, all_candidates=all_candidates, details=details)
+            render_next_steps(answer, path, console, details=details)
 
     if destination == "-" and output.mode == "human":
         render_all(output.console(on_stderr=True))

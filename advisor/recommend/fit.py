@@ -8,6 +8,7 @@ from typing import Literal
 from ...estimators.estimate import MemoryEstimate
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.memory.fit_probability import dry_run_fit_probability, fit_probability
+from ...estimators.phrase import Phrase, phrase
 from ...estimators.workload import Workload
 from ..question.question import Risk
 from ..terminal.units import percent, times
@@ -21,7 +22,7 @@ sure: the published runs do not resolve more."""
 LEAST: dict[Risk, float] = {"safe": SURE, "balanced": 0.8, "bold": LIKELY}
 """The least probability of fitting that a plan must have to be recommended."""
 
-RAN_OUT, NEEDS_MORE, FAILED = "ran out of memory", "needs more yet", "failed"
+RAN_OUT, NEEDS_MORE, FAILED = phrase("ran out of memory"), phrase("needs more yet"), phrase("failed")
 """The reasons against a plan that ran out of memory in a probe, against one that needs more than it, and against one
 whose probe failed for another reason."""
 
@@ -53,6 +54,13 @@ class Fit:
         return verdict_of(self.probability)
 
 
+_VERDICTS = {
+    "likely fits": phrase("likely fits"),
+    "unlikely": phrase("unlikely"),
+    "does not fit": phrase("does not fit"),
+}
+
+
 def verdict_of(probability: float) -> Verdict:
     """The word for a probability of fitting; what is as improbable as a sure plan's failure "does not fit"."""
     if probability >= LIKELY:
@@ -74,11 +82,15 @@ def fit_of(memory: MemoryEstimate, cluster: Cluster, workload: Workload) -> Fit:
     if on_gpu.probability < LIKELY:
         return replace(on_gpu, utilization=utilization)
     if host > 1:
-        return Fit(probability=0.0, reason=_needs(host, "RAM"), utilization=utilization, limit="host")
+        return Fit(
+            probability=0.0, reason=phrase("{ratio} the RAM", ratio=times(host)), utilization=utilization, limit="host"
+        )
     if memory.nvme_bytes_per_node and not cluster.nvme_bytes_per_node:
-        return Fit(probability=0.0, reason="needs --nvme", utilization=max(utilization, 1.0), limit="nvme")
+        return Fit(probability=0.0, reason=phrase("needs --nvme"), utilization=max(utilization, 1.0), limit="nvme")
     if disk > 1:
-        return Fit(probability=0.0, reason=_needs(disk, "NVMe"), utilization=utilization, limit="nvme")
+        return Fit(
+            probability=0.0, reason=phrase("{ratio} the NVMe", ratio=times(disk)), utilization=utilization, limit="nvme"
+        )
     return replace(on_gpu, utilization=utilization)
 
 
@@ -86,7 +98,7 @@ def dry_run_fit(*, device_bytes: int, transient_bytes: int, host_bytes: int, clu
     """Compare what a dry run needs of each GPU, of which some comes and goes, and of the host with the cluster."""
     host = _share(host_bytes, cluster.host_memory_bytes_per_node)
     if host > 1:
-        return Fit(probability=0.0, reason=_needs(host, "RAM"), utilization=host, limit="host")
+        return Fit(probability=0.0, reason=phrase("{ratio} the RAM", ratio=times(host)), utilization=host, limit="host")
     found = _on_gpu(dry_run_fit_probability(device_bytes, transient_bytes, cluster), device_bytes, cluster)
     return replace(found, utilization=max(found.utilization, host))
 
@@ -95,29 +107,30 @@ def _on_gpu(probability: float, need_bytes: int, cluster: Cluster) -> Fit:
     """The verdict on the GPU alone."""
     share = need_bytes / cluster.gpu.memory_bytes
     if probability >= SURE:
-        return Fit(probability=probability, reason="fits", utilization=share, limit="")
-    reason = f"{verdict_of(probability)}, {chance(probability)}"
+        return Fit(probability=probability, reason=phrase("fits"), utilization=share, limit="")
+    reason = _VERDICTS[verdict_of(probability)]
+    reason = phrase("{verdict}, {chance}", verdict=reason, chance=chance(probability))
     if probability < LIKELY and share > 1:
-        reason = _needs(share, "limit" if cluster.gpu.is_cpu else "GPU")
+        ratio = times(share)
+        reason = (
+            phrase("{ratio} the limit", ratio=ratio) if cluster.gpu.is_cpu else phrase("{ratio} the GPU", ratio=ratio)
+        )
     return Fit(probability=probability, reason=reason, utilization=share, limit="gpu")
 
 
 def chance(probability: float) -> str:
     """`84 %`; what rounds to none or all of it stays below or above."""
     if probability <= 0.005:
-        return "under 1 %"
-    return "over 99 %" if probability >= 0.995 else percent(probability)
+        return phrase("under 1 %")
+    return phrase("over 99 %") if probability >= 0.995 else percent(probability)
 
 
-def fits_words(fit: Fit) -> str:
-    """`fits`, or `probably fits (84 %)` of a plan that is to be taken."""
-    return "fits" if fit.fits else f"probably fits ({chance(fit.probability)})"
+def fits_sentence(plan: str, fit: Fit) -> Phrase:
+    """`ZeRO-3 fits.`, or `ZeRO-3 probably fits (84 %).` of a plan that is to be taken."""
+    if fit.fits:
+        return phrase("{plan} fits.", plan=plan)
+    return phrase("{plan} probably fits ({chance}).", plan=plan, chance=chance(fit.probability))
 
 
 def _share(need: int, offer: int | None) -> float:
     return need / offer if offer else 0.0
-
-
-def _needs(ratio: float, what: str) -> str:
-    """`1.04 x the GPU`, `5.3 x the RAM`, `20 x the GPU`: how much of it the plan needs."""
-    return f"{times(ratio)} the {what}"

@@ -11,6 +11,7 @@ from ...ds_configs.script_lines import model_lines, script_arguments, script_lin
 from ...ds_configs.training_arguments import python_source
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.hardware.host_defaults import cores_per_rank
+from ...estimators.phrase import named, phrase
 from ..terminal.lines import blank, commands, copyable, sentence
 from ..terminal.units import times
 from ..terminal.words import checkpointing_words
@@ -30,7 +31,7 @@ def render_next_steps(answer: Recommendation, config_path: str, console: Console
         return
     blank(console)
     for path in answer.files:
-        sentence(console, f"Wrote {path}.")
+        sentence(console, phrase("Wrote {path}.", path=path))
     if answer.try_first is not None:
         _try_first(answer, answer.try_first, str(try_first_path(Path(config_path))), console)
     if answer.recommended is None:
@@ -45,11 +46,21 @@ def render_next_steps(answer: Recommendation, config_path: str, console: Console
 def _try_first(answer: Recommendation, candidate: Candidate, config_path: str, console: Console) -> None:
     """The start of a plan that is only likely to fit, and what happens where it does not."""
     plan, safe = candidate.plan, answer.recommended
-    gain = "" if safe is None else f", {times(candidate.tokens_per_s / safe.tokens_per_s)} as fast"
+    start = named(plan.rung)
+    if safe is not None:
+        start = phrase(
+            "{rung}, {ratio} as fast", rung=plan.rung, ratio=times(candidate.tokens_per_s / safe.tokens_per_s)
+        )
     sentence(
         console,
-        f"Try first: {plan.rung}{gain}, micro batch {plan.micro_batch_size} x {plan.gradient_accumulation_steps}, "
-        f"{checkpointing_words(plan)}. Where memory runs out, this command goes on with a plan that fits:",
+        phrase(
+            "Try first: {plan}, micro batch {size} x {steps}, {checkpointing}. Where memory runs out, this command "
+            "goes on with a plan that fits:",
+            plan=start,
+            size=plan.micro_batch_size,
+            steps=plan.gradient_accumulation_steps,
+            checkpointing=checkpointing_words(plan),
+        ),
     )
     commands(console, [_launch(config_path, answer.question.cluster)])
 
@@ -68,18 +79,23 @@ def _in_short(answer: Recommendation, chosen: Candidate, config_path: str, conso
         if told.get("gradient_checkpointing_kwargs") == {"use_reentrant": False} and workload.method == "full":
             del told["gradient_checkpointing_kwargs"]  # transformers 5's default, and without adapters either works
         words = ", ".join(f"{name}={python_source(value)}" for name, value in told.items())
-        when = " before the model," if chosen.plan.zero_stage == 3 else ""
-        more = " The script needs the lines that --details prints, too." if _has_lines(answer, chosen) else ""
-        sentence(console, f"In the script, create TrainingArguments{when} with {words}.{more}")
+        said = (
+            phrase("In the script, create TrainingArguments before the model, with {arguments}.", arguments=words)
+            if chosen.plan.zero_stage == 3
+            else phrase("In the script, create TrainingArguments with {arguments}.", arguments=words)
+        )
+        if _has_lines(answer, chosen):
+            said = phrase("{sentence} The script needs the lines that --details prints, too.", sentence=said)
+        sentence(console, said)
     elif script_lines(question.model, workload, chosen.plan, question.cluster, config_path):
-        sentence(console, "The script needs the lines that --details prints.")
+        sentence(console, phrase("The script needs the lines that --details prints."))
     exports = [setting for setting, _ in start_settings(answer, chosen)]
-    sentence(console, "Start it (--details has all launchers and arguments):")
+    sentence(console, phrase("Start it (--details has all launchers and arguments):"))
     commands(
         console,
         [*(f"export {setting}" for setting in exports), *start_commands(answer, chosen, config_path)["deepspeed"]],
     )
-    sentence(console, "Or have ds-advise see it fit, start it and watch it:")
+    sentence(console, phrase("Or have ds-advise see it fit, start it and watch it:"))
     commands(console, [_launch(config_path, question.cluster)])
 
 
@@ -121,7 +137,7 @@ def _start(answer: Recommendation, chosen: Candidate, config_path: str, console:
     sentence(console, f"Start it with one of{f' ({everywhere} on every node)' if cluster.nodes > 1 else ''}:")
     for command in by_launcher.values():
         commands(console, command)
-    sentence(console, "Or have ds-advise see it fit, start it and watch it:")
+    sentence(console, phrase("Or have ds-advise see it fit, start it and watch it:"))
     commands(console, [_launch(config_path, cluster)])
 
 

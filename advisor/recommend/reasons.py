@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ...ds_configs.launch_commands import PROGRAMS, Launcher, unset_threads
 from ...estimators.estimate import TimeEstimate
 from ...estimators.hardware.cluster import Cluster
+from ...estimators.phrase import Phrase, listed, phrase
 from ...estimators.plan import RUNGS, Plan
 from ...estimators.time.speed_spread import ratio_spread
 from ...estimators.time.step_time import estimate_time
@@ -24,13 +25,26 @@ if TYPE_CHECKING:
     from ...validate.deepspeed_estimate import DeepSpeedEstimate
 
 
-def gain_of_risk(question: Question, risky: Candidate, chosen: Candidate | None) -> str:
+def gain_of_risk(question: Question, risky: Candidate, chosen: Candidate | None) -> Phrase:
     """What a plan that is only likely to fit would gain; chosen: the recommended one."""
-    need = f"{gib(risky.device_bytes)} of {gib(question.cluster.gpu.memory_bytes)} GiB, {chance(risky.fit.probability)}"
-    title = f"{risky.rung}, micro batch {risky.plan.micro_batch_size}, probably fits{' too' if chosen else ''} ({need})"
+    told = {
+        "rung": risky.rung,
+        "size": risky.plan.micro_batch_size,
+        "need": gib(risky.device_bytes),
+        "have": gib(question.cluster.gpu.memory_bytes),
+        "chance": chance(risky.fit.probability),
+    }
     if chosen is None:
-        return f"{title}: try it, and watch its memory."
-    return f"{title} and would be {times(risky.tokens_per_s / chosen.tokens_per_s)} as fast: try it first."
+        return phrase(
+            "{rung}, micro batch {size}, probably fits ({need} of {have} GiB, {chance}): try it, and watch its memory.",
+            **told,
+        )
+    return phrase(
+        "{rung}, micro batch {size}, probably fits too ({need} of {have} GiB, {chance}) and would be {ratio} as fast: "
+        "try it first.",
+        ratio=times(risky.tokens_per_s / chosen.tokens_per_s),
+        **told,
+    )
 
 
 def reasons(
@@ -55,7 +69,7 @@ def reasons(
     return tuple(sentence for sentence in sentences if sentence)
 
 
-ROUNDED = (
+ROUNDED = phrase(
     "Master weights in bf16 have 8 significant bits, so an update below 1/512 of a weight is rounded away: compare the "
     "loss with that of --states fp32 before a long training."
 )
@@ -87,18 +101,19 @@ def doubts(cluster: Cluster, ladder: Sequence[LadderStep], chosen: Candidate | N
         return assumption
     if rival.tokens_per_s < chosen.tokens_per_s * ratio_spread(chosen.plan, rival.plan).low:
         return assumption
-    return (*assumption, f"{rival.rung} is close: {rate(rival.tokens_per_s)} tokens/s.")
+    near = phrase("{rung} is close: {speed} tokens/s.", rung=rival.rung, speed=rate(rival.tokens_per_s))
+    return (*assumption, near)
 
 
-_ASSUMED: Mapping[str, tuple[Callable[[Cluster], bool], frozenset[str]]] = {
-    "GPUs": (lambda cluster: cluster.gpu.assumed, frozenset(("gpu compute", "gpu memory"))),
-    "host memory": (
+_ASSUMED: Mapping[Phrase, tuple[Callable[[Cluster], bool], frozenset[str]]] = {
+    phrase("GPUs"): (lambda cluster: cluster.gpu.assumed, frozenset(("gpu compute", "gpu memory"))),
+    phrase("host memory"): (
         lambda cluster: (
             cluster.dram_bytes_per_s_per_node is None and cluster.cpu_adam_parameters_per_s_per_node is None
         ),
         frozenset(("cpu",)),
     ),
-    "a drive": (lambda cluster: cluster.nvme_read_bytes_per_s_per_node is None, frozenset(("nvme",))),
+    phrase("a drive"): (lambda cluster: cluster.nvme_read_bytes_per_s_per_node is None, frozenset(("nvme",))),
 }
 """What may be assumed of a cluster: whether it is, and the resources whose terms then take longer or less."""
 
@@ -114,13 +129,20 @@ def _deciding_assumption(
     Terms are scaled as they stand, so what hides behind them does not move.
     """
     for name, (is_assumed, resources) in _ASSUMED.items():
-        for speed, words in ((1 / ASSUMED_FACTOR, "half"), (ASSUMED_FACTOR, "twice")) if is_assumed(cluster) else ():
+        halved, doubled = phrase("half as fast"), phrase("twice as fast")
+        for speed, words in ((1 / ASSUMED_FACTOR, halved), (ASSUMED_FACTOR, doubled)) if is_assumed(cluster) else ():
             speeds = [(_tokens_per_s(other, resources, speed), other) for other in others]
             best, winner = max(speeds, key=lambda pair: pair[0])
             gain = OFFLOAD_GAIN if winner.plan.offloads and not chosen.plan.offloads else SAME_SPEED
             if _tokens_per_s(chosen, resources, speed) < best * (1 - gain):
-                sentence = f"An assumed speed decides: with {name} {words} as fast, {winner.rung} would win."
-                return winner, (sentence,)
+                return winner, (
+                    phrase(
+                        "An assumed speed decides: with {what} {speed}, {rung} would win.",
+                        what=name,
+                        speed=words,
+                        rung=winner.rung,
+                    ),
+                )
     return None, ()
 
 
@@ -131,14 +153,15 @@ def _tokens_per_s(candidate: Candidate, resources: frozenset[str], speed: float)
     return candidate.time.tokens_per_step / step_s
 
 
-def time_shares(time: TimeEstimate, least: float) -> str:
+def time_shares(time: TimeEstimate, least: float) -> Phrase:
     """`matrix products 70 %, attention 25 %, other 5 %`: the step's terms, largest first; those below a share of
     `least` together are the others."""
     shares = sorted(((taken / time.step_s, name) for name, taken in time.components.items() if taken > 0), reverse=True)
     shown = [(component_title(name), share) for share, name in shares if share >= least]
-    shown.append(("other", max(0.0, 1 - sum(share for _, share in shown))))
+    shown.append((phrase("other"), max(0.0, 1 - sum(share for _, share in shown))))
     percents = whole_percents([share for _, share in shown])
-    return ", ".join(f"{name} {whole} %" for (name, _), whole in zip(shown, percents, strict=True) if whole)
+    parts = zip(shown, percents, strict=True)
+    return listed([phrase("{part} {share} %", part=name, share=whole) for (name, _), whole in parts if whole])
 
 
 def slower_without_threads(question: Question, chosen: Candidate) -> dict[Launcher, float]:
@@ -277,21 +300,34 @@ def _simpler_that_fails(ladder: Sequence[LadderStep], chosen: Candidate, device:
 def _obstacle(candidate: Candidate, device: str) -> str:
     memory, rung = candidate.memory, candidate.rung
     if candidate.fit.reason in (RAN_OUT, FAILED):
-        return f"{rung} {candidate.fit.reason} when it was probed on this machine."
+        how = candidate.fit.reason
+        return phrase("{rung} {failed} when it was probed on this machine.", rung=rung, failed=how)
     if candidate.fit.reason == NEEDS_MORE:
-        return f"{rung} needs more than what ran out of memory on this machine."
+        return phrase("{rung} needs more than what ran out of memory on this machine.", rung=rung)
     if candidate.fit.limit == "gpu":
-        name, size_bytes = max(memory.components.items(), key=lambda pair: pair[1])
+        need, sure = gib(memory.device_bytes_per_gpu), chance(candidate.fit.probability)
         if candidate.fit.probability >= LIKELY:
-            need, sure = gib(memory.device_bytes_per_gpu), chance(candidate.fit.probability)
-            return f"{rung} needs {need} GiB per {device}: it fits with a probability of {sure}."
-        return (
-            f"{rung} needs at least {gib(memory.device_bytes_per_gpu)} GiB per {device}, "
-            f"{gib(size_bytes)} of it for {component_title(name)}."
+            return phrase(
+                "{rung} needs {need} GiB per {device}: it fits with a probability of {chance}.",
+                rung=rung,
+                need=need,
+                device=device,
+                chance=sure,
+            )
+        name, size_bytes = max(memory.components.items(), key=lambda pair: pair[1])
+        return phrase(
+            "{rung} needs at least {need} GiB per {device}, {part} of it for {component}.",
+            rung=rung,
+            need=need,
+            device=device,
+            part=gib(size_bytes),
+            component=component_title(name),
         )
     if candidate.fit.limit == "host":
-        return f"{rung} needs {gib(memory.host_bytes_per_node)} GiB of host RAM per node."
-    return f"{rung} needs {gib(memory.nvme_bytes_per_node)} GiB of NVMe per node."
+        need = gib(memory.host_bytes_per_node)
+        return phrase("{rung} needs {need} GiB of host RAM per node.", rung=rung, need=need)
+    need = gib(memory.nvme_bytes_per_node)
+    return phrase("{rung} needs {need} GiB of NVMe per node.", rung=rung, need=need)
 
 
 def _checkpointing(chosen: Candidate, candidates: Sequence[Candidate], device: str, least: float) -> str:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.job.utilization import model_flops_utilization, peak_flops_per_s
 from ...estimators.models.model_shape import ModelShape
+from ...estimators.phrase import Phrase, listed, named, phrase
+from ...estimators.plan import Plan
 from ...estimators.software import DEFAULT, Software
 from ...estimators.workload import Workload
 from ..job.words import parts_sentences, verdict_sentence
 from ..question.question import Question
 from ..terminal.bar import bar
-from ..terminal.lines import WIDTH, blank, ended, row, sentence
+from ..terminal.language import spoken
+from ..terminal.lines import WIDTH, blank, ended, padded, row, sentence, styled
 from ..terminal.units import age, amount, count, gib, percent, rate, rough_rate, seconds
 from ..terminal.words import (
     batch_words,
@@ -29,11 +34,19 @@ from ..terminal.words import (
 )
 from .candidate import Candidate, duration_of
 from .evidence import ProbedPlan, ProbeSeries, Verification
-from .fit import chance, fits_words
+from .fit import chance, fits_sentence
 from .reasons import deepspeed_sentence, gain_of_risk, time_shares
 from .recommendation import Recommendation, closest
 
-_COLUMNS = (("rung", -19), ("batch", 5), ("ckpt", 4), ("GPU GiB", 7), ("RAM GiB", 7), ("NVMe", 5), ("tokens/s", 8))
+_COLUMNS = (
+    (phrase("rung"), -19),
+    (phrase("batch"), 5),
+    (phrase("ckpt"), 4),
+    (phrase("GPU GiB"), 7),
+    (phrase("RAM GiB"), 7),
+    ("NVMe", 5),
+    ("tokens/s", 8),
+)
 
 
 _NARROW = 2 + sum(abs(width) + 1 for _, width in _COLUMNS)
@@ -67,11 +80,12 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
     blank(console)
     if chosen is not None:
         shares = time_shares(chosen.time, least=_SMALL_SHARE if details else _LARGE_SHARE)
-        sentence(console, f"Where the {seconds(chosen.time.step_s)} of a step go: {shares}.")
+        step = phrase("Where the {time} of a step go: {shares}.", time=seconds(chosen.time.step_s), shares=shares)
+        sentence(console, step)
         of_job = job_parts(answer)
         if of_job:
             blank(console)
-            sentence(console, "The whole job", style="bold")
+            sentence(console, phrase("The whole job"), style="bold")
         for line in of_job or (_utilization(answer.question, chosen) if details else ()):
             sentence(console, line)
     for reason in answer.reasons if details or chosen is None else ():
@@ -85,7 +99,7 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
         _series(answer.probe_series, console)
     elif answer.past_probes:
         blank(console)
-        sentence(console, "Earlier probes on this machine", style="bold")
+        sentence(console, phrase("Earlier probes on this machine"), style="bold")
         for probe in answer.past_probes:
             _probe(probe, console)
     if details:
@@ -94,7 +108,8 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
     blank(console)
     sentence(console, evidence_sentence(answer), style="dim")
     if answer.question.cluster.measured:
-        sentence(console, f"Measured {answer.question.cluster.measured}.", style="dim")
+        measured = phrase("Measured {how}.", how=answer.question.cluster.measured)
+        sentence(console, measured, style="dim")
     if details and answer.assumptions:
         sentence(console, "Assumed: " + "; ".join(answer.assumptions) + ".", style="dim")
 
@@ -104,31 +119,84 @@ def verdict(answer: Recommendation) -> tuple[str | Text, ...]:
     chosen, cluster = answer.recommended, answer.question.cluster
     if chosen is None:
         return _nothing_fits(answer)
-    plan = chosen.plan
-    steps, ranks = plan.gradient_accumulation_steps, cluster.world_size
-    samples = plan.samples_per_step(ranks)
-    shared = plan.sequence_parallel_size
-    device = device_word(cluster)
-    each = f", {rate(chosen.tokens_per_s / ranks)} per {device}" if ranks > 1 else ""
-    about = "" if chosen.estimate.evidence == "probe" else "About "
     return (
-        Text(f"{plan_title(plan)} {fits_words(chosen.fit)}.", style="bold green"),
+        styled(fits_sentence(plan_title(chosen.plan), chosen.fit), "bold green"),
         *largest_found(answer),
-        f"{about}{rate(chosen.tokens_per_s)} tokens/s{_between(chosen)}{each}{_samples(answer, chosen)}"
-        f"{_taken_for(cluster)}.",
+        _speed(answer, chosen),
         *_risk(answer),
         *answer.doubts,
-        f"Micro batch {plan.micro_batch_size}"
-        + (f" x {steps} accumulation steps" if steps > 1 else "")
-        + (f", each sample shared by {shared} {device}s (Ulysses)" if shared > 1 else "")
-        + (f", each layer split by {plan.autotp_size} {device}s (AutoTP)" if plan.autotp_size > 1 else "")
-        + (f", experts spread over {plan.autoep_size} {device}s (AutoEP)" if plan.autoep_size > 1 else "")
-        + f", global batch {samples}; "
-        f"{checkpointing_words(plan)}.",
-        f"It needs {gib(chosen.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device} and "
-        f"{_host_need(answer, chosen)}",
+        _batch(chosen.plan, cluster),
+        _need(answer, chosen),
         *_job(answer, chosen),
     )
+
+
+def _speed(answer: Recommendation, chosen: Candidate) -> Phrase:
+    """How fast it is: the figure, and after it what there is to say of it."""
+    cluster, between = answer.question.cluster, chosen.time.tokens_per_s_range
+    ranks, length = cluster.world_size, answer.question.model.fixed_len
+    said = phrase("{figure} tokens/s", figure=rate(chosen.tokens_per_s))
+    if chosen.estimate.evidence != "probe":
+        said = phrase("About {speed}", speed=said)
+    if between is not None:
+        ends = {"low": rough_rate(between[0]), "high": rough_rate(between[1])}
+        said = phrase("{speed} ({low} to {high})", speed=said, **ends)
+    if ranks > 1:
+        each = rate(chosen.tokens_per_s / ranks)
+        said = phrase("{speed}, {each} per {device}", speed=said, each=each, device=device_word(cluster))
+    if length:  # what counts is the image and not its patches
+        said = phrase("{speed}; {samples} samples/s", speed=said, samples=rate(chosen.tokens_per_s / length))
+    if cluster.gpu.assumed:
+        said = phrase("{speed}, with GPUs as fast as the {gpu}", speed=said, gpu=cluster.gpu.name)
+    return phrase("{words}.", words=said)
+
+
+def _batch(plan: Plan, cluster: Cluster) -> Phrase:
+    """The micro batch, how the global one is made of it, and checkpointing."""
+    device, steps = device_word(cluster), plan.gradient_accumulation_steps
+    said = phrase("Micro batch {size}", size=plan.micro_batch_size)
+    if steps > 1:
+        said = phrase("{batch} x {steps} accumulation steps", batch=said, steps=steps)
+    if plan.sequence_parallel_size > 1:
+        ranks = plan.sequence_parallel_size
+        said = phrase(
+            "{batch}, each sample shared by {ranks} {device}s (Ulysses)", batch=said, ranks=ranks, device=device
+        )
+    if plan.autotp_size > 1:
+        ranks = plan.autotp_size
+        said = phrase("{batch}, each layer split by {ranks} {device}s (AutoTP)", batch=said, ranks=ranks, device=device)
+    if plan.autoep_size > 1:
+        said = phrase(
+            "{batch}, experts spread over {ranks} {device}s (AutoEP)", batch=said, ranks=plan.autoep_size, device=device
+        )
+    return phrase(
+        "{batch}, global batch {samples}; {checkpointing}.",
+        batch=said,
+        samples=plan.samples_per_step(cluster.world_size),
+        checkpointing=checkpointing_words(plan),
+    )
+
+
+def _need(answer: Recommendation, chosen: Candidate) -> Phrase:
+    """Memory of the GPU and of the host beside what there is, and NVMe."""
+    memory, cluster = chosen.memory, answer.question.cluster
+    have = cluster.host_memory_bytes_per_node
+    said = phrase(
+        "It needs {need} of {have} GiB per {device}",
+        need=gib(chosen.device_bytes),
+        have=gib(cluster.gpu.memory_bytes),
+        device=device_word(cluster),
+    )
+    host = gib(memory.host_bytes_per_node)
+    if have is None:
+        said = phrase("{needs} and {need} GiB of host RAM", needs=said, need=host)
+    else:
+        said = phrase("{needs} and {need} of {have} GiB of host RAM", needs=said, need=host, have=gib(have))
+    if memory.nvme_bytes_per_node:
+        said = phrase("{needs}, {need} GiB of NVMe", needs=said, need=gib(memory.nvme_bytes_per_node))
+    if cluster.nodes > 1:
+        said = phrase("{needs} per node", needs=said)
+    return phrase("{needs} (--ram checks it).", needs=said) if have is None else phrase("{words}.", words=said)
 
 
 def _job(answer: Recommendation, chosen: Candidate) -> tuple[str, ...]:
@@ -158,10 +226,16 @@ def _utilization(question: Question, chosen: Candidate) -> tuple[str, ...]:
     peak = peak_flops_per_s(cluster.gpu, workload.precision)
     if share is None or peak is None or cluster.gpu.is_cpu:
         return ()
-    device, speed = device_word(cluster), rate(chosen.tokens_per_s / cluster.world_size)
     return (
-        f"{speed} tokens/s per {device} at full length use {percent(share)} of the {amount(peak, 'flop/s')} that its "
-        f"data sheet names for {workload.precision} (MFU).",
+        phrase(
+            "{speed} tokens/s per {device} at full length use {share} of the {peak} that its data sheet names for "
+            "{precision} (MFU).",
+            speed=rate(chosen.tokens_per_s / cluster.world_size),
+            device=device_word(cluster),
+            share=percent(share),
+            peak=amount(peak, "flop/s"),
+            precision=workload.precision,
+        ),
     )
 
 
@@ -173,47 +247,35 @@ def largest_found(answer: Recommendation) -> tuple[str, ...]:
         return ()
     value, beyond = found.value, found.too_large
     if value is None:
-        return (
-            {
-                "model_size": f"No model of the family fits, not even {beyond}.",
-                "micro_batch": f"Not even a micro batch of {beyond} fits.",
-                "seq_len": f"Not even a sequence of {beyond} tokens fits.",
-            }[found.option],
-        )
+        return (_NOT_EVEN[found.option](beyond),)
     unknown = question.cluster.host_memory_bytes_per_node is None and chosen is not None and chosen.plan.offloads
-    fits = "fits if the host has the RAM" if unknown else "fits"
+    fits = phrase("fits if the host has the RAM") if unknown else phrase("fits")
     if found.option == "seq_len":
-        text = f"{value:,} tokens are the longest sequence that {fits}"
-        return (f"{text}; {beyond:,} are too many." if beyond else f"{text}: the model has no more positions.",)
-    what = (
-        f"{value} is the largest of its family"
+        said = phrase("{value} tokens are the longest sequence that {fits}", value=f"{value:,}", fits=fits)
+        if beyond:
+            return (phrase("{longest}; {beyond} are too many.", longest=said, beyond=f"{beyond:,}"),)
+        return (phrase("{longest}: the model has no more positions.", longest=said),)
+    said = (
+        phrase("{value} is the largest of its family that {fits}", value=value, fits=fits)
         if found.option == "model_size"
-        else f"Micro batch {value} is the largest"
+        else phrase("Micro batch {value} is the largest that {fits}", value=value, fits=fits)
     )
-    return (f"{what} that {fits}" + (f"; {beyond} does not." if beyond else "."),)
+    if beyond:
+        return (phrase("{largest}; {beyond} does not.", largest=said, beyond=beyond),)
+    return (phrase("{words}.", words=said),)
 
 
-def _taken_for(cluster: Cluster) -> str:
-    """Whose speed is taken, where the GPU itself was not named."""
-    return f", with GPUs as fast as the {cluster.gpu.name}" if cluster.gpu.assumed else ""
-
-
-def _samples(answer: Recommendation, chosen: Candidate) -> str:
-    """The speed in samples, where what counts is the image and not its patches."""
-    length = answer.question.model.fixed_len
-    return f"; {rate(chosen.tokens_per_s / length)} samples/s" if length else ""
+_NOT_EVEN: Mapping[str, Callable[[object], Phrase]] = {
+    "model_size": lambda beyond: phrase("No model of the family fits, not even {beyond}.", beyond=beyond),
+    "micro_batch": lambda beyond: phrase("Not even a micro batch of {beyond} fits.", beyond=beyond),
+    "seq_len": lambda beyond: phrase("Not even a sequence of {beyond} tokens fits.", beyond=beyond),
+}
 
 
 def _risk(answer: Recommendation) -> tuple[Text, ...]:
     """What a plan that is only likely to fit would gain."""
     risky = answer.try_first
-    return () if risky is None else (Text(gain_of_risk(answer.question, risky, answer.recommended), "bold yellow"),)
-
-
-def _between(candidate: Candidate) -> str:
-    """The interval of a speed, in brackets."""
-    between = candidate.time.tokens_per_s_range
-    return "" if between is None else f" ({rough_rate(between[0])} to {rough_rate(between[1])})"
+    return () if risky is None else (styled(gain_of_risk(answer.question, risky, answer.recommended), "bold yellow"),)
 
 
 def _nothing_fits(answer: Recommendation) -> tuple[Text, ...]:
@@ -230,72 +292,90 @@ def _nothing_fits(answer: Recommendation) -> tuple[Text, ...]:
         if answer.probe_series is not None
         else None
     )
-    largest = tuple(Text(line) for line in largest_found(answer))
+    largest = tuple(Text(spoken(line)) for line in largest_found(answer))
     if failed is not None:
-        return (Text.assemble(("No plan ran.", "bold red"), f" The first that failed: {ended(failed.message)}"),)
+        first = phrase(" The first that failed: {message}", message=ended(failed.message))
+        return (styled(phrase("No plan ran."), "bold red").append(spoken(first), style="not bold default"),)
     if answer.try_first is not None:
-        return (Text("Nothing is sure to fit.", style="bold red"), *largest, *_risk(answer))
-    text, missed, cluster = Text("Nothing fits.", style="bold red"), closest(answer.ladder), answer.question.cluster
-    if missed is None:
-        return (text, *largest)
-    memory, have = missed.memory, cluster.host_memory_bytes_per_node
-    needs = f"{gib(missed.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device_word(cluster)}"
-    if missed.fit.limit == "gpu" and missed.device_bytes <= cluster.gpu.memory_bytes:
-        needs += f", which fits with a probability of {chance(missed.fit.probability)}"
-    if have is not None and memory.host_bytes_per_node > have:
-        needs += f" and {gib(memory.host_bytes_per_node)} of {gib(have)} GiB of RAM per node"
-    text.append(f" The closest, {missed.rung}, would take {needs}.", style="not bold default")
+        return (styled(phrase("Nothing is sure to fit."), "bold red"), *largest, *_risk(answer))
+    text, missed = styled(phrase("Nothing fits."), "bold red"), closest(answer.ladder)
+    if missed is not None:
+        text.append(spoken(_closest(missed, answer.question.cluster)), style="not bold default")
     return (text, *largest)
 
 
-def _host_need(answer: Recommendation, chosen: Candidate) -> str:
-    memory, cluster = chosen.memory, answer.question.cluster
-    have = cluster.host_memory_bytes_per_node
-    per_node = " per node" if cluster.nodes > 1 else ""
-    disk = f", {gib(memory.nvme_bytes_per_node)} GiB of NVMe" if memory.nvme_bytes_per_node else ""
-    if have is not None:
-        return f"{gib(memory.host_bytes_per_node)} of {gib(have)} GiB of host RAM{disk}{per_node}."
-    return f"{gib(memory.host_bytes_per_node)} GiB of host RAM{disk}{per_node} (--ram checks it)."
+def _closest(missed: Candidate, cluster: Cluster) -> Phrase:
+    """What the plan that misses by least would take."""
+    memory, have = missed.memory, cluster.host_memory_bytes_per_node
+    said = phrase(
+        " The closest, {rung}, would take {need} of {have} GiB per {device}",
+        rung=missed.rung,
+        need=gib(missed.device_bytes),
+        have=gib(cluster.gpu.memory_bytes),
+        device=device_word(cluster),
+    )
+    if missed.fit.limit == "gpu" and missed.device_bytes <= cluster.gpu.memory_bytes:
+        said = phrase(
+            "{needs}, which fits with a probability of {chance}", needs=said, chance=chance(missed.fit.probability)
+        )
+    if have is not None and memory.host_bytes_per_node > have:
+        host = {"need": gib(memory.host_bytes_per_node), "have": gib(have)}
+        said = phrase("{needs} and {need} of {have} GiB of RAM per node", needs=said, **host)
+    return phrase("{words}.", words=said)
 
 
-def subject(answer: Recommendation) -> tuple[str, ...]:
+def subject(answer: Recommendation) -> tuple[Phrase, ...]:
     """What was asked: the model with its training, and the machines."""
     model, training = training_subject(answer.question)
-    return model, f"{training} · {cluster_title(answer.question.cluster, speed=False)}"
+    machines = cluster_title(answer.question.cluster, speed=False)
+    return model, phrase("{training} · {machines}", training=training, machines=machines)
 
 
-def training_subject(question: Question) -> tuple[str, str]:
+def training_subject(question: Question) -> tuple[Phrase, Phrase]:
     """The model, and its training whatever the machines."""
     model, workload = question.model, question.workload
-    trained = question.trainable_parameters
-    size = f"{count(model.parameters)} parameters"
-    if trained != model.parameters:
-        size += f", {count(trained)} trained"
+    size = phrase("{count} parameters", count=count(model.parameters))
+    if question.trainable_parameters != model.parameters:
+        size = phrase("{size}, {count} trained", size=size, count=count(question.trainable_parameters))
     return (
-        f"{model.name} · {size} · {method_title(workload)}",
-        f"{workload.precision} · {workload.optimizer} · sequence {workload.seq_len}{_streams(question.model, workload)}"
-        f"{_kernels(workload)}",
+        phrase("{model} · {size} · {method}", model=model.name, size=size, method=method_title(workload)),
+        listed(
+            [
+                phrase(
+                    "{precision} · {optimizer} · sequence {length}",
+                    precision=workload.precision,
+                    optimizer=workload.optimizer,
+                    length=_length(model, workload),
+                ),
+                *_unusual(workload),
+            ]
+        ),
     )
 
 
-def _streams(model: ModelShape, workload: Workload) -> str:
-    """What a sequence is to a model with an encoder and a decoder."""
+def _length(model: ModelShape, workload: Workload) -> str:
+    """Tokens of a sequence, and what it is to a model with an encoder and a decoder."""
     if not any(block.cross_attention for block in model.blocks):
-        return ""
-    source = model.encoder_len(workload.seq_len)
-    return f" (tokens of the target, which are counted; the source has {source})"
-
-
-def _kernels(workload: Workload) -> str:
-    """What is not usual of the documents, the loss and the kernels, each after a comma."""
-    words = (
-        f"documents of {workload.document_len}" * (workload.document_len is not None),
-        f"{workload.loss} loss" * (workload.loss != "standard"),
-        "tiled feed-forward" * (workload.mlp == "tiled"),
-        {"liger": "Liger kernels", "unsloth": "unsloth kernels", "torch": ""}[workload.kernels],
-        *_differences(workload.software),
+        return str(workload.seq_len)
+    return phrase(
+        "{tokens} (tokens of the target, which are counted; the source has {source})",
+        tokens=workload.seq_len,
+        source=model.encoder_len(workload.seq_len),
     )
-    return "".join(f", {word}" for word in words if word)
+
+
+def _unusual(workload: Workload) -> list[Phrase]:
+    """What is not usual of the documents, the loss, the kernels and the software."""
+    said = []
+    if workload.document_len is not None:
+        said.append(phrase("documents of {tokens}", tokens=workload.document_len))
+    if workload.loss != "standard":
+        said.append(phrase("{kind} loss", kind=workload.loss))
+    if workload.mlp == "tiled":
+        said.append(phrase("tiled feed-forward"))
+    if workload.kernels != "torch":
+        said.append(phrase("{kind} kernels", kind={"liger": "Liger", "unsloth": "unsloth"}[workload.kernels]))
+    return said + [named(words) for words in _differences(workload.software)]
 
 
 def _differences(software: Software) -> tuple[str, ...]:
@@ -316,15 +396,15 @@ def _differences(software: Software) -> tuple[str, ...]:
 def _table(answer: Recommendation, console: Console, *, all_candidates: bool) -> None:
     """The ladder, one row a rung: its best plan; with `all_candidates` every plan that was predicted."""
     cpu = answer.question.cluster.gpu.is_cpu
-    header = " ".join(f"{title:<{-width}}" if width < 0 else f"{title:>{width}}" for title, width in _COLUMNS)
-    header = header.replace("GPU GiB", "    GiB") if cpu else header
+    titles = ["GiB" if cpu and title == "GPU GiB" else spoken(title) for title, _ in _COLUMNS]
+    header = " ".join(padded(title, width) for title, (_, width) in zip(titles, _COLUMNS, strict=True))
     if console.width >= _NARROW:
         row(console, "  " + header, style="bold")
     last_reason = ""
     for step in answer.ladder:
         if step.candidate is None:
-            reason = step.reason if step.reason != last_reason else "the same"
-            sentence(console, f" {step.rung:<19} {reason}", style="dim", hang=21)
+            reason = step.reason if step.reason != last_reason else phrase("the same")
+            sentence(console, f" {step.rung:<19} {spoken(reason)}", style="dim", hang=21)
             last_reason = step.reason
             continue
         last_reason = ""
@@ -334,34 +414,34 @@ def _table(answer: Recommendation, console: Console, *, all_candidates: bool) ->
     if answer.beside is not None:
         _row(answer.beside, False, console)
     shown = answer.candidates if all_candidates else [step.candidate for step in answer.ladder if step.candidate]
-    unsure = any(candidate.fit.reason.endswith("%") for candidate in shown)
-    length = answer.question.model.fixed_len
-    for line in (
-        f"tokens/s: every sample is {length} tokens" if length else "",
-        "batch: micro batch x accumulation steps; ckpt: gradient checkpointing",
-        "GiB: what a rank needs; RAM and NVMe: all ranks"
+    length, notes = answer.question.model.fixed_len, []
+    if length:
+        notes.append(phrase("tokens/s: every sample is {tokens} tokens", tokens=length))
+    notes.append(phrase("batch: micro batch x accumulation steps; ckpt: gradient checkpointing"))
+    notes.append(
+        phrase("GiB: what a rank needs; RAM and NVMe: all ranks")
         if cpu
-        else "GPU: device memory that the plan needs; RAM and NVMe: per node",
-        "%: the probability that it fits (--risk)" * unsure,
-    ):
-        if line:
-            sentence(console, f" {line}", style="dim")
+        else phrase("GPU: device memory that the plan needs; RAM and NVMe: per node")
+    )
+    if any(candidate.fit.reason.endswith("%") for candidate in shown):
+        notes.append(phrase("%: the probability that it fits (--risk)"))
+    for line in notes:
+        sentence(console, f" {spoken(line)}", style="dim")
 
 
 def _row(candidate: Candidate, chosen: bool, console: Console) -> None:
-    cells = [
-        f"{cell:<{-width}}" if width < 0 else f"{cell:>{width}}"
-        for cell, (_, width) in zip(_cells(candidate), _COLUMNS, strict=True)
-    ]
+    values, reason = [spoken(cell) for cell in _cells(candidate)], spoken(candidate.fit.reason)
     style = "bold green" if chosen else "" if candidate.fit.fits else "dim"
     if console.width < _NARROW:
-        titles, values = [title for title, _ in _COLUMNS], _cells(candidate)
-        named = [f"{title} {value}" for title, value in zip(titles[1:], values[1:], strict=True) if value != "-"]
-        line = f"{'>' if chosen else ' '} {', '.join([values[0], *named])}: {candidate.fit.reason}"
+        titles = [spoken(title) for title, _ in _COLUMNS]
+        said = [f"{title} {value}" for title, value in zip(titles[1:], values[1:], strict=True) if value != "-"]
+        line = f"{'>' if chosen else ' '} {', '.join([values[0], *said])}: {reason}"
         sentence(console, line, style=style, hang=4)
         return
-    line, reason = f"{'>' if chosen else ' '} {' '.join(cells)}", candidate.fit.reason.replace("likely fits", "likely")
-    row(console, f"{line}{'  ' if len(line) + len(reason) + 2 <= WIDTH else ' '}{reason}", style=style)
+    cells = " ".join(padded(value, width) for value, (_, width) in zip(values, _COLUMNS, strict=True))
+    line, reason = f"{'>' if chosen else ' '} {cells}", reason.replace("likely fits", "likely")
+    gap = "  " if cell_len(line) + cell_len(reason) + 2 <= WIDTH else " "
+    row(console, f"{line}{gap}{reason}", style=style)
 
 
 def _cells(candidate: Candidate) -> tuple[str, ...]:
@@ -379,30 +459,36 @@ def _cells(candidate: Candidate) -> tuple[str, ...]:
 
 def _beside(plain: Candidate, chosen: Candidate | None) -> str:
     """What plain PyTorch's row is, and how it compares."""
-    does = f"needs {gib(plain.device_bytes)} GiB per GPU"
+    said = phrase("{plan} needs {need} GiB per GPU", plan=plan_title(plain.plan), need=gib(plain.device_bytes))
     if plain.fit.fits and chosen is not None:
-        does += f" and would run at {percent(plain.tokens_per_s / chosen.tokens_per_s)} of the speed"
-    return (
-        f"{plan_title(plain.plan)} {does}. It keeps no fp32 master weights, and is a comparison: no configuration is "
-        "written for it."
+        share = percent(plain.tokens_per_s / chosen.tokens_per_s)
+        said = phrase("{needs} and would run at {share} of the speed", needs=said, share=share)
+    return phrase(
+        "{needs}. It keeps no fp32 master weights, and is a comparison: no configuration is written for it.", needs=said
     )
 
 
 def _memory_bar(candidate: Candidate, device: str, console: Console) -> None:
     memory = candidate.memory
-    predicted = "" if candidate.measured_bytes is None else "predicted "
+    told = {
+        "need": gib(memory.device_bytes_per_gpu),
+        "device": device,
+        "rung": candidate.rung,
+        "moment": phase_title(memory.peak.name),
+    }
     sentence(
         console,
-        f"Where the {predicted}{gib(memory.device_bytes_per_gpu)} GiB per {device} of {candidate.rung} go "
-        f"(peak: {phase_title(memory.peak.name)})",
+        phrase("Where the {need} GiB per {device} of {rung} go (peak: {moment})", **told)
+        if candidate.measured_bytes is None
+        else phrase("Where the predicted {need} GiB per {device} of {rung} go (peak: {moment})", **told),
     )
     bar(memory.components, console)
 
 
 _ENDED = {
-    "settled": "Nothing that was not run could be faster by more than the search resolves.",
-    "budget": "The time was over before everything was settled (--budget).",
-    "interrupted": "Interrupted before everything was settled.",
+    "settled": phrase("Nothing that was not run could be faster by more than the search resolves."),
+    "budget": phrase("The time was over before everything was settled (--budget)."),
+    "interrupted": phrase("Interrupted before everything was settled."),
 }
 
 
@@ -411,7 +497,12 @@ def _series(series: ProbeSeries, console: Console) -> None:
     blank(console)
     sentence(
         console,
-        f"Probes on this machine: {series.runs} of {series.candidates} plans were run (at most {series.bound})",
+        phrase(
+            "Probes on this machine: {runs} of {plans} plans were run (at most {bound})",
+            runs=series.runs,
+            plans=series.candidates,
+            bound=series.bound,
+        ),
         style="bold",
     )
     for probe in series.probes:
@@ -421,40 +512,39 @@ def _series(series: ProbeSeries, console: Console) -> None:
 
 def _probe(probe: ProbedPlan, console: Console) -> None:
     plan, failure = probe.candidate.plan, probe.result.failure
-    predicted = f" (predicted {rate(probe.candidate.tokens_per_s)})" if probe.age_s is None else ""
-    outcome = (
-        f"{rate(probe.result.tokens_per_s)} tokens/s{predicted}"
-        if failure is None
-        else f"{failure.kind.replace('_', ' ')}: {failure.message}"
-    )
+    if failure is not None:
+        outcome: str = f"{failure.kind.replace('_', ' ')}: {failure.message}"
+    elif probe.age_s is None:
+        predicted = rate(probe.candidate.tokens_per_s)
+        speed = rate(probe.result.tokens_per_s)
+        outcome = phrase("{speed} tokens/s (predicted {predicted})", speed=speed, predicted=predicted)
+    else:
+        outcome = phrase("{figure} tokens/s", figure=rate(probe.result.tokens_per_s))
     reason = probe.reason if probe.age_s is None else age(probe.age_s)
-    sentence(
-        console,
-        f"  {plan.rung:<19} {batch_words(plan):>5} {checkpointing_word(plan):>4}  {outcome}; {reason}",
-        hang=34,
-    )
+    told = phrase("{outcome}; {reason}", outcome=outcome, reason=reason)
+    word = padded(spoken(checkpointing_word(plan)), 4)
+    sentence(console, f"  {plan.rung:<19} {batch_words(plan):>5} {word}  {spoken(told)}", hang=34)
 
 
 def evidence_sentence(answer: Recommendation) -> str:
     """How the answer is known, and what would settle it."""
     if answer.probe_series is not None and answer.probe_series.best is None and answer.recommended is not None:
-        return "Evidence: analytic; no probe came to its end."
+        return phrase("Evidence: analytic; no probe came to its end.")
     if answer.probe_series is not None:
-        return (
+        return phrase(
             "Evidence: probes of the real engine on this machine for the speed and the verdict; other plans are "
             "predicted, and corrected by the probe of the plan most like them."
         )
     if answer.verifications:
-        return "Evidence: dry run of the real engine."
+        return phrase("Evidence: dry run of the real engine.")
     if answer.past_probes:
         return _earlier_evidence(answer)
     cluster = answer.question.cluster
-    proof = (
-        "Settle it by a few real runs on this machine: add --probe."
-        if cluster.gpu.is_cpu
-        else "Prove it without a GPU, by a dry run of the real DeepSpeed engine: add --verify."
+    if cluster.gpu.is_cpu:
+        return phrase("Evidence: analytic. Settle it by a few real runs on this machine: add --probe.")
+    return phrase(
+        "Evidence: analytic. Prove it without a GPU, by a dry run of the real DeepSpeed engine: add --verify."
     )
-    return f"Evidence: analytic. {proof}"
 
 
 def _earlier_evidence(answer: Recommendation) -> str:
@@ -462,36 +552,41 @@ def _earlier_evidence(answer: Recommendation) -> str:
     chosen = answer.recommended
     for probe in answer.past_probes:
         if probe.candidate is chosen and probe.age_s is not None:
-            return (
-                f"Evidence: probe, {age(probe.age_s)}, for the speed and the verdict; other plans are predicted, and "
-                "corrected by the probe of the plan most like them (ds-advise history)."
+            return phrase(
+                "Evidence: probe, {age}, for the speed and the verdict; other plans are predicted, and corrected by "
+                "the probe of the plan most like them (ds-advise history).",
+                age=age(probe.age_s),
             )
-    return (
+    return phrase(
         "Evidence: analytic, corrected by earlier probes of other plans on this machine (ds-advise history). Settle it "
         "by a few real runs: add --probe."
     )
 
 
-def _verification(run: Verification) -> str:
+def _verification(run: Verification) -> Phrase:
     peak, memory, host = run.dry_run.result.peak, run.candidate.memory, run.dry_run.required_host_bytes_per_node
     versions = run.dry_run.result.versions
-    return (
-        f"Dry run of {run.candidate.rung} (DeepSpeed {versions['deepspeed']}, transformers "
-        f"{versions['transformers']}): {run.dry_run.fit.reason}; "
-        f"{gib(peak.allocated_bytes_per_gpu)} GiB allocated (predicted: {gib(memory.allocated_bytes_per_gpu)}), "
-        f"{gib(run.dry_run.required_device_bytes_per_gpu)} GiB on the device, {gib(host)} GiB of "
-        f"host RAM (predicted: {gib(memory.host_bytes_per_node)}){_recorded_time(run)}."
+    said = phrase(
+        "Dry run of {rung} (DeepSpeed {deepspeed}, transformers {transformers}): {verdict}; {allocated} GiB allocated "
+        "(predicted: {predicted}), {device} GiB on the device, {host} GiB of host RAM (predicted: {predicted_host})",
+        rung=run.candidate.rung,
+        deepspeed=versions["deepspeed"],
+        transformers=versions["transformers"],
+        verdict=run.dry_run.fit.reason,
+        allocated=gib(peak.allocated_bytes_per_gpu),
+        predicted=gib(memory.allocated_bytes_per_gpu),
+        device=gib(run.dry_run.required_device_bytes_per_gpu),
+        host=gib(host),
+        predicted_host=gib(memory.host_bytes_per_node),
     )
-
-
-def _recorded_time(run: Verification) -> str:
-    step = run.dry_run.step
-    if step is None:
-        return ""
-    return (
-        f"; a step takes {seconds(step.time.step_s)} by the schedule that it recorded "
-        f"(predicted: {seconds(run.candidate.time.step_s)})"
-    )
+    if run.dry_run.step is not None:
+        said = phrase(
+            "{run}; a step takes {time} by the schedule that it recorded (predicted: {predicted})",
+            run=said,
+            time=seconds(run.dry_run.step.time.step_s),
+            predicted=seconds(run.candidate.time.step_s),
+        )
+    return phrase("{words}.", words=said)
 
 
 def _deepspeed(answer: Recommendation, shown: Candidate | None, console: Console) -> None:
@@ -508,20 +603,26 @@ def _changes(answer: Recommendation, console: Console, *, details: bool) -> None
             blank(console)
             sentence(
                 console,
-                "No change that was tried makes it fit: other methods, a shorter sequence"
-                f"{'' if answer.question.cluster.gpu.is_cpu else ', more or larger GPUs'}.",
+                phrase("No change that was tried makes it fit: other methods, a shorter sequence.")
+                if answer.question.cluster.gpu.is_cpu
+                else phrase(
+                    "No change that was tried makes it fit: other methods, a shorter sequence, more or larger GPUs."
+                ),
             )
         return
     blank(console)
-    title = "What would change the answer" if answer.recommended else "What would make it fit"
-    sentence(console, title + " (predicted, not corrected by probes)" * bool(answer.past_probes or answer.probe_series))
+    title = phrase("What would change the answer") if answer.recommended else phrase("What would make it fit")
+    if answer.past_probes or answer.probe_series:
+        title = phrase("{title} (predicted, not corrected by probes)", title=title)
+    sentence(console, title)
     shown = answer.changes if details else answer.changes[:_MOST_CHANGES]
     width = max(len(change.flags) for change in shown)
     for change in shown:
         sentence(
             console,
-            Text.assemble("  ", (f"{change.flags:<{width}}", "bold"), f"  {change.outcome}"),
+            Text.assemble("  ", (f"{change.flags:<{width}}", "bold"), f"  {spoken(change.outcome)}"),
             hang=width + 4,
         )
     if len(shown) < len(answer.changes):
-        sentence(console, f"  and {len(answer.changes) - len(shown)} more (--details)", style="dim")
+        more = phrase("and {count} more (--details)", count=len(answer.changes) - len(shown))
+        sentence(console, f"  {spoken(more)}", style="dim")

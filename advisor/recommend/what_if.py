@@ -13,6 +13,7 @@ from ...estimators.hardware.gpus import find_gpu
 from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
 from ...estimators.models.lora import nameable_targets
 from ...estimators.optimizers import BF16_STATES
+from ...estimators.phrase import Phrase, phrase
 from ...estimators.tiles import untileable
 from ..job.words import hours, money
 from ..question.cluster_spec import join_nodes, parse_ram
@@ -82,7 +83,7 @@ def changes_tried(
                 continue
             worth = chosen is None or best.tokens_per_s >= WORTH_TELLING * chosen.tokens_per_s
             told = worth and (position == 0 or best.rung not in rungs)
-            outcome = _outcome(best, chosen) + _whole_job(question, altered, best)
+            outcome = _with_job(_outcome(best, chosen), question, altered, best)
             yield Change(flags=flags, outcome=outcome) if told else None
             if told:
                 rungs.add(best.rung)
@@ -90,13 +91,13 @@ def changes_tried(
                 break
 
 
-def _outcome(best: Candidate, chosen: Candidate | None) -> str:
-    text = f"{best.rung}, about {rate(best.tokens_per_s)} tokens/s"
+def _outcome(best: Candidate, chosen: Candidate | None) -> Phrase:
+    said = phrase("{rung}, about {speed} tokens/s", rung=best.rung, speed=rate(best.tokens_per_s))
     if best.plan.bf16_optimizer_states and (chosen is None or not chosen.plan.bf16_optimizer_states):
-        text += ", less exact"
+        said = phrase("{outcome}, less exact", outcome=said)
     if chosen is None:
-        return f"fits: {text}"
-    return f"{text} ({best.tokens_per_s / chosen.tokens_per_s:.1f} x)"
+        return phrase("fits: {outcome}", outcome=said)
+    return phrase("{outcome} ({ratio} x)", outcome=said, ratio=f"{best.tokens_per_s / chosen.tokens_per_s:.1f}")
 
 
 def _without_autoep(kind: Callable[[Question], Iterator[_Asked]], question: Question) -> Iterator[_Asked]:
@@ -205,16 +206,17 @@ def gpus_argument(cluster: Cluster) -> str:
     return counts + kind
 
 
-def _whole_job(question: Question, altered: Question, best: Candidate) -> str:
-    """How long the job then takes, and what it costs where the price is still that of the machines."""
+def _with_job(outcome: Phrase, question: Question, altered: Question, best: Candidate) -> Phrase:
+    """With how long the job then takes, and what it costs where the price is still that of the machines."""
     duration, price = duration_of(altered, best), altered.price
     if duration is None or altered.workload.seq_len != question.workload.seq_len:
-        return ""
-    text, was, now = f", the whole job {hours(duration.duration_s)}", question.cluster, altered.cluster
+        return outcome
+    was, now = question.cluster, altered.cluster
+    said = phrase("{outcome}, the whole job {time}", outcome=outcome, time=hours(duration.duration_s))
     same_node = price is not None and (price.unit == "gpu" or was.gpus_per_node == now.gpus_per_node)
     if price is not None and same_node and was.gpu.name == now.gpu.name:
-        text += f", {money(duration.cost(price), price.currency)}"
-    return text
+        said = phrase("{outcome}, {cost}", outcome=said, cost=money(duration.cost(price), price.currency))
+    return said
 
 
 def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate | None) -> Iterator[Change]:
@@ -247,7 +249,10 @@ def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate
         if lean:
             best = max(lean, key=lambda candidate: candidate.tokens_per_s)
             needed = best.memory.host_bytes_per_node
-            yield Change(flags=f"--ram {_round_up_gib(needed)}GiB", outcome=f"suffices for {_outcome(best, chosen)}")
+            yield Change(
+                flags=f"--ram {_round_up_gib(needed)}GiB",
+                outcome=phrase("suffices for {outcome}", outcome=_outcome(best, chosen)),
+            )
 
 
 def _need(candidate: Candidate, limit: str) -> int:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.text import Text
 
-from .lines import GLUE, NARROWEST, WIDTH, can_encode, row, sentence
+from .language import spoken
+from .lines import FIRM, NARROWEST, WIDTH, can_encode, row, sentence
 from .units import gib
 from .words import component_title
 
@@ -28,8 +29,8 @@ def bar(parts: Mapping[str, int], console: Console) -> None:
     for index, (name, size) in enumerate(merged):
         shade, style = shades[index % len(shades)], _STYLES[index % len(_STYLES)]
         drawn.append(shade * max(1, round(size / total * width)), style=style)
-        legend.append(shade + GLUE, style=style)
-        legend.append(f"{component_title(name)} {gib(size)}".replace(" ", GLUE) + "   ")
+        legend.append(shade + FIRM, style=style)
+        legend.append(f"{spoken(component_title(name))} {gib(size)}".replace(" ", FIRM) + "   ")
     row(console, drawn)
     sentence(console, legend)
 

@@ -5,18 +5,29 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
+
+from .language import spoken
 
 WIDTH = 80
 """Columns that the answer takes; a narrower terminal wraps the sentences more, and tables too (`cells`)."""
 
 NARROWEST = 40
 
-GLUE = "\ue000"
-"""A space at which no line is broken; it is printed as a space."""
+GLUE, FIRM = "\ue000", "\ue001"
+"""Spaces at which no line is broken; they are printed as spaces. What has a firm one in it is never broken at all."""
 
-_UNBREAKABLE = re.compile(r"(?<=\d) (?=(?:%|x|s|ms|min|GiB|GB|tokens/s)(?:\W|$))|(?<=batch) (?=\d)")
+_UNBREAKABLE = re.compile(r"(?<=\d) (?=(?:%|x|\u500d|s|ms|min|GiB|GB|tokens/s)(?:\W|$))|(?<=batch) (?=\d)")
+
+_WIDE = "\u3000-\u9fff\uff00-\uffef"
+"""Characters of two columns each, between which a line may be broken: Chinese ones and their punctuation."""
+
+_WORD = rf"(?:[{_WIDE}]|[^\s{_WIDE}]+(?:(?<={GLUE})[{_WIDE}])?)"
+
+_PIECES = re.compile(rf"\s*(?:\S*{FIRM}\S*|\uff08*{_WORD}[\uff0c\u3002\uff1b\uff1a\u3001\uff09]*)\s*")
+"""What stays on one line: a word, or a wide character with the punctuation that belongs to it."""
 
 
 def glued(text: str, space: str = GLUE) -> str:
@@ -26,19 +37,47 @@ def glued(text: str, space: str = GLUE) -> str:
 
 def sentence(console: Console, text: str | Text, *, style: str = "", hang: int = 2) -> None:
     """A sentence, wrapped but not between a figure and its unit; the continuation lines are indented by `hang`."""
-    styled = Text(text, style=style) if isinstance(text, str) else text
+    styled = Text(spoken(text), style=style) if isinstance(text, str) else text
     styled.plain = glued(styled.plain)
     width = min(WIDTH, max(console.width, NARROWEST)) - 1
     if width < WIDTH - 1:  # a column of its own for the names would leave too little for the words
         hang = min(hang, width // 4)
-    first = styled.wrap(console, width)[0]
-    first.rstrip()
-    row(console, Text(" ") + first)
-    rest = styled[len(first) :]
-    rest = rest[len(rest.plain) - len(rest.plain.lstrip()) :]
-    for continued in rest.wrap(console, max(width - hang, NARROWEST // 2)) if rest.plain else ():
-        continued.rstrip()
-        row(console, Text(" " * (1 + hang)) + continued)
+    breaks = _breaks(styled.plain, width, max(width - hang, NARROWEST // 2))
+    for number, line in enumerate(styled.divide(breaks)):
+        line.rstrip()
+        row(console, Text(" " * (1 + hang if number else 1)) + line)
+
+
+def _breaks(text: str, first: int, following: int) -> list[int]:
+    """Where lines end of at most so many columns, of the first and of those that follow; what has no place to break at
+    is cut."""
+    breaks, room, start, filled = list[int](), first, 0, 0
+    for piece in _PIECES.finditer(text):
+        columns = cell_len(piece[0].rstrip())
+        if filled and filled + columns > room:
+            breaks.append(piece.start())
+            room, filled = following, 0
+        start = piece.start()
+        while columns > room:
+            start += room
+            breaks.append(start)
+            columns, room = columns - room, following
+        filled += cell_len(text[start : piece.end()])
+        if "\n" in piece[0]:
+            breaks.append(piece.end())
+            room, filled = following, 0
+    return breaks
+
+
+def styled(text: str, style: str) -> Text:
+    """A text in the language that is spoken, in a style."""
+    return Text(spoken(text), style=style)
+
+
+def padded(text: str, width: int) -> str:
+    """A table's cell, of which wide characters take two columns; width: negative for a text on the left."""
+    space = " " * (abs(width) - cell_len(text))
+    return text + space if width < 0 else space + text
 
 
 def copyable(console: Console, lines: Sequence[str]) -> None:
@@ -74,8 +113,8 @@ def _continued(command: str, columns: int) -> list[str]:
 
 def row(console: Console, line: str | Text, *, style: str = "") -> None:
     """One line as it is, however wide the terminal; what its encoding lacks is replaced by the nearest ASCII."""
-    text = Text(line, style=style) if isinstance(line, str) else line
-    text.plain = text.plain.replace(GLUE, " ")
+    text = Text(spoken(line), style=style) if isinstance(line, str) else line
+    text.plain = text.plain.replace(GLUE, " ").replace(FIRM, " ")
     if not can_encode(console, text.plain):
         plain = text.plain.replace("·", "|")
         text = Text(plain.encode("ascii", "replace").decode("ascii"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...estimators.phrase import Phrase, phrase
 from ...estimators.units import GIB as GIB
 from ...estimators.units import gib as gib
 
@@ -49,21 +50,21 @@ def seconds(duration_s: float) -> str:
     return f"{duration_s * 1000:.0f} ms" if duration_s >= 0.00995 else f"{duration_s * 1000:.1f} ms"
 
 
-def age(duration_s: float) -> str:
+def age(duration_s: float) -> Phrase:
     """How long ago: `just now`, `12 min ago`, `5 h ago`, `3 days ago`."""
     if duration_s < 60:
-        return "just now"
+        return phrase("just now")
     if duration_s < 3600:
-        return f"{duration_s // 60:.0f} min ago"
+        return phrase("{minutes} min ago", minutes=f"{duration_s // 60:.0f}")
     if duration_s < 48 * 3600:
-        return f"{duration_s // 3600:.0f} h ago"
-    return f"{duration_s // 86400:.0f} days ago"
+        return phrase("{hours} h ago", hours=f"{duration_s // 3600:.0f}")
+    return phrase("{days} days ago", days=f"{duration_s // 86400:.0f}")
 
 
-def times(ratio: float) -> str:
+def times(ratio: float) -> Phrase:
     """A ratio with two or three digits: `1.14 x`, `2.6 x`, `24 x`."""
     digits = 2 if ratio < 1.995 else 1 if ratio < 9.95 else 0
-    return f"{ratio:.{digits}f} x"
+    return phrase("{ratio} x", ratio=f"{ratio:.{digits}f}")
 
 
 def percent(share: float) -> str:

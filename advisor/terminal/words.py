@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from ...estimators.hardware.cluster import Cluster
+from ...estimators.phrase import Phrase, listed, named, phrase
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload
 
-_PLACE = {"cpu": "in host RAM", "nvme": "on NVMe"}
 
-
-def checkpointing_word(plan: Plan) -> str:
+def checkpointing_word(plan: Plan) -> Phrase:
     """`on`, `off`, or `host` where what checkpointing keeps waits there."""
-    return "host" if plan.cpu_checkpointing else "on" if plan.gradient_checkpointing else "off"
+    if plan.cpu_checkpointing:
+        return phrase("host")
+    return phrase("on") if plan.gradient_checkpointing else phrase("off")
 
 
-def checkpointing_words(plan: Plan) -> str:
+def checkpointing_words(plan: Plan) -> Phrase:
     """`gradient checkpointing on`, and where its layers' inputs are if not on the GPU."""
-    where = ", its layers' inputs in host RAM" if plan.cpu_checkpointing else ""
-    return f"gradient checkpointing {'on' if plan.gradient_checkpointing else 'off'}{where}"
+    if plan.cpu_checkpointing:
+        return phrase("gradient checkpointing on, its layers' inputs in host RAM")
+    return phrase("gradient checkpointing on") if plan.gradient_checkpointing else phrase("gradient checkpointing off")
 
 
 def batch_words(plan: Plan) -> str:
@@ -28,69 +30,88 @@ def batch_words(plan: Plan) -> str:
 
 def plan_title(plan: Plan) -> str:
     """`ZeRO-3 with optimizer and parameters in host RAM`; `ZeRO-2 (states in bf16)`."""
-    title = f"ZeRO-{plan.zero_stage}" if plan.zero_stage else "Plain data parallelism (ZeRO-0)"
+    title: str = f"ZeRO-{plan.zero_stage}" if plan.zero_stage else phrase("Plain data parallelism (ZeRO-0)")
     if plan.sharding != "zero":
-        title = "PyTorch's FSDP" if plan.sharding == "fsdp" else "Plain PyTorch"
-    further = [f"layers split by {plan.autotp_size}"] * (plan.autotp_size > 1)
-    further += [f"experts spread over {plan.autoep_size}"] * (plan.autoep_size > 1)
-    further += ["states in bf16"] * plan.bf16_optimizer_states + ["hpZ"] * (plan.zero_hpz_partition_size > 1)
+        title = phrase("PyTorch's FSDP") if plan.sharding == "fsdp" else phrase("Plain PyTorch")
+    further = [phrase("layers split by {ranks}", ranks=plan.autotp_size)] * (plan.autotp_size > 1)
+    further += [phrase("experts spread over {ranks}", ranks=plan.autoep_size)] * (plan.autoep_size > 1)
+    further += [phrase("states in bf16")] * plan.bf16_optimizer_states
+    further += [named("hpZ")] * (plan.zero_hpz_partition_size > 1)
     if further:
-        title += f" ({', '.join(further)})"
+        title = phrase("{title} ({further})", title=title, further=listed(further))
     optimizer, param = plan.offload_optimizer, plan.offload_param
     if optimizer == param == "none":
         return title
     if optimizer == param:
-        return f"{title} with optimizer and parameters {_PLACE[optimizer]}"
-    parts = [
-        f"{what} {_PLACE[where]}"
-        for what, where in (("optimizer", optimizer), ("parameters", param))
-        if where != "none"
-    ]
-    return f"{title} with {' and '.join(parts)}"
+        what = phrase("optimizer and parameters {place}", place=_place(optimizer))
+    elif param == "none":
+        what = phrase("optimizer {place}", place=_place(optimizer))
+    elif optimizer == "none":
+        what = phrase("parameters {place}", place=_place(param))
+    else:
+        what = phrase(
+            "optimizer {place} and parameters {other_place}", place=_place(optimizer), other_place=_place(param)
+        )
+    return phrase("{title} with {what}", title=title, what=what)
 
 
-def method_title(workload: Workload) -> str:
+def _place(where: str) -> Phrase:
+    return phrase("in host RAM") if where == "cpu" else phrase("on NVMe")
+
+
+def method_title(workload: Workload) -> Phrase:
+    """`full fine-tuning`, `LoRA r=8 on all linear layers`."""
     if workload.method == "full":
-        return "full fine-tuning"
-    targets = ", ".join(workload.lora_targets) if workload.lora_targets else "all linear layers"
-    dropout = f", dropout {workload.lora_dropout:g}" if workload.lora_dropout else ""
+        return phrase("full fine-tuning")
+    targets = ", ".join(workload.lora_targets) if workload.lora_targets else phrase("all linear layers")
     kind = "LoRA" if workload.method == "lora" else f"QLoRA ({workload.quantization.upper()})"
-    return f"{kind} r={workload.lora_rank} on {targets}{dropout}"
+    adapters = phrase("{kind} r={rank} on {targets}", kind=kind, rank=workload.lora_rank, targets=targets)
+    if not workload.lora_dropout:
+        return adapters
+    return phrase("{adapters}, dropout {share}", adapters=adapters, share=f"{workload.lora_dropout:g}")
 
 
-def device_word(cluster: Cluster) -> str:
+def device_word(cluster: Cluster) -> Phrase:
     """What a rank trains on, after "per" and "the": a GPU, or on the CPU its part of the machine, which is called the
     rank."""
-    return "rank" if cluster.gpu.is_cpu else "GPU"
+    return phrase("rank") if cluster.gpu.is_cpu else phrase("GPU")
 
 
-def cluster_title(cluster: Cluster, *, speed: bool = True) -> str:
+def cluster_title(cluster: Cluster, *, speed: bool = True) -> Phrase:
     """What trains; with `speed`, whose speed is assumed where the GPU is not named.
 
     `2 GPUs of 32 GB (speed of the RTX 4080 SUPER assumed)`, `4 nodes of 8 x H100-SXM5`,
     `2 ranks on the CPU (AMD EPYC 7742)`."""
-    gpu = cluster.gpu
+    gpu, count = cluster.gpu, cluster.gpus_per_node
     if gpu.is_cpu:
-        return f"{cluster.gpus_per_node} rank{'s' * (cluster.gpus_per_node > 1)} on the {gpu.name}"
+        return (
+            phrase("{count} ranks on the {cpu}", count=count, cpu=gpu.name)
+            if count > 1
+            else phrase("{count} rank on the {cpu}", count=count, cpu=gpu.name)
+        )
     if gpu.assumed:
-        gpus = f"{cluster.gpus_per_node} GPU{'s' * (cluster.gpus_per_node > 1)} of {gpu.nominal_gb} GB"
-        gpus += f" (speed of the {gpu.name} assumed)" if speed else ""
+        gpus = (
+            phrase("{count} GPUs of {size} GB", count=count, size=gpu.nominal_gb)
+            if count > 1
+            else phrase("{count} GPU of {size} GB", count=count, size=gpu.nominal_gb)
+        )
+        gpus = phrase("{gpus} (speed of the {gpu} assumed)", gpus=gpus, gpu=gpu.name) if speed else gpus
     else:
-        gpus = f"{cluster.gpus_per_node} x {gpu.name}"
-    return gpus if cluster.nodes == 1 else f"{cluster.nodes} nodes of {gpus}"
+        gpus = phrase("{count} x {gpu}", count=count, gpu=gpu.name)
+    return gpus if cluster.nodes == 1 else phrase("{nodes} nodes of {gpus}", nodes=cluster.nodes, gpus=gpus)
 
 
 _MOMENTS = {
-    "initialize": "DeepSpeed's start",
-    "forward_backward_top": "the loss",
-    "last_layer_forward": "the last layer's forward pass",
-    "head_backward": "the head's backward pass",
-    "head_reduction": "reduction of the head's gradient",
-    "layer_backward": "a layer's backward pass",
-    "gradient_reduction": "gradient reduction",
-    "first_layer_backward": "the first layer's backward pass",
-    "backward_end": "the end of the backward pass",
-    "step": "the optimizer step",
+    "initialize": phrase("DeepSpeed's start"),
+    "forward_backward_top": phrase("the loss"),
+    "last_layer_forward": phrase("the last layer's forward pass"),
+    "head_backward": phrase("the head's backward pass"),
+    "head_reduction": phrase("reduction of the head's gradient"),
+    "layer_backward": phrase("a layer's backward pass"),
+    "gradient_reduction": phrase("gradient reduction"),
+    "first_layer_backward": phrase("the first layer's backward pass"),
+    "backward_end": phrase("the end of the backward pass"),
+    "step": phrase("the optimizer step"),
 }
 
 
@@ -99,6 +120,6 @@ def phase_title(name: str) -> str:
     return _MOMENTS.get(name, name.replace("_", " "))
 
 
-def component_title(name: str) -> str:
+def component_title(name: str) -> Phrase:
     """`master_weights` -> `master weights`."""
-    return {"cuda_context": "CUDA context", "nccl_buffers": "NCCL"}.get(name, name.replace("_", " "))
+    return named({"cuda_context": "CUDA context", "nccl_buffers": "NCCL"}.get(name, name.replace("_", " ")))

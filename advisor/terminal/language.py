@@ -1,0 +1,85 @@
+"""The language in which an answer is printed: English, or another by a catalogue (`*.po`, gettext's format).
+
+A catalogue is read as it is, without being compiled, and only where it is spoken: English costs nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.resources import files
+from typing import Literal, cast
+
+from ...estimators.phrase import Phrase
+
+Language = Literal["en", "zh"]
+
+_LOCALES: Mapping[str, Language] = {"zh": "zh", "zh_CN": "zh", "zh_SG": "zh", "zh_Hans": "zh"}
+"""Locales that are not answered in English. zh_TW and zh_HK write traditional characters, which no catalogue has."""
+
+_VARIABLES = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
+"""In gettext's order: the first that is set decides. LANGUAGE may list several, the best first."""
+
+SAMPLES: Mapping[Language, str] = {"en": "", "zh": "显存"}
+"""Characters of each language: what a terminal's encoding lacks cannot be said on it."""
+
+_NEEDLESS_SPACES = re.compile(r"(?<=[\uff00-\uffef\u3000-\u303f]) | (?=[\uff00-\uffef\u3000-\u303f])")
+"""Spaces beside wide punctuation, which is wide enough."""
+
+_templates: dict[str, str] = {}
+"""Templates of the language that is spoken; empty for English."""
+
+
+def language_of_environment() -> Language:
+    """The language that the environment asks for."""
+    wanted = next((value for name in _VARIABLES if (value := os.environ.get(name))), "")
+    for locale in wanted.split(":"):
+        name = locale.partition(".")[0].partition("@")[0]
+        if name in _LOCALES:
+            return _LOCALES[name]
+        if name.partition("_")[0] in ("en", "C", "POSIX"):
+            break
+    return "en"
+
+
+def catalogue(language: Language) -> dict[str, str]:
+    """The translation of every template."""
+    entries: list[dict[str, str]] = []
+    keyword = ""
+    for line in files(__package__).joinpath(f"{language}.po").read_text(encoding="utf-8").splitlines():
+        word, _, text = line.partition('"')
+        if line.startswith("#") or not text:
+            continue
+        keyword = word.strip() or keyword
+        if word.startswith("msgid"):
+            entries.append({"msgid": "", "msgstr": ""})
+        entries[-1][keyword] += cast(str, ast.literal_eval(f'"{text}'))
+    return {entry["msgid"]: entry["msgstr"] for entry in entries if entry["msgid"]}
+
+
+@contextmanager
+def speaking(language: Language) -> Iterator[None]:
+    """Say phrases in a language while it is entered."""
+    before = dict(_templates)
+    _templates.clear()
+    if language != "en":
+        _templates.update(catalogue(language))
+    try:
+        yield
+    finally:
+        _templates.clear()
+        _templates.update(before)
+
+
+def spoken(text: str) -> str:
+    """A text in the language that is spoken: the same, unless it is a `Phrase` that the catalogue has."""
+    if not _templates or not isinstance(text, Phrase):
+        return text
+    template = _templates.get(text.template, text.template)
+    if not text.fields:
+        return template
+    fields = {name: spoken(value) if isinstance(value, str) else value for name, value in text.fields.items()}
+    return _NEEDLESS_SPACES.sub("", template.format(**fields))

@@ -1,0 +1,141 @@
+"""The answer in Chinese: every phrase has its translation, figures and names stay, and columns stay aligned."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+import ds_advise
+import pytest
+from click.testing import CliRunner
+from ds_advise.advisor.advise import advise
+from ds_advise.advisor.cli import program
+from ds_advise.advisor.recommend.next_steps import render_next_steps
+from ds_advise.advisor.recommend.recommendation import Recommendation
+from ds_advise.advisor.recommend.report import render
+from ds_advise.advisor.terminal.language import Language, catalogue, language_of_environment, speaking
+from ds_advise.advisor.terminal.words import component_title
+from rich.cells import cell_len
+from rich.console import Console
+
+ZH = catalogue("zh")
+PACKAGE = Path(ds_advise.__file__).parent
+QUESTIONS: list[tuple[str, str, dict[str, Any]]] = [
+    ("Qwen2.5-14B", "2x32GB", {}),
+    ("Qwen2.5-72B", "2x24GB", {"ram": "64GB"}),
+    ("Qwen2.5-32B", "4x24GB", {"risk": "bold", "samples": "52k", "price": "2.49/h"}),
+    ("Llama-3.1-8B", "8xH100", {"sharding": "fsdp", "tokens": "1B", "states": "bf16"}),
+    ("Llama-3.1-70B", "2x8xA100-80GB", {"seq_len": 131072, "nvme": "/nvme:8TB"}),
+    ("flan-t5-xl", "4xA100-80GB", {"framework": "deepspeed"}),
+    ("Mixtral-8x7B", "8xH100", {"loss": "chunked", "micro_batch": "max"}),
+    ("Qwen2.5-7B", "2x24GB", {"method": "qlora", "lora_dropout": 0.1}),
+]
+NAMES = re.compile(
+    r"ds-advise .*|deepspeed --.*|(export|echo) .*|# hostfile .*|--[\w-]+( [a-z]\w*)?|\w+_\w+(=\w+)*|bf16=\w+|zero.Init"
+    r"|(Qwen|meta-llama|google|mistralai|zero|ddp|fsdp|[AH]100|B200|Q?LoRA|r=)\S*|True|False|offload|ZeRO|FSDP|PyTorch|DeepSpeed|NF4|dropout"
+    r"|TrainingArguments|Ulysses|AutoTP|GPU|NVMe|NCCL|CUDA|GiB|[GT]B|tokens?/s|token|flop/s|MFU|logits|log-softmax|hpZ|KV|all-to-all"
+    r"|[Mm]icro batch|global batch|epoch|bf16|fp32|adamw|chunked|standard|RTX|SUPER|\d (min|ms|Tflop)|\d+GiB"
+)
+"""What stays as it is in every language: names, options, keys, commands and units."""
+
+_FIGURES = re.compile(r"..\S+ +\S+ +\S+ +\S+ +[\d.,]+")
+
+
+@cache
+def _answer(number: int) -> Recommendation:
+    model, gpus, said = QUESTIONS[number]
+    return advise(model, gpus=gpus, offline=True, deepspeed_estimate=False, **said)
+
+
+def _printed(number: int, language: Language, columns: int = 80) -> str:
+    page = io.StringIO()
+    console = Console(file=page, width=columns, highlight=False, color_system=None)
+    with speaking(language):
+        render(_answer(number), console)
+        render_next_steps(_answer(number), "ds_config.json", console)
+    return page.getvalue()
+
+
+def _marked() -> Iterator[str]:
+    """Every template in the source."""
+    for path in PACKAGE.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if "phrase(" not in text or path.is_relative_to(PACKAGE / "tests"):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "phrase":
+                assert isinstance(node.args[0], ast.Constant), f"{path}:{node.lineno} hides its template"
+                yield node.args[0].value
+
+
+def _parts() -> Iterator[str]:
+    """What memory and time of the answers' plans are made of."""
+    for number in range(len(QUESTIONS)):
+        for candidate in _answer(number).candidates:
+            yield from map(component_title, (*candidate.memory.components, *candidate.time.components))
+
+
+def test_the_catalogue_has_every_phrase_of_the_source_and_no_other() -> None:
+    """And in each translation the same fields; parts of memory and time are names, of which rare ones are not met."""
+    marked, parts = set(_marked()), set(_parts())
+    assert (marked | parts) - set(ZH) == set()
+    text = (PACKAGE / "advisor/terminal/zh.po").read_text(encoding="utf-8")
+    sentences = text.partition("# Parts of memory and of a step\n")[0]
+    assert [template for template in ZH if f'msgid "{template}"' in sentences and template not in marked] == []
+    assert text.count("msgid ") == len(ZH) + 1
+    for template, translation in ZH.items():
+        fields = [sorted(name for _, name, _, _ in Formatter().parse(said) if name) for said in (template, translation)]
+        assert fields[0] == fields[1], template
+        assert translation, template
+
+
+@pytest.mark.parametrize("number", range(len(QUESTIONS)))
+def test_an_answer_in_chinese_has_its_figures_and_names_and_no_english(number: int) -> None:
+    """At 80 and 40 columns nothing overflows, and the columns of the table end where they do in English."""
+    english, chinese = _printed(number, "en"), _printed(number, "zh")
+    assert re.findall("[A-Za-z]{2,}.*", NAMES.sub("", chinese)) == []
+    figures = [sorted(re.findall(r"\d[\d.,]*\d|\d", text)) for text in (english, chinese)]
+    assert figures[0] == figures[1]
+    for columns in (80, 40):
+        lines = _printed(number, "zh", columns).splitlines()
+        assert [line for line in lines if cell_len(line) > columns] == []
+        assert [line for line in lines if line.endswith(" ")] == []
+    rows = [[line for line in text.splitlines() if re.match("[ >] (ddp|zero)", line)] for text in (english, chinese)]
+    ends = [[cell_len(found[0]) for line in lines if (found := _FIGURES.match(line))] for lines in rows]
+    assert ends[0] == ends[1]
+
+
+def test_gettext_s_variables_choose_the_language(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LANGUAGE before LC_ALL before LC_MESSAGES before LANG; traditional characters are another language."""
+    for name in ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"):
+        monkeypatch.setenv(name, "")
+    assert language_of_environment() == "en"
+    for name, value, spoken in (
+        ("LANG", "zh_CN.UTF-8", "zh"),
+        ("LC_MESSAGES", "en_GB.UTF-8", "en"),
+        ("LC_ALL", "zh_CN.GB18030", "zh"),
+        ("LANGUAGE", "en:zh", "en"),
+        ("LANGUAGE", "fr:zh_CN:en", "zh"),
+        ("LANGUAGE", "zh_TW", "en"),
+    ):
+        monkeypatch.setenv(name, value)
+        assert language_of_environment() == spoken, (name, value)
+
+
+def test_only_what_people_read_on_the_screen_is_translated() -> None:
+    """JSON and Markdown are English, and so is a terminal that has no Chinese."""
+    question = ["advise", "gpt2", "--gpus", "2x24GB", "--no-write", "--offline", "--no-deepspeed-estimate"]
+
+    def run(*options: str, charset: str = "utf-8", **variables: str) -> str:
+        return CliRunner(charset=charset).invoke(program, [*question, *options], env={"LANG": "C", **variables}).output
+
+    assert "放得下" in run("--lang", "zh")
+    for asked in (["--json"], ["--markdown"]):
+        assert not re.search(r"[\u3000-\u9fff]|\\u", run(*asked, LC_ALL="zh_CN.UTF-8"))
+    assert " fits." in run(charset="ascii", LC_ALL="zh_CN.UTF-8")
