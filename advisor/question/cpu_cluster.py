@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ...estimators.hardware.cluster import Cluster, Gpu
+from ...estimators.phrase import Phrase, phrase
 from ...estimators.time.collective_time import LINK_SHARE
 from ...estimators.time.offload_time import PINNED_SHARE
 from ...estimators.time.roofline import BEST_OF_PEAK, FP32_BEST_OF_PEAK
@@ -46,11 +47,11 @@ def cpu_cluster(ranks: int, memory_limit_bytes: int | None = None) -> Cluster:
         f"{CORE_FLOPS_PER_S / 1e9:g} GFLOP/s per CPU core",
         f"{MEMORY_BYTES_PER_S / 1e9:g} GB/s of host memory bandwidth",
     )
-    names: tuple[str, ...] = ()
+    names: tuple[Phrase, ...] = ()
     if known is not None:
-        found, assumed, names = _measured(known.result, found), (), ("matrix products", "memory")
+        found, assumed, names = _measured(known.result, found), (), (phrase("matrix products"), phrase("memory"))
     if known is not None and known.result.ranks > 1:
-        names += ("collectives",)
+        names += (phrase("collectives"),)
     elif ranks > 1:
         assumed += (f"{GLOO_BYTES_PER_S / 1e9:g} GB/s between ranks",)
     bf16, fp32, memory = found.bf16 / ranks, found.fp32 / ranks, found.memory / ranks
