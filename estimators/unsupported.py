@@ -158,17 +158,21 @@ def _unsuited_to_autoep(model: ModelShape, workload: Workload, plan: Plan, clust
     if ranks == 1:
         return None
     if cluster is not None and cluster.world_size % ranks:
-        return f"{cluster.world_size} ranks do not divide into groups of {ranks} that experts are spread over"
+        return phrase(
+            "{count} ranks do not divide into groups of {ranks} that experts are spread over",
+            count=cluster.world_size,
+            ranks=ranks,
+        )
     if workload.method != "full":
-        return "AutoEP spreads no experts with adapters"
+        return phrase("AutoEP spreads no experts with adapters")
     if workload.optimizer not in ("adamw", "adam") or plan.bf16_master_weights_and_grads:
-        return "AutoEP is known to run with AdamW and its states in fp32, not with others"
+        return phrase("AutoEP is known to run with AdamW and its states in fp32, not with others")
     if plan.zero_stage not in (1, 2) or plan.offloads:
-        return "AutoEP is predicted at ZeRO stages 1 and 2 without offload only"
+        return phrase("AutoEP is predicted at ZeRO stages 1 and 2 without offload only")
     if plan.ranks_per_sample > 1:
-        return "AutoEP with Ulysses or AutoTP is not known to run"
+        return phrase("AutoEP with Ulysses or AutoTP is not known to run")
     if workload.loss != "standard" or workload.kernels != "torch" or workload.mlp != "whole":
-        return "AutoEP with other losses or kernels, or with tiles, is not known to run"
+        return phrase("AutoEP with other losses or kernels, or with tiles, is not known to run")
     return unspreadable(model, ranks)
 
 

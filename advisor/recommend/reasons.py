@@ -75,7 +75,7 @@ ROUNDED = phrase(
 )
 
 
-NEEDS_TRANSFORMERS = (
+NEEDS_TRANSFORMERS = phrase(
     "AutoEP needs transformers 5.0 to 5.22: DeepSpeed 0.19.8 cannot initialize it with later ones. What transformers "
     "saves are rank 0's experts alone: keep DeepSpeed's own checkpoints (engine.save_checkpoint). Its time is that of "
     "a balanced router, and has not been held against published runs."

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from ..phrase import phrase
 from .model_shape import Block, ModelShape, Tensor
 
 AUTOEP_PRESETS = {"mixtral": "mixtral", "qwen3_moe": "qwen3_moe"}
@@ -36,12 +37,12 @@ def unspreadable(model: ModelShape, autoep_size: int) -> str | None:
     """Why a model's experts cannot be spread over so many ranks; None where they can."""
     counts = {block.feed_forward.experts for block in model.blocks} - {0}
     if not counts:
-        return f"{model.architecture} has no experts to spread over ranks"
+        return phrase("{model} has no experts to spread over ranks", model=model.architecture)
     if model.model_type not in AUTOEP_PRESETS or model.num_labels:
-        return f"how AutoEP spreads the experts of {model.architecture} is not known"
+        return phrase("how AutoEP spreads the experts of {model} is not known", model=model.architecture)
     for count in counts:
         if count % autoep_size:
-            return f"{count} experts do not divide over {autoep_size} ranks"
+            return phrase("{count} experts do not divide over {ranks} ranks", count=count, ranks=autoep_size)
     return None
 
 
