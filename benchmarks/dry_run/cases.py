@@ -139,6 +139,51 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 8192,
         "tie_word_embeddings": True,
     },
+    # Qwen3.5-0.8B's widths: three layers of linear attention and a gated one, beside a tower that text leaves idle.
+    "qwen3_5": {
+        "model_type": "qwen3_5",
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "tie_word_embeddings": True,
+        "text_config": {
+            "model_type": "qwen3_5_text",
+            "hidden_size": 1024,
+            "intermediate_size": 3584,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "vocab_size": 248320,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 16,
+            "max_position_embeddings": 262144,
+            "tie_word_embeddings": True,
+        },
+        "vision_config": {
+            "model_type": "qwen3_5",
+            "depth": 2,
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "num_heads": 12,
+            "out_hidden_size": 1024,
+        },
+    },
+    # Llama 4: dense layers between those with experts, each of which computes every token.
+    "llama4": {
+        "model_type": "llama4_text",
+        "architectures": ["Llama4ForCausalLM"],
+        "hidden_size": 1024,
+        "intermediate_size": 1536,
+        "intermediate_size_mlp": 3072,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "num_local_experts": 8,
+        "interleave_moe_layer_step": 2,
+        "vocab_size": 65536,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 32768,
+    },
     # Qwen2.5-0.5B as it is, and Qwen2.5-7B with 8 of its 28 layers.
     "0.5B": {
         **_QWEN2,
@@ -184,6 +229,8 @@ FAMILIES["8x7B/2"] = {
 """Mixtral-8x7B with 2 of its 32 layers."""
 GRID_FAMILIES = ("qwen2", "llama", "gemma2", "gpt2", "qwen3_moe", "phi3")
 ENCODERS = ("t5", "bert")
+MIXED = ("qwen3_5", "llama4")
+"""Layers of two kinds by turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -528,6 +575,12 @@ SPECIAL = (
         for rung in RUNGS
         for checkpointing in (True, False)
         for method in METHODS
+    ),
+    *(
+        Case(model=model, rung=rung, world_size=8, seq_len=512, checkpointing=checkpointing)
+        for model in MIXED
+        for rung in RUNGS
+        for checkpointing in (True, False)
     ),
 )
 

@@ -40,6 +40,8 @@ class TensorSet:
     model: ModelShape
     workload: Workload
     trainable: tuple[int, ...]
+    idle: int
+    """How many of the trainable ones, the first, get no gradient: a tower's that samples of text do not use."""
     frozen: tuple[int, ...]
     muon: int
     """Trainable elements that Muon would orthogonalize (matrices besides embeddings and head)."""
@@ -98,8 +100,9 @@ def tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
 
     Raises WorkloadError for LoRA targets that name nothing.
     """
-    first = [tensor for tensor in model.outside if tensor.role in ("embedding", "position")]
-    last = [tensor for tensor in model.outside if tensor.role not in ("embedding", "position")]
+    embeddings = [tensor.numel for tensor in model.outside if tensor.role in ("embedding", "position")]
+    first = [tensor for tensor in model.outside if tensor.role in ("tower", "embedding", "position")]
+    last = [tensor for tensor in model.outside if tensor.role not in ("tower", "embedding", "position")]
     blocks = [([tensor.numel for tensor in block.tensors], block) for block in model.blocks]
     base = (
         *(tensor.numel for tensor in first),
@@ -122,12 +125,13 @@ def tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
         frozen, muon = base, sum(trainable)
         frozen_bytes = sum(_frozen_bytes(tensor, workload) * count for tensor, count in model.tensor_counts)
         layer = layer + trainable_layer
-    embedding = max((tensor.numel for tensor in first), default=0)
+    embedding = max(embeddings, default=0)
     viewed = [sum(tensor.numel for tensor in block.tensors if _is_viewed(tensor, model, chosen)) for _, block in blocks]
     return TensorSet(
         model=model,
         workload=workload,
         trainable=trainable,
+        idle=sum(tensor.role == "tower" for tensor in first) if workload.method == "full" else 0,
         frozen=frozen,
         muon=muon,
         frozen_bytes=frozen_bytes,
@@ -139,7 +143,7 @@ def tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
         # A tied head may have tensors of its own beside the embedding (a masked language model's transform and bias).
         head=max([tensor.numel for tensor in last if tensor.role == "head"] + [embedding if model.tied else 0]),
         embedding=embedding,
-        embeddings=tuple(tensor.numel for tensor in first),
+        embeddings=tuple(embeddings),
     )
 
 
@@ -237,7 +241,7 @@ def shard_tensors(tensors: TensorSet, world_size: int) -> ShardedTensors:
 @lru_cache(maxsize=256)
 def gradient_buckets(tensors: TensorSet, bucket_size: int) -> BucketFills:
     """`partition.bucket_fills` of the trainable tensors."""
-    return bucket_fills(tensors.trainable, bucket_size)
+    return bucket_fills(tensors.trainable[tensors.idle :], bucket_size)
 
 
 @lru_cache(maxsize=256)
@@ -247,13 +251,15 @@ def held_before_first(
     """Elements of gradients that each rank holds when the first tensor's gradient comes, or when that one is reduced.
 
     Those of all tensors that its partition touches, in one buffer that is made for the first of them that is reduced:
-    what follows the model's first tensor waits in the bucket until it is `flushed`. Unless the engine `frees` them
-    (stage 2), also the gradients elsewhere that are larger than the bucket.
+    what follows the first tensor with a gradient waits in the bucket until it is `flushed`. Unless the engine `frees`
+    them (stage 2), also the gradients elsewhere that are larger than the bucket.
     """
-    numels = sharded.tensors.trainable
+    numels, idle = sharded.tensors.trainable, sharded.tensors.idle
     ends = tuple(accumulate(numels))
-    reduced_from = numels[0] + (0 if flushed else gradient_buckets(sharded.tensors, bucket_size).pending)
-    large = {} if frees else {index: numel for index, numel in enumerate(numels) if index and numel > bucket_size}
+    reduced_from = ends[idle] + (0 if flushed else gradient_buckets(sharded.tensors, bucket_size).pending)
+    large = (
+        {} if frees else {index: numel for index, numel in enumerate(numels) if index > idle and numel > bucket_size}
+    )
     held = []
     for load in sharded.loads:
         reached = ends[max(load.tensors)] if load.tensors else 0

@@ -12,7 +12,10 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
-Role = Literal["embedding", "position", "attention", "feed_forward", "expert", "router", "norm", "head", "other"]
+Role = Literal[
+    "embedding", "position", "attention", "feed_forward", "expert", "router", "norm", "head", "tower", "other"
+]
+"""tower: of a vision tower that stands outside the blocks, whatever it does there."""
 NormKind = Literal["rms", "layer"]
 
 

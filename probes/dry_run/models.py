@@ -128,6 +128,13 @@ def from_config(
             shape = (batch, config.num_channels, side, side)
         elif name == "input_features":
             shape = (batch, config.num_mel_bins, 2 * config.max_source_positions)  # Whisper's convolutions halve them
+        if config.model_type == "clip":
+            side, words = (
+                config.vision_config.image_size,
+                torch.zeros((batch, seq_len), dtype=torch.long, device=device),
+            )
+            images = torch.zeros((batch, config.vision_config.num_channels, side, side), dtype=dtype, device=device)
+            return {"input_ids": words, "pixel_values": images, "return_loss": True}
         labels = torch.zeros(batch if per_sample else (batch, seq_len), dtype=torch.long, device=device)
         values = torch.zeros(shape, dtype=torch.long if len(shape) == 2 else dtype, device=device)
         return {name: values, "labels": labels}
@@ -167,7 +174,7 @@ def model_class(config: Any) -> Any:
 
     for name in getattr(config, "architectures", None) or ():
         architecture = getattr(transformers, name, None)
-        if architecture is not None and ("For" in name or "LMHead" in name):
+        if architecture is not None and ("For" in name or "LMHead" in name or name == "CLIPModel"):
             return architecture
     for mapping in (
         modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING,

@@ -96,6 +96,7 @@ _FLASH_ONLY = frozenset({"flash"})
 VARIANTS: Mapping[str, LayerVariant] = {
     "bert": _BERT,
     "bloom": LayerVariant(norm="layer", embedding_norm=True, heads="copies", kernels=_EAGER_ONLY, holds_scores=True),
+    "clip": LayerVariant(norm="layer", summed_input=True),
     "cohere": LayerVariant(norm="layer_fp32", qk_norm="layer_fp32", rotary="fp32"),
     "cohere2": LayerVariant(norm="layer_fp32", rotary="fp32"),
     "deepseek_v2": LayerVariant(rotary="fp32", router_fp32=True, routing_fp32=True),
@@ -145,6 +146,7 @@ VARIANTS: Mapping[str, LayerVariant] = {
 }
 
 TOWERS: Mapping[str, LayerVariant] = {
+    "clip": LayerVariant(norm="layer", embedding_norm=True),
     "gemma3": LayerVariant(norm="layer", summed_input=True),
     "qwen2_5_vl": LayerVariant(rotary="fp32", joined=True),
 }

@@ -11,10 +11,21 @@ from ..terms import Terms
 LOSS_SOURCE = "transformers 5.23 loss/loss_utils.py; torch 2.13 derivatives of cross_entropy"
 LIGER_SOURCE = "liger-kernel 0.8.5 ops/fused_linear_cross_entropy.py"
 
-UPCAST_HEADS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")
+UPCAST_HEADS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
 """Classes whose loss goes through `loss_function`, which upcasts; the others pass bf16 logits to CrossEntropyLoss."""
 
-NATIVE_MASKED = ("BertForMaskedLM", "RobertaForMaskedLM", "DebertaForMaskedLM", "DebertaV2ForMaskedLM")
+NATIVE_HEADS = frozenset(
+    [
+        "BertForMaskedLM",
+        "DebertaForMaskedLM",
+        "DebertaV2ForMaskedLM",
+        "MT5ForConditionalGeneration",
+        "RobertaForMaskedLM",
+        "T5ForConditionalGeneration",
+        "WhisperForConditionalGeneration",
+    ]
+)
+"""The classes of these names that do not."""
 
 FUSED_LOSS_MODEL_TYPES = frozenset(
     [
@@ -119,7 +130,7 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
         return _CHUNK.term(chunk * v * w, **inputs) + _HIDDEN_GRADIENT.term(tokens * h * w, **inputs) + head
     if workload.loss == "tiled":
         return _tiled_terms(model, workload, micro_batch_size)
-    upcast = model.architecture.endswith(UPCAST_HEADS) and model.architecture not in NATIVE_MASKED
+    upcast = model.architecture.endswith(UPCAST_HEADS) and model.architecture not in NATIVE_HEADS
     c = inputs["c"] = 4 if upcast else w
     cap = _SOFT_CAP.term(w * tokens * v, **inputs) if model.logit_softcap else ()
     return tuple(term for formula in _KEPT for term in formula.term(c * tokens * v, **inputs)) + cap

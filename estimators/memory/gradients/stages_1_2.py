@@ -209,7 +209,7 @@ class StageOne(_FlatGradients):
     def _around_end(self) -> tuple[int, int]:
         if not self.plan.overlap_comm:
             return self.trainable - (0 if self.accumulates else self.last), self.trainable + self.owned
-        large = sum(numel for numel in self.tensors.trainable[1:] if numel > self.bucket_size)
+        large = sum(numel for numel in self.tensors.trainable[self.tensors.idle + 1 :] if numel > self.bucket_size)
         before = large if self.offloaded else self._held_before_first(frees=False)
         before += self.last * (self.accumulates and self.last > self.bucket_size)
         return before, before + self.last

@@ -28,6 +28,7 @@ FAMILIES: Mapping[str, Family] = {
     "bert": Family("Bert", encoder.bert),
     "bloom": Family("Bloom", gpt.bloom),
     "chatglm": Family("ChatGLM", gpt.chatglm),
+    "clip": Family("CLIP", vision_language.clip),
     "cohere": Family("Cohere", llama.cohere),
     "cohere2": Family("Cohere2", llama.cohere2),
     "deberta": Family("Deberta", encoder.deberta),

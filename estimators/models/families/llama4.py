@@ -11,7 +11,7 @@ from .encoder import patch_grid
 from .fields import MAX_LAYERS, MAX_POSITIONS, Fields
 from .llama import biased
 from .parts import Tensors, feed_forward_linears, linear, parameter
-from .vision_language import part
+from .vision_language import idle_tensors, part
 
 _AT = "feed_forward"
 _DENSE = (f"{_AT}.gate_proj", f"{_AT}.up_proj", f"{_AT}.down_proj")
@@ -90,7 +90,7 @@ def llama4(c: Fields) -> Body:
         text,
         base="",
         blocks=tuple(replace(block, prefix=f"{at}model.{block.prefix}") for block in text.blocks),
-        outside=_tower(c, text.hidden_size)
+        outside=idle_tensors(_tower(c, text.hidden_size))
         + tuple(replace(tensor, name=f"{at}model.{tensor.name}") for tensor in text.outside),
         heads={"ForConditionalGeneration": heads["ForConditionalGeneration"]},
         idle_tower=True,

@@ -1,13 +1,13 @@
-"""Language models with a vision tower: Gemma 3 (4B and up), Mistral 3 and Qwen2.5-VL."""
+"""Language models with a vision tower: Gemma 3 (4B and up), Mistral 3, Qwen2.5-VL; CLIP, two towers side by side."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from ..model_shape import Attention, Block, FeedForward
-from .body import Body, decoder_heads, norms, stack
+from .body import Body, Head, decoder_heads, norms, stack
 from .encoder import Sizes, patch_grid
-from .fields import MAX_HEADS, MAX_LAYERS, Fields
+from .fields import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields
 from .llama import GELU, LLAMA, gemma3_text, ministral3, mistral, qwen2
 from .parts import Tensors, attention_linears, embedding, feed_forward_linears, linear, norm, parameter
 
@@ -127,7 +127,13 @@ def qwen2_5_vl(c: Fields) -> Body:
 
 def idle(c: Fields, text: Body, tower: Tensors, *, tied: bool) -> Body:
     """A language model with a tower of which samples of text use nothing: all its tensors stand outside the blocks."""
-    return replace(combine(c, text, (), tower, patches=1, tied=tied), encoder_len_fixed=None, idle_tower=True)
+    return replace(
+        combine(c, text, (), idle_tensors(tower), patches=1, tied=tied), encoder_len_fixed=None, idle_tower=True
+    )
+
+
+def idle_tensors(tower: Tensors) -> Tensors:
+    return tuple(replace(tensor, role="tower") for tensor in tower)
 
 
 def deep_tower(c: Fields, text: Body, at: str = "visual.") -> Tensors:
@@ -162,6 +168,67 @@ def deep_tower(c: Fields, text: Body, at: str = "visual.") -> Tensors:
             "other",
             bias=True,
         )
+    )
+
+
+def clip(c: Fields) -> Body:
+    """An encoder of images and one of texts, each with a projection into the space where they are compared."""
+    text, vision = part(c, "text_config", "clip_text_model"), part(c, "vision_config", "clip_vision_model")
+    words = Sizes.read(
+        text,
+        activation="quick_gelu",
+        hidden_size=512,
+        intermediate_size=2048,
+        num_hidden_layers=12,
+        num_attention_heads=8,
+    )
+    images = Sizes.read(
+        vision,
+        activation="quick_gelu",
+        hidden_size=768,
+        intermediate_size=3072,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+    )
+    patches, kernel = patch_grid(vision, image=224, patch=32)
+    positions = text.size("max_position_embeddings", default=77, limit=MAX_POSITIONS)
+    vocab, projected = (
+        text.size("vocab_size", default=49408, limit=MAX_VOCABULARY),
+        c.size("projection_dim", default=512),
+    )
+    causal = replace(words.attention, causal=True)
+    language = replace(words, attention=causal).block("text_model.encoder.layers", _clip_layer(words))
+    at, width = "vision_model.", images.hidden
+    return Body(
+        base="",
+        hidden_size=words.hidden,
+        vocab_size=vocab,
+        blocks=(
+            tower_block(images, f"{at}encoder.layers", _clip_layer(images)),
+            replace(language, stack="decoder", hidden_dropout=0.0, attention_dropout=0.0),
+        ),
+        outside=parameter("logit_scale", role="other")
+        + embedding("text_model.embeddings.token_embedding", vocab, words.hidden)
+        + embedding("text_model.embeddings.position_embedding", positions, words.hidden, "position")
+        + norms(("text_model.final_layer_norm",), words.hidden, "layer")
+        + parameter(f"{at}embeddings.class_embedding", width, role="embedding")
+        + parameter(f"{at}embeddings.patch_embedding.weight", width, *kernel, role="embedding")
+        + embedding(f"{at}embeddings.position_embedding", patches + 1, width, "position")
+        + norms((f"{at}pre_layrnorm", f"{at}post_layernorm"), width, "layer")
+        + linear("visual_projection", width, projected, "other")
+        + linear("text_projection", words.hidden, projected, "other"),
+        max_positions=positions,
+        encoder_len_fixed=patches + 1,
+        heads={"Model": Head(bare=True)},
+    )
+
+
+def _clip_layer(sizes: Sizes) -> Tensors:
+    names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj")
+    return (
+        attention_linears(sizes.attention, sizes.hidden, names, bias=True)
+        + feed_forward_linears(sizes.feed_forward, sizes.hidden, ("mlp.fc1", "mlp.fc2"), bias=True)
+        + norms(("layer_norm1", "layer_norm2"), sizes.hidden, "layer")
     )
 
 
