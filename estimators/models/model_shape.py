@@ -231,6 +231,12 @@ class ModelShape:
                 "linear attention keeps what transformers' own code keeps (the kernels of flash-linear-attention keep "
                 "less), and its speed is that of attention over a chunk (not held against a GPU)"
             )
+        said += [
+            f"{tensor.name} has one dimension: `p = model.{tensor.name}; p.data = p.data[None]` before DeepSpeed "
+            "0.19, which fails on a parameter without any"
+            for tensor in self.outside
+            if not tensor.shape
+        ]
         if any(1 < block.feed_forward.experts == block.feed_forward.experts_per_token for block in self.blocks):
             said.append("every expert computes every token, as transformers' own code does")
         return tuple(said)

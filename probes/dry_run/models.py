@@ -109,6 +109,7 @@ def from_config(
             model = chosen._from_config(config, **options)
             model.tie_weights()
     model.train()
+    _give_dimensions(model)
     if prepare_base is not None:
         prepare_base(model)
     if workload.method != "full":
@@ -140,6 +141,17 @@ def from_config(
         return {name: values, "labels": labels}
 
     return TrainableModel(model, make_batch, lambda output, _batch: output.loss, vocab_size)
+
+
+def _give_dimensions(model: torch.nn.Module) -> None:
+    """One to each parameter without any, such as CLIP's `logit_scale`: DeepSpeed cannot broadcast them.
+
+    Source: deepspeed 0.19.8 runtime/engine.py `_broadcast_model` views them as bytes. `ModelShape.assumptions` says so.
+    """
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter.dim() == 0:
+                setattr(module, name, torch.nn.Parameter(parameter.data[None], requires_grad=parameter.requires_grad))
 
 
 def _checkpoint(model: Any, *, offload: bool) -> None:

@@ -125,7 +125,9 @@ def _embedding(recorder: LayerRecorder) -> list[LinearTerm]:
 
 
 def encoder_output_terms(recorder: LayerRecorder) -> list[LinearTerm]:
-    """An encoder's final norm and the output that every cross-attention reads."""
+    """An encoder's final norm and the output that every cross-attention reads; of CLIP's, one token goes on."""
+    if recorder.model.model_type == "clip":
+        return []
     encoder = [block for block in recorder.model.blocks if block.stack == "encoder"]
     if not encoder or encoder[-1] is recorder.model.blocks[-1]:
         return []

@@ -79,6 +79,7 @@ EXPERTS = {
     "shared_expert_intermediate_size": 192,
 }
 LLAMA_4 = {**GROUPED, "intermediate_size": 192, "intermediate_size_mlp": INNER, "head_dim": 32, "num_local_experts": 4}
+CLIP_IMAGES = {"hidden_size": 128, "intermediate_size": 320, "num_attention_heads": 4, "patch_size": 14}
 NO_ROUTERS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
@@ -97,6 +98,14 @@ CASES = {
         lambda n: T.BertConfig(**PLAIN, num_hidden_layers=n), model=T.BertForMaskedLM, targets=("query", "value")
     ),
     "bloom": Case(lambda n: T.BloomConfig(hidden_size=HIDDEN, n_layer=n, n_head=HEADS, vocab_size=VOCABULARY), "eager"),
+    "clip": Case(
+        lambda n: T.CLIPConfig(
+            text_config={**PLAIN, "num_hidden_layers": n, "eos_token_id": 2},
+            vision_config={**CLIP_IMAGES, "num_hidden_layers": n},
+        ),
+        model=T.CLIPModel,
+        targets=("q_proj", "v_proj"),
+    ),
     "cohere": Case(lambda n: T.CohereConfig(**GROUPED, num_hidden_layers=n)),
     "deepseek_v2": Case(
         lambda n: T.DeepseekV2Config(**LATENT, num_hidden_layers=n, q_lora_rank=None, head_dim=16), "efficient"
@@ -390,7 +399,8 @@ def measure(
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
     batch = make_batch(config, dtype)
-    memory = LiveBytes(itertools.chain(model.parameters(), model.buffers(), batch.values()))
+    given = (value for value in batch.values() if isinstance(value, torch.Tensor))
+    memory = LiveBytes(itertools.chain(model.parameters(), model.buffers(), given))
     with gpu_kernels(case.kernel), memory:
         output = model(**batch)
         loss = output.loss
@@ -403,6 +413,9 @@ def measure(
 
 def make_batch(config: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     tokens = torch.zeros((BATCH, SEQUENCE), dtype=torch.long, device="meta")
+    if config.model_type == "clip":
+        images = torch.zeros((BATCH, 3, 224, 224), dtype=dtype, device="meta")
+        return {"input_ids": tokens, "pixel_values": images, "return_loss": True}  # type: ignore[dict-item]
     if config.model_type == "vit":
         return {"pixel_values": torch.zeros((BATCH, 3, 352, 352), dtype=dtype, device="meta"), "labels": tokens[:, 0]}
     if config.model_type == "whisper":
@@ -481,6 +494,9 @@ ROUGH_PEAK = {"bert": 0.1, "bloom": 0.16, "gpt_oss": 0.06, "llama4-experts": 0.0
 """Eager code of these keeps large intermediate results in local variables that the recorded graph does not know of; of
 Llama 4's it counts the end of a recomputed layer, which torch leaves out."""
 
+ROUGH_KEPT = {"clip": 0.08}
+"""Of its towers what stands before and behind the layers is counted roughly, and much of so small a model."""
+
 
 @pytest.mark.parametrize(("name", "method", "checkpointing"), modes())
 def test_layers_save_what_the_real_model_saves(name: str, method: str, checkpointing: bool) -> None:
@@ -489,7 +505,7 @@ def test_layers_save_what_the_real_model_saves(name: str, method: str, checkpoin
     two, three = (measure(case, layers, **how) for layers in (2, 3))
     small, large = (estimate(case, layers, **how) for layers in (2, 3))
     assert large.saved_bytes - small.saved_bytes == pytest.approx(three.saved - two.saved, rel=0.005)
-    assert kept(large) == pytest.approx(three.saved, rel=0.03)
+    assert kept(large) == pytest.approx(three.saved, rel=ROUGH_KEPT.get(name, 0.03))
     assert large.peak_bytes == pytest.approx(three.peak, rel=ROUGH_PEAK.get(name, 0.05))
 
 

@@ -293,6 +293,13 @@ VARIANTS: list[dict[str, Any]] = [
     DEBERTA | {"model_type": "deberta", "pos_att_type": "c2p", "architectures": ["DebertaForSequenceClassification"]},
     DEBERTA | {"model_type": "deberta", "relative_attention": False, "position_biased_input": True},
     {
+        "model_type": "clip",
+        "architectures": ["CLIPModel"],
+        "projection_dim": 24,
+        "text_config": BERT | {"max_position_embeddings": 16},
+        "vision_config": SIGLIP | {"model_type": "clip_vision_model", "hidden_size": 32},
+    },
+    {
         "model_type": "vit",
         "hidden_size": 64,
         "intermediate_size": 96,
