@@ -122,7 +122,7 @@ def from_config(
     name, seq_len = chosen.main_input_name, request.workload.seq_len
     per_sample = "Classification" in chosen.__name__ and "Token" not in chosen.__name__
 
-    def make_batch(batch: int) -> dict[str, torch.Tensor]:
+    def make_batch(batch: int) -> dict[str, Any]:
         shape: tuple[int, ...] = (batch, seq_len)
         if name == "pixel_values":
             side = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
