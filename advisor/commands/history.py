@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ..terminal.output import Output
-from .options import COUNT, output_options
+from .options import COUNT, output_options, share_options
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from ...probes.store import Store
 
 
 @click.command(short_help="List, export or forget what was measured.")
@@ -20,13 +23,15 @@ if TYPE_CHECKING:
 @click.option(
     "--limit", type=COUNT, default=20, metavar="N", show_default=True, help="Show so many lines; --json has all."
 )
+@share_options()
 @output_options
-def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int:
+def history(ids: Sequence[str], forget: bool, limit: int, html: Path | None, force: bool, output: Output) -> int:
     """List probes, benchmarks, trainings and dry runs, the newest first; all of them, or those with the numbers ID.
 
     \b
     ds-advise history
     ds-advise history 12 --json
+    ds-advise history 12 --html training.html
     ds-advise history --forget 3 5
     ds-advise history --forget all
 
@@ -38,6 +43,10 @@ def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int
 
     store = Store()
     chosen = None if not ids or tuple(ids) == ("all",) else [_number(text) for text in ids]
+    if html is not None:
+        if forget or chosen is None or len(chosen) != 1:
+            raise click.UsageError("--html is a report of one training; give its number, and no --forget")
+        _share(store, chosen[0], html, force=force, output=output)
     if forget:
         if not ids:
             raise click.UsageError("--forget needs the numbers of records, or all")
@@ -51,6 +60,20 @@ def history(ids: Sequence[str], forget: bool, limit: int, output: Output) -> int
 
     output.show(lambda: json_form(store.find(ids=chosen)), render)
     return 0
+
+
+def _share(store: Store, number: int, html: Path, *, force: bool, output: Output) -> None:
+    """Write the report of a record."""
+    from ..share.file import write_file
+    from ..share.launch import record_html
+    from ..share.targets import check_targets
+
+    check_targets(html, None, force=force)
+    found = store.find(ids=[number])
+    if not found:
+        raise click.UsageError(f"there is no record {number}; see ds-advise history")
+    write_file(record_html(found[0]).encode(), html, "--html")
+    output.say(f"wrote {html}")
 
 
 def _number(text: str) -> int:

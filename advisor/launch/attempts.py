@@ -89,7 +89,7 @@ def keep_training(request: LaunchRequest, outcome: LaunchOutcome) -> int | None:
             "allocated_bytes": memory.allocated_bytes_per_gpu,
             "reserved_bytes": memory.reserved_bytes_per_gpu,
             "device_bytes": memory.device_bytes_per_gpu,
-            "host_bytes": memory.host_bytes_per_node,
+            "host_bytes": request.predicted_host_bytes,
         }
     record = record_of(run, "training", result)
     return try_store(lambda store: store.add(record), None)

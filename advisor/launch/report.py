@@ -127,10 +127,12 @@ def render_figures(request: LaunchRequest, outcome: LaunchOutcome, console: Cons
         sentence(console, f"Padding counts as tokens: {outcome.tokens_per_step:,.0f} in a step.{by}")
 
 
-def measured_and_predicted(
-    request: LaunchRequest, outcome: LaunchOutcome
-) -> list[tuple[str, float | None, float | None, Callable[[Any], str]]]:
-    """Each figure's name, what was measured, what was predicted for as many tokens, and how it is written."""
+MeasuredAndPredicted = tuple[str, float | None, float | None, Callable[[Any], str]]
+"""A figure's name, what was measured, what was predicted, and how it is written."""
+
+
+def measured_and_predicted(request: LaunchRequest, outcome: LaunchOutcome) -> list[MeasuredAndPredicted]:
+    """The figures of a training, those predicted for as many tokens as were measured."""
     peaks, prediction = outcome.peaks, None if outcome.differences else request.prediction
     memory, time = (prediction.memory, prediction.time) if prediction is not None else (None, None)
     return [

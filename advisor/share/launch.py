@@ -1,20 +1,26 @@
-"""The report of a launch: how it ended, measured beside predicted, and the loss."""
+"""The report of a launch, or of one that was kept: how it ended, measured beside predicted, and the loss."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from ..launch.report import SessionJson, json_form, measured_and_predicted, render_session
-from ..launch.request import FAILURE_TITLES, LaunchOutcome, LaunchRequest
+from ...estimators.errors import WorkloadError
+from ...probes.store import Record
+from ..launch import report as launch_report
+from ..launch.report import MeasuredAndPredicted, SessionJson, measured_and_predicted, render_session
+from ..launch.request import FAILURE_TITLES, LaunchOutcome, LaunchStatus, Peaks, TrainingFailure
 from ..launch.session import Session
 from ..pictures.curve import Curve, draw_curve
 from ..pictures.markup import Markup, element, joined
+from ..reports.bench import machine_title
+from ..reports.history import json_form, render_history
 from ..terminal.units import gib, rate, seconds
-from .document import Report, Section, bullets, copyable, folded, html_of, paragraphs, tiles
+from .document import Report, Section, Tone, bullets, copyable, folded, html_of, paragraphs, tiles
 from .figures import figure
 from .tables import NOTHING, Cell, Figure, configuration, table
 from .targets import share
@@ -25,11 +31,14 @@ def share_session(session: Session, html: Path | None, say: Callable[[str], None
     share(html, None, report=lambda: session_html(session), picture=Markup, heading="", say=say)
 
 
+_TONES: Mapping[LaunchStatus, Tone] = {"finished": "good", "stopped": "warn", "failed": "bad"}
+
+
 def session_html(session: Session) -> str:
     """The report as the text of one HTML file."""
     page = io.StringIO()
     render_session(session, Console(file=page, width=80, highlight=False, color_system=None))
-    form = json_form(session)
+    form = launch_report.json_form(session)
     attempts = session.attempts.made
     printed = folded("The answer as it is printed", element("pre", page.getvalue().strip("\n")))
     evidence = Section(name="evidence", title="How it is known", body=printed)
@@ -52,11 +61,11 @@ def session_html(session: Session) -> str:
         Report(
             subject=f"Training by {request.script.target} · {request.run.model_name or 'a model of its own'}",
             verdict=_verdict(outcome),
-            tone="good" if outcome.status == "finished" else "warn" if outcome.status == "stopped" else "bad",
+            tone=_TONES[outcome.status],
             lead=_lead(outcome),
             tiles=_tiles(outcome),
             sections=(
-                _figures(request, outcome),
+                _figures(measured_and_predicted(request, outcome)),
                 _loss(outcome),
                 Section(name="attempts", title="Attempts", body=_attempts(form)),
                 _next(form),
@@ -70,6 +79,78 @@ def session_html(session: Session) -> str:
             data=form,
         )
     )
+
+
+def record_html(record: Record) -> str:
+    """The report of a training that was kept; its losses and the ranks' output were not.
+
+    Raises WorkloadError for a record of another kind.
+    """
+    if record.kind != "training":
+        raise WorkloadError(
+            f"record {record.id} is a {record.kind}",
+            why="a report can be made of a training",
+            fix="name one; ds-advise history lists them",
+        )
+    outcome, form = _outcome(record.result), json_form([record])
+    page = io.StringIO()
+    console = Console(file=page, width=80, highlight=False, color_system=None)
+    render_history([record], console, path=Path("results.sqlite"), more=False)
+    made = f"Made {record.made_at} by {', '.join(f'{name} {version}' for name, version in record.versions.items())}"
+    return html_of(
+        Report(
+            subject=f"Training of {record.model_name} · record {record.id}",
+            verdict=_verdict(outcome),
+            tone=_TONES[outcome.status],
+            lead=[*_lead(outcome), f"{made}, on {machine_title(record.machine)}."],
+            tiles=_tiles(outcome),
+            sections=(
+                _figures(_kept_figures(outcome, record.result.get("predicted") or {})),
+                Section(
+                    name="configuration",
+                    title="The configuration",
+                    body=configuration(dict(record.plan), "ds_config.json"),
+                ),
+                Section(
+                    name="evidence",
+                    title="How it is known",
+                    body=folded("The record as it is printed", element("pre", page.getvalue().strip("\n"))),
+                ),
+            ),
+            data=form,
+        )
+    )
+
+
+def _outcome(result: Mapping[str, Any]) -> LaunchOutcome:
+    """How a training ended, by what was kept of it."""
+    failure = result.get("failure")
+    return LaunchOutcome(
+        status=result["status"],
+        failure=None if failure is None else TrainingFailure(**{**failure, "evidence": tuple(failure["evidence"])}),
+        last_step=result["steps"],
+        peaks=Peaks(**result["peaks"]),
+        seconds=result["seconds"],
+        folder=Path(),
+        step_s=result.get("step_s"),
+        tokens_per_step=result.get("tokens_per_step"),
+        tokens_per_s=result.get("tokens_per_s"),
+    )
+
+
+def _kept_figures(outcome: LaunchOutcome, predicted: Mapping[str, Any]) -> list[MeasuredAndPredicted]:
+    """`measured_and_predicted` of a record, in which a predicted step has full samples."""
+    peaks, rate_of, step_of = outcome.peaks, predicted.get("tokens_per_s"), predicted.get("step_s")
+    if rate_of and step_of and outcome.tokens_per_step:
+        step_of = outcome.tokens_per_step / rate_of
+    return [
+        ("tokens/s", outcome.tokens_per_s, rate_of, rate),
+        ("step", outcome.step_s, step_of, seconds),
+        ("GPU GiB, device", peaks.device_bytes, predicted.get("device_bytes"), gib),
+        ("GPU GiB, reserved", peaks.reserved_bytes, predicted.get("reserved_bytes"), gib),
+        ("GPU GiB, allocated", peaks.allocated_bytes, predicted.get("allocated_bytes"), gib),
+        ("host GiB", peaks.host_bytes, predicted.get("host_bytes"), gib),
+    ]
 
 
 def _verdict(outcome: LaunchOutcome) -> str:
@@ -97,14 +178,14 @@ def _tiles(outcome: LaunchOutcome) -> Markup:
     return tiles(shown)
 
 
-def _figures(request: LaunchRequest, outcome: LaunchOutcome) -> Section | None:
+def _figures(figures: Sequence[MeasuredAndPredicted]) -> Section | None:
     rows: list[list[Cell]] = [
         [
             name,
             Figure(unit(measured), measured),
             Figure(NOTHING if predicted is None else unit(predicted), predicted),
         ]
-        for name, measured, predicted, unit in measured_and_predicted(request, outcome)
+        for name, measured, predicted, unit in figures
         if measured is not None
     ]
     if not rows:

@@ -5,12 +5,10 @@ A catalogue is read as it is, without being compiled, and only where it is spoke
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.resources import files
 from typing import Literal, cast
 
 from ...estimators.phrase import Phrase
@@ -26,7 +24,7 @@ _VARIABLES = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
 SAMPLES: Mapping[Language, str] = {"en": "", "zh": "显存"}
 """Characters of each language: what a terminal's encoding lacks cannot be said on it."""
 
-_NEEDLESS_SPACES = re.compile(r"(?<=[\uff00-\uffef\u3000-\u303f]) | (?=[\uff00-\uffef\u3000-\u303f])")
+_NEEDLESS_SPACES = r"(?<=[\uff00-\uffef\u3000-\u303f]) | (?=[\uff00-\uffef\u3000-\u303f])"
 """Spaces beside wide punctuation, which is wide enough."""
 
 _templates: dict[str, str] = {}
@@ -47,6 +45,10 @@ def language_of_environment() -> Language:
 
 def catalogue(language: Language) -> dict[str, str]:
     """The translation of every template."""
+    # Imported here: English needs neither.
+    import ast
+    from importlib.resources import files
+
     entries: list[dict[str, str]] = []
     keyword = ""
     for line in files(__package__).joinpath(f"{language}.po").read_text(encoding="utf-8").splitlines():
@@ -82,4 +84,4 @@ def spoken(text: str) -> str:
     if not text.fields:
         return template
     fields = {name: spoken(value) if isinstance(value, str) else value for name, value in text.fields.items()}
-    return _NEEDLESS_SPACES.sub("", template.format(**fields))
+    return re.sub(_NEEDLESS_SPACES, "", template.format(**fields))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli import run
-from ds_advise.advisor.launch.attempts import Attempts
+from ds_advise.advisor.launch.attempts import Attempts, keep_training
 from ds_advise.advisor.launch.check import Objection
 from ds_advise.advisor.launch.report import json_form
 from ds_advise.advisor.launch.request import LaunchOutcome, LaunchRequest, Peaks, Script, TrainingFailure
@@ -23,6 +23,7 @@ from ds_advise.advisor.share.probe import probe_html
 from ds_advise.probes.real_run import RankFailure
 from ds_advise.probes.real_run.result import StepTime
 from ds_advise.probes.run import Run
+from ds_advise.probes.store import Store
 
 from tests.advisor.schemas.validator import wrong
 from tests.advisor.share.report_page import MOST_BYTES, Page
@@ -130,6 +131,29 @@ def test_a_launch_tells_its_end_its_figures_and_its_loss(run_of_gpt2: Run, tmp_p
     assert wrong(page.data, schema("launch"), schema("launch")) == []
     assert "Finished after step 9." in page.text
     assert exact(page, "figures")[0] == 512.0 and "loss" in page.sections
+
+
+def test_a_past_launch_has_the_report_of_its_end(
+    run_of_gpt2: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The figures, measured and predicted, the end and the configuration; other records have no report."""
+    session = _session(run_of_gpt2, tmp_path, failure=TrainingFailure(kind="hang", rank=0, step=9, message=EVIL))
+    number, path = keep_training(*session.attempts.made[0]), tmp_path / "past.html"
+    assert run(["history", str(number), "--html", str(path)]) == 0
+    now, past = Page(session_html(session)), Page(path.read_text())
+    assert exact(past, "figures") == exact(now, "figures")
+    assert "Nothing moved any more, first on rank 0, after step 9." in past.text and EVIL in past.text
+    assert past.names.count("script") == 2 and "configuration" in past.sections
+    assert wrong(past.data, schema("history"), schema("history")) == []
+    other = Store().add(replace(Store().find()[0], kind="dry-run"))
+    for asked, said in (
+        ([str(other)], f"record {other} is a dry-run"),
+        (["999"], "there is no record 999"),
+        ([], "give its number"),
+        ([str(number), "--forget"], "no --forget"),
+    ):
+        assert run(["history", *asked, "--html", str(tmp_path / "other.html")]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_a_launch_that_failed_or_was_not_started_says_why(run_of_gpt2: Run, tmp_path: Path) -> None:
