@@ -96,7 +96,8 @@ def record_html(record: Record) -> str:
     page = io.StringIO()
     console = Console(file=page, width=80, highlight=False, color_system=None)
     render_history([record], console, path=Path("results.sqlite"), more=False)
-    made = f"Made {record.made_at} by {', '.join(f'{name} {version}' for name, version in record.versions.items())}"
+    libraries = ", ".join(f"{name} {version}" for name, version in record.versions.items())
+    made = f"Made {record.made_at[:16].replace('T', ' ')} UTC by {libraries}"
     return html_of(
         Report(
             subject=f"Training of {record.model_name} · record {record.id}",
