@@ -3,18 +3,22 @@
     python -m benchmarks.cold_start [--runs 9]
 
 Prints the minimum, median and maximum wall time of `--help`, of the answer without and with DeepSpeed's own estimators
-(each a fresh process in an empty folder), and of one search inside a warm process, beside the targets.
+(each a fresh process in an empty folder, with its bytecode kept as an installed package has it), and of one search
+inside a warm process, beside the targets and the core's single-thread score.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+
+from .search.core import core_score
 
 QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--no-write"]
 PROCESSES = (
@@ -33,6 +37,7 @@ def main() -> None:
     for name, arguments, target in PROCESSES:
         _report(name, _times(lambda arguments=arguments: _process(arguments), runs), target)
     _report("search alone, warm", _times(_search(), runs), SEARCH_TARGET_S)
+    print(core_score())
 
 
 def _times(action: Callable[[], object], runs: int) -> list[float]:
@@ -46,8 +51,10 @@ def _times(action: Callable[[], object], runs: int) -> list[float]:
 
 
 def _process(arguments: list[str]) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-m", "ds_advise", *arguments]
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, "-m", "ds_advise", *arguments], cwd=folder, check=True, capture_output=True)
+        subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
 
 
 def _search() -> Callable[[], object]:

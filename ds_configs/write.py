@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -77,6 +76,8 @@ def _has_content(target: Path, path: Path, text: str) -> bool:
 
 def replace_file(target: Path, content: str | bytes) -> None:
     """Write beside the target and rename, keeping the target's permissions."""
+    import tempfile  # here, because most answers write nothing
+
     mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
     try:

@@ -21,7 +21,7 @@ from ..question.question import Question
 from ..terminal.units import rate
 from .candidate import Candidate, LadderStep, duration_of
 from .recommendation import Change
-from .search.fastest import fastest
+from .search.fastest import Slopes, fastest
 
 WORTH_TELLING = 1.15
 """A change is shown when it makes the answer at least this much faster; less is within the time model's error."""
@@ -74,20 +74,19 @@ def changes_tried(
         kinds.append(_larger_batch(question, chosen))
     if question.cluster.gpu.is_cpu:  # there is no other machine to buy
         kinds = [*of_training, _sequences(question)]
+    slopes, enough = Slopes(), 0.0 if chosen is None else WORTH_TELLING * chosen.tokens_per_s
     for series in kinds:
         rungs: set[str] = set() if chosen is None else {chosen.rung}
         for position, (flags, altered) in enumerate(series):
-            best = fastest(altered)
-            if best is None:
+            best = fastest(altered, slopes, enough=enough)
+            if best is None or best.tokens_per_s < enough or (position > 0 and best.rung in rungs):
                 yield None
-                continue
-            worth = chosen is None or best.tokens_per_s >= WORTH_TELLING * chosen.tokens_per_s
-            told = worth and (position == 0 or best.rung not in rungs)
-            outcome = _with_job(_outcome(best, chosen), question, altered, best)
-            yield Change(flags=flags, outcome=outcome) if told else None
-            if told:
+            else:
+                outcome = _with_job(_outcome(best, chosen), question, altered, best)
+                yield Change(flags=flags, outcome=outcome)
                 rungs.add(best.rung)
-            if chosen is None or position == MOST_STEPS - 1:
+            last = best is not None if chosen is None else position == MOST_STEPS - 1
+            if last:
                 break
 
 

@@ -16,6 +16,8 @@ from ds_advise.advisor.ask import ask
 from ds_advise.advisor.question.cluster_spec import parse_cluster
 from ds_advise.advisor.question.question import Question
 
+from .core import core_score
+
 QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Qwen2.5-14B", {"gpus": "2x32GB"}),
     ("Llama-3.1-8B", {"gpus": "8xH100"}),
@@ -36,7 +38,7 @@ def main() -> None:
             slowest = max(slowest, _timed(model, **{option: "max"}, **said))
     for family, gpus in FAMILIES:
         slowest = max(slowest, _timed(family, gpus=gpus, ram="256GB", model_size="max"))
-    print(f"slowest: {slowest:.2f} s")
+    print(f"slowest: {slowest:.2f} s; {core_score()}")
     for model, said in QUESTIONS:
         for option in ("seq_len", "micro_batch"):
             _with_rising_memory(model, option, said)

@@ -1,7 +1,8 @@
 """How long `ds-advise rent` takes for 200 machines: `python -m benchmarks.search.rent_speed`.
 
 The table is made of 25 kinds of GPUs that are rented, in machines of 1, 2, 4 and 8, each from two providers; eights of
-cards with NVLink are joined by twos and fours besides. Processor time of one process, imports included.
+cards with NVLink are joined by twos and fours besides. Processor time of one process, imports included, and the core's
+single-thread score.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from .core import core_score
 
 GPUS = re.split(
     r"\s+",
@@ -71,6 +74,7 @@ def main() -> None:
         print(f"{len(table().splitlines()) - 1} machines")
         for question in QUESTIONS:
             print(f"{min(seconds_of(question, prices) for _ in range(3)):5.2f} s  {' '.join(question)}", flush=True)
+        print(core_score())
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import csv
 from bisect import bisect_left
 from functools import cache
 from pathlib import Path
-from statistics import NormalDist
 from typing import Literal, NamedTuple
 
 from ..estimate import MemoryEstimate
@@ -88,6 +87,8 @@ def fit_probability(
     ratio: the distribution of X, instead of that of the published runs of the workload's kind.
     """
     if cluster.gpu.is_cpu:
+        from statistics import NormalDist  # here: it takes milliseconds that most answers do not need
+
         return NormalDist(1.0, CPU_COVERED / _COVERED).cdf(cluster.gpu.memory_bytes / memory.device_bytes_per_gpu)
     states = sum(term.size_bytes for term in memory.peak.terms if term.name in STATES)
     transient = max(1, memory.allocated_bytes_per_gpu - states)
@@ -147,5 +148,7 @@ def _spreads() -> dict[str, list[tuple[float, float]]]:
 
 @cache
 def _dry_run() -> Quantiles:
+    from statistics import NormalDist
+
     shares = (0.005, 0.025, 0.1, 0.25, 0.5, 0.75, 0.9, 0.975, 0.995)
     return Quantiles(tuple(NormalDist(1.0, DRY_RUN_SPREAD).inv_cdf(share) for share in shares), shares)

@@ -185,10 +185,6 @@ class ShardedTensors:
     """The parameter groups of stages 1 and 2, each flattened and cut by itself."""
     partition: int
     """Elements of one rank's flat partitions (stages 1 and 2), padding included."""
-    loads: tuple[RankLoad, ...]
-    """The load of each rank under stages 1 and 2."""
-    last_load: RankLoad
-    """The load of the last rank that holds parameters: it owns the head, whose gradient comes first."""
     shards: tuple[int, ...]
     """Elements of one rank's shard of every trainable tensor (stage 3)."""
     shard_total: int
@@ -198,6 +194,16 @@ class ShardedTensors:
     def flat_numel(self) -> int:
         """Pt', the trainable tensors with the padding of their groups (stages 1 and 2)."""
         return sum(group.numel for group in self.groups)
+
+    @cached_property
+    def loads(self) -> tuple[RankLoad, ...]:
+        """The load of each rank under stages 1 and 2."""
+        return _rank_loads(self.tensors.trainable, self.groups)
+
+    @cached_property
+    def last_load(self) -> RankLoad:
+        """The load of the last rank that holds parameters: it owns the head, whose gradient comes first."""
+        return max(reversed(self.loads), key=lambda load: max(load.tensors, default=-1))
 
     @cached_property
     def distinct_loads(self) -> tuple[RankLoad, ...]:
@@ -219,19 +225,19 @@ class ShardedTensors:
         return max(self.shards)
 
 
+_rank_loads = lru_cache(maxsize=64)(rank_loads)
+
+
 @lru_cache(maxsize=256)
 def shard_tensors(tensors: TensorSet, world_size: int) -> ShardedTensors:
     """Cut a tensor set for `world_size` ranks."""
     groups = flat_groups(tensors.trainable, tensors.experts, world_size, tensors.model.autoep_size)
-    loads = rank_loads(tensors.trainable, groups)
     shards = tuple(shard_numel(numel, world_size) for numel in tensors.trainable)
     return ShardedTensors(
         tensors=tensors,
         world_size=world_size,
         groups=groups,
         partition=sum(group.partition for group in groups),
-        loads=loads,
-        last_load=max(reversed(loads), key=lambda load: max(load.tensors, default=-1)),
         shards=shards,
         shard_total=sum(shards),
         frozen_shard_total=sum(shard_numel(numel, world_size) for numel in tensors.frozen),

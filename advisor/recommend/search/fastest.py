@@ -23,7 +23,7 @@ from .series import Series
 from .ways import ways_of, worth_going_on
 
 
-def fastest(question: Question, slopes: Slopes | None = None) -> Candidate | None:
+def fastest(question: Question, slopes: Slopes | None = None, *, enough: float = 0.0) -> Candidate | None:
     """`fastest_that_fits` of the ladder, with a fraction of the work.
 
     Memory rises with the micro batch, and so does the speed of a rung. Hence the speed of a series at a batch that is
@@ -32,18 +32,21 @@ def fastest(question: Question, slopes: Slopes | None = None) -> Candidate | Non
     plan may differ from that of the ladder, by a speed that is called the same.
 
     slopes: what questions about the same training share.
+    enough: tokens per second below which no plan is of use. Where none reaches it the answer is None, or a slower one.
     """
     slopes = slopes or Slopes()
     rungs = [_RungSearch(rung, ways_of(rung, question)) for rung in RUNGS]
     active, number = [each for each in rungs if each.ways[0][0].obstacle() is None], 0
+    enough *= (1 - max(OFFLOAD_GAIN, SAME_SPEED)) * (1 - SAME_SPEED)
     while active:
         bounded = [one for rung in active for one in _bounded(rung, number, slopes)]
         for one in sorted(bounded, key=lambda one: -one.bound):
-            if one.bound < _least_speed(rungs):
+            least = max(enough, _least_speed(rungs))
+            if one.bound < least:
                 break
             if not _is_needless(one, fastest_that_fits(_steps(rungs))):
-                one.rung.found += _largest_that_fit(one.series, one.may_fit, _least_speed(rungs))
-        least = _least_speed(rungs)
+                one.rung.found += _largest_that_fit(one.series, one.may_fit, least)
+        least = max(enough, _least_speed(rungs))
         active = [rung for rung in active if rung.goes_on(number, least)]
         number += 1
     return fastest_that_fits(_steps(rungs))

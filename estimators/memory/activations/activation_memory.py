@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from ...estimate import MEMORY_SYMBOLS
 from ...models.model_shape import Block, ModelShape
@@ -12,8 +13,8 @@ from ...workload import Workload
 from ..terms import Terms, total_bytes
 from .linear_terms import LinearTerm, saved_terms
 from .loss import loss_terms
-from .outside import encoder_output_terms, end, input_term, shared_terms
-from .recording import LayerRecorder
+from .outside import End, encoder_output_terms, end, input_term, shared_terms
+from .recording import LayerRecorder, Recording
 from .saved_tensors import ZERO, Size, frontier, total
 
 _LARGEST = {**MEMORY_SYMBOLS, "x": "bytes per sample", "y": "bytes whatever the batch"}
@@ -137,6 +138,37 @@ def _linear(name: str, size: Size, meaning: str, micro_batch_size: int, *, not_c
     return term.terms(micro_batch_size) if size.at(micro_batch_size) > 0 else ()
 
 
+class _Recorded(NamedTuple):
+    """The recordings of a model's layers and of what follows them."""
+
+    by: LayerRecorder
+    blocks: list[tuple[Block, bool]]
+    layers: list[Recording]
+    end: End
+
+
+@lru_cache(maxsize=256)
+def _recorded(
+    model: ModelShape,
+    workload: Workload,
+    checkpointing: bool,
+    compute_capability: float | None,
+    zero3: bool,
+    reduces: bool,
+) -> _Recorded:
+    """Once for layers' inputs on the GPU and on the host."""
+    recorder = LayerRecorder(
+        model=model,
+        workload=workload,
+        checkpointing=checkpointing,
+        compute_capability=compute_capability,
+        zero3=zero3,
+        reduces=reduces,
+    )
+    blocks = recorder.blocks()
+    return _Recorded(recorder, blocks, [recorder.layer(block, first=first) for block, first in blocks], end(recorder))
+
+
 @lru_cache(maxsize=256)
 def layout_of(
     model: ModelShape,
@@ -147,18 +179,9 @@ def layout_of(
     on_host: bool = False,
     reduces: bool = True,
 ) -> Layout:
-    """Record the model once. on_host: the layers' inputs that checkpointing keeps are not on the GPU."""
-    recorder = LayerRecorder(
-        model=model,
-        workload=workload,
-        checkpointing=checkpointing,
-        compute_capability=compute_capability,
-        zero3=zero3,
-        reduces=reduces,
-    )
-    last = end(recorder)
-    blocks = recorder.blocks()
-    records = [recorder.layer(block, first=first) for block, first in blocks]
+    """Lay out what was recorded. on_host: the layers' inputs that checkpointing keeps are not on the GPU."""
+    recorded = _recorded(model, workload, checkpointing, compute_capability, zero3, reduces)
+    recorder, blocks, records, last = recorded.by, recorded.blocks, recorded.layers, recorded.end
     checkpoint = [ZERO if on_host else record.input_size for record in records]
     kept = [own if checkpointing else total(record.saved) for own, record in zip(checkpoint, records, strict=True)]
     terms: list[LinearTerm] = []

@@ -45,7 +45,7 @@ def end(recorder: LayerRecorder) -> End:
     kept = recorder.zero3 or recorder.workload.loss == "tiled"  # tiled compute keeps its input whatever trains
     if (model.vocab_size or model.num_labels) and (ops.trains or adapted or kept or model.num_labels):
         ops.graph.apply("logits", (output,), width=1, saves=(output,))
-    recording = Recording.of(ops.graph, value, output)
+    recording = Recording(ops.graph, value, output)
     return End(recording, saved_term("final norm and head input", recording.saved, count=1, rows=rows))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ...models.lora import adapters
 from ...models.model_shape import Attention, Block, ModelShape, Tensor
@@ -15,31 +16,43 @@ from .ops import Ops
 from .saved_tensors import AutogradGraph, Size, Storage, Value, frontier
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Recording:
-    """What a run of operations saves, and the largest moments of its passes."""
+    """What a run of operations saves, and the largest moments of its passes, each replayed when it is asked for."""
 
-    saved: tuple[Storage, ...]
-    input_size: Size
-    forward: tuple[Size, ...]
-    unsaved: tuple[Size, ...]
-    """The moments of a forward pass that saves nothing, as checkpointing runs it first."""
-    backward: tuple[Size, ...]
-    waiting: Size
-    """Gradients that wait while a checkpointed layer runs again: its output's, and what is made of that before anything
-    saved is read."""
+    graph: AutogradGraph
+    value: Value
+    """The run's input."""
+    output: Value
+    copies: int = 0
+    """Copies of the output's gradient, one for each summand, that are made first."""
 
-    @classmethod
-    def of(cls, graph: AutogradGraph, value: Value, output: Value, copies: int = 0) -> Recording:
-        """copies: copies of the output's gradient, one for each summand, that are made first."""
-        return cls(
-            graph.saved(),
-            Size(value.size, 0),
-            frontier(graph.forward_moments()),
-            frontier(graph.forward_moments(saves=False)),
-            frontier(graph.backward_moments(output)),
-            Size(value.size * (1 + copies), 0),
-        )
+    @cached_property
+    def saved(self) -> tuple[Storage, ...]:
+        return self.graph.saved()
+
+    @property
+    def input_size(self) -> Size:
+        return Size(self.value.size, 0)
+
+    @cached_property
+    def forward(self) -> tuple[Size, ...]:
+        return frontier(self.graph.forward_moments())
+
+    @cached_property
+    def unsaved(self) -> tuple[Size, ...]:
+        """The moments of a forward pass that saves nothing, as checkpointing runs it first."""
+        return frontier(self.graph.forward_moments(saves=False))
+
+    @cached_property
+    def backward(self) -> tuple[Size, ...]:
+        return frontier(self.graph.backward_moments(self.output))
+
+    @property
+    def waiting(self) -> Size:
+        """Gradients that wait while a checkpointed layer runs again: its output's, and what is made of that before
+        anything saved is read."""
+        return Size(self.value.size * (1 + self.copies), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +130,7 @@ class LayerRecorder:
             if variant.relative:
                 layer.cross_bias = _bias(ops, block.cross_attention, rows, keys, needs_grad=self.checkpointing)
         copies = block.feed_forward.experts if variant.every_expert else 0
-        return Recording.of(graph, value, layer.forward(value), copies)
+        return Recording(graph, value, layer.forward(value), copies)
 
     @staticmethod
     def mask(ops: Ops, variant: LayerVariant, kernel: Kernel, rows: int) -> Value:

@@ -253,7 +253,8 @@ class _LiveBytes:
         self.live[fixed] += size
 
     def mark(self, workspace: Size = ZERO) -> None:
-        self.moments.append(Size(*self.live).plus(workspace))
+        per_sample, fixed = self.live
+        self.moments.append(Size(per_sample + workspace.per_sample, fixed + workspace.fixed))
 
     def gradient(self, value: Value, users: int = 0) -> _Gradient:
         """A new gradient of a tensor."""
