@@ -80,6 +80,7 @@ _TIMES: Final[Mapping[str, str]] = {
     "gradient_reduction": "links",
     "weight_gathering": "links",
     "updated_weights_gathered": "links",
+    "all_reduces_of_a_number": "links",
     "all_to_all_of_heads": "links",
     "gradients_to_host": "pcie",
     "weights_from_host": "pcie",

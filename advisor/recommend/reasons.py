@@ -19,7 +19,7 @@ from ..terminal.words import component_title, device_word
 from .candidate import Candidate, LadderStep
 from .fit import FAILED, LEAST, LIKELY, NEEDS_MORE, RAN_OUT, chance
 from .recommendation import closest
-from .search.choice import COMFORTABLE, OFFLOAD_GAIN, SAME_SPEED
+from .search.choice import COMFORTABLE, LEAST_GAIN, SAME_SPEED, wants_more_than
 
 if TYPE_CHECKING:
     from ...validate.deepspeed_estimate import DeepSpeedEstimate
@@ -133,7 +133,7 @@ def _deciding_assumption(
         for speed, words in ((1 / ASSUMED_FACTOR, halved), (ASSUMED_FACTOR, doubled)) if is_assumed(cluster) else ():
             speeds = [(_tokens_per_s(other, resources, speed), other) for other in others]
             best, winner = max(speeds, key=lambda pair: pair[0])
-            gain = OFFLOAD_GAIN if winner.plan.offloads and not chosen.plan.offloads else SAME_SPEED
+            gain = LEAST_GAIN if wants_more_than(winner.plan, chosen.plan) else SAME_SPEED
             if _tokens_per_s(chosen, resources, speed) < best * (1 - gain):
                 return winner, (
                     phrase(
@@ -153,12 +153,21 @@ def _tokens_per_s(candidate: Candidate, resources: frozenset[str], speed: float)
     return candidate.time.tokens_per_step / step_s
 
 
+_LARGEST_REST = 0.3
+"""A share of the step that a reader may be left without a name for."""
+
+
 def time_shares(time: TimeEstimate, least: float) -> Phrase:
     """`matrix products 70 %, attention 25 %, other 5 %`: the step's terms, largest first; those below a share of
-    `least` together are the others."""
+    `least` are the others, as far as these do not come to more than three tenths together."""
     shares = sorted(((taken / time.step_s, name) for name, taken in time.components.items() if taken > 0), reverse=True)
-    shown = [(component_title(name), share) for share, name in shares if share >= least]
-    shown.append((phrase("other"), max(0.0, 1 - sum(share for _, share in shown))))
+    shown, rest = [], 1.0
+    for share, name in shares:
+        if share < least and rest <= _LARGEST_REST:
+            break
+        shown.append((component_title(name), share))
+        rest -= share
+    shown.append((phrase("other"), max(0.0, rest)))
     percents = whole_percents([share for _, share in shown])
     parts = zip(shown, percents, strict=True)
     return listed([phrase("{part} {share} %", part=name, share=whole) for (name, _), whole in parts if whole])
@@ -187,11 +196,10 @@ def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
         return "No other rung fits."
     rival = max(others, key=lambda candidate: candidate.tokens_per_s)
     ratio = rival.tokens_per_s / chosen.tokens_per_s
-    if rival.plan.offloads and not chosen.plan.offloads and ratio > 1 + SAME_SPEED:
-        return (
-            f"{rival.rung} might gain {percent(ratio - 1)}, too little to be sure of, and takes "
-            f"{gib(rival.memory.host_bytes_per_node)} GiB of host RAM."
-        )
+    if wants_more_than(rival.plan, chosen.plan) and ratio > 1 + SAME_SPEED:
+        offloads = rival.plan.offloads and not chosen.plan.offloads
+        ram = f", and takes {gib(rival.memory.host_bytes_per_node)} GiB of host RAM" if offloads else ""
+        return f"{rival.rung} might gain {percent(ratio - 1)}, too little to be sure of{ram}."
     if ratio >= 1 - SAME_SPEED and RUNGS.index(rival.rung) < RUNGS.index(chosen.rung):
         return (
             f"{rival.rung} is as fast, but leaves less than {percent(1 - COMFORTABLE)} of its tightest resource free."

@@ -12,13 +12,10 @@ from ..hardware.cluster import Cluster
 from ..hardware.host_defaults import nvme_read_bytes_per_s, nvme_write_bytes_per_s
 from ..time.collective_time import Ring, ring
 from ..time.offload_time import cpu_step_bytes_per_s, host_link_s
-from ..time.roofline import attention_rate, memory_rate, product_rate, product_s, tile_start
+from ..time.roofline import KERNEL_S, attention_rate, memory_rate, product_rate, product_s, tile_start
 from ..workload import Precision
 from .recorded import Kind, RecordedOperation
 from .streams import Lane
-
-KERNEL_S = 3e-6
-"""The least that a kernel occupies a GPU: launched back to back, empty kernels follow each other every 2 to 4 us."""
 
 _LANES: dict[Kind, Lane | None] = {
     "product": "gpu",

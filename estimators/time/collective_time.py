@@ -18,12 +18,12 @@ Which collectives (deepspeed 0.19.8, e bytes per element, Pt trained and P all p
                 With hpZ only what was trained since it was gathered last comes from all ranks (the first forward pass
                 after a step), all else from the group (partition_parameters.py `all_gather_coalesced`)
 
-Stages 1 and 2 overlap with the backward pass when `overlap_comm` is set, one bucket behind it: the compute stream waits
-for the bucket before the last (`average_tensor`), so the last one is never hidden, and with a bucket as large as the
-model nothing is. In stage 3 gathers and reductions share a process group, hence one NCCL stream: the gather that the
-next submodule waits for stands behind a bucket's reduction, which is therefore not hidden. A gather runs beside the
-submodule before its own (partitioned_param_coordinator.py `fetch_sub_module`: the compute stream waits for all that was
-gathered; stage3.py `__reduce_and_partition_ipg_grads`).
+Stages 1 and 2 overlap with the backward pass when `overlap_comm` is set, from the first full bucket on. The last bucket
+is never hidden, nor is the embedding, whose gradient comes last, and with a bucket as large as the model nothing is
+(stage_1_and_2.py `average_tensor`). Stage 3 reduces and gathers beside the pass too: kernels run on while a bucket is
+reduced, and a gather runs beside the submodule before its own (partitioned_param_coordinator.py `fetch_sub_module`,
+stage3.py `__reduce_and_partition_ipg_grads`). The embedding is gathered first, beside nothing. After the step each
+tensor that stage 3 keeps whole is gathered by itself (stage3.py `_post_step`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 from ..errors import ClusterError
 from ..hardware.cluster import Cluster, Gpu
 from ..memory.gathered_parameters import gathered_parameters
+from ..memory.partition import SWAP_MIN_BYTES
 from ..memory.trainable import TensorSet
 from ..models.model_shape import ModelShape
 from ..plan import Plan
@@ -67,8 +68,9 @@ CONTENTION = 0.3
 memory bandwidth, copies through the host take the latter. Fitted."""
 
 
-PREFETCH_HIDDEN = 0.5
-"""Part of stage 3's gathers that runs in the shadow of a pass which takes as long as they do. Fitted."""
+PREFETCH_HIDDEN = 0.48
+"""Part of stage 3's gathers and reductions that runs in the shadow of a pass which takes as long as they do. Fitted; in
+the schedules that dry runs record, whose ranks run in step and never wait for each other, it is 1 - CONTENTION."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,13 +229,27 @@ def gathered_shares(tensors: TensorSet, plan: Plan, world_size: int) -> tuple[fl
     when the backward pass comes (`gathered_parameters`).
     """
     kept = gathered_parameters(tensors, plan, world_size)
-    forward = tensors.numel - kept.persistent
-    return forward / tensors.numel, max(0, forward - kept.loss) / tensors.numel
+    forward = backward = tensors.numel - kept.persistent
+    if tensors.frozen and not (plan.gradient_checkpointing or tensors.model.tied):
+        backward -= tensors.embedding  # no gradient passes through it
+    return forward / tensors.numel, max(0, backward - kept.loss) / tensors.numel
+
+
+def weights_on_nvme(tensors: TensorSet, plan: Plan, world_size: int) -> float:
+    """The part of the weights that is read from NVMe: what was trained stays in host memory up to `param_max_in_cpu`
+    elements of a rank, and so does a tensor whose shard is small (partitioned_param_swapper.py)."""
+    in_memory = not tensors.frozen and plan.param_max_in_cpu * world_size >= tensors.trainable_numel
+    if plan.offload_param != "nvme" or in_memory:
+        return 0.0
+    smallest = SWAP_MIN_BYTES // tensors.workload.weight_bytes * world_size
+    return sum(numel for numel in (*tensors.trainable, *tensors.frozen) if numel >= smallest) / tensors.numel
 
 
 def gather_calls(tensors: TensorSet, plan: Plan) -> int:
-    """Collectives of one pass of gathering: bucket by bucket, but at most one for every tensor."""
-    return _calls(tensors.numel, plan.stage3_prefetch_bucket_size, len(tensors.trainable) + len(tensors.frozen))
+    """Collectives of one pass of gathering: bucket by bucket, but at most one for every tensor that is not kept."""
+    threshold = plan.stage3_param_persistence_threshold
+    gathered = sum(numel > threshold for numel in (*tensors.trainable, *tensors.frozen))
+    return _calls(tensors.numel, plan.stage3_prefetch_bucket_size, gathered)
 
 
 def reduce_calls(tensors: TensorSet, plan: Plan) -> int:

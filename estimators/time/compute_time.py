@@ -12,7 +12,7 @@ from ..hardware.cluster import Gpu
 from ..models.model_shape import Block, ModelShape
 from ..workload import Workload
 from .flops import Product, attended_len, attention_backward, block_attention, block_products, head_product
-from .memory_bound import block_bytes, block_weight_bytes, loss_bytes
+from .memory_bound import block_bytes, block_weight_bytes, ends_bytes, loss_bytes
 from .roofline import attention_rate, memory_rate, product_rate, product_s, tile_start
 
 
@@ -38,6 +38,8 @@ class ComputeTime:
     backward: PassTime
     recompute: PassTime
     """What checkpointing runs again; nothing without it."""
+    after_layers_s: float
+    """Of the forward pass, what follows the last layer: the head and the loss."""
 
     @property
     def forward_s(self) -> float:
@@ -66,13 +68,20 @@ def compute_time(
         passes.add_attention(block)
         passes.add_elementwise(block)
     passes.again.attention_s, passes.again.elementwise_s = passes.forward.attention_s, passes.forward.elementwise_s
+    in_layers_s = passes.forward.total_s
+    passes.add_bytes(*ends_bytes(model, workload, micro_batch))
     head = head_product(model, workload, micro_batch)
     if head is not None:
         passes.add_product(head, 1, again=False)
     loss_forward, loss_backward = loss_bytes(model, workload, micro_batch)
     passes.forward.loss_s, passes.backward.loss_s = loss_forward / passes.bandwidth, loss_backward / passes.bandwidth
     again = passes.again if gradient_checkpointing else PassTime()
-    return ComputeTime(forward=passes.forward, backward=passes.backward, recompute=again)
+    return ComputeTime(
+        forward=passes.forward,
+        backward=passes.backward,
+        recompute=again,
+        after_layers_s=passes.forward.total_s - in_layers_s,
+    )
 
 
 class _Passes:
@@ -124,5 +133,8 @@ class _Passes:
     def add_elementwise(self, block: Block) -> None:
         forward, backward = block_bytes(self.model, block, self.workload, self.micro_batch)
         weights_forward, weights_backward = block_weight_bytes(self.model, block, self.workload)
-        self.forward.elementwise_s += block.count * (forward + weights_forward) / self.bandwidth
-        self.backward.elementwise_s += block.count * (backward + weights_backward) / self.bandwidth
+        self.add_bytes(block.count * (forward + weights_forward), block.count * (backward + weights_backward))
+
+    def add_bytes(self, forward: float, backward: float) -> None:
+        self.forward.elementwise_s += forward / self.bandwidth
+        self.backward.elementwise_s += backward / self.bandwidth

@@ -16,9 +16,9 @@ from ..models.model_shape import ModelShape
 from ..plan import Plan
 from ..workload import Workload
 from .host_costs import HostCosts
-from .layer_operations import layer_operations
+from .layer_operations import FOLD_CALLS, layer_operations
 
-FSDP_VISIT_S = 720e-6
+FSDP_VISIT_S = 700e-6
 """FSDP's hooks around one visit of a unit, forward or backward. Fitted; no plan of the project uses it."""
 
 FSDP_SERIAL = 0.5
@@ -27,15 +27,20 @@ FSDP_SERIAL = 0.5
 ZERO3_SERIAL = 0.25
 """Part of the shorter of host and GPU time that stage 3 adds to the longer: the host synchronizes with a fetch of its
 own when it runs two ahead of the GPU (deepspeed 0.19.8 partitioned_param_coordinator.py
-`__max_ongoing_fetch_events`), so a slow module of one does not hide behind a slow module of the other.
+`__max_ongoing_fetch_events`), so a module that is slow on one does not hide behind one that is slow on the other.
 
-The schedules that dry runs record agree with 0 as well as with a quarter and less with a half
-(`benchmarks/dry_run/schedule_vs_closed_form.py`); of these a quarter is nearest to the published runs.
+Assumed. Of 0, 0.15 and 0.25 the last is nearest to the published runs. The schedules that dry runs record are nearest
+to 0 (5.0 % off on average, for 6.4 % with a quarter): they play each operation in its mean time, where hosts and GPUs
+vary.
 """
 
 _OUTSIDE = (33, 15, 6)
 """Operations, views and module calls of a forward pass outside the layers: embedding, mask, rotary table, last norm,
 head and loss of Llama and its kin, counted as those of layers are (`layer_operations`)."""
+
+
+CHECK_LAUNCHES = 12
+"""Kernels that looking for infinities in a tensor takes: abs, !=, ==, products, extremes (counted as `step_counts`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,18 +81,20 @@ class HostWork:
         seconds = self._run_s(costs, zero_stage) + self.layers * costs.checkpoint_s
         return seconds + (0.0 if self.reentrant else self.operations * costs.recomputed_operation_s)
 
-    def backward_s(self, costs: HostCosts, zero_stage: int, buckets: int) -> float:
-        """A backward pass; `buckets` of gradients that stages 1 to 3 reduce in it, 0 where it reduces none."""
+    def backward_s(self, costs: HostCosts, zero_stage: int, buckets: int, gathered_again: float = 1.0) -> float:
+        """A backward pass; `buckets` of gradients that stages 1 to 3 reduce in it, 0 where it reduces none; of the
+        tensors that stage 3 gathers forward, the share `gathered_again`, the others are still whole."""
         seconds = self.backward_operations * costs.backward_launched_s + self.backward_views * costs.backward_view_s
-        seconds += self._visits_s(costs.backward_visit_s, zero_stage) + self._gathers_s(costs, zero_stage)
+        seconds += self._visits_s(costs.backward_visit_s, zero_stage)
+        seconds += gathered_again * self._gathers_s(costs, zero_stage)
         if zero_stage and buckets:
             gradient_s = costs.partitioned_s if zero_stage == 3 else costs.bucketed_s
             seconds += self.parameters * gradient_s + buckets * costs.reduced_bucket_s
         return seconds
 
-    def step_s(self, costs: HostCosts, plan: Plan, world_size: int) -> float:
-        """Seconds of the host in the engine's step: what it dispatches for each trained tensor T, each of those that a
-        rank's part touches (t, stages 1 and 2) and each that stage 3 keeps whole (c), times measured costs.
+    def step_counts(self, plan: Plan, world_size: int) -> tuple[int, int]:
+        """Operations that the engine's step dispatches, and how many of them it launches on the GPU: for each trained
+        tensor T, each of those that a rank's part touches (t, stages 1 and 2) and each that stage 3 keeps whole (c)
 
             stage 0             20 T + 14 operations             14 T + 4 launches
             stages 1, 2         18 t + 4 T + 47                  15 t + 41
@@ -99,23 +106,40 @@ class HostWork:
         """
         trained, offloaded = self.parameters, plan.offload_optimizer != "none"
         if plan.zero_stage == 0:
-            operations, launches = 20 * trained + 14, 14 * trained + 4
-        elif plan.zero_stage == 3:
+            return 20 * trained + 14, 14 * trained + 4
+        if plan.zero_stage == 3:
             whole = 1 + self.kept
             operations = 5 * trained + 11 * whole + 35 if offloaded else 6 * trained + 10 * whole + 39
-            launches = 2 * trained + whole + (6 if offloaded else 41)
-        elif offloaded:
-            operations, launches = 4 * trained + 56, 4
-        else:
-            touched = min(trained, trained // world_size + 1)
-            operations, launches = 18 * touched + 4 * trained + 47, 15 * touched + 41
+            return operations, 2 * trained + whole + (6 if offloaded else 41)
+        if offloaded:
+            return 4 * trained + 56, 4
+        touched = min(trained, trained // world_size + 1)
+        return 18 * touched + 4 * trained + 47, 15 * touched + 41
+
+    def step_s(self, costs: HostCosts, plan: Plan, world_size: int) -> float:
+        """Seconds of the host in the engine's step."""
+        operations, launches = self.step_counts(plan, world_size)
         return costs.engine_step_s + operations * costs.step_operation_s + launches * costs.launch_s
+
+    def step_kernels(self, plan: Plan, world_size: int) -> int:
+        """Kernels of the step that the host does not wait for one by one."""
+        launches = self.step_counts(plan, world_size)[1]
+        return launches - (0 if plan.zero_stage else CHECK_LAUNCHES * self.parameters)
+
+    def checks_s(self, costs: HostCosts, zero_stage: int) -> float:
+        """Seconds of that in which stage 0 looks for infinities: tensor by tensor, and it waits for each answer
+        (deepspeed 0.19.8 runtime/utils.py `CheckOverflow`)."""
+        if zero_stage:
+            return 0.0
+        return self.parameters * (CHECK_LAUNCHES * (costs.step_operation_s + costs.launch_s) + costs.step_operation_s)
 
     def _visits_s(self, visit_s: float, zero_stage: int) -> float:
         """Stage 3's hooks in one pass."""
         if zero_stage != 3:
             return 0.0
-        return self.units * FSDP_VISIT_S if self.units else self.calls * visit_s
+        # A module that peft puts around a folded tensor comes after DeepSpeed has hung its hooks.
+        hooked = self.calls - FOLD_CALLS * self.folds
+        return self.units * FSDP_VISIT_S if self.units else hooked * visit_s
 
     def _gathers_s(self, costs: HostCosts, zero_stage: int) -> float:
         return self.gathered * costs.gathered_s if zero_stage == 3 and not self.units else 0.0

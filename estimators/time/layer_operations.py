@@ -23,6 +23,9 @@ from ..workload import Workload
 
 _BACKWARD_OF_OTHERS = 1.8
 
+FOLD_CALLS = 5
+"""Modules that peft calls to fold an adapter into a tensor."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerOperations:
@@ -90,4 +93,4 @@ def _calls(block: Block, adapted: int, folds: int) -> int:
     puts five.
     """
     own = len({tensor.name.rpartition(".")[0] for tensor in block.tensors}) + 4
-    return own + 4 * adapted + 5 * folds
+    return own + 4 * adapted + FOLD_CALLS * folds

@@ -4,14 +4,14 @@ Eager PyTorch runs these operations one kernel at a time: each reads its inputs 
 With e bytes an element (2 in bf16), forward, per token, H the hidden width and F the width that a token passes in the
 feed-forward:
 
-    RMSNorm, as transformers writes it (to fp32, square, mean, scale, back, weight)   34 H   (28 H in fp32)
+    RMSNorm, as transformers writes it (to fp32, square, mean, scale, back, weight)    `NORM_BYTES` H
     LayerNorm, one fused kernel                                                       2 e H
     residual sum                                                                      3 e H, twice
-    rotary embedding (two products, negate, concatenate, sum) of queries and keys      9 e (A + K) d
+    rotary embedding (two products, negate, concatenate, sum) of queries and keys      10.25 e (A + K) d
     heads put back side by side after attention                                        2 e A dv
     silu(gate) * up                                                                    5 e F
     Gated DeltaNet: convolution and silu                                               4 e (2 K d + A dv)
-      norm and gate of its values                                                      (34 + 3 e) A dv
+      norm and gate of its values                                        (`NORM_BYTES` + 3 e) A dv
     gelu, relu                                                                         2 e F
     tanh approximations written out in Python (`gelu_new`)                             18 e F
     dropout of probability above 0                                                     (2 e + 1) H, twice
@@ -22,8 +22,11 @@ feed-forward:
       dropout of the input                                                              (2 a + 1) in
 
 The backward pass of an operation that saves its inputs reads them and the gradient and writes a gradient for each
-input: about twice the forward bytes, and so counted. One that saves nothing (a sum, a copy, dropout, all of an adapter
-but its products) moves the gradient once, or adds up those of two uses: as many bytes as forward.
+input: 3 e H for a LayerNorm, 14.25 e (A + K) d for the rotary embedding, 9 e F for silu(gate) * up (13 where one
+product gives both and their gradients are put side by side), 3 e F for gelu, 28 e F for `gelu_new`. One that saves
+nothing (a sum, a copy, dropout, all of an adapter but its products) moves the gradient once, or adds up those of two
+uses: as many bytes as forward. All are counted in what torch 2.13 dispatches for the modules of transformers 5.23
+(`tests/estimators/test_memory_bound.py`).
 
 With fused kernels (`Workload.kernels`) a norm takes 2 e H, the rotary embedding 2 e (A + K) d and the gated activation
 3 e F. Some operations move weights, whatever the tokens:
@@ -43,8 +46,16 @@ from ..models.model_shape import Attention, Block, ModelShape, Tensor
 from ..tiles import mlp_tiles
 from ..workload import Workload
 
-SAVING_BACKWARD = 2.0
-"""Backward bytes of an operation that saves its inputs for one forward byte."""
+FUSED_BACKWARD = 2.0
+"""Backward bytes of a fused kernel that saves its inputs for one forward byte."""
+
+NORM_BYTES = {
+    "rms": (36, 92, 8),
+    "gemma": (40, 104, 16),
+    "rms in fp32": (28, 92, 16),
+}
+"""Bytes per element of an RMSNorm written out in torch: forward, backward, and how many of the latter a frozen weight
+saves. Gemma's multiplies by the weight in fp32."""
 
 LOGIT_BYTES = {"standard": (14, 22), "fused": (4, 8), "in-place": (4, 8), "chunked": (14, 22), "tiled": (14, 36)}
 """Bytes per logit, forward and backward, by loss kernel.
@@ -67,6 +78,10 @@ Counted in the schedules that dry runs of deepspeed 0.19.8 record, the same for 
 optimizer's kernel 12; the gradient cast, its norm, unscaled, clipped and checked for overflow; the 16-bit weight
 written. A loop casts the gradient 2 + 4, reads its norm 4, clips it 8, steps 12 and writes the weight 6.
 """
+
+STEPPED_BYTES = 26
+"""Those of them that follow the gradient's norm, whose value the host waits for: clipping 8, the optimizer's kernel 12,
+the 16-bit weight 6."""
 
 BF16_MASTERS_SAVE_BYTES = 18
 """Bytes per updated parameter that a step on the GPU moves less where masters are in bf16, states left out: the
@@ -130,35 +145,54 @@ def block_bytes(model: ModelShape, block: Block, workload: Workload, micro_batch
     tokens, element = micro_batch * stream, workload.weight_bytes
     hidden, feed_forward = model.stream_width(block), block.feed_forward
 
-    saving = float(tokens * norm_bytes(block.norm, element, fused=fused) * hidden * block.norm_count)
+    norm_forward, norm_backward = norm_bytes(model, block.norm, workload)
+    forward_only = float(tokens * norm_forward * hidden * block.norm_count)
+    backward_only = float(tokens * norm_backward * hidden * block.norm_count)
     passing = float(tokens * 2 * 3 * element * hidden)
     if block.hidden_dropout:
         passing += tokens * 2 * (2 * element + 1) * hidden
-    gated, written_out = (3 if fused else 5), (18 if feed_forward.activation in _WRITTEN_OUT else 2)
-    saving += tokens * (gated if feed_forward.gated else written_out) * element * feed_forward.active_hidden
+    activated = _activation_passes(block, fused=fused)
+    forward_only += tokens * activated[0] * element * feed_forward.active_hidden
+    backward_only += tokens * activated[1] * element * feed_forward.active_hidden
     repeated = _tile_bytes(model, block, workload, tokens) if workload.mlp == "tiled" else 0.0
     if feed_forward.experts:
         passes = DISPATCH_PASSES if feed_forward.autoep_size == 1 else SPREAD_DISPATCH_PASSES
         passing += tokens * (passes * element * feed_forward.experts_per_token * hidden + 20 * feed_forward.experts)
-    scores_forward = scores_backward = 0
     for attention, keys in ((block.attention, stream), (block.cross_attention, encoder)):
         if attention is not None:
-            saving += tokens * _attention_bytes(attention, block, workload, fused=fused)
+            before = _attention_bytes(model, attention, block, workload, fused=fused)
+            forward_only += tokens * before[0]
+            backward_only += tokens * before[1]
             passing += tokens * 2 * element * attention.heads * attention.v_head_dim
             passing += tokens * EXCHANGE_COPIES * 2 * exchanged_bytes(attention, workload)
             if workload.attention == "eager" and not attention.chunk:
                 forward, backward = score_bytes(model, block, workload)
-                scores_forward += tokens * keys * attention.heads * forward
-                scores_backward += tokens * keys * attention.heads * backward
+                forward_only += tokens * keys * attention.heads * forward
+                backward_only += tokens * keys * attention.heads * backward
     chosen = adapters(model, workload)
     passing += tokens * sum(
         _adapter_bytes(tensor, workload) for tensor in block.tensors if tensor.linear and chosen.rank_of(tensor)
     )
     joined = tokens * 2 * element * model.hidden_size if repeated else 0
-    return (
-        saving + passing + scores_forward + joined,
-        SAVING_BACKWARD * saving + passing + scores_backward + repeated,
-    )
+    return forward_only + passing + joined, backward_only + passing + repeated
+
+
+def ends_bytes(model: ModelShape, workload: Workload, micro_batch: int) -> tuple[float, float]:
+    """Bytes of a forward and a backward pass between the layers and the head: the last norm."""
+    block = model.blocks[-1]
+    elements = micro_batch * model.stream_len(block, workload.seq_len) * model.stream_width(block)
+    forward, backward = norm_bytes(model, block.norm, workload)
+    return float(forward * elements), float(backward * elements)
+
+
+def _activation_passes(block: Block, *, fused: bool) -> tuple[float, float]:
+    """Elements of the activation that cross memory for each that the feed-forward passes on, forward and backward."""
+    if not block.feed_forward.gated:
+        return (18, 28) if block.feed_forward.activation in _WRITTEN_OUT else (2, 3)
+    if fused:
+        return 3, 3 * FUSED_BACKWARD
+    joined = any("gate_up_proj" in tensor.name for tensor in block.tensors)
+    return 5, 13 if joined else 9
 
 
 def _tile_bytes(model: ModelShape, block: Block, workload: Workload, tokens: int) -> float:
@@ -217,26 +251,39 @@ def block_weight_bytes(model: ModelShape, block: Block, workload: Workload) -> t
     return float(unpacked + folded), float(unpacked)
 
 
-def norm_bytes(kind: str, element: int, *, fused: bool = False) -> int:
-    """Forward bytes of a norm per element."""
-    if kind == "layer" or fused:
-        return 2 * element
-    return 34 if element == 2 else 28
+def norm_bytes(model: ModelShape, kind: str, workload: Workload) -> tuple[float, float]:
+    """Forward and backward bytes of a norm per element."""
+    element = workload.weight_bytes
+    if kind == "layer":
+        return 2 * element, 3 * element
+    if workload.kernels != "torch":
+        return 2 * element, 2 * element * FUSED_BACKWARD
+    written = "rms in fp32" if element == 4 else "gemma" if model.model_type.startswith("gemma") else "rms"
+    forward, backward, of_weight = NORM_BYTES[written]
+    return forward, backward if workload.method == "full" else backward - of_weight
 
 
-def _attention_bytes(attention: Attention, block: Block, workload: Workload, *, fused: bool) -> int:
-    """Forward bytes per token of what stands before attention."""
+def _attention_bytes(
+    model: ModelShape, attention: Attention, block: Block, workload: Workload, *, fused: bool
+) -> tuple[float, float]:
+    """Forward and backward bytes per token of what stands before attention."""
     element, heads = workload.weight_bytes, attention.heads + attention.kv_heads
     if attention.chunk:  # the convolution and its activation, each read and written; the gated norm
         values = attention.heads * attention.v_head_dim
-        convolved = 2 * attention.kv_heads * attention.head_dim + values
-        return 4 * element * convolved + (norm_bytes("rms", element, fused=fused) + 3 * element) * values
-    per_token = 0
+        convolved = 4 * element * (2 * attention.kv_heads * attention.head_dim + values)
+        forward, backward = norm_bytes(model, "rms", workload)
+        gate = 3 * element
+        return convolved + (forward + gate) * values, 2 * convolved + (backward + 2 * gate) * values
+    forward = backward = 0.0
     if attention.rotary:
-        per_token += (2 if fused else 9) * element * heads * (attention.rope_head_dim or attention.head_dim)
+        rotated = element * heads * (attention.rope_head_dim or attention.head_dim)
+        passes = (2, 2 * FUSED_BACKWARD) if fused else (10.25, 14.25)
+        forward, backward = passes[0] * rotated, passes[1] * rotated
     if attention.qk_norm:
-        per_token += norm_bytes(block.norm, element, fused=fused) * heads * attention.head_dim
-    return per_token
+        normed = heads * attention.head_dim
+        of_norm = norm_bytes(model, block.norm, workload)
+        forward, backward = forward + of_norm[0] * normed, backward + of_norm[1] * normed
+    return forward, backward
 
 
 def loss_bytes(model: ModelShape, workload: Workload, micro_batch: int) -> tuple[float, float]:

@@ -58,7 +58,7 @@ memory is copied once more on the host, which is assumed to cost more than half.
 GPUS_PER_UPLINK = 4
 """Up to this many GPUs of a node have a link of their own to the host; above, two share one (DGX A100 and its like)."""
 
-DRAM_SHARE = 0.35
+DRAM_SHARE = 0.38
 """The share of the host's memory bandwidth that DeepSpeed's optimizer step reaches, all ranks together. Fitted with 200
 GB/s assumed: 70 GB/s, 0.6 s for 10^9 parameters of a node under Adam.
 
@@ -68,7 +68,7 @@ What is left of published steps without what the GPUs and links do, all on nodes
 does not, no source says.
 """
 
-CORE_BYTES_PER_S = 8.5e9
+CORE_BYTES_PER_S = 9e9
 """What one core streams through the step on the host while the cores of other ranks do the same.
 
 From two sources with one thread for each of a node's eight ranks: 8.0 from starcoder with and without offload under
@@ -77,7 +77,7 @@ launch`, DeepSpeed blogs/deepcompile). A core of a Xeon at 2.5 GHz (AVX-512, vir
 benchmarks.host_threads`).
 """
 
-CONTENTION_EXPONENT = 0.5
+CONTENTION_EXPONENT = 0.53
 """How the step slows down with the threads that there are for each core. Fitted on two ranks that take all cores each,
 1.2 to 1.5 times slower than bound ones (DeepSpeed blogs/zenflow-corebinding and #7474), and on eight, 3.6 times
 (Llama-2-7B on 8 A800, where the launcher is not stated but no other explains 2.3 s for 10^9 parameters)."""

@@ -20,7 +20,7 @@ from ..errors import ClusterError
 from ..hardware.cluster import Gpu
 from ..workload import AttentionKernel, Precision
 
-SUSTAINED = {"Ampere": 0.89, "Ada": 0.97, "Hopper": 0.83, "cpu": 1.0}
+SUSTAINED = {"Ampere": 0.88, "Ada": 1.0, "Hopper": 0.82, "cpu": 1.0}
 """A model's products against the best shape that anyone timed (`gemm_*` of the data file), by architecture. Fitted,
 but for a CPU, whose products are timed where it trains, and on which every shape is about as fast as any other.
 
@@ -44,10 +44,13 @@ Fitted on 78 published timings of square products of 1024 to 4096 on twelve GPUs
 a mean error of 11 %, where neither term alone comes below 12 %.
 """
 
-MEMORY_SHARE = 0.67
+KERNEL_S = 3e-6
+"""The least that a kernel occupies a GPU: launched back to back, empty kernels follow each other every 2 to 4 us."""
+
+MEMORY_SHARE = 0.68
 """Reached part of the data sheet's memory bandwidth by the operations that `memory_bound` counts. Fitted."""
 
-ATTENTION_OF_PEAK = {"Volta": 0.35, "Turing": 0.35, "Ampere": 0.69, "Ada": 0.69, "Hopper": 0.34, "Blackwell": 0.53}
+ATTENTION_OF_PEAK = {"Volta": 0.35, "Turing": 0.35, "Ampere": 0.68, "Ada": 0.68, "Hopper": 0.36, "Blackwell": 0.53}
 """Rate of FlashAttention-2's forward pass, which torch runs, for long sequences against the card's dense 16-bit peak.
 
 Ampere and Hopper fitted. Published: up to 73 % on A100 (arXiv:2307.08691); 71 % on RTX A5000 (gpu-mode/ring-attention

@@ -35,9 +35,10 @@ from .memory_bound import (
     KEPT_STEP_BYTES,
     LOOP_PASSES_BYTES,
     OPTIMIZER_PASSES_BYTES,
+    STEPPED_BYTES,
     SUMMED_PASSES,
 )
-from .roofline import memory_rate, product_rate
+from .roofline import KERNEL_S, memory_rate, product_rate
 from .speed_spread import speed_spread
 from .terms import time_term
 
@@ -67,6 +68,10 @@ def estimate_forward_s(model: ModelShape, workload: Workload, cluster: Cluster, 
     return _Step(of_rank(model, plan), workload, cluster, plan).evaluation_s()
 
 
+STEP_REDUCTIONS = (0, 2, 2, 1)
+"""All-reduces of one number in a step, by stage: whether a rank overflowed, and the gradient's norm, which stage 3 puts
+together otherwise."""
+
 LAUNCHES_MATTER = 0.05
 """Part of a step that waits for the host, from which on the speed of its cores is told as assumed."""
 
@@ -80,9 +85,10 @@ def assumptions(cluster: Cluster, time: TimeEstimate | None = None) -> tuple[str
     return (*cluster.assumptions, *assumed_of_host(cluster), *core, "data loading that keeps up")
 
 
-def _together(gpu_s: float, host_s: float, serial: float) -> float:
-    """The host launches ahead of the GPU, so the slower one counts, and of the other the part that is `serial`."""
-    return max(gpu_s, host_s) + serial * min(gpu_s, host_s)
+def _together(gpu_s: float, host_s: float, serial: float, after_s: float = 0.0) -> float:
+    """The host launches ahead of the GPU, so the slower one counts, and of the other the part that is `serial`. What
+    the GPU does for `after_s` at the end comes after all that the host launched before."""
+    return max(gpu_s, host_s + after_s) + serial * min(gpu_s - after_s, host_s)
 
 
 @dataclass(slots=True)
@@ -93,15 +99,17 @@ class _Transfers:
     """What nothing hides."""
     carried: list[TimeTerm] = field(default_factory=list)
     """What the pass may hide, all of it in `seconds`; each in the same proportion."""
-    pieces: int = 1
-    """Collectives that follow each other; the last of them has no pass left to hide behind."""
+    alone: float = 0.0
+    """The share of what is carried that has no pass beside it: the last reduction, or the first gather."""
+    before: float = 0.0
+    """The share of the pass that is over when the first reduction begins: its bucket fills."""
 
     def terms(self, pass_s: float, *, hidden_share: float) -> list[TimeTerm]:
         """Terms of what the pass leaves, which hides `hidden_share` of what runs beside it."""
         total = sum(term.seconds for term in self.carried)
         if not total or not hidden_share:
             return self.shown + self.carried
-        hidden = hidden_share * min(total * (1 - 1 / self.pieces), pass_s) / total
+        hidden = hidden_share * min(total * (1 - self.alone), pass_s * (1 - self.before)) / total
         return self.shown + [
             term._replace(seconds=term.seconds * (1 - hidden), hidden_s=term.seconds * hidden) for term in self.carried
         ]
@@ -172,27 +180,58 @@ class _Step:
         )
         forward_host = costs.micro_batch_s + host.forward_s(costs, stage)
         buckets = collective.reduce_calls(self.tensors, plan)
+        self.gathers, self.gathered_copies_s = self._gathering()
+        again = self.gathers[1] / self.gathers[0] if self.gathers[0] else 1.0
         backward_host = (
-            self.reductions * host.backward_s(costs, stage, buckets)
-            + (n - self.reductions) * host.backward_s(costs, stage, 0)
+            self.reductions * host.backward_s(costs, stage, buckets, again)
+            + (n - self.reductions) * host.backward_s(costs, stage, 0, again)
         ) / n
         if plan.gradient_checkpointing:
             backward_host += host.recompute_s(costs, stage)
         self.host_s = n * (forward_host + backward_host)
-        # A CPU computes what it launches itself; stage 3 keeps a GPU and its host close together.
-        serial = 0.0 if stage < 3 else ZERO3_SERIAL if self.zero3 else FSDP_SERIAL
-        serial = 1.0 if cluster.gpu.is_cpu else serial
-        self.forward_s = n * _together(self.compute.forward_s, forward_host, serial)
+        # A CPU computes what it launches itself.
+        serial = 1.0 if cluster.gpu.is_cpu else 0.0 if stage < 3 else ZERO3_SERIAL if self.zero3 else FSDP_SERIAL
+        copied_s = self.gathered_copies_s
+        # The GPU has nothing to do until the host is through with the first micro batch's bookkeeping. While it
+        # computes head and loss, the host is ahead with the backward pass.
+        begins_s, after_s = (0.0, 0.0) if cluster.gpu.is_cpu else (costs.micro_batch_s, n * self.compute.after_layers_s)
+        forward_s = n * self.compute.forward_s + copied_s[0]
+        self.forward_s = _together(forward_s + begins_s, n * forward_host, serial, after_s)
         if plan.zero_hpz_partition_size > 1 and workload.method == "full":
             # The host waits for each tensor's second copy, which the first forward pass after a step makes.
             self.forward_s += (1 - serial) * min(self.compute.forward_s, forward_host)
-        self.backward_s = n * _together(self.compute.backward_s + self.gradient_s / n, backward_host, serial)
-        self.step_host_s = host.step_s(costs, plan, self.replicas) if engine else 0.0
+        backward_s = n * self.compute.backward_s + self.gradient_s + copied_s[1]
+        left_host_s = max(0.0, n * backward_host - after_s)
+        self.backward_s = _together(backward_s, left_host_s, serial)
+        self.step_host_s, self.checks_s, self.step_kernels = 0.0, 0.0, 0
+        if engine:
+            # Stage 0's host is ahead with the step's bookkeeping while the GPU still computes the backward pass; at the
+            # end of a pass the others wait for the last reduction.
+            ahead_s = 0.0 if stage else max(0.0, backward_s - left_host_s)
+            self.step_host_s = host.step_s(costs, plan, self.replicas) - min(costs.engine_step_s, ahead_s)
+            self.checks_s, self.step_kernels = host.checks_s(costs, stage), host.step_kernels(plan, self.replicas)
+        self.kept_whole = host.kept
         self.runs = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states)
         self.passes_bytes = OPTIMIZER_PASSES_BYTES[stage] if engine else LOOP_PASSES_BYTES
         if plan.bf16_master_weights_and_grads:
             self.passes_bytes -= BF16_MASTERS_SAVE_BYTES
         self.values = self._symbols()
+
+    def _gathering(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Times that stage 3 gathers all weights, in the forward passes of a step and in its backward passes, and
+        seconds of putting together what was gathered."""
+        plan, tensors = self.plan, self.tensors
+        if plan.zero_stage < 3:
+            return (0.0, 0.0), (0.0, 0.0)
+        forward, backward = collective.gathered_shares(tensors, plan, self.replicas)
+        if plan.gradient_checkpointing and plan.stage3_max_reuse_distance < 2 * tensors.layer_numel:
+            # A layer is released between its recomputation and its backward pass; embedding and head run once.
+            ends = tensors.embedding + (0 if self.model.tied else tensors.head)
+            backward += min(backward, 1 - ends / tensors.numel)
+        passes = self.micro_batches * forward, self.micro_batches * backward
+        copied = GATHERED_PASSES if self.ring.ranks > 1 and self.zero3 else 0
+        once = copied * collective.gathered_bytes(tensors, self.workload) / memory_rate(self.cluster.gpu)
+        return passes, (passes[0] * once, passes[1] * once)
 
     def _symbols(self) -> dict[str, float]:
         """The values of the symbols that several formulas share."""
@@ -241,7 +280,8 @@ class _Step:
 
     def _computing(self) -> list[TimeTerm]:
         n, forward, backward = self.micro_batches, self.compute.forward, self.compute.backward
-        on_gpu = n * (self.compute.forward_s + self.compute.backward_s) + self.gradient_s
+        copied_s = sum(self.gathered_copies_s)
+        on_gpu = n * (self.compute.forward_s + self.compute.backward_s) + self.gradient_s + copied_s
         launched = max(0.0, self.forward_s + self.backward_s - on_gpu)
         products = n * (forward.products_s + backward.products_s)
         attention = n * (forward.attention_s + backward.attention_s)
@@ -267,6 +307,15 @@ class _Step:
             ),
             self._term("recomputation", "gpu compute", recomputed, recompute_formula, "n"),
             self._term("gradient copies", "gpu memory", self.gradient_s, copies_formula, "reductions n w Pt Pr W"),
+            self._term(
+                "gathered weights copied",
+                "gpu memory",
+                copied_s,
+                f"{GATHERED_PASSES} passes weights / W",
+                "passes weights W",
+                passes=sum(self.gathers),
+                weights=collective.gathered_bytes(self.tensors, self.workload),
+            ),
             launch._replace(hidden_s=max(0.0, self.host_s - launched)),
         ]
 
@@ -281,30 +330,38 @@ class _Step:
         if self.plan.zero_stage == 3:
             n, size = self.micro_batches, collective.gathered_bytes(self.tensors, self.workload)
             trained = self.trained * self.element / size
-            self._gather(transfers, n * self._gathered_shares()[0], near=1 - trained / n)
+            # What is the head too is read once more for it.
+            again = self.tensors.embedding / self.tensors.numel if self.model.tied else 0.0
+            reads = self.gathers[0] + n * again
+            transfers.alone = self.tensors.embedding / self.tensors.numel
+            self._gather(transfers, self.gathers[0], near=1 - trained / n, reads=reads)
         return transfers.terms(self.forward_s, hidden_share=self.hidden_share)
 
     def _backward_links(self) -> list[TimeTerm]:
         plan, n = self.plan, self.micro_batches
-        transfers = _Transfers(pieces=collective.reduce_calls(self.tensors, plan))
+        buckets = collective.reduce_calls(self.tensors, plan)
+        transfers = _Transfers(alone=self._reduced_last(), before=0.0 if plan.zero_stage == 3 else 1 / buckets)
         if plan.cpu_checkpointing:
             transfers.shown.append(self._layer_inputs("layer inputs to GPU"))
         if plan.zero_stage == 3:
-            passes = n * self._gathered_shares()[1]
-            if plan.gradient_checkpointing and plan.stage3_max_reuse_distance < 2 * self.tensors.layer_numel:
-                passes *= 2  # a layer is released between its recomputation and its backward pass
-            self._gather(transfers, passes, near=1.0)
+            # What a layer runs again with is in host memory when its backward pass comes.
+            self._gather(transfers, self.gathers[1], near=1.0, reads=min(n, self.gathers[1]))
         if self.ring.ranks > 1:
-            (transfers.shown if self.zero3 else transfers.carried).append(self._reduction())
+            transfers.carried.append(self._reduction())
         if self.spread and self.expert_ring.ranks > 1:
             transfers.carried.append(self._reduction_of_experts())
         if plan.offload_optimizer != "none":
-            transfers.carried.append(self._gradients_to_host())
+            # Stage 3 waits for each copy (`partition_grads`).
+            (transfers.shown if self.zero3 else transfers.carried).append(self._gradients_to_host())
         hidden_share = self.hidden_share if plan.zero_stage else 0.0
         return transfers.terms(self.backward_s * self.reductions / n, hidden_share=hidden_share)
 
-    def _gathered_shares(self) -> tuple[float, float]:
-        return collective.gathered_shares(self.tensors, self.plan, self.replicas)
+    def _reduced_last(self) -> float:
+        """The share of the gradients that is reduced when the backward pass is over: the last bucket, in which the
+        embedding is, whose gradient comes last."""
+        tensors = self.tensors
+        embedding = tensors.embedding if self.workload.method == "full" else 0
+        return max(1 / collective.reduce_calls(tensors, self.plan), embedding / max(1, self.trained))
 
     def _collective(
         self, name: str, times: float, size_bytes: float, calls: int, formula: str, symbols: str, **values: float
@@ -317,15 +374,15 @@ class _Step:
         )
         return self._term(name, ring.resource, seconds, formula, f"{symbols} N link calls t", **values)
 
-    def _gather(self, transfers: _Transfers, passes: float, *, near: float) -> None:
-        """Stage 3 gathers weights from the ranks' shards, which may lie in host memory or on NVMe; with hpZ a share
-        `near` of them from the second copy of the group."""
+    def _gather(self, transfers: _Transfers, passes: float, *, near: float, reads: float) -> None:
+        """Stage 3 gathers weights from the ranks' shards, which may lie in host memory or on NVMe, `reads` times all of
+        them; with hpZ a share `near` of them from the second copy of the group."""
         plan, cluster, tensors = self.plan, self.cluster, self.tensors
         size, calls = collective.gathered_bytes(tensors, self.workload), collective.gather_calls(tensors, plan)
         if not passes:
             return
         carried, own = transfers.carried, {"passes": passes, "weights": size}
-        transfers.pieces = max(transfers.pieces, calls)
+        transfers.alone = max(transfers.alone, 1 / calls)
         if self.ring.ranks > 1:
             far = passes if plan.zero_hpz_partition_size == 1 else passes * (1 - near)
             if far:
@@ -335,19 +392,19 @@ class _Step:
                 )
             if passes - far:
                 carried.append(self._gathered_nearby(passes - far, size, calls))
-        if self.ring.ranks > 1 and self.zero3:
-            seconds, formula = GATHERED_PASSES * passes * size / self.values["W"], "2 passes weights / W"
-            transfers.shown.append(
-                self._term("gathered weights copied", "gpu memory", seconds, formula, "passes weights W", **own)
-            )
         if plan.offload_param != "none":
             ranks = self.replicas if plan.zero_hpz_partition_size == 1 else plan.zero_hpz_partition_size
             per_rank, formula, own = passes * size / ranks, "passes weights / N / PCIe", own | {"N": ranks}
             # The host waits for each copy before it launches what runs beside it (`_all_gather_dtype`).
             transfers.shown.append(self._pcie("weights from host", per_rank, formula, "passes weights N", **own))
-        if plan.offload_param == "nvme":
+        on_nvme = collective.weights_on_nvme(tensors, plan, self.replicas)
+        if on_nvme:
+            reads *= on_nvme
+            passes, own = reads, {"passes": reads, "weights": size}
             seconds, formula = passes * offload.nvme_read_s(cluster, size / cluster.nodes), "passes weights / M / read"
-            carried.append(self._term("weights from NVMe", "nvme", seconds, formula, "passes weights M read", **own))
+            transfers.shown.append(
+                self._term("weights from NVMe", "nvme", seconds, formula, "passes weights M read", **own)
+            )
 
     def _gathered_nearby(self, passes: float, size: float, calls: int) -> TimeTerm:
         """What comes from the second copy that neighbours keep."""
@@ -504,11 +561,12 @@ class _Step:
         terms: list[TimeTerm] = []
         on_gpu_s = 0.0
         if plan.offload_optimizer == "none":
-            on_gpu_s = seconds = (self.passes_bytes + 2 * kind.state_bytes) * self.trained_per_rank / self.values["W"]
-            formula = f"({self.passes_bytes:g} + 2 states) Pr / W"
-            terms.append(
-                self._term("optimizer", "gpu memory", seconds, formula, "states Pr W", states=kind.state_bytes)
-            )
+            kernels = 0 if cluster.gpu.is_cpu else self.step_kernels
+            seconds = (self.passes_bytes + 2 * kind.state_bytes) * self.trained_per_rank / self.values["W"]
+            formula = f"({self.passes_bytes:g} + 2 states) Pr / W + kernels {KERNEL_S * 1e6:g} us"
+            seconds, own = seconds + kernels * KERNEL_S, {"states": kind.state_bytes, "kernels": kernels}
+            on_gpu_s = seconds * (1 - self._stepped_share())
+            terms.append(self._term("optimizer", "gpu memory", seconds, formula, "states Pr W kernels", **own))
         else:
             terms += self._optimizer_on_host()
             if plan.offload_param == "none":
@@ -517,14 +575,19 @@ class _Step:
                 terms.append(self._pcie("updated weights to GPU", weights * self.hosted, formula, symbols, **own))
             terms += self._kept_on_gpu()
         # A CPU computes what it launches itself, and the optimizer on the host waits for its own thread.
-        hidden = 0.0 if cluster.gpu.is_cpu else min(self.step_host_s, on_gpu_s)
+        # Stage 0 waits for every check, the others for the norm: what follows has no launches beside it.
+        hidden = 0.0 if cluster.gpu.is_cpu else min(self.step_host_s - self.checks_s, on_gpu_s)
         launches = self._term("launches of the step", "launch", self.step_host_s - hidden, "what the GPU waits for", "")
         terms.append(launches._replace(hidden_s=hidden))
         if plan.offload_param != "none" and plan.offload_optimizer == "none":
             terms.append(self._pcie("updated weights to host", weights, "w Pr / PCIe", "w Pr"))
-        if plan.offload_param == "nvme":
+        if collective.weights_on_nvme(self.tensors, plan, self.replicas) and self.workload.method == "full":
             seconds = offload.nvme_write_s(cluster, self.element * node)
             terms.append(self._term("updated weights to NVMe", "nvme", seconds, "w Pn / write", "w Pn write"))
+        if plan.zero_stage and ring.ranks > 1 and plan.sharding == "zero":
+            calls = STEP_REDUCTIONS[plan.zero_stage]
+            seconds, formula, own = 2 * calls * ring.call_s, "2 calls t", {"calls": calls}
+            terms.append(self._term("all-reduces of a number", ring.resource, seconds, formula, "calls t", **own))
         if plan.zero_stage in (1, 2) and ring.ranks > 1:
             shared = self.trained - self.spread
             size = self.element * shared
@@ -543,7 +606,18 @@ class _Step:
                     **own,
                 )
             )
+        if self.zero3 and ring.ranks > 1 and self.kept_whole:
+            kept = self.element * self.tensors.numel * (1 - self.gathers[0] / self.micro_batches)
+            terms.append(
+                self._collective("updated weights gathered", 1, kept, self.kept_whole, "kept", "kept", kept=kept)
+            )
         return terms
+
+    def _stepped_share(self) -> float:
+        """Of the bytes of a step, those of the optimizer and what follows: until the norm is known, the host has
+        launched nearly all, and waits. Stage 0 waits earlier."""
+        states = 2 * self.runs.state_bytes
+        return (STEPPED_BYTES + states) / (self.passes_bytes + states) if self.plan.zero_stage else 0.0
 
     def _kept_on_gpu(self) -> list[TimeTerm]:
         """The sub-groups of an offloaded optimizer that are stepped on the GPU, one after the other and before those on

@@ -12,7 +12,7 @@ from ..candidate import Candidate, LadderStep
 from ..fit import LEAST
 from .choice import (
     COMFORTABLE,
-    OFFLOAD_GAIN,
+    LEAST_GAIN,
     SAME_SPEED,
     best_of_rung,
     fastest_that_fits,
@@ -37,7 +37,7 @@ def fastest(question: Question, slopes: Slopes | None = None, *, enough: float =
     slopes = slopes or Slopes()
     rungs = [_RungSearch(rung, ways_of(rung, question)) for rung in RUNGS]
     active, number = [each for each in rungs if each.ways[0][0].obstacle() is None], 0
-    enough *= (1 - max(OFFLOAD_GAIN, SAME_SPEED)) * (1 - SAME_SPEED)
+    enough *= (1 - max(LEAST_GAIN, SAME_SPEED)) * (1 - SAME_SPEED)
     while active:
         bounded = [one for rung in active for one in _bounded(rung, number, slopes)]
         for one in sorted(bounded, key=lambda one: -one.bound):
@@ -149,7 +149,7 @@ def _is_needless(one: _Bounded, taken: Candidate | None) -> bool:
     ladder, fits comfortably, and is as fast as the series can be."""
     if taken is None or taken.fit.utilization > COMFORTABLE or RUNGS.index(one.rung.rung) <= _place(taken):
         return False
-    gain = OFFLOAD_GAIN if wants_more_than(one.series.first_plan, taken.plan) else SAME_SPEED
+    gain = LEAST_GAIN if wants_more_than(one.series.first_plan, taken.plan) else SAME_SPEED
     return taken.tokens_per_s >= one.bound * (1 - gain)
 
 
@@ -160,12 +160,12 @@ def _place(candidate: Candidate) -> int:
 
 def _least_speed(rungs: Iterable[_RungSearch]) -> float:
     """Tokens per second below which no plan is taken: one is within `SAME_SPEED` of the best of its rung, which is as
-    fast as the fastest, or within `OFFLOAD_GAIN` of it where the fastest offloads."""
+    fast as the fastest, or within `LEAST_GAIN` of it where the fastest wants more (`wants_more`)."""
     found = [candidate for rung in rungs for candidate in rung.found]
     if not found:
         return 0.0
     fastest_found = max(found, key=lambda candidate: candidate.tokens_per_s)
-    gain = OFFLOAD_GAIN if wants_more(fastest_found.plan) else SAME_SPEED
+    gain = LEAST_GAIN if wants_more(fastest_found.plan) else SAME_SPEED
     return fastest_found.tokens_per_s * (1 - gain) * (1 - SAME_SPEED)
 
 

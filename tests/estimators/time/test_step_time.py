@@ -119,7 +119,8 @@ def test_stage_2_reduces_in_every_micro_batch_and_stage_1_in_the_last() -> None:
 
 
 def test_volumes_over_the_ring() -> None:
-    """Stages 0 to 2 all-reduce 2 e P (N - 1) / N, stage 3 half of it; 1 and 2 gather e P (N - 1) / N after the step."""
+    """Stages 0 to 2 all-reduce 2 e P (N - 1) / N, stage 3 half of it; after the step 1 and 2 gather e P (N - 1) / N, 3
+    each tensor that it keeps whole."""
     link, element = ring(EIGHT), 2
     volume = element * MODEL.parameters * 7 / 8 / link.bytes_per_s
     for stage in (0, 1, 2, 3):
@@ -128,8 +129,12 @@ def test_volumes_over_the_ring() -> None:
         calls = reduce_calls(tensor_set(MODEL, WORKLOAD), settings_) * link.call_s
         expected = volume + calls if stage == 3 else 2 * (volume + calls)
         assert seconds(estimate, "gradient reduction") == pytest.approx(expected)
-        gathered = seconds(estimate, "updated weights gathered")
-        assert gathered == (pytest.approx(volume + link.call_s) if stage in (1, 2) else 0)
+        tensors, threshold = tensor_set(MODEL, WORKLOAD), settings_.stage3_param_persistence_threshold
+        kept = [numel for numel in tensors.trainable if numel <= threshold]
+        assert kept
+        whole = element * sum(kept) * 7 / 8 / link.bytes_per_s + len(kept) * link.call_s
+        expected = (0, volume + link.call_s, volume + link.call_s, whole)[stage]
+        assert seconds(estimate, "updated weights gathered") == pytest.approx(expected)
 
 
 def test_stage_3_gathers_more_when_less_may_stay_alive() -> None:
