@@ -563,10 +563,10 @@ class _Step:
         if plan.offload_optimizer == "none":
             kernels = 0 if cluster.gpu.is_cpu else self.step_kernels
             seconds = (self.passes_bytes + 2 * kind.state_bytes) * self.trained_per_rank / self.values["W"]
-            formula = f"({self.passes_bytes:g} + 2 states) Pr / W + kernels {KERNEL_S * 1e6:g} us"
-            seconds, own = seconds + kernels * KERNEL_S, {"states": kind.state_bytes, "kernels": kernels}
+            formula = f"({self.passes_bytes:g} + 2 states) Pr / W + kernels k"
+            seconds, own = seconds + kernels * KERNEL_S, {"states": kind.state_bytes, "kernels": kernels, "k": KERNEL_S}
             on_gpu_s = seconds * (1 - self._stepped_share())
-            terms.append(self._term("optimizer", "gpu memory", seconds, formula, "states Pr W kernels", **own))
+            terms.append(self._term("optimizer", "gpu memory", seconds, formula, "states Pr W kernels k", **own))
         else:
             terms += self._optimizer_on_host()
             if plan.offload_param == "none":
@@ -609,7 +609,7 @@ class _Step:
         if self.zero3 and ring.ranks > 1 and self.kept_whole:
             kept = self.element * self.tensors.numel * (1 - self.gathers[0] / self.micro_batches)
             terms.append(
-                self._collective("updated weights gathered", 1, kept, self.kept_whole, "kept", "kept", kept=kept)
+                self._collective("updated weights gathered", 1, kept, self.kept_whole, "whole", "whole", whole=kept)
             )
         return terms
 

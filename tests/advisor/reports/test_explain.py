@@ -124,7 +124,6 @@ def test_a_reader_can_recompute_the_terms_from_what_is_shown(answers: list[Recom
         "optimizer",
         "optimizer on the host",
         "states from and to NVMe",
-        "updated weights to NVMe",
         "gradient copies",
         "parameters",
         "persistent_parameters",
