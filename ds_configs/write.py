@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -32,7 +33,9 @@ def write_text(text: str, path: Path, *, force: bool) -> None:
     """
     try:
         target = path.resolve()
-    except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError until Python 3.13; no current folder
+        if target.is_symlink():  # Python 3.13 returns a loop of links, older ones raise a RuntimeError
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    except (OSError, RuntimeError) as error:  # a loop of links, no current folder
         raise ConfigFileError(
             f"{path} leads nowhere",
             why="a link points to itself, or the folder is gone",

@@ -101,7 +101,7 @@ def asked() -> list[dict[str, str]]:
             "row": run.name,
             "quantity": "step_seconds",
             "measured": f"{run.measured_s:.6g}",
-            "predicted": repr(run.step_s),
+            "predicted": f"{run.step_s:.10g}",  # the digits on which all versions of Python agree
             "question": questions.command_of(run.asked),
         }
         for run in read_runs()

@@ -124,7 +124,7 @@ def test_commands_of_the_page_print_its_figures() -> None:
         words = shlex.split(row["question"].replace("benchmarks/data", str(questions.DATA)))
         found = CliRunner().invoke(explain, words[2:], standalone_mode=False)
         answer = json.loads(found.stdout)
-        assert repr(answer[row["quantity"]]) == row["predicted"], row["question"]
+        assert answer[row["quantity"]] == pytest.approx(float(row["predicted"]), rel=1e-9), row["question"]
 
 
 @pytest.mark.parametrize(
