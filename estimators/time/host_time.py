@@ -29,9 +29,9 @@ ZERO3_SERIAL = 0.25
 own when it runs two ahead of the GPU (deepspeed 0.19.8 partitioned_param_coordinator.py
 `__max_ongoing_fetch_events`), so a module that is slow on one does not hide behind one that is slow on the other.
 
-Assumed. Of 0, 0.15 and 0.25 the last is nearest to the published runs. The schedules that dry runs record are nearest
-to 0 (5.0 % off on average, for 6.4 % with a quarter): they play each operation in its mean time, where hosts and GPUs
-vary.
+Chosen of 0, 0.15 and 0.25 as the nearest to all published runs; `benchmarks/fit_speed.py` does not choose it anew where
+it leaves a source out. The schedules that dry runs record are nearest to 0 (5.0 % off on average, for 6.4 % with a
+quarter): they play each operation in its mean time, where hosts and GPUs vary.
 """
 
 _OUTSIDE = (33, 15, 6)

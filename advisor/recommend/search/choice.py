@@ -17,7 +17,8 @@ LEAST_GAIN = 0.10
 """What a plan that offloads, shares samples or gathers its weights must gain over one that does not: it takes host
 memory or the links, and its time rests on more assumed figures (PCIe shared by the GPUs, host memory bandwidth, cores,
 links) whose error is about this large. Of 19 published pairs that differ in stage 3 alone it took 12 % longer, against
-the other's time, than predicted on average, and more than half as long again in three."""
+the other's time, than predicted on average, and more than half as long again in three
+(`benchmarks/accuracy/stage_three.py`)."""
 
 COMFORTABLE = 0.9
 """Share of what a plan's tightest resource offers up to which a plan is taken for its simplicity alone. Beyond, a plan
