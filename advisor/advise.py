@@ -73,6 +73,7 @@ def advise(
     price: str | None = None,
     offline: bool = False,
     deepspeed_estimate: bool = True,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Recommendation:
     """The fastest DeepSpeed configuration that fits, with every rung's memory and time.
 
@@ -96,6 +97,7 @@ def advise(
     epochs: default 3, of `data` or `samples`. packing, eval_split: as in `ds-advise train`.
     price: what the machines cost, "2.49/h" of each GPU or "$20/node/h"; with an amount it makes a cost.
     deepspeed_estimate: also call DeepSpeed's own estimator (imports torch and deepspeed, seconds).
+    say: called with a line of progress while a large file of `data` is counted.
 
     Raises `DsAdviseError` for a question that cannot be answered; a plan that does not fit is an answer
     (`recommended` is None).
@@ -138,6 +140,7 @@ def advise(
         packing=packing,
         eval_split=eval_split,
         price=price,
+        say=say,
     )
     recommendation = answer(question)
     if sharding == "fsdp":
@@ -199,7 +202,7 @@ def answer_with_proofs(
         memory=memory,
     )
     cluster = machines.cluster_here() if probe else machines.cluster()
-    recommendation = advise(**{**question, "gpus": cluster}, deepspeed_estimate=False)
+    recommendation = advise(**{**question, "gpus": cluster}, deepspeed_estimate=False, say=say)
     # Imported where they are needed: an answer without proofs is to come at once.
     if verify:
         from .prove.verify import verify as verified

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -43,13 +44,14 @@ def ask(
     packing: bool = False,
     eval_split: float = 0.0,
     price: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
     **training: Any,
 ) -> Question:
     """The question that the arguments of `advise` make up; `training` are the others of `WorkloadOptions`.
 
     Of `model_size`, `micro_batch` and `seq_len` one may be "max": the largest at which some plan may be recommended.
 
-    `data`, `samples` or `tokens` say how much is trained (`JobOptions`).
+    `data`, `samples` or `tokens` say how much is trained (`JobOptions`); `say` is told while the data are counted.
 
     Raises `DsAdviseError` for what is unknown, impossible or contradictory.
     """
@@ -72,7 +74,7 @@ def ask(
     def about(shape: ModelShape) -> Question:
         length = _first_length(shape, training.get("document_len")) if seq_len == "max" else seq_len
         named = model if isinstance(model, str) else shape.name
-        asked = job.asked(named, shape, seq_len=length) if job.is_asked else None
+        asked = job.asked(named, shape, seq_len=length, say=say) if job.is_asked else None
         shared, given = sequence_parallel_size, dict(training)
         if asked is not None:
             length = asked.seq_len or length

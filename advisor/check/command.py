@@ -51,7 +51,7 @@ def check(config_files: tuple[str, ...], with_: dict[str, Any], output: Output, 
     if said["max_cost"] and job.price is None:
         raise click.UsageError("--max-cost needs --price")
     limits, framework = Limits.of(**said), with_["framework"]
-    known = None if model is None else read_circumstances(model, gpus=spec or "auto", job=job, **with_)
+    known = None if model is None else read_circumstances(model, gpus=spec or "auto", job=job, say=output.say, **with_)
     found = [
         requirement
         for file in config_files

@@ -55,7 +55,9 @@ def compare(
         from ..share.targets import check_targets
 
         check_targets(html, plot, force=force)
-    circumstances = None if model is None else read_circumstances(model, gpus=spec or "auto", job=job, **with_)
+    circumstances = (
+        None if model is None else read_circumstances(model, gpus=spec or "auto", job=job, say=output.say, **with_)
+    )
     comparison = compare_sides(first, second, circumstances)
     if html or plot:
         from ..share.comparison import share_comparison

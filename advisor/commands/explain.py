@@ -49,9 +49,11 @@ def explain(
     if settings is not None and rung is None:
         raise click.UsageError("--set goes with --rung: name the plan that is to be changed")
     if settings is not None or rung in ("fsdp", "torch"):
-        asked = ask(**question)
+        asked = ask(**question, say=output.say)
         explanation = explain_plan(plan_of(asked, rung or "", settings), component=component)
     else:
-        explanation = explain_answer(advise(**question, deepspeed_estimate=False), rung=rung, component=component)
+        explanation = explain_answer(
+            advise(**question, deepspeed_estimate=False, say=output.say), rung=rung, component=component
+        )
     output.show(explanation.to_json, lambda console: render_explanation(explanation, console))
     return 0

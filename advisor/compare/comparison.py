@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
@@ -177,15 +177,16 @@ def read_circumstances(
     offline: bool = False,
     job: JobOptions | None = None,
     seq_len: int | None = None,
+    say: Callable[[str], None] = lambda _: None,
     **workload: Any,
 ) -> Circumstances:
-    """What the command line says, typed; workload: of `WorkloadOptions`.
+    """What the command line says, typed; workload: of `WorkloadOptions`; say: progress of counting data.
 
     Raises DsAdviseError for what is unknown, impossible or contradictory.
     """
     cluster = parse_cluster(gpus, ram=ram, nvme=nvme, interconnect=interconnect)
     shape = load_model(model, offline=offline)
-    asked = job.asked(model, shape, seq_len=seq_len) if job is not None and job.is_asked else None
+    asked = job.asked(model, shape, seq_len=seq_len, say=say) if job is not None and job.is_asked else None
     circumstances = Circumstances(
         model=shape,
         cluster=cluster,

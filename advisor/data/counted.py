@@ -81,12 +81,12 @@ def count_data(
     packing: bool,
     epochs: float,
     evaluation_share: float,
-    say: Callable[[int], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> CountedData:
     """The job that a data file makes, by the same steps as `ds-advise train` with these options.
 
     model: as it was named. seq_len: None is what the data need, as in `train`. Only a tokenizer on this machine is
-    used; where there is none, four bytes are a token.
+    used; where there is none, four bytes are a token. say: told now and then how many rows are done.
 
     Raises DataError for a file that cannot be read or trained on, ModelConfigError for a model without causal text.
     """
@@ -94,7 +94,7 @@ def count_data(
     tokenizer = _tokenizer(model, shape)
     with TemporaryDirectory() as name:
         folder = Path(name)
-        data = prepare(path, tokenizer or FourBytes(), folder / "tokens", on_rows=say)
+        data = prepare(path, tokenizer or FourBytes(), folder / "tokens", say=say)
         samples = cut(
             data,
             folder,

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..terminal.progress import seldom
 from .batching import Cuts, Index, evaluation_split, index_of
 from .errors import DataError
 from .rendering import Renderer
@@ -23,9 +24,6 @@ _ROWS_AT_ONCE = 1000
 
 _NAMED = 5
 """Empty rows whose places are told; the rest is counted."""
-
-OnRows = Callable[[int], None]
-"""Called now and then with the number of rows that are done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,18 +86,19 @@ def prepare(
     *,
     shape: str | None = None,
     system: str | None = None,
-    on_rows: OnRows = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> DataFile:
     """Tokenize every row of `path` into `folder`.
 
     shape:  a key of `ROW_SHAPES`; None: what the first row has, and then every row must have it.
     system: a system message for chats that bring none.
+    say:    told every few seconds how many rows are done.
 
     Rows in which nothing stands, and those with an empty answer, are counted and left out.
 
     Raises DataError, naming file and line, for the first row that is broken, and for a file without rows.
     """
-    rows, empty = read_rows(path), _Empty()
+    rows, empty, say_seldom = read_rows(path), _Empty(), seldom(say)
     first = next((row for row in rows if not (is_empty(row) and empty.add(row))), None)
     if first is None:
         raise _nothing(path, empty.count)
@@ -119,7 +118,7 @@ def prepare(
                 writer.add(sequence)
                 trained_tokens += sum(sequence.is_trained)
             kept, done = kept + len(rendered), done + len(batch)
-            on_rows(done)
+            say_seldom(f"{path.name}: {done:,} rows ...")
     if not kept:
         raise _nothing(path, empty.count)
     lengths = open_tokens(folder).lengths

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,8 +82,10 @@ class JobOptions:
     def is_asked(self) -> bool:
         return self.data is not None or self.samples is not None or self.tokens is not None
 
-    def asked(self, model: str, shape: ModelShape, *, seq_len: int | None) -> AskedJob:
-        """The job for a model; the data are counted for it. seq_len: None leaves it to the data.
+    def asked(
+        self, model: str, shape: ModelShape, *, seq_len: int | None, say: Callable[[str], None] = lambda _: None
+    ) -> AskedJob:
+        """The job for a model; the data are counted for it. seq_len: None leaves it to the data. say: progress.
 
         Raises DsAdviseError for amounts that are no numbers, and data that cannot be trained on.
         """
@@ -109,6 +112,7 @@ class JobOptions:
             packing=self.packing,
             epochs=epochs,
             evaluation_share=self.eval_split,
+            say=say,
         )
         return AskedJob(job=counted.job, seq_len=counted.samples.seq_len, basis=(counted.sentence, *assumed))
 

@@ -45,6 +45,6 @@ def rent(question: dict[str, Any], all_offers: bool, output: Output, **limits: A
     from .form import rent_json
     from .report import render
 
-    advice = rent_advice(question.pop("model"), **question, **limits)
+    advice = rent_advice(question.pop("model"), **question, **limits, say=output.say)
     output.show(lambda: rent_json(advice), lambda console: render(advice, console, all_offers=all_offers))
     return 0 if advice.recommended is not None else 1

@@ -116,7 +116,7 @@ def _prepared(
             folder.records / name,
             shape=settings.shape,
             system=settings.system,
-            on_rows=lambda rows: say(f"{path.name}: {rows:,} rows ...") if rows % 100_000 == 0 else None,
+            say=say,
         )
 
     data = tokenized(settings.data, "tokens")

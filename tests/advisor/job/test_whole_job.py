@@ -14,6 +14,7 @@ from ds_advise.advisor.data.four_bytes import FourBytes
 from ds_advise.advisor.job.options import JobOptions, parse_amount, parse_price
 from ds_advise.advisor.job.words import hours, money
 from ds_advise.advisor.recommend.candidate import duration_of
+from ds_advise.advisor.terminal import progress
 from ds_advise.advisor.trainer.folder import TrainingFolder
 from ds_advise.advisor.trainer.proposal import propose
 from ds_advise.advisor.trainer.settings import TrainingSettings
@@ -231,3 +232,21 @@ def test_a_job_of_few_tokens_is_not_one_large_step() -> None:
 )
 def test_durations_are_told_in_minutes_or_hours(seconds: float, text: str) -> None:
     assert hours(seconds) == text
+
+
+@pytest.mark.parametrize("wait_s, lines", [(0.0, 1), (3600.0, 0)])
+def test_who_waits_for_a_large_file_is_told_how_many_rows_are_done(
+    chats: Path,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    wait_s: float,
+    lines: int,
+) -> None:
+    """On stderr, so that stdout stays one object; a file that is read at once is not mentioned."""
+    monkeypatch.setattr(progress, "_EVERY_S", wait_s)
+    asked = [str(model), "--gpus", "RTX4090", "--data", str(chats), "--no-write", "--offline", "--json"]
+    assert run([*asked, "--no-deepspeed-estimate"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["recommended"]
+    assert err.count("ds-advise: chats.jsonl: 60 rows ...") == lines

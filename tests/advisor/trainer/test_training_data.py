@@ -20,6 +20,7 @@ from ds_advise.advisor.data.rows import Row, read_rows
 from ds_advise.advisor.data.shapes import ROW_SHAPES, Chat, PlainText, TextPart, recognise, teaches_nothing
 from ds_advise.advisor.data.tokenizing import Tokenized, tokenize
 from ds_advise.advisor.data.tokens import Tokens, TokenWriter, open_tokens
+from ds_advise.advisor.terminal import progress
 from ds_advise.advisor.trainer.ranks.batches import IGNORED, Collator, TokenDataset
 from hypothesis import given
 from hypothesis import strategies as st
@@ -461,12 +462,16 @@ def test_packed_samples_do_not_see_each_other(tmp_path: Path, tokenizer: Any) ->
             begin += len(alone)
 
 
-def test_rows_are_taken_in_batches_without_losing_any(tmp_path: Path, tokenizer: Any) -> None:
+def test_rows_are_taken_in_batches_without_losing_any(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More rows than are tokenized at once keep their number and order."""
     rows = [{"prompt": f"{number}", "completion": "."} for number in range(2001)]
-    done: list[int] = []
-    data = prepare(write(tmp_path / "data.jsonl", rows), tokenizer, tmp_path / "tokens", on_rows=done.append)
-    assert (data.rows, done) == (2001, [1000, 2000, 2001])
+    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
+    said: list[str] = []
+    data = prepare(write(tmp_path / "data.jsonl", rows), tokenizer, tmp_path / "tokens", say=said.append)
+    assert data.rows == 2001
+    assert said == [f"data.jsonl: {done} rows ..." for done in ("1,000", "2,000", "2,001")]
     tokens = data.opened()
     for number in (0, 999, 1000, 2000):
         assert tokenizer.decode(tokens.ids[tokens.starts[number] : tokens.starts[number + 1]]) == f"{number}.<|im_end|>"
