@@ -1,0 +1,223 @@
+"""What the documents show of the program's output, as the program really prints it, and the picture of the README.
+
+    python -m benchmarks.shown_output            # exit 1 when something is stale
+    python -m benchmarks.shown_output --write    # bring it up to date
+
+A block that starts with `$ ` shows what that command prints in 80 columns, beside the files of `make_files`; a line of
+dots stands for lines that are left out, and a block that starts with dots shows more of the command before it. What is
+kept between dots is found again by its first and its last line, whatever their figures became; where one is printed no
+more, the block is left alone and named, because somebody has to read it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
+DOCUMENTS = (*READMES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+PICTURE = ROOT / "docs" / "pictures" / "memory.svg"
+QUESTION = ("Qwen2.5-14B", "--gpus", "2x32GB")
+DOTS = "..."
+
+_STARTS = ("ds-advise", "python3?", "bash", "pip")
+_ALIKE = 0.75
+"""How alike two lines are, figures apart, of which one is the other's successor."""
+_FOREIGN_EXAMPLES = ROOT / "tests" / "advisor" / "foreign" / "examples" / "LLaMA-Factory" / "examples"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Lines of a document that stand apart as code."""
+
+    document: str
+    first: int
+    """Where they begin, from 0."""
+    lines: tuple[str, ...]
+    asked: str = ""
+    """The command whose output they show; "" where they show none."""
+
+    @property
+    def commands(self) -> list[str]:
+        """Without prompt and comment."""
+        asked = [line for line in self.lines if line.startswith("$ ")] or list(self.lines)
+        words = [line.removeprefix("$ ").partition(" #")[0].strip() for line in asked]
+        return [line for line in words if re.match(rf"(\w+=\S+ )*({'|'.join(_STARTS)}) ", line)]
+
+    @property
+    def is_python(self) -> bool:
+        return any(re.match(r"(from|import) ", line) for line in self.lines)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the output is shown."""
+        return self.lines[0].startswith("$ ") and not any(line.strip() == DOTS for line in self.lines)
+
+    @property
+    def parts(self) -> list[tuple[int, tuple[str, ...]]]:
+        """The lines between dots, and at which line of the block each part begins and ends with more than a blank."""
+        left_out = [at for at, line in enumerate(self.lines) if line.strip() == DOTS or line.startswith("$ ")]
+        found: list[tuple[int, tuple[str, ...]]] = []
+        for begin, end in pairwise([*left_out, len(self.lines)]):
+            spoken = [at for at in range(begin + 1, end) if self.lines[at]]
+            if spoken:
+                found.append((spoken[0], self.lines[spoken[0] : spoken[-1] + 1]))
+        return found
+
+
+def blocks(document: Path) -> Iterator[Block]:
+    """Fenced ones, and those of four spaces that follow an empty line."""
+    lines = [*document.read_text(encoding="utf-8").splitlines(), "end"]
+    name, asked = str(document.relative_to(ROOT)), ""
+    found: list[str] = []
+    fenced = False
+    for at, (before, line) in enumerate(zip(["", *lines], lines, strict=False)):
+        if fenced and not line.startswith("```"):
+            found.append(line)
+        elif (line.startswith("    ") and (found or not before)) or (found and not line):
+            found.append(line[4:])
+        else:
+            if found:
+                if found[0].startswith("$ "):
+                    asked = found[0].removeprefix("$ ")
+                shows = found[0].startswith("$ ") or found[0] == DOTS
+                yield Block(document=name, first=at - len(found), lines=tuple(found), asked=asked if shows else "")
+            found = []
+            fenced = line.startswith("```") and not fenced
+
+
+def make_files(folder: Path) -> None:
+    """The files that the documents speak of."""
+    cpu = {"device": "cpu"}
+    config = {
+        "bf16": {"enabled": "auto"},
+        "zero_optimization": {"stage": 3, "offload_optimizer": cpu, "offload_param": cpu},
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+    }
+    tiny = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 256,
+    }
+    chat = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    net = next(block for document in DOCUMENTS for block in blocks(document) if "class Net" in " ".join(block.lines))
+    for name, text in (
+        ("ds_config.json", json.dumps(config, indent=2)),
+        ("old.json", json.dumps(config | {"zero_optimization": {"stage": 2}})),
+        ("net.py", "\n".join(net.lines)),
+        ("cifar.json", '{"zero_optimization": {"stage": 2}, "optimizer": {"type": "Adam", "params": {}}}'),
+        ("chats.jsonl", json.dumps(chat) + "\n"),
+        ("train.py", "from transformers import Trainer, TrainingArguments\n"),
+        ("make_config.py", f"import json; print(json.dumps({config | {'fp16': {'enabled': False}}}))"),
+    ):
+        (folder / name).write_text(text)
+    shutil.copytree(_FOREIGN_EXAMPLES, folder / "examples")
+    for name in ("Qwen2.5-1.5B", "tiny", "model"):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(tiny))
+
+
+@cache
+def printed(command: str) -> tuple[str, ...]:
+    """The lines that a command prints; it finds no configuration of before."""
+    words = shlex.split(command)
+    variables = dict(
+        word.split("=", 1) for word in words[: next(at for at, word in enumerate(words) if "=" not in word)]
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        make_files(Path(folder))
+        Path(folder, "ds_config.json").unlink()
+        output = subprocess.run(
+            [sys.executable, "-m", "ds_advise", *words[len(variables) + 1 :]],
+            cwd=folder,
+            text=True,
+            capture_output=True,
+            env={**os.environ, "COLUMNS": "80", "CUDA_VISIBLE_DEVICES": "", **variables},
+        ).stdout
+    return tuple(line.rstrip() for line in output.strip("\n").splitlines())
+
+
+def refreshed(block: Block, output: Sequence[str]) -> list[str] | None:
+    """The block's lines as they are printed today; None where a line at an end of a part is printed no more."""
+    if block.is_whole:
+        return [block.lines[0], *output]
+    lines, begin = list(block.lines), 0
+    replaced: list[tuple[int, int, Sequence[str]]] = []
+    for at, part in block.parts:
+        first = _successor(part[0], output, begin)
+        last = None if first is None else first if len(part) == 1 else _successor(part[-1], output, first)
+        if first is None or last is None:
+            return None
+        replaced.append((at, len(part), output[first : last + 1]))
+        begin = last + 1
+    for at, length, today in reversed(replaced):
+        lines[at : at + length] = today
+    return lines
+
+
+def _successor(line: str, output: Sequence[str], begin: int) -> int | None:
+    """Where the line that is most like it stands, from `begin` on."""
+    if line in output[begin:]:
+        return output.index(line, begin)
+    likeness = [SequenceMatcher(None, _wording(line), _wording(each)).ratio() for each in output[begin:]]
+    best = max(likeness, default=0.0)
+    return begin + likeness.index(best) if best >= _ALIKE else None
+
+
+def _wording(line: str) -> str:
+    """A line without its figures, and without the mark of the plan that is recommended."""
+    return re.sub(r"\s+", " ", re.sub(r"\d[\d,.x]*", "0", line.lstrip(" >")))
+
+
+def picture() -> str:
+    """The picture as it ought to be."""
+    with tempfile.TemporaryDirectory() as folder:
+        drawn = Path(folder, "memory.svg")
+        command = [sys.executable, "-m", "ds_advise", *QUESTION, "--no-write", "--quiet", "--plot", str(drawn)]
+        subprocess.run(command, check=True)
+        return drawn.read_text(encoding="utf-8")
+
+
+def main() -> None:
+    write, stale = "--write" in sys.argv, []
+    for document in DOCUMENTS:
+        text = document.read_text(encoding="utf-8")
+        lines = text.splitlines()
+        for block in reversed([block for block in blocks(document) if block.asked]):
+            today = refreshed(block, printed(block.asked))
+            if today is None or (not write and tuple(today) != block.lines):
+                why = "a line at its beginning or end is printed no more" if today is None else "it is stale"
+                stale.append(f"{block.document}, line {block.first + 1}: {why}")
+            elif write:
+                lines[block.first : block.first + len(block.lines)] = today
+        if write:
+            document.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    drawn = picture()
+    if write:
+        PICTURE.write_text(drawn, encoding="utf-8")
+    elif PICTURE.read_text(encoding="utf-8") != drawn:
+        stale.append(f"{PICTURE.name}: it is stale")
+    if stale:
+        sys.exit("\n".join(stale))
+
+
+if __name__ == "__main__":
+    main()
