@@ -4,11 +4,11 @@
     python -m benchmarks.fit_speed --write      # besides, for each origin of runs, its predictions under a fit on the
                                                 # others, into benchmarks/data/speed_left_out.csv
 
-The fit minimizes the mean of |log(predicted / measured)| over the runs of `accuracy.timed_runs`, where every origin
-counts as the square root of its runs, so that a hundred rows of one table do not outvote the rest, plus STIFFNESS
-log^2(constant / prior) for each constant: what the runs hardly feel stays where other knowledge puts it. The logarithm
-of a prediction is nearly linear in those of the constants: each round takes the slopes, finds the minimum of the linear
-model within a trust region, and keeps it if the true objective agrees.
+The fit minimizes the mean of |log(predicted / measured)| over the runs of `accuracy.timed_runs`, weighted by their
+origins (`timed_runs.weights`), plus STIFFNESS log^2(constant / prior) for each constant: what the runs hardly feel
+stays where other knowledge puts it. The logarithm of a prediction is nearly linear in those of the constants: each
+round takes the slopes, finds the minimum of the linear model within a trust region, and keeps it if the true objective
+agrees.
 
 TILE_START and RAMP_S stand apart: they follow from published timings of single products (`products_error`).
 """
@@ -18,12 +18,11 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from math import exp, log, sqrt
+from math import exp, log
 from statistics import mean
 from types import ModuleType
 from typing import Any
@@ -32,7 +31,7 @@ from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.time import collective_time, compute_time, host_time, offload_time, roofline
 from ds_advise.estimators.time import step_time as throughput
 
-from .accuracy.timed_runs import DATA, LEFT_OUT, TimedRun, read_runs
+from .accuracy.timed_runs import DATA, LEFT_OUT, TimedRun, read_runs, weights
 
 STIFFNESS = 0.05
 """A tenth off its prior, a constant must improve the mean error by 0.05 percentage points."""
@@ -44,9 +43,6 @@ TRUST = tuple(log(factor) for factor in (1.5, 1.25, 1.1, 1.04))
 """How far a constant may move in a round, round by round."""
 
 SLOPE_STEP = log(1.02)
-
-LIGHT = {"bytedance-iaas/AsymGEMM": 0.25}
-"""Origins that count for less than the square root of their runs: a project's own log, its settings not stated."""
 
 Slopes = list[list[tuple[int, float]]]
 """By constant, (run, slope of its log prediction) where it is not 0."""
@@ -129,11 +125,11 @@ def products_error(tile_start: float, ramp_s: float) -> float:
 def objective(runs: Sequence[TimedRun]) -> float:
     """Weighted mean of |log(predicted / measured)| of the counted runs, and what leaving the priors costs."""
     counted = [run for run in runs if run.counted]
-    return _objective(_log_errors(counted), _weights(counted), _log_shifts())
+    return _objective(_log_errors(counted), weights([run.origin for run in counted]), _log_shifts())
 
 
-def _objective(log_errors: Sequence[float], weights: Sequence[float], log_shifts: Sequence[float]) -> float:
-    misfit = sum(weight * abs(error) for weight, error in zip(weights, log_errors, strict=True))
+def _objective(log_errors: Sequence[float], shares: Sequence[float], log_shifts: Sequence[float]) -> float:
+    misfit = sum(weight * abs(error) for weight, error in zip(shares, log_errors, strict=True))
     return misfit + STIFFNESS * sum(shift * shift for shift in log_shifts)
 
 
@@ -144,13 +140,6 @@ def _log_errors(runs: Sequence[TimedRun]) -> list[float]:
 def _log_shifts() -> list[float]:
     """How far each constant is from its prior."""
     return [log(constant.read() / constant.prior) for constant in CONSTANTS]
-
-
-def _weights(runs: Sequence[TimedRun]) -> list[float]:
-    """Each run's part of the mean."""
-    counts = Counter(run.origin for run in runs)
-    shares = [LIGHT.get(run.origin, 1.0) / sqrt(counts[run.origin]) for run in runs]
-    return [share / sum(shares) for share in shares]
 
 
 def slopes(runs: Sequence[TimedRun], log_errors: Sequence[float]) -> Slopes:
@@ -172,18 +161,18 @@ def fit(runs: Sequence[TimedRun], *, trust: Sequence[float] = TRUST, first_slope
     first_slopes: those of the first round, where the caller has them already.
     """
     counted = [run for run in runs if run.counted]
-    weights, errors = _weights(counted), _log_errors(counted)
-    best, known = _objective(errors, weights, _log_shifts()), first_slopes
+    shares, errors = weights([run.origin for run in counted]), _log_errors(counted)
+    best, known = _objective(errors, shares, _log_shifts()), first_slopes
     for largest in trust:
         known = known or slopes(counted, errors)
         before = [constant.read() for constant in CONSTANTS]
-        moves = _linear_minimum(errors, known, weights, largest)
+        moves = _linear_minimum(errors, known, shares, largest)
         if not any(moves):
             continue
         for constant, value, move in zip(CONSTANTS, before, moves, strict=True):
             constant.write(min(constant.largest, value * exp(move)))
         found = _log_errors(counted)
-        better = _objective(found, weights, _log_shifts())
+        better = _objective(found, shares, _log_shifts())
         if better < best - 1e-5:
             best, errors = better, found
             known = None if max(map(abs, moves)) > 2 * SLOPE_STEP else known
@@ -193,9 +182,7 @@ def fit(runs: Sequence[TimedRun], *, trust: Sequence[float] = TRUST, first_slope
     return best
 
 
-def _linear_minimum(
-    log_errors: Sequence[float], known: Slopes, weights: Sequence[float], largest: float
-) -> list[float]:
+def _linear_minimum(log_errors: Sequence[float], known: Slopes, shares: Sequence[float], largest: float) -> list[float]:
     """By how much each constant's logarithm moves, at most by `largest`, to the minimum of the linear model."""
     errors, shifts = list(log_errors), _log_shifts()
     room = [log(constant.largest / constant.read()) for constant in CONSTANTS]
@@ -203,7 +190,7 @@ def _linear_minimum(
 
     def gain(index: int, step: float) -> float:
         """What moving a constant saves."""
-        misfit = sum(weights[run] * (abs(errors[run]) - abs(errors[run] + step * slope)) for run, slope in known[index])
+        misfit = sum(shares[run] * (abs(errors[run]) - abs(errors[run] + step * slope)) for run, slope in known[index])
         return misfit + STIFFNESS * (shifts[index] ** 2 - (shifts[index] + step) ** 2)
 
     def moves_by(index: int, size: float) -> bool:

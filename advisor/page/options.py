@@ -27,7 +27,7 @@ _LONGEST_TEXT = 200
 _LONGEST_CONFIG = 2**20
 """Characters of a pasted configuration of a model."""
 
-_LEFT_OUT = ("model", "model_size", "offline", "sharding", "deepspeed_estimate", "data", "packing", "eval_split")
+_LEFT_OUT = ("model", "model_size", "offline", "sharding", "deepspeed_estimate", "data", "packing", "eval_split", "say")
 """Arguments of `advise` that are no option here: the model is chosen beside them, the others want what no browser has
 or change no recommendation."""
 

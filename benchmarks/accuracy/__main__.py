@@ -67,6 +67,8 @@ def main() -> int:
         help="write docs/accuracy.md, lines of docs/how-true.md and README, the spreads, benchmarks/data/questions.csv",
     )
     asked = parser.parse_args()
+    if asked.write:  # first, since the rest is told with it
+        spread.write(spread.residuals([run for run in read_runs() if run.counted]))
     found = sections()
     if asked.write:
         memory_spread.write(memory.results())
@@ -75,7 +77,6 @@ def main() -> int:
         README.write_text(readme(), encoding="utf-8")
         whole_runs.write()
         questions.FILE.write_text(all_questions(), encoding="utf-8")
-        spread.write(spread.residuals([run for run in read_runs() if run.counted]))
     elif asked.json:
         print(json.dumps({section.title: section.data for section in found}, indent=1))
     else:

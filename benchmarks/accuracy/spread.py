@@ -1,21 +1,22 @@
 """The 80 % intervals of predicted speeds, from predictions that have not seen the origin of the run they are for.
 
-A residual is measured over predicted speed. Its tenth and ninetieth percentiles over the runs of a kind are the
-interval (`estimators/time/speed_spread.py`); how well that holds is told by the runs of each origin under the
-percentiles of all others.
+A residual is measured over predicted speed. Its tenth and ninetieth percentiles over the runs of a kind, weighted by
+their origins as in the fit, are the interval (`estimators/time/speed_spread.py`); how well that holds is told by the
+runs of each origin under the percentiles of all others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import combinations
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, combinations
 from math import exp, log
 from typing import NamedTuple
 
 from ds_advise.estimators.time.speed_spread import DATA, Kind, speed_kind
 
 from .report import Table
-from .timed_runs import TimedRun, groups
+from .timed_runs import TimedRun, groups, weights
 
 HEADER = ("kind", "low", "high", "runs", "origins")
 SHARE = 0.8
@@ -65,7 +66,7 @@ def coverage(found: Sequence[Residual]) -> float:
     """Share of runs that lie in the interval of the runs of other origins."""
     inside = 0
     for origin in {residual.origin for residual in found}:
-        low, high = _interval(residual.log_ratio for residual in found if residual.origin != origin)
+        low, high = _interval([residual for residual in found if residual.origin != origin])
         inside += sum(low <= residual.log_ratio <= high for residual in found if residual.origin == origin)
     return inside / len(found)
 
@@ -75,15 +76,17 @@ def write(kinds: dict[Kind, list[Residual]]) -> None:
 
 
 def _cells(found: Sequence[Residual]) -> tuple[str, ...]:
-    low, high = _interval(residual.log_ratio for residual in found)
+    low, high = _interval(found)
     origins = len({residual.origin for residual in found})
     return f"{exp(low):.2f}", f"{exp(high):.2f}", str(len(found)), str(origins)
 
 
-def _interval(log_ratios: Iterable[float]) -> tuple[float, float]:
-    ordered = sorted(log_ratios)
-    beyond = (1 - SHARE) / 2 * len(ordered)
-    return ordered[int(beyond)], ordered[-1 - int(beyond)]
+def _interval(found: Sequence[Residual]) -> tuple[float, float]:
+    shares = weights([residual.origin for residual in found])
+    ordered = sorted(zip((residual.log_ratio for residual in found), shares, strict=True))
+    below = [*accumulate(share for _, share in ordered)]
+    beyond = (1 - SHARE) / 2
+    return ordered[bisect_right(below, beyond)][0], ordered[bisect_left(below, 1 - beyond)][0]
 
 
 def _pairs(runs: Sequence[TimedRun]) -> Iterator[tuple[TimedRun, TimedRun]]:

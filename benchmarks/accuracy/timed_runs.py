@@ -8,9 +8,11 @@ counts (Kendall's tau), and what choosing the run that is predicted fastest cost
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import sqrt
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -34,6 +36,9 @@ from .questions import Asked, model_of
 DATA = Path(__file__).parents[1] / "data"
 LEFT_OUT = DATA / "speed_left_out.csv"
 """What `benchmarks.fit_speed --write` found: each run's prediction under a fit on the runs of other origins."""
+
+LIGHT = {"bytedance-iaas/AsymGEMM": 0.25}
+"""Origins that count for less than the square root of their runs: a project's own log, its settings not stated."""
 
 SCHEDULES = DATA / "schedules"
 """What `benchmarks.dry_run.record_schedules` wrote: a step of some of the runs."""
@@ -130,6 +135,14 @@ class TimedRun:
     @property
     def unseen_error(self) -> float:
         return self.unseen_s / self.measured_s - 1
+
+
+def weights(origins: Sequence[str]) -> list[float]:
+    """The part that each run has in a statistic, by the origins of all: an origin counts as the square root of its
+    runs, so that a hundred rows of one table do not outvote the rest."""
+    counts = Counter(origins)
+    shares = [LIGHT.get(origin, 1.0) / sqrt(counts[origin]) for origin in origins]
+    return [share / sum(shares) for share in shares]
 
 
 def read_runs() -> list[TimedRun]:

@@ -84,7 +84,7 @@ def ranks_on_the_cpu(extensions: Callable[..., None]) -> Iterator[None]:
 def no_process_is_left() -> Iterator[None]:
     before = _children()
     yield
-    assert _children() <= before
+    assert {pid: words for pid, words in _children().items() if pid not in before} == {}
 
 
 def train(model: Path, data: Path, output: Path, *options: str) -> int:
@@ -382,10 +382,15 @@ def after_step(
     assert all(future.result() for future in watched), f"step {step} was seen on every rank"
 
 
-def _children() -> set[int]:
+def _children() -> dict[int, str]:
+    """Every descendant: its command line, or where that is gone its state."""
     import psutil
 
-    return {process.pid for process in psutil.Process().children(recursive=True)}
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found[process.pid] = f"{process.status()} {process.ppid()} {' '.join(process.cmdline())}"
+    return found
 
 
 @pytest.mark.slow
