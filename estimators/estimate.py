@@ -118,7 +118,7 @@ class MemoryEstimate:
     """The candidates for the peak of live tensors, per GPU."""
     reserved_terms: tuple[MemoryTerm, ...]
     """What the caching allocator must hold beyond the peak of live tensors (rounding, fragmentation). With memory to
-    spare it also keeps blocks cached that it would return when asked; they are not in here."""
+    spare it also keeps blocks cached that it would return when asked: `cache_terms`."""
     device_terms: tuple[MemoryTerm, ...]
     """What the device shows beyond that (CUDA context, NCCL, library workspaces outside the allocator)."""
     host_pinned_terms: tuple[MemoryTerm, ...]
@@ -129,6 +129,9 @@ class MemoryEstimate:
     """The peak while the model is loaded and partitioned."""
     nvme_terms: tuple[MemoryTerm, ...]
     """Bytes on the disks of a node."""
+    cache_terms: tuple[MemoryTerm, ...] = ()
+    """What the allocator keeps cached besides, which no plan needs and nvidia-smi shows; without expandable segments
+    alone, since nobody published it with them."""
 
     @cached_property
     def peak(self) -> Phase:
@@ -150,6 +153,11 @@ class MemoryEstimate:
         """What the process needs of the device (as nvidia-smi shows it on a GPU that is full); compared with its
         memory."""
         return self.reserved_bytes_per_gpu + sum(term.size_bytes for term in self.device_terms)
+
+    @property
+    def cached_bytes_per_gpu(self) -> int:
+        """`cache_terms` in all: `device_bytes_per_gpu` and this are what nvidia-smi shows while there is room."""
+        return sum(term.size_bytes for term in self.cache_terms)
 
     @property
     def gpu_terms(self) -> tuple[MemoryTerm, ...]:

@@ -17,14 +17,19 @@ class Software:
     (`memory.activations.loss`); before 5 every expert is a module of its own, which bitsandbytes quantizes."""
     deepspeed: tuple[int, int] = (0, 19)
     """The version of DeepSpeed. Before 0.19 stages 1 and 2 flatten the weights on the host, not on the GPU."""
+    torch: tuple[int, int] = (2, 0)
+    """The version of PyTorch. Before 1.13 CUDA loaded every kernel of its libraries at once
+    (`memory.device_overhead.EAGER_CONTEXT_BYTES`); before 2.0 `zero_grad()` filled gradients with zeros, so that in
+    plain PyTorch they live at every moment."""
     reentrant: bool = False
     """Checkpointing is reentrant (`use_reentrant=True`): it runs whole layers again, and FSDP's hooks on frozen weights
     then hold every layer's input to the end of the backward pass."""
     autocast: bool = False
     """What trains is kept in fp32 and cast in every pass (`torch.autocast`). Plain PyTorch only: DeepSpeed's engine
-    casts the weights once."""
+    casts the weights once. Of adapters `fp32_adapters` says what they are kept in."""
     fp32_adapters: bool = False
-    """Adapters stay in the fp32 that peft creates them in; DeepSpeed's engine casts them to the training precision."""
+    """Adapters stay in the fp32 that peft creates them in (before 0.7 always, since 0.12 again); DeepSpeed's engine
+    casts them to the training precision."""
     fp32_norms: bool = False
     """The norms give fp32, and so what passes from layer to layer is fp32: after peft's
     `prepare_model_for_kbit_training`, or with LayerNorm under autocast before 4-bit layers."""

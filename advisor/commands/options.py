@@ -224,7 +224,8 @@ _SOFTWARE = (
         "--software",
         metavar="NAME[=VALUE],...",
         help="Say what differs from today's software as the printed commands run it: transformers=4.45, "
-        "deepspeed=0.18, reentrant, autocast, fp32-adapters, fp32-norms, optimizer-step=fused, expandable-segments=no.",
+        "deepspeed=0.18, torch=1.13, reentrant, autocast, fp32-adapters, fp32-norms, optimizer-step=fused, "
+        "expandable-segments=no.",
     ),
 )
 _RISK = click.option(

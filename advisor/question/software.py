@@ -34,7 +34,7 @@ def _name(name: str) -> str:
 
 
 def _value(name: str, value: Any) -> Any:
-    if name in ("transformers", "deepspeed"):
+    if name in ("transformers", "deepspeed", "torch"):
         return _version(name, value)
     if name == "optimizer_step":
         if value not in get_args(OptimizerStep):

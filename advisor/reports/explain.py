@@ -43,6 +43,8 @@ def _title(explanation: Explanation, section: Section) -> str:
     return {
         "gpu_memory": f"{gib(int(section.total))} GiB of each GPU's memory, at the peak "
         f"({phase_title(memory.peak.name)})",
+        "gpu_cache": f"{gib(int(section.total))} GiB besides that PyTorch keeps cached until a request would fail; "
+        "nvidia-smi shows it",
         "host_memory": f"{gib(int(section.total))} GiB of host RAM per node while training "
         f"({gib(memory.host_loading_bytes_per_node)} GiB while the model loads)",
         "nvme": f"{gib(int(section.total))} GiB of NVMe per node",

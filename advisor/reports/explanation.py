@@ -66,6 +66,8 @@ class ExplanationJson(TypedDict):
     allocated_bytes_per_gpu: int
     reserved_bytes_per_gpu: int
     device_bytes_per_gpu: int
+    cached_bytes_per_gpu: int
+    """What PyTorch keeps cached besides, as far as that is known; nvidia-smi shows both."""
     step_seconds: float
     tokens_per_second: float
     peak: str
@@ -73,7 +75,7 @@ class ExplanationJson(TypedDict):
     allocated_bytes_by_moment: dict[str, int]
     host_loading_bytes_per_node: int
     sections: dict[str, SectionJson]
-    """gpu_memory, host_memory, nvme and time."""
+    """gpu_memory, gpu_cache, host_memory, nvme and time, as far as the plan has them."""
     symbols: dict[str, str]
     """What the symbols of the formulas mean."""
 
@@ -125,6 +127,7 @@ class Explanation:
             "allocated_bytes_per_gpu": memory.allocated_bytes_per_gpu,
             "reserved_bytes_per_gpu": memory.reserved_bytes_per_gpu,
             "device_bytes_per_gpu": memory.device_bytes_per_gpu,
+            "cached_bytes_per_gpu": memory.cached_bytes_per_gpu,
             "step_seconds": self.candidate.time.step_s,
             "tokens_per_second": self.candidate.tokens_per_s,
             "peak": memory.peak.name,
@@ -166,6 +169,7 @@ def explain_plan(candidate: Candidate, *, component: str | None = None) -> Expla
     memory, time = candidate.memory, candidate.time
     every = (
         Section(name="gpu_memory", terms=memory.gpu_terms, total=memory.device_bytes_per_gpu),
+        Section(name="gpu_cache", terms=memory.cache_terms, total=memory.cached_bytes_per_gpu),
         Section(
             name="host_memory",
             terms=memory.host_pinned_terms + memory.host_pageable_terms,

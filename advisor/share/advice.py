@@ -234,6 +234,7 @@ def _terms(answer: Recommendation) -> Section | None:
     device = device_word(answer.question.cluster)
     titles = {
         "gpu_memory": f"Memory per {device} at the peak ({phase_title(shown.memory.peak.name)})",
+        "gpu_cache": "Cached besides until a request would fail, as nvidia-smi shows it",
         "host_memory": "Host RAM per node",
         "nvme": "NVMe per node",
         "time": "One optimizer step",

@@ -134,9 +134,9 @@ def _bytes(figure: str, unit: str) -> int | None:
 
 def _software(row: dict[str, str]) -> Software:
     """None of the runs used expandable segments, and none DeepSpeed 0.19; older versions are alike."""
-    major, _, minor = (row["transformers"] or "5.0").partition(".")
     return Software(
-        transformers=(int(major), int(minor)),
+        transformers=_version(row["transformers"]) or Software().transformers,
+        torch=_version(row["torch"]) or Software().torch,
         deepspeed=(0, 14) if row["loop"] == "deepspeed" else Software().deepspeed,
         reentrant=row["reentrant"] == "yes",
         autocast=row["autocast"] == "yes",
@@ -145,6 +145,12 @@ def _software(row: dict[str, str]) -> Software:
         optimizer_step=cast(OptimizerStep, row["optimizer_step"]),
         expandable_segments=False,
     )
+
+
+def _version(text: str) -> tuple[int, int] | None:
+    """Major and minor of `1.10`."""
+    major, _, minor = text.partition(".")
+    return (int(major), int(minor)) if text else None
 
 
 def _plan(row: dict[str, str], model: ModelShape) -> Plan:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from ..estimate import Formula
 from ..hardware.cluster import Cluster, Gpu
 from ..plan import Plan
+from ..software import DEFAULT, Software
 from .terms import Terms
 
 MIB = 1 << 20
@@ -21,6 +22,11 @@ CONTEXT_BYTES = {"hopper": 600 * MIB, "ampere": 480 * MIB, "older": 400 * MIB}
 """A bare context with lazily loaded kernels takes 256 MiB (RTX 3090, torch 2.7 + CUDA 12.8: invoke-ai/InvokeAI issue
 9413) to 426 MiB (RTX 6000 Ada, torch 2.10 + CUDA 13.0: unslothai/unsloth-zoo pull 1053); training loads some hundred
 MiB of kernels on top (0.47 to 0.92 GiB in all: stas00/ml-engineering)."""
+
+EAGER_CONTEXT_BYTES = 1343 * MIB
+"""The context where CUDA loads every kernel at once, as it did before PyTorch 1.13 asked for lazy loading (pytorch pull
+86509): measured on a V100 with CUDA 11.2 (transformers docs/source/en/perf_train_gpu_one.mdx@0016acf: "the kernels
+alone take up 1.3GB")."""
 
 NCCL_CHANNELS = {"nvlink": 24, "pcie": 4}
 NCCL_CONNECTIONS = 4
@@ -38,9 +44,14 @@ worse."""
 SEGMENT_BYTES = 20 * MIB
 """Smallest segment for requests over 1 MiB, and a page of an expandable one (torch 2.13 CUDACachingAllocator)."""
 
-FIXED_SEGMENTS_SHARE = 0.28
-"""Share of what comes and goes in a step that the allocator wastes without expandable segments. Fitted: the median over
-the published runs that nearly filled their GPU and whose sources print both the peak of allocated memory and
+FIXED_SEGMENTS_SHARE = 0.0983
+"""Share of what comes and goes in a step that the allocator cannot give back without expandable segments when a request
+fails: the median of the shares by which `fit_probability` judges (data/memory_spread.csv), so that a plan which is as
+likely to fit as not needs just what the GPU has."""
+
+HELD_SHARE = 0.28
+"""The share that it holds while nobody asks it back, the last one included: nvidia-smi shows it. Fitted: the median
+over the published runs that nearly filled their GPU and whose sources print both the peak of allocated memory and
 nvidia-smi (`benchmarks.accuracy.memory.fitted_slack` recomputes it)."""
 
 CPU_PROCESS_BYTES = {0: 70 * 10**6, 1: 160 * 10**6, 2: 160 * 10**6, 3: 200 * 10**6}
@@ -84,8 +95,18 @@ _SLACK = Formula(
 FIXED_SEGMENTS = Formula(
     "allocator_overhead",
     "segment + share transient",
-    "benchmarks/accuracy/memory.py fitted_slack",
+    "benchmarks/accuracy/memory_spread.py wasted_shares",
     {"segment": "bytes of a segment", **_TRANSIENT},
+)
+_CACHE = Formula(
+    "cache",
+    "share transient",
+    "benchmarks/accuracy/memory.py fitted_slack",
+    {
+        "share": "share of what comes and goes that the allocator holds, but would give back",
+        "transient": _TRANSIENT["transient"],
+    },
+    "GPUs with much room, where it grows further",
 )
 _HEAP = Formula(
     "allocator_overhead",
@@ -100,8 +121,8 @@ _HEAP = Formula(
 _PROCESS = Formula("process", "by ZeRO stage", _ON_CPU, not_covered="other optimizers and libraries than were measured")
 _CONTEXT = Formula(
     "cuda_context",
-    "by GPU generation",
-    "InvokeAI issue 9413, unsloth-zoo pull 1053, stas00/ml-engineering",
+    "by GPU generation, and whether kernels are loaded lazily",
+    "InvokeAI issue 9413, unsloth-zoo pull 1053, stas00/ml-engineering; transformers perf_train_gpu_one.mdx",
     not_covered="kernels that a library loads later, and other processes on the GPU",
 )
 _NCCL = Formula(
@@ -153,6 +174,12 @@ def fixed_segments_overhead(transient_bytes: int) -> Terms:
     return FIXED_SEGMENTS.term(wasted, segment=SEGMENT_BYTES, share=FIXED_SEGMENTS_SHARE, transient=transient_bytes)
 
 
+def fixed_segments_cache(transient_bytes: int) -> Terms:
+    """What it holds besides and gives back before a request fails: no plan needs it, and nvidia-smi shows it."""
+    share = HELD_SHARE - FIXED_SEGMENTS_SHARE
+    return _CACHE.term(share * transient_bytes, share=share, transient=transient_bytes)
+
+
 def heap_overhead(peak_bytes: int, passes_bytes: int, transient_bytes: int) -> Terms:
     """What glibc's heap, which is the allocator on a CPU, holds beyond the live tensors at the peak of a step.
 
@@ -164,7 +191,7 @@ def heap_overhead(peak_bytes: int, passes_bytes: int, transient_bytes: int) -> T
     return _HEAP.term(size, passes=passes_bytes, share=share, transient=transient, peak=peak_bytes)
 
 
-def outside_allocator(cluster: Cluster, plan: Plan | None = None) -> Terms:
+def outside_allocator(cluster: Cluster, plan: Plan | None = None, software: Software = DEFAULT) -> Terms:
     """CUDA context and NCCL, which PyTorch's counters do not see and nvidia-smi does.
 
     A CPU has neither; there it is what a rank takes besides tensors once its model is there, which is not known without
@@ -172,7 +199,8 @@ def outside_allocator(cluster: Cluster, plan: Plan | None = None) -> Terms:
     """
     if cluster.gpu.is_cpu:
         return () if plan is None else _PROCESS.term(CPU_PROCESS_BYTES[plan.zero_stage])
-    context = _CONTEXT.term(CONTEXT_BYTES[_generation(cluster.gpu.compute_capability)])
+    lazy = software.torch >= (1, 13)
+    context = _CONTEXT.term(CONTEXT_BYTES[_generation(cluster.gpu.compute_capability)] if lazy else EAGER_CONTEXT_BYTES)
     if cluster.world_size == 1:
         return context
     channels = NCCL_CHANNELS["pcie" if cluster.gpu.peer_link == "pcie" else "nvlink"]

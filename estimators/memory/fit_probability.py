@@ -10,6 +10,9 @@ met up to a ratio X of measured to predicted. A is what the caching allocator ho
 Without expandable segments A is uncertain too: what published runs that ended, and those that ran out of memory, allow
 it to be.
 
+What is printed as a plan's need is the prediction of S + T + A + O; a plan that needs more than there is is never
+likely to fit.
+
 Not covered: what other processes, a desktop above all, hold on the GPU; host RAM and NVMe.
 """
 
@@ -18,13 +21,14 @@ from __future__ import annotations
 import csv
 from bisect import bisect_left
 from functools import cache
+from math import nextafter
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ..estimate import MemoryEstimate
 from ..hardware.cluster import Cluster
 from ..workload import Workload
-from .device_overhead import FIXED_SEGMENTS, outside_allocator
+from .device_overhead import FIXED_SEGMENTS, SEGMENT_BYTES, outside_allocator
 from .terms import Terms
 
 DATA = Path(__file__).parents[1] / "data" / "memory_spread.csv"
@@ -56,6 +60,8 @@ Assumed; of the published runs none says what its kernels took."""
 CPU_COVERED = 0.26
 """What 97.5 % of the probes in docs/probe.md measured at most beyond the prediction for a rank on the CPU, whose
 allocator is the process's heap (`benchmarks/probes/cpu_memory.py`)."""
+
+_BELOW_HALF = nextafter(0.5, 0.0)
 
 _THREE_POINTS = ((-(3**0.5), 1 / 6), (0.0, 2 / 3), (3**0.5, 1 / 6))
 """Standard deviations and weights of the quadrature that is exact for polynomials up to the fifth degree under a normal
@@ -96,7 +102,7 @@ def fit_probability(
     found = ratio or ratios()[kind_of(workload)]
     if not any(term.declared is FIXED_SEGMENTS for term in memory.reserved_terms):
         return _probability(free, transient, spread, found)
-    free += sum(term.size_bytes for term in memory.reserved_terms)
+    free += sum(term.size_bytes for term in memory.reserved_terms) - SEGMENT_BYTES
     return sum(
         probability * _probability(round(free - share * transient), transient, spread, found)
         for share, probability in fixed_segments_waste()
@@ -114,9 +120,13 @@ def kind_of(workload: Workload) -> Kind:
 
 
 def _probability(free_bytes: int, transient_bytes: int, outside_spread_bytes: float, ratio: Quantiles) -> float:
-    """P of bytes that stay free by the prediction."""
+    """P of bytes that stay free by the prediction; below one half where none do.
+
+    The prediction is the median of the need but for what a few runs make of X's, whose tails are not alike.
+    """
     room, spread = 1 + free_bytes / transient_bytes, outside_spread_bytes / transient_bytes
-    return sum(weight * ratio.share_below(room + deviation * spread) for deviation, weight in _THREE_POINTS)
+    found = sum(weight * ratio.share_below(room + deviation * spread) for deviation, weight in _THREE_POINTS)
+    return found if free_bytes >= 0 else min(found, _BELOW_HALF)
 
 
 def _outside_spread_bytes(terms: Terms) -> float:

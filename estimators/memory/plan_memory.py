@@ -42,6 +42,7 @@ from .activations import activation_memory
 from .activations.loss import output_terms, tile_of_logits
 from .device_overhead import (
     allocator_overhead,
+    fixed_segments_cache,
     fixed_segments_overhead,
     heap_overhead,
     library_workspace,
@@ -94,13 +95,15 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     )
 
     peak, kept = max(phase.allocated_bytes for phase in phases), total_bytes(resident)
+    transient = max(0, peak - kept)
+    cache: Terms = ()
     if cluster.gpu.is_cpu:
         passes = max(phase.allocated_bytes for phase in phases if phase.name != "step")
         overhead = heap_overhead(peak, passes, max(0, passes - kept))
     elif not workload.software.expandable_segments:
-        overhead = fixed_segments_overhead(max(0, peak - kept))
+        overhead, cache = fixed_segments_overhead(transient), fixed_segments_cache(transient)
     else:
-        overhead = allocator_overhead(plan, max(0, peak - kept))
+        overhead = allocator_overhead(plan, transient)
     rest = _at_rest(plan)
     node = _on_node(sharded, rest, runs, cluster.gpus_per_node)
     # A rank's own experts are copies beside the whole model, which the list of parameters for the optimizer holds.
@@ -110,7 +113,8 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     return MemoryEstimate(
         phases=phases,
         reserved_terms=overhead,
-        device_terms=outside_allocator(cluster, plan),
+        cache_terms=cache,
+        device_terms=outside_allocator(cluster, plan, workload.software),
         host_pinned_terms=node.pinned + checkpoint_terms(model, workload, plan, cluster.gpus_per_node),
         host_pageable_terms=node.pageable,
         host_loading_bytes_per_node=_loading_bytes(loaded, rest, cluster.gpus_per_node) + spread_bytes,

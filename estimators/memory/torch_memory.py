@@ -14,6 +14,8 @@ as a DeepSpeed plan's. What differs, with t bytes per trainable element and w pe
   back-propagated.
 - Where checkpointing is reentrant, FSDP's hooks on frozen parameters hold the input of every layer that was
   back-propagated, and its gradient, to the end of the backward pass: 2 L - 1 tensors of B S H instead of L.
+- Adafactor keeps means over the rows and the columns of each matrix where FSDP did not flatten it.
+- Before PyTorch 2.0 gradients were filled with zeros where they are let go today, and live at every moment.
 - GPTBigCode's code before transformers 4.46 kept the key-value cache while it trained.
 
 Source: torch 2.4 optim/adam.py `_multi_tensor_adam`; torch 2.4 distributed/fsdp/_runtime_utils.py
@@ -29,13 +31,20 @@ from dataclasses import dataclass, replace
 from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase
 from ..hardware.cluster import Cluster
 from ..models.four_bits import quantized, quantized_bytes
+from ..models.lora import adapters
 from ..models.model_shape import ModelShape
 from ..optimizers import optimizer
 from ..plan import Plan
 from ..workload import Workload
 from .activations import activation_memory
 from .activations.loss import output_terms
-from .device_overhead import allocator_overhead, fixed_segments_overhead, library_workspace, outside_allocator
+from .device_overhead import (
+    allocator_overhead,
+    fixed_segments_cache,
+    fixed_segments_overhead,
+    library_workspace,
+    outside_allocator,
+)
 from .host_memory import PROCESS_BYTES, loading_bytes, on_a_node
 from .terms import Terms, total_bytes
 from .trainable import TensorSet, shard_tensors, tensor_set
@@ -50,6 +59,8 @@ _SYMBOLS = {
     "layers": "bytes of the layers that are gathered at this moment",
     "head": "elements of the output head",
     "layer": "trainable elements of the largest layer",
+    "rows": "rows of every trainable matrix",
+    "columns": "columns of every trainable matrix",
     "K": "key and value heads",
     "D": "head size",
 }
@@ -67,11 +78,12 @@ def estimate_torch_memory(model: ModelShape, workload: Workload, cluster: Cluste
     step = _Step(model, workload, cluster, plan)
     phases = step.phases()
     transient = max(phase.allocated_bytes for phase in phases) - total_bytes(step.resident)
-    segments = workload.software.expandable_segments
+    expandable = workload.software.expandable_segments
     return MemoryEstimate(
         phases=phases,
-        reserved_terms=allocator_overhead(plan, transient) if segments else fixed_segments_overhead(transient),
-        device_terms=outside_allocator(cluster, plan),
+        reserved_terms=allocator_overhead(plan, transient) if expandable else fixed_segments_overhead(transient),
+        cache_terms=() if expandable else fixed_segments_cache(transient),
+        device_terms=outside_allocator(cluster, plan, workload.software),
         host_pinned_terms=(),
         host_pageable_terms=step.host_terms(),
         host_loading_bytes_per_node=step.loading_bytes(),
@@ -115,14 +127,27 @@ class _Step:
         return _term(name, text, size, t=sizes.trained, w=sizes.width, Pt=numel, N=sizes.shards)
 
     def _resident(self) -> Terms:
-        sizes, tensors = self.sizes, self.tensors
+        sizes, tensors, workload = self.sizes, self.tensors, self.workload
         resident, numel = library_workspace(self.cluster.gpu), tensors.trainable_numel
         if not self.offloaded:
             weights = (sizes.trained * numel + tensors.frozen_bytes) / sizes.shards
             resident += self._part("parameters", "(t Pt + frozen) / N", weights)
             if self.plan.offload_optimizer == "none":
-                resident += self._part("optimizer_states", "o Pt / N", sizes.states * numel / sizes.shards)
+                if workload.optimizer == "adafactor" and sizes.shards == 1:
+                    resident += self._part("optimizer_states", "t (rows + columns)", self._factored_bytes())
+                else:
+                    resident += self._part("optimizer_states", "o Pt / N", sizes.states * numel / sizes.shards)
         return resident
+
+    def _factored_bytes(self) -> int:
+        """Adafactor's second moment of tensors that nobody flattened: means over rows and over columns of each."""
+        chosen = adapters(self.model, self.workload)
+        elements = 0
+        for tensor, count in self.model.tensor_counts:
+            trained = (tensor,) if self.workload.method == "full" else chosen.matrices(tensor)
+            for shape, numel in ((each.shape, each.numel) for each in trained):
+                elements += count * (numel // shape[-1] + numel // shape[-2] if len(shape) > 1 else numel)
+        return self.sizes.trained * elements
 
     def phases(self) -> tuple[Phase, ...]:
         """The candidates for the peak."""
@@ -136,7 +161,8 @@ class _Step:
         )
         numel, sharded = tensors.trainable_numel, sizes.shards > 1
         whole = self._part("gradients", "t Pt / N", 0 if self.offloaded else sizes.trained * numel / sizes.shards)
-        earlier = whole if plan.gradient_accumulation_steps > 1 else ()
+        kept = plan.gradient_accumulation_steps > 1 or workload.software.torch < (2, 0)
+        earlier = whole if kept else ()
         head = self._part("gradients", "t head", sizes.trained * tensors.head * tensors.trains_head)
         root = sum(tensor.numel for tensor in self.model.outside) * sizes.width * sharded
         layer = _layer_bytes(tensors) * sharded * (2 if workload.method == "full" else 1)
@@ -167,7 +193,8 @@ class _Step:
 
     @property
     def _casts(self) -> bool:
-        return self.workload.software.autocast and self.workload.method == "full"
+        software = self.workload.software
+        return software.autocast and (self.workload.method == "full" or software.fp32_adapters)
 
     @property
     def _hidden_elements(self) -> int:

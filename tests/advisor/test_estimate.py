@@ -73,7 +73,7 @@ def test_plain_pytorch_stands_beside_the_rungs_and_is_never_recommended() -> Non
         ({"settings": "reduce_bucket_size=many"}, "reduce_bucket_size"),
         ({"settings": "zero_stage=1"}, "no setting"),
         ({"settings": {"offload_optimizer": "disk"}}, "offload_optimizer"),
-        ({"software": "torch=2.4"}, "nothing called"),
+        ({"software": "python=3.11"}, "nothing called"),
         ({"software": "transformers=new"}, "no version"),
         ({"software": "reentrant=perhaps"}, "reentrant"),
         ({"software": "optimizer-step=slow"}, "optimizer-step"),

@@ -113,8 +113,9 @@ class Ops:
         input, lora_B saves lora_A's output (r wide), and the scaled product and the sum are tensors of their own.
         Dropout keeps a mask and hands lora_A a copy of the input, one for each adapted layer.
         Source: peft 0.21 `tuners/lora/layer.py` (Linear.forward). The adapter's weights have the model's type under
-        DeepSpeed, which casts the whole module; peft's own fp32 ones take the input as an fp32 copy. QLoRA dequantizes
-        the weight for each product (bitsandbytes `MatMul4Bit`), in the backward pass again.
+        DeepSpeed, which casts the whole module; peft's own fp32 ones take the input as an fp32 copy, which autocast
+        casts back for the product. QLoRA dequantizes the weight for each product (bitsandbytes `MatMul4Bit`), in the
+        backward pass again.
         """
         weight = self.weights[name]
         width = weight.numel // value.width
@@ -138,6 +139,8 @@ class Ops:
             return base
         given = self.cast(value, 4) if self.workload.software.fp32_adapters else value
         taken = self.dropout(given, self.workload.lora_dropout)
+        if self.workload.software.autocast:
+            taken = self.cast(taken, self.itemsize)
         low = self.graph.apply(f"lora_A of {label}", (taken,), width=rank, saves=(taken,), trains=True)
         update = self.scale(self.graph.apply(f"lora_B of {label}", (low,), width=width, saves=(low,), trains=True))
         output = self.add(base, self.cast(update, base.itemsize), label)

@@ -15,7 +15,13 @@ from ds_advise.advisor.recommend.recommendation import Recommendation
 from ds_advise.advisor.recommend.report import render
 from ds_advise.advisor.recommend.search.choice import WORTH_A_RISK
 from ds_advise.advisor.recommend.to_json import json_form
+from ds_advise.estimators.estimate import Formula, MemoryEstimate, Phase
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.memory.device_overhead import allocator_overhead, fixed_segments_overhead, outside_allocator
 from ds_advise.estimators.memory.fit_probability import Quantiles, fit_probability, ratios
+from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.workload import Workload
 from rich.console import Console
 
 RISKY: dict[str, Any] = {"model": "llama3.1-8b", "gpus": "2x32GB", "method": "lora"}
@@ -114,3 +120,34 @@ def test_quantiles_go_on_beyond_the_outermost() -> None:
     assert {kind: spread.share_below(1.0) for kind, spread in ratios().items()} == pytest.approx(
         {"full": 0.5, "adapters": 0.43}, abs=0.08
     )
+
+
+@pytest.mark.parametrize("transient_gib", [0.1, 1, 8, 80])
+@pytest.mark.parametrize("kind", ["full", "lora"])
+@pytest.mark.parametrize("expandable", [True, False])
+def test_what_needs_more_than_there_is_is_never_likely_to_fit(
+    transient_gib: float, kind: Any, expandable: bool
+) -> None:
+    """Whatever the tails of the published runs: a need of one byte more than the GPU has is no "likely fits"."""
+    cluster = Cluster(nodes=1, gpus_per_node=8, gpu=find_gpu("H100"))
+    transient = round(transient_gib * 2**30)
+    overhead = (
+        allocator_overhead(Plan(zero_stage=3, micro_batch_size=1), transient)
+        if expandable
+        else fixed_segments_overhead(transient)
+    )
+    states = Formula("parameters", "made up", "made up")
+    loose = Formula("decoder layer inputs", "made up", "made up").term(transient)
+    for missing in (1, 2**20, 2**26):
+        rest = transient + sum(term.size_bytes for term in (*overhead, *outside_allocator(cluster)))
+        memory = MemoryEstimate(
+            phases=(Phase(name="step", terms=states.term(cluster.gpu.memory_bytes + missing - rest) + loose),),
+            reserved_terms=overhead,
+            device_terms=outside_allocator(cluster),
+            host_pinned_terms=(),
+            host_pageable_terms=(),
+            host_loading_bytes_per_node=0,
+            nvme_terms=(),
+        )
+        assert memory.device_bytes_per_gpu == cluster.gpu.memory_bytes + missing
+        assert fit_probability(memory, cluster, Workload(method=kind)) < LIKELY

@@ -1,0 +1,78 @@
+"""Plain PyTorch: what its versions, peft's adapters and its optimizers keep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ds_advise import estimate
+from ds_advise.estimators.estimate import MemoryEstimate
+
+MIB = 2**20
+
+
+def asked(rung: str = "torch", **question: Any) -> MemoryEstimate:
+    """The memory of a small model on one GPU."""
+    options = {"gpus": "1xV100-16GB", "micro_batch": 1, "gradient_checkpointing": "on", "seq_len": 256} | question
+    return estimate("Qwen2.5-0.5B", rung=rung, offline=True, **options).memory
+
+
+def named(memory: MemoryEstimate, name: str) -> int:
+    return memory.components.get(name, 0)
+
+
+def test_before_1_13_the_context_holds_every_kernel() -> None:
+    """1343 MiB were measured; today's versions load what they run."""
+    old, between, today = (asked(software=f"torch={version}") for version in ("1.10", "1.13", "2.4"))
+    assert named(old, "cuda_context") == 1343 * MIB > 3 * named(between, "cuda_context")
+    assert named(between, "cuda_context") == named(today, "cuda_context")
+    assert named(asked(rung="zero2", software="torch=1.10"), "cuda_context") == 1343 * MIB
+
+
+def test_before_2_0_gradients_live_at_every_moment() -> None:
+    """As they do today with accumulation: filled with zeros, not let go."""
+    old, today = asked(software="torch=1.13"), asked()
+    accumulating = asked(global_batch=4)
+    top = {
+        name: {phase.name: phase.allocated_bytes for phase in memory.phases}["forward_backward_top"]
+        for name, memory in (("old", old), ("today", today), ("accumulating", accumulating))
+    }
+    assert top["old"] == top["accumulating"] > top["today"]
+    assert {phase.name for phase in old.phases} == {phase.name for phase in today.phases}
+
+
+def test_adapters_in_fp32_cost_eight_bytes_more_and_under_autocast_a_cast() -> None:
+    """Weight, gradient and Adam's states; the casts of one forward pass are two bytes each."""
+    plain, fp32, cast = (
+        asked(method="lora", gpus="1xA100-40GB", software=software)
+        for software in (None, "fp32-adapters", "fp32-adapters,autocast")
+    )
+    adapters = named(plain, "optimizer_states") // 4
+    assert named(fp32, "optimizer_states") == named(cast, "optimizer_states") == 8 * adapters
+    assert named(fp32, "parameters") - named(plain, "parameters") == 2 * adapters
+    copies = {term.size_bytes for phase in cast.phases for term in phase.terms if term.name == "autocast_copies"}
+    assert copies == {2 * adapters} and not named(fp32, "autocast_copies")
+
+
+def test_autocast_saves_the_inputs_of_fp32_adapters_in_16_bits() -> None:
+    """Without checkpointing every adapter's input is saved as it is multiplied."""
+    fp32, cast = (
+        asked(method="lora", gpus="1xA100-40GB", seq_len=4096, gradient_checkpointing="off", software=software)
+        for software in ("fp32-adapters", "fp32-adapters,autocast")
+    )
+    assert cast.allocated_bytes_per_gpu < 0.95 * fp32.allocated_bytes_per_gpu
+
+
+def test_adafactor_keeps_rows_and_columns_of_what_nobody_flattened() -> None:
+    """FSDP and ZeRO flatten; of flat tensors it keeps the whole second moment."""
+    alone = asked(optimizer="adafactor", precision="fp32")
+    flat = asked(optimizer="adafactor", precision="fp32", rung="ddp")
+    weights = named(alone, "parameters")
+    assert 0 < named(alone, "optimizer_states") < 0.01 * weights < named(flat, "optimizer_states")
+
+
+def test_fixed_segments_show_more_than_they_need() -> None:
+    """nvidia-smi shows a cache besides that is given back before a request fails; expandable segments' is not known."""
+    fixed, expandable = (asked(software=f"expandable-segments={word}") for word in ("no", "yes"))
+    assert fixed.cached_bytes_per_gpu > named(fixed, "allocator_overhead") > 20 * MIB
+    assert sum(fixed.components.values()) == fixed.device_bytes_per_gpu
+    assert expandable.cached_bytes_per_gpu == 0
