@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
+import shutil
+import subprocess
+import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import packaging
 
 from ...estimators.errors import DsAdviseError
 from .files import TYPES, WORKER_FILES, page_file
-from .pyodide import pyodide_files
+from .pyodide import FILES, pyodide_files
 
 PACKAGE = "ds_advise.zip"
 
+MEMORY = "python_memory.bin"
+"""Python's memory with this package imported, compressed by gzip (under a name that no server takes for that)."""
+
 _LEFT_OUT = (
+    "advisor/check",
     "advisor/commands",
+    "advisor/compare",
+    "advisor/foreign",
     "advisor/launch",
     "advisor/page/static",
+    "advisor/prove",
+    "advisor/rent",
+    "advisor/reports",
     "advisor/share",
     "advisor/trainer",
+    "estimators/schedule",
+    "probes/dry_run",
+    "probes/rank_processes",
+    "probes/real_run",
     "validate/doctor",
 )
 """What answers nothing in a browser: commands of a terminal, and what works on a machine with torch."""
+
+_IMPORT_S = 300
+"""Seconds after which Node is given up; it needs about five."""
 
 _MARK = "built-by-ds-advise"
 """A file that says whose folder it is: only such a one, or an empty one, is built into."""
@@ -42,6 +62,8 @@ def build_page(folder: Path, *, pyodide: Path | None) -> list[Path]:
     contents = {PACKAGE: package_zip(), **pyodide_files(pyodide)}
     contents |= {name: page_file(name, answers="worker") for name in (*TYPES, *WORKER_FILES)}
     build = hashlib.sha256(b"".join(contents[name] for name in sorted(contents))).hexdigest()[:12]
+    memory = _imported(contents)
+    contents |= {} if memory is None else {MEMORY: memory}
     kept = json.dumps(sorted({*contents} - {"index.html", "service_worker.js"}))
     contents |= {name: page_file(name, answers="worker", build=build, kept=kept) for name in (*TYPES, *WORKER_FILES)}
     contents[_MARK] = f"{build}\n".encode()
@@ -54,6 +76,33 @@ def build_page(folder: Path, *, pyodide: Path | None) -> list[Path]:
             f"{folder}: cannot be written ({error.strerror})", fix="name a folder that you may write to"
         ) from error
     return [folder / name for name in contents]
+
+
+def _imported(contents: Mapping[str, bytes]) -> bytes | None:
+    """Python's memory once it has imported this package and answered; None without Node, or where that fails.
+
+    Node runs the same WebAssembly as browsers do. Two builds differ in it (seeds of hashes), so it names no build.
+    """
+    node = shutil.which("node")
+    if node is None:
+        return None
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file in (*FILES, PACKAGE):
+            (folder / file).write_bytes(contents[file])
+        script, written = folder / "memory.mjs", folder / MEMORY
+        script.write_bytes(page_file(script.name, answers="worker"))
+        try:
+            subprocess.run(
+                [node, script, f"{folder}/", written],
+                check=True,
+                capture_output=True,
+                timeout=_IMPORT_S,
+                stdin=subprocess.DEVNULL,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return gzip.compress(written.read_bytes(), mtime=0)
 
 
 def package_zip() -> bytes:

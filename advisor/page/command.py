@@ -50,10 +50,12 @@ def page(folder: Path | None, pyodide: Path | None, port: int, no_browser: bool)
 
 
 def _build(folder: Path, pyodide: Path | None) -> int:
-    from .build import build_page
+    from .build import MEMORY, build_page
 
     files = build_page(folder, pyodide=pyodide)
     size = sum(file.stat().st_size for file in files) / 1e6
     click.echo(f"Built {folder}: {len(files)} files, {size:.1f} MB.")
+    if not any(file.name == MEMORY for file in files):
+        click.echo("Node is missing or could not run Pyodide: each visit imports everything, which takes seconds.")
     click.echo(f"Look at it: python3 -m http.server --directory {folder} 8000, then http://localhost:8000")
     return 0

@@ -7,7 +7,7 @@ const make = (name, properties = {}, ...children) => {
   element.append(...children);
   return element;
 };
-const { answers: mode, build } = document.documentElement.dataset;
+const { answers: mode } = document.documentElement.dataset;
 const FIRST = { model: "Qwen2.5-14B", gpus: "2x32GB" };
 const doubled = (from, to) => { const found = []; for (let size = from; size <= to; size *= 2) found.push(String(size)); return found; };
 const SLIDERS = {  // auto: an empty text leaves it to the advice, which says what it took
@@ -201,6 +201,7 @@ function showPicture() {
 
 function showWhole({ changes, json }) {
   byId("answer").setAttribute("aria-busy", "false");
+  keepFiles();
   texts.json = json;
   showTexts();
   const items = changes.map(({ flags, outcome, options }) => make("li", {},
@@ -243,7 +244,7 @@ function showTexts() {
 // Where answers come from: a worker with Python in it, or the local server of `ds-advise page`.
 
 function workerAnswers() {
-  const worker = new Worker(`worker.js?build=${build}`, { type: "module" }), waiting = new Map();
+  const worker = new Worker("worker.js", { type: "module" }), waiting = new Map();
   let id = 0;
   worker.onmessage = ({ data }) => {
     if (data.progress) byId("progress").textContent = data.progress;
@@ -295,22 +296,22 @@ function loadFailed(reason) {
   showError(`Python could not be loaded ${why}. It is 13 MB and wanted once: reload this page when its server can be reached; after that it works offline.`);
   byId("status").textContent = "Not loaded.";
 }
-async function ready() {
+function ready() {
   if (mode === "server") { byId("status").textContent = "Answered by ds-advise on this machine."; return; }
   byId("progress").textContent = "Calculating …";
-  byId("status").textContent = navigator.serviceWorker?.controller ? "Ready. Works offline from now on." : "Ready.";
+  byId("status").textContent = "Ready.";
 }
 
-// The service worker first, so that what the worker loads goes through it and is kept; without one nothing waits.
-async function registered() {
-  if (!navigator.serviceWorker) return;
+// What is loaded is kept once the first answer is there, so that nothing waits for it; the browser asks the server again
+// for each file, and the server says that it has not changed.
+let isKept = false;
+async function keepFiles() {
+  if (isKept || mode !== "worker" || !navigator.serviceWorker) return;
+  isKept = true;
   try {
     await navigator.serviceWorker.register("service_worker.js");
-    if (navigator.serviceWorker.controller) return;
-    await new Promise((resolve) => {
-      navigator.serviceWorker.addEventListener("controllerchange", resolve, { once: true });
-      setTimeout(resolve, 1500);
-    });
+    await navigator.serviceWorker.ready;
+    byId("status").textContent = "Ready. Works offline from now on.";
   } catch (error) { console.warn("nothing is kept for offline use:", error.message); }
 }
 
@@ -332,7 +333,6 @@ async function begin() {
   makeCopyBoxes();
   document.querySelectorAll("[data-slider]").forEach(slider);
   state = fromAddress();
-  if (mode === "worker") await registered();
   request = mode === "worker" ? workerAnswers() : serverAnswers();
   request("choices", {}, (offered) => { makeControls(offered); showControls(); });
   ask();

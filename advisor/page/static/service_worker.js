@@ -3,7 +3,7 @@ const CACHE = "ds-advise-{{build}}", FILES = {{files}};
 
 self.addEventListener("install", (event) => event.waitUntil((async () => {
   const cache = await caches.open(CACHE);
-  await cache.addAll(["./", "page.css", "page.js", "icon.svg"].map((name) => new Request(name, { cache: "no-cache" })));
+  await cache.addAll(["./", ...FILES].map((name) => new Request(name, { cache: "no-cache" })));
   await self.skipWaiting();
 })()));
 
@@ -20,10 +20,6 @@ self.addEventListener("fetch", (event) => {
   if (name !== "" && !FILES.includes(name)) return;
   event.respondWith((async () => {
     const cache = await caches.open(CACHE), key = new URL(name === "index.html" ? "" : name, folder).href;
-    const kept = await cache.match(key);
-    if (kept) return kept;
-    const response = await fetch(event.request);
-    if (response.ok) event.waitUntil(cache.put(key, response.clone()));
-    return response;
+    return await cache.match(key) ?? fetch(event.request);
   })());
 });

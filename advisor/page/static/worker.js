@@ -1,59 +1,34 @@
 // Python in a worker: it answers one question at a time, and leaves one for a newer.
 import { loadPyodide } from "./pyodide.mjs";
 
-const cacheName = `ds-advise-${new URL(location).searchParams.get("build")}`;
-const FILES = "/lib/ds_advise_package";
-let python, hasFiles = false, isSnapshotKept = false, newest = 0;
+const FOLDER = "/lib/ds_advise_package";  // as in memory.mjs
+let python, requests, newest = 0;
 
-// The interpreter's memory after the first answer, kept in the browser's cache: a later visit goes on from there,
-// instead of importing everything again. Without a cache (an address that is not secure) every visit imports.
-async function keptSnapshot() {
-  try {
-    const found = await (await caches.open(cacheName)).match("snapshot");
-    return found && new Uint8Array(await found.arrayBuffer());
-  } catch { return undefined; }
+// Files that a build makes: the browser asks the server whether it has newer ones, so all are of the same build.
+async function built(name) {
+  const response = await fetch(name, { cache: "no-cache" });
+  if (!response.ok) throw new Error(`${name}: ${response.status}`);
+  return response;
 }
 
-async function keepSnapshot() {
-  if (isSnapshotKept || !self.caches) return;
-  isSnapshotKept = true;
+// Python as the build left it, everything imported; without that, or where it does not fit, a new one that imports.
+async function loaded(memory) {
   try {
-    await (await caches.open(cacheName)).put("snapshot", new Response(python.makeMemorySnapshot()));
-  } catch (error) { console.warn("the next visit will import everything again:", error.message); }
-}
-
-async function unpackFiles(fetched) {
-  if (hasFiles) return;
-  const response = await (fetched ?? fetch("ds_advise.zip"));
-  if (!response.ok) throw new Error(`ds_advise.zip: ${response.status}`);
-  python.unpackArchive(await response.arrayBuffer(), "zip", { extractDir: FILES });
-  hasFiles = true;
+    const unpacked = (await memory).body.pipeThrough(new DecompressionStream("gzip"));
+    return await loadPyodide({ _loadSnapshot: new Uint8Array(await new Response(unpacked).arrayBuffer()) });
+  } catch (error) {
+    console.warn("everything is imported again:", error.message);
+    return loadPyodide();
+  }
 }
 
 async function start() {
-  const snapshot = await keptSnapshot();
-  if (snapshot) {
-    try {
-      python = await loadPyodide({ _loadSnapshot: snapshot });
-      isSnapshotKept = true;
-      return;
-    } catch (error) {
-      console.warn("the kept memory does not fit:", error.message);
-      await (await caches.open(cacheName)).delete("snapshot");
-    }
-  }
-  const fetched = fetch("ds_advise.zip");
-  fetched.catch(() => {});  // told where it is waited for
-  python = await loadPyodide({ _makeSnapshot: true });
-  postMessage({ progress: "Loading the advice …" });
-  await unpackFiles(fetched);
-  python.runPython(`
-import sys
-sys.path.insert(0, "${FILES}")
-from ds_advise.advisor.page.answers import REQUESTS
-def begun(name, request):
-    return REQUESTS[name](request)
-`);
+  const archive = built("ds_advise.zip"), memory = built("python_memory.bin");
+  archive.catch(() => {});  // told where it is waited for
+  python = await loaded(memory);
+  python.unpackArchive(await (await archive).arrayBuffer(), "zip", { extractDir: FOLDER });
+  python.runPython(`import sys; "${FOLDER}" in sys.path or sys.path.insert(0, "${FOLDER}")`);
+  requests = python.pyimport("ds_advise.advisor.page.answers").REQUESTS;
 }
 
 const started = start().then(
@@ -69,20 +44,17 @@ onmessage = async ({ data: { id, name, request } }) => {
   try { await started; } catch { return; }
   try {
     await turn();  // what came meanwhile is seen: of a slider's many questions the newest alone is answered
-    if (name === "judge") await unpackFiles();
     if (name === "answer" && id !== newest) return;
-    const begun = python.globals.get("begun"), parts = begun(name, request);
+    const begun = requests.get(name), parts = begun(request);
     begun.destroy();
-    let isWhole = true;
     for (let part = parts.next(); !part.done; part = parts.next()) {
       const shown = JSON.parse(part.value);
       postMessage({ id, part: shown });
       await turn(shown.part === "pictures" ? STILL_MS : 0);
-      if (name === "answer" && id !== newest) { isWhole = false; break; }
+      if (name === "answer" && id !== newest) break;
     }
     parts.destroy();
     postMessage({ id, done: true });
-    if (name === "answer" && isWhole) { await keepSnapshot(); await unpackFiles(); }
   } catch (error) {
     postMessage({ id, done: true, failed: error.message });
   }

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.cli import run
+from ds_advise.advisor.page.build import MEMORY
 from ds_advise.advisor.page.options import command_of
 from ds_advise.advisor.terminal.units import gib, rate
 
@@ -151,22 +152,35 @@ def test_the_page_works_offline_after_the_first_load(page: Any, static_page: Pat
     with served(static_page) as address:
         page.goto(address)
         page.wait_for_selector(WHOLE_ANSWER)
-        assert "offline" in page.text_content("#status")
+        page.wait_for_selector("#status:has-text('offline')")
         title = page.text_content("#verdict h2")
-    # The server is gone; what follows comes from the browser's cache, first without and then with Python's memory.
-    for _ in range(2):
-        page.context.set_offline(True)
-        page.goto("about:blank")
-        page.goto(address)
-        page.wait_for_selector(WHOLE_ANSWER)
-        assert page.text_content("#verdict h2") == title
-        page.wait_for_function("() => caches.match('snapshot').then(Boolean)")
+    # The server is gone; what follows comes from the browser's cache.
+    page.context.set_offline(True)
+    page.goto("about:blank")
+    page.goto(address)
+    page.wait_for_selector(WHOLE_ANSWER)
+    assert page.text_content("#verdict h2") == title
     page.fill("#lint-text", '{"zero_optimizatoin": {"stage": 2}}')
     page.click("text=Check it")
     page.wait_for_selector("#findings li")
     page.fill("#lint-text", "no JSON")
     page.click("text=Check it")
     page.wait_for_selector("#findings .error:has-text('not JSON')")
+
+
+@pytest.mark.parametrize("has_memory", [True, False])
+def test_a_visit_goes_on_from_the_memory_that_the_build_left_or_imports(
+    page: Any, static_page: Path, static_address: str, has_memory: bool
+) -> None:
+    assert (static_page / MEMORY).is_file()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    if not has_memory:
+        page.context.route(f"**/{MEMORY}", lambda route: route.abort())
+    page.goto(static_address)
+    page.wait_for_selector(FIRST_ANSWER)
+    assert page.is_hidden("#error")
+    assert any("imported again" in text for text in said) == (not has_memory)
 
 
 def test_pasted_text_that_is_no_json_is_said(tab: Any) -> None:

@@ -1,0 +1,21 @@
+// Run by Node when a page is built: Python's memory with everything imported, which a visit goes on from.
+import { readFileSync, writeFileSync } from "node:fs";
+import { pathToFileURL } from "node:url";
+
+const [folder, written] = process.argv.slice(2), FOLDER = "/lib/ds_advise_package";
+const { loadPyodide } = await import(pathToFileURL(`${folder}/pyodide.mjs`));
+const python = await loadPyodide({ indexURL: folder, _makeSnapshot: true });
+const size = python._module.HEAP8.length;
+python.unpackArchive(new Uint8Array(readFileSync(`${folder}/ds_advise.zip`)), "zip", { extractDir: FOLDER });
+python.runPython(`
+import gc, json, sys
+sys.path.insert(0, "${FOLDER}")
+from ds_advise.advisor.page.answers import REQUESTS
+state = {"model": "gpt2", "gpus": "1x24GB"}
+next(REQUESTS["choices"](""))
+next(REQUESTS["answer"](json.dumps({"state": state, "picture": "memory", "width": 700})))
+del state, REQUESTS
+gc.collect()
+`);
+if (python._module.HEAP8.length > size) throw new Error("Python's memory grew, and no browser could load it");
+writeFileSync(written, python.makeMemorySnapshot());
