@@ -7,9 +7,10 @@ sizes of bytes, rates of bytes or operations per second.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from .plan import Plan
@@ -98,16 +99,21 @@ class MemoryTerm(NamedTuple):
         return self.declared.not_covered
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def total_bytes(terms: Iterable[MemoryTerm]) -> int:
+    """The sum of the terms' sizes."""
+    return sum([term.size_bytes for term in terms])
+
+
+@dataclass(frozen=True, kw_only=True)
 class Phase:
     """The live tensors on the GPU at one phase of a training step; a peak is the largest phase."""
 
     name: str
     terms: tuple[MemoryTerm, ...]
 
-    @property
+    @cached_property
     def allocated_bytes(self) -> int:
-        return sum(term.size_bytes for term in self.terms)
+        return total_bytes(self.terms)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +141,7 @@ class MemoryEstimate:
 
     @cached_property
     def peak(self) -> Phase:
-        return max(self.phases, key=lambda phase: phase.allocated_bytes)
+        return max(self.phases, key=attrgetter("allocated_bytes"))
 
     @property
     def allocated_bytes_per_gpu(self) -> int:
@@ -146,13 +152,13 @@ class MemoryEstimate:
     def reserved_bytes_per_gpu(self) -> int:
         """Bytes that the caching allocator must hold at the peak; torch.cuda.max_memory_reserved() on a GPU that is
         full."""
-        return self.allocated_bytes_per_gpu + sum(term.size_bytes for term in self.reserved_terms)
+        return self.allocated_bytes_per_gpu + total_bytes(self.reserved_terms)
 
     @cached_property
     def device_bytes_per_gpu(self) -> int:
         """What the process needs of the device (as nvidia-smi shows it on a GPU that is full); compared with its
         memory."""
-        return self.reserved_bytes_per_gpu + sum(term.size_bytes for term in self.device_terms)
+        return self.reserved_bytes_per_gpu + total_bytes(self.device_terms)
 
     @property
     def cached_bytes_per_gpu(self) -> int:
@@ -174,11 +180,11 @@ class MemoryEstimate:
 
     @property
     def host_pinned_bytes_per_node(self) -> int:
-        return sum(term.size_bytes for term in self.host_pinned_terms)
+        return total_bytes(self.host_pinned_terms)
 
     @property
     def host_training_bytes_per_node(self) -> int:
-        return self.host_pinned_bytes_per_node + sum(term.size_bytes for term in self.host_pageable_terms)
+        return self.host_pinned_bytes_per_node + total_bytes(self.host_pageable_terms)
 
     @property
     def host_bytes_per_node(self) -> int:
@@ -187,7 +193,7 @@ class MemoryEstimate:
 
     @property
     def nvme_bytes_per_node(self) -> int:
-        return sum(term.size_bytes for term in self.nvme_terms)
+        return total_bytes(self.nvme_terms)
 
 
 class TimeTerm(NamedTuple):
@@ -236,7 +242,7 @@ class TimeEstimate:
 
     @cached_property
     def step_s(self) -> float:
-        return sum(term.seconds for term in self.terms)
+        return sum([term.seconds for term in self.terms])
 
     @property
     def components(self) -> dict[str, float]:

@@ -72,6 +72,19 @@ class Workload:
             sequence_parallel_size=sequence_parallel_size,
         )
 
+    def of_weights(self) -> Workload:
+        """What decides the weights, their states and how often the host launches: nothing of a sample, of the batch or
+        of how loss and feed-forward are cut into tiles. Questions that differ in those alone share what it keys."""
+        return replace(
+            self,
+            seq_len=1,
+            document_len=None,
+            global_batch_size=None,
+            sequence_parallel_size=1,
+            loss="standard",
+            mlp="whole",
+        )
+
     @property
     def weight_bytes(self) -> int:
         """Bytes of one weight as the forward pass uses it."""

@@ -29,13 +29,13 @@ from __future__ import annotations
 from collections import Counter
 from functools import lru_cache
 
-from ..estimate import Formula
+from ..estimate import Formula, total_bytes
 from ..models.model_shape import ModelShape
 from ..optimizers import Optimizer
 from ..plan import Plan
 from ..workload import Workload
 from .partition import SWAP_MIN_BYTES, shard_numel
-from .terms import ON_A_NODE, Terms, total_bytes
+from .terms import ON_A_NODE, Terms
 from .trainable import ShardedTensors, TensorSet, groups_on_gpu, optimizer_group_numels
 from .zero_states import state_bytes
 

@@ -30,7 +30,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase
+from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase, total_bytes
 from ..hardware.cluster import Cluster
 from ..models.model_shape import ModelShape
 from ..models.rank_part import of_rank
@@ -52,7 +52,7 @@ from .gathered_parameters import GatheredParameters, gathered_parameters
 from .gradients import GradientMemory, gradient_memory
 from .host_memory import checkpoint_terms, host_terms, loading_bytes
 from .nvme_memory import nvme_terms, swap_buffers
-from .terms import Terms, total_bytes
+from .terms import Terms
 from .torch_memory import estimate_torch_memory
 from .trainable import ShardedTensors, shard_tensors, tensor_set
 from .zero_states import masters_and_states, parameters, second_copy
@@ -91,7 +91,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     gathered = gathered_parameters(sharded.tensors, plan, replicas)
     resident = resident_terms(whole, workload, cluster, plan)
     phases = _initialize(sharded, plan, cluster, library_workspace(cluster.gpu)) + _step(
-        sharded, plan, cluster, gradient_memory(sharded, plan, runs), gathered, resident
+        sharded, workload, plan, cluster, gradient_memory(sharded, plan, runs), gathered, resident
     )
 
     peak, kept = max(phase.allocated_bytes for phase in phases), total_bytes(resident)
@@ -185,14 +185,14 @@ def _initialize(sharded: ShardedTensors, plan: Plan, cluster: Cluster, workspace
 
 def _step(
     sharded: ShardedTensors,
+    workload: Workload,
     plan: Plan,
     cluster: Cluster,
     gradients: GradientMemory,
     gathered: GatheredParameters,
     resident: Terms,
 ) -> tuple[Phase, ...]:
-    tensors = sharded.tensors
-    model, workload = tensors.model, tensors.workload
+    tensors, model = sharded.tensors, sharded.tensors.model
     activations = activation_memory(
         model,
         workload,

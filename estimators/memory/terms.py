@@ -1,4 +1,4 @@
-"""Symbols of the formulas of memory, and sums of terms."""
+"""Symbols of the formulas of memory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,3 @@ ON_A_NODE: Mapping[str, str] = {
     "states": "bytes of optimizer states",
 }
 """Symbols of host memory and NVMe."""
-
-
-def total_bytes(terms: Terms) -> int:
-    """The sum of the terms' sizes."""
-    return sum(term.size_bytes for term in terms)

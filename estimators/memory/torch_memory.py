@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase
+from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase, total_bytes
 from ..hardware.cluster import Cluster
 from ..models.four_bits import quantized, quantized_bytes
 from ..models.lora import adapters
@@ -46,7 +46,7 @@ from .device_overhead import (
     outside_allocator,
 )
 from .host_memory import PROCESS_BYTES, loading_bytes, on_a_node
-from .terms import Terms, total_bytes
+from .terms import Terms
 from .trainable import TensorSet, shard_tensors, tensor_set
 
 _SOURCE = "estimators/memory/torch_memory.py"

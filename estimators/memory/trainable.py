@@ -39,6 +39,7 @@ class TensorSet:
 
     model: ModelShape
     workload: Workload
+    """As `Workload.of_weights` has it."""
     trainable: tuple[int, ...]
     idle: int
     """How many of the trainable ones, the first, get no gradient: a tower's that samples of text do not use."""
@@ -100,6 +101,11 @@ def tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
 
     Raises WorkloadError for LoRA targets that name nothing.
     """
+    return _tensor_set(model, workload.of_weights())
+
+
+@lru_cache(maxsize=64)
+def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
     embeddings = [tensor.numel for tensor in model.outside if tensor.role in ("embedding", "position")]
     first = [tensor for tensor in model.outside if tensor.role in ("tower", "embedding", "position")]
     last = [tensor for tensor in model.outside if tensor.role not in ("tower", "embedding", "position")]
@@ -173,6 +179,18 @@ def _frozen_bytes(tensor: Tensor, workload: Workload) -> int:
     if quantized(tensor, workload):
         return quantized_bytes(tensor, workload)
     return tensor.numel * workload.weight_bytes
+
+
+@lru_cache(maxsize=256)
+def larger_than(tensors: TensorSet, numel: int) -> int:
+    """How many tensors have more elements."""
+    return sum(1 for each in chain(tensors.trainable, tensors.frozen) if each > numel)
+
+
+@lru_cache(maxsize=256)
+def share_from(tensors: TensorSet, numel: int) -> float:
+    """Of all elements, those of tensors that have at least so many."""
+    return sum(each for each in chain(tensors.trainable, tensors.frozen) if each >= numel) / tensors.numel
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -34,7 +34,7 @@ from ..errors import ClusterError
 from ..hardware.cluster import Cluster, Gpu
 from ..memory.gathered_parameters import gathered_parameters
 from ..memory.partition import SWAP_MIN_BYTES
-from ..memory.trainable import TensorSet
+from ..memory.trainable import TensorSet, larger_than, share_from
 from ..models.model_shape import ModelShape
 from ..plan import Plan
 from ..workload import Workload
@@ -242,14 +242,13 @@ def weights_on_nvme(tensors: TensorSet, plan: Plan, world_size: int) -> float:
     if plan.offload_param != "nvme" or in_memory:
         return 0.0
     smallest = SWAP_MIN_BYTES // tensors.workload.weight_bytes * world_size
-    return sum(numel for numel in (*tensors.trainable, *tensors.frozen) if numel >= smallest) / tensors.numel
+    return share_from(tensors, smallest)
 
 
 def gather_calls(tensors: TensorSet, plan: Plan) -> int:
     """Collectives of one pass of gathering: bucket by bucket, but at most one for every tensor that is not kept."""
     threshold = plan.stage3_param_persistence_threshold
-    gathered = sum(numel > threshold for numel in (*tensors.trainable, *tensors.frozen))
-    return _calls(tensors.numel, plan.stage3_prefetch_bucket_size, gathered)
+    return _calls(tensors.numel, plan.stage3_prefetch_bucket_size, larger_than(tensors, threshold))
 
 
 def reduce_calls(tensors: TensorSet, plan: Plan) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ..memory.trainable import tensor_set
+from ..memory.trainable import larger_than, tensor_set
 from ..models.lora import adapters
 from ..models.model_shape import ModelShape
 from ..plan import Plan
@@ -145,14 +145,18 @@ class HostWork:
         return self.gathered * costs.gathered_s if zero_stage == 3 and not self.units else 0.0
 
 
-@lru_cache(maxsize=64)
 def host_work(model: ModelShape, workload: Workload, persistence_threshold: int, *, fsdp: bool = False) -> HostWork:
     """Counts of a micro batch.
 
     persistence_threshold: stage 3 keeps tensors of at most so many elements on every rank.
     """
+    return _host_work(model, workload.of_weights(), persistence_threshold, fsdp=fsdp)
+
+
+@lru_cache(maxsize=64)
+def _host_work(model: ModelShape, workload: Workload, persistence_threshold: int, *, fsdp: bool) -> HostWork:
     chosen, tensors = adapters(model, workload), tensor_set(model, workload)
-    gathered = sum(numel > persistence_threshold for numel in (*tensors.trainable, *tensors.frozen))
+    gathered = larger_than(tensors, persistence_threshold)
     operations, views, calls = _OUTSIDE
     backward_operations, backward_views, folds, units = 2 * operations, 2 * views, 0, 0
     for block in model.blocks:

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from ds_advise.advisor.commands.explain import explain
 from ds_advise.advisor.question.cluster_spec import parse_cluster
 from ds_advise.advisor.recommend.fit import LIKELY, SURE
+from ds_advise.estimators.estimate import total_bytes
 from ds_advise.estimators.memory.activations import activation_memory
 from ds_advise.estimators.memory.device_overhead import FIXED_SEGMENTS_SHARE, HELD_SHARE
 from ds_advise.estimators.memory.fit_probability import fixed_segments_waste
-from ds_advise.estimators.memory.terms import total_bytes
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.software import Software

@@ -8,9 +8,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ....ds_configs.presets import plan_for
-from ....estimators.estimate import Estimate, MemoryEstimate, TimeEstimate
+from ....estimators.estimate import Estimate, MemoryEstimate, TimeEstimate, total_bytes
 from ....estimators.memory.plan_memory import estimate_memory, resident_terms
-from ....estimators.memory.terms import total_bytes
 from ....estimators.plan import PlainPyTorch, Plan, Rung
 from ....estimators.time.step_time import estimate_time
 from ....estimators.unsupported import unsupported

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from ...estimate import MEMORY_SYMBOLS
+from ...estimate import MEMORY_SYMBOLS, total_bytes
 from ...models.model_shape import Block, ModelShape
 from ...workload import Workload
-from ..terms import Terms, total_bytes
+from ..terms import Terms
 from .linear_terms import LinearTerm, saved_terms
 from .loss import loss_terms
 from .outside import End, encoder_output_terms, end, input_term, shared_terms

@@ -6,9 +6,9 @@ Source: deepspeed 0.19.8 runtime/zero/stage3.py (`_setup_for_real_optimizer`, `p
 
 from __future__ import annotations
 
-from ...estimate import Formula
+from ...estimate import Formula, total_bytes
 from ..partition import SWAP_MIN_BYTES, shard_numel
-from ..terms import Terms, total_bytes
+from ..terms import Terms
 from ..trainable import groups_on_gpu, optimizer_group_numels, shards_below
 from .gradient_memory import GRADIENT_SYMBOLS, NORM_BYTES, STEP_NOT_COVERED, GradientMemory
 
