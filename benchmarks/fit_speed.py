@@ -78,7 +78,6 @@ class Constant:
             else:
                 setattr(module, self.name, value)
         compute_time.compute_time.cache_clear()
-        host_time.host_work.cache_clear()
 
 
 CONSTANTS = (
