@@ -26,7 +26,7 @@ def _tracked_files() -> set[str]:
         path
         for path in listing.splitlines()
         if path.split("/")[0] not in NOT_PACKAGED
-        and path.endswith((".py", ".json", ".jsonl", ".csv", ".css", ".html", ".js", ".svg", ".po", "py.typed"))
+        and path.endswith((".py", ".json", ".jsonl", ".csv", ".css", ".html", ".js", ".mjs", ".svg", ".po", "py.typed"))
         and path != "setup.py"
     }
 
