@@ -24,7 +24,7 @@ from ..probes.store_path import anything_kept
 from .ask import ask
 from .estimate import plain_pytorch
 from .question.cluster_options import ClusterOptions
-from .question.question import CheckpointingChoice, Experts, Question, Risk, States
+from .question.question import CheckpointingChoice, Collectives, Experts, Question, Risk, States
 from .recommend.reasons import doubts, reasons
 from .recommend.recommendation import Recommendation, closest
 from .recommend.search.choice import fastest_that_fits, worth_trying_first
@@ -51,6 +51,7 @@ def advise(
     sequence_parallel_size: int | None = None,
     experts: Experts = "zero",
     states: States = "fp32",
+    collectives: Collectives = "exact",
     risk: Risk = "safe",
     attention: AttentionKernel = "sdpa",
     loss: LossKernel = "standard",
@@ -89,6 +90,8 @@ def advise(
     sequence_parallel_size: GPUs that share each sample (Ulysses); None tries more where a whole sample does not fit.
     experts: "autoep" lets each GPU keep whole experts of a mixture, where that is faster (transformers 5.0 to 5.22).
     states: "bf16" keeps master weights and optimizer states in bf16, which rounds small updates away.
+    collectives: "quantized" lets ZeRO-3 send weights in 8 bits and, between nodes, gradients in 4 (ZeRO++), where that
+        is faster.
     risk: "safe" recommends what fits with 97.5 %, "balanced" with 80 %, "bold" with 50 %.
     ram, nvme, interconnect: as on the command line; no effect when `gpus` is a `Cluster`.
     threads: of each rank on the host; None: those that the printed commands set.
@@ -115,6 +118,7 @@ def advise(
         sequence_parallel_size=sequence_parallel_size,
         experts=experts,
         states=states,
+        collectives=collectives,
         risk=risk,
         offline=offline,
         method=method,

@@ -16,7 +16,7 @@ from .largest.model_size import of_largest_model
 from .largest.sequence import STEP, with_longest_sequence
 from .question.cluster_spec import parse_cluster
 from .question.model_source import load_model
-from .question.question import CheckpointingChoice, Experts, Question, Risk, States
+from .question.question import CheckpointingChoice, Collectives, Experts, Question, Risk, States
 from .question.workload import WorkloadOptions, positive
 
 
@@ -35,6 +35,7 @@ def ask(
     sequence_parallel_size: int | None = None,
     experts: Experts = "zero",
     states: States = "fp32",
+    collectives: Collectives = "exact",
     risk: Risk = "safe",
     offline: bool = False,
     data: str | Path | None = None,
@@ -94,6 +95,7 @@ def ask(
             job_basis=() if asked is None else asked.basis,
             experts=experts,
             states=states,
+            collectives=collectives,
             risk=risk,
             micro_batch_size=micro,
         )
@@ -101,6 +103,8 @@ def ask(
     if model_size == "max":
         return of_largest_model(model if isinstance(model, str) else model.name, about)
     question = about(model if isinstance(model, ModelShape) else load_model(model, offline=offline))
+    if collectives == "quantized" and (obstacle := question.obstacle_to_quantized) is not None:
+        raise WorkloadError("collectives cannot be quantized", why=obstacle, fix="leave --collectives out")
     if micro_batch == "max":
         return with_largest_micro_batch(question)
     return with_longest_sequence(question) if seq_len == "max" else question

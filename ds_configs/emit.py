@@ -28,6 +28,10 @@ BF16_KEYS = ("bf16_master_weights_and_grads", "bf16_optimizer_states")
 """Keys of the bf16 block that are fields of a plan."""
 
 
+QUANTIZED_COLLECTIVES = ("zero_quantized_weights", "zero_quantized_gradients")
+"""Keys of the zero_optimization block that are fields of a plan: what ZeRO++ sends in fewer bits."""
+
+
 def ds_config(
     plan: Plan, model: ModelShape, workload: Workload, cluster: Cluster, *, flavor: Framework
 ) -> dict[str, Any]:
@@ -68,6 +72,9 @@ def ds_config(
         config["sequence_parallel_size"] = plan.sequence_parallel_size
         # Gradients are reduced as they are without it; the default is fp32, twice the bytes.
         config["seq_parallel_communication_data_type"] = workload.precision
+    if plan.zero_quantized_gradients and workload.precision == "bf16":
+        # DeepSpeed's kernel reads what it quantizes as fp16, whatever it is (csrc/quantization/pt_binding.cpp).
+        config["communication_data_type"] = "fp16"
     if plan.autotp_size > 1:
         config.pop("train_batch_size", None)  # by stage DeepSpeed counts the ranks or their groups
         config["tensor_parallel"] = {"autotp_size": plan.autotp_size}
@@ -105,6 +112,7 @@ def _zero_optimization(plan: Plan, model: ModelShape, workload: Workload, cluste
         zero["stage3_gather_16bit_weights_on_model_save"] = _can_gather(plan, model, workload, cluster)
         if plan.zero_hpz_partition_size > 1:
             zero["zero_hpz_partition_size"] = plan.zero_hpz_partition_size
+        zero |= {name: True for name in QUANTIZED_COLLECTIVES if getattr(plan, name)}
         if workload.optimizer == "muon":
             zero["reduce_scatter"] = False  # DeepSpeed refuses Muon with it
     return zero

@@ -82,6 +82,8 @@ def plan_from_ds_config(
         # A group of more ranks than there are is one of all, and 0 is as 1 (utils/groups.py, runtime/engine.py).
         asked = _number(zero, "zero_hpz_partition_size", default=1, lowest=0)
         sizes["zero_hpz_partition_size"] = max(1, min(asked, cluster.world_size))
+        for name in ("zero_quantized_weights", "zero_quantized_gradients"):
+            sizes[name] = _flag(zero, name, default=False)
         sizes["sub_group_size"] = _number(zero, "sub_group_size", default=plan.sub_group_size)
         filled = {
             "prefetch_bucket_size": int(0.9 * hidden * hidden),
@@ -137,6 +139,12 @@ def _in_bf16(config: Mapping[str, Any], key: str) -> bool:
     block = config.get("bf16")
     block = config.get("bfloat16") if block is None else block
     return isinstance(block, Mapping) and is_true(block.get(key))
+
+
+def quantizes_collectives(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration sends weights or gradients in fewer bits (ZeRO++)."""
+    zero = _zero_block(config)
+    return any(_flag(zero, name, default=False) for name in ("zero_quantized_weights", "zero_quantized_gradients"))
 
 
 def sequence_parallel_size_in(config: Mapping[str, Any]) -> int:

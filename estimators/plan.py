@@ -68,6 +68,10 @@ class Plan:
     zero_hpz_partition_size: int = 1
     """h, the neighbouring ranks that together keep a second copy of the weights from the forward pass to the step (hpZ
     of ZeRO++, stage 3): what is gathered again comes from them. 1: there is none."""
+    zero_quantized_weights: bool = False
+    """Weights are gathered in 8 bits (qwZ of ZeRO++, stage 3) and computed with as they come out of it."""
+    zero_quantized_gradients: bool = False
+    """Gradients travel in 4 bits, within a node and then between nodes (qgZ of ZeRO++, stage 3 on several nodes)."""
     pin_memory: bool = True
     """Offloaded states are page-locked."""
     param_buffer_count: int = 5
@@ -91,6 +95,11 @@ class Plan:
     def master_bytes(self) -> int:
         """Bytes of a master weight, and of a gradient as the optimizer takes it."""
         return 2 if self.bf16_master_weights_and_grads else 4
+
+    @property
+    def quantizes_collectives(self) -> bool:
+        """Whether weights or gradients travel in fewer bits."""
+        return self.zero_quantized_weights or self.zero_quantized_gradients
 
     @property
     def offloads(self) -> bool:

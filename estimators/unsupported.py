@@ -7,6 +7,7 @@ from functools import lru_cache
 from .hardware.cluster import Cluster
 from .memory.activations.layer_variants import with_offered_attention
 from .memory.nvme_memory import states_per_master
+from .memory.partition import shard_numel
 from .memory.trainable import ShardedTensors, shard_tensors, tensor_set
 from .models.expert_parallel import unspreadable
 from .models.model_shape import ModelShape
@@ -45,6 +46,10 @@ ULYSSES_MODEL_TYPES = frozenset(
 and their configurations have `num_key_value_heads` and no `head_dim` of None (transformers 5.23; gpt_oss has sinks for
 all heads, which a rank with some of them cannot use)."""
 
+QUANTIZED_TOGETHER = 8
+"""Elements of which the shards that qwZ quantizes must be a multiple (deepspeed 0.19.8 partition_parameters.py
+`CUDAQuantizer.quantize` asserts it)."""
+
 
 def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None = None) -> str | None:
     """Why a plan cannot run at all, whatever the memory; None when nothing is known against it."""
@@ -81,6 +86,7 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
     if plan.offload_optimizer_ratio < 1 and workload.optimizer not in ("adamw", "adam"):
         return f"{workload.optimizer} does not run on both sides, only AdamW does"
     obstacle = _unsuited_to_bf16_states(workload, plan) or _unsuited_to_hpz(plan, cluster)
+    obstacle = obstacle or _unsuited_to_quantized(model, workload, plan, cluster)
     obstacle = obstacle or _unsuited_to_autotp(model, workload, plan, cluster)
     obstacle = obstacle or _unsuited_to_autoep(model, workload, plan, cluster)
     if obstacle is not None:
@@ -131,6 +137,36 @@ def _unsuited_to_hpz(plan: Plan, cluster: Cluster | None) -> str | None:
         return "hpZ's second copy cannot be on NVMe"
     if cluster is not None and cluster.world_size % size:
         return f"{cluster.world_size} ranks do not divide into groups of {size} with a second copy each"
+    return None
+
+
+def _unsuited_to_quantized(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster | None) -> str | None:
+    """What speaks against ZeRO++'s quantized collectives (deepspeed 0.19.8 runtime/zero/partition_parameters.py
+    `CUDAQuantizer`, runtime/zero/stage3.py `__init__`, `__avg_scatter_grads`)."""
+    if not plan.quantizes_collectives:
+        return None
+    if plan.zero_stage < 3:
+        return phrase("quantized collectives are of what ZeRO stage 3 partitions")
+    if workload.precision == "fp32":
+        return phrase("quantized collectives belong to training in bf16 or fp16")
+    if cluster is not None and cluster.gpu.vendor != "NVIDIA":
+        return phrase("the quantizer's kernels are for NVIDIA's GPUs")
+    if plan.ranks_per_sample > 1:
+        return phrase("quantized collectives with Ulysses or AutoTP are not known to run")
+    if plan.offload_param == "nvme":
+        return phrase("quantized collectives with weights on NVMe are not known to run")
+    if plan.zero_quantized_gradients and workload.optimizer == "muon":
+        return phrase("DeepSpeed refuses Muon with quantized gradients")
+    if plan.zero_quantized_weights and cluster is not None:
+        tensors, ranks = tensor_set(model, workload), cluster.world_size
+        shards = {shard_numel(numel, ranks) for numel in (*tensors.trainable, *tensors.frozen)}
+        if any(shard % QUANTIZED_TOGETHER for shard in shards):
+            return phrase(
+                "the quantizer takes shards of a multiple of {count} elements, which {ranks} ranks do not have of "
+                "every tensor",
+                count=QUANTIZED_TOGETHER,
+                ranks=ranks,
+            )
     return None
 
 

@@ -170,6 +170,13 @@ _STATES = click.option(
     show_default=True,
     help="Choose the type of master weights and optimizer states; bf16 halves them and rounds small updates away.",
 )
+_COLLECTIVES = click.option(
+    "--collectives",
+    type=click.Choice(["exact", "quantized"]),
+    default="exact",
+    show_default=True,
+    help="Choose how ZeRO-3 sends; quantized may take 8 bits for weights and, between nodes, 4 for gradients (ZeRO++).",
+)
 _EXPERTS = click.option(
     "--experts",
     type=click.Choice(["zero", "autoep"]),
@@ -286,6 +293,7 @@ def _training(seq_len: Decorator, global_batch: str, micro_batch: Decorator | No
         _SEQUENCE_PARALLEL,
         _EXPERTS,
         _STATES,
+        _COLLECTIVES,
         _ATTENTION,
         _LOSS,
         _MLP,

@@ -89,6 +89,7 @@ def figures_of(
             sequence_parallel_size=plan.sequence_parallel_size,
             experts="autoep" if plan.autoep_size > 1 else "zero",
             states="bf16" if run.deepspeed is not None and has_bf16_states(config) else "fp32",
+            collectives="quantized" if plan.quantizes_collectives else "exact",
             risk=risk,
         )
         if run.leaves_batch_to_script:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ds_configs.read import autoep_size_in, autotp_size_in, has_bf16_states, sequence_parallel_size_in
+from ...ds_configs.read import (
+    autoep_size_in,
+    autotp_size_in,
+    has_bf16_states,
+    quantizes_collectives,
+    sequence_parallel_size_in,
+)
 from ...estimators.errors import DsAdviseError
 from ...estimators.estimate import Estimate
 from ...estimators.plan import Plan
@@ -32,6 +38,7 @@ def plans_that_fit(run: Run) -> list[Candidate]:
             sequence_parallel_size=sequence_parallel_size_in(run.config),  # as the script and its data loader have it
             experts="autoep" if autoep_size_in(run.config) > 1 else "zero",
             states="bf16" if has_bf16_states(run.config) else "fp32",
+            collectives="quantized" if quantizes_collectives(run.config) else "exact",
         )
         candidates = answer(question).candidates
     except DsAdviseError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ...estimators.errors import WorkloadError
@@ -23,6 +23,7 @@ CheckpointingChoice = Literal["auto", "on", "off", "offload"]
 Risk = Literal["safe", "balanced", "bold"]
 States = Literal["fp32", "bf16"]
 Experts = Literal["zero", "autoep"]
+Collectives = Literal["exact", "quantized"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,11 @@ class Largest:
     """The largest with which some plan may be recommended, a model by its name; None: not even the smallest tried."""
     too_large: int | str | None
     """The smallest that was found too large; None: there is none larger."""
+
+
+def quantized(plan: Plan, cluster: Cluster) -> Plan:
+    """The plan with all collectives quantized that DeepSpeed can: gradients on several nodes only."""
+    return replace(plan, zero_quantized_weights=True, zero_quantized_gradients=cluster.nodes > 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +61,8 @@ class Question:
     ones, and tokens travel to them."""
     states: States = "fp32"
     """The type of master weights and optimizer states; bf16 is for training in bf16 with AdamW or Adam."""
+    collectives: Collectives = "exact"
+    """Whether ZeRO-3 may also send weights in 8 bits and, between nodes, gradients in 4, where that is faster."""
     risk: Risk = "safe"
     """How sure it must be that a plan fits for it to be recommended."""
     largest: Largest | None = None
@@ -151,6 +159,12 @@ class Question:
     def trainable_parameters(self) -> int:
         """Pt: parameters that the optimizer updates."""
         return tensor_set(self.model, self.workload).trainable_numel
+
+    @property
+    def obstacle_to_quantized(self) -> str | None:
+        """Why ZeRO-3's collectives cannot be quantized; None where they can."""
+        plan = quantized(Plan(zero_stage=3, micro_batch_size=1), self.cluster)
+        return unsupported(self.model, self.workload, plan, self.cluster)
 
     @property
     def is_batch_free(self) -> bool:

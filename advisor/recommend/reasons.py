@@ -63,6 +63,7 @@ def reasons(
         _split_layers(chosen, candidates, device, LEAST[question.risk]),
         _spread_experts(chosen, candidates, device, LEAST[question.risk]),
         _second_copy(chosen, candidates, LEAST[question.risk]),
+        _fewer_bits(chosen, candidates, LEAST[question.risk]),
         _checkpointing(chosen, candidates, device, LEAST[question.risk]),
         _micro_batch(question, chosen, candidates),
     ]
@@ -75,6 +76,13 @@ ROUNDED = phrase(
 )
 
 
+SENT_IN_FEWER_BITS = phrase(
+    "Weights that travel in 8 bits and gradients in 4 change the losses: compare them with those of --collectives "
+    "exact before a long training. DeepSpeed's kernels for it run on NVIDIA's GPUs only; what they allocate and send "
+    "is derived from its sources."
+)
+
+
 NEEDS_TRANSFORMERS = phrase(
     "AutoEP needs transformers 5.0 to 5.22: DeepSpeed 0.19.8 cannot initialize it with later ones. What transformers "
     "saves are rank 0's experts alone: keep DeepSpeed's own checkpoints (engine.save_checkpoint). Its time is that of "
@@ -83,13 +91,14 @@ NEEDS_TRANSFORMERS = phrase(
 
 
 def doubts(cluster: Cluster, ladder: Sequence[LadderStep], chosen: Candidate | None) -> tuple[str, ...]:
-    """What bf16 states cost in accuracy and AutoEP needs; and what might make another plan that fits the fastest: an
-    assumed figure that decides, and a plan that is close.
+    """What bf16 states and quantized collectives cost in accuracy, and what AutoEP needs; and what might make another
+    plan that fits the fastest: an assumed figure that decides, and a plan that is close.
 
     Close: slower by more than `SAME_SPEED`, but within the interval of the two speeds' ratio.
     """
     others = [step.candidate for step in ladder if step.taken and step.candidate and step.candidate is not chosen]
     told: tuple[str, ...] = (ROUNDED,) if chosen is not None and chosen.plan.bf16_optimizer_states else ()
+    told += (SENT_IN_FEWER_BITS,) if chosen is not None and chosen.plan.quantizes_collectives else ()
     told += (NEEDS_TRANSFORMERS,) if chosen is not None and chosen.plan.autoep_size > 1 else ()
     if chosen is None or not others:
         return told
@@ -288,6 +297,19 @@ def _second_copy(chosen: Candidate, candidates: Sequence[Candidate], least: floa
     )
 
 
+def _fewer_bits(chosen: Candidate, candidates: Sequence[Candidate], least: float) -> str:
+    """What quantized collectives win over the best plan without."""
+    others = [each for each in candidates if not each.plan.quantizes_collectives and each.fit.probability >= least]
+    if not chosen.plan.quantizes_collectives or not others:
+        return ""
+    best = max(others, key=lambda candidate: candidate.tokens_per_s)
+    gradients = " and gradients in 4" if chosen.plan.zero_quantized_gradients else ""
+    return (
+        f"Weights travel in 8 bits{gradients} (ZeRO++): with exact collectives the fastest plan that fits, "
+        f"{best.rung}, runs at {percent(best.tokens_per_s / chosen.tokens_per_s)} of this speed."
+    )
+
+
 def _largest_extra(slow: TimeEstimate, fast: TimeEstimate) -> str:
     """The term on which `slow` spends most more per token than `fast`."""
     return max(
@@ -385,10 +407,10 @@ def _layer_inputs(chosen: Candidate, candidates: Sequence[Candidate], device: st
     )
 
 
-def _passes(plan: Plan) -> tuple[bool, bool, int, int]:
+def _passes(plan: Plan) -> tuple[bool, bool, bool, int, int]:
     """What decides a pass besides the micro batch."""
     shared, copied = plan.ranks_per_sample, plan.zero_hpz_partition_size
-    return plan.gradient_checkpointing, plan.cpu_checkpointing, shared, copied
+    return plan.gradient_checkpointing, plan.cpu_checkpointing, plan.quantizes_collectives, shared, copied
 
 
 def _micro_batch(question: Question, chosen: Candidate, candidates: Sequence[Candidate]) -> str:

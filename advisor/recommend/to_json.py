@@ -43,6 +43,8 @@ class CandidateJson(TypedDict):
     autoep_size: int
     """GPUs that experts are spread over."""
     zero_hpz_partition_size: int
+    zero_quantized_weights: bool
+    zero_quantized_gradients: bool
     """GPUs that keep a second copy of the weights together."""
     gradient_checkpointing: bool
     cpu_checkpointing: bool
@@ -365,6 +367,8 @@ def candidate_json(
         "autotp_size": plan.autotp_size,
         "autoep_size": plan.autoep_size,
         "zero_hpz_partition_size": plan.zero_hpz_partition_size,
+        "zero_quantized_weights": plan.zero_quantized_weights,
+        "zero_quantized_gradients": plan.zero_quantized_gradients,
         "gradient_checkpointing": plan.gradient_checkpointing,
         "cpu_checkpointing": plan.cpu_checkpointing,
         "micro_batch_size": plan.micro_batch_size,

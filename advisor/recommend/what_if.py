@@ -15,6 +15,7 @@ from ...estimators.models.lora import nameable_targets
 from ...estimators.optimizers import BF16_STATES
 from ...estimators.phrase import Phrase, phrase
 from ...estimators.tiles import untileable
+from ...estimators.time.collective_time import ring
 from ..job.words import hours, money
 from ..question.cluster_spec import join_nodes, parse_ram
 from ..question.question import Question
@@ -67,6 +68,7 @@ def changes_tried(
     """`changes` one after the other, and None where one was tried that is not told: who waits may stop in between."""
     yield from _storage(question, ladder, chosen)
     of_training = [*map(_without_autoep, (_methods, _losses, _states), repeat(question)), _experts(question)]
+    of_training.append(_collectives(question, chosen))
     kinds = [*of_training, _gpus(question), _sequences(question)]
     if chosen is None:
         kinds += [_without_autoep(_tiles, question), _larger_gpus(question)]
@@ -92,7 +94,9 @@ def changes_tried(
 
 def _outcome(best: Candidate, chosen: Candidate | None) -> Phrase:
     said = phrase("{rung}, about {speed} tokens/s", rung=best.rung, speed=rate(best.tokens_per_s))
-    if best.plan.bf16_optimizer_states and (chosen is None or not chosen.plan.bf16_optimizer_states):
+    rounds = best.plan.bf16_optimizer_states and (chosen is None or not chosen.plan.bf16_optimizer_states)
+    rounds |= best.plan.quantizes_collectives and (chosen is None or not chosen.plan.quantizes_collectives)
+    if rounds:
         said = phrase("{outcome}, less exact", outcome=said)
     if chosen is None:
         return phrase("fits: {outcome}", outcome=said)
@@ -136,6 +140,15 @@ def _states(question: Question) -> Iterator[_Asked]:
     possible = workload.precision == "bf16" and workload.optimizer in BF16_STATES and workload.method == "full"
     if possible and question.states == "fp32":
         yield "--states bf16", replace(question, states="bf16")
+
+
+def _collectives(question: Question, chosen: Candidate | None) -> Iterator[_Asked]:
+    """Collectives in fewer bits, where ZeRO-3's cross a network that is slower than the links of a node."""
+    cluster = question.cluster
+    if chosen is None or chosen.plan.zero_stage < 3 or min(cluster.nodes, cluster.gpus_per_node) == 1:
+        return
+    if question.collectives == "exact" and ring(cluster).resource == "network":
+        yield "--collectives quantized", replace(question, collectives="quantized")
 
 
 def _experts(question: Question) -> Iterator[_Asked]:

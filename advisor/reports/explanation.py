@@ -60,6 +60,8 @@ class ExplanationJson(TypedDict):
     autoep_size: int
     bf16_optimizer_states: bool
     zero_hpz_partition_size: int
+    zero_quantized_weights: bool
+    zero_quantized_gradients: bool
     evidence: Evidence
     fit_probability: float
     verdict: Verdict
@@ -121,6 +123,8 @@ class Explanation:
             "autoep_size": plan.autoep_size,
             "bf16_optimizer_states": plan.bf16_optimizer_states,
             "zero_hpz_partition_size": plan.zero_hpz_partition_size,
+            "zero_quantized_weights": plan.zero_quantized_weights,
+            "zero_quantized_gradients": plan.zero_quantized_gradients,
             "evidence": self.candidate.estimate.evidence,
             "fit_probability": self.candidate.fit.probability,
             "verdict": self.candidate.fit.verdict,

@@ -37,6 +37,7 @@ def plan_title(plan: Plan) -> str:
     further += [phrase("experts spread over {ranks}", ranks=plan.autoep_size)] * (plan.autoep_size > 1)
     further += [phrase("states in bf16")] * plan.bf16_optimizer_states
     further += [named("hpZ")] * (plan.zero_hpz_partition_size > 1)
+    further += [phrase("quantized collectives")] * plan.quantizes_collectives
     if further:
         title = phrase("{title} ({further})", title=title, further=listed(further))
     optimizer, param = plan.offload_optimizer, plan.offload_param

@@ -374,6 +374,45 @@ SECOND_COPIES = (
 )
 """A second copy of the weights in each node (hpZ)."""
 
+_WEIGHTS_IN_8_BITS = (("zero_quantized_weights", True),)
+_GRADIENTS_IN_4_BITS = (("zero_quantized_gradients", True),)
+
+QUANTIZED = (
+    *(
+        Case(
+            model=model,
+            rung=rung,
+            world_size=ranks,
+            seq_len=2048,
+            checkpointing=checkpointing,
+            changes=changes,
+        )
+        for model, rung, ranks, checkpointing, changes in product(
+            ("llama", "phi3", "qwen2"),
+            ("zero3", "zero3-offload"),
+            (16, 64),
+            (True, False),
+            (_WEIGHTS_IN_8_BITS, _GRADIENTS_IN_4_BITS, (*_WEIGHTS_IN_8_BITS, *_GRADIENTS_IN_4_BITS)),
+        )
+        if changes == _GRADIENTS_IN_4_BITS or (model, ranks) != ("qwen2", 64)
+    ),
+    *(
+        Case(model=model, rung="zero3", world_size=16, changes=(*changes, ("zero_hpz_partition_size", 8)))
+        for model, changes in product(
+            ("llama", "0.5B", "7B/8"), (_WEIGHTS_IN_8_BITS, (*_WEIGHTS_IN_8_BITS, *_GRADIENTS_IN_4_BITS))
+        )
+    ),
+    *(
+        Case(model="7B/8", rung="zero3", world_size=64, precision=precision, changes=changes)
+        for precision, changes in product(
+            ("bf16", "fp16"), (_WEIGHTS_IN_8_BITS, _GRADIENTS_IN_4_BITS, (*_WEIGHTS_IN_8_BITS, *_GRADIENTS_IN_4_BITS))
+        )
+    ),
+    Case(model="llama", rung="zero3", world_size=16, method="lora", changes=_WEIGHTS_IN_8_BITS),
+    Case(model="7B/8", rung="zero3", world_size=16, method="lora", changes=_WEIGHTS_IN_8_BITS),
+)
+"""ZeRO++'s quantized collectives. Their kernels run on CUDA only: dry runs allocate what DeepSpeed's sources say."""
+
 LAYERS_SPLIT = (
     *(
         Case(
@@ -566,6 +605,7 @@ SPECIAL = (
     *SEQUENCE_PARALLEL,
     *STATES_IN_BF16,
     *SECOND_COPIES,
+    *QUANTIZED,
     *LAYERS_SPLIT,
     *INPUTS_ON_HOST,
     *TILED,

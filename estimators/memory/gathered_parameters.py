@@ -35,6 +35,11 @@ class GatheredParameters:
     layer: int = 0
     reduction: int = 0
     end: int = 0
+    arriving_at_first_layer: int = 0
+    arriving_at_last_layer: int = 0
+    arriving_at_loss: int = 0
+    arriving_in_layer: int = 0
+    """Of those, the elements that are still on their way in 8 bits."""
 
 
 class _Limits(NamedTuple):
@@ -52,6 +57,10 @@ class _Limits(NamedTuple):
     """How many tensors can be read from NVMe at a time; 0 where none is."""
     swap_min: int
     """The smallest tensor whose shard goes to NVMe."""
+    bits_8: bool
+    """Weights travel in 8 bits."""
+    cast: bool
+    """What comes out of 8 bits, in fp16, is cast to the model's type."""
     offloaded_ranks: int
     """N where shards rest outside the GPU, 0 where they do not."""
 
@@ -72,6 +81,8 @@ def gathered_parameters(tensors: TensorSet, plan: Plan, world_size: int) -> Gath
         gathers=world_size > 1,
         swap_buffers=plan.param_buffer_count if from_disk else 0,
         swap_min=SWAP_MIN_BYTES // tensors.workload.weight_bytes * world_size,
+        bits_8=plan.zero_quantized_weights,
+        cast=plan.zero_quantized_weights and tensors.workload.precision == "bf16",
         offloaded_ranks=world_size if plan.offload_param != "none" else 0,
     )
     return _gathered(tensors, limits)
@@ -138,7 +149,14 @@ class _Gathering:
         limits = self.limits
         several = limits.gathers and limits.prefetch > min(self.layer_tensors, default=0)
         several &= self.prefetches and not self.everything and not limits.swap_buffers
+        if limits.bits_8 and not self.everything:
+            return self._in_8_bits(limits.prefetch + self.widest if several else self.widest, self.widest)
         return limits.prefetch + self.widest if several else 0
+
+    def _in_8_bits(self, flat: int, widest: int) -> int:
+        """Elements, of the model's size, of a flat buffer in 8 bits and of what comes out of it in fp16; each tensor is
+        put together in fp16 before it is cast."""
+        return flat * 3 // 2 + widest * self.limits.cast
 
     def _viewed(self, reused: int) -> int:
         """Rule 4: autograd keeps what it saved, released or not.
@@ -170,7 +188,10 @@ class _Gathering:
         flats = [0]
         if self.limits.gathers:
             numels = self.tensors.frozen or self.tensors.trainable
-            flats = _flat_buffers([numel for numel in numels if numel > self.limits.threshold], self.limits.prefetch)
+            groups = _flat_buffers([numel for numel in numels if numel > self.limits.threshold], self.limits.prefetch)
+            flats = [sum(group) for group in groups]
+            if self.limits.bits_8:
+                flats = [self._in_8_bits(sum(group), max(group, default=0)) for group in groups]
         return last + max(flats[:-1], default=0), last + flats[-1] - self.gone
 
     def gathered_parameters(self) -> GatheredParameters:
@@ -195,6 +216,13 @@ class _Gathering:
         # When the bucket is full for the first time, as many elements have been released, and there is less left to
         # prefetch.
         reduced = min(limits.reduce_bucket, self.tensors.trainable_numel)
+        arriving = (0, 0, 0, 0)
+        if limits.bits_8:
+            whole = max(reused, in_layer)
+            first, last = (self.backward - self.embedding, 0) if self.everything else (0, last_layer - flat - whole)
+            last *= not self.tensors.frozen  # adapters' layers are within reach of their reuse
+            arriving = first, last, loss - reused - head, layer - flat - whole
+        at_first_layer, at_last_layer, at_loss, within_layer = (max(0, numel) for numel in arriving)
         return GatheredParameters(
             persistent=self.persistent,
             first_layer=first_layer,
@@ -205,16 +233,20 @@ class _Gathering:
             head_reduction=min(max(0, self.backward - head), max(loss - head, ahead)) + viewed,
             layer=layer + viewed,
             reduction=min(layer, max(in_layer, self.backward - reduced)) + viewed,
+            arriving_at_first_layer=at_first_layer,
+            arriving_at_last_layer=at_last_layer,
+            arriving_at_loss=at_loss,
+            arriving_in_layer=within_layer,
             end=min(self.backward, self.embeddings) if self.prefetches else int(self.embedding * fetched),
         )
 
 
-def _flat_buffers(numels: Sequence[int], prefetch: int) -> list[int]:
-    """Elements of the flat buffers when everything is prefetched in the forward pass; 0 for a tensor that comes
-    alone."""
+def _flat_buffers(numels: Sequence[int], prefetch: int) -> list[list[int]]:
+    """Elements of the tensors in each flat buffer when everything is prefetched in the forward pass; none for a tensor
+    that comes alone."""
     groups: list[list[int]] = [[]]
     for numel in numels:
         if sum(groups[-1]) >= prefetch:
             groups.append([])
         groups[-1].append(numel)
-    return [sum(group) if len(group) > 1 else 0 for group in groups]
+    return [group if len(group) > 1 else [] for group in groups]

@@ -89,9 +89,17 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     runs = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states)
     sharded = shard_tensors(tensor_set(model, workload), replicas)
     gathered = gathered_parameters(sharded.tensors, plan, replicas)
+    if cluster.nodes == 1 and plan.zero_quantized_gradients:
+        plan = replace(plan, zero_quantized_gradients=False)  # DeepSpeed reduces them as they are
     resident = resident_terms(whole, workload, cluster, plan)
     phases = _initialize(sharded, plan, cluster, library_workspace(cluster.gpu)) + _step(
-        sharded, workload, plan, cluster, gradient_memory(sharded, plan, runs), gathered, resident
+        sharded,
+        workload,
+        plan,
+        cluster,
+        gradient_memory(sharded, plan, runs, cluster.gpus_per_node),
+        gathered,
+        resident,
     )
 
     peak, kept = max(phase.allocated_bytes for phase in phases), total_bytes(resident)
@@ -220,8 +228,20 @@ def _step(
         "step": 0,
     }
 
+    arriving = {
+        "first_layer_forward": gathered.arriving_at_first_layer,
+        "last_layer_forward": gathered.arriving_at_last_layer,
+        "forward_backward_top": gathered.arriving_at_loss,
+        "head_backward": gathered.arriving_at_loss,
+        "head_reduction": gathered.arriving_at_loss,
+        "layer_backward": gathered.arriving_in_layer,
+        "gradient_reduction": gathered.arriving_in_layer,
+    }
+
     def phase(name: str, gradient_terms: Terms, gathered_numel: int = 0, further: Terms = ()) -> Phase:
-        whole = _GATHERED.term(width * gathered_numel, w=width, gathered=gathered_numel)
+        in_8_bits = min(arriving.get(name, 0), gathered_numel)
+        size = width * (gathered_numel - in_8_bits) + in_8_bits
+        whole = _GATHERED.term(size, w=width, gathered=size / width)
         whole += second_copy(sharded, plan, unreleased[name])
         return Phase(name=name, terms=resident + output + gradient_terms + whole + further)
 

@@ -16,7 +16,11 @@ Which collectives (deepspeed 0.19.8, e bytes per element, Pt trained and P all p
     stage 3     all-gather of the weights in every forward and again in every backward pass, less what stays gathered
                 between the two (`gathered_parameters`); reduce-scatter of e Pt in every backward pass.
                 With hpZ only what was trained since it was gathered last comes from all ranks (the first forward pass
-                after a step), all else from the group (partition_parameters.py `all_gather_coalesced`)
+                after a step), all else from the group (partition_parameters.py `all_gather_coalesced`).
+                With qwZ a weight travels in 8 bits, the scales in a second collective; with qgZ on several nodes a
+                gradient in 4 bits, tensor by tensor, in two all-to-alls with their scales: to the ranks of the node,
+                which sum up, then to those of the same number in the other nodes (coalesced_collectives.py
+                `all_to_all_quant_reduce`)
 
 Stages 1 and 2 overlap with the backward pass when `overlap_comm` is set, from the first full bucket on. The last bucket
 is never hidden, nor is the embedding, whose gradient comes last, and with a bucket as large as the model nothing is
@@ -156,6 +160,60 @@ def ring_of_replicas(cluster: Cluster, group: int) -> Ring:
     )
 
 
+SCALED_TOGETHER = 8000
+"""Elements that share a scale of 4 bytes in 8 bits (partition_parameters.py `CUDAQuantizer.target_group_size`; what
+divides a shard is within a factor of two of it)."""
+
+
+def quantized_bytes(numel: float, bits: int) -> float:
+    """Bytes of so many elements in so many bits, with their scales."""
+    return numel * (bits / 8 + 4 / SCALED_TOGETHER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedReduction:
+    """qgZ's way of a gradient to its owner: all-to-all in 4 bits among the L ranks of a node, of which each then sums
+    up 1 / L of them, and all-to-all of that among the M ranks of the same number in all nodes.
+
+    Through a GPU's link go V (L - 1) / L bytes, through a node's adapters V (M - 1) / M; V is all of it in 4 bits.
+    """
+
+    size_bytes: float
+    """V."""
+    calls: int
+    """Collectives: four for each matrix. Vectors, which are reduced whole, are not counted."""
+    link_bytes_per_s: float
+    network_bytes_per_s: float
+    call_s: float
+    local: int
+    nodes: int
+
+    @property
+    def seconds(self) -> float:
+        """Of one reduction of all gradients."""
+        within = self.size_bytes * (self.local - 1) / self.local / self.link_bytes_per_s
+        between = self.size_bytes * (self.nodes - 1) / self.nodes / self.network_bytes_per_s
+        return within + between + self.calls * self.call_s
+
+    @classmethod
+    def of(cls, tensors: TensorSet, cluster: Cluster, plan: Plan) -> QuantizedReduction | None:
+        """That of a plan; None where gradients are reduced as they are, as DeepSpeed does on one node."""
+        if not plan.zero_quantized_gradients or cluster.nodes == 1 or cluster.interconnect_bytes_per_s is None:
+            return None
+        matrices = len(tensors.trainable)  # adapters have no vectors
+        if tensors.workload.method == "full":
+            matrices = sum(count for tensor, count in tensors.model.tensor_counts if len(tensor.shape) > 1)
+        return cls(
+            size_bytes=quantized_bytes(tensors.trainable_numel, 4),
+            calls=4 * matrices,
+            link_bytes_per_s=_link_bytes_per_s(cluster.gpu),
+            network_bytes_per_s=cluster.interconnect_bytes_per_s * NETWORK_SHARE,
+            call_s=CALL_S + (LOCAL_HOP_S + NETWORK_HOP_S) / 2,
+            local=cluster.gpus_per_node,
+            nodes=cluster.nodes,
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
     """The all-to-alls of one pass: of heads under Ulysses sequence parallelism, of tokens that travel to experts.
@@ -222,6 +280,13 @@ def gathered_bytes(tensors: TensorSet, workload: Workload) -> float:
     return tensors.frozen_bytes + tensors.trainable_numel * workload.weight_bytes
 
 
+def travelling_bytes(tensors: TensorSet, workload: Workload, plan: Plan) -> float:
+    """Bytes of all weights as they travel when stage 3 gathers them."""
+    if plan.zero_quantized_weights:
+        return quantized_bytes(tensors.numel, 8)
+    return gathered_bytes(tensors, workload)
+
+
 def gathered_shares(tensors: TensorSet, plan: Plan, world_size: int) -> tuple[float, float]:
     """Parts of the weights that stage 3 gathers in a forward and again in a backward pass.
 
@@ -246,9 +311,11 @@ def weights_on_nvme(tensors: TensorSet, plan: Plan, world_size: int) -> float:
 
 
 def gather_calls(tensors: TensorSet, plan: Plan) -> int:
-    """Collectives of one pass of gathering: bucket by bucket, but at most one for every tensor that is not kept."""
+    """Collectives of one pass of gathering: bucket by bucket, but at most one for every tensor that is not kept; two
+    each where scales follow."""
     threshold = plan.stage3_param_persistence_threshold
-    return _calls(tensors.numel, plan.stage3_prefetch_bucket_size, larger_than(tensors, threshold))
+    with_scales = 2 if plan.zero_quantized_weights else 1
+    return with_scales * _calls(tensors.numel, plan.stage3_prefetch_bucket_size, larger_than(tensors, threshold))
 
 
 def reduce_calls(tensors: TensorSet, plan: Plan) -> int:

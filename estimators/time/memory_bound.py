@@ -107,6 +107,16 @@ GATHERED_PASSES = 2
 """Times that a weight crosses memory after stage 3 has gathered it: the ranks' parts are put together
 (partition_parameters.py `AllGatherCoalescedHandle.wait`). FSDP gathers in place."""
 
+DEQUANTIZED_BYTES, RECAST_BYTES = 1 + 2, 2 + 2
+"""Bytes that cross memory for each gathered element when it comes in 8 bits: read and written in fp16, and again where
+the model is in bf16 (deepspeed 0.19.8 partition_parameters.py `AllGatherCoalescedHandle.wait`). Quantizing, which each
+rank does to its own shard, is left out."""
+
+QUANTIZED_GRADIENT_BYTES = 4 + 2.5 + 0.5
+"""Bytes that cross memory for each element of a gradient on its way out in 4 bits: into the bucket, read in fp16 and
+written, read by the ranks of the node, which write 1/L of it (stage3.py `__add_grad_to_ipg_bucket`,
+coalesced_collectives.py `all_to_all_quant_reduce`). In bf16 `RECAST_BYTES` come before it."""
+
 UNPACK_BYTES = 9
 """Bytes whose transfer takes as long as unpacking one NF4 weight.
 

@@ -29,12 +29,15 @@ from .host_time import FSDP_SERIAL, ZERO3_SERIAL, host_work
 from .memory_bound import (
     BF16_MASTERS_SAVE_BYTES,
     COPIED_PASSES,
+    DEQUANTIZED_BYTES,
     FSDP_COPIED_PASSES,
     GATHERED_PASSES,
     KEPT_BF16_STEP_BYTES,
     KEPT_STEP_BYTES,
     LOOP_PASSES_BYTES,
     OPTIMIZER_PASSES_BYTES,
+    QUANTIZED_GRADIENT_BYTES,
+    RECAST_BYTES,
     STEPPED_BYTES,
     SUMMED_PASSES,
 )
@@ -167,7 +170,11 @@ class _Step:
 
         # Below stage 2 only the last micro batch hands its gradients to a reduction; the others sum them up.
         self.reductions = n if stage >= 2 else 1
-        copied = COPIED_PASSES if engine else FSDP_COPIED_PASSES
+        self.quantized = collective.QuantizedReduction.of(self.tensors, cluster, plan)
+        self.recast = RECAST_BYTES if workload.precision == "bf16" else 0
+        copied: float = COPIED_PASSES if engine else FSDP_COPIED_PASSES
+        if self.quantized is not None:
+            copied = (QUANTIZED_GRADIENT_BYTES + self.recast) / self.element
         self.copied = copied if self.replicas > 1 else 0
         # From stage 2 on a rank sums up its own part alone.
         self.summed = self.trained_per_rank if stage >= 2 else self.trained
@@ -231,6 +238,8 @@ class _Step:
         passes = self.micro_batches * forward, self.micro_batches * backward
         copied = GATHERED_PASSES if self.ring.ranks > 1 and self.zero3 else 0
         once = copied * collective.gathered_bytes(tensors, self.workload) / memory_rate(self.cluster.gpu)
+        if plan.zero_quantized_weights:
+            once += (DEQUANTIZED_BYTES + self.recast) * tensors.numel / memory_rate(self.cluster.gpu)
         return passes, (passes[0] * once, passes[1] * once)
 
     def _symbols(self) -> dict[str, float]:
@@ -307,17 +316,17 @@ class _Step:
             ),
             self._term("recomputation", "gpu compute", recomputed, recompute_formula, "n"),
             self._term("gradient copies", "gpu memory", self.gradient_s, copies_formula, "reductions n w Pt Pr W"),
-            self._term(
-                "gathered weights copied",
-                "gpu memory",
-                copied_s,
-                f"{GATHERED_PASSES} passes weights / W",
-                "passes weights W",
-                passes=sum(self.gathers),
-                weights=collective.gathered_bytes(self.tensors, self.workload),
-            ),
+            self._gathered_copies(copied_s),
             launch._replace(hidden_s=max(0.0, self.host_s - launched)),
         ]
+
+    def _gathered_copies(self, seconds: float) -> TimeTerm:
+        own = {"passes": sum(self.gathers), "weights": collective.gathered_bytes(self.tensors, self.workload)}
+        formula, symbols = f"{GATHERED_PASSES} passes weights / W", "passes weights W"
+        if self.plan.zero_quantized_weights:
+            formula = f"passes ({GATHERED_PASSES} weights + {DEQUANTIZED_BYTES + self.recast} all) / W"
+            symbols, own = f"{symbols} all", own | {"all": self.tensors.numel}
+        return self._term("gathered weights copied", "gpu memory", seconds, formula, symbols, **own)
 
     def _forward_links(self) -> list[TimeTerm]:
         transfers = _Transfers()
@@ -379,6 +388,7 @@ class _Step:
         them; with hpZ a share `near` of them from the second copy of the group."""
         plan, cluster, tensors = self.plan, self.cluster, self.tensors
         size, calls = collective.gathered_bytes(tensors, self.workload), collective.gather_calls(tensors, plan)
+        sent = collective.travelling_bytes(tensors, self.workload, plan)
         if not passes:
             return
         carried, own = transfers.carried, {"passes": passes, "weights": size}
@@ -386,12 +396,12 @@ class _Step:
         if self.ring.ranks > 1:
             far = passes if plan.zero_hpz_partition_size == 1 else passes * (1 - near)
             if far:
-                first = own | {"passes": far}
+                first = {"passes": far, "weights": sent}
                 carried.append(
-                    self._collective("weight gathering", far, size, calls, "passes weights", "passes weights", **first)
+                    self._collective("weight gathering", far, sent, calls, "passes weights", "passes weights", **first)
                 )
             if passes - far:
-                carried.append(self._gathered_nearby(passes - far, size, calls))
+                carried.append(self._gathered_nearby(passes - far, sent, calls))
         if plan.offload_param != "none":
             ranks = self.replicas if plan.zero_hpz_partition_size == 1 else plan.zero_hpz_partition_size
             per_rank, formula, own = passes * size / ranks, "passes weights / N / PCIe", own | {"N": ranks}
@@ -506,6 +516,8 @@ class _Step:
             element = 4  # deepspeed 0.19.8 stage_1_and_2.py `allreduce_bucket`
         shared = self.trained - self.spread
         size, calls = shared * element, collective.reduce_calls(self.tensors, self.plan)
+        if self.quantized is not None:
+            return self._quantized_reduction(self.quantized)
         if self.plan.zero_stage == 3:
             return self._collective("gradient reduction", times, size, calls, "n w Pt", "n w Pt", n=times)
         return self._term(
@@ -518,6 +530,22 @@ class _Step:
             Pt=shared,
             link=ring.all_reduce_bytes_per_s,
             calls=2 * times * calls,
+        )
+
+    def _quantized_reduction(self, reduction: collective.QuantizedReduction) -> TimeTerm:
+        times = self.reductions
+        return self._term(
+            "gradient reduction",
+            "network",
+            times * reduction.seconds,
+            "reductions sent ((G - 1) / G / near + (M - 1) / M / link) + calls t",
+            "reductions sent G M near link calls t",
+            sent=reduction.size_bytes,
+            G=reduction.local,
+            near=reduction.link_bytes_per_s,
+            link=reduction.network_bytes_per_s,
+            calls=times * reduction.calls,
+            t=reduction.call_s,
         )
 
     def _reduction_of_experts(self) -> TimeTerm:

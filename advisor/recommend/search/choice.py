@@ -111,7 +111,7 @@ def best_of_rung(candidates: list[Candidate], least: float) -> Candidate | None:
     return min(fast, key=_simplicity)
 
 
-def _simplicity(candidate: Candidate) -> tuple[int, int, int, int]:
+def _simplicity(candidate: Candidate) -> tuple[int, int, bool, int, int]:
     plan = candidate.plan
     shared, copied = plan.ranks_per_sample, plan.zero_hpz_partition_size
-    return shared, copied, plan.micro_batch_size, candidate.device_bytes
+    return shared, copied, plan.quantizes_collectives, plan.micro_batch_size, candidate.device_bytes

@@ -13,7 +13,7 @@ from ....estimators.memory.plan_memory import estimate_memory, resident_terms
 from ....estimators.plan import PlainPyTorch, Plan, Rung
 from ....estimators.time.step_time import estimate_time
 from ....estimators.unsupported import unsupported
-from ...question.question import CheckpointingChoice, Question
+from ...question.question import CheckpointingChoice, Question, quantized
 from ..candidate import Candidate
 from ..fit import LEAST, LIKELY, Fit, fit_of
 
@@ -41,6 +41,7 @@ class Series:
     zero_hpz_partition_size: int
     autotp_size: int
     autoep_size: int
+    quantizes_collectives: bool
     _memory: dict[tuple[int, int], tuple[Plan, MemoryEstimate]] = field(default_factory=dict, init=False)
     _judged: dict[tuple[int, int], Judged] = field(default_factory=dict, init=False)
     _time: dict[tuple[int, int], TimeEstimate] = field(default_factory=dict, init=False)
@@ -186,4 +187,6 @@ class Series:
             preset = replace(preset, zero_hpz_partition_size=self.zero_hpz_partition_size)
         if question.states == "bf16":
             preset = replace(preset, bf16_master_weights_and_grads=True, bf16_optimizer_states=True)
+        if self.quantizes_collectives:
+            preset = quantized(preset, question.cluster)
         return replace(preset, **self.settings) if self.settings else preset

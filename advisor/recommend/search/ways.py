@@ -67,11 +67,13 @@ def ways_of(
                 zero_hpz_partition_size=copied,
                 autotp_size=split_by,
                 autoep_size=spread_over,
+                quantizes_collectives=in_fewer_bits,
             )
             for checkpointing in choices
             for sharing, split_by in _together(rung, question, size, settings)
             for spread_over in _spread(rung, question, sharing * split_by, settings)
             for copied in _second_copies(rung, question, settings)
+            for in_fewer_bits in _fewer_bits(rung, question, sharing * split_by)
         ]
         for choices, size in _ways(question, settings)
     ][: None if rung in RUNGS else 1]  # plain PyTorch does neither
@@ -134,6 +136,13 @@ def _second_copies(rung: Rung | PlainPyTorch, question: Question, settings: Mapp
         rung == "zero3" and "zero_hpz_partition_size" not in settings and min(cluster.nodes, cluster.gpus_per_node) > 1
     )
     return (1, cluster.gpus_per_node) if worth and ring(cluster).resource == "network" else (1,)
+
+
+def _fewer_bits(rung: Rung | PlainPyTorch, question: Question, ranks_per_sample: int) -> tuple[bool, ...]:
+    """Whether weights and gradients travel in fewer bits: not, and where that was asked for and ZeRO-3 sends them."""
+    possible = rung in ("zero3", "zero3-offload-param", "zero3-offload") and ranks_per_sample == 1
+    wanted = question.collectives == "quantized" and possible and question.obstacle_to_quantized is None
+    return (False, True) if wanted else (False,)
 
 
 def _lack_gpu_memory(candidates: Sequence[Candidate]) -> bool:

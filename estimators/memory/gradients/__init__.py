@@ -11,6 +11,6 @@ from .stages_1_2 import StageOne, StageTwo
 __all__ = ["GradientMemory", "gradient_memory"]
 
 
-def gradient_memory(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer) -> GradientMemory:
+def gradient_memory(sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> GradientMemory:
     """Gradients, buckets, staging and step temporaries of one GPU."""
-    return (StageZero, StageOne, StageTwo, StageThree)[plan.zero_stage](sharded, plan, optimizer)
+    return (StageZero, StageOne, StageTwo, StageThree)[plan.zero_stage](sharded, plan, optimizer, local_ranks)

@@ -30,8 +30,8 @@ STEP_NOT_COVERED = "optimizers that bring kernels of their own"
 class GradientMemory(ABC):
     """Terms about gradients in the phases of a step, on the GPU where they are largest."""
 
-    def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: Optimizer) -> None:
-        tensors = sharded.tensors
+    def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> None:
+        tensors, self.local_ranks = sharded.tensors, local_ranks
         self.sharded, self.tensors, self.plan, self.optimizer = sharded, tensors, plan, optimizer
         self.width, self.trainable = tensors.workload.weight_bytes, tensors.trainable_numel
         self.bucket_size = plan.reduce_bucket_size

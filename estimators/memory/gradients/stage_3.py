@@ -55,7 +55,19 @@ _STEP = Formula(
 
 class StageThree(GradientMemory):
     """Whole gradients live until they are reduced. Reduce-scatter interleaves a bucket's tensors in a copy; one tensor
-    that N divides is reduced in place."""
+    that N divides is reduced in place. Gradients that travel in 4 bits are cast to fp16 first where they are not, a
+    whole bucket, and then quantized tensor by tensor, as much sent as received
+    (runtime/comm/coalesced_collectives.py `all_to_all_quant_reduce`)."""
+
+    def _copied(self, numel: int, largest: int) -> int:
+        """Elements that are copied while `numel` are reduced, the largest tensor having `largest` of them; a part of
+        the size of a gradient's where they are in fewer bits."""
+        if not self.plan.zero_quantized_gradients:
+            return numel * self.copies
+        cast = numel if self.tensors.workload.precision == "bf16" else 0
+        # Bytes of an element: sent and received in the node, then a node's sum of 1 / L of them, and that in fp16.
+        quantized = 0.5 + 0.5 + (0.5 + 0.5 + 2) / self.local_ranks
+        return cast + int(quantized * min(numel, largest)) // self.width
 
     def _bucket(self, copied: int = 0) -> Terms:
         size = self.width * (self.bucket_size + copied)
@@ -90,7 +102,8 @@ class StageThree(GradientMemory):
         return self._gradients(self.head) + self._bucket()
 
     def head_reduction_terms(self) -> Terms:
-        copied = self.large_head if self.large_head % self.sharded.world_size else 0
+        in_place = not self.plan.zero_quantized_gradients and self.large_head % self.sharded.world_size == 0
+        copied = 0 if in_place else self._copied(self.large_head, self.large_head)
         return self._gradients(self.head) + self._bucket(copied) + self._staging(self.large_head)
 
     def layer_terms(self) -> Terms:
@@ -99,20 +112,21 @@ class StageThree(GradientMemory):
     def reduction_terms(self) -> Terms:
         # The largest tensor of a full bucket: an untied head that fits is in the first one.
         largest = max(self.layer, 0 if self.tied_head or self.large_head else self.head)
-        copied = self._bucket(self.fills.flushed * self.copies)
+        copied = self._bucket(self._copied(self.fills.flushed, largest))
         return self._gradients(self.layer + self.tied_head) + copied + self._staging(largest, self.fills.flushed)
 
     def end_terms(self) -> Terms:
         """The worst of four: the last gradient is made; the bucket before it is reduced while it waits; the last bucket
         is reduced; that gradient is."""
         pending, final = self.fills.pending * self.fills.waits, self.fills.final
-        waits = self._gradients(self.last) + self._bucket(pending * self.copies)
-        last_bucket = self._gradients(0) + self._bucket(final * self.copies)
+        waits = self._gradients(self.last) + self._bucket(self._copied(pending, self.layer))
+        last_bucket = self._gradients(0) + self._bucket(self._copied(final, self.layer))
+        alone = self._copied(self.last, self.last) if self.plan.zero_quantized_gradients else 0
         return max(
             self._gradients(self.at_end) + self._bucket(),
             waits + self._staging(min(pending, self.layer), self.fills.pending),
             last_bucket + self._staging(min(final, self.layer), final),
-            self._gradients(self.last) + self._bucket() + self._staging(self.last),
+            self._gradients(self.last) + self._bucket(alone) + self._staging(self.last),
             key=total_bytes,
         )
 

@@ -58,8 +58,8 @@ class _FlatGradients(GradientMemory):
     held: int
     """Elements of gradients that are alive beside a layer's while it runs backward."""
 
-    def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: Optimizer) -> None:
-        super().__init__(sharded, plan, optimizer)
+    def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> None:
+        super().__init__(sharded, plan, optimizer, local_ranks)
         # Where ranks share a sample, what is copied to be reduced is copied once more, to fp32 (`allreduce_bucket`).
         self.copied_width = self.width + (4 if plan.sequence_parallel_size > 1 and self.width < 4 else 0)
         # Gradients that this rank will own, once reduced: none on the GPU when they are offloaded.
@@ -197,8 +197,8 @@ class _FlatGradients(GradientMemory):
 class StageOne(_FlatGradients):
     """All gradients stay while micro batches accumulate; until the pass ends, those that did not fit in the bucket."""
 
-    def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: Optimizer) -> None:
-        super().__init__(sharded, plan, optimizer)
+    def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> None:
+        super().__init__(sharded, plan, optimizer, local_ranks)
         self.keeps_bucket = self.accumulates
         self.earlier = self.trainable if self.accumulates else 0
         self.held = max(self.earlier, self.large_head + self.owned_last)
@@ -218,8 +218,8 @@ class StageOne(_FlatGradients):
 class StageTwo(_FlatGradients):
     """The gradients that the rank owns stay, a second time while another micro batch is added."""
 
-    def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: Optimizer) -> None:
-        super().__init__(sharded, plan, optimizer)
+    def __init__(self, sharded: ShardedTensors, plan: Plan, optimizer: Optimizer, local_ranks: int) -> None:
+        super().__init__(sharded, plan, optimizer, local_ranks)
         self.keeps_bucket = False
         self.earlier = self.owned if self.accumulates else 0
         self.held = max(self.owned_last * (2 if self.accumulates else 1), self.earlier)

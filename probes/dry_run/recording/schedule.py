@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -222,6 +222,12 @@ class ScheduleRecorder:
             size = sum(map(_size, tensors))
             kind: Kind = "host" if tensors[-1].device.type == "cpu" else "memory"
             self._run(_operation(kind, name, size * 7 // 4, tensors[-1]), self.current_stream())
+
+    def note_memory_kernel(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
+        """A call of a compiled kernel that reads or writes each of the tensors once."""
+        if self.active:
+            operation = _operation("memory", name, sum(map(_size, tensors)), tensors[-1])
+            self._run(operation, self.current_stream())
 
     def _collective(self, index: int) -> None:
         """The group's stream runs it after what its caller's stream has done so far."""

@@ -1,10 +1,10 @@
-"""DeepSpeed's compiled kernels, replaced by ones that touch no memory.
+"""DeepSpeed's compiled kernels, replaced by ones that compute nothing.
 
 DeepSpeed asks its accelerator for an op builder and that for a loaded extension. The classes around the kernels
 (`FusedAdam`, `DeepSpeedCPUAdam`, the NVMe swappers) stay DeepSpeed's own, so the states they keep, and in which dtype,
 follow the installed version. The real kernels update in place and allocate nothing either
 (csrc/adam/multi_tensor_adam.cu, csrc/adam/cpu_adam_impl.cpp), which is why doing nothing is faithful where torch's
-foreach Adam would not be.
+foreach Adam would not be. Those that do allocate have a stand-in of their own: the quantizer, and the drive's handle.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from ..recording.ledger import Ledger
 from ..recording.schedule import ScheduleRecorder
 from . import aio
+from .quantizer import QuantizerKernels
 
 
 class _NoOpExtension:
@@ -46,7 +47,9 @@ def op_builder(class_name: str, ledger: Ledger, recorder: ScheduleRecorder) -> t
     class Builder:
         NAME = name = class_name
 
-        def load(self, verbose: bool = True) -> _NoOpExtension:
+        def load(self, verbose: bool = True) -> _NoOpExtension | QuantizerKernels:
+            if class_name == "QuantizerBuilder":
+                return QuantizerKernels(recorder)
             return _AsyncIo(ledger, recorder) if class_name == "AsyncIOBuilder" else _NoOpExtension(recorder)
 
         def is_compatible(self, verbose: bool = False) -> bool:

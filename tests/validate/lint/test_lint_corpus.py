@@ -114,6 +114,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "plain zero++": PLAIN
     | {
         "bf16": {"enabled": True},
+        "communication_data_type": "fp16",
         "zero_optimization": {
             "stage": 3,
             "zero_hpz_partition_size": 8,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from .....estimators.memory.partition import shard_numel
 from ...linted_config import LintedConfig
 from ...rule import Hit, Remove, Rules, hit
 from ..examples import CPU, NVME, plain, zero
@@ -104,3 +105,75 @@ def without_scatter(config: LintedConfig) -> Iterator[Hit]:
     quantized = config.stage == 3 and config.flag("zero_optimization.zero_quantized_gradients")
     if quantized and config.off("zero_optimization.reduce_scatter"):
         yield hit("zero_optimization.zero_quantized_gradients", "reduce_scatter is off")
+
+
+@rules.error(
+    "DS356 quantized gradients of bf16",
+    why="the kernel reads the gradients' bits as fp16 whatever their type is, so those in bf16 become other numbers",
+    fix='write "communication_data_type": "fp16", or leave gradients as they are',
+    source="csrc/quantization/pt_binding.cpp ds_swizzle_quant, runtime/comm/coalesced_collectives.py "
+    "all_to_all_quant_reduce",
+    bad=plain(bf16={"enabled": True}, zero_optimization=zero(3, zero_quantized_gradients=True)),
+    good=plain(
+        bf16={"enabled": True},
+        communication_data_type="fp16",
+        zero_optimization=zero(3, zero_quantized_gradients=True),
+    ),
+)
+def misread(config: LintedConfig) -> Iterator[Hit]:
+    quantized = config.stage == 3 and config.flag("zero_optimization.zero_quantized_gradients")
+    one_node = config.cluster is not None and config.cluster.nodes == 1
+    if quantized and config.bf16 and not one_node and config.text("communication_data_type") != "fp16":
+        yield hit("zero_optimization.zero_quantized_gradients", "gradients in bf16 are quantized as if they were fp16")
+
+
+@rules.advice(
+    "DS357 quantized gradients on one node",
+    why="within one node stage 3 reduces gradients as they are, whatever zero_quantized_gradients says",
+    fix="remove it",
+    source="runtime/zero/stage3.py __avg_scatter_grads (num_nodes > 1)",
+    options={"gpus": "8xH100"},
+    bad=plain(zero_optimization=zero(3, zero_quantized_gradients=True)),
+    good=plain(zero_optimization=zero(3)),
+)
+def within_a_node(config: LintedConfig) -> Iterator[Hit]:
+    quantized = config.stage == 3 and config.flag("zero_optimization.zero_quantized_gradients")
+    if quantized and config.cluster is not None and config.cluster.nodes == 1:
+        yield hit("zero_optimization.zero_quantized_gradients", "it has no effect on one node")
+
+
+@rules.warning(
+    "DS358 frozen weights stored in 8 bits",
+    why="weights that are frozen while the model is built are copied into 8-bit tensors without being quantized, which "
+    "leaves whole numbers of them; those frozen later stay as they are unless the script calls "
+    "quantize_nontrainable_params(), which takes fp16 only",
+    fix="remove it; for LoRA over 4-bit weights use QLoRA with stage 2",
+    source="runtime/zero/partition_parameters.py _partition_param, runtime/zero/stage3.py quantize_nontrainable_params",
+    bad=plain(zero_optimization=zero(3, zero_quantized_nontrainable_weights=True)),
+    good=plain(zero_optimization=zero(3)),
+)
+def stored_in_8_bits(config: LintedConfig) -> Iterator[Hit]:
+    name = "zero_optimization.zero_quantized_nontrainable_weights"
+    if config.stage == 3 and config.flag(name):
+        yield hit(name, "frozen weights are truncated or left as they are")
+
+
+@rules.error(
+    "DS359 shards that the quantizer refuses",
+    why="a shard is quantized in groups of a multiple of 8 elements, and DeepSpeed asserts that it divides into them",
+    fix="use a number of GPUs that leaves every tensor a shard of a multiple of 8 elements, or remove it",
+    source="runtime/zero/partition_parameters.py CUDAQuantizer.quantize",
+    options={"gpus": "8x8xH100", "model": "Qwen2.5-0.5B"},
+    bad={"train_batch_size": 64, "zero_optimization": zero(3, zero_quantized_weights=True)},
+    good={"train_batch_size": 64, "zero_optimization": zero(3)},
+)
+def odd_shards(config: LintedConfig) -> Iterator[Hit]:
+    ranks, model = config.world_size, config.model
+    if config.stage != 3 or not config.flag("zero_optimization.zero_quantized_weights") or not ranks or model is None:
+        return
+    odd = next((tensor for tensor, _ in model.tensor_counts if shard_numel(tensor.numel, ranks) % 8), None)
+    if odd is not None:
+        yield hit(
+            "zero_optimization.zero_quantized_weights",
+            f"{odd.name} has shards of {shard_numel(odd.numel, ranks)} elements on {ranks} GPUs",
+        )
