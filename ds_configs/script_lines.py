@@ -17,7 +17,7 @@ _TORCH_DTYPE = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torc
 
 def script_lines(model: ModelShape, workload: Workload, plan: Plan, cluster: Cluster, config_path: str) -> list[str]:
     """The lines of Python that the plan needs in the training script, before the training begins."""
-    lines = model_lines(workload)
+    lines = model_lines(workload) + _pageable_inputs(plan, workload)
     if workload.framework == "hf":
         arguments = script_arguments(workload, plan, cluster, config_path)
         if plan.sequence_parallel_size > 1:
@@ -67,6 +67,18 @@ def model_lines(workload: Workload) -> list[str]:
         dropout = f", lora_dropout={workload.lora_dropout:g}" if workload.lora_dropout else ""
         lines.append(f"LoraConfig(r={workload.lora_rank}, target_modules={json.dumps(targets)}{dropout})")
     return lines
+
+
+def _pageable_inputs(plan: Plan, workload: Workload) -> list[str]:
+    """How a script keeps transformers from page-locking layers' inputs on the host, which rounds each up to a power of
+    two; nothing where it may (transformers 5.23 modeling_utils.py `_activation_checkpointing_enable`)."""
+    if not plan.cpu_checkpointing or workload.software.pinned_inputs:
+        return []
+    return [
+        "import transformers.modeling_utils",
+        "from torch.autograd.graph import save_on_cpu",
+        'transformers.modeling_utils.save_on_cpu = lambda **options: save_on_cpu(**options | {"pin_memory": False})',
+    ]
 
 
 def _tiling_lines(model: ModelShape, plan: Plan, workload: Workload, name: str) -> list[str]:

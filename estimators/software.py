@@ -38,6 +38,10 @@ class Software:
     one kernel ("fused"), or tensor by tensor ("loop"). DeepSpeed's engine has an Adam of its own."""
     expandable_segments: bool = True
     """PyTorch's allocator runs with `expandable_segments:True`, as the printed commands set it."""
+    pinned_inputs: bool = True
+    """Inputs of checkpointed layers that wait in host RAM are page-locked, each block rounded up to a power of two, as
+    transformers has it. Without, they are pageable: exactly as large, and copied more slowly; the printed lines of the
+    script see to it."""
 
 
 DEFAULT = Software()

@@ -103,7 +103,8 @@ def _has_lines(answer: Recommendation, chosen: Candidate) -> bool:
     """Whether the script needs more than TrainingArguments."""
     workload = answer.question.workload
     tiled = workload.mlp == "tiled" or workload.loss == "tiled"
-    return bool(model_lines(workload)) or tiled or chosen.plan.ranks_per_sample > 1
+    pageable = chosen.plan.cpu_checkpointing and not workload.software.pinned_inputs
+    return bool(model_lines(workload)) or tiled or pageable or chosen.plan.ranks_per_sample > 1
 
 
 def _script(answer: Recommendation, chosen: Candidate, config_path: str, console: Console) -> None:
@@ -120,6 +121,8 @@ def _script(answer: Recommendation, chosen: Candidate, config_path: str, console
         copyable(console, later)
     if plan.cpu_checkpointing:
         sentence(console, "offload needs a version of transformers that knows it, such as 5.23.")
+        if not workload.software.pinned_inputs:
+            sentence(console, "ds-advise launch takes layers' inputs as page-locked; with these lines pass --no-check.")
     if plan.sequence_parallel_size > 1:
         _sharing_collator(plan.sequence_parallel_size, console)
 

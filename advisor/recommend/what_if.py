@@ -14,6 +14,7 @@ from ...estimators.memory.activations.loss import FUSED_LOSS_MODEL_TYPES
 from ...estimators.models.lora import nameable_targets
 from ...estimators.optimizers import BF16_STATES
 from ...estimators.phrase import Phrase, phrase
+from ...estimators.software import DEFAULT
 from ...estimators.tiles import untileable
 from ...estimators.time.collective_time import ring
 from ..job.words import hours, money
@@ -71,7 +72,7 @@ def changes_tried(
     of_training.append(_collectives(question, chosen))
     kinds = [*of_training, _gpus(question), _sequences(question)]
     if chosen is None:
-        kinds += [_without_autoep(_tiles, question), _larger_gpus(question)]
+        kinds += [_without_autoep(_tiles, question), _pageable(question, ladder), _larger_gpus(question)]
     else:
         kinds.append(_larger_batch(question, chosen))
     if question.cluster.gpu.is_cpu:  # there is no other machine to buy
@@ -135,6 +136,15 @@ def _tiles(question: Question) -> Iterator[_Asked]:
         yield flags, replace(question, workload=both)
 
 
+def _pageable(question: Question, ladder: Sequence[LadderStep]) -> Iterator[_Asked]:
+    """Layers' inputs that wait on the host without being page-locked, where the host is too small for their blocks."""
+    software = question.workload.software
+    held = (step.candidate for step in ladder if step.candidate is not None and step.candidate.fit.limit == "host")
+    if software == DEFAULT and any(candidate.plan.cpu_checkpointing for candidate in held):
+        workload = replace(question.workload, software=replace(software, pinned_inputs=False))
+        yield "--software pinned-inputs=no", replace(question, workload=workload)
+
+
 def _states(question: Question) -> Iterator[_Asked]:
     workload = question.workload
     possible = workload.precision == "bf16" and workload.optimizer in BF16_STATES and workload.method == "full"
@@ -171,7 +181,8 @@ def _sequences(question: Question) -> Iterator[_Asked]:
         return
     length = question.workload.seq_len // 2
     while length >= SHORTEST_SEQUENCE:
-        yield f"--seq-len {length}", _with_length(question, length)
+        with suppress(WorkloadError):  # which the GPUs that share a sample do not divide
+            yield f"--seq-len {length}", _with_length(question, length)
         length //= 2
 
 

@@ -129,15 +129,18 @@ def _tensor_blocks(tensors: TensorSet, width: int) -> int:
 
 
 def checkpoint_terms(model: ModelShape, workload: Workload, plan: Plan, local_ranks: int) -> Terms:
-    """The inputs of checkpointed layers that wait in pinned memory; `workload` is that of a rank."""
+    """The inputs of checkpointed layers that wait in host memory, pinned or not; `workload` is that of a rank."""
     if not plan.cpu_checkpointing:
         return ()
+    pins = workload.software.pinned_inputs
+    formula = _CHECKPOINTS if pins else _CHECKPOINTS._replace(text="L layers B S H w")
     terms: Terms = ()
     for block in model.blocks:
         rows = model.stream_len(block, workload.seq_len)
         batch, hidden, width = plan.micro_batch_size, model.stream_width(block), workload.weight_bytes
-        size = block.count * pinned_block(batch * rows * hidden * width)
-        terms += _CHECKPOINTS.on_node(local_ranks, size, layers=block.count, B=batch, S=rows, H=hidden, w=width)
+        size = batch * rows * hidden * width
+        size = block.count * (pinned_block(size) if pins else size)
+        terms += formula.on_node(local_ranks, size, layers=block.count, B=batch, S=rows, H=hidden, w=width)
     return terms
 
 

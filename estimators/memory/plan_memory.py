@@ -116,6 +116,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     node = _on_node(sharded, rest, runs, cluster.gpus_per_node)
     # A rank's own experts are copies beside the whole model, which the list of parameters for the optimizer holds.
     spread_bytes = workload.weight_bytes * sharded.tensors.spread_numel * cluster.gpus_per_node
+    inputs, pins = checkpoint_terms(model, workload, plan, cluster.gpus_per_node), workload.software.pinned_inputs
     # Each rank loads the whole model before it splits the layers or drops experts.
     loaded = sharded if model is whole else shard_tensors(tensor_set(whole, workload), replicas)
     return MemoryEstimate(
@@ -123,8 +124,8 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         reserved_terms=overhead,
         cache_terms=cache,
         device_terms=outside_allocator(cluster, plan, workload.software),
-        host_pinned_terms=node.pinned + checkpoint_terms(model, workload, plan, cluster.gpus_per_node),
-        host_pageable_terms=node.pageable,
+        host_pinned_terms=node.pinned + (inputs if pins else ()),
+        host_pageable_terms=node.pageable + (() if pins else inputs),
         host_loading_bytes_per_node=_loading_bytes(loaded, rest, cluster.gpus_per_node) + spread_bytes,
         nvme_terms=node.nvme,
     )

@@ -504,7 +504,9 @@ class _Step:
             for block in model.blocks
         )
         kept = width * self.plan.micro_batch_size * elements
-        return self._pcie(name, n * kept, "n inputs / PCIe", "n inputs", inputs=kept)
+        seconds = offload.host_link_s(self.cluster, n * kept, pinned=self.workload.software.pinned_inputs)
+        own = {"inputs": kept, "PCIe": n * kept / seconds}
+        return self._term(name, "pcie", seconds, "n inputs / PCIe", "n inputs PCIe", **own)
 
     def _pcie(self, name: str, size_bytes: float, formula: str, symbols: str, **values: float) -> TimeTerm:
         seconds = offload.host_link_s(self.cluster, size_bytes, pinned=self.plan.pin_memory)

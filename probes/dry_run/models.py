@@ -115,7 +115,7 @@ def from_config(
     if workload.method != "full":
         model = _with_adapters(model, request)
     if request.gradient_checkpointing:
-        _checkpoint(model, offload=request.cpu_checkpointing)
+        _checkpoint(model, offload=request.cpu_checkpointing, pins=workload.software.pinned_inputs)
         if workload.method != "full" and _is_reentrant(model):
             model.enable_input_require_grads()  # as peft's users must, or nothing below the first layer has a gradient
     vocab_size = int(getattr(config.get_text_config(), "vocab_size", 0) or 0)
@@ -154,7 +154,7 @@ def _give_dimensions(model: torch.nn.Module) -> None:
                 setattr(module, name, torch.nn.Parameter(parameter.data[None], requires_grad=parameter.requires_grad))
 
 
-def _checkpoint(model: Any, *, offload: bool) -> None:
+def _checkpoint(model: Any, *, offload: bool, pins: bool) -> None:
     """Switch checkpointing on. Raises UnusableModelError where this transformers cannot offload what it keeps."""
     enable: Any = getattr(model, "activation_checkpointing_enable", None)
     if enable is None and offload:
@@ -163,9 +163,19 @@ def _checkpoint(model: Any, *, offload: bool) -> None:
             fix="install transformers 5.23",
         )
     if offload:
+        if not pins:
+            _leave_pageable()
         enable(offload=True)
     else:
         (enable or model.gradient_checkpointing_enable)()
+
+
+def _leave_pageable() -> None:
+    """What the printed lines of a script do: inputs of layers that wait on the host are not page-locked."""
+    import transformers.modeling_utils as modeling
+
+    save_on_cpu: Any = torch.autograd.graph.save_on_cpu
+    modeling.save_on_cpu = lambda **options: save_on_cpu(**options | {"pin_memory": False})
 
 
 def _unknown_kernels(workload: Workload) -> str:

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 from ds_advise import advise
 from ds_advise.advisor.ask import ask as question_of
-from ds_advise.advisor.estimate import plan_of
+from ds_advise.advisor.estimate import estimate, plan_of
 from ds_advise.advisor.recommend.deliver import recommended_config
 from ds_advise.advisor.recommend.fit import Fit
 from ds_advise.advisor.recommend.next_steps import render_next_steps
 from ds_advise.advisor.recommend.recommendation import Recommendation
 from ds_advise.advisor.recommend.to_json import json_form
 from ds_advise.estimators.errors import WorkloadError
+from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.probes.dry_run.run import dry_run
+from ds_advise.probes.run import Run
 from rich.console import Console
 
 LONG: dict[str, Any] = {"gpus": "8xH100", "seq_len": 131_072}
@@ -126,7 +129,7 @@ TILED = [
 projects/sequence-parallelism, recipes at b28638e)."""
 HOST_DECIDES = TILED[7:]
 """Those that do not fit here for the host's memory alone: transformers pins the layers' inputs, and a pinned block is
-the next power of two; ArcticTraining's own offload leaves them pageable."""
+the next power of two; ArcticTraining's own offload leaves them pageable, as `--software pinned-inputs=no` does."""
 
 
 @pytest.mark.parametrize("run", TILED, ids=str)
@@ -136,6 +139,25 @@ def test_published_longest_sequences_with_tiles(run: tuple[str, str, int, int]) 
     fit = published(model, gpus, seq_len, **settings)
     assert fit.fits if run not in HOST_DECIDES else fit.limit == "host"
     assert not published(model, gpus, 2 * seq_len, **settings).fits
+    pageable = settings | {"software": "pinned-inputs=no"}
+    assert published(model, gpus, seq_len, **pageable).fits
+    assert not published(model, gpus, 2 * seq_len, **pageable).fits
+
+
+def test_inputs_that_page_locking_keeps_off_the_host_are_named_and_left_pageable() -> None:
+    """With the lines of the script that see to it, which replace what transformers calls."""
+    long: dict[str, Any] = {"gpus": "8x8xH100", "ram": "1900GB", "seq_len": 15_000_000}
+    long |= {"attention": "flash", "kernels": "liger"}
+    long |= {"loss": "fused", "mlp": "tiled", "sequence_parallel_size": 64, "micro_batch": 1}
+    long |= {"gradient_checkpointing": "offload"}
+    answer = ask("Qwen3-32B", **long)
+    assert answer.recommended is None
+    assert "--software pinned-inputs=no" in [change.flags for change in answer.changes]
+    answer = ask("Qwen3-32B", **long, software="pinned-inputs=no")
+    assert answer.recommended is not None
+    shown = StringIO()
+    render_next_steps(answer, "ds_config.json", Console(file=shown, width=120), details=True)
+    assert '{"pin_memory": False}' in shown.getvalue()
 
 
 def test_the_longest_whole_sample_of_70b_on_eight_gpus() -> None:
@@ -179,3 +201,29 @@ def test_the_longest_sequence_fits_and_a_longer_one_does_not(model: str, gpus: s
         return
     longer = length + max(1024, -(-length // 16 // 1024) * 1024)
     assert ask(model, gpus=gpus, seq_len=longer).recommended is None
+
+
+SMALL = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "vocab_size": 32000,
+}
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_what_layers_inputs_take_on_the_host_is_what_transformers_takes(pinned: bool) -> None:
+    """To the byte, in a dry run of its own offload: blocks of a power of two, or exactly what is held."""
+    shape = shape_from_config(SMALL, name="small")
+    question: dict[str, Any] = {"gpus": "2xH100", "seq_len": 3000, "offline": True}
+    question |= {} if pinned else {"software": "pinned-inputs=no"}
+    asked = advise(shape, **question, deepspeed_estimate=False).question
+    found = estimate(shape, rung="zero2", micro_batch=1, gradient_checkpointing="offload", **question)
+    run = Run.of_plan(found.plan, shape, asked.workload, asked.cluster, description=SMALL)
+    steps = dry_run(run, rank=0, iterations=2).phases
+    held = max(step.host_held_peak_bytes for step in steps if step.phase == "backward")
+    terms = found.memory.host_pinned_terms if pinned else found.memory.host_pageable_terms
+    assert held * 2 == next(term.size_bytes for term in terms if term.name == "layer_inputs")
