@@ -65,6 +65,7 @@ def reasons(
         _second_copy(chosen, candidates, LEAST[question.risk]),
         _fewer_bits(chosen, candidates, LEAST[question.risk]),
         _checkpointing(chosen, candidates, device, LEAST[question.risk]),
+        _kept_states(chosen),
         _micro_batch(question, chosen, candidates),
     ]
     return tuple(sentence for sentence in sentences if sentence)
@@ -272,6 +273,17 @@ def _spread_experts(chosen: Candidate, candidates: Sequence[Candidate], device: 
     share = percent(best.tokens_per_s / chosen.tokens_per_s)
     return (
         f"{why}: with experts that ZeRO shards the fastest plan that fits, {best.rung}, runs at {share} of this speed."
+    )
+
+
+def _kept_states(chosen: Candidate) -> str:
+    """Why a part of an offloaded optimizer is on the GPU."""
+    if chosen.plan.offload_optimizer_ratio == 1:
+        return ""
+    return phrase(
+        "The GPU has room for some of the optimizer, which the host would step more slowly: {share} of its sub-groups "
+        "stay in host RAM (offload_optimizer.ratio).",
+        share=percent(chosen.plan.offload_optimizer_ratio),
     )
 
 

@@ -1,10 +1,12 @@
-"""What the search wins inside a rung: the largest micro batch that surely fits, instead of a power of two.
+"""What the search wins inside a rung: the largest micro batch that surely fits, instead of a power of two, and a part
+of an offloaded optimizer on the GPU where that has room.
 
-    python -m benchmarks.search.choices_inside_rungs [--dry-run N]
+    python -m benchmarks.search.choices_inside_rungs [--dry-run N] [--fast] [--write]
 
 Each question of a grid is answered; its fastest plan that fits is held against the fastest of those whose micro batch
-is a power of two. --dry-run: so many of the plans that gained, evenly spread, are run dry, and must fit with the
-probability that the recommendation asks for. Exit 1 where one does not.
+is a power of two and whose optimizer is offloaded whole. --dry-run: so many of the plans that gained, evenly spread,
+are run dry, and must fit with the probability that the recommendation asks for; --fast: as `ds-advise dry-run --fast`
+does. --write: all of them are, and docs/question-grid.md gets the table. Exit 1 where one does not fit.
 """
 
 from __future__ import annotations
@@ -13,13 +15,17 @@ import argparse
 import sys
 from collections.abc import Iterable
 from itertools import product
+from typing import NamedTuple
 
 from ds_advise.advisor.advise import advise
 from ds_advise.advisor.prove.dry_run import prove_by_dry_run
 from ds_advise.advisor.question.run import run_of
 from ds_advise.advisor.recommend.candidate import Candidate
+from ds_advise.advisor.recommend.evidence import DryRunAnswer
 from ds_advise.advisor.recommend.fit import SURE
 from ds_advise.advisor.recommend.recommendation import Recommendation
+from ds_advise.advisor.terminal.units import gib
+from ds_advise.benchmarks.document import put
 
 MODELS = ("Qwen2.5-1.5B", "Qwen2.5-7B", "llama3.1-8b", "Qwen2.5-14B", "Qwen2.5-32B")
 METHODS = ("full", "lora")
@@ -28,15 +34,26 @@ LENGTHS = (512, 2048, 8192)
 GAIN = 1.1
 
 
+class Gained(NamedTuple):
+    """A question whose answer is `GAIN` times as fast for what is chosen inside a rung."""
+
+    words: str
+    answer: Recommendation
+    best: Candidate
+    gain: float
+    """Infinite where nothing fits without."""
+
+
 def fastest(candidates: Iterable[Candidate]) -> Candidate | None:
     """The fastest that surely fits."""
     fitting = [candidate for candidate in candidates if candidate.fit.fits]
     return max(fitting, key=lambda candidate: candidate.tokens_per_s, default=None)
 
 
-def is_power_of_two(candidate: Candidate) -> bool:
+def is_plain(candidate: Candidate) -> bool:
+    """Whether nothing inside the rung was chosen."""
     size = candidate.plan.micro_batch_size
-    return not size & (size - 1)
+    return not size & (size - 1) and candidate.plan.offload_optimizer_ratio == 1
 
 
 def answers() -> Iterable[tuple[str, Recommendation]]:
@@ -46,29 +63,74 @@ def answers() -> Iterable[tuple[str, Recommendation]]:
         yield f"{model} --method {method} --gpus {gpus} --seq-len {length}", answer
 
 
+def gains() -> tuple[int, list[Gained]]:
+    """The number of questions, and those that gain."""
+    questions, found = 0, []
+    for words, answer in answers():
+        questions += 1
+        best, plain = fastest(answer.candidates), fastest(filter(is_plain, answer.candidates))
+        gain = 0.0 if best is None else best.tokens_per_s / plain.tokens_per_s if plain else float("inf")
+        if best is not None and gain >= GAIN:
+            found.append(Gained(words, answer, best, gain))
+            print(f"{words}: {chosen_in(best)}, {gain:.2f} x", flush=True)
+    return questions, found
+
+
+def chosen_in(best: Candidate) -> str:
+    """`zero3-offload, micro batch 5`, and what of the optimizer is offloaded."""
+    ratio = best.plan.offload_optimizer_ratio
+    kept = "" if ratio == 1 else f", offload_optimizer.ratio {ratio}"
+    return f"{best.rung}, micro batch {best.plan.micro_batch_size}{kept}"
+
+
+def summary(questions: int, found: list[Gained]) -> str:
+    feasible = sum(each.gain == float("inf") for each in found)
+    return (
+        f"{len(found)} of {questions} questions ({len(found) / questions:.1%}) gain {GAIN - 1:.0%} or more, {feasible} "
+        "of them become feasible"
+    )
+
+
+HEADER = """| question | chosen | faster | closed form, GiB | dry run, GiB | of GiB | by the dry run |
+|---|---|---:|---:|---:|---:|---|
+"""
+
+
+def line(each: Gained, proof: DryRunAnswer) -> str:
+    """A line of the table."""
+    faster = "nothing fits without" if each.gain == float("inf") else f"{each.gain:.2f} x"
+    cells = (
+        each.words,
+        chosen_in(each.best),
+        faster,
+        gib(each.best.device_bytes),
+        gib(proof.required_device_bytes_per_gpu),
+        gib(each.answer.question.cluster.gpu.memory_bytes),
+        proof.fit.verdict,
+    )
+    return "| " + " | ".join(cells) + " |\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.search.choices_inside_rungs", description=__doc__)
     parser.add_argument("--dry-run", type=int, default=0, metavar="N", help="run so many of the gained plans dry")
+    parser.add_argument("--fast", action="store_true", help="dry runs of a few layers")
+    parser.add_argument("--write", action="store_true", help="run all of them dry and write the table")
     asked = parser.parse_args()
-    gained: list[tuple[str, Recommendation, Candidate]] = []
-    questions = feasible = 0
-    for words, answer in answers():
-        questions += 1
-        best, plain = fastest(answer.candidates), fastest(filter(is_power_of_two, answer.candidates))
-        if best is None:
-            continue
-        feasible += plain is None
-        gain = best.tokens_per_s / plain.tokens_per_s if plain else float("inf")
-        if gain >= GAIN:
-            gained.append((words, answer, best))
-            print(f"{words}: {best.rung}, micro batch {best.plan.micro_batch_size}, {gain:.2f} x")
-    print(f"{len(gained)} of {questions} questions gain {GAIN - 1:.0%} or more, {feasible} of them become feasible")
-    chosen = gained[:: max(1, len(gained) // asked.dry_run)][: asked.dry_run] if asked.dry_run else []
-    refuted = 0
-    for words, answer, best in chosen:
-        fit = prove_by_dry_run(run_of(answer.question, best.plan, offline=True)).fit
-        refuted += fit.probability < SURE
-        print(f"dry run of {words}: {fit.verdict}, {fit.probability:.1%}", flush=True)
+    questions, found = gains()
+    print(summary(questions, found))
+    number = len(found) if asked.write else asked.dry_run
+    chosen = found[:: max(1, len(found) // number)][:number] if number else []
+    refuted, lines = 0, ""
+    for each in chosen:
+        run = run_of(each.answer.question, each.best.plan, offline=True)
+        proof = prove_by_dry_run(run, fast=asked.fast)
+        refuted += proof.fit.probability < SURE
+        lines += line(each, proof)
+        print(f"dry run of {each.words}: {proof.fit.verdict}, {proof.fit.probability:.1%}", flush=True)
+    if asked.write:
+        said = f"{summary(questions, found)}. Dry runs of the real engine: {len(found) - refuted} of them fit.\n\n"
+        put("question-grid.md", "search/choices_inside_rungs", said + HEADER + lines)
     return int(refuted > 0)
 
 

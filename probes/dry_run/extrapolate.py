@@ -93,6 +93,8 @@ def depth_series(request: Request) -> DepthSeries:
     for block in (zero.get("offload_optimizer"), zero.get("offload_param")):
         if block and not (isinstance(block, dict) and block.get("device") in ("none", None, "cpu", "nvme")):
             raise DepthNotLinearError("an offload is for DeepSpeed to judge")
+    if (zero.get("offload_optimizer") or {}).get("ratio", 1) != 1:
+        raise DepthNotLinearError("a share of the optimizer stays on the GPU in whole sub-groups, not layer by layer")
     if (request.config.get("expert_parallel") or {}).get("enabled"):
         raise DepthNotLinearError("it has not been shown for experts that are spread over ranks")
     key = next((key for key in _DEPTH_KEYS if key in request.model), None)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ....estimators.estimate import TimeEstimate
 from ....estimators.plan import RUNGS, Rung
 from ...question.question import Question
 from ..candidate import Candidate, LadderStep
@@ -141,7 +142,12 @@ def _bounded(rung: _RungSearch, number: int, slopes: Slopes) -> Iterator[_Bounde
             continue
         may_fit = (series.question.cluster.gpu.memory_bytes - series.resident_bytes) / slopes.of(series)
         above = series.time(min(most[0], int(may_fit) + 1), 1)
-        yield _Bounded(above.tokens_per_s, may_fit, rung, series)
+        yield _Bounded(_bound(series, above), may_fit, rung, series)
+
+
+def _bound(series: Series, time: TimeEstimate) -> float:
+    """A batch's speed, were all of an optimizer that the host can give back free."""
+    return time.tokens_per_s / (1 - series.hosted_share(time))
 
 
 def _is_needless(one: _Bounded, taken: Candidate | None) -> bool:
@@ -205,7 +211,7 @@ def _largest_that_fit(series: Series, may_fit: float, least_speed: float) -> lis
             break
         candidates.append(series.timed(series.judged(*shape)))
         best = max(best, time.tokens_per_s)
-    return candidates
+    return [*candidates, *series.taking_back(max(candidates, key=lambda candidate: candidate.tokens_per_s))]
 
 
 def _steps(rungs: Iterable[_RungSearch]) -> Iterator[LadderStep]:

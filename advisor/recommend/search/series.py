@@ -9,13 +9,17 @@ from typing import Any, NamedTuple
 
 from ....ds_configs.presets import plan_for
 from ....estimators.estimate import Estimate, MemoryEstimate, TimeEstimate, total_bytes
+from ....estimators.estimate_plan import estimate_plan
 from ....estimators.memory.plan_memory import estimate_memory, resident_terms
+from ....estimators.memory.trainable import optimizer_group_numels, shard_tensors, tensor_set
+from ....estimators.models.rank_part import of_rank
 from ....estimators.plan import PlainPyTorch, Plan, Rung
 from ....estimators.time.step_time import estimate_time
 from ....estimators.unsupported import unsupported
 from ...question.question import CheckpointingChoice, Question, quantized
 from ..candidate import Candidate
 from ..fit import LEAST, LIKELY, Fit, fit_of
+from .choice import SAME_SPEED
 
 RESOLVED = 0.01
 """The search for the largest micro batch ends where no other is faster by more than this share."""
@@ -124,6 +128,46 @@ class Series:
                 speed, enough = self.time(micro, 1).tokens_per_s, micro
             else:
                 too_many = micro
+
+    def taking_back(self, fastest: Candidate) -> Iterator[Candidate]:
+        """The plan with as many sub-groups of its offloaded optimizer on the GPU as that still holds, where it is
+        faster by more than `SAME_SPEED` for it (`offload_optimizer.ratio`)."""
+        question, plan = self.question, fastest.plan
+        cluster, share = question.cluster, self.hosted_share(fastest.time)
+        if share <= SAME_SPEED or cluster.gpu.is_cpu:
+            return
+        tensors = tensor_set(of_rank(question.model, plan), question.workload)
+        sharded = shard_tensors(tensors, cluster.world_size // plan.autotp_size)
+        groups = len(optimizer_group_numels(sharded, plan.sub_group_size))
+
+        def keeping(number: int) -> Plan:
+            # In the middle, so that DeepSpeed's int((1 - ratio) groups) is this number whatever the rounding.
+            return replace(plan, offload_optimizer_ratio=round(1 - (number + 0.5) / groups, 4))
+
+        if groups == 1 or unsupported(question.model, question.workload, keeping(1), cluster) is not None:
+            return
+        one, none = (
+            total_bytes(resident_terms(question.model, question.workload, cluster, each)) for each in (keeping(1), plan)
+        )
+        most = min(groups - 1, (cluster.gpu.memory_bytes - fastest.device_bytes) // (one - none))
+        # What surely fits leaves less free than what just fits, by a group or two.
+        for number in range(most, max(0, most - 3), -1):
+            if share * number / groups <= SAME_SPEED:
+                return
+            estimate = estimate_plan(question.model, question.workload, cluster, keeping(number))
+            fit = fit_of(estimate.memory, cluster, question.workload)
+            if self.holds(fit):
+                if estimate.time.tokens_per_s > fastest.tokens_per_s * (1 + SAME_SPEED):
+                    yield Candidate(estimate=estimate, fit=fit)
+                return
+
+    def hosted_share(self, time: TimeEstimate) -> float:
+        """The share of a step that the host's optimizer takes, which is what `taking_back` can win; 0 where it cannot
+        run."""
+        plan = self.first_plan
+        if plan.zero_stage < 3 or plan.offload_optimizer != "cpu" or self.settings:
+            return 0.0
+        return sum(term.seconds for term in time.terms if term.resource in ("cpu", "pcie")) / time.step_s
 
     def memory(self, micro_batch_size: int, gradient_accumulation_steps: int) -> tuple[Plan, MemoryEstimate]:
         shape, question = (micro_batch_size, gradient_accumulation_steps), self.question

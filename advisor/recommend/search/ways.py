@@ -48,6 +48,9 @@ def _of_way(way: Sequence[Series]) -> list[Candidate]:
             between = series.between(holding[-1], found[len(holding)], enough)
             found += [series.timed(judged) for judged in between if judged.fit.gpu_likely_suffices]
             found.sort(key=lambda candidate: candidate.plan.micro_batch_size)
+        taken = [each for each in found if each.fit.probability >= series.least]
+        if taken:
+            found += series.taking_back(max(taken, key=lambda candidate: candidate.tokens_per_s))
     return [candidate for found in rising for candidate in found]
 
 

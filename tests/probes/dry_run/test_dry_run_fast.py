@@ -187,6 +187,7 @@ def test_lists_with_an_entry_for_each_layer_are_cut() -> None:
         (asked(zero={"stage": 2, "reduce_bucket_size": "auto"}, rank=1), "only rank 0"),
         (asked(zero={**ZERO3, "offload_param": {**ON_NVME, "max_in_cpu": 2_500_000}}), "take as long"),
         (asked(zero={**ZERO3, "offload_param": {"device": "disk"}}), "for DeepSpeed to judge"),
+        (asked(zero={**ZERO3, "offload_optimizer": {"device": "cpu", "ratio": 0.7}}), "whole sub-groups"),
         (asked(zero={"stage": "three"}), "for DeepSpeed to judge"),
         (asked(zero={**ZERO3, "stage3_max_live_parameters": "many"}), "for DeepSpeed to judge"),
         (replace(asked(), model=None, factory="own.py:net"), "module of one's own"),
