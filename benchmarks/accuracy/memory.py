@@ -192,6 +192,8 @@ def headlines() -> dict[str, str]:
     return {
         "- Allocated GPU memory:": f"- Allocated GPU memory: mean error {100 * mean(sizes):.1f} %, worst "
         f"{100 * max(sizes):.1f} %, over {len(sizes)} published runs whose peak is known.",
+        "- Device memory:": f"- Device memory: {_cached_errors('device')} that print `nvidia-smi`, its cache included; "
+        f"{_cached_errors('reserved')} that print PyTorch's reserved memory.",
         "- Does it fit:": f"- Does it fit: of {len(died)} published runs that ran out of memory {false_fits} are said "
         f"to fit; of {len(ran)} that ended {refused} are said not to.",
     }
