@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from .software import DEFAULT, Software
@@ -75,17 +76,22 @@ class Workload:
     def of_weights(self) -> Workload:
         """What decides the weights, their states and how often the host launches: nothing of a sample, of the batch or
         of how loss and feed-forward are cut into tiles. Questions that differ in those alone share what it keys."""
-        return replace(
-            self,
-            seq_len=1,
-            document_len=None,
-            global_batch_size=None,
-            sequence_parallel_size=1,
-            loss="standard",
-            mlp="whole",
-        )
+        return _of_weights(self)
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of one weight as the forward pass uses it."""
         return 4 if self.precision == "fp32" else 2
+
+
+@lru_cache(maxsize=256)
+def _of_weights(workload: Workload) -> Workload:
+    return replace(
+        workload,
+        seq_len=1,
+        document_len=None,
+        global_batch_size=None,
+        sequence_parallel_size=1,
+        loss="standard",
+        mlp="whole",
+    )

@@ -46,6 +46,7 @@ class Series:
     autotp_size: int
     autoep_size: int
     quantizes_collectives: bool
+    _plans: dict[tuple[int, int], Plan] = field(default_factory=dict, init=False)
     _memory: dict[tuple[int, int], tuple[Plan, MemoryEstimate]] = field(default_factory=dict, init=False)
     _judged: dict[tuple[int, int], Judged] = field(default_factory=dict, init=False)
     _time: dict[tuple[int, int], TimeEstimate] = field(default_factory=dict, init=False)
@@ -196,15 +197,18 @@ class Series:
         return Candidate(estimate=Estimate(plan=plan, memory=memory, time=time), fit=fit)
 
     def _plan(self, micro_batch_size: int, gradient_accumulation_steps: int) -> Plan:
-        first = self.first_plan
-        if (
-            micro_batch_size == first.micro_batch_size
-            and gradient_accumulation_steps == first.gradient_accumulation_steps
-        ):
-            return first
-        return replace(
-            first, micro_batch_size=micro_batch_size, gradient_accumulation_steps=gradient_accumulation_steps
-        )
+        shape = micro_batch_size, gradient_accumulation_steps
+        if shape not in self._plans:
+            first = self.first_plan
+            is_first = shape == (first.micro_batch_size, first.gradient_accumulation_steps)
+            self._plans[shape] = (
+                first
+                if is_first
+                else replace(
+                    first, micro_batch_size=micro_batch_size, gradient_accumulation_steps=gradient_accumulation_steps
+                )
+            )
+        return self._plans[shape]
 
     @cached_property
     def first_plan(self) -> Plan:
