@@ -5,7 +5,6 @@ import { pathToFileURL } from "node:url";
 const [folder, written] = process.argv.slice(2), FOLDER = "/lib/ds_advise_package";
 const { loadPyodide } = await import(pathToFileURL(`${folder}/pyodide.mjs`));
 const python = await loadPyodide({ indexURL: folder, _makeSnapshot: true });
-const size = python._module.HEAP8.length;
 python.unpackArchive(new Uint8Array(readFileSync(`${folder}/ds_advise.zip`)), "zip", { extractDir: FOLDER });
 python.runPython(`
 import gc, json, sys
@@ -17,5 +16,4 @@ next(REQUESTS["answer"](json.dumps({"state": state, "picture": "memory", "width"
 del state, REQUESTS
 gc.collect()
 `);
-if (python._module.HEAP8.length > size) throw new Error("Python's memory grew, and no browser could load it");
 writeFileSync(written, python.makeMemorySnapshot());

@@ -1,5 +1,6 @@
 // Python in a worker: it answers one question at a time, and leaves one for a newer.
 import { loadPyodide } from "./pyodide.mjs";
+import createModule from "./pyodide.asm.mjs";
 
 const FOLDER = "/lib/ds_advise_package";  // as in memory.mjs
 let python, requests, newest = 0;
@@ -11,11 +12,20 @@ async function built(name) {
   return response;
 }
 
+// Pyodide copies a kept memory into one that has its first size; what is taken here, what is copied writes over.
+function withRoom(module, kept) {
+  const PAGE = 65536, needed = kept.length - kept.length % PAGE;  // a header is before the pages
+  while (module.HEAP8.length < needed) module._malloc(needed - module.HEAP8.length);
+  return module;
+}
+
 // Python as the build left it, everything imported; without that, or where it does not fit, a new one that imports.
 async function loaded(memory) {
   try {
     const unpacked = (await memory).body.pipeThrough(new DecompressionStream("gzip"));
-    return await loadPyodide({ _loadSnapshot: new Uint8Array(await new Response(unpacked).arrayBuffer()) });
+    const kept = new Uint8Array(await new Response(unpacked).arrayBuffer());
+    const createPyodideModule = (settings) => createModule(settings).then((module) => withRoom(module, kept));
+    return await loadPyodide({ _loadSnapshot: kept, createPyodideModule });
   } catch (error) {
     console.warn("everything is imported again:", error.message);
     return loadPyodide();
