@@ -84,6 +84,9 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     """
     if plan.sharding != "zero":
         return estimate_torch_memory(model, workload, cluster, plan)
+    if workload.software.fp32_adapters or workload.software.autocast:
+        # The engine casts every parameter once, adapters too (deepspeed 0.19.8 engine.py _cast_module_mixed_precision).
+        workload = replace(workload, software=replace(workload.software, fp32_adapters=False, autocast=False))
     whole, model, replicas = model, of_rank(model, plan), cluster.world_size // plan.autotp_size
     workload = workload.of_rank(plan.sequence_parallel_size)
     runs = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states)

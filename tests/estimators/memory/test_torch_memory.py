@@ -76,3 +76,12 @@ def test_fixed_segments_show_more_than_they_need() -> None:
     assert fixed.cached_bytes_per_gpu > named(fixed, "allocator_overhead") > 20 * MIB
     assert sum(fixed.components.values()) == fixed.device_bytes_per_gpu
     assert expandable.cached_bytes_per_gpu == 0
+
+
+def test_deepspeeds_engine_casts_what_others_keep_in_fp32() -> None:
+    """Adapters and the habit of casting in every pass make no difference under ZeRO."""
+    plain, said = (
+        asked(rung="zero2", method="lora", gpus="2xA100-40GB", gradient_checkpointing="off", software=software)
+        for software in (None, "fp32-adapters,autocast")
+    )
+    assert plain.components == said.components
