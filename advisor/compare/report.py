@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ...ds_configs.beyond_plans import beyond_plans
 from ..job.words import hours, money
 from ..recommend.candidate import Candidate
 from ..recommend.fit import chance
@@ -42,6 +43,8 @@ def render_comparison(comparison: Comparison, console: Console) -> None:
     for letter, side in (("A", comparison.first), ("B", comparison.second)):
         rung = side.candidate.rung if side.candidate is not None else side.name
         sentence(console, f"{letter}: {printable(side.name)}{f' ({rung})' if rung != side.name else ''}")
+        for feature in beyond_plans(side.settings.config) if side.candidate is not None else ():
+            sentence(console, f"{letter} has {feature.name}: {feature.predicted}.", style="yellow")
     if comparison.circumstances is not None and len(candidates) == 2:
         _subject(comparison, console)
         blank(console)

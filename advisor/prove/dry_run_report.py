@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ...ds_configs.beyond_plans import beyond_plans
+from ...ds_configs.read import quantizes_collectives
 from ..recommend.evidence import DryRunAnswer
 from ..recommend.fit import Fit, chance
 from ..recommend.reasons import time_shares
@@ -51,6 +52,8 @@ def render_dry_run(answer: DryRunAnswer, console: Console, *, explain: bool = Fa
         )
     elif result.not_extrapolated:
         sentence(console, f"Run at full depth, not extrapolated: {result.not_extrapolated}.", style="yellow")
+    if quantizes_collectives(answer.run.config):
+        sentence(console, "Quantized collectives: what their kernels allocate is derived from DeepSpeed's sources.")
     for feature in beyond_plans(answer.run.config):
         sentence(console, f"{feature.name}: {feature.predicted}.", style="yellow")
     sentence(

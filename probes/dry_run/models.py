@@ -172,8 +172,9 @@ def _checkpoint(model: Any, *, offload: bool, pins: bool) -> None:
 
 def _leave_pageable() -> None:
     """What the printed lines of a script do: inputs of layers that wait on the host are not page-locked."""
-    import transformers.modeling_utils as modeling
+    import transformers.modeling_utils
 
+    modeling: Any = transformers.modeling_utils
     save_on_cpu: Any = torch.autograd.graph.save_on_cpu
     modeling.save_on_cpu = lambda **options: save_on_cpu(**options | {"pin_memory": False})
 

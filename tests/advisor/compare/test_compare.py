@@ -284,6 +284,16 @@ def test_model_and_gpus_tell_what_the_differences_do(files: dict[str, str]) -> N
     assert "train_micro_batch_size_per_gpu" not in {difference.path for difference in filled.differences}
 
 
+def test_what_the_figures_leave_out_is_said(tmp_path: Path, files: dict[str, str]) -> None:
+    """Of the side that has it, where there are figures."""
+    written = tmp_path / "zenflow.json"
+    offload = FILES["offload"]["zero_optimization"] | {"zenflow": {"topk_ratio": 0.05}}  # type: ignore[operator]
+    written.write_text(json.dumps(FILES["offload"] | {"zero_optimization": offload}))
+    text = text_of(compare(files["offload"], str(written), read_circumstances("Qwen2.5-1.5B", **WHERE)))
+    assert "B has ZenFlow: predictions are of the plain offload" in text and "A has" not in text
+    assert "has ZenFlow" not in text_of(compare(files["offload"], str(written)))
+
+
 def text_of(comparison: Comparison, width: int = 80) -> str:
     output = StringIO()
     render_comparison(comparison, Console(file=output, width=width))

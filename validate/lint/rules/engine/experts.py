@@ -84,3 +84,29 @@ def undividable_experts(config: LintedConfig) -> Iterator[Hit]:
 def no_experts(config: LintedConfig) -> Iterator[Hit]:
     if _size(config) and config.model and not any(block.feed_forward.experts for block in config.model.blocks):
         yield hit("expert_parallel", f"{config.model.name} has no mixture of experts")
+
+
+@rules.error(
+    "DS654 AutoEP at stage 3 with what it does not know",
+    why="DeepSpeed asserts that experts which ranks keep are partitioned neither over ranks that share samples nor in "
+    "second copies, and that their gradients travel as they are",
+    fix="remove it, or use stage 2",
+    since="0.19",
+    source="runtime/engine.py _validate_zero3_moe_compatibility",
+    bad=plain(
+        bf16=ON,
+        zero_optimization=zero(3, zero_hpz_partition_size=8),
+        expert_parallel=_AUTOEP,
+    ),
+    good=plain(bf16=ON, zero_optimization=zero(3, zero_hpz_partition_size=8)),
+)
+def unknown_at_stage_3(config: LintedConfig) -> Iterator[Hit]:
+    if config.stage != 3 or not _size(config):
+        return
+    for path in ("zero_optimization.zero_hpz_partition_size", "sequence_parallel_size"):
+        if (config.number(path) or 1) > 1:
+            yield hit(path, f"AutoEP at stage 3 does not go with {path.rpartition('.')[2]}")
+    if config.flag("zero_optimization.zero_quantized_gradients"):
+        yield hit(
+            "zero_optimization.zero_quantized_gradients", "AutoEP at stage 3 does not go with quantized gradients"
+        )
