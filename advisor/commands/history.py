@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ...estimators.errors import DsAdviseError
 from ..terminal.output import Output
 from .options import COUNT, output_options, share_options
 
@@ -71,12 +72,12 @@ def _share(store: Store, number: int, html: Path, *, force: bool, output: Output
     check_targets(html, None, force=force)
     found = store.find(ids=[number])
     if not found:
-        raise click.UsageError(f"there is no record {number}; see ds-advise history")
+        raise DsAdviseError(f"there is no record {number}", fix="`ds-advise history` lists them")
     write_file(record_html(found[0]).encode(), html, "--html")
     output.say(f"wrote {html}")
 
 
 def _number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise click.UsageError(f"{text[:40]!r} is not the number of a record; see ds-advise history")
+        raise DsAdviseError(f"{text[:40]!r} is not the number of a record", fix="`ds-advise history` lists them")
     return int(text)

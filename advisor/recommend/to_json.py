@@ -43,9 +43,11 @@ class CandidateJson(TypedDict):
     autoep_size: int
     """GPUs that experts are spread over."""
     zero_hpz_partition_size: int
-    zero_quantized_weights: bool
-    zero_quantized_gradients: bool
     """GPUs that keep a second copy of the weights together."""
+    zero_quantized_weights: bool
+    """Weights are gathered in 8 bits."""
+    zero_quantized_gradients: bool
+    """Gradients travel in 4 bits."""
     gradient_checkpointing: bool
     cpu_checkpointing: bool
     """What checkpointing keeps of each layer waits in host RAM."""

@@ -293,7 +293,7 @@ const ask = () => {
 
 function loadFailed(reason) {
   const why = navigator.onLine ? `(${reason.split("\n")[0]})` : "(there is no network)";
-  showError(`Python could not be loaded ${why}. It is 13 MB and wanted once: reload this page when its server can be reached; after that it works offline.`);
+  showError(`Python could not be loaded ${why}. It is 20 MB and wanted once: reload this page when its server can be reached; after that it works offline.`);
   byId("status").textContent = "Not loaded.";
 }
 function ready() {

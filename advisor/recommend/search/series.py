@@ -199,14 +199,10 @@ class Series:
     def _plan(self, micro_batch_size: int, gradient_accumulation_steps: int) -> Plan:
         shape = micro_batch_size, gradient_accumulation_steps
         if shape not in self._plans:
-            first = self.first_plan
-            is_first = shape == (first.micro_batch_size, first.gradient_accumulation_steps)
-            self._plans[shape] = (
-                first
-                if is_first
-                else replace(
-                    first, micro_batch_size=micro_batch_size, gradient_accumulation_steps=gradient_accumulation_steps
-                )
+            self._plans[shape] = replace(
+                self.first_plan,
+                micro_batch_size=micro_batch_size,
+                gradient_accumulation_steps=gradient_accumulation_steps,
             )
         return self._plans[shape]
 

@@ -148,7 +148,7 @@ def test_a_past_launch_has_the_report_of_its_end(
     other = Store().add(replace(Store().find()[0], kind="dry-run"))
     for asked, said in (
         ([str(other)], f"record {other} is a dry-run"),
-        (["999"], "there is no record 999"),
+        (["999"], "there is no record 999; `ds-advise history` lists them"),
         ([], "give its number"),
         ([str(number), "--forget"], "no --forget"),
     ):
