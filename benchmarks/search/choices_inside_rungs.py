@@ -25,7 +25,8 @@ from ds_advise.advisor.recommend.evidence import DryRunAnswer
 from ds_advise.advisor.recommend.fit import SURE
 from ds_advise.advisor.recommend.recommendation import Recommendation
 from ds_advise.advisor.terminal.units import gib
-from ds_advise.benchmarks.document import put
+
+from ..document import put
 
 MODELS = ("Qwen2.5-1.5B", "Qwen2.5-7B", "llama3.1-8b", "Qwen2.5-14B", "Qwen2.5-32B")
 METHODS = ("full", "lora")

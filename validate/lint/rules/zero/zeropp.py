@@ -107,7 +107,7 @@ def without_scatter(config: LintedConfig) -> Iterator[Hit]:
         yield hit("zero_optimization.zero_quantized_gradients", "reduce_scatter is off")
 
 
-@rules.error(
+@rules.warning(
     "DS356 quantized gradients of bf16",
     why="the kernel reads the gradients' bits as fp16 whatever their type is, so those in bf16 become other numbers",
     fix='write "communication_data_type": "fp16", or leave gradients as they are',
