@@ -182,7 +182,7 @@ def test_bad_input_is_one_sentence(
 def test_checkpointing_is_changed_under_the_name_that_the_file_uses(capsys: pytest.CaptureFixture[str]) -> None:
     """transformers 5.23 has a newer one, which counts more."""
     Path("new.sh").write_text(SCRIPT.replace("--gradient_checkpointing", "--activation_checkpointing true"))
-    _, answer, _ = _said(capsys, "new.sh", "--gpus", "A100-80GB")
+    _, answer, _ = _said(capsys, "new.sh", "--gpus", "H200")
     assert "--activation_checkpointing false" in answer["changes"][0]["text"]
     assert "gradient_checkpointing" not in answer["changes"][0]["text"]
 
