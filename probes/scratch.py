@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .file_lock import try_lock
+from .interrupts import interrupts_held
 
 _PREFIX, _OWNER = "ds-advise-", "owner"
 _SETTLED_S = 60.0
@@ -25,15 +26,18 @@ was made before the clock was set back."""
 def scratch(kind: str, parent: str | Path | None = None) -> Iterator[Path]:
     """A new folder `ds-advise-KIND-...` in `parent`, by default where temporary files go. Raises OSError where none can
     be made."""
-    where = Path(parent or tempfile.gettempdir())
-    _sweep(where)
-    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{kind}-", dir=where))
+    folder = None
     try:
+        with interrupts_held():  # `gettempdir` too writes a file and removes it, the first time
+            where = Path(parent or tempfile.gettempdir())
+            folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{kind}-", dir=where))
+        _sweep(where)
         with (folder / _OWNER).open("w") as owner:
             try_lock(owner.fileno())
             yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sweep(where: Path) -> None:

@@ -13,12 +13,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from ..interrupts import interrupts_held
 from ..search_path import search_path
 from . import extension_lock
 from .event_log import EventLogReader
@@ -115,16 +116,6 @@ class _Rank:
         return self.failure("crash", f"rank {self.number} ended with exit code {self.exit_code}{lost}")
 
 
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits meanwhile: a process that is started is known, and one that is to be ended is."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def watch(
     numbers: Sequence[int], folder: Path, *, worker: str, stall_s: float, timeout_s: float, on_progress: OnProgress
 ) -> tuple[list[dict[str, Any]], RankFailure | None]:
@@ -144,7 +135,7 @@ def watch(
     ranks: list[_Rank] = []
     try:
         for number in numbers:
-            with _uninterrupted():
+            with interrupts_held():
                 ranks.append(_Rank(number, folder, worker, environment))
         shown = ""
         while True:
@@ -160,7 +151,7 @@ def watch(
                 return [rank.log.last for rank in ranks], None
             time.sleep(_POLL_S)
     finally:
-        with _uninterrupted():
+        with interrupts_held():
             for rank in ranks:
                 rank.kill()
             extension_lock.remove_abandoned()

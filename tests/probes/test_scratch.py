@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ds_advise.probes.scratch import scratch
@@ -26,6 +28,36 @@ def test_a_folder_lives_as_long_as_its_run(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     with pytest.raises(OSError, match="nowhere"), scratch("probe", tmp_path / "nowhere"):
         pass
+
+
+def test_an_interrupt_while_the_folder_is_made_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while Python finds out whether it may write where temporary files go."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def once_interrupted(module: Any, name: str) -> Any:
+        make = getattr(module, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            setattr(module, name, make)
+            made = make(*arguments, **options)
+            os.kill(os.getpid(), signal.SIGINT)
+            return made
+
+        return call
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    try:
+        for module, name in ((tempfile, "mkdtemp"), (os, "open")):
+            with monkeypatch.context() as patch:
+                patch.setattr(module, name, once_interrupted(module, name))
+                with pytest.raises(KeyboardInterrupt), scratch("probe"):
+                    raise AssertionError("the folder is used")
+            assert not list(tmp_path.iterdir())
+            tempfile.tempdir = None
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 @contextmanager
