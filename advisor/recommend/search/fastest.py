@@ -37,7 +37,7 @@ def fastest(question: Question, slopes: Slopes | None = None, *, enough: float =
     """
     slopes = slopes or Slopes()
     rungs = [_RungSearch(rung, ways_of(rung, question)) for rung in RUNGS]
-    active, number = [each for each in rungs if each.ways[0][0].obstacle() is None], 0
+    active, number = [each for each in rungs if each.can_run()], 0
     enough *= (1 - max(LEAST_GAIN, SAME_SPEED)) * (1 - SAME_SPEED)
     while active:
         bounded = [one for rung in active for one in _bounded(rung, number, slopes)]
@@ -63,7 +63,7 @@ def any_fits(question: Question) -> bool:
 
 def _rung_fits(rung: Rung, question: Question) -> bool:
     ways = ways_of(rung, question)
-    if ways[0][0].obstacle() is not None:
+    if not _RungSearch(rung, ways).can_run():
         return False
     for number, way in enumerate(ways):
         fits = [fit for series in way if not series.is_hopeless for fit in series.smallest()]
@@ -82,6 +82,11 @@ class _RungSearch:
     ways: list[list[Series]]
     found: list[Candidate] = field(default_factory=list)
     """Those that may be taken."""
+
+    def can_run(self) -> bool:
+        """Whether it runs at all, and needs no NVMe that nobody named."""
+        first = self.ways[0][0]
+        return not first.lacks_nvme and first.obstacle() is None
 
     def goes_on(self, number: int, least_speed: float) -> bool:
         """Whether the way after that of this number is to be tried: nothing of this one surely fits on the GPU, and

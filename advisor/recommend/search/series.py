@@ -68,14 +68,16 @@ class Series:
         if shape[1] > whole[1] == 1 and self.judged(*whole).fit.probability >= LIKELY:
             yield self.judged(*whole)
 
+    @property
+    def lacks_nvme(self) -> bool:
+        """Whether all of them need NVMe that nobody named."""
+        cluster, plan = self.question.cluster, self.first_plan
+        return "nvme" in (plan.offload_optimizer, plan.offload_param) and not cluster.nvme_bytes_per_node
+
     @cached_property
     def is_hopeless(self) -> bool:
-        """Whether it is known without an estimate that none of them fits: all need NVMe that nobody named, or more than
-        the GPU for what stays there."""
-        cluster, plan = self.question.cluster, self.first_plan
-        if "nvme" in (plan.offload_optimizer, plan.offload_param) and not cluster.nvme_bytes_per_node:
-            return True
-        return self.resident_bytes > cluster.gpu.memory_bytes
+        """Whether it is known without an estimate that none of them fits on the GPU: what stays there is too much."""
+        return self.resident_bytes > self.question.cluster.gpu.memory_bytes
 
     @cached_property
     def resident_bytes(self) -> int:

@@ -38,6 +38,17 @@ def test_gpus_share_samples_that_no_gpu_can_hold() -> None:
     assert whole and max(whole) < 0.5
 
 
+def test_a_plan_that_lacks_nothing_but_nvme_shares_samples_too() -> None:
+    """What it needs is shown as it would be with a drive."""
+    without, given = (
+        next(step for step in ask("Llama-3.1-8B", **LONG, **named).ladder if step.rung == "zero3-nvme")
+        for named in ({}, {"nvme": "/nvme:2TB"})
+    )
+    assert given.fits and without.reason == "needs --nvme"
+    assert without.candidate is not None and given.candidate is not None
+    assert without.candidate.plan == given.candidate.plan
+
+
 def test_samples_stay_whole_where_they_fit() -> None:
     answer = ask("Llama-3.1-8B", gpus="8xH100", seq_len=8192)
     assert {each.plan.sequence_parallel_size for each in answer.candidates if each.fit.fits} == {1}
