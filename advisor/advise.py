@@ -22,6 +22,7 @@ from ..estimators.workload import (
 )
 from ..probes.store_path import anything_kept
 from .ask import ask
+from .collector import collector_paused
 from .estimate import plain_pytorch
 from .question.cluster_options import ClusterOptions
 from .question.question import CheckpointingChoice, Collectives, Experts, Question, Risk, States
@@ -152,6 +153,7 @@ def advise(
     return with_deepspeed_estimate(recommendation) if deepspeed_estimate else recommendation
 
 
+@collector_paused()
 def answer(question: Question) -> Recommendation:
     """The recommendation for a question."""
     recommendation = predicted(question)

@@ -118,17 +118,14 @@ def _corrected(answer: Recommendation, order: ProbeOrder, results: Mapping[Plan,
 def _measured(candidate: Candidate, result: ProbeResult, need_bytes: int | None) -> Candidate:
     if result.failure is not None:
         return _refused(candidate, RAN_OUT if result.failure.kind == "out_of_memory" else FAILED)
-    return Candidate(
-        estimate=as_measured(candidate.estimate, result),
-        measured_bytes=need_bytes,
-        fit=replace(candidate.fit, probability=1.0, reason=phrase("ran"), limit=""),
-    )
+    ran = replace(candidate.fit, probability=1.0, reason=phrase("ran"), limit="")
+    return Candidate.of(as_measured(candidate.estimate, result), ran, measured_bytes=need_bytes)
 
 
 def _predicted(candidate: Candidate, order: ProbeOrder) -> Candidate:
     if candidate.fit.probability >= LIKELY and order.too_large(candidate):
         return _refused(candidate, NEEDS_MORE)
-    return replace(candidate, estimate=replace(candidate.estimate, time=order.expected_time(candidate)))
+    return candidate.with_estimate(replace(candidate.estimate, time=order.expected_time(candidate)))
 
 
 def _refused(candidate: Candidate, reason: str) -> Candidate:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from ...estimators.estimate import Estimate, MemoryEstimate, TimeEstimate
 from ...estimators.job.duration import JobDuration, job_duration
@@ -15,18 +17,27 @@ from .fit import Fit
 class Candidate:
     """One plan with its estimate and the verdict on it."""
 
-    estimate: Estimate
+    plan: Plan
+    memory: MemoryEstimate
     fit: Fit
+    estimated: Callable[[], Estimate] = field(repr=False, compare=False)
+    """Its estimate, which is asked for where the time is: of most plans that do not fit nobody wants to know it."""
     measured_bytes: int | None = None
     """Device memory that it needs by a probe's measurement; None where no probe measured it."""
 
-    @property
-    def plan(self) -> Plan:
-        return self.estimate.plan
+    @classmethod
+    def of(cls, estimate: Estimate, fit: Fit, *, measured_bytes: int | None = None) -> Candidate:
+        """That of an estimate which is known."""
+        known = _Known(estimate)
+        return cls(plan=estimate.plan, memory=estimate.memory, fit=fit, estimated=known, measured_bytes=measured_bytes)
 
-    @property
-    def memory(self) -> MemoryEstimate:
-        return self.estimate.memory
+    def with_estimate(self, estimate: Estimate) -> Candidate:
+        """The same verdict on another estimate of the plan."""
+        return replace(self, memory=estimate.memory, estimated=_Known(estimate))
+
+    @cached_property
+    def estimate(self) -> Estimate:
+        return self.estimated()
 
     @property
     def time(self) -> TimeEstimate:
@@ -44,6 +55,16 @@ class Candidate:
     def device_bytes(self) -> int:
         """Device memory that it needs, measured or else predicted."""
         return self.memory.device_bytes_per_gpu if self.measured_bytes is None else self.measured_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """An estimate that was made before it is asked for."""
+
+    estimate: Estimate
+
+    def __call__(self) -> Estimate:
+        return self.estimate
 
 
 def duration_of(question: Question, candidate: Candidate) -> JobDuration | None:

@@ -93,7 +93,7 @@ def prove(
         )
         if result.failure is None:
             output.say(f"it ran, {result.tokens_per_s:,.0f} tokens/s with full sequences")
-            return replace(answer, recommended=replace(candidate, estimate=as_measured(candidate.estimate, result)))
+            return replace(answer, recommended=candidate.with_estimate(as_measured(candidate.estimate, result)))
         if result.failure.kind != "out_of_memory":
             raise WorkloadError(
                 f"the probe failed: {result.failure.message}",

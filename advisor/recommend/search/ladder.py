@@ -7,6 +7,7 @@ from ....estimators.hardware.cluster import Cluster
 from ....estimators.models.model_shape import ModelShape
 from ....estimators.plan import RUNGS, Plan
 from ....estimators.workload import Workload
+from ...collector import collector_paused
 from ...question.question import Question
 from ..candidate import Candidate, LadderStep
 from ..fit import LEAST, fit_of
@@ -14,6 +15,7 @@ from .choice import best_of_rung
 from .ways import candidates_of
 
 
+@collector_paused()
 def predict_all(question: Question) -> tuple[tuple[LadderStep, ...], tuple[Candidate, ...]]:
     """Predict every candidate; return the ladder (each rung's best) and all candidates."""
     least = LEAST[question.risk]
@@ -32,4 +34,4 @@ def predict_all(question: Question) -> tuple[tuple[LadderStep, ...], tuple[Candi
 def predict(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> Candidate:
     """A plan with what it needs and takes, judged."""
     estimate = estimate_plan(model, workload, cluster, plan)
-    return Candidate(estimate=estimate, fit=fit_of(estimate.memory, cluster, workload))
+    return Candidate.of(estimate, fit_of(estimate.memory, cluster, workload))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from ....ds_configs.presets import plan_for
@@ -161,7 +161,7 @@ class Series:
             fit = fit_of(estimate.memory, cluster, question.workload)
             if self.holds(fit):
                 if estimate.time.tokens_per_s > fastest.tokens_per_s * (1 + SAME_SPEED):
-                    yield Candidate(estimate=estimate, fit=fit)
+                    yield Candidate.of(estimate, fit)
                 return
 
     def hosted_share(self, time: TimeEstimate) -> float:
@@ -195,8 +195,11 @@ class Series:
 
     def timed(self, judged: Judged) -> Candidate:
         plan, memory, fit = judged
+        return Candidate(plan=plan, memory=memory, fit=fit, estimated=partial(self._estimated, plan, memory))
+
+    def _estimated(self, plan: Plan, memory: MemoryEstimate) -> Estimate:
         time = self.time(plan.micro_batch_size, plan.gradient_accumulation_steps)
-        return Candidate(estimate=Estimate(plan=plan, memory=memory, time=time), fit=fit)
+        return Estimate(plan=plan, memory=memory, time=time)
 
     def _plan(self, micro_batch_size: int, gradient_accumulation_steps: int) -> Plan:
         shape = micro_batch_size, gradient_accumulation_steps
@@ -221,18 +224,16 @@ class Series:
             gradient_accumulation_steps=gradient_accumulation_steps,
             gradient_checkpointing=self.checkpointing != "off",
         )
-        if self.checkpointing == "offload":
-            preset = replace(preset, cpu_checkpointing=True)
-        if self.sequence_parallel_size > 1:
-            preset = replace(preset, sequence_parallel_size=self.sequence_parallel_size)
-        if self.autotp_size > 1:
-            preset = replace(preset, autotp_size=self.autotp_size)
-        if self.autoep_size > 1:
-            preset = replace(preset, autoep_size=self.autoep_size)
-        if self.zero_hpz_partition_size > 1:
-            preset = replace(preset, zero_hpz_partition_size=self.zero_hpz_partition_size)
-        if question.states == "bf16":
-            preset = replace(preset, bf16_master_weights_and_grads=True, bf16_optimizer_states=True)
+        in_bf16 = question.states == "bf16"
+        own = {
+            "cpu_checkpointing": self.checkpointing == "offload",
+            "sequence_parallel_size": self.sequence_parallel_size,
+            "autotp_size": self.autotp_size,
+            "autoep_size": self.autoep_size,
+            "zero_hpz_partition_size": self.zero_hpz_partition_size,
+            "bf16_master_weights_and_grads": in_bf16,
+            "bf16_optimizer_states": in_bf16,
+        }
         if self.quantizes_collectives:
             preset = quantized(preset, question.cluster)
-        return replace(preset, **self.settings) if self.settings else preset
+        return replace(preset, **{**own, **self.settings})
