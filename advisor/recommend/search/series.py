@@ -195,11 +195,11 @@ class Series:
 
     def timed(self, judged: Judged) -> Candidate:
         plan, memory, fit = judged
-        return Candidate(plan=plan, memory=memory, fit=fit, estimated=partial(self._estimated, plan, memory))
-
-    def _estimated(self, plan: Plan, memory: MemoryEstimate) -> Estimate:
+        if not fit.gpu_likely_suffices:
+            later = partial(_estimate, self.question, plan, memory)  # of the question alone: a series holds much
+            return Candidate(plan=plan, memory=memory, fit=fit, estimated=later)
         time = self.time(plan.micro_batch_size, plan.gradient_accumulation_steps)
-        return Estimate(plan=plan, memory=memory, time=time)
+        return Candidate.of(Estimate(plan=plan, memory=memory, time=time), fit)
 
     def _plan(self, micro_batch_size: int, gradient_accumulation_steps: int) -> Plan:
         shape = micro_batch_size, gradient_accumulation_steps
@@ -237,3 +237,9 @@ class Series:
         if self.quantizes_collectives:
             preset = quantized(preset, question.cluster)
         return replace(preset, **{**own, **self.settings})
+
+
+def _estimate(question: Question, plan: Plan, memory: MemoryEstimate) -> Estimate:
+    """The estimate of a plan whose memory is known."""
+    time = estimate_time(question.model, question.workload, question.cluster, plan)
+    return Estimate(plan=plan, memory=memory, time=time)
