@@ -147,6 +147,14 @@ def quantizes_collectives(config: Mapping[str, Any]) -> bool:
     return any(_flag(zero, name, default=False) for name in ("zero_quantized_weights", "zero_quantized_gradients"))
 
 
+def needs_quantizer(config: Mapping[str, Any]) -> bool:
+    """Whether DeepSpeed loads its quantization kernels, which stage 3 alone does (deepspeed 0.19.8
+    runtime/zero/partition_parameters.py `Init`, runtime/comm/coalesced_collectives.py `all_to_all_quant_reduce`)."""
+    zero = _zero_block(config)
+    names = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
+    return _number(zero, "stage", default=0, highest=3) == 3 and any(_flag(zero, name, default=False) for name in names)
+
+
 def sequence_parallel_size_in(config: Mapping[str, Any]) -> int:
     """The ranks that share a sample. Raises ConfigFileError for what is no whole number from 1."""
     return _number(config, "sequence_parallel_size", default=1, auto=1, lowest=1, where="")

@@ -232,7 +232,7 @@ _SOFTWARE = (
         metavar="NAME[=VALUE],...",
         help="Say what differs from today's software as the printed commands run it: transformers=4.45, "
         "deepspeed=0.18, torch=1.13, reentrant, autocast, fp32-adapters, fp32-norms, optimizer-step=fused, "
-        "expandable-segments=no.",
+        "expandable-segments=no, pinned-inputs=no.",
     ),
 )
 _RISK = click.option(
@@ -326,6 +326,11 @@ def _run(model: Decorator) -> tuple[Decorator, ...]:
         _precision("Fill an `auto` in bf16 or fp16."),
         _checkpointing("on", "off", "offload"),
         _ATTENTION,
+        click.option(
+            "--software",
+            metavar="NAME[=VALUE],...",
+            help="Say what the script changes of the software, as for the advice: pinned-inputs=no.",
+        ),
         _framework("Say who fills `auto` and builds a ZeRO-3 model in shards: the HF Trainer (hf), or nobody."),
         click.option(
             "--input-shape", metavar="SIZES", help="Set the shape of one sample for FILE.py:FACTORY, such as 3,32,32."

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...ds_configs.launch_commands import unset_threads
 from ...ds_configs.presets import plan_for
-from ...ds_configs.read import has_bf16_states, plan_from_ds_config
+from ...ds_configs.read import plan_from_ds_config
 from ...estimators.errors import ConfigFileError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.hardware.host_defaults import cores_per_rank
@@ -20,7 +20,7 @@ from ...estimators.unsupported import unsupported
 from ...estimators.workload import Workload
 from ..advise import predicted
 from ..estimate import plan_of
-from ..question.question import CheckpointingChoice, Question, Risk
+from ..question.question import CheckpointingChoice, Question, Risk, of_script
 from ..question.workload import WorkloadOptions
 from ..recommend.candidate import Candidate
 from ..recommend.fit import LEAST
@@ -82,16 +82,7 @@ def figures_of(
     workload = replace(workload, global_batch_size=plan.samples_per_step(cluster.world_size))
     recommended = None
     if plan.autotp_size == 1:  # the script's data loader knows the groups
-        question = Question(
-            model=model,
-            workload=workload,
-            cluster=cluster,
-            sequence_parallel_size=plan.sequence_parallel_size,
-            experts="autoep" if plan.autoep_size > 1 else "zero",
-            states="bf16" if run.deepspeed is not None and has_bf16_states(config) else "fp32",
-            collectives="quantized" if plan.quantizes_collectives else "exact",
-            risk=risk,
-        )
+        question = Question(model=model, workload=workload, cluster=cluster, risk=risk, **of_script(plan))
         if run.leaves_batch_to_script:
             recommended = _recommended(_as_the_script_has_it(question, plan), run, offloads_checkpoints=True)
         if recommended is None:

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ds_configs.read import (
-    autoep_size_in,
-    autotp_size_in,
-    has_bf16_states,
-    quantizes_collectives,
-    sequence_parallel_size_in,
-)
 from ...estimators.errors import DsAdviseError
 from ...estimators.estimate import Estimate
 from ...estimators.plan import Plan
 from ...probes.run import Run
 from ..advise import answer
-from ..question.question import Question
+from ..question.question import Question, of_script
 from ..recommend.candidate import Candidate
 from .request import FailureKind
 
@@ -28,17 +21,15 @@ the closed form can tell."""
 def plans_that_fit(run: Run) -> list[Candidate]:
     """Plans with the same global batch that are predicted to fit, the fastest first; none for a model of unknown
     shape."""
-    if run.shape is None or autotp_size_in(run.config) > 1:  # the script's data loader knows the groups
-        return []
     try:
+        plan = run.plan()
+        if plan is None or run.shape is None or plan.autotp_size > 1:  # the script's data loader knows the groups
+            return []
         question = Question(
             model=run.shape,
             workload=replace(run.workload, global_batch_size=run.samples_per_step),
             cluster=run.cluster,
-            sequence_parallel_size=sequence_parallel_size_in(run.config),  # as the script and its data loader have it
-            experts="autoep" if autoep_size_in(run.config) > 1 else "zero",
-            states="bf16" if has_bf16_states(run.config) else "fp32",
-            collectives="quantized" if quantizes_collectives(run.config) else "exact",
+            **of_script(plan),
         )
         candidates = answer(question).candidates
     except DsAdviseError:

@@ -11,6 +11,7 @@ from ...estimators.errors import ClusterError
 from ...estimators.estimate import Estimate, MemoryEstimate
 from ...probes.dry_run import DryRunResult, NeedsValuesError, dry_run
 from ...probes.real_run import ProbeResult
+from ...probes.real_run.kernels import check_kernels
 from ...probes.run import Run
 from .dry_run import no_such_rank
 from .past_probes import probe_and_keep
@@ -111,6 +112,7 @@ def prove_by_probe(
             why="a probe starts all ranks on this machine",
             fix="pass --solo, which runs one rank of the job",
         )
+    check_kernels(run.config, settings.get("device", "cuda"))
     dry_result = _dry_run_beside(run, rank, steps, on_progress) if dry else None
     result = probe_and_keep(
         run,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import cached_property
+from typing import Literal, TypedDict
 
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Cluster
@@ -40,6 +41,25 @@ class Largest:
 def quantized(plan: Plan, cluster: Cluster) -> Plan:
     """The plan with all collectives quantized that DeepSpeed can: gradients on several nodes only."""
     return replace(plan, zero_quantized_weights=True, zero_quantized_gradients=cluster.nodes > 1)
+
+
+class OfScript(TypedDict):
+    """Fields of a `Question` that the script, or what the training promised, decides."""
+
+    sequence_parallel_size: int
+    experts: Experts
+    states: States
+    collectives: Collectives
+
+
+def of_script(plan: Plan) -> OfScript:
+    """What another plan for the same training keeps: the groups that its data loader knows, and what is rounded."""
+    return {
+        "sequence_parallel_size": plan.sequence_parallel_size,
+        "experts": "autoep" if plan.autoep_size > 1 else "zero",
+        "states": "bf16" if plan.bf16_optimizer_states else "fp32",
+        "collectives": "quantized" if plan.quantizes_collectives else "exact",
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +180,7 @@ class Question:
         """Pt: parameters that the optimizer updates."""
         return tensor_set(self.model, self.workload).trainable_numel
 
-    @property
+    @cached_property
     def obstacle_to_quantized(self) -> str | None:
         """Why ZeRO-3's collectives cannot be quantized; None where they can."""
         plan = quantized(Plan(zero_stage=3, micro_batch_size=1), self.cluster)

@@ -62,11 +62,12 @@ def _try_first(answer: Recommendation, candidate: Candidate, config_path: str, c
             checkpointing=checkpointing_words(plan),
         ),
     )
-    commands(console, [_launch(config_path, answer.question.cluster)])
+    commands(console, [_launch(answer, candidate, config_path)])
 
 
-def _launch(config_path: str, cluster: Cluster) -> str:
-    return f"ds-advise launch {shlex.quote(config_path)}{_place(cluster)} -- train.py"
+def _launch(answer: Recommendation, candidate: Candidate, config_path: str) -> str:
+    told = " --software pinned-inputs=no" if _leaves_inputs_pageable(answer, candidate) else ""
+    return f"ds-advise launch {shlex.quote(config_path)}{_place(answer.question.cluster)}{told} -- train.py"
 
 
 def _in_short(answer: Recommendation, chosen: Candidate, config_path: str, console: Console) -> None:
@@ -96,15 +97,20 @@ def _in_short(answer: Recommendation, chosen: Candidate, config_path: str, conso
         [*(f"export {setting}" for setting in exports), *start_commands(answer, chosen, config_path)["deepspeed"]],
     )
     sentence(console, phrase("Or have ds-advise see it fit, start it and watch it:"))
-    commands(console, [_launch(config_path, question.cluster)])
+    commands(console, [_launch(answer, chosen, config_path)])
 
 
 def _has_lines(answer: Recommendation, chosen: Candidate) -> bool:
     """Whether the script needs more than TrainingArguments."""
     workload = answer.question.workload
     tiled = workload.mlp == "tiled" or workload.loss == "tiled"
-    pageable = chosen.plan.cpu_checkpointing and not workload.software.pinned_inputs
+    pageable = _leaves_inputs_pageable(answer, chosen)
     return bool(model_lines(workload)) or tiled or pageable or chosen.plan.ranks_per_sample > 1
+
+
+def _leaves_inputs_pageable(answer: Recommendation, chosen: Candidate) -> bool:
+    """Whether layers' inputs wait on the host without being page-locked."""
+    return chosen.plan.cpu_checkpointing and not answer.question.workload.software.pinned_inputs
 
 
 def _script(answer: Recommendation, chosen: Candidate, config_path: str, console: Console) -> None:
@@ -121,8 +127,6 @@ def _script(answer: Recommendation, chosen: Candidate, config_path: str, console
         copyable(console, later)
     if plan.cpu_checkpointing:
         sentence(console, "offload needs a version of transformers that knows it, such as 5.23.")
-        if not workload.software.pinned_inputs:
-            sentence(console, "ds-advise launch takes layers' inputs as page-locked; with these lines pass --no-check.")
     if plan.sequence_parallel_size > 1:
         _sharing_collator(plan.sequence_parallel_size, console)
 
@@ -141,7 +145,7 @@ def _start(answer: Recommendation, chosen: Candidate, config_path: str, console:
     for command in by_launcher.values():
         commands(console, command)
     sentence(console, phrase("Or have ds-advise see it fit, start it and watch it:"))
-    commands(console, [_launch(config_path, cluster)])
+    commands(console, [_launch(answer, chosen, config_path)])
 
 
 def _sharing_collator(ranks: int, console: Console) -> None:

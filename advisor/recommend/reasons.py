@@ -222,19 +222,31 @@ def _next_best(ladder: Sequence[LadderStep], chosen: Candidate) -> str:
     )
 
 
+def _fastest_that_fits(
+    candidates: Sequence[Candidate], least: float, *, without: Callable[[Candidate], bool]
+) -> Candidate | None:
+    """The fastest plan without something that may be taken; None where none may."""
+    fitting = (each for each in candidates if without(each) and each.fit.probability >= least)
+    return max(fitting, key=lambda candidate: candidate.tokens_per_s, default=None)
+
+
+def _share_of(chosen: Candidate, other: Candidate) -> str:
+    """`84 %`: how fast another plan is against the chosen one."""
+    return percent(other.tokens_per_s / chosen.tokens_per_s)
+
+
 def _shared_samples(chosen: Candidate, candidates: Sequence[Candidate], device: str, least: float) -> str:
     """What GPUs that share samples win over the best plan without: it does not fit, or is slower."""
     shared = chosen.plan.sequence_parallel_size
     if shared == 1:
         return ""
-    whole = [candidate for candidate in candidates if candidate.plan.sequence_parallel_size == 1]
-    fitting = [candidate for candidate in whole if candidate.fit.probability >= least]
-    if fitting:
-        best = max(fitting, key=lambda candidate: candidate.tokens_per_s)
+    best = _fastest_that_fits(candidates, least, without=lambda each: each.plan.sequence_parallel_size == 1)
+    if best is not None:
         return (
             f"{shared} {device}s share each sample (Ulysses): with whole samples the fastest plan that fits, "
-            f"{best.rung}, runs at {percent(best.tokens_per_s / chosen.tokens_per_s)} of its speed."
+            f"{best.rung}, runs at {_share_of(chosen, best)} of its speed."
         )
+    whole = [candidate for candidate in candidates if candidate.plan.sequence_parallel_size == 1]
     if not whole:
         return f"{shared} {device}s share each sample (Ulysses), as the batch asks."
     least_need = min(candidate.device_bytes for candidate in whole)
@@ -250,11 +262,10 @@ def _split_layers(chosen: Candidate, candidates: Sequence[Candidate], device: st
     if ranks == 1:
         return ""
     why = f"{ranks} {device}s split each layer (AutoTP), because the batch has fewer samples than there are {device}s"
-    others = [each for each in candidates if each.plan.autotp_size == 1 and each.fit.probability >= least]
-    if not others:
+    best = _fastest_that_fits(candidates, least, without=lambda each: each.plan.autotp_size == 1)
+    if best is None:
         return f"{why}."
-    best = max(others, key=lambda candidate: candidate.tokens_per_s)
-    share = percent(best.tokens_per_s / chosen.tokens_per_s)
+    share = _share_of(chosen, best)
     return f"{why}: with samples that they share instead (Ulysses), {best.rung} runs at {share} of this speed."
 
 
@@ -264,13 +275,11 @@ def _spread_experts(chosen: Candidate, candidates: Sequence[Candidate], device: 
     if ranks == 1:
         return ""
     why = f"Experts are spread over {ranks} {device}s (AutoEP), and tokens travel to them"
-    sharded = [each for each in candidates if each.plan.autoep_size == 1]
-    others = [each for each in sharded if each.fit.probability >= least]
-    if not others:
-        need = min(each.device_bytes for each in sharded)
+    best = _fastest_that_fits(candidates, least, without=lambda each: each.plan.autoep_size == 1)
+    if best is None:
+        need = min(each.device_bytes for each in candidates if each.plan.autoep_size == 1)
         return f"{why}: with experts that ZeRO shards every plan needs at least {gib(need)} GiB per {device}."
-    best = max(others, key=lambda candidate: candidate.tokens_per_s)
-    share = percent(best.tokens_per_s / chosen.tokens_per_s)
+    share = _share_of(chosen, best)
     return (
         f"{why}: with experts that ZeRO shards the fastest plan that fits, {best.rung}, runs at {share} of this speed."
     )
@@ -289,36 +298,26 @@ def _kept_states(chosen: Candidate) -> str:
 
 def _second_copy(chosen: Candidate, candidates: Sequence[Candidate], least: float) -> str:
     """What hpZ wins over the best plan of the rung without."""
-    others = [
-        candidate
-        for candidate in candidates
-        if candidate.rung == chosen.rung
-        and candidate.plan.zero_hpz_partition_size == 1
-        and candidate.fit.probability >= least
-    ]
-    if chosen.plan.zero_hpz_partition_size == 1 or not others:
+    of_rung = [each for each in candidates if each.rung == chosen.rung]
+    best = _fastest_that_fits(of_rung, least, without=lambda each: each.plan.zero_hpz_partition_size == 1)
+    if chosen.plan.zero_hpz_partition_size == 1 or best is None:
         return ""
-    best = max(others, key=lambda candidate: candidate.tokens_per_s)
-    held, share = (
-        gib(chosen.memory.components.get("second_copy_of_weights", 0)),
-        best.tokens_per_s / chosen.tokens_per_s,
-    )
+    held, share = gib(chosen.memory.components.get("second_copy_of_weights", 0)), _share_of(chosen, best)
     return (
         f"Every node keeps a second copy of the weights (hpZ, {held} GiB per GPU at the peak), so that the backward "
-        f"pass does not gather them over the network: without it {chosen.rung} runs at {percent(share)} of this speed."
+        f"pass does not gather them over the network: without it {chosen.rung} runs at {share} of this speed."
     )
 
 
 def _fewer_bits(chosen: Candidate, candidates: Sequence[Candidate], least: float) -> str:
     """What quantized collectives win over the best plan without."""
-    others = [each for each in candidates if not each.plan.quantizes_collectives and each.fit.probability >= least]
-    if not chosen.plan.quantizes_collectives or not others:
+    best = _fastest_that_fits(candidates, least, without=lambda each: not each.plan.quantizes_collectives)
+    if not chosen.plan.quantizes_collectives or best is None:
         return ""
-    best = max(others, key=lambda candidate: candidate.tokens_per_s)
     gradients = " and gradients in 4" if chosen.plan.zero_quantized_gradients else ""
     return (
         f"Weights travel in 8 bits{gradients} (ZeRO++): with exact collectives the fastest plan that fits, "
-        f"{best.rung}, runs at {percent(best.tokens_per_s / chosen.tokens_per_s)} of this speed."
+        f"{best.rung}, runs at {_share_of(chosen, best)} of this speed."
     )
 
 

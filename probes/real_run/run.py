@@ -18,6 +18,7 @@ from ..rank_processes.watch import OnProgress, watch
 from ..run import Run
 from ..scratch import scratch
 from .job import Device, ProbeJob
+from .kernels import check_kernels
 from .result import ProbeResult, rank_report
 
 STEPS = 4
@@ -54,8 +55,10 @@ def probe(
     memory_limit_bytes: on the CPU, what each rank may allocate, in place of a GPU's memory.
     stall_s, timeout_s: when a phase of a rank, and the whole, is given up.
 
-    Nothing is left behind: no process, no file, no swap space on NVMe.
+    Nothing is left behind: no process, no file, no swap space on NVMe. Raises WorkloadError for kernels that the device
+    does not have.
     """
+    check_kernels(run.config, device)
     started, load = time.monotonic(), os.getloadavg()[0]
     request = request_for(run, rank=rank, iterations=steps)
     with scratch("probe") as folder, _swap_folder(request.config) as nvme_folder:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ....ds_configs.launch_commands import Launcher, Rendezvous
 from ....estimators.workload import Framework, Workload
+from ....probes.real_run.kernels import check_kernels
 from ....probes.run import Run
 from ...question.ds_config_file import read_ds_config
 from ...question.run import configured_run
@@ -47,6 +48,7 @@ def launch_question(
     script, arguments = Script(target=words[0], arguments=words[1:], is_module=is_module), ScriptArguments(words[1:])
     source = source_of(script)
     place = Place(**place_options)
+    check_kernels(config, place.device)
     cluster, rendezvous = place.resolve()
     framework = options["framework"] if "framework" in given else framework_of(config, source)
     launcher, remarks = _launcher(launcher_for(rendezvous, launcher), framework, source, rendezvous)

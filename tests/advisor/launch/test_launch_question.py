@@ -11,7 +11,7 @@ from ds_advise.advisor.cli import run
 from ds_advise.advisor.launch.question.question import launch_question
 from ds_advise.advisor.launch.question.script_arguments import ScriptArguments
 from ds_advise.advisor.launch.request import LaunchRequest
-from ds_advise.estimators.errors import ClusterError
+from ds_advise.estimators.errors import ClusterError, WorkloadError
 
 PLACE = {
     "gpus": "2x24GB",
@@ -35,6 +35,7 @@ OPTIONS = {
     "lora_dropout": 0.0,
     "lora_targets": None,
     "framework": "hf",
+    "software": None,
     "offline": True,
 }
 
@@ -173,3 +174,23 @@ def test_the_method_is_said_on_the_command_line(capsys: pytest.CaptureFixture[st
 def test_checkpoints_are_counted_as_the_trainer_keeps_them(words: str, count: int | None) -> None:
     """All of them without a limit; unknown where the length of the data decides."""
     assert ScriptArguments(words.split()).checkpoints == count
+
+
+def test_inputs_that_the_script_leaves_pageable_are_checked_as_such(asked: Asked) -> None:
+    """As the printed line says them (`--software pinned-inputs=no`)."""
+    offload = ("--gradient_checkpointing", "true", "--gradient_checkpointing_kwargs", '{"offload": true}')
+    pinned, _ = asked(*offload)
+    pageable, _ = asked(*offload, software="pinned-inputs=no")
+    of_pinned, of_pageable = pinned.prediction, pageable.prediction
+    assert of_pinned is not None and of_pageable is not None
+    assert of_pinned.memory.host_pinned_bytes_per_node > 0 == of_pageable.memory.host_pinned_bytes_per_node
+    assert not pageable.run.workload.software.pinned_inputs
+
+
+def test_quantized_collectives_are_not_launched_on_the_cpu(asked: Asked) -> None:
+    zero = {"stage": 3, "zero_quantized_weights": True}
+    Path("ds_config.json").write_text(json.dumps({"zero_optimization": zero}))
+    with pytest.raises(WorkloadError, match="do not run on the CPU"):
+        asked(device="cpu", gpus="auto", ranks=2)
+    Path("ds_config.json").write_text(json.dumps({"zero_optimization": zero | {"stage": 2}}))
+    asked(device="cpu", gpus="auto", ranks=2)  # stage 2 ignores it

@@ -169,6 +169,8 @@ def test_inputs_that_page_locking_keeps_off_the_host_are_named_and_left_pageable
     shown = StringIO()
     render_next_steps(answer, "ds_config.json", Console(file=shown, width=120), details=True)
     assert '{"pin_memory": False}' in shown.getvalue()
+    started = "ds-advise launch ds_config.json --hostfile hostfile --software pinned-inputs=no -- train.py"
+    assert started in " ".join(shown.getvalue().split())
 
 
 def test_the_longest_whole_sample_of_70b_on_eight_gpus() -> None:

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from ds_advise.ds_configs.emit import ds_config
 from ds_advise.ds_configs.presets import plan_for
-from ds_advise.estimators.errors import ConfigFileError
+from ds_advise.estimators.errors import ConfigFileError, WorkloadError
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import gpu_of_memory
 from ds_advise.estimators.models.families import shape_from_config
@@ -349,3 +349,11 @@ def test_a_swap_folder_that_cannot_be_made_is_the_users_to_mend() -> None:
     """No job is started for it."""
     with pytest.raises(ConfigFileError, match="nvme_path"):
         run("zero3-nvme", nvme_path="/proc/nowhere")
+
+
+def test_quantized_collectives_are_refused_on_the_cpu_before_a_rank_starts() -> None:
+    """DeepSpeed's op builder would raise in every rank."""
+    zero = {"stage": 3, "zero_quantized_gradients": True}
+    quantized = Run(config={"zero_optimization": zero}, model=MODEL, cluster=cluster(), workload=WORKLOAD)
+    with pytest.raises(WorkloadError, match="do not run on the CPU"):
+        probe(quantized, device="cpu")
