@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, get_args
+
+from .dataclass import dataclass
 
 Offload = Literal["none", "cpu", "nvme"]
 Sharding = Literal["zero", "fsdp", "none"]

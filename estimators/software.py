@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from .dataclass import dataclass
 
 OptimizerStep = Literal["foreach", "fused", "loop"]
 

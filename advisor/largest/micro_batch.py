@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from ...estimators.dataclass import replace
 from ..question.question import Largest, Question
 from ..recommend.search.fastest import any_fits
 from .bisection import largest

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ...estimators.dataclass import dataclass
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.job.price import Price
 

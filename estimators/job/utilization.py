@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from ..dataclass import replace
 from ..estimate import TimeEstimate
 from ..hardware.cluster import Cluster, Gpu
 from ..models.model_shape import ModelShape

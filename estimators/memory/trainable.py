@@ -8,10 +8,10 @@ runtime/engine.py `_cast_module_mixed_precision`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain, compress, repeat
 
+from ..dataclass import dataclass
 from ..models.four_bits import quantized, quantized_bytes
 from ..models.lora import Adapters, adapters
 from ..models.model_shape import ModelShape, Tensor

@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..dataclass import dataclass, replace
 from ..errors import UnknownModelError
 from .families import shape_from_config
 from .model_shape import ModelShape

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
+from ..dataclass import dataclass
 from ..errors import WorkloadError
 from ..workload import Workload
 from .model_shape import ModelShape, Tensor

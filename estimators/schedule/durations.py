@@ -6,8 +6,7 @@ host link and the host's memory. No kernel takes less than KERNEL_S.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from ..dataclass import replace
 from ..hardware.cluster import Cluster
 from ..hardware.host_defaults import nvme_read_bytes_per_s, nvme_write_bytes_per_s
 from ..time.collective_time import Ring, ring

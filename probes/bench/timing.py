@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from ...estimators.dataclass import dataclass
 
 SAMPLE_S = 0.004
 """Shorter calls are repeated until a measurement takes this long: a thousand times the clock's and the settling's

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ....estimators.dataclass import dataclass, replace
 from ....estimators.errors import ConfigFileError
 from ..texts.change import KeyPath, Value
 from ..texts.source import Source, read_source

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+from ...dataclass import replace
 from ...models.model_shape import FeedForward
 from .layer_variants import LayerVariant
 from .ops import Ops

@@ -3,8 +3,7 @@ input."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ...dataclass import dataclass
 from ...estimate import MEMORY_SYMBOLS
 from ...models.model_shape import Block
 from .feed_forward import activate

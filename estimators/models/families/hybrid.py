@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from ...dataclass import replace
 from ..model_shape import Attention
 from .body import Body
 from .decoder import AttentionPart, Dims, FeedForwardPart, Style, build, grouped_query

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from ...dataclass import replace
 from ..model_shape import Attention, Block, FeedForward
 from .body import Body, Head, decoder_heads, norms, stack
 from .encoder import Sizes, patch_grid

@@ -7,7 +7,8 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+
+from ....estimators.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
