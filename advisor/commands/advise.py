@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ..collector import collector_paused
 from ..terminal.language import Language, language_of_environment
 from ..terminal.output import Output
 from .options import CPU_RANKS, device, memory, output_options, question_options, share_options
@@ -65,6 +66,7 @@ from .options import CPU_RANKS, device, memory, output_options, question_options
 @CPU_RANKS
 @memory()
 @output_options
+@collector_paused()
 def advise(
     question: dict[str, Any],
     destination: str,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -26,8 +26,14 @@ _WIDE = "\u3000-\u9fff\uff00-\uffef"
 
 _WORD = rf"(?:[{_WIDE}]|[^\s{_WIDE}]+(?:(?<={GLUE})[{_WIDE}])?)"
 
-_PIECES = re.compile(rf"\s*(?:\S*{FIRM}\S*|\uff08*{_WORD}[\uff0c\u3002\uff1b\uff1a\u3001\uff09]*)\s*")
-"""What stays on one line: a word, or a wide character with the punctuation that belongs to it."""
+_PIECES = rf"\s*(?:\S*{FIRM}\S*|\uff08*{_WORD}[\uff0c\u3002\uff1b\uff1a\u3001\uff09]*)\s*"
+"""What stays on one line: a word, or a wide character with the punctuation that belongs to it. (Compiled where there is
+one: that takes as long as to print the answer.)"""
+
+
+def _pieces(text: str) -> Iterator[re.Match[str]]:
+    has_wide = any("\u3000" <= char <= "\u9fff" or char >= "\uff00" for char in text)
+    return re.finditer(_PIECES if has_wide else r"\s*\S+\s*", text)
 
 
 def glued(text: str, space: str = GLUE) -> str:
@@ -52,7 +58,7 @@ def _breaks(text: str, first: int, following: int) -> list[int]:
     """Where lines end of at most so many columns, of the first and of those that follow; what has no place to break at
     is cut."""
     breaks, room, start, filled = list[int](), first, 0, 0
-    for piece in _PIECES.finditer(text):
+    for piece in _pieces(text):
         columns = cell_len(piece[0].rstrip())
         if filled and filled + columns > room:
             breaks.append(piece.start())
