@@ -47,7 +47,7 @@ class Candidate:
     def rung(self) -> Rung | PlainPyTorch:
         return self.plan.rung
 
-    @property
+    @cached_property
     def tokens_per_s(self) -> float:
         return self.time.tokens_per_s
 

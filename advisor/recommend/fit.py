@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ...estimators.dataclass import dataclass, replace
+from ...estimators.dataclass import dataclass
 from ...estimators.estimate import MemoryEstimate
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.memory.fit_probability import dry_run_fit_probability, fit_probability
@@ -77,10 +77,11 @@ def fit_of(memory: MemoryEstimate, cluster: Cluster, workload: Workload) -> Fit:
     """
     host = _share(memory.host_bytes_per_node, cluster.host_memory_bytes_per_node)
     disk = _share(memory.nvme_bytes_per_node, cluster.nvme_bytes_per_node or None)
-    on_gpu = _on_gpu(fit_probability(memory, cluster, workload), memory.device_bytes_per_gpu, cluster)
-    utilization = max(on_gpu.utilization, host, disk)
+    probability = fit_probability(memory, cluster, workload)
+    on_gpu = _on_gpu(probability, memory.device_bytes_per_gpu, cluster, max(host, disk))
+    utilization = on_gpu.utilization
     if on_gpu.probability < LIKELY:
-        return replace(on_gpu, utilization=utilization)
+        return on_gpu
     if host > 1:
         return Fit(
             probability=0.0, reason=phrase("{ratio} the RAM", ratio=times(host)), utilization=utilization, limit="host"
@@ -91,7 +92,7 @@ def fit_of(memory: MemoryEstimate, cluster: Cluster, workload: Workload) -> Fit:
         return Fit(
             probability=0.0, reason=phrase("{ratio} the NVMe", ratio=times(disk)), utilization=utilization, limit="nvme"
         )
-    return replace(on_gpu, utilization=utilization)
+    return on_gpu
 
 
 def dry_run_fit(*, device_bytes: int, transient_bytes: int, host_bytes: int, cluster: Cluster) -> Fit:
@@ -99,15 +100,15 @@ def dry_run_fit(*, device_bytes: int, transient_bytes: int, host_bytes: int, clu
     host = _share(host_bytes, cluster.host_memory_bytes_per_node)
     if host > 1:
         return Fit(probability=0.0, reason=phrase("{ratio} the RAM", ratio=times(host)), utilization=host, limit="host")
-    found = _on_gpu(dry_run_fit_probability(device_bytes, transient_bytes, cluster), device_bytes, cluster)
-    return replace(found, utilization=max(found.utilization, host))
+    return _on_gpu(dry_run_fit_probability(device_bytes, transient_bytes, cluster), device_bytes, cluster, host)
 
 
-def _on_gpu(probability: float, need_bytes: int, cluster: Cluster) -> Fit:
-    """The verdict on the GPU alone."""
+def _on_gpu(probability: float, need_bytes: int, cluster: Cluster, others: float) -> Fit:
+    """The verdict on the GPU alone; `others` is the utilization of what else is bounded."""
     share = need_bytes / cluster.gpu.memory_bytes
+    utilization = max(share, others)
     if probability >= SURE:
-        return Fit(probability=probability, reason=phrase("fits"), utilization=share, limit="")
+        return Fit(probability=probability, reason=phrase("fits"), utilization=utilization, limit="")
     reason = _VERDICTS[verdict_of(probability)]
     reason = phrase("{verdict}, {chance}", verdict=reason, chance=chance(probability))
     if probability < LIKELY and share > 1:
@@ -115,7 +116,7 @@ def _on_gpu(probability: float, need_bytes: int, cluster: Cluster) -> Fit:
         reason = (
             phrase("{ratio} the limit", ratio=ratio) if cluster.gpu.is_cpu else phrase("{ratio} the GPU", ratio=ratio)
         )
-    return Fit(probability=probability, reason=reason, utilization=share, limit="gpu")
+    return Fit(probability=probability, reason=reason, utilization=utilization, limit="gpu")
 
 
 def chance(probability: float) -> str:

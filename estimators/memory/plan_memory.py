@@ -21,12 +21,12 @@ Each phase is a sum of terms, which one place each computes: `zero_states` (weig
 `benchmarks/`.
 
 Quick enough for a search: what depends on the model and workload alone is computed once (`trainable.tensor_set`,
-`trainable.shard_tensors`), and what lies outside the GPUs once for all micro batches.
+`trainable.shard_tensors`), and what is held beside activations once for all micro batches (`_Frame`).
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from ..dataclass import replace
@@ -49,7 +49,7 @@ from .device_overhead import (
     outside_allocator,
 )
 from .gathered_parameters import GatheredParameters, gathered_parameters
-from .gradients import GradientMemory, gradient_memory
+from .gradients import gradient_memory
 from .host_memory import checkpoint_terms, host_terms, loading_bytes
 from .nvme_memory import nvme_terms, swap_buffers
 from .terms import Terms
@@ -91,21 +91,10 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     workload = workload.of_rank(plan.sequence_parallel_size)
     runs = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states)
     sharded = shard_tensors(tensor_set(model, workload), replicas)
-    gathered = gathered_parameters(sharded.tensors, plan, replicas)
-    if cluster.nodes == 1 and plan.zero_quantized_gradients:
-        plan = replace(plan, zero_quantized_gradients=False)  # DeepSpeed reduces them as they are
-    resident = resident_terms(whole, workload, cluster, plan)
-    phases = _initialize(sharded, plan, cluster, library_workspace(cluster.gpu)) + _step(
-        sharded,
-        workload,
-        plan,
-        cluster,
-        gradient_memory(sharded, plan, runs, cluster.gpus_per_node),
-        gathered,
-        resident,
-    )
+    frame = _frame(sharded, _without_batch(plan, cluster), runs, cluster)
+    phases = frame.initialize + _step(frame, workload, plan)
 
-    peak, kept = max(phase.allocated_bytes for phase in phases), total_bytes(resident)
+    peak, kept = max(phase.allocated_bytes for phase in phases), total_bytes(frame.resident)
     transient = max(0, peak - kept)
     cache: Terms = ()
     if cluster.gpu.is_cpu:
@@ -115,8 +104,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         overhead, cache = fixed_segments_overhead(transient), fixed_segments_cache(transient)
     else:
         overhead = allocator_overhead(plan, transient)
-    rest = _at_rest(plan)
-    node = _on_node(sharded, rest, runs, cluster.gpus_per_node)
+    node = frame.node
     # A rank's own experts are copies beside the whole model, which the list of parameters for the optimizer holds.
     spread_bytes = workload.weight_bytes * sharded.tensors.spread_numel * cluster.gpus_per_node
     inputs, pins = checkpoint_terms(model, workload, plan, cluster.gpus_per_node), workload.software.pinned_inputs
@@ -129,21 +117,21 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
         device_terms=outside_allocator(cluster, plan, workload.software),
         host_pinned_terms=node.pinned + (inputs if pins else ()),
         host_pageable_terms=node.pageable + (() if pins else inputs),
-        host_loading_bytes_per_node=_loading_bytes(loaded, rest, cluster.gpus_per_node) + spread_bytes,
+        host_loading_bytes_per_node=_loading_bytes(loaded, frame.plan, cluster.gpus_per_node) + spread_bytes,
         nvme_terms=node.nvme,
     )
 
 
-def _at_rest(plan: Plan) -> Plan:
-    """The plan as far as it decides what lies outside the GPUs: the micro batch and checkpointing do not, and of
-    accumulation only that there is any."""
-    steps = min(2, plan.gradient_accumulation_steps)
+def _without_batch(plan: Plan, cluster: Cluster) -> Plan:
+    """The plan as far as it decides what is held beside activations: the micro batch and where layers' inputs wait do
+    not, and of accumulation only that there is any."""
     return replace(
         plan,
         micro_batch_size=1,
-        gradient_accumulation_steps=steps,
-        gradient_checkpointing=False,
+        gradient_accumulation_steps=min(2, plan.gradient_accumulation_steps),
         cpu_checkpointing=False,
+        # On one node DeepSpeed reduces them as they are.
+        zero_quantized_gradients=plan.zero_quantized_gradients and cluster.nodes > 1,
     )
 
 
@@ -153,16 +141,6 @@ class _OnNode(NamedTuple):
     pinned: Terms
     pageable: Terms
     nvme: Terms
-
-
-@lru_cache(maxsize=256)
-def _on_node(sharded: ShardedTensors, plan: Plan, runs: Optimizer, local_ranks: int) -> _OnNode:
-    pinned, pageable = host_terms(sharded, plan, runs, local_ranks)
-    return _OnNode(
-        pinned=pinned + swap_buffers(sharded, plan, local_ranks),
-        pageable=pageable,
-        nvme=nvme_terms(sharded, plan, runs, local_ranks),
-    )
 
 
 _loading_bytes = lru_cache(maxsize=256)(loading_bytes)
@@ -175,119 +153,137 @@ def resident_terms(model: ModelShape, workload: Workload, cluster: Cluster, plan
     """
     runs = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states)
     tensors, replicas = tensor_set(of_rank(model, plan), workload), cluster.world_size // plan.autotp_size
-    sharded, gathered = shard_tensors(tensors, replicas), gathered_parameters(tensors, plan, replicas)
+    gathered = gathered_parameters(tensors, plan, replicas)
+    return _resident(shard_tensors(tensors, replicas), plan, runs, cluster, gathered)
+
+
+def _resident(
+    sharded: ShardedTensors, plan: Plan, runs: Optimizer, cluster: Cluster, gathered: GatheredParameters
+) -> Terms:
     rest = masters_and_states(sharded, plan, runs) + library_workspace(cluster.gpu)
     return parameters(sharded, plan, gathered) + rest
 
 
-def _initialize(sharded: ShardedTensors, plan: Plan, cluster: Cluster, workspace: Terms) -> tuple[Phase, ...]:
-    if plan.zero_stage not in (1, 2) or sharded.tensors.workload.software.deepspeed < (0, 19):
-        return ()
-    width, trainable, frozen = (
-        sharded.tensors.workload.weight_bytes,
-        sharded.tensors.trainable_numel,
-        sharded.tensors.frozen_bytes,
-    )
-    # Near the GPU's limit DeepSpeed may flatten on either side; it fits both ways, so the peak is not counted there.
-    fits = 2 * width * trainable + frozen < INITIALIZE_SHARE * cluster.gpu.memory_bytes
-    formula = _TWICE if fits else _TWICE._replace(text="w Pt + frozen")
-    size = (2 if fits else 1) * width * trainable + frozen
-    return (Phase(name="initialize", terms=workspace + formula.term(size, w=width, Pt=trainable, frozen=frozen)),)
+class _Frame:
+    """What a plan holds beside activations, whatever the micro batch."""
+
+    def __init__(self, sharded: ShardedTensors, plan: Plan, runs: Optimizer, cluster: Cluster) -> None:
+        self.sharded, self.plan, self.runs, self.cluster = sharded, plan, runs, cluster
+        self.gathered = gathered_parameters(sharded.tensors, plan, sharded.world_size)
+        self.gradients = gradient_memory(sharded, plan, runs, cluster.gpus_per_node)
+        self.resident = _resident(sharded, plan, runs, cluster, self.gathered)
+
+    @cached_property
+    def node(self) -> _OnNode:
+        sharded, plan, ranks = self.sharded, self.plan, self.cluster.gpus_per_node
+        pinned, pageable = host_terms(sharded, plan, self.runs, ranks)
+        return _OnNode(
+            pinned=pinned + swap_buffers(sharded, plan, ranks),
+            pageable=pageable,
+            nvme=nvme_terms(sharded, plan, self.runs, ranks),
+        )
+
+    @cached_property
+    def initialize(self) -> tuple[Phase, ...]:
+        tensors, plan = self.sharded.tensors, self.plan
+        if plan.zero_stage not in (1, 2) or tensors.workload.software.deepspeed < (0, 19):
+            return ()
+        width, trainable, frozen = tensors.workload.weight_bytes, tensors.trainable_numel, tensors.frozen_bytes
+        # Near the limit DeepSpeed may flatten on either side; it fits both ways, so the peak is not counted there.
+        fits = 2 * width * trainable + frozen < INITIALIZE_SHARE * self.cluster.gpu.memory_bytes
+        formula = _TWICE if fits else _TWICE._replace(text="w Pt + frozen")
+        size = (2 if fits else 1) * width * trainable + frozen
+        workspace = library_workspace(self.cluster.gpu)
+        return (Phase(name="initialize", terms=workspace + formula.term(size, w=width, Pt=trainable, frozen=frozen)),)
+
+    @cached_property
+    def phases(self) -> dict[str, Terms]:
+        """Gradients and gathered weights in each phase of a step."""
+        gathered, gradients, tensors = self.gathered, self.gradients, self.sharded.tensors
+        # What stays gathered from the forward to the backward pass has not been released yet; then come the elements
+        # that are still on their way.
+        kept, at_loss, in_layer = gathered.loss, gathered.arriving_at_loss, gathered.arriving_in_layer
+        forward, in_reduction = gradients.forward_terms(), min(kept, gathered.reduction)
+        whole = self._gathered
+        left = max(0, kept + tensors.embedding - tensors.numel)
+        phases = {
+            "forward_backward_top": forward + whole(gathered.loss, kept, at_loss),
+            "layer_backward": gradients.layer_terms() + whole(gathered.layer, min(kept, gathered.layer), in_layer),
+            "gradient_reduction": gradients.reduction_terms() + whole(gathered.reduction, in_reduction, in_layer),
+            "backward_end": gradients.end_terms() + whole(gathered.end, left),
+            "step": gradients.step_terms() + whole(0, 0),
+        }
+        later = gradients.later_reduction_terms()
+        if later is not None:
+            phases["later_gradient_reduction"] = later + whole(gathered.reduction, in_reduction)
+        if gathered.last_layer > gathered.loss:
+            last, arriving = gathered.last_layer, gathered.arriving_at_last_layer
+            phases["last_layer_forward"] = forward + whole(last, last, arriving)
+        if gathered.first_layer > gathered.last_layer:
+            arriving = gathered.arriving_at_first_layer
+            phases["first_layer_forward"] = forward + whole(gathered.first_layer, tensors.trainable_numel, arriving)
+        if tensors.head and (tensors.trains_head or gathered.head > gathered.loss):
+            phases["head_backward"] = gradients.head_terms() + whole(gathered.head, kept, at_loss)
+        if tensors.head and tensors.trains_head:
+            reduced = gradients.head_reduction_terms()
+            phases["head_reduction"] = reduced + whole(gathered.head_reduction, kept, at_loss)
+        return phases
+
+    def tiled_loss(self, tiles: int) -> Terms:
+        """The phase of the loss where it is computed tile by tile."""
+        gathered = self.gathered
+        at_loss = self._gathered(gathered.loss, gathered.loss, gathered.arriving_at_loss)
+        return self.gradients.tiled_loss_terms(tiles) + at_loss
+
+    def _gathered(self, numel: int, unreleased: int, arriving: int = 0) -> Terms:
+        """Elements that are gathered, and hpZ's copy of what was released; those that are arriving come in 8 bits."""
+        width, in_8_bits = self.sharded.tensors.workload.weight_bytes, min(arriving, numel)
+        size = width * (numel - in_8_bits) + in_8_bits
+        return _GATHERED.term(size, w=width, gathered=size / width) + second_copy(self.sharded, self.plan, unreleased)
 
 
-def _step(
-    sharded: ShardedTensors,
-    workload: Workload,
-    plan: Plan,
-    cluster: Cluster,
-    gradients: GradientMemory,
-    gathered: GatheredParameters,
-    resident: Terms,
-) -> tuple[Phase, ...]:
-    tensors, model = sharded.tensors, sharded.tensors.model
+_frame = lru_cache(maxsize=256)(_Frame)
+
+
+def _step(frame: _Frame, workload: Workload, plan: Plan) -> tuple[Phase, ...]:
+    tensors, model, gradients = frame.sharded.tensors, frame.sharded.tensors.model, frame.gradients
+    micro_batch_size, width = plan.micro_batch_size, workload.weight_bytes
     activations = activation_memory(
         model,
         workload,
-        plan.micro_batch_size,
+        micro_batch_size,
         plan.gradient_checkpointing,
-        compute_capability=cluster.gpu.compute_capability,
+        compute_capability=frame.cluster.gpu.compute_capability,
         zero_stage=plan.zero_stage,
         cpu_checkpointing=plan.cpu_checkpointing,
     )
-    saved, width = activations.saved_terms, workload.weight_bytes
-    output = output_terms(model, workload, plan.micro_batch_size)
-
-    # What stays gathered from the forward to the backward pass has not been released yet.
-    kept = gathered.loss
-    unreleased = {
-        "first_layer_forward": tensors.trainable_numel,
-        "last_layer_forward": gathered.last_layer,
-        "forward_backward_top": kept,
-        "head_backward": kept,
-        "head_reduction": kept,
-        "layer_backward": min(kept, gathered.layer),
-        "gradient_reduction": min(kept, gathered.reduction),
-        "later_gradient_reduction": min(kept, gathered.reduction),
-        "backward_end": max(0, kept + tensors.embedding - tensors.numel),
-        "step": 0,
-    }
-
-    arriving = {
-        "first_layer_forward": gathered.arriving_at_first_layer,
-        "last_layer_forward": gathered.arriving_at_last_layer,
-        "forward_backward_top": gathered.arriving_at_loss,
-        "head_backward": gathered.arriving_at_loss,
-        "head_reduction": gathered.arriving_at_loss,
-        "layer_backward": gathered.arriving_in_layer,
-        "gradient_reduction": gathered.arriving_in_layer,
-    }
-
-    def phase(name: str, gradient_terms: Terms, gathered_numel: int = 0, further: Terms = ()) -> Phase:
-        in_8_bits = min(arriving.get(name, 0), gathered_numel)
-        size = width * (gathered_numel - in_8_bits) + in_8_bits
-        whole = _GATHERED.term(size, w=width, gathered=size / width)
-        whole += second_copy(sharded, plan, unreleased[name])
-        return Phase(name=name, terms=resident + output + gradient_terms + whole + further)
+    saved, head = activations.saved_terms, activations.head_terms
 
     def left(reduced: int) -> Terms:
         """What layers keep, and one of them needs, when so many elements of layers' gradients have been reduced."""
         layers_reduced = reduced // max(1, sum(tensors.trainable_layer))
         return _without(saved, layers_reduced * activations.saved_per_layer_bytes) + activations.block_terms
 
-    forward = gradients.forward_terms()
-    top = forward
+    tokens, logits = tile_of_logits(model, workload, micro_batch_size), model.vocab_size
+    head += _LOGITS.term(width * tokens * logits, w=width, c=tokens, V=logits)
+    beside = frame.phases
     if workload.loss == "tiled":
-        top = gradients.tiled_loss_terms(loss_tiles(model, workload, plan.micro_batch_size))
-    phases = [
-        phase("forward_backward_top", top, gathered.loss, saved + activations.loss_terms),
-        phase("layer_backward", gradients.layer_terms(), gathered.layer, saved + activations.block_terms),
-        phase("gradient_reduction", gradients.reduction_terms(), gathered.reduction, left(gradients.reduced)),
-        phase("backward_end", gradients.end_terms(), gathered.end, _encoder(model, saved)),
-        phase("step", gradients.step_terms()),
-    ]
-    later = gradients.later_reduction_terms()
-    if later is not None:
-        phases.append(
-            phase(
-                "later_gradient_reduction",
-                later,
-                gathered.reduction,
-                left(max(0, gradients.fills.second - tensors.head)),
-            )
-        )
-    if gathered.last_layer > gathered.loss:
-        phases.append(phase("last_layer_forward", forward, gathered.last_layer, saved + activations.forward_terms))
-    if gathered.first_layer > gathered.last_layer:
-        phases.append(phase("first_layer_forward", forward, gathered.first_layer))
-    if tensors.head and (tensors.trains_head or gathered.head > gathered.loss):
-        tokens, logits = tile_of_logits(model, workload, plan.micro_batch_size), model.vocab_size
-        further = activations.head_terms + _LOGITS.term(width * tokens * logits, w=width, c=tokens, V=logits)
-        if workload.loss == "tiled":
-            further += tuple(term for term in activations.loss_terms if term.name.startswith("gradient of"))
-        phases.append(phase("head_backward", gradients.head_terms(), gathered.head, saved + further))
-    if tensors.head and tensors.trains_head:
-        phases.append(phase("head_reduction", gradients.head_reduction_terms(), gathered.head_reduction, saved))
-    return tuple(phases)
+        tiles = loss_tiles(model, workload, micro_batch_size)
+        beside = {**beside, "forward_backward_top": frame.tiled_loss(tiles)}
+        head += tuple(term for term in activations.loss_terms if term.name.startswith("gradient of"))
+    alive: dict[str, Terms] = {
+        "forward_backward_top": saved + activations.loss_terms,
+        "layer_backward": saved + activations.block_terms,
+        "gradient_reduction": left(gradients.reduced),
+        "backward_end": _encoder(model, saved),
+        "last_layer_forward": saved + activations.forward_terms,
+        "head_backward": saved + head,
+        "head_reduction": saved,
+    }
+    if "later_gradient_reduction" in beside:
+        alive["later_gradient_reduction"] = left(max(0, gradients.fills.second - tensors.head))
+    before = frame.resident + output_terms(model, workload, micro_batch_size)
+    return tuple(Phase(name=name, terms=before + terms + alive.get(name, ())) for name, terms in beside.items())
 
 
 def _encoder(model: ModelShape, saved: Terms) -> Terms:
@@ -302,6 +298,8 @@ def _encoder(model: ModelShape, saved: Terms) -> Terms:
 
 def _without(terms: Terms, size_bytes: int) -> Terms:
     """The terms less so many bytes in all, each in proportion."""
+    if not size_bytes:
+        return terms
     total = total_bytes(terms)
     left = max(0, total - size_bytes)
-    return tuple(part._replace(size_bytes=part.size_bytes * left // total) for part in terms)
+    return tuple([part._replace(size_bytes=part.size_bytes * left // total) for part in terms])

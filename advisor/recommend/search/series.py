@@ -120,8 +120,9 @@ class Series:
         batch is faster than the one that is too large, nor by more than it has more samples.
         """
         speed, enough, too_many = fits.tokens_per_s, fits.plan.micro_batch_size, fails.plan.micro_batch_size
+        speed_of_too_many = self.time(too_many, fails.plan.gradient_accumulation_steps).tokens_per_s
         while True:
-            bound = min(fails.tokens_per_s, speed * (too_many - 1) / enough)
+            bound = min(speed_of_too_many, speed * (too_many - 1) / enough)
             if bound < max(least_speed, speed * (1 + RESOLVED)):
                 return
             micro = (enough + too_many) // 2
@@ -195,14 +196,17 @@ class Series:
 
     def timed(self, judged: Judged) -> Candidate:
         plan, memory, fit = judged
-        if not fit.gpu_likely_suffices:
+        shape = plan.micro_batch_size, plan.gradient_accumulation_steps
+        if not fit.gpu_likely_suffices and shape not in self._time:
             later = partial(_estimate, self.question, plan, memory)  # of the question alone: a series holds much
             return Candidate(plan=plan, memory=memory, fit=fit, estimated=later)
-        time = self.time(plan.micro_batch_size, plan.gradient_accumulation_steps)
+        time = self.time(*shape)
         return Candidate.of(Estimate(plan=plan, memory=memory, time=time), fit)
 
     def _plan(self, micro_batch_size: int, gradient_accumulation_steps: int) -> Plan:
         shape = micro_batch_size, gradient_accumulation_steps
+        if shape == self.shapes[0]:
+            return self.first_plan
         if shape not in self._plans:
             self._plans[shape] = replace(
                 self.first_plan,
