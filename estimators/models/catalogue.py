@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..dataclass import dataclass, replace
+from ..dataclass import replace
 from ..errors import UnknownModelError
 from .families import shape_from_config
 from .model_shape import ModelShape
@@ -36,15 +35,24 @@ _SIZED = re.compile(
 the members of a family apart: a version, a date, a context length, the case of letters."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Name:
-    """One name of one entry: the id as published, its organisation, and the keys that a spelling is compared with."""
+class _Name(NamedTuple):
+    """One name of one entry: the id as published, and what a spelling is compared with."""
 
     id: str
     entry: int
-    organisation: str
+    pieces: list[str]
     key: str
-    stripped: str
+
+    @property
+    def organisation(self) -> str:
+        """Its own, or the entry's."""
+        own = self.id.rpartition("/")[0] or _entries()[self.entry]["id"].partition("/")[0]
+        return _squeeze(own)
+
+    @property
+    def stripped(self) -> str:
+        """The key without variants."""
+        return _stripped(self.pieces)
 
 
 def find(name: str) -> ModelShape:
@@ -58,7 +66,7 @@ def find(name: str) -> ModelShape:
     """
     organisation, _, rest = name.strip().rpartition("/")
     owner, pieces = _squeeze(organisation), _pieces(rest)
-    key, stripped = _key(pieces), _key(piece for piece in pieces if piece not in _VARIANTS)
+    key, stripped = _keys([pieces])[0], _stripped(pieces)
     owned = [known for known in _names() if not owner or _same_owner(owner, known.organisation)]
     exact = [known for known in owned if known.key == key]
     if exact:
@@ -119,7 +127,7 @@ def nearest(name: str, n: int = 5) -> list[str]:
     """The n catalogue names that look most like this one."""
     from difflib import SequenceMatcher  # slow to import, and needed only where a name was not found
 
-    wanted = _key(_pieces(name.rpartition("/")[2]))
+    wanted = _keys([_pieces(name.rpartition("/")[2])])[0]
 
     def likeness(known: _Name) -> float:
         return SequenceMatcher(None, wanted, known.key).ratio()
@@ -145,33 +153,29 @@ def _entries() -> list[dict[str, Any]]:
 
 @cache
 def _names() -> tuple[_Name, ...]:
-    found = []
-    for index, entry in enumerate(_entries()):
-        owner = _squeeze(entry["id"].partition("/")[0])
-        for hub_id in (entry["id"], *entry["aliases"]):
-            organisation, _, rest = hub_id.rpartition("/")
-            pieces = _pieces(rest)
-            found.append(
-                _Name(
-                    id=hub_id,
-                    entry=index,
-                    organisation=_squeeze(organisation) or owner,
-                    key=_key(pieces),
-                    stripped=_key(piece for piece in pieces if piece not in _VARIANTS),
-                )
-            )
-    return tuple(found)
+    known = [(hub_id, index) for index, entry in enumerate(_entries()) for hub_id in (entry["id"], *entry["aliases"])]
+    pieces = _all_pieces([hub_id.rpartition("/")[2] for hub_id, _ in known])
+    return tuple(map(_Name, *zip(*known, strict=True), pieces, _keys(pieces)))
 
 
 def _pieces(name: str) -> list[str]:
-    """Words and numbers of a name, in lower case; `1_5` between digits is 1.5, and `7b1` is 7.1b."""
-    lower = re.sub(r"(?<=\d)_(?=\d)", ".", name.lower())
-    return _PIECE.findall(re.sub(r"(?<![\d.])(\d)b(\d)(?!\d)", r"\1.\2b", lower))
+    return _all_pieces([name.replace("\n", " ")])[0]
 
 
-def _key(pieces: Iterable[str]) -> str:
-    """Pieces joined so that `gpt-j` is `gptj` but 2 and 7 do not become 27."""
-    return re.sub(r"(?<=\d) (?=\d)", "|", " ".join(pieces)).replace(" ", "")
+def _all_pieces(names: list[str]) -> list[list[str]]:
+    """Words and numbers of each name, in lower case; `1_5` between digits is 1.5, and `7b1` is 7.1b."""
+    lower = re.sub(r"(?<=\d)_(?=\d)", ".", "\n".join(names).lower())
+    return [_PIECE.findall(line) for line in re.sub(r"(?<![\d.])(\d)b(\d)(?!\d)", r"\1.\2b", lower).split("\n")]
+
+
+def _keys(names: list[list[str]]) -> list[str]:
+    """Pieces of each name joined so that `gpt-j` is `gptj` but 2 and 7 do not become 27."""
+    lines = "\n".join([" ".join(pieces) for pieces in names])
+    return re.sub(r"(?<=\d) (?=\d)", "|", lines).replace(" ", "").split("\n")
+
+
+def _stripped(pieces: list[str]) -> str:
+    return _keys([[piece for piece in pieces if piece not in _VARIANTS]])[0]
 
 
 def _squeeze(organisation: str) -> str:
@@ -202,9 +206,7 @@ def _one(name: str, found: list[_Name]) -> ModelShape:
 def _name(known: _Name) -> str:
     """The hub id: that of an instruct variant where it was named, not a mere other spelling of the entry's own."""
     hub_id: str = _entries()[known.entry]["id"]
-    other_words = known.stripped != known.key or known.stripped != _key(
-        piece for piece in _pieces(hub_id.rpartition("/")[2]) if piece not in _VARIANTS
-    )
+    other_words = known.stripped != known.key or known.stripped != _stripped(_pieces(hub_id.rpartition("/")[2]))
     return known.id if "/" in known.id and other_words else hub_id
 
 
