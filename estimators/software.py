@@ -15,9 +15,11 @@ class Software:
 
     transformers: tuple[int, int] = (5, 0)
     """The version of transformers, major and minor. Before 4.48 the loss makes more copies of the logits
-    (`memory.activations.loss`); before 5 every expert is a module of its own, which bitsandbytes quantizes."""
+    (`memory.activations.loss`); before 5 every expert is a module of its own, which bitsandbytes quantizes, and GPT-2's
+    eager attention masks its scores twice (`time.memory_bound.score_bytes`)."""
     deepspeed: tuple[int, int] = (0, 19)
-    """The version of DeepSpeed. Before 0.19 stages 1 and 2 flatten the weights on the host, not on the GPU."""
+    """The version of DeepSpeed. Before 0.19 stages 1 and 2 flatten the weights on the host, not on the GPU;
+    before 0.6 stage 3 waits for the GPU at every fetch."""
     torch: tuple[int, int] = (2, 0)
     """The version of PyTorch. Before 1.13 CUDA loaded every kernel of its libraries at once
     (`memory.device_overhead.EAGER_CONTEXT_BYTES`); before 2.0 `zero_grad()` filled gradients with zeros, so that in

@@ -212,7 +212,7 @@ def run_of(row: dict[str, str]) -> TimedRun:
         attention=cast(AttentionKernel, row["attention"]),
         loss=cast(LossKernel, row["loss"]),
         kernels=cast(LayerKernels, row["kernels"] or "torch"),
-        software=Software(reentrant=row["reentrant"] == "yes", fp32_adapters=row["adapters_fp32"] == "yes"),
+        software=_software(row),
     )
     plan = Plan(
         zero_stage=cast(Literal[0, 1, 2, 3], int(row["zero_stage"])),
@@ -254,6 +254,13 @@ def run_of(row: dict[str, str]) -> TimedRun:
         counted=row["counted"] == "yes",
         note=row["reason"],
     )
+
+
+def _software(row: dict[str, str]) -> Software:
+    """What ran: habits, and the versions that the row states because they matter."""
+    versions = {name: tuple(map(int, row[name].split("."))) for name in ("transformers", "deepspeed") if row[name]}
+    habits = {"reentrant": row["reentrant"] == "yes", "fp32_adapters": row["adapters_fp32"] == "yes"}
+    return Software(**habits, **cast(dict[str, Any], versions))
 
 
 def _settings(text: str) -> dict[str, Any]:

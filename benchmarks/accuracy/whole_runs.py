@@ -36,6 +36,8 @@ _UNSAID = {
     "offload_param": "none",
     "reentrant": "no",
     "adapters_fp32": "no",
+    "transformers": "",
+    "deepspeed": "",
     "plan": "",
     "value": "1",
     "unit": "s/step",

@@ -29,9 +29,11 @@ ZERO3_SERIAL = 0.25
 own when it runs two ahead of the GPU (deepspeed 0.19.8 partitioned_param_coordinator.py
 `__max_ongoing_fetch_events`), so a module that is slow on one does not hide behind one that is slow on the other.
 
-Chosen of 0, 0.15 and 0.25 as the nearest to all published runs; `benchmarks/fit_speed.py` does not choose it anew where
-it leaves a source out. The schedules that dry runs record are nearest to 0 (5.0 % off on average, for 6.4 % with a
-quarter): they play each operation in its mean time, where hosts and GPUs vary.
+Chosen of 0, 0.15 and 0.25; `benchmarks/fit_speed.py` does not choose it anew where it leaves a source out. The
+schedules that dry runs record are nearest to 0 (5.1 % off on average, for 6.4 % with a quarter). Published runs are too
+where nothing is offloaded (7.1 % off at the median over all runs, for 7.4 %), but stage 3 is then predicted faster than
+stage 2 on two GPUs that measured the contrary; those with offload are nearest to 0.5, on one GPU as on several, so
+that it is not ranks that wait for each other.
 """
 
 _OUTSIDE = (33, 15, 6)

@@ -66,6 +66,11 @@ compute dtype, overwritten by their gradient. chunked: the same passes as standa
 with the forward pass again in the backward pass.
 """
 
+UNCAST_LOGIT_BYTES = (8, 16)
+"""The standard loss of GPT-2 before transformers 4.48, in 16 bits: the logits but for the last token copied (2 + 2),
+log-softmax (2 + 2); backward softmax gradient (2 + 2 + 2), put back among zeros (2 + 2 + 2), its read by the head's
+products (2 + 2). Source: transformers 4.12 and 4.47 modeling_gpt2.py."""
+
 SOFTCAP_PASSES = (6, 7)
 """Times that soft-capped logits cross memory, forward and backward: divided, tanh, multiplied, each read and written;
 on the way back the tanh's result is read too (transformers 5.23 modeling_gemma2.py)."""
@@ -224,7 +229,8 @@ def score_bytes(model: ModelShape, block: Block, workload: Workload) -> tuple[in
 
     A softmax in fp32 over 16-bit scores reads 2 and writes 4, and casts back 4 + 2; torch casts before it, 2 + 4, but
     for fp16, whose cast its kernel does itself (ATen/native/SoftMax.cpp). Dropout takes 2 e and a mask's
-    byte more, each way. Source: transformers 5 `eager_attention_forward` of each family.
+    byte more, each way. Source: transformers 5 `eager_attention_forward` of each family. Before, GPT-2 masked what is
+    to come by a choice of its own, 2 e each way (4.12 to 4.57 modeling_gpt2.py `torch.where`).
     """
     e = workload.weight_bytes
     softmax_forward, softmax_backward = 2 * e, 3 * e
@@ -234,6 +240,8 @@ def score_bytes(model: ModelShape, block: Block, workload: Workload) -> tuple[in
         softmax_backward = (2 + 4) + (4 + 4 + 2 if fused_cast else (4 + 4 + 4) + (4 + 2))
     dropout = 2 * e + 1 if block.attention_dropout else 0
     forward, backward = 6 * e + softmax_forward + dropout, 6 * e + softmax_backward + dropout
+    if model.model_type == "gpt2" and workload.software.transformers < (5, 0):
+        forward, backward = forward + 2 * e, backward + 2 * e
     if model.model_type.startswith("deberta"):
         # Two biases by position: gathered by 8-byte indices, divided, added up and to the scores.
         forward, backward = forward + 2 * (8 + 4 * e) + 8 * e, backward + 2 * (8 + 4 * e)
@@ -302,6 +310,9 @@ def loss_bytes(model: ModelShape, workload: Workload, micro_batch: int) -> tuple
         return 0.0, 0.0
     logits = micro_batch * workload.seq_len * model.vocab_size
     forward, backward = LOGIT_BYTES[workload.loss]
+    uncast = model.model_type == "gpt2" and workload.software.transformers < (4, 48) and workload.weight_bytes == 2
+    if uncast and workload.loss == "standard":
+        forward, backward = UNCAST_LOGIT_BYTES
     if model.logit_softcap and workload.loss in ("standard", "chunked"):
         forward, backward = (
             forward + SOFTCAP_PASSES[0] * workload.weight_bytes,

@@ -195,8 +195,7 @@ class _Step:
         if plan.gradient_checkpointing:
             backward_host += host.recompute_s(costs, stage)
         self.host_s = n * (forward_host + backward_host)
-        # A CPU computes what it launches itself.
-        serial = 1.0 if cluster.gpu.is_cpu else 0.0 if stage < 3 else ZERO3_SERIAL if self.zero3 else FSDP_SERIAL
+        serial = self._serial()
         copied_s = self.gathered_copies_s
         # The GPU has nothing to do until the host is through with the first micro batch's bookkeeping. While it
         # computes head and loss, the host is ahead with the backward pass.
@@ -223,6 +222,15 @@ class _Step:
             self.passes_bytes -= BF16_MASTERS_SAVE_BYTES
         self.values = self._symbols()
 
+    def _serial(self) -> float:
+        """The part of the shorter of host and GPU time that does not hide behind the longer."""
+        if self.cluster.gpu.is_cpu:  # it computes what it launches itself
+            return 1.0
+        if not self.zero3:
+            return FSDP_SERIAL if self.plan.zero_stage == 3 else 0.0
+        # Until 0.6 the host waited at every fetch (stage3.py `fetch_sub_module`).
+        return 1.0 if self.workload.software.deepspeed < (0, 6) else ZERO3_SERIAL
+
     def _gathering(self) -> tuple[tuple[float, float], tuple[float, float]]:
         """Times that stage 3 gathers all weights, in the forward passes of a step and in its backward passes, and
         seconds of putting together what was gathered."""
@@ -230,10 +238,6 @@ class _Step:
         if plan.zero_stage < 3:
             return (0.0, 0.0), (0.0, 0.0)
         forward, backward = collective.gathered_shares(tensors, plan, self.replicas)
-        if plan.gradient_checkpointing and plan.stage3_max_reuse_distance < 2 * tensors.layer_numel:
-            # A layer is released between its recomputation and its backward pass; embedding and head run once.
-            ends = tensors.embedding + (0 if self.model.tied else tensors.head)
-            backward += min(backward, 1 - ends / tensors.numel)
         passes = self.micro_batches * forward, self.micro_batches * backward
         copied = GATHERED_PASSES if self.ring.ranks > 1 and self.zero3 else 0
         once = copied * collective.gathered_bytes(tensors, self.workload) / memory_rate(self.cluster.gpu)

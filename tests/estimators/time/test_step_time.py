@@ -17,10 +17,11 @@ from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.host_defaults import dram_bytes_per_s
 from ds_advise.estimators.memory.trainable import tensor_set
 from ds_advise.estimators.models.catalogue import find
+from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import RUNGS, Plan
 from ds_advise.estimators.software import Software
 from ds_advise.estimators.time import roofline
-from ds_advise.estimators.time.collective_time import reduce_calls, ring
+from ds_advise.estimators.time.collective_time import gathered_shares, reduce_calls, ring
 from ds_advise.estimators.time.compute_time import compute_time
 from ds_advise.estimators.time.offload_time import DRAM_SHARE, cpu_step_bytes
 from ds_advise.estimators.time.step_time import assumptions, estimate_time
@@ -152,6 +153,56 @@ def test_stage_3_gathers_more_when_less_may_stay_alive() -> None:
         plan(zero_stage=3, stage3_max_live_parameters=0, stage3_max_reuse_distance=10**9),
     )
     assert seconds(none, "weight gathering") > 1.7 * seconds(kept, "weight gathering")
+
+
+@pytest.mark.parametrize(("width", "again"), [(8192, 0.0), (9216, 0.25), (12288, 2 / 3)])
+def test_a_recomputed_layer_is_gathered_again_as_far_as_it_exceeds_what_may_live(width: int, again: float) -> None:
+    """GPT-2's layers of 0.81, 1.02 and 1.81e9 elements: so much of them dry runs of deepspeed 0.19.8 gather again
+    between recomputation and backward pass. FSDP's units stay."""
+    config = {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "n_embd": width,
+        "n_layer": 64,
+        "n_head": 64,
+        "n_positions": 1024,
+        "vocab_size": 50304,
+    }
+    tensors = tensor_set(shape_from_config(config, name="wide"), WORKLOAD.of_weights())
+
+    def gathered(checkpointing: bool, sharding: Any = "zero") -> float:
+        settings_ = plan(zero_stage=3, gradient_checkpointing=checkpointing, sharding=sharding)
+        return gathered_shares(tensors, settings_, 16)[1]
+
+    assert gathered(True) - gathered(False) == pytest.approx(again, abs=0.02)
+    assert gathered(True, "fsdp") == gathered(False, "fsdp")
+
+
+def test_stage_3_hid_no_host_time_before_deepspeed_0_6() -> None:
+    """Host and GPU took turns, where each fetch was waited for."""
+    shown = []
+    for version in ((0, 19), (0, 5)):
+        workload = Workload(seq_len=1024, software=Software(deepspeed=version))
+        estimate = estimate_time(MODEL, workload, EIGHT, plan(zero_stage=3))
+        launches = next(term for term in estimate.terms if term.name == "launch overhead")
+        shown.append(launches.seconds / (launches.seconds + launches.hidden_s))
+    assert shown[0] < 0.8
+    assert shown[1] == pytest.approx(1, abs=0.05)
+
+
+def test_gpt_2_masked_its_scores_twice_before_transformers_5() -> None:
+    """Two bytes a pair read and two written, forward and backward, in every head and layer; the loss moved less."""
+    gpt2, cluster, settings_ = find("gpt2"), parse_cluster("V100-32GB"), plan(zero_stage=0)
+
+    def moved(name: str, version: tuple[int, int]) -> float:
+        software = Software(transformers=version)
+        workload = Workload(seq_len=1024, precision="fp16", attention="eager", software=software)
+        return seconds(estimate_time(gpt2, workload, cluster, settings_), name) * roofline.memory_rate(cluster.gpu)
+
+    pairs = settings_.micro_batch_size * 1024 * 1024 * 12 * 12
+    operations = "elementwise operations"
+    assert moved(operations, (4, 57)) - moved(operations, (5, 0)) == pytest.approx(8 * pairs)
+    assert moved("loss over the vocabulary", (4, 47)) < moved("loss over the vocabulary", (4, 48))
 
 
 def test_a_bucket_as_large_as_the_model_hides_nothing() -> None:
