@@ -48,6 +48,12 @@ RAM = click.option(
 CPU_RANKS = click.option("--ranks", type=COUNT, help="Run so many ranks with --device cpu.  [default: 2]")
 
 
+def _choice(name: str, words: str, text: str) -> Decorator:
+    """An option that is one of a few words; the first is the default."""
+    choices = words.split()
+    return click.option(name, type=click.Choice(choices), default=choices[0], show_default=True, help=text)
+
+
 def gpus(
     text: str = "Name the GPUs: 2x32GB, 8xA100-80GB, 4x8xH100 (nodes x GPUs x kind), RTX4090, or auto (this machine).",
 ) -> Decorator:
@@ -57,7 +63,7 @@ def gpus(
 
 
 def device(text: str = "Train on GPUs, or with processes on this machine's CPU in their place.") -> Decorator:
-    return click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True, help=text)
+    return _choice("--device", "cuda cpu", text)
 
 
 def memory(text: str = "Limit what each rank takes with --device cpu, such as 2GB.") -> Decorator:
@@ -101,8 +107,7 @@ _MODEL_SIZE = click.option(
 
 
 def _precision(text: str = "Choose the precision; auto is bf16 where the GPU has it, else fp16.") -> Decorator:
-    choices = click.Choice(["auto", "bf16", "fp16", "fp32"])
-    return click.option("--precision", type=choices, default="auto", show_default=True, help=text)
+    return _choice("--precision", "auto bf16 fp16 fp32", text)
 
 
 def _optimizer(text: str = "Choose the optimizer: adamw, adamw_8bit, adafactor, lion, muon, sgd, ...") -> Decorator:
@@ -133,18 +138,13 @@ _SEQUENCE_PARALLEL = click.option(
 
 
 def _framework(text: str) -> Decorator:
-    choices = click.Choice(["hf", "deepspeed"])
-    return click.option("--framework", type=choices, default="hf", show_default=True, help=text)
+    return _choice("--framework", "hf deepspeed", text)
 
 
-def _method(*choices: str, text: str = "Train all weights, LoRA adapters, or LoRA on a 4-bit (NF4) base.") -> Decorator:
-    return click.option(
-        "--method",
-        type=click.Choice(choices or ("full", "lora", "qlora")),
-        default="full",
-        show_default=True,
-        help=text,
-    )
+def _method(
+    choices: str = "full lora qlora", text: str = "Train all weights, LoRA adapters, or LoRA on a 4-bit (NF4) base."
+) -> Decorator:
+    return _choice("--method", choices, text)
 
 
 _LORA = (
@@ -163,26 +163,20 @@ _LORA = (
         help="Adapt these modules, such as q_proj,v_proj; by default all linear ones.",
     ),
 )
-_STATES = click.option(
+_STATES = _choice(
     "--states",
-    type=click.Choice(["fp32", "bf16"]),
-    default="fp32",
-    show_default=True,
-    help="Choose the type of master weights and optimizer states; bf16 halves them and rounds small updates away.",
+    "fp32 bf16",
+    "Choose the type of master weights and optimizer states; bf16 halves them and rounds small updates away.",
 )
-_COLLECTIVES = click.option(
+_COLLECTIVES = _choice(
     "--collectives",
-    type=click.Choice(["exact", "quantized"]),
-    default="exact",
-    show_default=True,
-    help="Choose how ZeRO-3 sends; quantized may take 8 bits for weights and, between nodes, 4 for gradients (ZeRO++).",
+    "exact quantized",
+    "Choose how ZeRO-3 sends; quantized may take 8 bits for weights and, between nodes, 4 for gradients (ZeRO++).",
 )
-_EXPERTS = click.option(
+_EXPERTS = _choice(
     "--experts",
-    type=click.Choice(["zero", "autoep"]),
-    default="zero",
-    show_default=True,
-    help="Choose who divides a mixture's experts; with autoep each GPU may keep whole ones, which transformers 5.23 "
+    "zero autoep",
+    "Choose who divides a mixture's experts; with autoep each GPU may keep whole ones, which transformers 5.23 "
     "cannot do.",
 )
 _ATTENTION = click.option(
@@ -192,35 +186,27 @@ _ATTENTION = click.option(
     show_default=True,
     help="Choose the attention implementation; triton is FlashAttention's of 2023, brought by the model's code.",
 )
-_LOSS = click.option(
+_LOSS = _choice(
     "--loss",
-    type=click.Choice(["standard", "fused", "in-place", "chunked", "tiled"]),
-    default="standard",
-    show_default=True,
-    help="Choose the loss; fused never holds all logits (Liger), in-place writes the gradient over them (unsloth), "
+    "standard fused in-place chunked tiled",
+    "Choose the loss; fused never holds all logits (Liger), in-place writes the gradient over them (unsloth), "
     "chunked upcasts a part at a time (litgpt), tiled never holds all logits (DeepSpeed).",
 )
-_MLP = click.option(
+_MLP = _choice(
     "--mlp",
-    type=click.Choice(["whole", "tiled"]),
-    default="whole",
-    show_default=True,
-    help="Let the feed-forward work on all tokens at once, or on a tile at a time (DeepSpeed's TiledMLP).",
+    "whole tiled",
+    "Let the feed-forward work on all tokens at once, or on a tile at a time (DeepSpeed's TiledMLP).",
 )
 _SOFTWARE = (
-    click.option(
+    _choice(
         "--quantization",
-        type=click.Choice(["nf4", "gptq"]),
-        default="nf4",
-        show_default=True,
-        help="Choose the format of 4-bit weights with --method qlora: bitsandbytes' NF4, or a GPTQ checkpoint.",
+        "nf4 gptq",
+        "Choose the format of 4-bit weights with --method qlora: bitsandbytes' NF4, or a GPTQ checkpoint.",
     ),
-    click.option(
+    _choice(
         "--kernels",
-        type=click.Choice(["torch", "liger", "unsloth"]),
-        default="torch",
-        show_default=True,
-        help="Choose the kernels of norms, rotary embedding and gated activation; Liger's and unsloth's are fused.",
+        "torch liger unsloth",
+        "Choose the kernels of norms, rotary embedding and gated activation; Liger's and unsloth's are fused.",
     ),
     click.option(
         "--document-len",
@@ -235,12 +221,10 @@ _SOFTWARE = (
         "expandable-segments=no, pinned-inputs=no.",
     ),
 )
-_RISK = click.option(
+_RISK = _choice(
     "--risk",
-    type=click.Choice(["safe", "balanced", "bold"]),
-    default="safe",
-    show_default=True,
-    help="Recommend what fits with 97.5 % (safe), 80 % (balanced) or 50 % (bold).",
+    "safe balanced bold",
+    "Recommend what fits with 97.5 % (safe), 80 % (balanced) or 50 % (bold).",
 )
 _JOB = (
     click.option(
@@ -321,7 +305,7 @@ def _run(model: Decorator) -> tuple[Decorator, ...]:
         _seq_len(),
         _micro_batch("Fill an `auto` micro batch.  [default: 1]"),
         ACCUMULATION,
-        _method("full", "lora", text="Train all weights, or LoRA adapters through peft."),
+        _method("full lora", "Train all weights, or LoRA adapters through peft."),
         *_LORA,
         _precision("Fill an `auto` in bf16 or fp16."),
         _checkpointing("on", "off", "offload"),

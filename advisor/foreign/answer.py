@@ -89,7 +89,7 @@ def read_foreign(
             why=f"what changes is {source.path}, which {path} hands over",
             fix=f"pass -o with a name that ends in {source.path.suffix}",
         )
-    run = known.read(source)
+    run = known.by.read(source)
     if source.started_by is not None:
         run = launched(run, source.started_by)
     run = _with_options(run, ds_config, model, said)

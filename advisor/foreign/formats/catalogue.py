@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
-from ....estimators.dataclass import dataclass, replace
+from ....estimators.dataclass import replace
 from ....estimators.errors import ConfigFileError
 from ..texts.change import KeyPath, Value
 from ..texts.source import Source, read_source
@@ -14,70 +15,33 @@ from .foreign_run import ForeignRun, Improvement
 from .hf_words import found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
+class _Reader(Protocol):
+    """What each module of a format has."""
+
+    def matches(self, source: Source, /) -> bool: ...
+    def read(self, source: Source, /) -> ForeignRun: ...
+    def changes(self, source: Source, run: ForeignRun, better: Improvement, /) -> Mapping[KeyPath, Value]: ...
+
+
+class Format(NamedTuple):
     """What one tool's files are recognised by, read by, and changed by."""
 
     name: str
     """As `--format` calls it."""
     title: str
     """What a file of it is, with its article."""
-    matches: Callable[[Source], bool]
-    read: Callable[[Source], ForeignRun]
-    changes: Callable[[Source, ForeignRun, Improvement], Mapping[KeyPath, Value]]
-    offloads_checkpoints: bool
+    by: _Reader
+    offloads_checkpoints: bool = False
     """Whether its words can say that layers' inputs wait in host RAM."""
 
 
 FORMATS = (
-    Format(
-        name="accelerate",
-        title="an accelerate configuration",
-        matches=accelerate.matches,
-        read=accelerate.read,
-        changes=accelerate.changes,
-        offloads_checkpoints=False,
-    ),
-    Format(
-        name="axolotl",
-        title="an axolotl configuration",
-        matches=axolotl.matches,
-        read=axolotl.read,
-        changes=axolotl.changes,
-        offloads_checkpoints=True,
-    ),
-    Format(
-        name="llama-factory",
-        title="a LLaMA-Factory configuration",
-        matches=llama_factory.matches,
-        read=llama_factory.read,
-        changes=llama_factory.changes,
-        offloads_checkpoints=False,
-    ),
-    Format(
-        name="ms-swift",
-        title="an ms-swift configuration",
-        matches=ms_swift.matches,
-        read=ms_swift.read,
-        changes=ms_swift.changes,
-        offloads_checkpoints=False,
-    ),
-    Format(
-        name="training-arguments",
-        title="a file of TrainingArguments",
-        matches=training_arguments.matches,
-        read=training_arguments.read,
-        changes=training_arguments.changes,
-        offloads_checkpoints=True,
-    ),
-    Format(
-        name="script",
-        title="a script that starts a training",
-        matches=command_line.matches,
-        read=command_line.read,
-        changes=command_line.changes,
-        offloads_checkpoints=True,
-    ),
+    Format("accelerate", "an accelerate configuration", accelerate),
+    Format("axolotl", "an axolotl configuration", axolotl, offloads_checkpoints=True),
+    Format("llama-factory", "a LLaMA-Factory configuration", llama_factory),
+    Format("ms-swift", "an ms-swift configuration", ms_swift),
+    Format("training-arguments", "a file of TrainingArguments", training_arguments, offloads_checkpoints=True),
+    Format("script", "a script that starts a training", command_line, offloads_checkpoints=True),
 )
 """Those with words of their own first: what several would take is the first one's."""
 
@@ -98,12 +62,12 @@ def recognised(path: Path, wanted: str | None = None) -> tuple[Source, Format]:
     source = _followed(read_source(path, "shell" if wanted == "script" else None))
     if wanted is not None:
         named = next(form for form in FORMATS if form.name == wanted)
-        if source.line is not None and wanted != "script" and not named.matches(source):
+        if source.line is not None and wanted != "script" and not named.by.matches(source):
             raise ConfigFileError(
                 f"{path} is a script, and its training command is not that of {wanted}", fix="leave --format out"
             )
         return source, named
-    form = next((form for form in FORMATS if form.matches(source)), None)
+    form = next((form for form in FORMATS if form.by.matches(source)), None)
     if form is not None:
         return source, form
     if any(key in source.values for key in _OWN_KEYS):
