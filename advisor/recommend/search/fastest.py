@@ -82,6 +82,8 @@ class _RungSearch:
     ways: list[list[Series]]
     found: list[Candidate] = field(default_factory=list)
     """Those that may be taken."""
+    too_large: set[Series] = field(default_factory=set)
+    """Those of which not even the smallest batch fits."""
 
     def can_run(self) -> bool:
         """Whether it runs at all, and needs no NVMe that nobody named."""
@@ -94,7 +96,9 @@ class _RungSearch:
         if any(candidate.fit.fits for candidate in self.found):
             return False
         for series in reversed(self.ways[number]):
-            if not series.is_hopeless and any(fit.fits or fit.limit != "gpu" for fit in series.smallest()):
+            if series in self.too_large or series.is_hopeless:
+                continue
+            if any(fit.fits or fit.limit != "gpu" for fit in series.smallest()):
                 return False
         after = (series for way in self.ways[number + 1 :] for series in way)
         return worth_going_on(self.ways, number) and any(
@@ -146,6 +150,9 @@ def _bounded(rung: _RungSearch, number: int, slopes: Slopes) -> Iterator[_Bounde
             yield _Bounded(series.time(*most).tokens_per_s, most[0], rung, series)
             continue
         may_fit = (series.question.cluster.gpu.memory_bytes - series.resident_bytes) / slopes.of(series)
+        if may_fit < 1:
+            rung.too_large.add(series)
+            continue
         above = series.time(min(most[0], int(may_fit) + 1), 1)
         yield _Bounded(_bound(series, above), may_fit, rung, series)
 
