@@ -167,10 +167,11 @@ def autotp_size_in(config: Mapping[str, Any]) -> int:
 
 
 def autoep_size_in(config: Mapping[str, Any]) -> int:
-    """The ranks that experts are spread over, where predictions know of it: at ZeRO stages 1 and 2 without offload; 1
+    """The ranks that experts are spread over, where predictions know of it: at ZeRO stages 1 to 3 without offload; 1
     elsewhere. Raises ConfigFileError for what is no whole number."""
     block, zero = _mapping(config.get("expert_parallel") or {}, "expert_parallel"), config.get("zero_optimization")
-    known = isinstance(zero, Mapping) and zero.get("stage") in (1, 2) and not zero.get("offload_optimizer")
+    offloads = isinstance(zero, Mapping) and any(zero.get(name) for name in ("offload_optimizer", "offload_param"))
+    known = isinstance(zero, Mapping) and zero.get("stage") in (1, 2, 3) and not offloads
     if not (is_true(block.get("enabled")) and known):
         return 1
     return max(1, _number(block, "autoep_size", default=1, where="expert_parallel."))

@@ -203,10 +203,12 @@ def _unsuited_to_autoep(model: ModelShape, workload: Workload, plan: Plan, clust
         return phrase("AutoEP spreads no experts with adapters")
     if workload.optimizer not in ("adamw", "adam") or plan.bf16_master_weights_and_grads:
         return phrase("AutoEP is known to run with AdamW and its states in fp32, not with others")
-    if plan.zero_stage not in (1, 2) or plan.offloads:
-        return phrase("AutoEP is predicted at ZeRO stages 1 and 2 without offload only")
+    if plan.zero_stage == 0 or plan.offloads:
+        return phrase("AutoEP is predicted at ZeRO stages 1 to 3 without offload only")
     if plan.ranks_per_sample > 1:
         return phrase("AutoEP with Ulysses or AutoTP is not known to run")
+    if plan.zero_hpz_partition_size > 1 or plan.quantizes_collectives:
+        return phrase("AutoEP with ZeRO++ is not known to run")
     if workload.loss != "standard" or workload.kernels != "torch" or workload.mlp != "whole":
         return phrase("AutoEP with other losses or kernels, or with tiles, is not known to run")
     return unspreadable(model, ranks)

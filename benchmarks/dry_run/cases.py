@@ -444,6 +444,11 @@ def spread_over(ranks: int) -> tuple[tuple[str, object], ...]:
     return (("autoep_size", ranks),)
 
 
+_SPREADING = ("zero1", "zero2", "zero3")
+_LIMITS = ("stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_prefetch_bucket_size")
+_SOME_LIVE = tuple(zip(_LIMITS, (60_000_000, 100_000_000, 20_000_000), strict=True))
+_NONE_LIVE = tuple((name, 0) for name in _LIMITS)
+
 EXPERTS_SPREAD = (
     *(
         Case(
@@ -455,7 +460,7 @@ EXPERTS_SPREAD = (
             changes=spread_over(ranks),
         )
         for model, rung, checkpointing, (world_size, ranks), seq_len in product(
-            ("qwen3_moe", "mixtral"), ("zero1", "zero2"), (True, False), ((2, 2), (8, 2), (8, 4), (8, 8)), (512, 4096)
+            ("qwen3_moe", "mixtral"), _SPREADING, (True, False), ((2, 2), (8, 2), (8, 4), (8, 8)), (512, 4096)
         )
     ),
     *(
@@ -468,12 +473,29 @@ EXPERTS_SPREAD = (
             gradient_accumulation_steps=2,
             changes=spread_over(ranks),
         )
-        for model, rung, ranks in product(("qwen3_moe", "mixtral"), ("zero1", "zero2"), (4, 8))
+        for model, rung, ranks in product(("qwen3_moe", "mixtral"), _SPREADING, (4, 8))
+    ),
+    *(
+        Case(
+            model=model,
+            rung="zero3",
+            world_size=world_size,
+            seq_len=1024,
+            checkpointing=checkpointing,
+            changes=(*spread_over(ranks), *limits),
+        )
+        for model, (world_size, ranks), checkpointing, limits in product(
+            ("qwen3_moe", "mixtral"), ((8, 2), (8, 8), (16, 8)), (True, False), (_SOME_LIVE, _NONE_LIVE)
+        )
     ),
     Case(model="30B-A3B/4", rung="zero1", world_size=8, seq_len=4096, changes=spread_over(8)),
     Case(model="30B-A3B/4", rung="zero2", world_size=16, seq_len=4096, changes=spread_over(8)),
     Case(model="8x7B/2", rung="zero1", world_size=8, seq_len=4096, changes=spread_over(4)),
     Case(model="8x7B/2", rung="zero2", world_size=16, seq_len=4096, changes=spread_over(8)),
+    Case(model="30B-A3B/4", rung="zero3", world_size=8, seq_len=4096, changes=spread_over(8)),
+    Case(model="30B-A3B/4", rung="zero3", world_size=16, seq_len=4096, changes=spread_over(8)),
+    Case(model="8x7B/2", rung="zero3", world_size=8, seq_len=4096, changes=spread_over(4)),
+    Case(model="8x7B/2", rung="zero3", world_size=16, seq_len=4096, changes=spread_over(8)),
 )
 """Experts that ranks keep some of each (AutoEP); their dry runs want a transformers that DeepSpeed's AutoEP knows."""
 

@@ -84,6 +84,9 @@ class Feature:
     bound: float = IN_FP32
     seq_len: int = 32
     """A tile has as many tokens as the hidden size."""
+    reads_weights: bool = False
+    """Its random weights are read from a file: `from_config` under stage 3 leaves fused experts unset (transformers
+    5.8)."""
 
 
 FEATURES = (
@@ -95,6 +98,15 @@ FEATURES = (
         model=EXPERTS,
         precision="bf16",
         bound=IN_BF16,
+    ),
+    Feature(
+        name="AutoEP at stage 3 (autoep_size 2)",
+        rung="zero3",
+        on={"autoep_size": 2},
+        model=EXPERTS,
+        precision="bf16",
+        bound=IN_BF16,
+        reads_weights=True,
     ),
     Feature(
         name="states in bf16",
@@ -174,6 +186,8 @@ def losses(feature: Feature, folder: Path, *, on: bool, steps: int) -> list[floa
     plan = replace(plan, micro_batch_size=2 * plan.ranks_per_sample)  # the same samples in every step
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text(json.dumps(feature.model))
+    if feature.reads_weights:
+        subprocess.run([sys.executable, "-c", _SAVED], cwd=folder, check=True)
     write_config(ds_config(plan, model, workload, cluster, flavor="hf"), folder / "ds_config.json", force=False)
     lines = script_lines(model, workload, plan, cluster, "ds_config.json")
     (folder / "train.py").write_text(_script(lines, trainer_lines(model, workload, plan), feature, steps))
@@ -189,6 +203,13 @@ def losses(feature: Feature, folder: Path, *, on: bool, steps: int) -> list[floa
     return [float(loss) for loss in json.loads((folder / "losses.json").read_text())]
 
 
+_SAVED = """import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+torch.manual_seed(0)
+AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("model")).save_pretrained("model")
+"""
+
+
 def _script(lines: Sequence[str], later: Sequence[str], feature: Feature, steps: int) -> str:
     """The printed lines, between what any script has."""
     printed = "\n".join(lines)
@@ -196,6 +217,9 @@ def _script(lines: Sequence[str], later: Sequence[str], feature: Feature, steps:
         f"max_steps={steps}, learning_rate=1e-3, logging_steps=1, report_to='none', save_strategy='no', "
         "disable_tqdm=True, use_cpu=True, ddp_backend='gloo',"
     )
+    made = 'from_config(AutoConfig.from_pretrained("model"), dtype=dtype)'
+    if feature.reads_weights:
+        made = 'from_pretrained("model", dtype=dtype)'
     printed = re.sub(r"^TrainingArguments\(", f"arguments = TrainingArguments({added}", printed, flags=re.MULTILINE)
     return f"""import json, torch, deepspeed
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
@@ -203,7 +227,7 @@ deepspeed.init_distributed("gloo")
 {UNPINNED if "cpu_checkpointing" in feature.on else ""}{printed}
 torch.manual_seed(0)
 dtype = torch.{"float32" if feature.precision == "fp32" else "bfloat16"}
-model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("model"), dtype=dtype)
+model = AutoModelForCausalLM.{made}
 places = torch.arange({feature.seq_len})
 tokens = torch.randint(0, 512, ({2 * RANKS}, {feature.seq_len}), generator=torch.Generator().manual_seed(1))
 rows = [{{"input_ids": row, "labels": row, "position_ids": places}} for row in tokens] * {steps}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import compress, repeat
 from typing import NamedTuple
 
 from ..dataclass import dataclass
@@ -63,6 +64,8 @@ class _Limits(NamedTuple):
     """What comes out of 8 bits, in fp16, is cast to the model's type."""
     offloaded_ranks: int
     """N where shards rest outside the GPU, 0 where they do not."""
+    experts_rest: bool
+    """Every expert is on one rank alone (AutoEP over all ranks): its shard is the tensor, and nothing is copied."""
 
 
 def gathered_parameters(tensors: TensorSet, plan: Plan, world_size: int) -> GatheredParameters:
@@ -84,6 +87,7 @@ def gathered_parameters(tensors: TensorSet, plan: Plan, world_size: int) -> Gath
         bits_8=plan.zero_quantized_weights,
         cast=plan.zero_quantized_weights and tensors.workload.precision == "bf16",
         offloaded_ranks=world_size if plan.offload_param != "none" else 0,
+        experts_rest=tensors.spread_numel > 0 and world_size == plan.autoep_size,
     )
     return _gathered(tensors, limits)
 
@@ -105,6 +109,8 @@ class _Gathering:
         self.embeddings = self._released(tensors.embeddings)
         shardable = tensors.numel - self.persistent
         self.layers = max(0, shardable - self.embedding - (0 if self.tied else self.head))
+        spread = compress(tensors.trainable, tensors.spread) if limits.experts_rest else ()
+        self.resting = self._released(spread)
         self.prefetches = limits.prefetch > 0 and limits.max_live > 0
         self.ahead = limits.max_live if self.prefetches else 0
         self.everything = self.prefetches and not limits.swap_buffers and self.ahead + self.widest >= shardable
@@ -165,9 +171,16 @@ class _Gathering:
         whose whole tensor stays from the forward to the backward pass. Without checkpointing those are the experts of
         all layers; what was not released, or is prefetched, need not be there twice.
         """
-        if self.limits.checkpointing or self.everything or not self.layers:
+        if self.limits.checkpointing or self.everything or not self.layers or self.limits.experts_rest:
             return 0
         return self.tensors.viewed * (self.layers - reused) // self.layers
+
+    def _copied(self, numel: int, outside: int = 0) -> int:
+        """Of so many elements that are whole, `outside` of them not in layers, those in copies: experts that one rank
+        has alone are whole where they rest, though they count for every limit. (partition_parameters.py
+        `_no_gather_coalesced`)"""
+        in_layers = min(self.layers, max(0, numel - outside))
+        return numel - in_layers * self.resting // self.layers if self.resting else numel
 
     def _reach(self, buffers: int) -> int:
         """Elements of the layers of which so many tensors are read from NVMe, widest first: whole layers, then tensors
@@ -182,15 +195,17 @@ class _Gathering:
         """Elements in the first and in the last layer's forward pass, views left out."""
         if not self.prefetches:
             return 0, 0
-        last = min(self.forward, self.ahead + max(self.head, self.widest)) + flat
+        last = self._copied(min(self.forward, self.ahead + max(self.head, self.widest)), self.head) + flat
         if not self.everything:
             return 0, last
-        flats = [0]
-        if self.limits.gathers:
+        flats, limits = [0], self.limits
+        if limits.gathers:
             numels = self.tensors.frozen or self.tensors.trainable
-            groups = _flat_buffers([numel for numel in numels if numel > self.limits.threshold], self.limits.prefetch)
+            apart = self.tensors.spread or repeat(False)
+            released = [(numel, kind) for numel, kind in zip(numels, apart, strict=False) if numel > limits.threshold]
+            groups = _flat_buffers(released, limits.prefetch, (False,) if limits.experts_rest else (False, True))
             flats = [sum(group) for group in groups]
-            if self.limits.bits_8:
+            if limits.bits_8:
                 flats = [self._in_8_bits(sum(group), max(group, default=0)) for group in groups]
         return last + max(flats[:-1], default=0), last + flats[-1] - self.gone
 
@@ -227,12 +242,12 @@ class _Gathering:
             persistent=self.persistent,
             first_layer=first_layer,
             last_layer=last_layer + max(0, viewed - self.tensors.viewed_layer),
-            loss=loss + viewed,
-            head=max(loss, int(head * fetched)) + viewed,
+            loss=self._copied(loss, head) + viewed,
+            head=self._copied(max(loss, int(head * fetched)), head) + viewed,
             # Once the head is released the prefetch fills its place.
-            head_reduction=min(max(0, self.backward - head), max(loss - head, ahead)) + viewed,
-            layer=layer + viewed,
-            reduction=min(layer, max(in_layer, self.backward - reduced)) + viewed,
+            head_reduction=self._copied(min(max(0, self.backward - head), max(loss - head, ahead))) + viewed,
+            layer=self._copied(layer) + viewed,
+            reduction=self._copied(min(layer, max(in_layer, self.backward - reduced))) + viewed,
             arriving_at_first_layer=at_first_layer,
             arriving_at_last_layer=at_last_layer,
             arriving_at_loss=at_loss,
@@ -241,12 +256,19 @@ class _Gathering:
         )
 
 
-def _flat_buffers(numels: Sequence[int], prefetch: int) -> list[list[int]]:
-    """Elements of the tensors in each flat buffer when everything is prefetched in the forward pass; none for a tensor
-    that comes alone."""
-    groups: list[list[int]] = [[]]
-    for numel in numels:
-        if sum(groups[-1]) >= prefetch:
+def _flat_buffers(tensors: Iterable[tuple[int, bool]], prefetch: int, copied: Sequence[bool]) -> list[list[int]]:
+    """Elements of the tensors in the flat buffers of each prefetch when everything is prefetched in the forward pass:
+    one buffer for each kind that is `copied`, since other ranks share the other; none for a tensor that comes alone.
+
+    tensors: elements and kind of each.
+    """
+    groups: list[list[tuple[int, bool]]] = [[]]
+    filled = 0
+    for numel, kind in tensors:
+        if filled >= prefetch:
             groups.append([])
-        groups[-1].append(numel)
-    return [group if len(group) > 1 else [] for group in groups]
+            filled = 0
+        groups[-1].append((numel, kind))
+        filled += numel
+    by_kind = ([[numel for numel, kind in group if kind is wanted] for wanted in copied] for group in groups)
+    return [[numel for buffer in buffers if len(buffer) > 1 for numel in buffer] for buffers in by_kind]

@@ -8,6 +8,7 @@ here with `deepspeed.initialize` on 2 and 4 ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 
 from ..dataclass import dataclass
 
@@ -78,21 +79,26 @@ class BucketFills:
     """Elements whose gradients have come when the second bucket is reduced, 0 where the first tensor's is in it."""
 
 
-def bucket_fills(numels: Sequence[int], bucket_size: int) -> BucketFills:
+def bucket_fills(numels: Sequence[int], bucket_size: int, apart: Sequence[bool] = ()) -> BucketFills:
     """A tensor larger than the bucket is reduced alone, in place.
+
+    apart: which tensors other ranks share than the rest; at stage 3 a bucket holds tensors of one kind only. The first
+        tensor is of the rest. Empty: all are of one kind.
 
     Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py and stage3.py
         `reduce_independent_p_g_buckets_and_remove_grads`.
     """
     flushed = pending = count = come = second = 0
-    for numel in reversed(numels[1:]):
-        if pending + numel > bucket_size:
+    kinds, kind = reversed(apart[1:]) if apart else repeat(False), False
+    for numel, other in zip(reversed(numels[1:]), kinds, strict=False):
+        changes, kind = pending > 0 and other != kind, other
+        if pending + numel > bucket_size or changes:
             flushed, pending, count = max(flushed, pending), 0, count + 1
             second = come if count == 2 else second
         pending += numel if numel <= bucket_size else 0
         come += numel
     first = numels[0] if numels[0] <= bucket_size else 0
-    waits = pending + numels[0] > bucket_size
+    waits = pending + numels[0] > bucket_size or kind
     final = first if waits else pending + first
     return BucketFills(flushed=flushed, pending=pending, waits=waits, final=final, second=second)
 

@@ -8,6 +8,7 @@ runtime/engine.py `_cast_module_mixed_precision`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain, compress, repeat
 
@@ -25,7 +26,6 @@ from .partition import (
     flat_groups,
     rank_loads,
     shard_numel,
-    sub_group_numels,
     sub_groups,
 )
 
@@ -85,10 +85,15 @@ class TensorSet:
         """Elements of the largest layer; the time of ZeRO-3's gathers depends on it too."""
         return sum(self.layer_tensors)
 
+    @property
+    def spread(self) -> tuple[bool, ...]:
+        """Which of the trainable tensors are experts that a rank keeps; empty where none are spread over ranks."""
+        return self.experts if self.model.autoep_size > 1 else ()
+
     @cached_property
     def spread_numel(self) -> int:
         """Trained elements of the experts that a rank keeps, 0 where none are spread over ranks."""
-        return sum(compress(self.trainable, self.experts)) if self.model.autoep_size > 1 else 0
+        return sum(compress(self.trainable, self.spread))
 
     @property
     def trains_head(self) -> bool:
@@ -200,7 +205,7 @@ class ShardedTensors:
     tensors: TensorSet
     world_size: int
     groups: tuple[FlatGroup, ...]
-    """The parameter groups of stages 1 and 2, each flattened and cut by itself."""
+    """The parameter groups, each of which stages 1 and 2 flatten and cut by itself, and stage 3 steps by itself."""
     partition: int
     """Elements of one rank's flat partitions (stages 1 and 2), padding included."""
     shards: tuple[int, ...]
@@ -250,7 +255,8 @@ _rank_loads = lru_cache(maxsize=64)(rank_loads)
 def shard_tensors(tensors: TensorSet, world_size: int) -> ShardedTensors:
     """Cut a tensor set for `world_size` ranks."""
     groups = flat_groups(tensors.trainable, tensors.experts, world_size, tensors.model.autoep_size)
-    shards = tuple(shard_numel(numel, world_size) for numel in tensors.trainable)
+    ranks = [world_size // tensors.model.autoep_size if apart else world_size for apart in tensors.spread]
+    shards = tuple(map(shard_numel, tensors.trainable, ranks or repeat(world_size)))
     return ShardedTensors(
         tensors=tensors,
         world_size=world_size,
@@ -263,9 +269,10 @@ def shard_tensors(tensors: TensorSet, world_size: int) -> ShardedTensors:
 
 
 @lru_cache(maxsize=256)
-def gradient_buckets(tensors: TensorSet, bucket_size: int) -> BucketFills:
+def gradient_buckets(tensors: TensorSet, bucket_size: int, *, stage: int = 0) -> BucketFills:
     """`partition.bucket_fills` of the trainable tensors."""
-    return bucket_fills(tensors.trainable[tensors.idle :], bucket_size)
+    apart = tensors.spread[tensors.idle :] if stage == 3 else ()
+    return bucket_fills(tensors.trainable[tensors.idle :], bucket_size, apart)
 
 
 @lru_cache(maxsize=256)
@@ -300,15 +307,21 @@ def shards_below(sharded: ShardedTensors, numel: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=256)
-def optimizer_groups(sharded: ShardedTensors, sub_group_size: int) -> tuple[range, ...]:
-    """`partition.sub_groups` of the trainable tensors' shards."""
-    return sub_groups(sharded.shards, sub_group_size)
+def optimizer_groups(sharded: ShardedTensors, sub_group_size: int) -> tuple[Sequence[int], ...]:
+    """`partition.sub_groups` of the shards of each parameter group, as places among the trainable tensors."""
+    if len(sharded.groups) == 1:
+        return sub_groups(sharded.shards, sub_group_size)
+    return tuple(
+        [group.tensors[place] for place in places]
+        for group in sharded.groups
+        for places in sub_groups(tuple(sharded.shards[index] for index in group.tensors), sub_group_size)
+    )
 
 
 @lru_cache(maxsize=256)
 def optimizer_group_numels(sharded: ShardedTensors, sub_group_size: int) -> tuple[int, ...]:
-    """`partition.sub_group_numels` of the trainable tensors' shards."""
-    return sub_group_numels(sharded.shards, sub_group_size)
+    """Elements of each of them on one rank."""
+    return tuple(sum([sharded.shards[index] for index in group]) for group in optimizer_groups(sharded, sub_group_size))
 
 
 def groups_on_gpu(sharded: ShardedTensors, plan: Plan) -> tuple[int, ...]:

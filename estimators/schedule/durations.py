@@ -80,6 +80,10 @@ def _collective_s(operation: RecordedOperation, cluster: Cluster) -> float:
 
 
 def _ring(operation: RecordedOperation, cluster: Cluster) -> Ring:
-    """The ring over the members of the operation's process group."""
-    nodes = operation.nodes
-    return ring(replace(cluster, nodes=nodes, gpus_per_node=max(1, operation.ranks // nodes)))
+    """The ring over the members of the operation's process group. A node's other groups exchange theirs at the same
+    time, through the same adapters."""
+    nodes, network = operation.nodes, cluster.interconnect_bytes_per_s
+    local = max(1, operation.ranks // nodes)
+    together = max(1, cluster.gpus_per_node // local)
+    network = None if network is None else network / together
+    return ring(replace(cluster, nodes=nodes, gpus_per_node=local, interconnect_bytes_per_s=network))

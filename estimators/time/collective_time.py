@@ -21,6 +21,9 @@ Which collectives (deepspeed 0.19.8, e bytes per element, Pt trained and P all p
                 gradient in 4 bits, tensor by tensor, in two all-to-alls with their scales: to the ranks of the node,
                 which sum up, then to those of the same number in the other nodes (coalesced_collectives.py
                 `all_to_all_quant_reduce`)
+                Experts that ranks keep some of each (AutoEP) are gathered and reduced among those that keep the same
+                ones, in buckets of their own; where one rank alone keeps them, neither (partition_parameters.py
+                `all_gather_coalesced`, stage3.py `reduce_independent_p_g_buckets_and_remove_grads`)
 
 Stages 1 and 2 overlap with the backward pass when `overlap_comm` is set, from the first full bucket on. The last bucket
 is never hidden, nor is the embedding, whose gradient comes last, and with a bucket as large as the model nothing is
@@ -31,6 +34,9 @@ tensor that stage 3 keeps whole is gathered by itself (stage3.py `_post_step`).
 """
 
 from __future__ import annotations
+
+from itertools import groupby
+from typing import NamedTuple
 
 from ..dataclass import dataclass, replace
 from ..errors import ClusterError
@@ -274,9 +280,11 @@ PCIE3_BYTES_PER_S = 15.75e9
 """Link between GPUs where the data file knows none: PCIe 3 x16, the slowest that is still sold."""
 
 
-def gathered_bytes(tensors: TensorSet, workload: Workload) -> float:
-    """Bytes of all weights as stage 3 gathers them."""
-    return tensors.frozen_bytes + tensors.trainable_numel * workload.weight_bytes
+def gathered_bytes(tensors: TensorSet, workload: Workload, *, experts_rest: bool = False) -> float:
+    """Bytes of all weights as stage 3 gathers them. experts_rest: each expert is on one rank alone (AutoEP over all
+    ranks), where nothing gathers it."""
+    numel = tensors.trainable_numel - (tensors.spread_numel if experts_rest else 0)
+    return tensors.frozen_bytes + numel * workload.weight_bytes
 
 
 def travelling_bytes(tensors: TensorSet, workload: Workload, plan: Plan) -> float:
@@ -293,15 +301,16 @@ def gathered_shares(tensors: TensorSet, plan: Plan, world_size: int) -> tuple[fl
     when the backward pass comes (`gathered_parameters`).
     """
     kept = gathered_parameters(tensors, plan, world_size)
-    forward = backward = tensors.numel - kept.persistent
+    numel = tensors.numel - (tensors.spread_numel if plan.autoep_size == world_size else 0)
+    forward = backward = numel - kept.persistent
     if tensors.frozen and not (plan.gradient_checkpointing or tensors.model.tied):
         backward -= tensors.embedding  # no gradient passes through it
     backward, again = max(0, backward - kept.loss), 0.0
     if plan.gradient_checkpointing and plan.sharding == "zero":
         # Embedding and head run once. A unit of FSDP stays.
-        layers = tensors.numel - tensors.embedding - (0 if tensors.model.tied else tensors.head)
+        layers = numel - tensors.embedding - (0 if tensors.model.tied else tensors.head)
         again = _released_when_recomputed(tensors, plan) * min(backward, layers)
-    return forward / tensors.numel, (backward + again) / tensors.numel
+    return forward / numel, (backward + again) / numel
 
 
 def _released_when_recomputed(tensors: TensorSet, plan: Plan) -> float:
@@ -333,17 +342,37 @@ def weights_on_nvme(tensors: TensorSet, plan: Plan, world_size: int) -> float:
     return share_from(tensors, smallest)
 
 
-def gather_calls(tensors: TensorSet, plan: Plan) -> int:
+class Calls(NamedTuple):
+    """Collectives over all ranks, and over those that keep the same experts."""
+
+    shared: int
+    spread: int = 0
+
+
+def gather_calls(tensors: TensorSet, plan: Plan) -> Calls:
     """Collectives of one pass of gathering: bucket by bucket, but at most one for every tensor that is not kept; two
-    each where scales follow."""
+    each where scales follow. A bucket is gathered in two where other ranks share its experts."""
     threshold = plan.stage3_param_persistence_threshold
     with_scales = 2 if plan.zero_quantized_weights else 1
-    return with_scales * _calls(tensors.numel, plan.stage3_prefetch_bucket_size, larger_than(tensors, threshold))
+    experts, larger = sum(tensors.spread), larger_than(tensors, threshold)
+    size, bucket = tensors.numel, plan.stage3_prefetch_bucket_size
+    shared = with_scales * _calls(size, bucket, larger - experts)
+    return Calls(shared, _calls(size, bucket, experts) if experts else 0)
 
 
-def reduce_calls(tensors: TensorSet, plan: Plan) -> int:
-    """Buckets that one pass of reducing the gradients takes."""
-    return _calls(tensors.trainable_numel, plan.reduce_bucket_size, len(tensors.trainable))
+def reduce_calls(tensors: TensorSet, plan: Plan) -> Calls:
+    """Buckets that one pass of reducing the gradients takes. At stage 3 those of experts that ranks keep are others
+    than the rest's, and each is reduced where the other kind begins; at stages 1 and 2 every bucket has both."""
+    numel, bucket, count = tensors.trainable_numel, plan.reduce_bucket_size, len(tensors.trainable)
+    if not tensors.spread:
+        return Calls(_calls(numel, bucket, count))
+    if plan.zero_stage < 3:
+        calls = _calls(numel, bucket, count)
+        return Calls(calls, calls)
+    runs, experts = sum(1 for kind, _ in groupby(tensors.spread) if kind), sum(tensors.spread)
+    spread = tensors.spread_numel
+    shared = max(runs + 1, _calls(numel - spread, bucket, count - experts))
+    return Calls(shared, max(runs, _calls(spread, bucket, experts)))
 
 
 def _calls(numel: int, bucket: int, count: int) -> int:

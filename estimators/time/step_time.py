@@ -155,6 +155,8 @@ class _Step:
         if plan.autoep_size > 1:
             self.spread = self.tensors.spread_numel
             self.expert_ring = collective.ring_of_replicas(cluster, plan.autoep_size)
+        experts_rest = self.spread > 0 and self.expert_ring.ranks == 1
+        self.gathered_bytes = collective.gathered_bytes(self.tensors, workload, experts_rest=experts_rest)
         self.trained_per_rank = self.trained / (self.replicas if stage else 1)
         if stage and self.spread:
             self.trained_per_rank += self.spread * (plan.autoep_size - 1) / self.replicas
@@ -175,6 +177,7 @@ class _Step:
         if self.quantized is not None:
             copied = (QUANTIZED_GRADIENT_BYTES + self.recast) / self.element
         self.copied = copied if self.replicas > 1 else 0
+        self.reduce_calls = collective.reduce_calls(self.tensors, plan)
         # From stage 2 on a rank sums up its own part alone.
         self.summed = self.trained_per_rank if stage >= 2 else self.trained
         moved = self.element * (self.copied * self.reductions * self.trained + SUMMED_PASSES * (n - 1) * self.summed)
@@ -185,7 +188,7 @@ class _Step:
             host_costs(cluster),
         )
         forward_host = costs.micro_batch_s + host.forward_s(costs, stage)
-        buckets = collective.reduce_calls(self.tensors, plan)
+        buckets = sum(self.reduce_calls) if self.zero3 else self.reduce_calls.shared
         self.gathers, self.gathered_copies_s = self._gathering()
         again = self.gathers[1] / self.gathers[0] if self.gathers[0] else 1.0
         backward_host = (
@@ -240,7 +243,7 @@ class _Step:
         forward, backward = collective.gathered_shares(tensors, plan, self.replicas)
         passes = self.micro_batches * forward, self.micro_batches * backward
         copied = GATHERED_PASSES if self.ring.ranks > 1 and self.zero3 else 0
-        once = copied * collective.gathered_bytes(tensors, self.workload) / memory_rate(self.cluster.gpu)
+        once = copied * self.gathered_bytes / memory_rate(self.cluster.gpu)
         if plan.zero_quantized_weights:
             once += (DEQUANTIZED_BYTES + self.recast) * tensors.numel / memory_rate(self.cluster.gpu)
         return passes, (passes[0] * once, passes[1] * once)
@@ -324,7 +327,7 @@ class _Step:
         ]
 
     def _gathered_copies(self, seconds: float) -> TimeTerm:
-        own = {"passes": sum(self.gathers), "weights": collective.gathered_bytes(self.tensors, self.workload)}
+        own = {"passes": sum(self.gathers), "weights": self.gathered_bytes}
         formula, symbols = f"{GATHERED_PASSES} passes weights / W", "passes weights W"
         if self.plan.zero_quantized_weights:
             formula = f"passes ({GATHERED_PASSES} weights + {DEQUANTIZED_BYTES + self.recast} all) / W"
@@ -351,7 +354,7 @@ class _Step:
 
     def _backward_links(self) -> list[TimeTerm]:
         plan, n = self.plan, self.micro_batches
-        buckets = collective.reduce_calls(self.tensors, plan)
+        buckets = self.reduce_calls.shared
         transfers = _Transfers(alone=self._reduced_last(), before=0.0 if plan.zero_stage == 3 else 1 / buckets)
         if plan.cpu_checkpointing:
             transfers.shown.append(self._layer_inputs("layer inputs to GPU"))
@@ -373,35 +376,50 @@ class _Step:
         embedding is, whose gradient comes last."""
         tensors = self.tensors
         embedding = tensors.embedding if self.workload.method == "full" else 0
-        return max(1 / collective.reduce_calls(tensors, self.plan), embedding / max(1, self.trained))
+        return max(1 / self.reduce_calls.shared, embedding / max(1, self.trained))
 
     def _collective(
-        self, name: str, times: float, size_bytes: float, calls: int, formula: str, symbols: str, **values: float
+        self,
+        name: str,
+        times: float,
+        size_bytes: float,
+        calls: int,
+        formula: str,
+        symbols: str,
+        *,
+        among: collective.Ring | None = None,
+        **values: float,
     ) -> TimeTerm:
-        """`times` all-gathers or reduce-scatters of a size; `formula` is that of the bytes that go around."""
-        ring, formula = self.ring, f"{formula} (N - 1) / N / link + calls t"
-        seconds, values = (
-            times * ring.gather_s(size_bytes, calls),
-            {"link": ring.bytes_per_s, "calls": times * calls} | values,
-        )
+        """`times` all-gathers or reduce-scatters of a size; `formula` is that of the bytes that go around.
+
+        among: the ring of fewer than all ranks.
+        """
+        ring, formula = among or self.ring, f"{formula} (N - 1) / N / link + calls t"
+        of_ring = {"link": ring.bytes_per_s, "calls": times * calls}
+        if among is not None:
+            of_ring |= {"N": ring.ranks, "t": ring.call_s}
+        seconds, values = times * ring.gather_s(size_bytes, calls), of_ring | values
         return self._term(name, ring.resource, seconds, formula, f"{symbols} N link calls t", **values)
 
     def _gather(self, transfers: _Transfers, passes: float, *, near: float, reads: float) -> None:
         """Stage 3 gathers weights from the ranks' shards, which may lie in host memory or on NVMe, `reads` times all of
         them; with hpZ a share `near` of them from the second copy of the group."""
         plan, cluster, tensors = self.plan, self.cluster, self.tensors
-        size, calls = collective.gathered_bytes(tensors, self.workload), collective.gather_calls(tensors, plan)
-        sent = collective.travelling_bytes(tensors, self.workload, plan)
+        size, (calls, of_experts) = self.gathered_bytes, collective.gather_calls(tensors, plan)
+        sent, apart = collective.travelling_bytes(tensors, self.workload, plan), self.spread * self.element
         if not passes:
             return
         carried, own = transfers.carried, {"passes": passes, "weights": size}
         transfers.alone = max(transfers.alone, 1 / calls)
+        if self.spread and self.expert_ring.ranks > 1:
+            carried.append(self._gathered_experts(passes, apart, of_experts))
         if self.ring.ranks > 1:
+            sent -= apart
             far = passes if plan.zero_hpz_partition_size == 1 else passes * (1 - near)
             if far:
-                first = {"passes": far, "weights": sent}
+                formula = "passes weights"
                 carried.append(
-                    self._collective("weight gathering", far, sent, calls, "passes weights", "passes weights", **first)
+                    self._collective("weight gathering", far, sent, calls, formula, formula, passes=far, weights=sent)
                 )
             if passes - far:
                 carried.append(self._gathered_nearby(passes - far, sent, calls))
@@ -418,6 +436,20 @@ class _Step:
             transfers.shown.append(
                 self._term("weights from NVMe", "nvme", seconds, formula, "passes weights M read", **own)
             )
+
+    def _gathered_experts(self, passes: float, size: float, calls: int) -> TimeTerm:
+        """What ranks that keep the same experts gather of them."""
+        return self._collective(
+            "experts gathered",
+            passes,
+            size,
+            calls,
+            "passes w experts",
+            "passes w experts",
+            among=self.expert_ring,
+            passes=passes,
+            experts=self.spread,
+        )
 
     def _gathered_nearby(self, passes: float, size: float, calls: int) -> TimeTerm:
         """What comes from the second copy that neighbours keep."""
@@ -520,11 +552,11 @@ class _Step:
         if self.plan.sequence_parallel_size > 1 and self.plan.zero_stage in (1, 2):
             element = 4  # deepspeed 0.19.8 stage_1_and_2.py `allreduce_bucket`
         shared = self.trained - self.spread
-        size, calls = shared * element, collective.reduce_calls(self.tensors, self.plan)
+        size, calls = shared * element, self.reduce_calls.shared
         if self.quantized is not None:
             return self._quantized_reduction(self.quantized)
         if self.plan.zero_stage == 3:
-            return self._collective("gradient reduction", times, size, calls, "n w Pt", "n w Pt", n=times)
+            return self._collective("gradient reduction", times, size, calls, "n w Pt", "n w Pt", n=times, Pt=shared)
         return self._term(
             "gradient reduction",
             ring.resource,
@@ -554,20 +586,22 @@ class _Step:
         )
 
     def _reduction_of_experts(self) -> TimeTerm:
-        """Over the ranks that keep the same experts; every bucket holds some of them."""
-        ring, times = self.expert_ring, self.reductions
-        size, calls = self.spread * self.element, collective.reduce_calls(self.tensors, self.plan)
+        """Over the ranks that keep the same experts."""
+        ring, times, size = self.expert_ring, self.reductions, self.spread * self.element
+        name, calls, own = "gradient reduction of experts", self.reduce_calls.spread, {"experts": self.spread}
+        if self.zero3:
+            return self._collective(name, times, size, calls, "n w experts", "n w experts", among=ring, n=times, **own)
         return self._term(
-            "gradient reduction of experts",
+            name,
             ring.resource,
             times * ring.all_reduce_s(size, calls),
             "2 reductions w experts (N - 1) / N / link + calls t",
             "reductions w experts N link calls t",
-            experts=self.spread,
             N=ring.ranks,
             link=ring.all_reduce_bytes_per_s,
             calls=2 * times * calls,
             t=ring.call_s,
+            **own,
         )
 
     def _gradients_to_host(self) -> TimeTerm:
@@ -625,7 +659,7 @@ class _Step:
             shared = self.trained - self.spread
             size = self.element * shared
             terms.append(self._collective("updated weights gathered", 1, size, 1, "w Pt", "w Pt", Pt=shared))
-        if self.spread and self.expert_ring.ranks > 1:
+        if plan.zero_stage in (1, 2) and self.spread and self.expert_ring.ranks > 1:
             ring, size = self.expert_ring, self.element * self.spread
             own = {"experts": self.spread, "N": ring.ranks, "link": ring.bytes_per_s, "t": ring.call_s, "calls": 1}
             formula = "w experts (N - 1) / N / link + calls t"

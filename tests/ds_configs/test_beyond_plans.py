@@ -19,7 +19,13 @@ FEATURES: list[tuple[str, dict[str, Any]]] = [
     ("SuperOffload", {"zero_optimization": {"stage": 3, "offload_optimizer": OFFLOAD | {"super_offload": True}}}),
     ("DeepCompile", {"zero_optimization": {"stage": 3}, "compile": {"deepcompile": True}}),
     ("torch_autocast", {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}),
-    ("AutoEP", {"zero_optimization": {"stage": 3}, "expert_parallel": {"enabled": True, "autoep_size": 2}}),
+    (
+        "AutoEP",
+        {
+            "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}},
+            "expert_parallel": {"enabled": True, "autoep_size": 2},
+        },
+    ),
 ]
 
 

@@ -75,8 +75,8 @@ def ways_of(
             for checkpointing in choices
             for sharing, split_by in _together(rung, question, size, settings)
             for spread_over in _spread(rung, question, sharing * split_by, settings)
-            for copied in _second_copies(rung, question, settings)
-            for in_fewer_bits in _fewer_bits(rung, question, sharing * split_by)
+            for copied in _second_copies(rung, question, spread_over, settings)
+            for in_fewer_bits in _fewer_bits(rung, question, sharing * split_by * spread_over)
         ]
         for choices, size in _ways(question, settings)
     ][: None if rung in RUNGS else 1]  # plain PyTorch does neither
@@ -124,26 +124,30 @@ def _spread(
 ) -> tuple[int, ...]:
     """Sizes of the groups that experts are spread over: none, and those that divide experts and GPUs and lie within a
     node or take whole ones."""
-    if question.experts == "zero" or settings or ranks_per_sample > 1 or rung not in ("zero1", "zero2"):
+    if question.experts == "zero" or settings or ranks_per_sample > 1 or rung not in ("zero1", "zero2", "zero3"):
         return (1,)
     ranks, local = question.cluster.world_size, question.cluster.gpus_per_node
     sizes = (size for size in range(2, ranks + 1) if not ranks % size and (not local % size or not size % local))
     return 1, *(size for size in sizes if unspreadable(question.model, size) is None)
 
 
-def _second_copies(rung: Rung | PlainPyTorch, question: Question, settings: Mapping[str, Any]) -> tuple[int, ...]:
+def _second_copies(
+    rung: Rung | PlainPyTorch, question: Question, spread_over: int, settings: Mapping[str, Any]
+) -> tuple[int, ...]:
     """Sizes of hpZ's groups to try: none, and a node, where ZeRO-3 would gather over a network that is slower than the
     links of a node."""
     cluster = question.cluster
-    worth = (
-        rung == "zero3" and "zero_hpz_partition_size" not in settings and min(cluster.nodes, cluster.gpus_per_node) > 1
-    )
+    worth = rung == "zero3" and "zero_hpz_partition_size" not in settings and spread_over == 1
+    worth = worth and min(cluster.nodes, cluster.gpus_per_node) > 1
     return (1, cluster.gpus_per_node) if worth and ring(cluster).resource == "network" else (1,)
 
 
-def _fewer_bits(rung: Rung | PlainPyTorch, question: Question, ranks_per_sample: int) -> tuple[bool, ...]:
-    """Whether weights and gradients travel in fewer bits: not, and where that was asked for and ZeRO-3 sends them."""
-    possible = rung in ("zero3", "zero3-offload-param", "zero3-offload") and ranks_per_sample == 1
+def _fewer_bits(rung: Rung | PlainPyTorch, question: Question, ranks_together: int) -> tuple[bool, ...]:
+    """Whether weights and gradients travel in fewer bits: not, and where that was asked for and ZeRO-3 sends them.
+
+    ranks_together: how many share a sample, split layers or keep some experts each.
+    """
+    possible = rung in ("zero3", "zero3-offload-param", "zero3-offload") and ranks_together == 1
     wanted = question.collectives == "quantized" and possible and question.obstacle_to_quantized is None
     return (False, True) if wanted else (False,)
 

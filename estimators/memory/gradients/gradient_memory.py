@@ -36,7 +36,7 @@ class GradientMemory(ABC):
         self.width, self.trainable = tensors.workload.weight_bytes, tensors.trainable_numel
         self.bucket_size = plan.reduce_bucket_size
         self.offloaded, self.accumulates = plan.offload_optimizer != "none", plan.gradient_accumulation_steps > 1
-        self.fills = gradient_buckets(tensors, self.bucket_size)
+        self.fills = gradient_buckets(tensors, self.bucket_size, stage=plan.zero_stage)
         # A bucket with gradients for several ranks is copied before it is reduced.
         self.copies = sharded.world_size > 1
         # Elements of single gradients: of the head, the widest of a layer, a tied head's, which waits for the

@@ -309,6 +309,8 @@ def _computed(
         left, right = [tensor for tensor in tensors if tensor.dim() == (3 if "bmm" in name else 2)][-2:]
         product = (left.shape[0] if left.dim() == 3 else 1, left.shape[-2], left.shape[-1], right.shape[-1])
         return recorded("product", read + written, product=product)
+    if operation._overloadpacket is _aten._grouped_mm:
+        return recorded("product", read + written, product=_of_groups(tensors[0], tensors[1], results[0]))
     if operation._overloadpacket in flop_registry:
         flops = int(flop_registry[operation._overloadpacket](*args, **kwargs, out_val=result))
         if "attention" not in name:  # a convolution: as the product of its output with its window
@@ -319,6 +321,15 @@ def _computed(
         return recorded("attention", read + written, flops=flops, keys=keys)
     read = {"fetch": written, "fill": 0}.get(kind or "", read)
     return recorded("memory", read + written)
+
+
+def _of_groups(left: torch.Tensor, right: torch.Tensor, result: torch.Tensor) -> tuple[int, int, int, int]:
+    """A product for each expert, of as many tokens each: of its tokens with its matrix, or, for the gradient of that
+    one, a sum over its tokens."""
+    groups = (right if right.dim() == 3 else result).shape[0]
+    if right.dim() == 3:
+        return groups, max(1, left.shape[0] // groups), left.shape[1], right.shape[2]
+    return groups, left.shape[0], max(1, left.shape[1] // groups), right.shape[1]
 
 
 def _as_product(flops: int, result: torch.Tensor) -> tuple[int, int, int, int]:

@@ -34,6 +34,17 @@ def test_whole_experts_on_each_gpu_are_chosen_where_that_is_faster() -> None:
     assert sharded and max(each.tokens_per_s for each in sharded) < chosen.tokens_per_s
 
 
+def test_stage_3_spreads_experts_too() -> None:
+    """Without hpZ, which DeepSpeed refuses beside it; the file is read back as that plan."""
+    answer = advise("Qwen3-235B-A22B", gpus="16x8xH100", interconnect="400Gb/s", experts="autoep", offline=True)
+    spread = [each for each in answer.candidates if each.plan.zero_stage == 3 and each.plan.autoep_size > 1]
+    assert spread and all(each.plan.zero_hpz_partition_size == 1 for each in spread)
+    chosen, question = answer.recommended, answer.question
+    assert chosen is not None and (chosen.plan.zero_stage, chosen.plan.autoep_size) == (3, 8)
+    written = ds_config(chosen.plan, question.model, question.workload, question.cluster, flavor="hf")
+    assert plan_from_ds_config(written, question.model, question.cluster, micro_batch_size=1).autoep_size == 8
+
+
 def test_who_does_not_ask_is_told_what_it_would_win() -> None:
     answer = ask()
     assert {candidate.plan.autoep_size for candidate in answer.candidates} == {1}

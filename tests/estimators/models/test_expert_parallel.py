@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from ds_advise.estimators.memory.partition import EXPERT_GROUP_NUMEL
-from ds_advise.estimators.memory.trainable import shard_tensors, tensor_set
+from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.gpus import find_gpu
+from ds_advise.estimators.memory.gathered_parameters import gathered_parameters
+from ds_advise.estimators.memory.partition import EXPERT_GROUP_NUMEL, bucket_fills
+from ds_advise.estimators.memory.trainable import optimizer_groups, shard_tensors, tensor_set
 from ds_advise.estimators.models.catalogue import find
 from ds_advise.estimators.models.expert_parallel import of_rank, unspreadable
+from ds_advise.estimators.plan import Plan
+from ds_advise.estimators.time.step_time import estimate_time
 from ds_advise.estimators.workload import Workload
 
 
@@ -35,6 +42,42 @@ def test_each_group_is_cut_for_the_ranks_that_share_it() -> None:
     neighbours = [load.tensors for load in sharded.loads]
     expert = {index for group in experts for index in group.tensors}
     assert [set(touched) & expert for touched in neighbours[:8]] == [set(neighbours[0]) & expert] * 8
+
+
+def test_stage_3_cuts_experts_for_the_ranks_that_keep_the_same_ones() -> None:
+    """Each tensor by itself, and the optimizer steps no sub-group of both kinds."""
+    tensors = tensor_set(of_rank(find("Qwen3-30B-A3B"), 8), Workload())
+    sharded = shard_tensors(tensors, 16)
+    for numel, shard, expert in zip(tensors.trainable, sharded.shards, tensors.experts, strict=True):
+        assert shard == -(-numel // (2 if expert else 16))
+    groups = optimizer_groups(sharded, 50_000_000)
+    assert sorted(index for group in groups for index in group) == list(range(len(tensors.trainable)))
+    assert all(len({tensors.experts[index] for index in group}) == 1 for group in groups)
+
+
+def test_a_bucket_of_stage_3_holds_one_kind_of_tensor() -> None:
+    """It is reduced where the other kind begins, though it has room."""
+    numels, experts = (4, 1, 6, 6, 2), (False, False, True, True, False)
+    together, apart = bucket_fills(numels, 100), bucket_fills(numels, 100, experts)
+    assert (together.flushed, together.pending, together.final) == (0, 15, 19)
+    assert (apart.flushed, apart.pending, apart.final) == (12, 1, 5)
+
+
+def test_experts_that_one_rank_alone_has_are_not_gathered() -> None:
+    """They are whole where they rest: of a model that is gathered at once only the rest is copied."""
+    model = of_rank(find("Qwen3-30B-A3B"), 64)
+    tensors = tensor_set(model, Workload())
+    plan = Plan(zero_stage=3, micro_batch_size=1, autoep_size=64, stage3_max_live_parameters=10**11)
+    among_two, alone = (gathered_parameters(tensors, plan, ranks) for ranks in (128, 64))
+    assert alone.layer == among_two.layer - tensors.spread_numel
+    cluster = Cluster(nodes=8, gpus_per_node=8, gpu=find_gpu("H100"), interconnect_bytes_per_s=5e10)
+    times = [
+        estimate_time(find("Qwen3-30B-A3B"), Workload(), each, plan).components
+        for each in (cluster, replace(cluster, nodes=16))
+    ]
+    assert ["experts gathered" in components for components in times] == [False, True]
+    assert ["gradient reduction of experts" in components for components in times] == [False, True]
+    assert all("updated experts gathered" not in components for components in times)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
@@ -109,3 +111,12 @@ def test_an_all_reduce_goes_around_twice_and_a_group_of_two_once_less() -> None:
     pair = RecordedOperation(kind="collective", name="c10d::_allgather_base_", size_bytes=10**9, ranks=2)
     assert seconds(reduction) == pytest.approx(2 * seconds(gather))
     assert seconds(pair) == pytest.approx(seconds(gather) * (1 / 2) / (3 / 4), rel=0.02)
+
+
+def test_groups_that_leave_a_node_together_share_its_adapters() -> None:
+    """Eight pairs over two nodes send through the same adapters as one group of all sixteen."""
+    nodes = replace(CLUSTER, nodes=2, gpus_per_node=8, interconnect_bytes_per_s=5e10)
+    pair, alone = (
+        duration_s(replace(GATHER, ranks=2, nodes=2), each) for each in (nodes, replace(nodes, gpus_per_node=1))
+    )
+    assert pair == pytest.approx(8 * alone, rel=0.05)

@@ -127,7 +127,7 @@ def test_volumes_over_the_ring() -> None:
     for stage in (0, 1, 2, 3):
         settings_ = plan(zero_stage=stage)
         estimate = estimate_time(MODEL, WORKLOAD, EIGHT, settings_)
-        calls = reduce_calls(tensor_set(MODEL, WORKLOAD), settings_) * link.call_s
+        calls = reduce_calls(tensor_set(MODEL, WORKLOAD), settings_).shared * link.call_s
         expected = volume + calls if stage == 3 else 2 * (volume + calls)
         assert seconds(estimate, "gradient reduction") == pytest.approx(expected)
         tensors, threshold = tensor_set(MODEL, WORKLOAD), settings_.stage3_param_persistence_threshold

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
 from ds_advise.advisor.prove.dry_run import beside_closed_form
 from ds_advise.advisor.prove.dry_run_report import render_dry_run
 from ds_advise.advisor.prove.timeline import trace
@@ -21,6 +22,7 @@ from ds_advise.estimators.schedule.recorded import Code, RecordedOperation, Sche
 from ds_advise.estimators.time.flops import block_attention, micro_batch_flops
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import DryRunResult, dry_run
+from ds_advise.probes.dry_run.recording.schedule import _of_groups
 from ds_advise.probes.dry_run.step_time import played_step
 from ds_advise.probes.run import Run
 from rich.console import Console
@@ -198,3 +200,11 @@ def test_the_trace_shows_the_lanes_of_one_step(recorded: DryRunResult) -> None:
 
 def test_an_extrapolated_run_has_no_schedule(recorded: DryRunResult) -> None:
     assert played_step(replace(recorded, schedule=None), CLUSTER, seq_len=256) is None
+
+
+def test_products_of_experts_are_products() -> None:
+    """Of eight experts' tokens with their matrices, and the gradient of these, which sums over the tokens."""
+    tokens, weights = torch.empty(64, 16, device="meta"), torch.empty(8, 16, 32, device="meta")
+    result = torch.empty(64, 32, device="meta")
+    assert _of_groups(tokens, weights, result) == (8, 8, 16, 32)
+    assert _of_groups(tokens.t(), result, weights) == (8, 16, 8, 32)
