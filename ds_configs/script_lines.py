@@ -65,7 +65,12 @@ def model_lines(workload: Workload) -> list[str]:
     if workload.method != "full":
         targets = list(workload.lora_targets) if workload.lora_targets else "all-linear"
         dropout = f", lora_dropout={workload.lora_dropout:g}" if workload.lora_dropout else ""
-        lines.append(f"LoraConfig(r={workload.lora_rank}, target_modules={json.dumps(targets)}{dropout})")
+        saved = f", modules_to_save={json.dumps(workload.modules_to_save)}" if workload.modules_to_save else ""
+        lines.append(f"LoraConfig(r={workload.lora_rank}, target_modules={json.dumps(targets)}{dropout}{saved})")
+        if workload.modules_to_save:
+            # deepspeed 0.19.8 runtime/zero/stage3.py `defragment` asserts that all that trains has one type, and the
+            # engine casts nothing of a model that zero.Init built; copies keep their originals' type.
+            lines.append("get_peft_model(..., autocast_adapter_dtype=False)")
     return lines
 
 

@@ -30,6 +30,9 @@ class Workload:
     """The rank r of every adapter; it has no effect with method "full"."""
     lora_targets: tuple[str, ...] | None = None
     """The ends of module names (`q_proj`), None for all that peft's "all-linear" means; see `lora.adapters`."""
+    modules_to_save: tuple[str, ...] = ()
+    """The ends of names of embeddings and output heads of which LoRA trains a copy beside the frozen original (peft);
+    see `lora.trained_copies`."""
     lora_dropout: float = 0.0
     """The probability of dropout before each adapter. Memory and time depend on whether it is 0, not on its size."""
     seq_len: int = 2048

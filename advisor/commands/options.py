@@ -162,6 +162,11 @@ _LORA = (
         metavar="NAMES",
         help="Adapt these modules, such as q_proj,v_proj; by default all linear ones.",
     ),
+    click.option(
+        "--modules-to-save",
+        metavar="NAMES",
+        help="Train these embeddings and heads whole beside the adapters, such as embed_tokens,lm_head.",
+    ),
 )
 _STATES = _choice(
     "--states",
@@ -557,6 +562,6 @@ def _decorated(command: Command, options: Sequence[Decorator]) -> Command:
 def _say_what_has_no_effect(method: str, *further: str) -> None:
     """Tell on stderr which of LoRA's options, and `further` ones, were given although nothing is adapted."""
     given = click.get_current_context().get_parameter_source
-    for name in ("lora_rank", "lora_dropout", "lora_targets", *further):
+    for name in ("lora_rank", "lora_dropout", "lora_targets", "modules_to_save", *further):
         if method == "full" and given(name) is ParameterSource.COMMANDLINE:
             click.echo(f"ds-advise: --{name.replace('_', '-')} has no effect with --method full", err=True)

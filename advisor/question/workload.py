@@ -40,6 +40,8 @@ class WorkloadOptions:
     lora_dropout: float = 0.0
     lora_targets: str | Sequence[str] | None = None
     """Ends of module names, as a list or separated by commas; None adapts all linear layers."""
+    modules_to_save: str | Sequence[str] | None = None
+    """Ends of names of embeddings and heads that train whole beside adapters; None for none of them."""
     seq_len: int | None = None
     """None: 2048, or the model's learned positions where they are fewer."""
     global_batch: int | None = None
@@ -68,7 +70,8 @@ class WorkloadOptions:
             quantization=self.quantization,
             lora_rank=positive("lora_rank", self.lora_rank),
             lora_dropout=self._dropout(),
-            lora_targets=self._targets(),
+            lora_targets=_listed("--lora-targets", "leave it out for all linear layers", self.lora_targets),
+            modules_to_save=self._saved(),
             seq_len=sequence_length(model, self.seq_len),
             precision=resolve_precision(self.precision, gpu),
             optimizer=_optimizer(self.optimizer),
@@ -116,14 +119,19 @@ class WorkloadOptions:
             )
         return 0.0 if self.method == "full" else self.lora_dropout
 
-    def _targets(self) -> tuple[str, ...] | None:
-        if self.lora_targets is None:
-            return None
-        listed = self.lora_targets.split(",") if isinstance(self.lora_targets, str) else self.lora_targets
-        targets = tuple(name.strip() for name in listed if name.strip())
-        if not targets and isinstance(self.lora_targets, str):
-            raise WorkloadError("--lora-targets names no module", fix="leave it out for all linear layers")
-        return targets or None
+    def _saved(self) -> tuple[str, ...]:
+        return () if self.method == "full" else _listed("--modules-to-save", "leave it out", self.modules_to_save) or ()
+
+
+def _listed(option: str, fix: str, given: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """Names in a list or separated by commas, None for none. Raises WorkloadError for a text without any."""
+    if given is None:
+        return None
+    listed = given.split(",") if isinstance(given, str) else given
+    names = tuple(name.strip() for name in listed if name.strip())
+    if not names and isinstance(given, str):
+        raise WorkloadError(f"{option} names no module", fix=fix)
+    return names or None
 
 
 def sequence_length(model: ModelShape | None, wanted: int | None) -> int:

@@ -98,6 +98,8 @@ class WorkloadJson(TypedDict):
 
     method: Method
     quantization: Quantization | None
+    modules_to_save: list[str]
+    """Embeddings and heads that train whole beside adapters."""
     seq_len: int
     precision: Precision
     optimizer: str
@@ -247,6 +249,7 @@ def json_form(answer: Recommendation, *, all_candidates: bool = False) -> Advice
         "workload": {
             "method": workload.method,
             "quantization": workload.quantization if workload.method == "qlora" else None,
+            "modules_to_save": list(workload.modules_to_save),
             "seq_len": workload.seq_len,
             "precision": workload.precision,
             "optimizer": workload.optimizer,

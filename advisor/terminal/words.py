@@ -67,6 +67,9 @@ def method_title(workload: Workload) -> Phrase:
     targets = ", ".join(workload.lora_targets) if workload.lora_targets else phrase("all linear layers")
     kind = "LoRA" if workload.method == "lora" else f"QLoRA ({workload.quantization.upper()})"
     adapters = phrase("{kind} r={rank} on {targets}", kind=kind, rank=workload.lora_rank, targets=targets)
+    if workload.modules_to_save:
+        copied = ", ".join(workload.modules_to_save)
+        adapters = phrase("{adapters}, and {modules} trained whole", adapters=adapters, modules=copied)
     if not workload.lora_dropout:
         return adapters
     return phrase("{adapters}, dropout {share}", adapters=adapters, share=f"{workload.lora_dropout:g}")

@@ -102,6 +102,8 @@ def question_of(asked: Asked) -> dict[str, Any]:
             question[name] = getattr(workload, name)
     if workload.lora_targets is not None:
         question["lora_targets"] = ",".join(workload.lora_targets)
+    if workload.modules_to_save:
+        question["modules_to_save"] = ",".join(workload.modules_to_save)
     software = _differences(workload.software, Software())
     if software:
         question["software"] = ",".join(software).replace("_", "-")

@@ -99,6 +99,7 @@ def _run(number: int, row: dict[str, str]) -> Run:
         quantization="gptq" if row["quantization"] == "gptq" else "nf4",
         lora_rank=int(row["lora_rank"] or 8),
         lora_targets=tuple(row["lora_targets"].split()) or None,
+        modules_to_save=tuple(row["modules_to_save"].split()),
         lora_dropout=float(row["lora_dropout"] or 0),
         seq_len=int(row["seq_len"]),
         precision=cast(Precision, row["precision"]),

@@ -245,6 +245,7 @@ class Case:
     gradient_accumulation_steps: int = 1
     checkpointing: bool = True
     method: Method = "full"
+    modules_to_save: tuple[str, ...] = ()
     precision: Precision = "bf16"
     mlp: Mlp = "whole"
     loss: LossKernel = "standard"
@@ -255,6 +256,7 @@ class Case:
         parts = [self.model, self.rung, f"N={self.world_size}", f"B={self.micro_batch_size}", f"S={self.seq_len}"]
         parts += [f"gas={self.gradient_accumulation_steps}"] * (self.gradient_accumulation_steps > 1)
         parts += ["no-ckpt"] * (not self.checkpointing) + [self.method] * (self.method != "full")
+        parts += [f"saves={','.join(self.modules_to_save)}"] * bool(self.modules_to_save)
         parts += [self.precision] * (self.precision != "bf16")
         parts += [f"mlp={self.mlp}"] * (self.mlp != "whole") + [f"loss={self.loss}"] * (self.loss != "standard")
         return " ".join([*parts, *(f"{key}={value}" for key, value in self.changes)])
@@ -329,6 +331,58 @@ def split_by(ranks: int) -> tuple[tuple[str, object], ...]:
     """Layers that so many ranks split."""
     return (("autotp_size", ranks),)
 
+
+COPIES_TRAINED = (
+    *(
+        Case(
+            model=model,
+            rung=rung,
+            world_size=ranks,
+            seq_len=seq_len,
+            checkpointing=checkpointing,
+            method="lora",
+            modules_to_save=("embed_tokens", "lm_head"),
+        )
+        for model, rung, ranks, checkpointing, seq_len in product(
+            ("llama", "qwen2"), RUNGS[:-1], (2, 64), (True, False), (512, 4096)
+        )
+    ),
+    *(
+        Case(model=model, rung=rung, world_size=8, method="lora", modules_to_save=(saved,))
+        for model, rung, saved in product(
+            ("llama", "qwen2"), ("ddp", "zero1", "zero2", "zero3"), ("embed_tokens", "lm_head")
+        )
+    ),
+    *(
+        Case(
+            model="7B/8",
+            rung=rung,
+            world_size=8,
+            seq_len=2048,
+            method="lora",
+            modules_to_save=("embed_tokens", "lm_head"),
+        )
+        for rung in RUNGS
+    ),
+    Case(
+        model="llama",
+        rung="zero2",
+        world_size=8,
+        gradient_accumulation_steps=4,
+        method="lora",
+        modules_to_save=("embed_tokens", "lm_head"),
+    ),
+    Case(
+        model="llama",
+        rung="zero3",
+        world_size=8,
+        method="lora",
+        modules_to_save=("embed_tokens", "lm_head"),
+        changes=live(60_000_000),
+    ),
+    Case(model="gpt2", rung="zero2", world_size=8, method="lora", modules_to_save=("wte", "lm_head")),
+)
+"""Embeddings and heads that train as copies beside adapters."""
 
 _HPZ_2 = (("zero_hpz_partition_size", 2),)
 _IN_BF16 = (("bf16_master_weights_and_grads", True), ("bf16_optimizer_states", True))
@@ -628,6 +682,7 @@ SPECIAL = (
     *STATES_IN_BF16,
     *SECOND_COPIES,
     *QUANTIZED,
+    *COPIES_TRAINED,
     *LAYERS_SPLIT,
     *INPUTS_ON_HOST,
     *TILED,

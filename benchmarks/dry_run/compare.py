@@ -156,6 +156,7 @@ class Setting:
         model = shape_from_config(FAMILIES[case.model], name=case.model)
         workload = Workload(
             method=case.method,
+            modules_to_save=case.modules_to_save,
             seq_len=case.seq_len,
             precision=case.precision,
             mlp=case.mlp,

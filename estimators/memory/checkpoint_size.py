@@ -23,8 +23,10 @@ def checkpoint_bytes(model: ModelShape, workload: Workload) -> int:
     leave out the frozen weights (`_save_optimizer_and_scheduler` of transformers 5.23.0). Not counted: scheduler and
     random states, some kB a rank.
     """
-    trained = tensor_set(model, workload).trainable_numel
+    tensors = tensor_set(model, workload)
+    trained = tensors.trainable_numel
     optimizer = OPTIMIZERS.get(workload.optimizer)
     states = _LARGEST_STATES_BYTES if optimizer is None else optimizer.state_bytes
-    saved = workload.weight_bytes if workload.method == "full" else _ADAPTER_BYTES
-    return int((saved + workload.weight_bytes + _MASTER_BYTES + states) * trained)
+    whole = tensors.trainable_numel if workload.method == "full" else tensors.copied
+    saved = workload.weight_bytes * whole + _ADAPTER_BYTES * (trained - whole)
+    return int(saved + (workload.weight_bytes + _MASTER_BYTES + states) * trained)

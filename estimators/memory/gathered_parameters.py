@@ -101,13 +101,13 @@ class _Gathering:
     """The sizes of one model's tensors, and what each rule keeps of them."""
 
     def __init__(self, tensors: TensorSet, limits: _Limits) -> None:
-        self.tensors, self.limits, self.tied = tensors, limits, tensors.model.tied
+        self.tensors, self.limits, self.tied = tensors, limits, tensors.tied
         self.persistent = tensors.numel - self._released(tensors.trainable + tensors.frozen)
         self.layer_tensors = [numel for numel in tensors.layer_tensors if numel > limits.threshold]
         self.widest, self.layer = max(self.layer_tensors, default=0), sum(self.layer_tensors)
         self.head, self.embedding = self._released([tensors.head]), self._released([tensors.embedding])
         self.embeddings = self._released(tensors.embeddings)
-        shardable = tensors.numel - self.persistent
+        shardable = tensors.numel - self.persistent - tensors.unread
         self.layers = max(0, shardable - self.embedding - (0 if self.tied else self.head))
         spread = compress(tensors.trainable, tensors.spread) if limits.experts_rest else ()
         self.resting = self._released(spread)
@@ -117,7 +117,7 @@ class _Gathering:
         # A frozen embedding has no part in the backward pass, unless it is the head too, or checkpointing makes its
         # output require a gradient.
         stays = self.embedding if limits.checkpointing or self.tied else 0
-        self.gone = self.embeddings - stays if tensors.frozen else 0
+        self.gone = 0 if tensors.trains_embedding else self.embeddings - stays
         self.forward, self.backward = shardable, shardable - self.gone * self.everything
 
     def _released(self, numels: Iterable[int]) -> int:

@@ -30,8 +30,8 @@ from ..dataclass import dataclass, replace
 from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase, total_bytes
 from ..hardware.cluster import Cluster
 from ..models.four_bits import quantized, quantized_bytes
-from ..models.lora import adapters
-from ..models.model_shape import ModelShape
+from ..models.lora import adapters, trained_copies
+from ..models.model_shape import ModelShape, Tensor
 from ..optimizers import optimizer
 from ..plan import Plan
 from ..workload import Workload
@@ -94,14 +94,20 @@ def _term(name: str, text: str, size: float, **inputs: float) -> Terms:
     return Formula(name, text, _SOURCE, _SYMBOLS).term(size, **inputs)
 
 
+def _means(tensor: Tensor) -> int:
+    """Elements of Adafactor's means over the rows and the columns of a matrix; a vector's second moment is whole."""
+    shape, numel = tensor.shape, tensor.numel
+    return numel // shape[-1] + numel // shape[-2] if len(shape) > 1 else numel
+
+
 @dataclass(frozen=True, slots=True)
 class _Sizes:
     """Bytes per element, and how many ranks share one."""
 
     width: int
     """w."""
-    trained: int
-    """t."""
+    trained: float
+    """t, the mean where adapters are wider than the modules that train beside them."""
     states: float
     """o."""
     step: float
@@ -116,7 +122,7 @@ class _Step:
     def __init__(self, model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> None:
         self.model, self.workload, self.cluster, self.plan = model, workload, cluster, plan
         self.tensors = tensor_set(model, workload)
-        self.sizes = _sizes(workload, cluster, plan)
+        self.sizes = _sizes(self.tensors, workload, cluster, plan)
         self.offloaded = plan.offload_param != "none"
         self.resident = self._resident()
 
@@ -144,9 +150,9 @@ class _Step:
         elements = 0
         for tensor, count in self.model.tensor_counts:
             trained = (tensor,) if self.workload.method == "full" else chosen.matrices(tensor)
-            for shape, numel in ((each.shape, each.numel) for each in trained):
-                elements += count * (numel // shape[-1] + numel // shape[-2] if len(shape) > 1 else numel)
-        return self.sizes.trained * elements
+            elements += count * sum(map(_means, trained))
+        elements += sum(map(_means, trained_copies(self.model, self.workload).tensors))
+        return round(self.sizes.trained * elements)
 
     def phases(self) -> tuple[Phase, ...]:
         """The candidates for the peak."""
@@ -162,17 +168,18 @@ class _Step:
         whole = self._part("gradients", "t Pt / N", 0 if self.offloaded else sizes.trained * numel / sizes.shards)
         kept = plan.gradient_accumulation_steps > 1 or workload.software.torch < (2, 0)
         earlier = whole if kept else ()
-        head = self._part("gradients", "t head", sizes.trained * tensors.head * tensors.trains_head)
+        head_bytes = (sizes.trained if workload.method == "full" else sizes.width) * tensors.head * tensors.trains_head
+        head = self._part("gradients", "t head", head_bytes)
         root = sum(tensor.numel for tensor in self.model.outside) * sizes.width * sharded
         layer = _layer_bytes(tensors) * sharded * (2 if workload.method == "full" else 1)
         in_layer = self._part("gathered_parameters", "w outside + layers", root + layer)
         unsharded: Terms = ()
         if sharded:
-            trained_layer = (sum(tensors.trainable_layer) + tensors.head) * tensors.trains_head
-            unsharded = self._part("gradients", "t (layer + head)", sizes.trained * trained_layer)
+            layer_bytes = sizes.trained * sum(tensors.trainable_layer) if workload.method == "full" else 0
+            unsharded = self._part("gradients", "t (layer + head)", layer_bytes + head_bytes)
         saved = made.saved_terms + self._fp32_inputs()
         alive = self.resident + output_terms(self.model, workload, plan.micro_batch_size)
-        casts = self._part("autocast_copies", "2 Pt", 2 * numel * (self._casts and not sharded))
+        casts = self._part("autocast_copies", "2 Pt", 2 * (numel - tensors.copied) * (self._casts and not sharded))
         passing = alive + casts
         outside = self._part("gathered_parameters", "w outside", root)
         stepping = self._part("step_temporaries", "s Pt / N", sizes.step * numel / sizes.shards * (not self.offloaded))
@@ -242,10 +249,12 @@ class _Step:
         return loading_bytes(sharded, plan, loading) + (ranks - loading) * PROCESS_BYTES
 
 
-def _sizes(workload: Workload, cluster: Cluster, plan: Plan) -> _Sizes:
+def _sizes(tensors: TensorSet, workload: Workload, cluster: Cluster, plan: Plan) -> _Sizes:
     software, width, kind = workload.software, workload.weight_bytes, optimizer(workload.optimizer)
     full = workload.method == "full"
-    trained = 4 if (software.autocast if full else software.fp32_adapters) else width
+    trained: float = 4 if (software.autocast if full else software.fp32_adapters) else width
+    # Copies of whole modules are as wide as these.
+    trained += (width - trained) * tensors.copied / tensors.trainable_numel
     eight_bit = workload.optimizer == "adamw_8bit"
     roots = software.optimizer_step == "foreach" and workload.optimizer in ("adamw", "adam")
     return _Sizes(

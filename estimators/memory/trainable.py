@@ -1,7 +1,8 @@
 """Which tensors train, which stay frozen, and how many bytes the frozen ones take.
 
 Full fine-tuning trains every tensor. LoRA freezes them all and adds two matrices of rank r to each adapted linear
-layer; QLoRA also stores the adapted model's linear weights in four bits. An adapter is as wide as the weights around
+layer, and to modules that are to be saved a copy that trains; QLoRA also stores the adapted model's linear weights in
+four bits. An adapter is as wide as the weights around
 it: peft creates it in fp32, and DeepSpeed's engine casts every parameter to the model's dtype (deepspeed 0.19.8
 runtime/engine.py `_cast_module_mixed_precision`).
 """
@@ -14,7 +15,7 @@ from itertools import accumulate, chain, compress, repeat
 
 from ..dataclass import dataclass
 from ..models.four_bits import quantized, quantized_bytes
-from ..models.lora import Adapters, adapters
+from ..models.lora import Adapters, adapters, trained_copies
 from ..models.model_shape import ModelShape, Tensor
 from ..plan import Plan
 from ..workload import Workload
@@ -65,6 +66,13 @@ class TensorSet:
     """The largest embedding."""
     embeddings: tuple[int, ...]
     """Every embedding, those of positions and segments too."""
+    trains_head: bool
+    """The head, or a copy of it, gets a gradient."""
+    trains_embedding: bool
+    copied: int
+    """Elements of whole modules that train as copies beside adapters."""
+    unread: int
+    """Elements of their originals that nothing computes with; a tied one is read until both uses have a copy."""
 
     @cached_property
     def trainable_numel(self) -> int:
@@ -96,8 +104,9 @@ class TensorSet:
         return sum(compress(self.trainable, self.spread))
 
     @property
-    def trains_head(self) -> bool:
-        return self.workload.method == "full"
+    def tied(self) -> bool:
+        """One weight looks tokens up and makes logits; a copy of either is a weight of its own."""
+        return self.model.tied and not self.copied
 
 
 @lru_cache(maxsize=64)
@@ -120,7 +129,7 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
         *(numel for numels, block in blocks for numel in numels * block.count),
         *(tensor.numel for tensor in last),
     )
-    chosen = adapters(model, workload)
+    chosen, copies = adapters(model, workload), trained_copies(model, workload)
     # Counted with its adapters, which may not reach every kind of layer.
     added = [[matrix.numel for tensor in block.tensors for matrix in chosen.matrices(tensor)] for block in model.blocks]
     layers = [(numels, matrices) for (numels, _), matrices in zip(blocks, added, strict=True)]
@@ -134,9 +143,15 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
         counts = ((matrix.numel, count) for tensor, count in model.tensor_counts for matrix in chosen.matrices(tensor))
         trainable = tuple(numel for numel, count in counts for _ in range(count))
         frozen, muon = base, sum(trainable)
+        trainable = (
+            *(tensor.numel for tensor in copies.embeddings),
+            *trainable,
+            *(tensor.numel for tensor in copies.heads),
+        )
         frozen_bytes = sum(_frozen_bytes(tensor, workload) * count for tensor, count in model.tensor_counts)
         layer = layer + trainable_layer
     embedding = max(embeddings, default=0)
+    copied = sum(tensor.numel for tensor in copies.tensors)
     viewed = [sum(tensor.numel for tensor in block.tensors if _is_viewed(tensor, model, chosen)) for _, block in blocks]
     return TensorSet(
         model=model,
@@ -155,6 +170,10 @@ def _tensor_set(model: ModelShape, workload: Workload) -> TensorSet:
         head=max([tensor.numel for tensor in last if tensor.role == "head"] + [embedding if model.tied else 0]),
         embedding=embedding,
         embeddings=tuple(embeddings),
+        trains_head=workload.method == "full" or bool(copies.heads),
+        trains_embedding=workload.method == "full" or bool(copies.embeddings),
+        copied=copied,
+        unread=copied if not model.tied else embedding if copies.embeddings and copies.heads else 0,
     )
 
 

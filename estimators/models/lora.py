@@ -1,15 +1,19 @@
-"""LoRA's adapters: which weights get one, and the two matrices of each."""
+"""LoRA's adapters: which weights get one, and the two matrices of each; and what is trained whole beside them."""
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
-from ..dataclass import dataclass
+from ..dataclass import dataclass, replace
 from ..errors import WorkloadError
 from ..workload import Workload
 from .model_shape import ModelShape, Tensor
 
 ALL_LINEAR = "all-linear"
+
+TIED_HEAD = "lm_head"
+"""What transformers calls a language model's output head, also where it is the embedding."""
 
 # transformers 5 fused the experts of these families and made their router a module of its own; peft still means them by
 # the names that their linear layers had before, in a list of targets and in "all-linear", and adapts the fused tensors
@@ -99,6 +103,62 @@ class Adapters:
 
 
 _NONE = Adapters(rank=0, modules=frozenset())
+
+
+class TrainedCopies(NamedTuple):
+    """Modules outside the layers that train whole beside adapters: copies, whose frozen originals stay where they
+    are."""
+
+    embeddings: tuple[Tensor, ...] = ()
+    heads: tuple[Tensor, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.embeddings + self.heads
+
+
+@lru_cache(maxsize=64)
+def trained_copies(model: ModelShape, workload: Workload) -> TrainedCopies:
+    """What `modules_to_save` names; nothing with method "full".
+
+    peft copies each module, trains the copy and computes with it; the original stays, frozen and unused. A copy has the
+    type of its original, for peft casts adapters alone to fp32. Of a tied model each copy is a weight of its own: that
+    of the embedding looks tokens up, that of the head makes logits, and neither is tied to anything.
+
+    Source: peft 0.21 utils/other.py ModulesToSaveWrapper, tuners/tuners_utils.py `cast_adapter_dtype`.
+    Not covered: `ensure_weight_tying`, `trainable_token_indices`, norms and other modules of the layers.
+
+    Raises WorkloadError for a name that means none of them, with the names that exist.
+    """
+    if workload.method == "full" or not workload.modules_to_save:
+        return TrainedCopies()
+    outside = {
+        tensor.name.removesuffix(".weight"): tensor
+        for tensor in model.outside
+        if tensor.role in ("embedding", "position", "head") and len(tensor.shape) == 2
+    }
+    if model.tied and (table := next((each for each in outside.values() if each.role == "embedding"), None)):
+        outside[TIED_HEAD] = replace(table, name=f"{TIED_HEAD}.weight", role="head")
+    chosen: dict[str, Tensor] = {}
+    for wanted in workload.modules_to_save:
+        found = {name: tensor for name, tensor in outside.items() if f".{name}".endswith(f".{wanted}")}
+        if not found:
+            raise WorkloadError(
+                f"{model.name} has no embedding or output head named {wanted!r}",
+                why=f"outside its layers it has: {', '.join(name.rpartition('.')[2] for name in outside)}",
+                fix="name one of these in --modules-to-save; no other module is predicted as trained beside adapters",
+            )
+        chosen |= found
+    copies = [replace(tensor, name=f"{name}.modules_to_save.default.weight") for name, tensor in chosen.items()]
+    return TrainedCopies(
+        embeddings=tuple(tensor for tensor in copies if tensor.role != "head"),
+        heads=tuple(tensor for tensor in copies if tensor.role == "head"),
+    )
+
+
+def trains_head(model: ModelShape, workload: Workload) -> bool:
+    """Whether the output head's weight, or a copy of it, gets a gradient."""
+    return workload.method == "full" or bool(trained_copies(model, workload).heads)
 
 
 def nameable_targets(model: ModelShape) -> tuple[str, ...] | None:

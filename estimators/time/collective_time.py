@@ -301,9 +301,9 @@ def gathered_shares(tensors: TensorSet, plan: Plan, world_size: int) -> tuple[fl
     when the backward pass comes (`gathered_parameters`).
     """
     kept = gathered_parameters(tensors, plan, world_size)
-    numel = tensors.numel - (tensors.spread_numel if plan.autoep_size == world_size else 0)
+    numel = tensors.numel - tensors.unread - (tensors.spread_numel if plan.autoep_size == world_size else 0)
     forward = backward = numel - kept.persistent
-    if tensors.frozen and not (plan.gradient_checkpointing or tensors.model.tied):
+    if not (tensors.trains_embedding or plan.gradient_checkpointing or tensors.tied):
         backward -= tensors.embedding  # no gradient passes through it
     backward, again = max(0, backward - kept.loss), 0.0
     if plan.gradient_checkpointing and plan.sharding == "zero":

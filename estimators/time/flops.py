@@ -45,7 +45,7 @@ import re
 from math import prod
 
 from ..dataclass import dataclass, replace
-from ..models.lora import Adapters, adapters
+from ..models.lora import Adapters, adapters, trains_head
 from ..models.model_shape import Attention, Block, ModelShape, Tensor
 from ..plan import Plan
 from ..workload import AttentionKernel, Workload
@@ -202,7 +202,7 @@ def head_product(model: ModelShape, workload: Workload, micro_batch: int) -> Pro
         rows=micro_batch * workload.seq_len,
         inner=model.hidden_size,
         columns=columns,
-        backward=(2 if workload.method == "full" else 1) + (workload.loss == "tiled"),
+        backward=(2 if trains_head(model, workload) else 1) + (workload.loss == "tiled"),
     )
 
 

@@ -346,7 +346,7 @@ class _Step:
             n, size = self.micro_batches, collective.gathered_bytes(self.tensors, self.workload)
             trained = self.trained * self.element / size
             # What is the head too is read once more for it.
-            again = self.tensors.embedding / self.tensors.numel if self.model.tied else 0.0
+            again = self.tensors.embedding / self.tensors.numel if self.tensors.tied else 0.0
             reads = self.gathers[0] + n * again
             transfers.alone = self.tensors.embedding / self.tensors.numel
             self._gather(transfers, self.gathers[0], near=1 - trained / n, reads=reads)
@@ -375,7 +375,7 @@ class _Step:
         """The share of the gradients that is reduced when the backward pass is over: the last bucket, in which the
         embedding is, whose gradient comes last."""
         tensors = self.tensors
-        embedding = tensors.embedding if self.workload.method == "full" else 0
+        embedding = tensors.embedding if tensors.trains_embedding else 0
         return max(1 / self.reduce_calls.shared, embedding / max(1, self.trained))
 
     def _collective(

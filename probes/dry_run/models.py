@@ -235,8 +235,10 @@ def _with_adapters(model: Any, request: Request) -> Any:
         lora_alpha=2 * workload.lora_rank,
         target_modules=targets,
         lora_dropout=workload.lora_dropout,
+        modules_to_save=list(workload.modules_to_save) or None,
     )
-    return get_peft_model(model, adapters)
+    # The engine casts nothing of a model that zero.Init built, and wants one type of all that trains: that of copies.
+    return get_peft_model(model, adapters, autocast_adapter_dtype=not workload.modules_to_save)
 
 
 def _is_reentrant(model: torch.nn.Module) -> bool:

@@ -42,7 +42,6 @@ _NO_FIGURES = {
     "ebft": "EBFT",
     "diffusion": "diffusion training",
     "lora_target_parameters": "adapters on parameters that are no module",
-    "lora_modules_to_save": "whole modules trained beside the adapters",
     "tensor_parallel_size": "layers split over GPUs by PyTorch",
     "expert_parallel_size": "expert parallelism",
     "context_parallel_size": "samples shared over GPUs by ring attention",

@@ -81,6 +81,12 @@ def read(source: Source) -> ForeignRun:
     method = arguments.text("finetuning_type") or "lora"
     if method == "lora":
         training |= {"method": "lora", **arguments.lora}
+        if arguments.flag("resize_vocab") and "modules_to_save" not in training:
+            training["modules_to_save"] = "embed_tokens,lm_head"  # model/adapter.py trains both then
+        if "modules_to_save" in training and part is None and not arguments.flag("pure_bf16"):
+            remarks.append(
+                "the embeddings that it trains are counted in 16 bits; without DeepSpeed it has them in fp32"
+            )
     bits = arguments.number("quantization_bit")
     if bits is not None and method == "lora":
         training["method"] = "qlora" if bits == 4 else "lora"

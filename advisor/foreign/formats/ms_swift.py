@@ -73,7 +73,6 @@ _NO_FIGURES = {
     "freeze_parameters_ratio": "a part of the weights trained",
     "freeze_parameters_regex": "a part of the weights trained",
     "trainable_parameters": "a part of the weights trained",
-    "modules_to_save": "whole modules trained beside the adapters",
     "target_parameters": "adapters on parameters that are no module",
     "optimizer": "an optimizer of ms-swift's own",
     "rlhf_type": "preference training",

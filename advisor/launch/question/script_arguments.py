@@ -102,7 +102,9 @@ class ScriptArguments:
     def lora(self) -> dict[str, Any]:
         """What is said of the adapters, under the names of `WorkloadOptions`."""
         targets, dropout = self.texts("lora_target_modules", "lora_target", "target_modules"), self.text("lora_dropout")
+        saved = self.texts("lora_modules_to_save", "modules_to_save", "additional_target")
         said = {
+            "modules_to_save": ",".join(saved) or None,
             "lora_rank": self.number("lora_r", "lora_rank", "lora_dim"),
             "lora_dropout": float(dropout) if dropout and re.fullmatch(r"0?\.\d+|0|0\.0*", dropout) else None,
             "lora_targets": ",".join(targets) if targets and not {"all-linear", "all"} & set(targets) else None,

@@ -152,8 +152,10 @@ def _model(job: TrainingJob, arguments: Any) -> Any:
             lora_alpha=job.lora_alpha,
             lora_dropout=workload.lora_dropout,
             task_type="CAUSAL_LM",
+            modules_to_save=list(workload.modules_to_save) or None,
             target_modules=list(workload.lora_targets) if workload.lora_targets else "all-linear",
         ),
+        autocast_adapter_dtype=not workload.modules_to_save,  # as `ds_configs.script_lines` has it
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...estimate import MEMORY_SYMBOLS, Formula
+from ...models.lora import trains_head
 from ...models.model_shape import ModelShape
 from ...tiles import loss_tiles
 from ...workload import Workload
@@ -126,7 +127,7 @@ def loss_terms(model: ModelShape, workload: Workload, micro_batch_size: int) -> 
         h = model.hidden_size
         chunk = min(tokens, _next_power_of_2(-(-tokens // -(-v // h))))
         inputs |= {"H": h, "c": chunk}
-        head = _HEAD_GRADIENT.term(v * h * w, **inputs) if workload.method == "full" else ()
+        head = _HEAD_GRADIENT.term(v * h * w, **inputs) if trains_head(model, workload) else ()
         return _CHUNK.term(chunk * v * w, **inputs) + _HIDDEN_GRADIENT.term(tokens * h * w, **inputs) + head
     if workload.loss == "tiled":
         return _tiled_terms(model, workload, micro_batch_size)

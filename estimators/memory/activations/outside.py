@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from ...dataclass import dataclass
 from ...estimate import MEMORY_SYMBOLS
+from ...models.lora import trains_head
 from ...models.model_shape import Block
 from .feed_forward import activate
 from .linear_terms import LinearTerm, saved_term
@@ -41,8 +42,9 @@ def end(recorder: LayerRecorder) -> End:
         output = ops.graph.apply("transform", (output,), saves=(output,) if ops.trains else (), trains=ops.trains)
         output = norm(ops, variant.norm, activate(ops, block.feed_forward.activation, output))
     adapted = any(ops.adapters.rank_of(tensor) for tensor in ops.weights.values())
+    trained = trains_head(model, recorder.workload)
     kept = recorder.zero3 or recorder.workload.loss == "tiled"  # tiled compute keeps its input whatever trains
-    if (model.vocab_size or model.num_labels) and (ops.trains or adapted or kept or model.num_labels):
+    if (model.vocab_size or model.num_labels) and (trained or adapted or kept or model.num_labels):
         ops.graph.apply("logits", (output,), width=1, saves=(output,))
     recording = Recording(ops.graph, value, output)
     return End(recording, saved_term("final norm and head input", recording.saved, count=1, rows=rows))
@@ -104,7 +106,7 @@ def _embedding(recorder: LayerRecorder) -> list[LinearTerm]:
         variant, rows = recorder.variant(block), recorder.rows(block)
         ops = recorder.ops((), "embedding")
         convolved = model.model_type == "whisper" and block.stack == "encoder"
-        needs_grad = recorder.trains or recorder.checkpointing
+        needs_grad = recorder.trains_embedding or recorder.checkpointing
         value = ops.graph.tensor(rows, model.stream_width(block), ops.itemsize, "embedding", needs_grad=needs_grad)
         if convolved:
             # Two convolutions, the second of stride 2, each with a GELU that saves what it is given.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from ...dataclass import dataclass, replace
-from ...models.lora import adapters
+from ...models.lora import adapters, trained_copies
 from ...models.model_shape import Attention, Block, ModelShape, Tensor
 from ...workload import Workload
 from .kernels import LARGEST_FUSED_HEAD, Kernel, attention_kernel
@@ -71,6 +71,10 @@ class LayerRecorder:
     def trains(self) -> bool:
         return self.workload.method == "full"
 
+    @property
+    def trains_embedding(self) -> bool:
+        return self.trains or bool(trained_copies(self.model, self.workload).embeddings)
+
     def rows(self, block: Block) -> int:
         """Tokens of the block's stream."""
         return self.model.stream_len(block, self.workload.seq_len)
@@ -86,9 +90,9 @@ class LayerRecorder:
         """The blocks; with adapters the first layer of a stream apart (True), for its input needs no gradient.
 
         Checkpointing makes the embedding's output require one (`enable_input_require_grads`), and then it is like the
-        others.
+        others, as where an embedding trains.
         """
-        if self.trains or self.checkpointing:
+        if self.trains_embedding or self.checkpointing:
             return [(block, False) for block in self.model.blocks]
         apart: list[tuple[Block, bool]] = []
         seen: set[str] = set()

@@ -46,11 +46,12 @@ class GradientMemory(ABC):
         self.last = self.at_end = self.layer
         if tensors.trains_head:
             self.head = tensors.head
-            self.tied_head = tensors.head if tensors.model.tied else 0
+            self.tied_head = tensors.head if tensors.tied else 0
+        if self.tied_head:
             # A tied embedding has two gradients and their sum.
-            self.last, self.at_end = (
-                (self.head, 3 * self.head) if self.tied_head else (tensors.embedding, tensors.embedding)
-            )
+            self.last, self.at_end = self.head, 3 * self.head
+        elif tensors.trains_embedding:
+            self.last = self.at_end = tensors.embedding
         self.large_head = self.head if self.head > self.bucket_size else 0
 
     @property
@@ -58,7 +59,7 @@ class GradientMemory(ABC):
         """Elements of layers that the first bucket surely holds when it is full; it takes the head's first."""
         if not self.plan.zero_stage or not self.fills.flushed:
             return 0
-        head = 0 if self.tensors.model.tied or self.tensors.head > self.bucket_size else self.tensors.head
+        head = 0 if self.tensors.tied or self.tensors.head > self.bucket_size else self.tensors.head
         return max(0, self.bucket_size - self.layer - head)
 
     @abstractmethod

@@ -82,6 +82,7 @@ def register() -> None:
 
     # setattr, because a type checker rightly objects to exchanging torch's methods.
     setattr(FakeTensor, "data", property(_DATA.__get__, _set_data))  # noqa: B010
+    setattr(FakeTensor, "__deepcopy__", _deepcopy)  # noqa: B010
     setattr(torch.nn.Module, "_apply", _apply)  # noqa: B010
     setattr(torch.Tensor, "record_stream", lambda _tensor, _stream: None)  # noqa: B010
 
@@ -102,6 +103,17 @@ def _set_data(tensor: Any, new: torch.Tensor) -> None:
     carrier: Any = new.detach().requires_grad_(tensor.requires_grad)
     torch._C._swap_tensor_impl(tensor, carrier)
     tensor.fake_device = carrier.fake_device
+
+
+def _deepcopy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """A tensor of its own in the same mode, as peft makes of modules that it trains; torch's would copy the mode too,
+    and with it take every view of the copy for new memory."""
+    if id(tensor) not in memo:
+        copied = tensor.detach().clone()
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        memo[id(tensor)] = torch.nn.Parameter(copied, tensor.requires_grad) if is_parameter else copied
+    found: torch.Tensor = memo[id(tensor)]
+    return found
 
 
 def _apply(module: Any, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:

@@ -37,6 +37,7 @@ WHERE: dict[str, Any] = {
     "lora_rank": 8,
     "lora_dropout": 0.0,
     "lora_targets": None,
+    "modules_to_save": None,
     "seq_len": None,
     "micro_batch": None,
     "accumulation": None,

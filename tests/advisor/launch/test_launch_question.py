@@ -34,6 +34,7 @@ OPTIONS = {
     "lora_rank": 8,
     "lora_dropout": 0.0,
     "lora_targets": None,
+    "modules_to_save": None,
     "framework": "hf",
     "software": None,
     "offline": True,

@@ -11,7 +11,7 @@ from ds_advise.estimators.memory.trainable import tensor_set
 from ds_advise.estimators.models import catalogue
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.four_bits import quantized
-from ds_advise.estimators.models.lora import adapters
+from ds_advise.estimators.models.lora import adapters, trained_copies
 from ds_advise.estimators.models.model_shape import ModelShape, Tensor
 from ds_advise.estimators.workload import Workload
 
@@ -235,3 +235,33 @@ def test_gptq_takes_as_much_more_than_nf4_as_was_measured() -> None:
     model = catalogue.find("Meta-Llama-3-8B")
     bases = [tensor_set(model, Workload(method="qlora", quantization=name)).frozen_bytes for name in ("gptq", "nf4")]
     assert bases[0] - bases[1] == pytest.approx(5_913_897_984 - 5_884_111_872, rel=0.03)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("saved", [("embed_tokens",), ("lm_head",), ("embed_tokens", "lm_head")])
+def test_copies_of_modules_are_those_of_peft(saved: tuple[str, ...], tied: bool) -> None:
+    """By name and size, in peft's order beside the adapters; the originals stay, frozen."""
+    import peft
+
+    config = TEXT | {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": tied}
+    shape = shape_from_config(config, name="x")
+    workload = Workload(method="lora", lora_rank=4, modules_to_save=saved)
+    model = peft.get_peft_model(
+        on_meta(config, shape), peft.LoraConfig(r=4, target_modules="all-linear", modules_to_save=list(saved))
+    )
+    trained = {name: value.numel() for name, value in model.named_parameters() if value.requires_grad}
+    tensors = tensor_set(shape, workload)
+    assert sorted(tensors.trainable) == sorted(trained.values())
+    assert tensors.numel == sum(value.numel() for value in model.parameters())
+    copies = {tensor.name: tensor.numel for tensor in trained_copies(shape, workload).tensors}
+    assert copies == {
+        name.removeprefix("base_model.model."): numel for name, numel in trained.items() if "modules_to_save" in name
+    }
+
+
+def test_modules_that_cannot_be_trained_whole_are_named() -> None:
+    shape = shape_from_config(TEXT | {"model_type": "llama", "tie_word_embeddings": False}, name="x")
+    with pytest.raises(WorkloadError) as caught:
+        trained_copies(shape, Workload(method="lora", modules_to_save=("norm",)))
+    assert "embed_tokens, lm_head" in str(caught.value.why)
+    assert not trained_copies(shape, Workload(modules_to_save=("norm",))).tensors  # full fine-tuning copies nothing

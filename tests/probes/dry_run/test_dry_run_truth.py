@@ -122,6 +122,7 @@ class Case:
     bf16_states: str = ""
     zero_hpz_partition_size: int = 1
     autotp_size: int = 1
+    modules_to_save: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return "-".join(str(value) for value in asdict(self).values())
@@ -197,6 +198,8 @@ GRID = [  # every rung with and without checkpointing, once over gloo and once a
     Case("zero3-nvme", real="alone"),
     Case("zero1", method="lora", world_size=8, rank=7, real="alone"),
     Case("zero2", method="lora", world_size=64, rank=63, real="alone"),
+    Case("zero2", method="lora", modules_to_save=("embed_tokens", "lm_head"), real="alone"),
+    Case("zero3", method="lora", modules_to_save=("embed_tokens", "lm_head")),
     Case("zero2-offload", method="lora", real="alone"),
     Case("zero3", method="lora", real="alone"),
     Case("zero3-offload", method="lora", real="alone"),
@@ -269,6 +272,7 @@ def request(case: Case, folder: Path) -> Request:
         workload=Workload(
             method=case.method,
             lora_rank=8,
+            modules_to_save=case.modules_to_save,
             seq_len=128,
             precision=case.precision,
             optimizer="adamw",
