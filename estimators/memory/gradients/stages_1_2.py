@@ -222,10 +222,13 @@ class StageTwo(_FlatGradients):
         super().__init__(sharded, plan, optimizer, local_ranks)
         self.keeps_bucket = False
         self.earlier = self.owned if self.accumulates else 0
-        self.held = max(self.owned_last * (2 if self.accumulates else 1), self.earlier)
+        self.kept = max(self.owned_last * (2 if self.accumulates else 1), self.earlier)
+        # What was reduced last is let go at the next reduction, which comes at the end where adapters fill no bucket.
+        waits = self.plan.overlap_comm and not self.offloaded and not self.fills.flushed
+        self.held = self.kept + self.large_head * waits
 
     def _at_head_reduction(self) -> int:
-        return self.held + self.head
+        return self.kept + self.head
 
     def _around_end(self) -> tuple[int, int]:
         return self.earlier + self._held_before_first(frees=True), self.earlier + self.owned + self.last
