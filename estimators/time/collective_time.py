@@ -301,14 +301,14 @@ def gathered_shares(tensors: TensorSet, plan: Plan, world_size: int) -> tuple[fl
     when the backward pass comes (`gathered_parameters`).
     """
     kept = gathered_parameters(tensors, plan, world_size)
-    numel = tensors.numel - tensors.unread - (tensors.spread_numel if plan.autoep_size == world_size else 0)
-    forward = backward = numel - kept.persistent
+    numel = tensors.numel - (tensors.spread_numel if plan.autoep_size == world_size else 0)
+    forward = backward = numel - kept.persistent - tensors.unread
     if not (tensors.trains_embedding or plan.gradient_checkpointing or tensors.tied):
         backward -= tensors.embedding  # no gradient passes through it
     backward, again = max(0, backward - kept.loss), 0.0
     if plan.gradient_checkpointing and plan.sharding == "zero":
         # Embedding and head run once. A unit of FSDP stays.
-        layers = numel - tensors.embedding - (0 if tensors.model.tied else tensors.head)
+        layers = numel - tensors.unread - tensors.embedding - (0 if tensors.tied else tensors.head)
         again = _released_when_recomputed(tensors, plan) * min(backward, layers)
     return forward / numel, (backward + again) / numel
 
