@@ -9,10 +9,12 @@ from functools import lru_cache
 
 from ..dataclass import dataclass
 from ..hardware.cluster import Gpu
+from ..memory.activations.activation_memory import recorded
+from ..memory.activations.recording import Recording
 from ..models.model_shape import Block, ModelShape
 from ..workload import Workload
 from .flops import Product, attended_len, attention_backward, block_attention, block_products, head_product
-from .memory_bound import block_bytes, block_weight_bytes, ends_bytes, loss_bytes
+from .memory_bound import block_weight_bytes, loss_bytes
 from .roofline import attention_rate, memory_rate, product_rate, product_s, tile_start
 
 
@@ -66,10 +68,15 @@ def compute_time(
         for product in block_products(model, block, workload, micro_batch):
             passes.add_product(product, block.count, again=product.again or workload.software.reentrant)
         passes.add_attention(block)
-        passes.add_elementwise(block)
+        weights_forward, weights_backward = block_weight_bytes(model, block, workload)
+        passes.add_bytes(block.count * weights_forward, block.count * weights_backward)
+    # What ZeRO changes of a recording moves nothing.
+    made = recorded(model, workload, gradient_checkpointing, gpu.compute_capability, False, True)
+    for (block, _), layer in zip(made.blocks, made.layers, strict=True):
+        passes.add_recorded(layer, block.count)
     passes.again.attention_s, passes.again.elementwise_s = passes.forward.attention_s, passes.forward.elementwise_s
     in_layers_s = passes.forward.total_s
-    passes.add_bytes(*ends_bytes(model, workload, micro_batch))
+    passes.add_recorded(made.end.recording, 1)
     head = head_product(model, workload, micro_batch)
     if head is not None:
         passes.add_product(head, 1, again=False)
@@ -130,10 +137,9 @@ class _Passes:
             self.forward.attention_s += block.count * flops / forward
             self.backward.attention_s += backward_flops / backward
 
-    def add_elementwise(self, block: Block) -> None:
-        forward, backward = block_bytes(self.model, block, self.workload, self.micro_batch)
-        weights_forward, weights_backward = block_weight_bytes(self.model, block, self.workload)
-        self.add_bytes(block.count * (forward + weights_forward), block.count * (backward + weights_backward))
+    def add_recorded(self, recording: Recording, times: int) -> None:
+        forward, backward = (times * size.at(self.micro_batch) for size in recording.moved)
+        self.add_bytes(forward, backward)
 
     def add_bytes(self, forward: float, backward: float) -> None:
         self.forward.elementwise_s += forward / self.bandwidth

@@ -11,11 +11,11 @@ from ...estimate import MEMORY_SYMBOLS, total_bytes
 from ...models.model_shape import Block, ModelShape
 from ...workload import Workload
 from ..terms import Terms
+from .graph.saved_tensors import ZERO, Size, frontier, total
 from .linear_terms import LinearTerm, saved_terms
 from .loss import loss_terms
 from .outside import End, encoder_output_terms, end, input_term, shared_terms
 from .recording import LayerRecorder, Recording
-from .saved_tensors import ZERO, Size, frontier, total
 
 _LARGEST = {**MEMORY_SYMBOLS, "x": "bytes per sample", "y": "bytes whatever the batch"}
 
@@ -67,8 +67,8 @@ def activation_memory(
     """Bytes of activations of one micro batch, as transformers' code and torch's autograd keep them.
 
     Each layer's forward pass is written down operation by operation (`layer.py`, `feed_forward.py`, `kernels.py`) and
-    recorded as an autograd graph with torch's rules (`saved_tensors.py`); its bytes are linear in B, so a model and
-    workload cost one recording and every micro batch size a multiplication.
+    recorded as an autograd graph with torch's rules (`graph/saved_tensors.py`); its bytes are linear in B, so a model
+    and workload cost one recording and every micro batch size a multiplication.
 
     Assumes no padding (a mask of ones, or packed sequences), `use_cache=False` as Trainer sets it, non-reentrant
     checkpointing of every layer. ZeRO-3 changes what frozen linear layers save, hence `zero_stage`. With
@@ -138,7 +138,7 @@ def _linear(name: str, size: Size, meaning: str, micro_batch_size: int, *, not_c
     return term.terms(micro_batch_size) if size.at(micro_batch_size) > 0 else ()
 
 
-class _Recorded(NamedTuple):
+class Recorded(NamedTuple):
     """The recordings of a model's layers and of what follows them."""
 
     by: LayerRecorder
@@ -148,14 +148,14 @@ class _Recorded(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _recorded(
+def recorded(
     model: ModelShape,
     workload: Workload,
     checkpointing: bool,
     compute_capability: float | None,
     zero3: bool,
     reduces: bool,
-) -> _Recorded:
+) -> Recorded:
     """Once for layers' inputs on the GPU and on the host."""
     recorder = LayerRecorder(
         model=model,
@@ -166,7 +166,7 @@ def _recorded(
         reduces=reduces,
     )
     blocks = recorder.blocks()
-    return _Recorded(recorder, blocks, [recorder.layer(block, first=first) for block, first in blocks], end(recorder))
+    return Recorded(recorder, blocks, [recorder.layer(block, first=first) for block, first in blocks], end(recorder))
 
 
 @lru_cache(maxsize=256)
@@ -180,8 +180,8 @@ def layout_of(
     reduces: bool = True,
 ) -> Layout:
     """Lay out what was recorded. on_host: the layers' inputs that checkpointing keeps are not on the GPU."""
-    recorded = _recorded(model, workload, checkpointing, compute_capability, zero3, reduces)
-    recorder, blocks, records, last = recorded.by, recorded.blocks, recorded.layers, recorded.end
+    made = recorded(model, workload, checkpointing, compute_capability, zero3, reduces)
+    recorder, blocks, records, last = made
     checkpoint = [ZERO if on_host else record.input_size for record in records]
     kept = [own if checkpointing else total(record.saved) for own, record in zip(checkpoint, records, strict=True)]
     terms: list[LinearTerm] = []

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from ...dataclass import replace
 from ...models.model_shape import FeedForward
+from .graph.moved_bytes import backward_bytes, forward_bytes
+from .graph.saved_tensors import AutogradGraph, Value
 from .layer_variants import LayerVariant
 from .ops import Ops
-from .saved_tensors import AutogradGraph, Value
 
 INDEX = 8
 """Bytes of an index."""
@@ -67,6 +68,7 @@ def tiled_dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value
     backward = max(moment.per_sample for moment in tile.graph.backward_moments(result)) + saved - result.size
     again = max(moment.per_sample for moment in tile.graph.forward_moments())
     weights = sum(ops.weights[name].numel for name in names) if ops.reduces_gradients and tiles > 1 else 0
+    there, back = forward_bytes(tile.graph).per_sample, backward_bytes(tile.graph, result).per_sample
     results = graph.apply(
         "results of tiles",
         (value,),
@@ -75,6 +77,8 @@ def tiled_dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value
         forward_workspace=max(moment.per_sample for moment in tile.graph.forward_moments(saves=False)),
         workspace=max(again, backward + result.size) + (result.size if tiles > 1 else 0),
         fixed_workspace=value.itemsize * weights,
+        product=True,
+        moves=(tiles * there, tiles * (there + back)),
     )
     return graph.apply("feed-forward output", (results,), passes=True)
 
@@ -184,7 +188,7 @@ def spread_experts(ops: Ops, shape: FeedForward, router: str, value: Value) -> V
 
 
 def _projected(ops: Ops, label: str, value: Value, width: int) -> Value:
-    return ops.graph.apply(label, (value,), width=width, saves=(value,), trains=True)
+    return ops.graph.apply(label, (value,), width=width, saves=(value,), trains=True, product=True)
 
 
 def shared_gate(ops: Ops, name: str, value: Value, output: Value) -> Value:
@@ -209,8 +213,9 @@ def _grouped(ops: Ops, label: str, value: Value, width: int) -> Value:
         None,
     )
     if folded is not None:
-        return ops.graph.apply(label, (value, folded), width=width, saves=(value, folded))
-    return ops.graph.apply(label, (value,), width=width, saves=(value,) if ops.trains else (), trains=ops.trains)
+        return ops.graph.apply(label, (value, folded), width=width, saves=(value, folded), product=True)
+    saves = (value,) if ops.trains else ()
+    return ops.graph.apply(label, (value,), width=width, saves=saves, trains=ops.trains, product=True)
 
 
 def _gate(ops: Ops, shape: FeedForward, fused: Value) -> Value:

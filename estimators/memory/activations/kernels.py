@@ -6,9 +6,9 @@ from typing import Literal
 
 from ...models.model_shape import Attention
 from ...workload import Workload
+from .graph.saved_tensors import Value
 from .layer_variants import LayerVariant
 from .ops import Ops
-from .saved_tensors import Value
 
 Kernel = Literal["flash", "efficient", "math", "eager"]
 
@@ -104,7 +104,8 @@ def attend(
     if variant.scores_fp32:
         query, key = ops.cast(query, 4), ops.cast(key, 4)
     raw = ops.product("scores", ops.new("q", (query,)), ops.new("k", (key,)), width=heads * keys)
-    scores = ops.scale(raw)
+    besides = _score_bytes(ops, variant) * raw.rows * raw.width
+    scores = ops.graph.apply("scores", (raw,), moves=(besides, besides))
     if attention.softcap:
         scores = ops.scale(ops.saves_output("soft cap", ops.scale(scores)))
     for addend in (bias, mask):
@@ -116,6 +117,17 @@ def attend(
     if variant.holds_scores:
         ops.graph.hold(raw)
     return output
+
+
+def _score_bytes(ops: Ops, variant: LayerVariant) -> int:
+    """Bytes that a score moves, each way, in operations whose results are short-lived.
+
+    A choice reads and writes it (transformers 4.12 to 4.57 modeling_gpt2.py). Two biases are gathered by 8-byte
+    indices, divided, added up and to the scores (transformers 5.23 modeling_deberta_v2.py).
+    """
+    chosen = variant.chosen_mask and ops.workload.software.transformers < (5, 0)
+    gathered = 2 * (8 + 4 * ops.itemsize) + 8 * ops.itemsize
+    return 2 * ops.itemsize * chosen + gathered * variant.gathers_positions
 
 
 def delta_rule(ops: Ops, attention: Attention, states: tuple[Value, Value, Value], beta: Value, decay: Value) -> Value:
@@ -204,6 +216,7 @@ def _fused(
         saves=(*inputs, lse, *biases),
         saves_output=True,
         workspace=workspace,
+        product=True,
     )
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from ...dataclass import dataclass
 from ...models.model_shape import Attention, Block, FeedForward
 from .feed_forward import dense, every_expert, experts, shared_gate, spread_experts, tiled_dense
+from .graph.saved_tensors import Value
 from .kernels import Kernel, attend, delta_rule
 from .layer_variants import LayerVariant
 from .norms import norm
 from .ops import Ops
-from .saved_tensors import Value
 
 
 @dataclass(slots=True, kw_only=True)
@@ -206,9 +206,12 @@ class Layer:
         ops = self.ops
         if ops.fused:
             whole = value.size == value.storage.size
-            return ops.graph.apply(value.storage.label, (value,), view=True) if whole else ops.scale(value)
+            in_place = (2 * value.size, 2 * value.size)
+            label = value.storage.label
+            return ops.graph.apply(label, (value,), view=True, moves=in_place) if whole else ops.scale(value)
         wide = ops.cast(value, 4) if self.variant.rotary == "fp32" else value
-        half = ops.graph.apply("rotated half", (wide,), workspace=wide.size)
+        # Negated, put together; backward two slices are put into zeros and added.
+        half = ops.graph.apply("rotated half", (wide,), workspace=wide.size, moves=(wide.size, 3 * wide.size))
         return ops.cast(ops.add(ops.scale(wide), ops.scale(half), value.storage.label), value.itemsize)
 
     def _latent_attention(self, attention: Attention, value: Value) -> Value:

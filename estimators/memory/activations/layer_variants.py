@@ -38,6 +38,10 @@ class LayerVariant:
     """Eager attention casts queries and keys to fp32 first."""
     holds_scores: bool = False
     """Eager attention keeps the raw scores in a variable until it returns."""
+    chosen_mask: bool = False
+    """Before transformers 5 eager attention chooses (`torch.where`) between the scores and what masks them."""
+    gathers_positions: bool = False
+    """Eager attention gathers two biases by position for every score (DeBERTa)."""
     boolean_mask: bool = False
     """Eager attention is given a mask of booleans, and fills with it."""
     masked: bool = False
@@ -99,6 +103,8 @@ VARIANTS: Mapping[str, LayerVariant] = {
     "clip": LayerVariant(norm="layer", summed_input=True),
     "cohere": LayerVariant(norm="layer_fp32", qk_norm="layer_fp32", rotary="fp32"),
     "cohere2": LayerVariant(norm="layer_fp32", rotary="fp32"),
+    "deberta": LayerVariant(norm="layer", gathers_positions=True),
+    "deberta-v2": LayerVariant(norm="layer", gathers_positions=True),
     "deepseek_v2": LayerVariant(rotary="fp32", router_fp32=True, routing_fp32=True),
     "deepseek_v3": LayerVariant(router_fp32=True, routing_fp32=True),
     "falcon": LayerVariant(norm="layer", heads="copies", softmax_fp32=False, masked=True),
@@ -108,7 +114,7 @@ VARIANTS: Mapping[str, LayerVariant] = {
     "gemma3_text": _GEMMA_3,
     "glm": LayerVariant(joined=True),
     "glm4": LayerVariant(layout="sandwich", joined=True),
-    "gpt2": LayerVariant(norm="layer", softmax_fp32=False, summed_input=True, embedding_dropout=True),
+    "gpt2": LayerVariant(norm="layer", softmax_fp32=False, summed_input=True, embedding_dropout=True, chosen_mask=True),
     "gpt_bigcode": LayerVariant(norm="layer", summed_input=True, embedding_dropout=True),
     "gpt_neo": LayerVariant(norm="layer", kernels=_FLASH_ONLY, softmax_fp32=False, scores_fp32=True, summed_input=True),
     "gpt_neox": LayerVariant(norm="layer", joined=True),

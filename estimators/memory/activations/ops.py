@@ -9,7 +9,7 @@ from ...models.four_bits import quantized
 from ...models.lora import Adapters
 from ...models.model_shape import Tensor
 from ...workload import Workload
-from .saved_tensors import AutogradGraph, Value
+from .graph.saved_tensors import AutogradGraph, Value
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,6 +21,8 @@ class Ops:
     weights: Mapping[str, Tensor]
     """The layer's matrices by module name, fused experts by their own."""
     adapters: Adapters
+    biased: frozenset[str] = frozenset()
+    """The modules that add a bias."""
     reduces_gradients: bool = False
     """ZeRO takes each gradient away as it is made; where tiles add to it, it stays until the last one."""
     keeps_frozen_inputs: bool = False
@@ -121,11 +123,14 @@ class Ops:
         width = weight.numel // value.width
         label = label or name.rpartition(".")[2]
         if self.trains:
-            return self.graph.apply(label, (value,), width=width, saves=(value,), trains=True)
+            summed = value.rows * width * value.itemsize if name in self.biased else 0  # the bias's gradient
+            return self.graph.apply(
+                label, (value,), width=width, saves=(value,), trains=True, product=True, moves=(0, summed)
+            )
         folded = self.folded(name)
         if folded is not None:
             operands = value, self.cast(folded, value.itemsize)
-            return self.graph.apply(label, operands, width=width, saves=operands)
+            return self.graph.apply(label, operands, width=width, saves=operands, product=True)
         dequantized = weight.numel * self.itemsize if quantized(weight, self.workload) else 0
         base = self.graph.apply(
             label,
@@ -133,6 +138,7 @@ class Ops:
             width=width,
             saves=(value,) if self.keeps_frozen_inputs else (),
             fixed_workspace=dequantized,
+            product=True,
         )
         rank = self.adapters.rank_of(weight)
         if not rank:
@@ -141,8 +147,9 @@ class Ops:
         taken = self.dropout(given, self.workload.lora_dropout)
         if self.workload.software.autocast:
             taken = self.cast(taken, self.itemsize)
-        low = self.graph.apply(f"lora_A of {label}", (taken,), width=rank, saves=(taken,), trains=True)
-        update = self.scale(self.graph.apply(f"lora_B of {label}", (low,), width=width, saves=(low,), trains=True))
+        low = self.graph.apply(f"lora_A of {label}", (taken,), width=rank, saves=(taken,), trains=True, product=True)
+        full = self.graph.apply(f"lora_B of {label}", (low,), width=width, saves=(low,), trains=True, product=True)
+        update = self.scale(full)
         output = self.add(base, self.cast(update, base.itemsize), label)
         self.graph.hold(value, given)
         return output

@@ -8,10 +8,10 @@ from ...estimate import MEMORY_SYMBOLS
 from ...models.lora import trains_head
 from ...models.model_shape import Block
 from .feed_forward import activate
+from .graph.saved_tensors import Size
 from .linear_terms import LinearTerm, saved_term
 from .norms import norm
 from .recording import LayerRecorder, Recording
-from .saved_tensors import Size
 
 _SYMBOLS = {
     **MEMORY_SYMBOLS,
@@ -39,13 +39,14 @@ def end(recorder: LayerRecorder) -> End:
         output = norm(ops, variant.norm, output)
         output = ops.dropout(output, variant.relative and block.hidden_dropout)
     elif model.vocab_size:
-        output = ops.graph.apply("transform", (output,), saves=(output,) if ops.trains else (), trains=ops.trains)
+        saves = (output,) if ops.trains else ()
+        output = ops.graph.apply("transform", (output,), saves=saves, trains=ops.trains, product=True)
         output = norm(ops, variant.norm, activate(ops, block.feed_forward.activation, output))
     adapted = any(ops.adapters.rank_of(tensor) for tensor in ops.weights.values())
     trained = trains_head(model, recorder.workload)
     kept = recorder.zero3 or recorder.workload.loss == "tiled"  # tiled compute keeps its input whatever trains
     if (model.vocab_size or model.num_labels) and (trained or adapted or kept or model.num_labels):
-        ops.graph.apply("logits", (output,), width=1, saves=(output,))
+        ops.graph.apply("logits", (output,), width=1, saves=(output,), product=True)
     recording = Recording(ops.graph, value, output)
     return End(recording, saved_term("final norm and head input", recording.saved, count=1, rows=rows))
 

@@ -9,11 +9,12 @@ from ...dataclass import dataclass, replace
 from ...models.lora import adapters, trained_copies
 from ...models.model_shape import Attention, Block, ModelShape, Tensor
 from ...workload import Workload
+from .graph.moved_bytes import backward_bytes, forward_bytes
+from .graph.saved_tensors import AutogradGraph, Size, Storage, Value, frontier
 from .kernels import LARGEST_FUSED_HEAD, Kernel, attention_kernel
 from .layer import Layer
 from .layer_variants import LayerVariant, layer_variant
 from .ops import Ops
-from .saved_tensors import AutogradGraph, Size, Storage, Value, frontier
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ class Recording:
     @cached_property
     def backward(self) -> tuple[Size, ...]:
         return frontier(self.graph.backward_moments(self.output))
+
+    @cached_property
+    def moved(self) -> tuple[Size, Size]:
+        """Bytes that cross GPU memory outside products, forward and backward."""
+        return forward_bytes(self.graph), backward_bytes(self.graph, self.output)
 
     @property
     def waiting(self) -> Size:
@@ -106,12 +112,14 @@ class LayerRecorder:
         return apart
 
     def ops(self, tensors: Iterable[Tensor], part: str) -> Ops:
-        weights = {tensor.name.removesuffix(".weight"): tensor for tensor in tensors if len(tensor.shape) >= 2}
+        given = tuple(tensors)
+        weights = {tensor.name.removesuffix(".weight"): tensor for tensor in given if len(tensor.shape) >= 2}
         return Ops(
             graph=AutogradGraph(part),
             workload=self.workload,
             weights=weights,
             adapters=adapters(self.model, self.workload),
+            biased=frozenset(tensor.name.removesuffix(".bias") for tensor in given if tensor.name.endswith(".bias")),
             keeps_frozen_inputs=self.zero3,
             reduces_gradients=self.reduces and self.trains,
         )

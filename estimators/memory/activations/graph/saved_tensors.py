@@ -16,9 +16,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
-
-from ...dataclass import dataclass, field
 
 
 class Size(NamedTuple):
@@ -89,6 +88,12 @@ class _Node:
     forward_workspace: int = 0
     overwrites: bool = False
     """The gradients of the inputs are written over what was saved."""
+    product: bool = False
+    """It is a matrix product or an attention kernel, whose time is not that of the bytes it moves."""
+    moves: tuple[int, int] = (0, 0)
+    """Bytes per sample that its kernels move besides, forward and backward."""
+    trains: bool = False
+    """A weight of it requires a gradient."""
 
 
 @dataclass(slots=True)
@@ -131,6 +136,8 @@ class AutogradGraph:
         fixed_workspace: int = 0,
         forward_workspace: int = 0,
         overwrites: bool = False,
+        product: bool = False,
+        moves: tuple[int, int] = (0, 0),
     ) -> Value:
         """One operation with one output, shaped like the first input unless other sizes are given.
 
@@ -139,6 +146,9 @@ class AutogradGraph:
         overwrites: the gradients of the inputs take the place of what was saved.
         workspace, fixed_workspace: bytes that the backward pass takes for the operation's own use, per sample and once;
                    forward_workspace: those of the forward pass, per sample.
+        product:   it is a matrix product or an attention kernel, whose time is not that of the bytes it moves.
+        moves:     bytes per sample that kernels of it read and write besides its inputs, outputs and workspace, forward
+                   and backward.
         """
         first = inputs[0]
         rows, width, itemsize = rows or first.rows, width or first.width, itemsize or first.itemsize
@@ -159,6 +169,9 @@ class AutogradGraph:
                 Size(workspace, fixed_workspace),
                 forward_workspace,
                 overwrites,
+                product,
+                moves,
+                trains,
             )
         )
         return output
