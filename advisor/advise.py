@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..estimators.dataclass import replace
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.time.step_time import assumptions

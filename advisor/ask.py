@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..estimators.dataclass import replace
 from ..estimators.errors import WorkloadError
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.model_shape import ModelShape

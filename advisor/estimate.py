@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, cast, get_args, get_type_hints
 
-from ..estimators.dataclass import replace
 from ..estimators.errors import WorkloadError
 from ..estimators.estimate import Estimate
 from ..estimators.models.model_shape import ModelShape

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..ds_configs.read import optimizer_in
-from ..estimators.dataclass import dataclass
 from ..estimators.workload import Framework
 from ..validate.lint import LintReport, lint, load_facts
 from ..validate.lint.config_file import STANDARD_INPUT, correct, read_config_file, read_standard_input

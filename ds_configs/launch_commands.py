@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-from ..estimators.dataclass import dataclass
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.hardware.host_defaults import cpu_cores, threads_per_rank
 from ..estimators.workload import Framework

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
-from ..estimators.dataclass import replace
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.memory.trainable import tensor_set
 from ..estimators.models.model_shape import ModelShape

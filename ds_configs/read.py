@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
-from ..estimators.dataclass import replace
 from ..estimators.errors import ConfigFileError
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.model_shape import ModelShape

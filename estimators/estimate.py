@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
-from .dataclass import dataclass
 from .plan import Plan
 
 Evidence = Literal["analytic", "dry-run", "solo-probe", "probe", "training"]

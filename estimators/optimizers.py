@@ -7,9 +7,9 @@ therefore not what its paper promises.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from .dataclass import dataclass, replace
 from .errors import WorkloadError
 
 

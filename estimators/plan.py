@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, get_args
-
-from .dataclass import dataclass
 
 Offload = Literal["none", "cpu", "nvme"]
 Sharding = Literal["zero", "fsdp", "none"]

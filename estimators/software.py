@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
-
-from .dataclass import dataclass
 
 OptimizerStep = Literal["foreach", "fused", "loop"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-from .dataclass import dataclass, replace
 from .software import DEFAULT, Software
 
 Method = Literal["full", "lora", "qlora"]

@@ -6,9 +6,9 @@ versions of the kernel's interface are read (Documentation/admin-guide/cgroup-v2
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from ..estimators.dataclass import dataclass
 from .kernel_files import read_number, read_pairs, read_text
 
 

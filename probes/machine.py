@@ -6,11 +6,10 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..estimators.dataclass import dataclass
 from ..estimators.errors import ClusterError
 from .this_machine import cpu_cores, host_memory_bytes, visible_gpus
 

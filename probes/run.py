@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..ds_configs.emit import ds_config
 from ..ds_configs.read import plan_from_ds_config, ranks_per_sample_in
-from ..estimators.dataclass import dataclass, field, replace
 from ..estimators.errors import ClusterError, ConfigFileError
 from ..estimators.estimate import Estimate
 from ..estimators.estimate_plan import estimate_plan

@@ -15,14 +15,13 @@ import os
 import sqlite3
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast
 
-from ..estimators.dataclass import dataclass, field
 from ..estimators.errors import DsAdviseError
 from ..estimators.models.model_shape import ModelShape
 from .machine import Machine, machine_from_json, this_machine

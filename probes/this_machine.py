@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..estimators.dataclass import replace
 from ..estimators.errors import ClusterError
 from ..estimators.hardware.cluster import Gpu
 from ..estimators.hardware.gpus import UNMEASURED_MEMORY_SHARE, find_gpu, gpu_of_memory

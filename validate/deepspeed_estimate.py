@@ -9,9 +9,9 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from ..estimators.dataclass import dataclass
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.model_shape import ModelShape
 from ..estimators.plan import Plan

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from ...estimators.dataclass import dataclass
 from ...estimators.errors import WorkloadError
 from ...estimators.workload import Framework
 from ...validate.lint.config_file import shown_name

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from ...ds_configs.emit import ds_config
 from ...ds_configs.read import plan_from_ds_config
-from ...estimators.dataclass import dataclass, replace
 from ...estimators.errors import ConfigFileError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.job.duration import JobDuration, job_duration

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from ...estimators.dataclass import dataclass
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload

@@ -4,11 +4,11 @@ arithmetic."""
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from ...estimators.dataclass import dataclass
 from .tokens import Integers, Tokens
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from ...estimators.dataclass import dataclass
 from ...estimators.errors import ModelConfigError, UnknownModelError
 from ...estimators.job.job import Job, SamplesOfLength
 from ...estimators.models.model_shape import ModelShape

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...estimators.dataclass import dataclass
 from ..terminal.progress import seldom
 from .batching import Cuts, Index, evaluation_split, index_of
 from .errors import DataError

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
-from ...estimators.dataclass import dataclass
 from ...estimators.phrase import phrase
 from .errors import DataError
 from .rows import Row

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from ...estimators.dataclass import dataclass
 from .tokenizing import Tokenized
 
 _IDS, _TRAINED, _STARTS = "ids.bin", "is_trained.bin", "starts.npy"

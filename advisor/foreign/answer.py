@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ...ds_configs.write import to_json
-from ...estimators.dataclass import dataclass, replace
 from ...estimators.errors import ClusterError, ConfigFileError, DsAdviseError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.workload import Framework

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ...estimators.dataclass import replace
 from ...estimators.errors import ConfigFileError
 from ..commands.options import foreign_options, output_options
 from ..terminal.output import Output

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...ds_configs.launch_commands import unset_threads
 from ...ds_configs.presets import plan_for
 from ...ds_configs.read import plan_from_ds_config
-from ...estimators.dataclass import dataclass, replace
 from ...estimators.errors import ConfigFileError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.hardware.host_defaults import cores_per_rank

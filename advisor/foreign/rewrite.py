@@ -4,13 +4,13 @@ configuration that it names."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
 from ...ds_configs.emit import ds_config
 from ...ds_configs.other_plan import under_other_plan
 from ...ds_configs.write import to_json, write_text
-from ...estimators.dataclass import dataclass
 from ...estimators.errors import ConfigFileError
 from ...estimators.plan import Plan
 from ...estimators.workload import Workload

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from ...estimators.dataclass import dataclass
 from ...estimators.errors import WorkloadError
 from ...estimators.job.job import Job
 from ...estimators.job.price import Price

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...estimators.dataclass import replace
+from dataclasses import replace
+
 from ..question.question import Largest, Question
 from ..recommend.search.fastest import any_fits
 from .bisection import largest

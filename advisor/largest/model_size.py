@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from ...estimators.dataclass import replace
 from ...estimators.models.catalogue import family
 from ...estimators.models.model_shape import ModelShape
 from ..question.question import Largest, Question

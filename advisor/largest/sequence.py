@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import lcm
 
-from ...estimators.dataclass import replace
 from ..question.question import Largest, Question
 from ..recommend.search.fastest import any_fits
 from .bisection import largest

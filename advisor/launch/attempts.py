@@ -4,11 +4,10 @@ measured beside predicted."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...estimators.dataclass import dataclass
 from ...probes.store import record_of, try_store
 from ..terminal.output import Output
 from .fallback import Continuation

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ...estimators.dataclass import dataclass
 from ...estimators.estimate import Estimate
 from ...estimators.memory.checkpoint_size import checkpoint_bytes
 from ...probes.real_run.job import Device

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 
 from ...ds_configs.launch_commands import LAUNCHER_MODULES, config_arguments, launcher_words, shell_line
-from ...estimators.dataclass import replace
 from ...probes.this_machine import can_bind_cores
 from .environment import environment_of
 from .request import LaunchRequest

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...ds_configs.other_plan import under_other_plan
 from ...ds_configs.write import write_config
-from ...estimators.dataclass import dataclass, replace
 from ...estimators.errors import ConfigFileError
 from ..terminal.words import plan_title
 from .other_plans import next_plan

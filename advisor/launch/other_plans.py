@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...estimators.dataclass import replace
+from dataclasses import replace
+
 from ...estimators.errors import DsAdviseError
 from ...estimators.estimate import Estimate
 from ...estimators.plan import Plan

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from ...ds_configs.launch_commands import Launcher, Rendezvous
-from ...estimators.dataclass import dataclass
 from ...estimators.estimate import Estimate
 from ...probes.real_run.job import Device
 from ...probes.run import Run

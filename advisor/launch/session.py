@@ -4,9 +4,9 @@ is wanted."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ...estimators.dataclass import dataclass, field, replace
 from ...estimators.errors import WorkloadError
 from ..terminal.output import Output
 from .attempts import Attempts, make_attempts

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__
-from ...estimators.dataclass import replace
 from ...estimators.errors import DsAdviseError
 from ...estimators.hardware.gpus import gpus
 from ...estimators.models import catalogue

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from ...estimators.dataclass import dataclass
 from .canvas import SMALL, WIDE, fill, frame, is_narrow, label, legend, line, round_steps, text_width
 from .markup import Markup, element, joined
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from ...estimators.dataclass import dataclass
 from .canvas import WIDE, fill, frame, horizontal_axis, is_narrow, label, legend, line, round_steps, text_width
 from .markup import Markup, element
 

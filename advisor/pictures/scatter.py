@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from ...estimators.dataclass import dataclass
 from .canvas import SMALL, WIDE, fill, frame, horizontal_axis, is_narrow, label, line, round_steps, stroke, text_width
 from .markup import Markup, element, joined
 

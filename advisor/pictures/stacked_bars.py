@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from ...estimators.dataclass import dataclass
 from .canvas import (
     SMALL,
     WIDE,

@@ -7,8 +7,8 @@ All others are predicted anew: their times are corrected by the probe of the pla
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from ...estimators.dataclass import replace
 from ...estimators.phrase import phrase
 from ...estimators.plan import Plan
 from ...probes.real_run import ProbeResult

@@ -7,9 +7,9 @@ Where the device does not tell waiting apart (CUDA) one factor stands for all th
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from statistics import median
 
-from ...estimators.dataclass import dataclass, replace
 from ...estimators.estimate import Estimate, Spread, TimeEstimate, TimeTerm
 from ...probes.real_run import ProbeResult
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from ...estimators.dataclass import dataclass
 from ...estimators.errors import ClusterError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.models.model_shape import ModelShape

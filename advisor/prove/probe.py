@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from ...estimators.dataclass import dataclass, replace
 from ...estimators.errors import ClusterError
 from ...estimators.estimate import Estimate, MemoryEstimate
 from ...probes.dry_run import DryRunResult, NeedsValuesError, dry_run

@@ -15,10 +15,10 @@ above the first, and `ProbeOrder.bound` counts them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from ...estimators.dataclass import dataclass
 from ...estimators.estimate import TimeEstimate
 from ...estimators.phrase import phrase
 from ...estimators.plan import Plan

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from ...estimators.dataclass import replace
 from ...estimators.plan import Plan
 from ..question.run import run_of
 from ..recommend.candidate import Candidate, LadderStep

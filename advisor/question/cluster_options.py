@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-from ...estimators.dataclass import dataclass
 from ...estimators.errors import ClusterError
 from ...estimators.hardware.cluster import Cluster
 from .cluster_spec import parse_cluster, parse_size

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from dataclasses import replace
 
-from ...estimators.dataclass import replace
 from ...estimators.errors import ClusterError
 from ...estimators.hardware.cluster import Cluster, Gpu
 from ...estimators.hardware.gpus import assumes_sxm, find_gpu, gpu_of_memory

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ...estimators.dataclass import dataclass, replace
 from ...estimators.hardware.cluster import Cluster, Gpu
 from ...estimators.phrase import Phrase, phrase
 from ...estimators.time.collective_time import LINK_SHARE

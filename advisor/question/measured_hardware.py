@@ -8,9 +8,9 @@ what their fields hold.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...estimators.dataclass import dataclass, replace
 from ...estimators.hardware.cluster import Cluster, Gpu
 from ...estimators.phrase import Phrase, listed, phrase
 from ...estimators.time.collective_time import LINK_SHARE

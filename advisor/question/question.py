@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypedDict
 
-from ...estimators.dataclass import dataclass, replace
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.job.job import Job

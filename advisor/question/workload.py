@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...ds_configs.read import optimizer_in, precision_in
-from ...estimators.dataclass import dataclass, replace
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Gpu
 from ...estimators.models.model_shape import ModelShape

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from ...estimators.dataclass import dataclass, field, replace
 from ...estimators.estimate import Estimate, MemoryEstimate, TimeEstimate
 from ...estimators.job.duration import JobDuration, job_duration
 from ...estimators.plan import PlainPyTorch, Plan, Rung

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...ds_configs.emit import ds_config
 from ...ds_configs.write import write_config
-from ...estimators.dataclass import replace
 from ...estimators.errors import ConfigFileError
 from ..terminal.language import SAMPLES, Language, speaking
 from ..terminal.output import Output

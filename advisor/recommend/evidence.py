@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from ...estimators.dataclass import dataclass, replace
 from ...estimators.memory.host_memory import PROCESS_BYTES
 from .candidate import Candidate
 from .fit import Fit, Verdict, dry_run_fit

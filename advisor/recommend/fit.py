@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-from ...estimators.dataclass import dataclass
 from ...estimators.estimate import MemoryEstimate
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.memory.fit_probability import dry_run_fit_probability, fit_probability

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...ds_configs.launch_commands import PROGRAMS, Launcher, unset_threads
-from ...estimators.dataclass import replace
 from ...estimators.estimate import TimeEstimate
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.phrase import Phrase, listed, phrase

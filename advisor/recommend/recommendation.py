@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...estimators.dataclass import dataclass
 from ..question.question import Question
 from .candidate import Candidate, LadderStep
 

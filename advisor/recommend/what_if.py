@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import repeat
 
-from ...estimators.dataclass import replace
 from ...estimators.errors import WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.hardware.gpus import find_gpu

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from ...estimators.dataclass import dataclass
 from .offers import LeftOut, Offer
 from .table import PriceTable
 

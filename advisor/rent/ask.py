@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...estimators.dataclass import replace
 from ...estimators.errors import ClusterError, DsAdviseError, WorkloadError
 from ..ask import ask
 from ..job.options import parse_duration

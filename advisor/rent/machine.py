@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...estimators.dataclass import dataclass
+from dataclasses import dataclass
+
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.job.price import Price
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from ...estimators.dataclass import dataclass, replace
 from ...estimators.errors import ClusterError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.job.duration import JobDuration

@@ -6,9 +6,9 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...estimators.dataclass import dataclass, replace
 from ...estimators.errors import ClusterError, ConfigFileError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.job.price import Price

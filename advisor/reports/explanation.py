@@ -6,9 +6,9 @@ The records are the estimators' own terms; nothing is computed here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NotRequired, TypedDict
 
-from ...estimators.dataclass import dataclass
 from ...estimators.errors import WorkloadError
 from ...estimators.estimate import Evidence, MemoryTerm, TimeTerm, symbols_of
 from ...estimators.plan import RUNGS, PlainPyTorch, Rung

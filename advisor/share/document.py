@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Literal
 
 from ... import __version__
-from ...estimators.dataclass import dataclass
 from ..pictures.markup import Markup, element, joined
 from ..pictures.palette import dark_rules
 from ..terminal.lines import glued

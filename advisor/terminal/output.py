@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
-
-from ...estimators.dataclass import dataclass
 
 if TYPE_CHECKING:
     from rich.console import Console

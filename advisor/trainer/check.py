@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from ...estimators.dataclass import replace
 from ...estimators.errors import ConfigFileError, WorkloadError
 from ...estimators.memory.checkpoint_size import checkpoint_bytes
 from ...estimators.workload import Workload

@@ -9,11 +9,11 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...ds_configs.write import write_config
-from ...estimators.dataclass import dataclass
 from ...estimators.errors import ConfigFileError
 from ...probes.file_lock import try_lock
 from ..question.json_file import read_json_object

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ...ds_configs.write import write_config
-from ...estimators.dataclass import dataclass
 from ...estimators.errors import ConfigFileError
 from ...estimators.workload import Workload
 from ...probes.real_run.job import Device

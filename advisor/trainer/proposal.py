@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ...ds_configs.training_arguments import training_arguments
-from ...estimators.dataclass import dataclass, replace
 from ...estimators.errors import ClusterError, ModelConfigError, WorkloadError
 from ...estimators.job.duration import job_duration
 from ...estimators.models.model_shape import ModelShape

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from ...estimators.dataclass import dataclass
 from ...estimators.errors import WorkloadError
 from ...probes.real_run.job import Device
 from ..data.defaults import SEED

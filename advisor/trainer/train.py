@@ -3,11 +3,11 @@ on."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...ds_configs.training_arguments import training_arguments
 from ...ds_configs.write import write_config
-from ...estimators.dataclass import dataclass, replace
 from ...estimators.errors import ClusterError, ConfigFileError
 from ...estimators.estimate import Estimate
 from ...estimators.hardware.cluster import Cluster

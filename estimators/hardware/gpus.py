@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import re
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from ..dataclass import replace
 from ..errors import ClusterError
 from .cluster import Gpu
 

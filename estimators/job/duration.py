@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from math import ceil
 
-from ..dataclass import dataclass, replace
 from ..estimate import Spread, TimeEstimate
 from ..hardware.cluster import Cluster
 from ..hardware.host_defaults import nvme_read_bytes_per_s

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import exp
 
-from ..dataclass import dataclass
 from .saving import young_interval_s
 
 _HOPELESS = 20.0

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import ceil, lcm, sqrt
 from typing import NamedTuple
 
-from ..dataclass import dataclass
 from ..plan import Plan
 
 PADDED_TO = 8

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-from ..dataclass import dataclass
 from ..hardware.cluster import Cluster
 
 HOUR_S = 3600.0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import sqrt
 
-from ..dataclass import dataclass
 from ..hardware.cluster import Cluster
 from ..hardware.host_defaults import nvme_write_bytes_per_s
 from ..memory.checkpoint_size import checkpoint_bytes

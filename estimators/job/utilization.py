@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..dataclass import replace
+from dataclasses import replace
+
 from ..estimate import TimeEstimate
 from ..hardware.cluster import Cluster, Gpu
 from ..models.model_shape import ModelShape

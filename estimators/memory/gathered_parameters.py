@@ -9,11 +9,11 @@ modules that are used several times in a pass; mixtures of experts that skip exp
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import compress, repeat
 from typing import NamedTuple
 
-from ..dataclass import dataclass
 from ..plan import Plan
 from .partition import SWAP_MIN_BYTES
 from .trainable import TensorSet

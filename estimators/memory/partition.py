@@ -8,9 +8,8 @@ here with `deepspeed.initialize` on 2 and 4 ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import repeat
-
-from ..dataclass import dataclass
 
 NCCL_START_ALIGNMENT = 2
 """Elements: a partition starts on a 4-byte boundary in fp16 (stage_1_and_2.py `nccl_start_alignment_factor`)."""

@@ -26,10 +26,10 @@ Quick enough for a search: what depends on the model and workload alone is compu
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from ..dataclass import replace
 from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase, total_bytes
 from ..hardware.cluster import Cluster
 from ..models.model_shape import ModelShape

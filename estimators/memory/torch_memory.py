@@ -26,7 +26,8 @@ mixed precision with fp32 shards; DDP's buckets; torch.compile.
 
 from __future__ import annotations
 
-from ..dataclass import dataclass, replace
+from dataclasses import dataclass, replace
+
 from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase, total_bytes
 from ..hardware.cluster import Cluster
 from ..models.four_bits import quantized, quantized_bytes

@@ -10,10 +10,10 @@ runtime/engine.py `_cast_module_mixed_precision`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain, compress, repeat
 
-from ..dataclass import dataclass
 from ..models.four_bits import quantized, quantized_bytes
 from ..models.lora import Adapters, adapters, trained_copies
 from ..models.model_shape import ModelShape, Tensor

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..dataclass import replace
 from ..errors import UnknownModelError
 from .families import shape_from_config
 from .model_shape import ModelShape

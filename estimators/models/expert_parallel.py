@@ -9,9 +9,9 @@ module_inject/auto_ep_presets/. Not covered: adapters; gates that clamp.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
-from ..dataclass import replace
 from ..phrase import phrase
 from .model_shape import Block, ModelShape, Tensor
 

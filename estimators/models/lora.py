@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..dataclass import dataclass, replace
 from ..errors import WorkloadError
 from ..workload import Workload
 from .model_shape import ModelShape, Tensor

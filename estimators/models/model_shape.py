@@ -7,11 +7,10 @@ tensor by tensor, LoRA adapts module by module, and the exact count is then a pl
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Literal
-
-from ..dataclass import dataclass, replace
 
 Role = Literal[
     "embedding", "position", "attention", "feed_forward", "expert", "router", "norm", "head", "tower", "other"

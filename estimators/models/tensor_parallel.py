@@ -11,9 +11,9 @@ name; heads of keys and values that the ranks do not divide, of which some ranks
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
-from ..dataclass import replace
 from .model_shape import Block, ModelShape, Tensor
 
 AUTOTP_MODEL_TYPES = frozenset(["llama", "mistral", "qwen2", "qwen3"])

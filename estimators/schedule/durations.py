@@ -6,7 +6,8 @@ host link and the host's memory. No kernel takes less than KERNEL_S.
 
 from __future__ import annotations
 
-from ..dataclass import replace
+from dataclasses import replace
+
 from ..hardware.cluster import Cluster
 from ..hardware.host_defaults import nvme_read_bytes_per_s, nvme_write_bytes_per_s
 from ..time.collective_time import Ring, ring

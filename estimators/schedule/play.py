@@ -17,8 +17,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from ..dataclass import dataclass
 from ..estimate import TimeEstimate
 from ..hardware.cluster import Cluster
 from ..time.collective_time import CONTENTION

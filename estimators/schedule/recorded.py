@@ -10,10 +10,9 @@ Reads and writes of NVMe run on a stream of their queue.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
-
-from ..dataclass import dataclass
 
 Kind = Literal["product", "attention", "memory", "host", "to device", "to host", "collective", "read", "write"]
 """Anything on the GPU that is no product or attention is "memory"; the CPU computes "host"; "read" and "write" are

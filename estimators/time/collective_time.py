@@ -35,10 +35,10 @@ tensor that stage 3 keeps whole is gathered by itself (stage3.py `_post_step`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple
 
-from ..dataclass import dataclass, replace
 from ..errors import ClusterError
 from ..hardware.cluster import Cluster, Gpu
 from ..memory.gathered_parameters import gathered_parameters

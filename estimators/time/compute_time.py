@@ -5,9 +5,9 @@ Counts of FLOPs stand in `flops`, of bytes in `memory_bound`; `roofline` turns b
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
-from ..dataclass import dataclass
 from ..hardware.cluster import Gpu
 from ..memory.activations.activation_memory import recorded
 from ..memory.activations.recording import Recording

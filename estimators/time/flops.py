@@ -42,9 +42,9 @@ Not covered: convolutions (the patches of ViT, the front of Whisper), which are 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, replace
 from math import prod
 
-from ..dataclass import dataclass, replace
 from ..models.lora import Adapters, adapters, trains_head
 from ..models.model_shape import Attention, Block, ModelShape, Tensor
 from ..plan import Plan

@@ -9,10 +9,9 @@ takes as much longer as its single-thread score says (`probes/host_time/score.py
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
-from ..dataclass import dataclass, replace
 from ..hardware.cluster import Cluster
 from ..hardware.host_defaults import HOST_SCORE_S, host_score_s
 

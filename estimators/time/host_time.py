@@ -7,9 +7,9 @@ shorter than that. Counts are derived here from the model's dimensions; what eac
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
-from ..dataclass import dataclass
 from ..memory.trainable import larger_than, tensor_set
 from ..models.lora import adapters
 from ..models.model_shape import ModelShape

@@ -14,7 +14,8 @@ Held against the modules themselves: `benchmarks/probes/host_time.py`.
 
 from __future__ import annotations
 
-from ..dataclass import dataclass
+from dataclasses import dataclass
+
 from ..models.four_bits import quantized
 from ..models.lora import Adapters
 from ..models.model_shape import Block, ModelShape

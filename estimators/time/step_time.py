@@ -8,7 +8,8 @@ Micro batches differ: stages 0 and 1 reduce gradients only in the last one. Data
 
 from __future__ import annotations
 
-from ..dataclass import dataclass, field
+from dataclasses import dataclass, field
+
 from ..estimate import TimeEstimate, TimeTerm
 from ..hardware.cluster import Cluster
 from ..hardware.host_defaults import HOST_CORE, assumed_of_host

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
-from ...estimators.dataclass import replace
 from ...estimators.errors import ClusterError
 from ..machine import this_machine
 from ..store import Record, try_store

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from ...ds_configs.emit import AIO
-from ...estimators.dataclass import replace
 from ..host_time.score import ROUNDS, HostScore
 from .device import memory
 from .result import BenchFigure, figure

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any, Literal
-
-from ...estimators.dataclass import dataclass, replace
 
 BENCH_VERSION = 2
 """Rises when a figure is measured in another way, so that new figures are not compared with old ones."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
-
-from ...estimators.dataclass import dataclass
 
 Group = Literal["device", "host_link", "host_memory", "cpu_adam", "nvme", "collectives"]
 

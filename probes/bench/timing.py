@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-
-from ...estimators.dataclass import dataclass
+from dataclasses import dataclass
 
 SAMPLE_S = 0.004
 """Shorter calls are repeated until a measurement takes this long: a thousand times the clock's and the settling's

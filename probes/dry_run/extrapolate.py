@@ -23,10 +23,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ...estimators.dataclass import dataclass, replace
 from ...estimators.memory.partition import shard_numel, sub_group_numels
 from ...estimators.memory.trainable import shard_tensors, tensor_set
 from ...estimators.models.families import shape_from_config

@@ -8,12 +8,12 @@ shifted labels (`UlyssesSPDataLoaderAdapter`); the Trainer averages the parts' l
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ...ds_configs.tiled_compute import tile_feed_forward, tile_loss
-from ...estimators.dataclass import replace
 from ...estimators.models.families import shape_from_config
 from ...estimators.tiles import loss_tiles, mlp_tiles
 from .models import TrainableModel

@@ -6,13 +6,13 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from packaging.version import Version
 
-from ...estimators.dataclass import dataclass
 from ...estimators.workload import Workload
 from .request import Request
 from .simulated_gpu.attention import FLASH

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from ...ds_configs.read import ranks_per_sample_in, sequence_parallel_size_in
-from ...estimators.dataclass import dataclass
 from ...estimators.workload import Workload
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ...estimators.dataclass import dataclass, replace
 from ...estimators.schedule.recorded import Schedule
 
 PHASES = ("load", "initialize", "forward", "backward", "step")

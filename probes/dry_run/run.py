@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 from packaging.version import Version
 
 from ...ds_configs.beyond_plans import FIRST_WITHOUT_AUTOEP, beyond_plans
-from ...estimators.dataclass import replace
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.memory.device_overhead import library_workspace, outside_allocator
 from ..run import Run

@@ -13,12 +13,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from ...estimators.dataclass import replace
 from ..harmless import harmless
 from .recording import analysis
 from .request import Request

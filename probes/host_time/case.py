@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...estimators.dataclass import dataclass
 from ...estimators.plan import Offload
 
 Checkpointing = Literal["none", "non-reentrant", "reentrant"]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
-
-from ...estimators.dataclass import dataclass
 
 RankFailureKind = Literal["out_of_memory", "crash", "hang", "stopped", "killed", "timeout", "disk_full"]
 

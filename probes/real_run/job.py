@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from ...estimators.dataclass import dataclass, replace
 from ..dry_run.request import Request
 
 Device = Literal["cpu", "cuda"]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from ...estimators.dataclass import dataclass, field
 from ..rank_processes.failure import RankFailure
 
 

@@ -7,9 +7,9 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from ...estimators.dataclass import replace
 from ...estimators.errors import ConfigFileError
 from ..dry_run.run import request_for
 from ..harmless import harmless

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from ...estimators.dataclass import dataclass, field
 from ..dry_run import auto_values, long_sequences, models
 from ..dry_run.request import Request
 from ..dry_run.training import announce_zero3, holds_output, initialize, model_dtype

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict
 
-from ...estimators.dataclass import dataclass, replace
 from .checks import building, environment, folder, gpus, host, nodes, versions
 from .facts import MachineFacts
 from .findings import STATUSES, DoctorFinding, FindingStatus

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
-
-from ...estimators.dataclass import dataclass
 
 FindingStatus = Literal["ok", "note", "warning", "problem", "unknown"]
 """ok: nothing to do. note: worth knowing. warning: works, but slower or more fragile than it need be. problem:

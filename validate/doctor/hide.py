@@ -7,8 +7,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-
-from ...estimators.dataclass import dataclass
+from dataclasses import dataclass
 
 _TOKENS = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{8,}|gh[pousr]_[A-Za-z0-9]{8,}|github_pat_\w{8,}|sk-[\w-]{8,}|AKIA[A-Z0-9]{8,}|xox[a-z]-[\w-]{8,}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...ds_configs.write import replace_file
-from ...estimators.dataclass import dataclass
 from ...estimators.errors import ConfigFileError
 from .document import FIX, MAX_BYTES, Document, read_document
 from .edits import apply

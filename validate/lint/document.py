@@ -11,10 +11,10 @@ import bisect
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
 
-from ...estimators.dataclass import dataclass
 from ...estimators.errors import ConfigFileError
 from .not_json import other_format, python_dict
 

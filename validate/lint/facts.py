@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from ...estimators.dataclass import dataclass, field
 from ..versions import parse_version
 
 _CLASSES = ("optimizer_classes", "schedulers", "torch_optimizers", "torch_schedulers")

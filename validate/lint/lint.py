@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from ...estimators.dataclass import dataclass
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.models.model_shape import ModelShape
 from ...estimators.workload import Framework, Workload

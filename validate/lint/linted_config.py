@@ -6,11 +6,11 @@ another type is the business of other rules.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ...ds_configs.read import plan_from_ds_config
-from ...estimators.dataclass import dataclass
 from ...estimators.errors import ConfigFileError
 from ...estimators.hardware.cluster import Cluster
 from ...estimators.models.model_shape import ModelShape

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, Unpack
 
-from ...estimators.dataclass import dataclass, field
 from .facts import DeepSpeedFacts
 from .linted_config import LintedConfig
 from .values import number_in

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from ....estimators.dataclass import replace
 from ....estimators.errors import ConfigFileError
 from ..texts.change import KeyPath, Value
 from ..texts.source import Source, read_source

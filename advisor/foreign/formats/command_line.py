@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
-from ....estimators.dataclass import replace
 from ....estimators.errors import ConfigFileError
 from ..texts.change import KeyPath, Value
 from ..texts.source import Source, read_source

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from ....ds_configs.launch_commands import Launcher
-from ....estimators.dataclass import dataclass, field
 from ....estimators.plan import Plan, Sharding
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ....estimators.dataclass import replace
 from ....estimators.errors import ConfigFileError
 from ...launch.question.script_arguments import ScriptArguments
 from ...question.ds_config_file import read_ds_config

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ....estimators.dataclass import replace
 from ...launch.question.script_arguments import ScriptArguments
 from ..texts.change import KeyPath, Value
 from ..texts.source import Source

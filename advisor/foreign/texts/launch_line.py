@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
 
 from ....ds_configs.launch_commands import Launcher
-from ....estimators.dataclass import dataclass
 from ...launch.question.script_arguments import ScriptArguments
 from .shell_words import Command, Word
 

@@ -11,8 +11,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Mapping
-
-from ....estimators.dataclass import dataclass
+from dataclasses import dataclass
 
 _NAME = r"[A-Za-z_]\w*"
 _ASSIGNMENT = re.compile(rf"({_NAME})(\+?)=")

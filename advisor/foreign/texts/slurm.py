@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-
-from ....estimators.dataclass import dataclass
+from dataclasses import dataclass
 
 _DIRECTIVE = re.compile(r"^#SBATCH[ \t]+(.+?)[ \t]*(?:[ \t]#.*)?$", re.MULTILINE)
 _OPTION = re.compile(r"(?:^|(?<= ))(--[\w-]+|-[A-Za-z])(?:[ =]+)?([^\s-]\S*)?")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ....estimators.dataclass import dataclass, field
 from ....estimators.errors import ConfigFileError
 from ....validate.lint.config_file import read_file
 from ....validate.lint.document import MAX_BYTES, read_document

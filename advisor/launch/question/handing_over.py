@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ....estimators.dataclass import dataclass
 from ....estimators.errors import ConfigFileError
 from ....estimators.workload import Framework
 from ...question.ds_config_file import read_ds_config

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ....ds_configs.launch_commands import PORT, Rendezvous
-from ....estimators.dataclass import dataclass, replace
 from ....estimators.errors import ClusterError, WorkloadError
 from ....estimators.hardware.cluster import Cluster
 from ....probes.real_run.job import Device

@@ -14,10 +14,10 @@ import runpy
 import socket
 import sys
 import traceback
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ....estimators.dataclass import dataclass, field
 from ....probes.rank_processes.event_log import EventLog
 
 _LIMITS = ("RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_FSIZE")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ....estimators.dataclass import dataclass
 from ...terminal.units import gib, rate, seconds
 
 _PLAIN_EVERY_S = 30.0

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import resource
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from ....estimators.dataclass import dataclass
 from ....probes.cgroup import memory_groups
 from ....probes.kernel_files import read_pairs
 from ....probes.rank_processes.watch import COMPILERS

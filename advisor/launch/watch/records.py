@@ -7,11 +7,11 @@ import socket
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from ....estimators.dataclass import dataclass, field
 from ....probes.kernel_files import read_text
 from ....probes.rank_processes.event_log import EventLogReader
 

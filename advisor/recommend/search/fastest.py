@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ....estimators.dataclass import dataclass, field
 from ....estimators.estimate import TimeEstimate
 from ....estimators.plan import RUNGS, Rung
 from ...question.question import Question

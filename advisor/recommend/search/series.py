@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from ....ds_configs.presets import plan_for
-from ....estimators.dataclass import dataclass, field, replace
 from ....estimators.estimate import Estimate, MemoryEstimate, TimeEstimate, total_bytes
 from ....estimators.estimate_plan import estimate_plan
 from ....estimators.memory.plan_memory import estimate_memory, resident_terms

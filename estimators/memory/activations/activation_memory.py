@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from ...dataclass import dataclass
 from ...estimate import MEMORY_SYMBOLS, total_bytes
 from ...models.model_shape import Block, ModelShape
 from ...workload import Workload

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ...dataclass import replace
 from ...models.model_shape import FeedForward
 from .graph.moved_bytes import backward_bytes, forward_bytes
 from .graph.saved_tensors import AutogradGraph, Value

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from ...dataclass import dataclass
 from ...models.model_shape import Attention, Block, FeedForward
 from .feed_forward import dense, every_expert, experts, shared_gate, spread_experts, tiled_dense
 from .graph.saved_tensors import Value

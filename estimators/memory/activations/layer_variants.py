@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-from ...dataclass import dataclass, replace
 from ...models.model_shape import Block, ModelShape
 from ...workload import Workload
 from .norms import NormVariant

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from ...dataclass import dataclass
 from ...models.four_bits import quantized
 from ...models.lora import Adapters
 from ...models.model_shape import Tensor

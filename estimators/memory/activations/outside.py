@@ -3,7 +3,8 @@ input."""
 
 from __future__ import annotations
 
-from ...dataclass import dataclass
+from dataclasses import dataclass
+
 from ...estimate import MEMORY_SYMBOLS
 from ...models.lora import trains_head
 from ...models.model_shape import Block

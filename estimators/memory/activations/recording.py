@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ...dataclass import dataclass, replace
 from ...models.lora import adapters, trained_copies
 from ...models.model_shape import Attention, Block, ModelShape, Tensor
 from ...workload import Workload

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
-from ...dataclass import dataclass, replace
 from ...errors import ModelConfigError
 from ..model_shape import ModelShape
 from . import encoder, encoder_decoder, experts, gpt, hybrid, llama, llama4, vision_language

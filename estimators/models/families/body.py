@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
-from ...dataclass import dataclass, replace
 from ..model_shape import Block, NormKind
 from .parts import Tensors, linear, norm
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from ...dataclass import dataclass, replace
 from ..model_shape import Attention, Block, FeedForward, NormKind
 from .body import Body, decoder_heads, norms, stack
 from .fields import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields

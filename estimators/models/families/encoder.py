@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...dataclass import dataclass, replace
+from dataclasses import dataclass, replace
+
 from ..model_shape import Attention, Block, FeedForward
 from .body import Body, Head, norms
 from .fields import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...dataclass import replace
+from dataclasses import replace
+
 from .body import Body, norms
 from .decoder import Dims, Names, Style, build
 from .fields import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...dataclass import replace
+from dataclasses import replace
+
 from ..model_shape import Attention
 from .body import Body
 from .decoder import AttentionPart, Dims, FeedForwardPart, Style, build, grouped_query

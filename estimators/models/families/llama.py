@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...dataclass import replace
+from dataclasses import replace
+
 from .body import Body
 from .decoder import AttentionPart, Dims, Names, Style, build, grouped_query, window_size, windows
 from .fields import MAX_LAYERS, Fields

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...dataclass import replace
+from dataclasses import replace
+
 from ..model_shape import FeedForward
 from .body import Body, decoder_heads, norms
 from .decoder import AttentionPart, Dims, FeedForwardPart, Style, build, grouped_query

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...dataclass import replace
+from dataclasses import replace
+
 from ..model_shape import Attention, Block, FeedForward
 from .body import Body, Head, decoder_heads, norms, stack
 from .encoder import Sizes, patch_grid

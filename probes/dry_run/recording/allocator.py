@@ -24,9 +24,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
-
-from ....estimators.dataclass import dataclass
 
 MIN_BLOCK = 512
 SMALL_REQUEST = 1 << 20

@@ -11,11 +11,10 @@ import contextlib
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-from ....estimators.dataclass import dataclass
 
 GPU_BLOCK_BYTES = 512
 """The CUDA caching allocator rounds every request up to this (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize), and

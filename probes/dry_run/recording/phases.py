@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ....estimators.dataclass import dataclass
 from ..result import PhaseMemory
 from .allocation_classifier import AllocationClassifier, owners
 from .ledger import Ledger

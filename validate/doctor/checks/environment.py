@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from ....estimators.dataclass import dataclass
 from ..facts import MachineFacts
 from ..findings import DoctorFinding, FindingStatus, note, ok, problem, warning
 

@@ -13,9 +13,9 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Literal
 
-from ....estimators.dataclass import replace
 from ..facts import HostfileNode
 from .tools import Runner
 

@@ -7,8 +7,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-
-from ....estimators.dataclass import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .....ds_configs.beyond_plans import beyond_plans
-from .....estimators.dataclass import dataclass, replace
 from .....estimators.estimate import MemoryEstimate
 from .....estimators.hardware.cluster import Cluster
 from .....estimators.memory.fit_probability import fit_probability
