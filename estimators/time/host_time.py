@@ -16,7 +16,7 @@ from ..models.model_shape import ModelShape
 from ..plan import Plan
 from ..workload import Workload
 from .host_costs import HostCosts
-from .layer_operations import FOLD_CALLS, layer_operations
+from .layer_operations import layer_operations
 
 FSDP_VISIT_S = 700e-6
 """FSDP's hooks around one visit of a unit, forward or backward. Fitted; no plan of the project uses it."""
@@ -54,6 +54,8 @@ class HostWork:
     views: int
     calls: int
     """Calls of modules."""
+    hooked: int
+    """Those that stage 3 hooks."""
     layers: int
     reentrant: bool
     """Layers that are checkpointed run again with reentry."""
@@ -139,9 +141,7 @@ class HostWork:
         """Stage 3's hooks in one pass."""
         if zero_stage != 3:
             return 0.0
-        # A module that peft puts around a folded tensor comes after DeepSpeed has hung its hooks.
-        hooked = self.calls - FOLD_CALLS * self.folds
-        return self.units * FSDP_VISIT_S if self.units else hooked * visit_s
+        return self.units * FSDP_VISIT_S if self.units else self.hooked * visit_s
 
     def _gathers_s(self, costs: HostCosts, zero_stage: int) -> float:
         return self.gathered * costs.gathered_s if zero_stage == 3 and not self.units else 0.0
@@ -160,12 +160,13 @@ def _host_work(model: ModelShape, workload: Workload, persistence_threshold: int
     chosen, tensors = adapters(model, workload), tensor_set(model, workload)
     gathered = larger_than(tensors, persistence_threshold)
     operations, views, calls = _OUTSIDE
-    backward_operations, backward_views, folds, units = 2 * operations, 2 * views, 0, 0
+    hooked, backward_operations, backward_views, folds, units = calls, 2 * operations, 2 * views, 0, 0
     for block in model.blocks:
         layer, count = layer_operations(model, block, workload, chosen, fused=workload.kernels != "torch"), block.count
         operations += count * layer.operations
         views += count * layer.views
         calls += count * layer.calls
+        hooked += count * layer.hooked
         folds += count * layer.folds
         backward_operations += count * layer.backward_operations
         backward_views += count * layer.backward_views
@@ -174,6 +175,7 @@ def _host_work(model: ModelShape, workload: Workload, persistence_threshold: int
         operations=operations,
         views=views,
         calls=calls,
+        hooked=hooked,
         layers=sum(block.count for block in model.blocks),
         reentrant=workload.software.reentrant,
         folds=folds,

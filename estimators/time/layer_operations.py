@@ -23,8 +23,12 @@ from ..workload import Workload
 
 _BACKWARD_OF_OTHERS = 1.8
 
-FOLD_CALLS = 5
+_FOLD_CALLS = 5
 """Modules that peft calls to fold an adapter into a tensor."""
+
+_LEAVES = ("mixtral", "qwen2_moe", "qwen3_moe")
+"""Model types whose mixture of experts is a leaf to ZeRO-3, which hangs its hooks on the mixture and on nothing in it
+(deepspeed 0.19.8 runtime/zero/leaf_module_config.py `DEFAULT_LEAF_MODULE_CLASSES`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +42,9 @@ class LayerOperations:
     backward_operations: int
     backward_views: int
     calls: int
-    """Calls of modules; ZeRO-3 hooks each of them."""
+    """Calls of modules."""
+    hooked: int
+    """Those of them that ZeRO-3 hooks."""
     adapted: int
     """Linear layers that have an adapter beside them."""
     folds: int
@@ -56,6 +62,7 @@ def layer_operations(
     cast = 2 if workload.software.fp32_adapters else 0
     full = workload.method == "full"
     biases = sum(1 for tensor in block.tensors if tensor.name.endswith(".bias")) if full else 0
+    calls = _calls(block, adapted, folds)
     dequantized = sum(1 for tensor in block.tensors if quantized(tensor, workload))
     return LayerOperations(
         operations=matrices + others + (4 + cast) * adapted + dequantized,
@@ -68,7 +75,8 @@ def layer_operations(
             + dequantized
         ),
         backward_views=6 * matrices + 29 + 9 * adapted,
-        calls=_calls(block, adapted, folds),
+        calls=calls,
+        hooked=calls - _unhooked(model, block, chosen, folds),
         adapted=adapted,
         folds=folds,
     )
@@ -93,4 +101,14 @@ def _calls(block: Block, adapted: int, folds: int) -> int:
     puts five.
     """
     own = len({tensor.name.rpartition(".")[0] for tensor in block.tensors}) + 4
-    return own + 4 * adapted + FOLD_CALLS * folds
+    return own + 4 * adapted + _FOLD_CALLS * folds
+
+
+def _unhooked(model: ModelShape, block: Block, chosen: Adapters, folds: int) -> int:
+    """Calls without hooks: what peft puts around a folded tensor comes after DeepSpeed has hung its hooks, and a leaf's
+    own modules and their activation have none."""
+    if not (block.feed_forward.experts and model.model_type in _LEAVES):
+        return _FOLD_CALLS * folds
+    inside = [tensor for tensor in block.tensors if tensor.role in ("router", "expert", "feed_forward")]
+    adapted = sum(1 for tensor in inside if tensor.linear and chosen.rank_of(tensor))
+    return len({tensor.name.rpartition(".")[0] for tensor in inside}) + 1 + 4 * adapted + _FOLD_CALLS * folds

@@ -1,0 +1,54 @@
+"""What ZeRO-3 hooks, by the closed form and by DeepSpeed's own rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from deepspeed.runtime.zero.leaf_module_config import DeepSpeedZeroLeafModuleConfig
+from deepspeed.utils import z3_leaf_module
+from deepspeed.utils.z3_leaf_module import apply_zero_leaf_module_config
+from ds_advise.estimators.models.families import shape_from_config
+from ds_advise.estimators.models.lora import adapters
+from ds_advise.estimators.time.layer_operations import layer_operations
+from ds_advise.estimators.workload import Workload
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 128,
+    "num_local_experts": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 0,
+}
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"])
+def test_modules_are_hooked_as_deepspeed_hooks_them(model_type: str) -> None:
+    """Of a mixture of experts that is a leaf by default nothing but itself."""
+    config = {"model_type": model_type, **SIZES}
+    more, fewer = (hooked_modules({**config, "num_hidden_layers": layers}) for layers in (3, 2))
+    shape, workload = shape_from_config({**config, "num_hidden_layers": 3}, name=model_type), Workload()
+    operations = layer_operations(shape, shape.blocks[0], workload, adapters(shape, workload))
+    assert operations.hooked == more - fewer
+
+
+def hooked_modules(config: dict[str, Any]) -> int:
+    """How many modules of the model DeepSpeed comes by: it does not look into a leaf."""
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    apply_zero_leaf_module_config(model, DeepSpeedZeroLeafModuleConfig())
+
+    def count(module: nn.Module) -> int:
+        return 1 + (0 if z3_leaf_module(module) else sum(map(count, module.children())))
+
+    return count(model)
