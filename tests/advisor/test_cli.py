@@ -96,7 +96,17 @@ def test_json_is_one_object_with_the_documented_fields(tmp_path: Path) -> None:
     assert {"nodes", "gpus_per_node", "gpu", "gpu_memory_bytes", "host_memory_bytes_per_node", "measured"} == answer[
         "cluster"
     ].keys()
-    said = {"method", "quantization", "seq_len", "precision", "optimizer", "global_batch_size", "attention", "loss"}
+    said = {
+        "method",
+        "quantization",
+        "modules_to_save",
+        "seq_len",
+        "precision",
+        "optimizer",
+        "global_batch_size",
+        "attention",
+        "loss",
+    }
     assert answer["workload"].keys() == said | {"kernels", "mlp", "document_len", "framework", "software"}
     documented = {
         "rung",

@@ -47,6 +47,9 @@ _PEER_LOST = re.compile(
 _DIED = re.compile(r"exitcode\s*:\s*(-\d+)|return code = (-\d+)|Signal (\d+) \(SIG|local_rank: \d+\).*exitcode: (-\d+)")
 """How torchrun and the deepspeed launcher say that a signal ended a rank."""
 
+_DIED_OF = r"exitcode\s*:\s*-{} \(pid: (\d+)\)"
+"""How torchrun says which process a signal ended."""
+
 _TAIL = 20_000
 
 
@@ -112,9 +115,11 @@ def _from_error(rank: RankRecord, step: int) -> TrainingFailure:
 def _from_signal(
     died: list[RankRecord], killed_by: int, folder: Path, step: int, oom_kills: Mapping[str, int]
 ) -> TrainingFailure:
-    # The first that was gone: the launcher ends the others after it.
-    first = min(died, key=lambda rank: math.inf if rank.gone_at is None else rank.gone_at)
-    is_alone = all(rank is first or rank.gone_at != first.gone_at for rank in died)
+    # The one that the launcher names, or the first that was gone: the launcher ends the others after it.
+    by_pid = re.search(_DIED_OF.format(killed_by), _tail(folder / "launcher.log"))
+    named = next((rank for rank in died if by_pid and rank.pid == int(by_pid[1])), None)
+    first = named or min(died, key=lambda rank: math.inf if rank.gone_at is None else rank.gone_at)
+    is_alone = named is not None or all(rank is first or rank.gone_at != first.gone_at for rank in died)
     who = f"rank {first.number}" if is_alone else "a rank"
     evidence: tuple[str, ...] = (f"exit signal {killed_by} of {who}",)
     kind: FailureKind = "lost_rank"

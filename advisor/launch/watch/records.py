@@ -60,7 +60,7 @@ class RankRecord:
     error_at: float = 0.0
     end: int | None = None
     gone_at: float | None = None
-    """When its process was first seen to be gone."""
+    """When its process was first seen to be gone: the same for all that one look finds gone."""
     first_step_at: float | None = None
     step_times: list[float] = field(default_factory=list)
     step_tokens: list[int] = field(default_factory=list)
@@ -69,12 +69,12 @@ class RankRecord:
     """(when a step ended, its tokens)."""
     forward_s: deque[float] = field(default_factory=lambda: deque(maxlen=_SPANS * _RECENT))
 
-    def read(self) -> None:
+    def read(self, now: float) -> None:
         """Take in the events that were added, and see whether its process is still there."""
         for event in self.log.news():
             self._take(event)
         if self.pid and self.gone_at is None and self.end is None and not _is_alive(self.pid):
-            self.gone_at = time.monotonic()
+            self.gone_at = now
 
     @property
     def span_s(self) -> float:
@@ -130,8 +130,9 @@ class Records:
     def read(self) -> None:
         for path in self._folder.glob("rank*.jsonl"):
             self._by_file.setdefault(path, RankRecord(EventLogReader(path)))
+        now = time.monotonic()
         for rank in self._by_file.values():
-            rank.read()
+            rank.read(now)
         with contextlib.suppress(OSError):  # of a folder that somebody removes
             written = {path: path.stat().st_size for path in self._folder.glob("rank*")}
             if written != self._written:

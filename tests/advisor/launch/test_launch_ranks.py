@@ -363,6 +363,28 @@ def test_a_failure_is_named_with_its_evidence(
     assert any(wanted[3] in evidence for evidence in failure.evidence)
 
 
+@pytest.mark.parametrize("launcher_names_it", [True, False])
+def test_of_ranks_found_gone_in_one_look_the_launcher_names_the_killed_one(
+    tmp_path: Path, launcher_names_it: bool
+) -> None:
+    """Where it does not, none is named."""
+    pids = []
+    for number in range(2):
+        process = subprocess.Popen(["true"])
+        process.wait()
+        pids.append(process.pid)
+        start = {"time": 0.0, "rank": number, "pid": process.pid, "host": socket.gethostname(), "limits": {}}
+        (tmp_path / f"rank{number}.jsonl").write_text(json.dumps(start) + "\n")
+    records = Records(tmp_path)
+    records.read()
+    said = f"exitcode  : -15 (pid: {pids[0]})\nexitcode  : -9 (pid: {pids[1]})" if launcher_names_it else ""
+    (tmp_path / "launcher.log").write_text(f"failed (exitcode: -9) local_rank: 1\n{said}")
+    failure = failure_of(records, tmp_path, 1, {})
+    who = "rank 1" if launcher_names_it else "a rank"
+    assert (failure.kind, failure.rank) == ("lost_rank", 1 if launcher_names_it else None)
+    assert failure.evidence[0] == f"exit signal 9 of {who}"
+
+
 def _run(ranks: int) -> Run:
     return Run(config={}, model={}, cluster=cpu_cluster(ranks))
 
