@@ -55,7 +55,9 @@ def model_lines(workload: Workload) -> list[str]:
     arguments = []
     if workload.attention in ATTENTION and workload.attention != "sdpa":
         arguments.append(f"    attn_implementation={json.dumps(ATTENTION[workload.attention])},")
-    if workload.method == "qlora" and workload.quantization == "nf4":  # a GPTQ checkpoint says so itself
+    if workload.method == "qlora" and workload.quantization == "int8":
+        arguments.append("    quantization_config=BitsAndBytesConfig(load_in_8bit=True),")
+    elif workload.method == "qlora" and workload.quantization == "nf4":  # a GPTQ checkpoint says so itself
         arguments += [
             "    quantization_config=BitsAndBytesConfig(",
             '        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,',

@@ -96,7 +96,7 @@ def unsupported(model: ModelShape, workload: Workload, plan: Plan, cluster: Clus
     if plan.offload_optimizer != "none" and runs.cpu_state_bytes is None:
         return phrase("{optimizer} does not run on the host", optimizer=workload.optimizer)
     if workload.method == "qlora" and plan.zero_stage == 3:
-        return phrase("4-bit weights are not built under zero.Init, so ZeRO-3 cannot shard them as they load")
+        return phrase("quantized weights are not built under zero.Init, so ZeRO-3 cannot shard them as they load")
     if cluster is not None and "nvme" in (plan.offload_optimizer, plan.offload_param):
         return _unswappable(shard_tensors(tensor_set(model, workload), cluster.world_size), plan, runs)
     return None

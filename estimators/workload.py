@@ -13,7 +13,7 @@ Precision = Literal["bf16", "fp16", "fp32"]
 AttentionKernel = Literal["flash", "sdpa", "eager", "triton"]
 LossKernel = Literal["standard", "fused", "in-place", "chunked", "tiled"]
 Mlp = Literal["whole", "tiled"]
-Quantization = Literal["nf4", "gptq"]
+Quantization = Literal["nf4", "int8", "gptq"]
 LayerKernels = Literal["torch", "liger", "unsloth"]
 Framework = Literal["hf", "deepspeed"]
 
@@ -24,8 +24,8 @@ class Workload:
 
     method: Method = "full"
     quantization: Quantization = "nf4"
-    """The format of 4-bit weights under method "qlora": bitsandbytes' NF4 with double quantization, or GPTQ in groups
-    of 128, whose checkpoint must exist."""
+    """The format of the base's weights under method "qlora": bitsandbytes' NF4 with double quantization or its int8
+    (LLM.int8), or GPTQ in four bits and groups of 128, whose checkpoint must exist."""
     lora_rank: int = 8
     """The rank r of every adapter; it has no effect with method "full"."""
     lora_targets: tuple[str, ...] | None = None

@@ -142,7 +142,7 @@ def _framework(text: str) -> Decorator:
 
 
 def _method(
-    choices: str = "full lora qlora", text: str = "Train all weights, LoRA adapters, or LoRA on a 4-bit (NF4) base."
+    choices: str = "full lora qlora", text: str = "Train all weights, LoRA adapters, or LoRA on a quantized base."
 ) -> Decorator:
     return _choice("--method", choices, text)
 
@@ -205,8 +205,8 @@ _MLP = _choice(
 _SOFTWARE = (
     _choice(
         "--quantization",
-        "nf4 gptq",
-        "Choose the format of 4-bit weights with --method qlora: bitsandbytes' NF4, or a GPTQ checkpoint.",
+        "nf4 int8 gptq",
+        "Choose the format of weights with --method qlora: bitsandbytes' NF4 or int8, or a 4-bit GPTQ checkpoint.",
     ),
     _choice(
         "--kernels",

@@ -34,7 +34,7 @@ def missing_package(workload: Workload, *, report_to: str, device: Device) -> Wo
     """The error for the first library that the options need and that is not there; None where all are."""
     if workload.method == "qlora" and device == "cpu":
         return WorkloadError(
-            "--method qlora needs a GPU", why="bitsandbytes' 4-bit kernels are for GPUs", fix="pass --method lora"
+            "--method qlora needs a GPU", why="bitsandbytes' kernels are for GPUs", fix="pass --method lora"
         )
     packages = {
         "peft": (workload.method != "full", f"--method {workload.method}"),

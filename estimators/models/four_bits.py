@@ -1,4 +1,4 @@
-"""QLoRA's base model: which weights are in four bits, and their bytes."""
+"""QLoRA's base model: which weights are quantized, to four bits or eight, and their bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OUTER_BLOCK = 256
 
 
 def quantized(tensor: Tensor, workload: Workload) -> bool:
-    """Whether this weight is in four bits: those of `nn.Linear` and `Conv1D` but the output head's, and T5's `wo`.
+    """Whether this weight is quantized: those of `nn.Linear` and `Conv1D` but the output head's, and T5's `wo`.
 
     Fused experts and their router are parameters outside any linear layer and stay in 16 bits, which is most of a
     mixture of experts; before transformers 5 every expert was a module of linear layers, which were quantized.
@@ -35,7 +35,22 @@ def quantized(tensor: Tensor, workload: Workload) -> bool:
 
 def quantized_bytes(tensor: Tensor, workload: Workload) -> int:
     """Bytes of a quantized weight in the workload's format."""
+    if workload.quantization == "int8":
+        return int8_bytes(tensor)
     return gptq_bytes(tensor) if workload.quantization == "gptq" else nf4_bytes(tensor.numel)
+
+
+def int8_bytes(tensor: Tensor) -> int:
+    """Bytes of a weight in LLM.int8's format: n + 4 out; a byte an element, an fp32 scale a row.
+
+    Source: LLM.int8 (arXiv:2208.07339) section 2.2; bitsandbytes 0.49 nn/modules.py Int8Params (CB, SCB).
+    """
+    return tensor.numel + 4 * (tensor.numel // tensor.shape[-1])
+
+
+def in_int8(tensor: Tensor, workload: Workload) -> bool:
+    """Whether the weight's products run in int8."""
+    return workload.quantization == "int8" and quantized(tensor, workload)
 
 
 def gptq_bytes(tensor: Tensor) -> int:

@@ -64,8 +64,10 @@ def layer_operations(
     biases = sum(1 for tensor in block.tensors if tensor.name.endswith(".bias")) if full else 0
     calls = _calls(block, adapted, folds)
     dequantized = sum(1 for tensor in block.tensors if quantized(tensor, workload))
+    # An int8 product casts, compares (four), quantizes, scales and casts back; its derivative scales what it unpacks.
+    again = 7 if workload.quantization == "int8" else 0
     return LayerOperations(
-        operations=matrices + others + (4 + cast) * adapted + dequantized,
+        operations=matrices + others + (4 + cast) * adapted + (1 + again) * dequantized,
         views=3 * matrices + (6 if block.attention.rotary else 0) + 12 + 6 * adapted,
         backward_operations=(
             (2 if full else 1) * matrices

@@ -81,6 +81,10 @@ litgpt's resource table (tutorials/resource-tables.md, A100-40GB, micro batch 1)
 Llama-2-7B and 191 ms to one of 13B, two unpackings each: 6 to 7 ps a weight at 1.3 TB/s.
 """
 
+INT8_UNPACK_BYTES = 1 + 2 + 2 + 2
+"""Bytes that cross memory for each int8 weight that becomes one of 16 bits: read, written, read and written by its
+scale (bitsandbytes 0.49 autograd/_functions.py MatMul8bitLt.backward)."""
+
 
 def exchanged_bytes(attention: Attention, workload: Workload) -> int:
     """Bytes per token that a rank hands to all-to-alls in a forward pass, and again in a backward pass: queries and
@@ -94,11 +98,13 @@ def exchanged_bytes(attention: Attention, workload: Workload) -> int:
 
 
 def block_weight_bytes(model: ModelShape, block: Block, workload: Workload) -> tuple[float, float]:
-    """Bytes of one layer's forward and backward pass over its weights, besides matrix products: 4-bit ones are
+    """Bytes of one layer's forward and backward pass over its weights, besides matrix products: quantized ones are
     unpacked, and every tile of a feed-forward but the first adds to their gradients."""
     if workload.method != "full":
-        unpacked = UNPACK_BYTES * sum(tensor.numel for tensor in block.tensors if quantized(tensor, workload))
-        return float(unpacked), float(unpacked)
+        weights = sum(tensor.numel for tensor in block.tensors if quantized(tensor, workload))
+        if workload.quantization == "int8":  # which products take as it is; their derivative unpacks it
+            return 0.0, float(INT8_UNPACK_BYTES * weights)
+        return float(UNPACK_BYTES * weights), float(UNPACK_BYTES * weights)
     if workload.mlp != "tiled" or block.feed_forward.experts:
         return 0.0, 0.0
     weights = sum(tensor.numel for tensor in block.tensors if tensor.role == "feed_forward")

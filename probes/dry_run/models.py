@@ -182,7 +182,7 @@ def _leave_pageable() -> None:
 def _unknown_kernels(workload: Workload) -> str:
     """What fake tensors cannot run, in words; empty where they can run everything."""
     if workload.method == "qlora":
-        return "the 4-bit kernels of QLoRA"
+        return "the kernels of quantized weights"
     if workload.loss not in ("standard", "tiled"):
         return f"the {workload.loss} loss"
     if workload.kernels != "torch":

@@ -50,7 +50,6 @@ _NO_FIGURES = {
 """What no figure here has, where its value is neither false nor 1."""
 
 _NEAR = {
-    "load_in_8bit": "its 8-bit weights are counted as 16-bit ones",
     "torch_compile": "it is counted as not compiled",
     "peft_use_dora": "DoRA is counted as LoRA",
     "lora_mlp_kernel": "adapters in fused kernels are counted as ordinary ones",
@@ -142,7 +141,10 @@ def _adapter(arguments: ScriptArguments) -> tuple[str, dict[str, Any]]:
         return "", {}
     if adapter not in ("lora", "qlora"):
         return f"there are no figures here of the adapter {adapter[:20]}", {}
-    method: dict[str, Any] = {"method": "qlora" if four_bits or gptq else "lora", **arguments.lora}
+    eight_bits = arguments.flag("load_in_8bit") and not four_bits
+    method: dict[str, Any] = {"method": "qlora" if four_bits or eight_bits or gptq else "lora", **arguments.lora}
+    if eight_bits:
+        method["quantization"] = "int8"
     if gptq:
         method["quantization"] = "gptq"
     if arguments.flag("lora_target_linear"):

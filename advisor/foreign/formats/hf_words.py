@@ -153,3 +153,12 @@ def found(name: str, folder: Path) -> Path | None:
         except (OSError, ValueError):
             continue
     return None
+
+
+def quantization_of(bits: int, *, bitsandbytes: bool) -> tuple[dict[str, Any], str]:
+    """(the method and the format that a number of bits means, a remark where they are not quite its own)."""
+    if bits not in (4, 8):
+        return {"method": "lora"}, f"its {bits}-bit weights are counted as 16-bit ones"
+    name, said = ("nf4", "NF4") if bits == 4 else ("int8", "bitsandbytes' int8")
+    remark = "" if bitsandbytes else f"its {bits}-bit weights are counted as {said} ones"
+    return {"method": "qlora", "quantization": name}, remark

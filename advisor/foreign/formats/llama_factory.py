@@ -11,7 +11,14 @@ from ..texts.source import Source
 from .changes import batch_changes, deepspeed_change
 from .command_line import with_counts
 from .foreign_run import ForeignRun, Improvement
-from .hf_words import attention_of, deepspeed_part, optimizer_of, precision_of, with_leftovers
+from .hf_words import (
+    attention_of,
+    deepspeed_part,
+    optimizer_of,
+    precision_of,
+    quantization_of,
+    with_leftovers,
+)
 
 _WORDS = {"finetuning_type", "stage", "cutoff_len", "template", "quantization_bit", "dataset_dir"}
 
@@ -89,9 +96,10 @@ def read(source: Source) -> ForeignRun:
             )
     bits = arguments.number("quantization_bit")
     if bits is not None and method == "lora":
-        training["method"] = "qlora" if bits == 4 else "lora"
-        if bits != 4 or (arguments.text("quantization_method") or "bnb") not in ("bnb", "bitsandbytes"):
-            remarks.append(f"its {bits}-bit weights are counted as {'NF4' if bits == 4 else '16-bit'} ones")
+        own = (arguments.text("quantization_method") or "bnb") in ("bnb", "bitsandbytes")
+        quantized, remark = quantization_of(bits, bitsandbytes=own)
+        training |= quantized
+        remarks += [remark] * bool(remark)
     if arguments.flag("use_unsloth_gc"):
         remarks.append("unsloth's checkpointing is counted as ordinary: it keeps layers' inputs in host RAM")
     obstacle = obstacle or _obstacle(arguments, method)

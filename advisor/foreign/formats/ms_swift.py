@@ -14,7 +14,15 @@ from ..texts.source import Source
 from .changes import batch_changes, deepspeed_change
 from .command_line import with_counts
 from .foreign_run import DeepSpeedPart, ForeignRun, Improvement
-from .hf_words import attention_of, checkpointing_of, deepspeed_part, optimizer_of, precision_of, with_leftovers
+from .hf_words import (
+    attention_of,
+    checkpointing_of,
+    deepspeed_part,
+    optimizer_of,
+    precision_of,
+    quantization_of,
+    with_leftovers,
+)
 
 _WORDS = {"tuner_type", "train_type", "sft_type", "torch_dtype", "attn_impl", "quant_bits", "split_dataset_ratio"}
 
@@ -112,10 +120,10 @@ def read(source: Source) -> ForeignRun:
         training |= {"method": "lora", "lora_rank": _RANK, "lora_dropout": _DROPOUT, **arguments.lora}
         bits = arguments.number("quant_bits")
         method = arguments.text("quant_method")
-        if bits == 4:
-            training["method"] = "qlora"
-        if bits is not None and (bits != 4 or method not in (None, "bnb")):
-            remarks.append(f"its {bits}-bit weights are counted as {'NF4' if bits == 4 else '16-bit'} ones")
+        if bits is not None:
+            quantized, remark = quantization_of(bits, bitsandbytes=method in (None, "bnb"))
+            training |= quantized
+            remarks += [remark] * bool(remark)
     if arguments.text("target_regex"):
         remarks.append("the pattern of target_regex is counted as all linear layers")
     given = [what for name, what in _NO_FIGURES.items() if arguments.text(name) not in (None, "false", "0", "1", "0.0")]

@@ -11,7 +11,15 @@ from ..texts.change import KeyPath, Value
 from ..texts.source import Source
 from .changes import batch_changes, deepspeed_change
 from .foreign_run import ForeignRun, Improvement
-from .hf_words import attention_of, checkpointing_of, deepspeed_part, optimizer_of, precision_of, with_leftovers
+from .hf_words import (
+    attention_of,
+    checkpointing_of,
+    deepspeed_part,
+    optimizer_of,
+    precision_of,
+    quantization_of,
+    with_leftovers,
+)
 
 _MICRO_BATCH = 8
 """TrainingArguments' default (transformers 5.23 training_args.py)."""
@@ -49,8 +57,8 @@ def read_arguments(arguments: ScriptArguments, source: Source, *, tool: str) -> 
         training |= {"kernels": "liger", "loss": "fused"}
     if arguments.adapts:
         training |= {"method": "qlora" if arguments.loads_in_4_bits else "lora", **arguments.lora}
-    if arguments.flag("load_in_8bit"):
-        remarks.append("its 8-bit weights are counted as 16-bit ones")
+        if arguments.flag("load_in_8bit") and not arguments.loads_in_4_bits:
+            training |= quantization_of(8, bitsandbytes=True)[0]
     sharding: Sharding = (
         "zero" if part is not None else "fsdp" if arguments.text("fsdp") not in (None, "[]") else "none"
     )

@@ -12,7 +12,7 @@ from ...models.model_shape import Block, ModelShape
 from ...workload import Workload
 from ..terms import Terms
 from .graph.saved_tensors import ZERO, Size, frontier, total
-from .linear_terms import LinearTerm, saved_terms
+from .linear_terms import LinearTerm, saved_term, saved_terms
 from .loss import loss_terms
 from .outside import End, encoder_output_terms, end, input_term, shared_terms
 from .recording import LayerRecorder, Recording
@@ -183,7 +183,13 @@ def layout_of(
     made = recorded(model, workload, checkpointing, compute_capability, zero3, reduces)
     recorder, blocks, records, last = made
     checkpoint = [ZERO if on_host else record.input_size for record in records]
-    kept = [own if checkpointing else total(record.saved) for own, record in zip(checkpoint, records, strict=True)]
+    # Reentrant checkpointing runs the forward pass without derivatives, which keep nothing then.
+    hold = checkpointing and not workload.software.reentrant
+    held = [record.held if hold else () for record in records]
+    kept = [
+        own.plus(total(more)) if checkpointing else total(record.saved)
+        for own, more, record in zip(checkpoint, held, records, strict=True)
+    ]
     terms: list[LinearTerm] = []
     forward: list[Size] = []
     working = [(ZERO, frontier(moment.plus(total(last.recording.saved)) for moment in last.recording.backward))]
@@ -199,6 +205,9 @@ def layout_of(
             forward.extend(moment.plus(own) for moment in record.unsaved)
             if not on_host:
                 terms.append(input_term(recorder, block))
+            if held[index]:
+                name = f"{block.stack} inputs of int8 layers"
+                terms.append(saved_term(name, held[index], count=block.count, rows=recorder.rows(block)))
         else:
             forward.extend(moment.minus(layer) for moment in record.forward)
             moments = [*(moment.minus(layer) for moment in record.forward), *record.backward]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...models.four_bits import quantized
+from ...models.four_bits import in_int8, quantized
 from ...models.lora import Adapters
 from ...models.model_shape import Tensor
 from ...workload import Workload
@@ -117,7 +117,9 @@ class Ops:
         Source: peft 0.21 `tuners/lora/layer.py` (Linear.forward). The adapter's weights have the model's type under
         DeepSpeed, which casts the whole module; peft's own fp32 ones take the input as an fp32 copy, which autocast
         casts back for the product. QLoRA dequantizes the weight for each product (bitsandbytes `MatMul4Bit`), in the
-        backward pass again.
+        backward pass again; from int8 in the backward pass alone (`MatMul8bitLt`), which keeps the input as an
+        attribute of its own. Its forward pass has the input in fp16 and in int8 and the product in int32 besides; the
+        columns of outliers, few, are not counted.
         """
         weight = self.weights[name]
         width = weight.numel // value.width
@@ -132,13 +134,21 @@ class Ops:
             operands = value, self.cast(folded, value.itemsize)
             return self.graph.apply(label, operands, width=width, saves=operands, product=True)
         dequantized = weight.numel * self.itemsize if quantized(weight, self.workload) else 0
+        int8 = in_int8(weight, self.workload)
+        cast = 0 if self.workload.precision == "fp16" else 2
+        # The input is cast to fp16 (2 + 2), compared (|x| 2 + 2, mask 2 + 1, read 2), quantized 2 + 1; the result goes
+        # from int32 to fp16 (4 + 4 + 2) and is cast (bitsandbytes 0.49 backends/cuda/ops.py int8_vectorwise_quant).
+        besides = value.rows * ((12 + 2 * cast) * value.width + (10 + 2 * cast) * width) if int8 else 0
         base = self.graph.apply(
             label,
             (value,),
             width=width,
-            saves=(value,) if self.keeps_frozen_inputs else (),
+            saves=(value,) if self.keeps_frozen_inputs or int8 else (),
+            hidden=int8,
             fixed_workspace=dequantized,
             product=True,
+            moves=(besides, 0),
+            forward_workspace=value.rows * ((1 + cast) * value.width + 4 * width) if int8 else 0,
         )
         rank = self.adapters.rank_of(weight)
         if not rank:

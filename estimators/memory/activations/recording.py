@@ -32,6 +32,10 @@ class Recording:
     def saved(self) -> tuple[Storage, ...]:
         return self.graph.saved()
 
+    @cached_property
+    def held(self) -> tuple[Storage, ...]:
+        return self.graph.held()
+
     @property
     def input_size(self) -> Size:
         return Size(self.value.size, 0)

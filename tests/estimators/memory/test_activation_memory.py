@@ -10,6 +10,7 @@ from ds_advise.estimators.memory.activations.graph.saved_tensors import Autograd
 from ds_advise.estimators.memory.activations.kernels import attention_kernel
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.models.model_shape import Attention, ModelShape
+from ds_advise.estimators.software import Software
 from ds_advise.estimators.workload import Workload
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -211,3 +212,44 @@ def test_each_storage_is_saved_once_and_only_for_gradients() -> None:
         x = graph.tensor(5, 2, 4, "x", needs_grad=needs_grad)
         graph.apply("square", (x, x), saves=(x, x))
         assert total(graph.saved()).per_sample == bytes_saved
+
+
+def test_checkpointing_does_not_let_go_of_the_inputs_of_int8_layers() -> None:
+    """LLM.int8's derivative keeps them as attributes, which non-reentrant checkpointing's hooks do not see."""
+    how = {"method": "qlora", "seq_len": 1024, "checkpointing": True}
+    nf4, held = memory(**how), memory(quantization="int8", **how)
+    inputs = 1024 * 2 * (H + A * D + H + F)  # of q, k, v; of o; of gate, up; of down
+    assert held.saved_bytes - nf4.saved_bytes == L * inputs
+    from_8_bits = memory(quantization="int8", software=replace(Software(), reentrant=True), **how)
+    assert from_8_bits.saved_bytes == nf4.saved_bytes
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_a_function_keeps_by_itself_outlives_the_checkpointed_forward_pass(reentrant: bool) -> None:
+    """torch, with a derivative that keeps its input as bitsandbytes 0.49's MatMul8bitLt does (`ctx.tensors`)."""
+    import weakref
+
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    class Keeps(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, value):  # type: ignore[no-untyped-def]
+            if any(ctx.needs_input_grad):
+                ctx.tensors = (value,)
+            return value * 2
+
+        @staticmethod
+        def backward(_ctx, gradient):  # type: ignore[no-untyped-def]
+            return gradient * 2
+
+    def layer(value: torch.Tensor) -> torch.Tensor:
+        normed = value + 1
+        made.append(weakref.ref(normed))
+        return Keeps.apply(normed)  # type: ignore[no-any-return,no-untyped-call]
+
+    output = checkpoint(layer, torch.ones(2, requires_grad=True), use_reentrant=reentrant)
+    assert (made[0]() is None) == reentrant
+    assert output.requires_grad

@@ -15,8 +15,8 @@ from ds_advise.estimators.memory.host_memory import pinned_block
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.memory.trainable import optimizer_group_numels, shard_tensors, tensor_set
 from ds_advise.estimators.models.families import shape_from_config
-from ds_advise.estimators.models.four_bits import nf4_bytes
-from ds_advise.estimators.models.model_shape import ModelShape
+from ds_advise.estimators.models.four_bits import int8_bytes, nf4_bytes
+from ds_advise.estimators.models.model_shape import ModelShape, Tensor
 from ds_advise.estimators.optimizers import OPTIMIZERS
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.unsupported import unsupported
@@ -262,6 +262,11 @@ def test_nf4_takes_little_more_than_half_a_byte() -> None:
     """0.5 + 1/64 + 4/(64 x 256) bytes a weight, and two tables per tensor."""
     numel = 4096 * 4096
     assert nf4_bytes(numel) == numel // 2 + numel // 64 + 4 * numel // (64 * 256) + 1088
+
+
+def test_int8_takes_a_byte_and_a_scale_a_row() -> None:
+    tensor = Tensor(name="x.weight", shape=(4096, 1024), role="attention", linear=True)
+    assert int8_bytes(tensor) == 4096 * 1024 + 4 * 4096
 
 
 def test_unknown_optimizer_names_the_known_ones() -> None:

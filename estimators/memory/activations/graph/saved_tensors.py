@@ -94,6 +94,8 @@ class _Node:
     """Bytes per sample that its kernels move besides, forward and backward."""
     trains: bool = False
     """A weight of it requires a gradient."""
+    held: tuple[Storage, ...] = ()
+    """Those of the saved that no hook of saved tensors sees, so that checkpointing does not let go of them."""
 
 
 @dataclass(slots=True)
@@ -138,12 +140,14 @@ class AutogradGraph:
         overwrites: bool = False,
         product: bool = False,
         moves: tuple[int, int] = (0, 0),
+        hidden: bool = False,
     ) -> Value:
         """One operation with one output, shaped like the first input unless other sizes are given.
 
         saves:     inputs that the derivative reads. passes: its gradient is the output's, as in add and view.
         view:      the output shares the first input's storage. trains: a weight of the operation requires a gradient.
         overwrites: the gradients of the inputs take the place of what was saved.
+        hidden:    the derivative keeps what it saves by itself instead of in `save_for_backward`.
         workspace, fixed_workspace: bytes that the backward pass takes for the operation's own use, per sample and once;
                    forward_workspace: those of the forward pass, per sample.
         product:   it is a matrix product or an attention kernel, whose time is not that of the bytes it moves.
@@ -172,6 +176,7 @@ class AutogradGraph:
                 product,
                 moves,
                 trains,
+                saved if hidden else (),
             )
         )
         return output
@@ -193,6 +198,10 @@ class AutogradGraph:
     def saved(self) -> tuple[Storage, ...]:
         """Distinct storages that the backward pass will read, the surroundings' own left out."""
         return tuple(dict.fromkeys(storage for node in self.nodes for storage in node.saved if not storage.outer))
+
+    def held(self) -> tuple[Storage, ...]:
+        """Those of the saved that non-reentrant checkpointing keeps from the forward pass all the same."""
+        return tuple(dict.fromkeys(storage for node in self.nodes for storage in node.held if not storage.outer))
 
     def forward_moments(self, *, saves: bool = True) -> list[Size]:
         """Live bytes after each operation of the forward pass: what is saved so far, if anything is, and what is still
