@@ -285,7 +285,7 @@ def test_unknown_optimizer_names_the_known_ones() -> None:
             "on the host",
         ),
         (Workload(optimizer="lamb"), Plan(zero_stage=1, micro_batch_size=1), "whole layers"),
-        (Workload(method="qlora"), Plan(zero_stage=3, micro_batch_size=1), "4-bit"),
+        (Workload(method="qlora"), Plan(zero_stage=3, micro_batch_size=1), "quantized"),
         (Workload(), Plan(zero_stage=2, micro_batch_size=1, offload_optimizer="nvme"), "stage 3"),
         (Workload(), Plan(zero_stage=2, micro_batch_size=1, offload_param="cpu"), "stage 3"),
         (Workload(), Plan(zero_stage=0, micro_batch_size=1, offload_optimizer="cpu"), "stage 1"),
