@@ -33,12 +33,12 @@ Module = tuple[str, ...]
 
 
 @cache
-def imports() -> dict[Module, set[Module]]:
-    """The modules of ours that each module imports, at any depth of its code."""
+def imports(root: Path = PACKAGE, folders: tuple[str, ...] = tuple(MAY_IMPORT)) -> dict[Module, set[Module]]:
+    """The modules of the folders that each module imports, at any depth of its code."""
     paths = {
-        path.relative_to(PACKAGE).with_suffix("").parts: path
-        for folder in MAY_IMPORT
-        for path in sorted((PACKAGE / folder).rglob("*.py"))
+        path.relative_to(root).with_suffix("").parts: path
+        for folder in folders
+        for path in sorted((root / folder).rglob("*.py"))
     }
     modules = {name[:-1] if name[-1] == "__init__" else name for name in paths}
     graph: dict[Module, set[Module]] = {module: set() for module in modules}
@@ -83,6 +83,7 @@ def test_a_folder_imports_only_what_stands_below_it() -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     assert not circle(imports())
+    assert not circle(imports(CHECKOUT, ("benchmarks",)))
 
 
 def test_no_rooms_of_a_folder_import_each_other_in_a_circle() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ..gpu import chapter
 from . import memory, memory_spread, questions, spread, time, whole_runs
+from .predicted_memory import results
 from .report import Section, document
 from .timed_runs import read_runs
 
@@ -71,7 +72,7 @@ def main() -> int:
         spread.write(spread.residuals([run for run in read_runs() if run.counted]))
     found = sections()
     if asked.write:
-        memory_spread.write(memory.results())
+        memory_spread.write(results())
         DOCUMENT.write_text(document(found), encoding="utf-8")
         TABLE.write_text(table(), encoding="utf-8")
         README.write_text(readme(), encoding="utf-8")

@@ -8,49 +8,24 @@ reported apart. Runs that cannot be met for a reason that was found are *set asi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from statistics import mean, median
-from typing import Literal, get_args
+from typing import get_args
 
 from ds_advise.advisor.recommend.fit import SURE, Verdict, verdict_of
-from ds_advise.estimators.estimate import MemoryEstimate
 from ds_advise.estimators.memory.device_overhead import FIXED_SEGMENTS_SHARE, HELD_SHARE
 from ds_advise.estimators.memory.fit_probability import STATES
-from ds_advise.estimators.memory.plan_memory import estimate_memory
 
-from . import memory_spread, questions, rivals
+from . import memory_spread, questions
+from .predicted_memory import Kind, Result, error_of, predict, results
 from .report import Section, Table, percent
-from .rows import Quantity, Run, excluded, runs
+from .rows import Quantity, excluded, runs
 
 FULL = 0.85
 """Share of the GPU's memory from which on nvidia-smi says what the allocator could not do without."""
 
 MEAN_TARGET, P90_TARGET = 0.05, 0.12
 _GIB = 2**30
-
-Kind = Literal["exact", "cached", "set aside"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """One run with its prediction; `error` is signed, relative to the measurement, None for a run that did not fit."""
-
-    run: Run
-    kind: Kind
-    memory: MemoryEstimate
-    predicted_bytes: int
-    deepspeed_bytes: int
-    rule_bytes: int
-
-    @property
-    def error(self) -> float | None:
-        return _error(self.predicted_bytes, self.run)
-
-
-@cache
-def results() -> tuple[Result, ...]:
-    return tuple(_result(run) for run in runs())
 
 
 @cache
@@ -68,39 +43,6 @@ def false_fits() -> list[Result]:
 def false_misses() -> list[Result]:
     """Runs that are said not to fit, and ran."""
     return [each for each in results() if fit_probabilities()[each.run.row] < 1 - SURE and each.run.fitted]
-
-
-def predict(run: Run) -> MemoryEstimate:
-    """What `ds_advise.estimate` says to the run's question (`questions`)."""
-    return estimate_memory(run.model, run.workload, run.cluster, run.plan)
-
-
-def _result(run: Run) -> Result:
-    memory = predict(run)
-    predicted = {
-        "allocated": memory.allocated_bytes_per_gpu,
-        "reserved": memory.reserved_bytes_per_gpu + memory.cached_bytes_per_gpu,
-        "device": memory.device_bytes_per_gpu + memory.cached_bytes_per_gpu,
-    }[run.quantity]
-    sharded = run.plan.zero_stage == 3
-    return Result(
-        run=run,
-        kind=_kind(run),
-        memory=memory,
-        predicted_bytes=predicted,
-        deepspeed_bytes=rivals.deepspeed_bytes(run.model, run.cluster, run.plan, stage3=sharded),
-        rule_bytes=rivals.rule_bytes(run.model, run.workload, run.cluster, sharded=sharded),
-    )
-
-
-def _kind(run: Run) -> Kind:
-    if run.not_met_because:
-        return "set aside"
-    return "exact" if run.quantity == "allocated" else "cached"
-
-
-def _error(predicted: int, run: Run) -> float | None:
-    return None if run.measured_bytes is None else predicted / run.measured_bytes - 1
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -158,7 +100,7 @@ def table_rows() -> dict[str, str]:
     """The rows of docs/how-true.md on published memory, by how they start."""
     exact = [result for found in subsets().values() for result in found]
     sizes = [abs(error) for error in _errors(exact)]
-    theirs = mean(abs(_error(result.deepspeed_bytes, result.run) or 0) for result in exact)
+    theirs = mean(abs(error_of(result.deepspeed_bytes, result.run) or 0) for result in exact)
     engine = sum(result.run.plan.sharding == "zero" for result in exact)
     ran = [result for result in results() if result.run.fitted]
     died = [result for result in results() if not result.run.fitted]
@@ -313,7 +255,7 @@ def _rivals(exact: dict[str, list[Result]]) -> Table:
     def row(name: str, found: list[Result]) -> tuple[str, ...]:
         cells = [name, str(len(found)), f"{mean(abs(error) for error in _errors(found)):.1%}"]
         for guess in ([result.deepspeed_bytes for result in found], [result.rule_bytes for result in found]):
-            errors = [_error(size, result.run) or 0.0 for size, result in zip(guess, found, strict=True)]
+            errors = [error_of(size, result.run) or 0.0 for size, result in zip(guess, found, strict=True)]
             low = sum(error < -0.1 for error in errors) / len(errors)
             cells += [f"{mean(map(abs, errors)):.0%}", f"{low:.0%}"]
         return tuple(cells)

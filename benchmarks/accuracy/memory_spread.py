@@ -14,15 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cache
 from statistics import mean
-from typing import TYPE_CHECKING
 
 from ds_advise.advisor.recommend.fit import Verdict, verdict_of
 from ds_advise.estimators.memory.fit_probability import DATA, STATES, WASTE, Kind, Quantiles, fit_probability, kind_of
 
+from .predicted_memory import Result
 from .report import Table
-
-if TYPE_CHECKING:
-    from .memory import Result
 
 SHARES = (0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975)
 """The inner quantiles; the smallest and the largest run stand beside them."""

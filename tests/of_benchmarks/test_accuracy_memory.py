@@ -22,21 +22,19 @@ from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.software import Software
 from ds_advise.estimators.workload import Workload
 
-from benchmarks.accuracy import memory_spread, questions, rivals, spread, whole_runs
+from benchmarks.accuracy import memory_spread, questions, spread, whole_runs
 from benchmarks.accuracy.__main__ import DOCUMENT, README, TABLE, all_questions, readme, sections, table
 from benchmarks.accuracy.memory import (
     MEAN_TARGET,
     P90_TARGET,
-    Result,
     false_fits,
     false_misses,
     fit_probabilities,
     fitted_slack,
     percentile,
-    predict,
-    results,
     subsets,
 )
+from benchmarks.accuracy.predicted_memory import Result, deepspeed_bytes, predict, results
 from benchmarks.accuracy.report import document
 from benchmarks.accuracy.rows import excluded, runs
 from benchmarks.accuracy.timed_runs import read_runs
@@ -146,7 +144,7 @@ def test_deepspeeds_formulas_are_its_own(plan: Plan) -> None:
     from ds_advise.validate.deepspeed_estimate import deepspeed_estimate
 
     model, cluster = find("Llama-2-7b-hf"), parse_cluster("2x8xA100-80GB", interconnect="400Gb/s")
-    ours = rivals.deepspeed_bytes(model, cluster, plan, stage3=plan.zero_stage == 3)
+    ours = deepspeed_bytes(model, cluster, plan, stage3=plan.zero_stage == 3)
     assert deepspeed_estimate(model, cluster, plan).gpu_bytes == ours
 
 
