@@ -12,7 +12,7 @@ from ..hardware.cluster import Cluster
 from ..hardware.host_defaults import nvme_read_bytes_per_s, nvme_write_bytes_per_s
 from ..time.collective_time import Ring, ring
 from ..time.offload_time import cpu_step_bytes_per_s, host_link_s
-from ..time.roofline import KERNEL_S, attention_rate, memory_rate, product_rate, product_s, tile_start
+from ..time.roofline import KERNEL_S, attention_rate, memory_rate, product_rate, product_s
 from ..workload import Precision
 from .recorded import Kind, RecordedOperation
 from .streams import Lane
@@ -66,7 +66,7 @@ def _kernel_s(operation: RecordedOperation, cluster: Cluster) -> float:
             rate=product_rate(gpu, precision),
             bandwidth=bandwidth,
             element=element,
-            tile_start=tile_start(gpu),
+            is_cpu=gpu.is_cpu,
         )
     moved = operation.size_bytes / bandwidth
     if operation.kind == "attention":

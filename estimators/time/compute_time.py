@@ -15,7 +15,7 @@ from ..models.model_shape import Block, ModelShape
 from ..workload import Workload
 from .flops import Product, attended_len, attention_backward, block_attention, block_products, head_product
 from .memory_bound import block_weight_bytes, loss_bytes
-from .roofline import attention_rate, memory_rate, product_rate, product_s, tile_start
+from .roofline import attention_rate, memory_rate, product_rate, product_s
 
 
 @dataclass(slots=True)
@@ -98,7 +98,6 @@ class _Passes:
         self.model, self.workload, self.gpu = model, workload, gpu
         self.micro_batch = micro_batch
         self.rate, self.bandwidth = product_rate(gpu, workload.precision), memory_rate(gpu)
-        self.tile_start = tile_start(gpu)
         self.forward, self.backward, self.again = PassTime(), PassTime(), PassTime()
 
     def add_product(self, product: Product, layers: int, *, again: bool) -> None:
@@ -121,7 +120,7 @@ class _Passes:
             rate=self.rate,
             bandwidth=self.bandwidth,
             element=element,
-            tile_start=self.tile_start,
+            is_cpu=self.gpu.is_cpu,
         )
 
     def add_attention(self, block: Block) -> None:

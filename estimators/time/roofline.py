@@ -1,6 +1,7 @@
 """Seconds of one operation on one GPU, from its FLOPs and its bytes.
 
     matrix product   t = max(2 M N (K + TILE_START) / R, e (M K + K N + M N) / W) + RAMP_S
+                     on a CPU 2 M N K / R + e (M K + K N + M N) / W + RAMP_S
     attention        t = FLOPs / rate(keys)
     anything else    t = bytes / W
 
@@ -90,16 +91,17 @@ def product_s(
     rate: float,
     bandwidth: float,
     element: int,
-    tile_start: int,
+    is_cpu: bool,
 ) -> float:
-    """Seconds of `copies` matrix products (rows x inner) by (inner x columns), launched as one."""
-    moved = element * copies * (rows * inner + inner * columns + rows * columns)
-    return max(2.0 * rows * (inner + tile_start) * columns * copies / rate, moved / bandwidth) + RAMP_S
+    """Seconds of `copies` matrix products (rows x inner) by (inner x columns), launched as one.
 
-
-def tile_start(gpu: Gpu) -> int:
-    """TILE_START; nothing on a CPU, whose caches hold the tiles."""
-    return 0 if gpu.is_cpu else TILE_START
+    A CPU's caches hold the tiles, but the core that multiplies is the one that fetches and packs the operands: both
+    times add up (`benchmarks/probes/cpu_products.py`).
+    """
+    moved_s = element * copies * (rows * inner + inner * columns + rows * columns) / bandwidth
+    if is_cpu:
+        return 2.0 * rows * inner * columns * copies / rate + moved_s + RAMP_S
+    return max(2.0 * rows * (inner + TILE_START) * columns * copies / rate, moved_s) + RAMP_S
 
 
 def product_rate(gpu: Gpu, precision: Precision) -> float:
