@@ -1,12 +1,13 @@
 """The recorded schedule against reality: real trainings on this machine's CPU, and their dry runs played on it.
 
     ds-advise bench --device cpu
-    python -m benchmarks.dry_run.schedule_on_cpu ANSWERS [WORD ...]
+    python -m benchmarks.dry_run.schedule_on_cpu ANSWERS [WORD ...] [--write]
 
 Two models x five rungs x full and LoRA x one and four micro batches, two ranks over gloo; with WORDs those whose name
 has all of them ("wide zero2 lora x4"). ANSWERS keeps what the real runs took, and what is in it is not run again, so an
-interrupted run goes on. Times are wall times: run it on a machine that does nothing else. The speeds of the CPU are
-those that `ds-advise bench` measured. Exit 1 when a target is missed.
+interrupted run goes on. Times are wall times: run it on a machine that does nothing else, for three quarters of an
+hour. The speeds of the CPU are those that `ds-advise bench` measured. --write puts the table into docs/dry-run.md. Exit
+1 when a target is missed.
 """
 
 from __future__ import annotations
@@ -30,9 +31,13 @@ from ds_advise.probes.dry_run.step_time import played_step
 from ds_advise.probes.real_run import probe
 from ds_advise.probes.run import Run
 
+from ..document import put
 from ..probes.cpu_probes import LARGER, MODELS
 
-RANKS, STEPS = 2, 12
+RANKS = 2
+STEPS = {"wide": 12, "larger": 6}
+"""Optimizer steps of a run, by model: a step of the larger one takes up to half a minute."""
+
 RUNGS: tuple[Rung, ...] = ("ddp", "zero1", "zero2", "zero2-offload", "zero3")
 METHODS: tuple[Method, ...] = ("full", "lora")
 MEDIAN, WORST = 0.10, 0.25
@@ -91,7 +96,7 @@ class Row:
 def measured(case: Case, known: dict[str, float], file: Path) -> float:
     """Seconds of a step, from the file or from a training that is run now and added to it."""
     if case.name not in known:
-        result = probe(case.run(), device="cpu", steps=STEPS)
+        result = probe(case.run(), device="cpu", steps=STEPS[case.model])
         if result.failure is not None:
             sys.exit(f"{case.name}: {result.failure.kind}: {result.failure.message}")
         known[case.name] = result.step_s
@@ -137,13 +142,13 @@ def report(found: Sequence[Row]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    if not arguments:
-        sys.exit(__doc__)
-    file, *words = arguments
+    file, *words = [argument for argument in arguments if argument != "--write"] or sys.exit(__doc__)
     found = list(rows(Path(file), [case for case in CASES if set(words) <= set(case.name.split())]))
     if not found:
         sys.exit("no case has all of these words")
     print(report(found), end="")
+    if "--write" in arguments:
+        put("dry-run.md", "dry_run/schedule_on_cpu", report(found))
     errors = [abs(row.error) for row in found]
     return int(median(errors) > MEDIAN or max(errors) > WORST)
 
