@@ -8,6 +8,7 @@ Micro batches differ: stages 0 and 1 reduce gradients only in the last one. Data
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..estimate import TimeEstimate, TimeTerm
@@ -102,17 +103,23 @@ class _Transfers:
     """What nothing hides."""
     carried: list[TimeTerm] = field(default_factory=list)
     """What the pass may hide, all of it in `seconds`; each in the same proportion."""
-    alone: float = 0.0
-    """The share of what is carried that has no pass beside it: the last reduction, or the first gather."""
+    alone_s: float = 0.0
+    """Of what is carried, what has no pass beside it: the last reduction, and the first gather."""
     before: float = 0.0
     """The share of the pass that is over when the first reduction begins: its bucket fills."""
+
+    def carry(self, terms: Iterable[TimeTerm], alone: float) -> None:
+        """Adds what the pass may hide but for the share `alone`."""
+        terms = tuple(terms)
+        self.carried += terms
+        self.alone_s += alone * sum(term.seconds for term in terms)
 
     def terms(self, pass_s: float, *, hidden_share: float) -> list[TimeTerm]:
         """Terms of what the pass leaves, which hides `hidden_share` of what runs beside it."""
         total = sum(term.seconds for term in self.carried)
         if not total or not hidden_share:
             return self.shown + self.carried
-        hidden = hidden_share * min(total * (1 - self.alone), pass_s * (1 - self.before)) / total
+        hidden = hidden_share * min(total - self.alone_s, pass_s * (1 - self.before)) / total
         return self.shown + [
             term._replace(seconds=term.seconds * (1 - hidden), hidden_s=term.seconds * hidden) for term in self.carried
         ]
@@ -349,26 +356,30 @@ class _Step:
             # What is the head too is read once more for it.
             again = self.tensors.embedding / self.tensors.numel if self.tensors.tied else 0.0
             reads = self.gathers[0] + n * again
-            transfers.alone = self.tensors.embedding / self.tensors.numel
-            self._gather(transfers, self.gathers[0], near=1 - trained / n, reads=reads)
+            first = self.tensors.embedding / self.tensors.numel
+            self._gather(transfers, self.gathers[0], near=1 - trained / n, reads=reads, first=first)
         return transfers.terms(self.forward_s, hidden_share=self.hidden_share)
 
     def _backward_links(self) -> list[TimeTerm]:
         plan, n = self.plan, self.micro_batches
         buckets = self.reduce_calls.shared
-        transfers = _Transfers(alone=self._reduced_last(), before=0.0 if plan.zero_stage == 3 else 1 / buckets)
+        transfers, last = _Transfers(before=0.0 if plan.zero_stage == 3 else 1 / buckets), self._reduced_last()
         if plan.cpu_checkpointing:
             transfers.shown.append(self._layer_inputs("layer inputs to GPU"))
         if plan.zero_stage == 3:
             # What a layer runs again with is in host memory when its backward pass comes.
             self._gather(transfers, self.gathers[1], near=1.0, reads=min(n, self.gathers[1]))
         if self.ring.ranks > 1:
-            transfers.carried.append(self._reduction())
+            transfers.carry([self._reduction()], last)
         if self.spread and self.expert_ring.ranks > 1:
-            transfers.carried.append(self._reduction_of_experts())
+            transfers.carry([self._reduction_of_experts()], last)
         if plan.offload_optimizer != "none":
             # Stage 3 waits for each copy (`partition_grads`).
-            (transfers.shown if self.zero3 else transfers.carried).append(self._gradients_to_host())
+            to_host = self._gradients_to_host()
+            if self.zero3:
+                transfers.shown.append(to_host)
+            else:
+                transfers.carry([to_host], last)
         hidden_share = self.hidden_share if plan.zero_stage else 0.0
         return transfers.terms(self.backward_s * self.reductions / n, hidden_share=hidden_share)
 
@@ -402,16 +413,16 @@ class _Step:
         seconds, values = times * ring.gather_s(size_bytes, calls), of_ring | values
         return self._term(name, ring.resource, seconds, formula, f"{symbols} N link calls t", **values)
 
-    def _gather(self, transfers: _Transfers, passes: float, *, near: float, reads: float) -> None:
+    def _gather(self, transfers: _Transfers, passes: float, *, near: float, reads: float, first: float = 0.0) -> None:
         """Stage 3 gathers weights from the ranks' shards, which may lie in host memory or on NVMe, `reads` times all of
-        them; with hpZ a share `near` of them from the second copy of the group."""
+        them; with hpZ a share `near` of them from the second copy of the group. At least the share `first` comes before
+        there is anything to compute."""
         plan, cluster, tensors = self.plan, self.cluster, self.tensors
         size, (calls, of_experts) = self.gathered_bytes, collective.gather_calls(tensors, plan)
         sent, apart = collective.travelling_bytes(tensors, self.workload, plan), self.spread * self.element
         if not passes:
             return
-        carried, own = transfers.carried, {"passes": passes, "weights": size}
-        transfers.alone = max(transfers.alone, 1 / calls)
+        carried, own = list[TimeTerm](), {"passes": passes, "weights": size}
         if self.spread and self.expert_ring.ranks > 1:
             carried.append(self._gathered_experts(passes, apart, of_experts))
         if self.ring.ranks > 1:
@@ -427,8 +438,11 @@ class _Step:
         if plan.offload_param != "none":
             ranks = self.replicas if plan.zero_hpz_partition_size == 1 else plan.zero_hpz_partition_size
             per_rank, formula, own = passes * size / ranks, "passes weights / N / PCIe", own | {"N": ranks}
-            # The host waits for each copy before it launches what runs beside it (`_all_gather_dtype`).
-            transfers.shown.append(self._pcie("weights from host", per_rank, formula, "passes weights N", **own))
+            # DeepSpeed's host waits for each copy before it launches what runs beside it (`_all_gather_dtype`); FSDP's
+            # goes on (torch 2.13 fsdp/_flat_param.py `pre_unshard`).
+            from_host = self._pcie("weights from host", per_rank, formula, "passes weights N", **own)
+            (transfers.shown if self.zero3 else carried).append(from_host)
+        transfers.carry(carried, max(first, 1 / calls))
         on_nvme = collective.weights_on_nvme(tensors, plan, self.replicas)
         if on_nvme:
             reads *= on_nvme

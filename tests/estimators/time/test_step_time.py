@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.ds_configs.presets import with_layers_as_units
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.estimate import TimeEstimate
 from ds_advise.estimators.hardware.cluster import Cluster
@@ -214,6 +215,32 @@ def test_a_bucket_as_large_as_the_model_hides_nothing() -> None:
     whole = estimate_time(MODEL, WORKLOAD, PAIR, plan(overlap_comm=False, micro_batch_size=32))
     assert exposed[0] == pytest.approx(seconds(whole, "gradient reduction"), rel=0.01)
     assert exposed[0] > exposed[1] > exposed[2] > 0
+
+
+@pytest.mark.parametrize("stage_3", ["zero", "fsdp"])
+def test_adapters_that_are_reduced_at_once_leave_the_gathers_hidden(stage_3: str) -> None:
+    """LoRA's gradients fill one bucket, which nothing hides; the backward pass hides the weights that it gathers as
+    the forward pass does, and more of them, for it takes longer."""
+    workload = dataclasses.replace(WORKLOAD, method="lora", seq_len=4096)
+    settings_ = plan(zero_stage=3, micro_batch_size=8)
+    if stage_3 == "fsdp":
+        settings_ = with_layers_as_units(settings_, MODEL)
+    terms = estimate_time(MODEL, workload, PAIR, settings_).terms
+    gathers = [term for term in terms if term.name == "weight gathering"]
+    shown = [term.seconds / (term.seconds + term.hidden_s) for term in gathers]
+    assert len(shown) == 2
+    assert shown[1] <= shown[0] < 0.8
+
+
+def test_fsdp_copies_offloaded_weights_beside_the_pass() -> None:
+    """Its host does not wait for them (torch 2.13 fsdp/_flat_param.py `pre_unshard`), DeepSpeed's does."""
+    workload = dataclasses.replace(WORKLOAD, method="lora", seq_len=4096)
+    alone = plan(zero_stage=3, micro_batch_size=8, offload_optimizer="cpu", offload_param="cpu")
+    for settings_, hides in ((alone, False), (with_layers_as_units(alone, MODEL), True)):
+        terms = estimate_time(MODEL, workload, PAIR, settings_).terms
+        copies = [term for term in terms if term.name == "weights from host"]
+        assert len(copies) == 2
+        assert all((term.hidden_s > 0) == hides for term in copies)
 
 
 def test_the_slowest_link_sets_the_pace() -> None:
