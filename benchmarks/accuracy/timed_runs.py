@@ -26,7 +26,7 @@ from ds_advise.estimators.plan import Offload, Plan
 from ds_advise.estimators.schedule.play import play
 from ds_advise.estimators.schedule.recorded import Schedule
 from ds_advise.estimators.software import Software
-from ds_advise.estimators.time.step_time import estimate_time
+from ds_advise.estimators.time.step_time import estimate_forward_s, estimate_time
 from ds_advise.estimators.workload import AttentionKernel, LayerKernels, LossKernel, Method, Precision, Workload
 
 from .. import seed_ranking
@@ -56,6 +56,7 @@ class TimedRun:
     """One published run.
 
     measured_s: seconds of one optimizer step, from whatever the source prints.
+    evaluated:  samples that each GPU evaluates, one by one, for each step, where the measured time has them in it.
     tolerance:  what the source leaves open, as a share: repetitions and clocks, lengths that are means, settings
         assumed.
     counted:    False where the run used other kernels than the estimators model; shown, but in no statistic.
@@ -75,6 +76,7 @@ class TimedRun:
     tolerance: float
     counted: bool
     note: str
+    evaluated: float = 0.0
 
     @property
     def origin(self) -> str:
@@ -85,7 +87,11 @@ class TimedRun:
 
     @property
     def step_s(self) -> float:
-        return estimate_time(self.model, self.workload, self.cluster, self.plan).step_s
+        step_s = estimate_time(self.model, self.workload, self.cluster, self.plan).step_s
+        if not self.evaluated:
+            return step_s
+        one_by_one = replace(self.plan, micro_batch_size=1, gradient_accumulation_steps=1)
+        return step_s + self.evaluated * estimate_forward_s(self.model, self.workload, self.cluster, one_by_one)
 
     def played_s(self, schedule: Schedule) -> float:
         """Seconds of one optimizer step by the schedule that a dry run recorded."""
@@ -174,6 +180,7 @@ def _seed_run(row: dict[str, str]) -> TimedRun:
         tolerance=ASSUMED_TOLERANCE,
         counted=row["ranked"] == "yes",
         note=row["assumed"] or row["notes"],
+        evaluated=float(row["evaluated"] or 0),
     )
 
 

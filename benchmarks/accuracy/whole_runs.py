@@ -8,7 +8,8 @@ its step is the one predicted under constants fitted on other origins. Others sa
 them, unless `like` names an origin, whose runs' median of left out over committed then corrects the step. What a source
 leaves open is assumed and told in `note`.
 
-`counts` says what the published time is of: all, or the steps alone. `lengths` "alpaca" are those of
+`counts` says what the published time is of: all, the steps alone, or an epoch with its evaluation and checkpoint.
+`evaluated` samples were evaluated one by one. `lengths` "alpaca" are those of
 `data/alpaca_lengths.csv`, read off the histogram in tloen/alpaca-lora's lengths.ipynb (52,002 rows with their prompt,
 LLaMA's tokenizer; its bars add up to 126 tokens a row for 128 in the notebook's curve); "grouped": batches of equal
 lengths.
@@ -22,6 +23,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Literal, cast
 
 from ds_advise.estimators.job.duration import JobDuration, job_duration
 from ds_advise.estimators.job.job import Job, SamplesOfLength
@@ -60,7 +62,7 @@ class WholeRun:
     job: Job
     unseen_ratio: float
     """The step under constants that have not seen the origin, over the committed one."""
-    counts_all: bool
+    counts: Literal["all", "steps", "epoch"]
     measured_s: float
     set_aside: str
     """Why the run is in no median, where the estimators lack something that decided its time; "" for most."""
@@ -75,7 +77,10 @@ class WholeRun:
 
     @property
     def predicted_s(self) -> float:
-        return self.duration.duration_s if self.counts_all else self.duration.training_s
+        found = self.duration
+        if self.counts == "all":
+            return found.duration_s
+        return found.training_s + (found.evaluation_s + found.saving.total_s if self.counts == "epoch" else 0.0)
 
     @property
     def error(self) -> float:
@@ -103,7 +108,7 @@ def _whole_run(row: dict[str, str], known: dict[str, TimedRun]) -> WholeRun:
         name=row["row"],
         job=_job(row, run.workload.seq_len),
         unseen_ratio=_unseen_ratio(row["like"], run, known.values()),
-        counts_all=row["counts"] == "all",
+        counts=cast(Literal["all", "steps", "epoch"], row["counts"]),
         measured_s=float(row["measured_s"]),
         set_aside=row["set_aside"],
         note=row["note"],
@@ -125,7 +130,8 @@ def _job(row: dict[str, str], seq_len: int) -> Job:
         return Job(tokens=int(row["tokens"]), epochs=epochs)
     samples = int(row["samples"])
     if not row["lengths"]:
-        return Job(samples=samples, epochs=epochs)
+        evaluated = int(row["evaluated"] or 0)
+        return Job(samples=samples, epochs=epochs, evaluation_samples=evaluated, evaluation_batch=1)
     lengths = tuple(_alpaca(seq_len, scaled=seq_len > 512))
     counted = sum(each.samples for each in lengths)
     if "grouped" in row["lengths"]:

@@ -41,6 +41,13 @@ class Gpu:
         return self.bf16_flops_per_s is not None
 
     @property
+    def is_half_rate(self) -> bool:
+        """Tensor cores sum in fp32 at half their rate, which is twice that of fp32 without them: GeForce from Ampere on
+        (NVIDIA's GA102, Ada and RTX Blackwell whitepapers), and the like of them for servers."""
+        peak, fp32 = self.bf16_flops_per_s, self.fp32_flops_per_s
+        return self.vendor == "NVIDIA" and peak is not None and fp32 is not None and peak < 2.1 * fp32
+
+    @property
     def is_cpu(self) -> bool:
         """The device is the host's CPU, its memory the host's RAM."""
         return self.architecture == "cpu"

@@ -82,6 +82,13 @@ class JobDuration:
         return ends and (price.cost(self.cluster, ends[0]), price.cost(self.cluster, ends[1]))
 
 
+def evaluation_plan(plan: Plan, job: Job) -> Plan:
+    """The plan with the batches that an evaluation has."""
+    if job.evaluation_batch is None:
+        return plan
+    return replace(plan, micro_batch_size=job.evaluation_batch, gradient_accumulation_steps=1)
+
+
 def job_duration(
     model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan, time: TimeEstimate, job: Job
 ) -> JobDuration:
@@ -108,8 +115,9 @@ def job_duration(
     saved = saving(model, workload, cluster, steps * step_s)
     evaluation_s = 0.0
     if job.evaluation_samples:
-        batches = ceil(job.evaluation_samples / samples)
-        evaluation_s = saved.count * batches * estimate_forward_s(model, shorter, cluster, plan)
+        evaluated = evaluation_plan(plan, job)
+        batches = ceil(job.evaluation_samples / evaluated.samples_per_step(ranks))
+        evaluation_s = saved.count * batches * estimate_forward_s(model, shorter, cluster, evaluated)
     in_all = job.samples_in_all(seq_len)
     return JobDuration(
         cluster=cluster,

@@ -32,6 +32,8 @@ class Job:
     """How many of `samples` have how many tokens, by rising length; empty: each fills the sequence length."""
     evaluation_samples: int = 0
     """Samples that are evaluated whenever a checkpoint is written."""
+    evaluation_batch: int | None = None
+    """Samples that a GPU evaluates at a time; None: as many as it trains on."""
 
     def __post_init__(self) -> None:
         assert (self.samples is None) != (self.tokens is None), "a job is so many samples or so many tokens"

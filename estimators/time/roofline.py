@@ -21,9 +21,14 @@ from ..errors import ClusterError
 from ..hardware.cluster import Gpu
 from ..workload import AttentionKernel, Precision
 
-SUSTAINED = {"Ampere": 0.88, "Ada": 1.0, "Hopper": 0.82, "cpu": 1.0}
+HALF_RATE = "half rate"
+"""Cards whose tensor cores sum in fp32 at half their rate (`Gpu.is_half_rate`), which power does not slow down."""
+
+SUSTAINED = {"Ampere": 0.88, "Ada": 0.98, "Hopper": 0.82, HALF_RATE: 0.99, "cpu": 1.0}
 """A model's products against the best shape that anyone timed (`gemm_*` of the data file), by architecture. Fitted,
-but for a CPU, whose products are timed where it trains, and on which every shape is about as fast as any other.
+but for a CPU, whose products are timed where it trains, and on which every shape is about as fast as any other, and for
+half-rate cards, where products of 10240 are at 0.99 of the best on average (twelve series of
+benchmarks/data/published_gemm.csv, 0.93 to 1.0), those of A100 and H100 at 0.9.
 
 Between them lie other shapes, and power: an H100 that multiplies random numbers without a pause clocks down.
 """
@@ -31,11 +36,12 @@ Between them lie other shapes, and power: an H100 that multiplies random numbers
 SUSTAINED_ELSEWHERE = 0.9
 """The same where no runs are published: about the mean of the fitted ones."""
 
-BEST_OF_PEAK, FP32_BEST_OF_PEAK = 0.8, 0.85
+BEST_OF_PEAK, FP32_BEST_OF_PEAK, HALF_RATE_BEST_OF_PEAK = 0.8, 0.85, 1.05
 """Best timed product against the data sheet's peak, where nobody published one.
 
 From the data file: A100 0.87, H100 0.80, B200 0.78, A40 0.82, V100 0.78. Without tensor cores a product is nearer its
-peak: 11.4 of an RTX 2080 Ti's 13.4 TFLOP/s (bewantbe/busy-gemm-benchmark).
+peak: 11.4 of an RTX 2080 Ti's 13.4 TFLOP/s (bewantbe/busy-gemm-benchmark). Half-rate cards run above the clock that
+their peak is stated for: RTX 3080 1.09, 3090 1.08, 4090 0.99, 5090 1.13, A10G 0.99.
 """
 
 TILE_START, RAMP_S = 160, 9e-6
@@ -51,13 +57,23 @@ KERNEL_S = 3e-6
 MEMORY_SHARE = 0.68
 """Reached part of the data sheet's memory bandwidth by the operations that `memory_bound` counts. Fitted."""
 
-ATTENTION_OF_PEAK = {"Volta": 0.35, "Turing": 0.35, "Ampere": 0.68, "Ada": 0.68, "Hopper": 0.36, "Blackwell": 0.53}
+ATTENTION_OF_PEAK = {
+    "Volta": 0.35,
+    "Turing": 0.35,
+    "Ampere": 0.68,
+    "Ada": 0.68,
+    "Hopper": 0.36,
+    "Blackwell": 0.53,
+    HALF_RATE: 0.89,
+}
 """Rate of FlashAttention-2's forward pass, which torch runs, for long sequences against the card's dense 16-bit peak.
 
 Ampere and Hopper fitted. Published: up to 73 % on A100 (arXiv:2307.08691); 71 % on RTX A5000 (gpu-mode/ring-attention
 #10); 21 to 31 % on H100 for a head width of 64 (Dao-AILab/flash-attention #2688), whose instructions it does not use.
 B200 31, 41 and 48 % at 1k, 2k and 4k keys (Dao-AILab/flash-attention #2605), which is 0.53 with the keys below. Ada as
-Ampere; Volta and Turing run torch's memory-efficient kernel, taken as half.
+Ampere; Volta and Turing run torch's memory-efficient kernel, taken as half. Where the tensor cores run at half rate,
+the exponentials beside them hold up less: torch's kernel reaches 89 % of an RTX 5090's peak at 8192 keys (gau-nernst,
+"Writing Speed-of-Light Flash Attention for 5090").
 """
 
 CPU_ATTENTION = {"forward": (0.65, 250), "backward": (0.62, 250), "backward in 16 bits": (0.3, 800)}
@@ -117,14 +133,20 @@ def product_rate(gpu: Gpu, precision: Precision) -> float:
     if best is None and peak is None:
         peak = gpu.fp32_flops_per_s
     if best is None and peak is not None:
-        best = peak * (FP32_BEST_OF_PEAK if precision == "fp32" else BEST_OF_PEAK)
+        of_peak = HALF_RATE_BEST_OF_PEAK if gpu.is_half_rate else BEST_OF_PEAK
+        best = peak * (FP32_BEST_OF_PEAK if precision == "fp32" else of_peak)
     if best is None:
         raise ClusterError(
             f"no speed of the {gpu.name} is known in {precision}",
             why="its time cannot be predicted",
             fix="describe the GPU by its memory, such as --gpus 2x24GB",
         )
-    return best * SUSTAINED.get(gpu.architecture, SUSTAINED_ELSEWHERE)
+    return best * SUSTAINED.get(_kind(gpu), SUSTAINED_ELSEWHERE)
+
+
+def _kind(gpu: Gpu) -> str:
+    """The key of a GPU in the tables by architecture."""
+    return HALF_RATE if gpu.is_half_rate else gpu.architecture
 
 
 def attention_rate(
@@ -139,7 +161,7 @@ def attention_rate(
     peak = gpu.bf16_flops_per_s if precision == "bf16" else gpu.fp16_flops_per_s
     if kernel == "eager" or precision == "fp32" or peak is None:
         return products
-    share = ATTENTION_OF_PEAK.get(gpu.architecture, 0.3) * (ATTENTION_BACKWARD_SPEED if backward else 1.0)
+    share = ATTENTION_OF_PEAK.get(_kind(gpu), 0.3) * (ATTENTION_BACKWARD_SPEED if backward else 1.0)
     rate = min(products, peak * share) * keys / (keys + ATTENTION_HALF_TOKENS)
     return rate * TRITON_SPEED[backward] if kernel == "triton" else rate
 

@@ -90,6 +90,15 @@ def test_a_run_of_full_samples_takes_its_steps_and_what_is_named_beside_them() -
     assert (found.tokens, found.padding) == (2400 * 1024, 0)
 
 
+def test_an_evaluation_has_batches_of_its_own() -> None:
+    """One by one, samples take as many forward passes on each GPU as it evaluates of them."""
+    found = duration(Job(samples=2400, evaluation_samples=48, evaluation_batch=1))
+    one = replace(PLAN, micro_batch_size=1, gradient_accumulation_steps=1)
+    passes = 48 / CLUSTER.world_size
+    expected = found.saving.count * passes * estimate_forward_s(MODEL, WORKLOAD, CLUSTER, one)
+    assert found.evaluation_s == pytest.approx(expected)
+
+
 def test_shorter_samples_take_less_time_and_more_than_their_tokens() -> None:
     """Padding, waiting and what does not depend on the length are in it."""
     full, short = duration(Job(samples=2400)), duration(Job(samples=2400, lengths=_times(480)))
