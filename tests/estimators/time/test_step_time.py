@@ -397,9 +397,9 @@ def test_what_a_fit_without_them_predicts_is_of_today() -> None:
 
 
 def test_the_interval_holds_four_of_five_unseen_speeds() -> None:
-    """Of the runs of each origin 75 to 87 % lie in the interval that the others give (those of one origin nearly together,
-    and three origins have half of them), and at least 70 % of every kind: of plans, and of the ratios of two plans of
-    one table, which decide what is called close."""
+    """Of the runs of each origin 75 to 87 % lie in the interval that the others give (those of one origin nearly
+    together, and three origins have half of them), and at least 70 % of every kind: of plans, and of the ratios of two
+    plans of one table, which decide what is called close."""
     kinds = spread.residuals([run for run in timed_runs.read_runs() if run.counted])
     assert set(kinds) == {"one GPU", "several GPUs", "offload", "ratio", "ratio with offload"}
     held = {kind: (spread.coverage(found), len(found)) for kind, found in kinds.items()}
