@@ -74,11 +74,11 @@ QUANTIZED_GRADIENT_BYTES = 4 + 2.5 + 0.5
 written, read by the ranks of the node, which write 1/L of it (stage3.py `__add_grad_to_ipg_bucket`,
 coalesced_collectives.py `all_to_all_quant_reduce`). In bf16 `RECAST_BYTES` come before it."""
 
-UNPACK_BYTES = 9
+UNPACK_BYTES = 7
 """Bytes whose transfer takes as long as unpacking one NF4 weight.
 
 litgpt's resource table (tutorials/resource-tables.md, A100-40GB, micro batch 1): NF4 adds 79 ms to an iteration of
-Llama-2-7B and 191 ms to one of 13B, two unpackings each: 6 to 7 ps a weight at 1.3 TB/s.
+Llama-2-7B and 191 ms to one of 13B, two unpackings each: 6.0 and 7.4 ps a weight, in which `memory_rate` moves 7 bytes.
 """
 
 INT8_UNPACK_BYTES = 1 + 2 + 2 + 2
