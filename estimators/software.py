@@ -18,7 +18,8 @@ class Software:
     eager attention masks its scores twice (`time.memory_bound.score_bytes`)."""
     deepspeed: tuple[int, int] = (0, 19)
     """The version of DeepSpeed. Before 0.19 stages 1 and 2 flatten the weights on the host, not on the GPU;
-    before 0.6 stage 3 waits for the GPU at every fetch."""
+    before 0.13 hpZ's second copy does not serve what a recomputation gathers; before 0.6 stage 3 waits for the GPU at
+    every fetch."""
     torch: tuple[int, int] = (2, 0)
     """The version of PyTorch. Before 1.13 CUDA loaded every kernel of its libraries at once
     (`memory.device_overhead.EAGER_CONTEXT_BYTES`); before 2.0 `zero_grad()` filled gradients with zeros, so that in

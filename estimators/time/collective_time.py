@@ -16,7 +16,8 @@ Which collectives (deepspeed 0.19.8, e bytes per element, Pt trained and P all p
     stage 3     all-gather of the weights in every forward and again in every backward pass, less what stays gathered
                 between the two (`gathered_parameters`); reduce-scatter of e Pt in every backward pass.
                 With hpZ only what was trained since it was gathered last comes from all ranks (the first forward pass
-                after a step), all else from the group (partition_parameters.py `all_gather_coalesced`).
+                after a step), all else from the group (partition_parameters.py `all_gather_coalesced`); before 0.13
+                what hooks of a recomputation launch came from all ranks, too.
                 With qwZ a weight travels in 8 bits, the scales in a second collective; with qgZ on several nodes a
                 gradient in 4 bits, tensor by tensor, in two all-to-alls with their scales: to the ranks of the node,
                 which sum up, then to those of the same number in the other nodes (coalesced_collectives.py
@@ -294,8 +295,9 @@ def travelling_bytes(tensors: TensorSet, workload: Workload, plan: Plan) -> floa
     return gathered_bytes(tensors, workload)
 
 
-def gathered_shares(tensors: TensorSet, plan: Plan, world_size: int) -> tuple[float, float]:
-    """Parts of the weights that stage 3 gathers in a forward and again in a backward pass.
+def gathered_shares(tensors: TensorSet, plan: Plan, world_size: int) -> tuple[float, float, float]:
+    """Parts of the weights that stage 3 gathers in a forward and again in a backward pass; of the latter, the part that
+    it gathers twice, because the layer's tensors were released between their recomputation and their backward pass.
 
     Persistent parameters are gathered in neither, and what is still whole when the loss is computed is there already
     when the backward pass comes (`gathered_parameters`).
@@ -310,7 +312,7 @@ def gathered_shares(tensors: TensorSet, plan: Plan, world_size: int) -> tuple[fl
         # Embedding and head run once. A unit of FSDP stays.
         layers = numel - tensors.unread - tensors.embedding - (0 if tensors.tied else tensors.head)
         again = _released_when_recomputed(tensors, plan) * min(backward, layers)
-    return forward / numel, (backward + again) / numel
+    return forward / numel, (backward + again) / numel, again / numel
 
 
 def _released_when_recomputed(tensors: TensorSet, plan: Plan) -> float:

@@ -4,8 +4,13 @@ optimizer. What passes from operation to operation within layers is recorded
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+
+from ..memory.trainable import TensorSet
 from ..models.four_bits import quantized
 from ..models.model_shape import Attention, Block, ModelShape
+from ..plan import Plan
 from ..tiles import mlp_tiles
 from ..workload import Workload
 
@@ -55,14 +60,14 @@ KEPT_BF16_STEP_BYTES = 44
 COPIED_PASSES, FSDP_COPIED_PASSES, SUMMED_PASSES = 6, 2, 3
 """Times that an element of a gradient crosses memory when it is reduced, or added to the one before.
 
-DeepSpeed (0.19.8) reads and writes it thrice: into the bucket, divided by the ranks, and put together with those of its
-rank (stage_1_and_2.py `average_tensor`, `allreduce_bucket`; stage3.py `__add_grad_to_ipg_bucket`,
-coalesced_collectives.py `reduce_scatter_coalesced`). FSDP's are parts of one tensor.
+DeepSpeed (0.19.8) reads and writes it thrice below stage 3: into the bucket, divided by the ranks, and put together
+with those of its rank (stage_1_and_2.py `average_tensor`, `allreduce_bucket`); stage 3 as
+`reduced_passes` has it. FSDP's are parts of one tensor.
 """
 
 GATHERED_PASSES = 2
-"""Times that a weight crosses memory after stage 3 has gathered it: the ranks' parts are put together
-(partition_parameters.py `AllGatherCoalescedHandle.wait`). FSDP gathers in place."""
+"""Times that a weight crosses memory which stage 3 has gathered together with others (`put_together`):
+the ranks' parts are put together (partition_parameters.py `AllGatherCoalescedHandle.wait`). FSDP gathers in place."""
 
 DEQUANTIZED_BYTES, RECAST_BYTES = 1 + 2, 2 + 2
 """Bytes that cross memory for each gathered element when it comes in 8 bits: read and written in fp16, and again where
@@ -126,3 +131,96 @@ def loss_bytes(model: ModelShape, workload: Workload, micro_batch: int) -> tuple
             backward + SOFTCAP_PASSES[1] * workload.weight_bytes,
         )
     return float(forward * logits), float(backward * logits)
+
+
+FOLLOWED_LAYERS = 32
+"""Layers whose prefetches are followed at most: they repeat."""
+
+PREFETCHES = 3
+"""Prefetches while a tensor is in use: modules without tensors prefetch too."""
+
+
+def put_together(tensors: TensorSet, plan: Plan) -> tuple[float, float]:
+    """The parts of what stage 3 gathers in a forward and a backward pass that arrive together with others, in the order
+    of the ranks, and are put together by a copy. A tensor that travels alone is its own buffer (deepspeed 0.19.8
+    partitioned_param_coordinator.py `_fetch_sub_module_impl`)."""
+    threshold, prefetch = plan.stage3_param_persistence_threshold, plan.stage3_prefetch_bucket_size
+    return _put_together(tensors, threshold, plan.stage3_max_live_parameters, prefetch, plan.gradient_checkpointing)
+
+
+@lru_cache(maxsize=256)
+def _put_together(
+    tensors: TensorSet, threshold: int, max_live: int, prefetch: int, recomputes: bool
+) -> tuple[float, float]:
+    layer = [numel for numel in tensors.layer_tensors if numel > threshold]
+    everything = [numel for numel in tensors.frozen + tensors.trainable if numel > threshold]
+    if sum(everything) <= max_live:
+        uses = [(number, numel, False) for number, numel in enumerate(everything)]
+        together = _together(uses, max_live, prefetch)
+        return together, together
+    layers, size = range(min(FOLLOWED_LAYERS, tensors.model.num_layers)), len(layer)
+    in_turn = [(index * size + at, layer[at]) for index in layers for at in range(size)]
+    forward = [(-1, tensors.embedding, True), *((number, numel, True) for number, numel in in_turn)]
+    backward = [(-1, tensors.head, True)]
+    for index in layers:
+        own = in_turn[index * size : (index + 1) * size]
+        backward += [(number, numel, False) for number, numel in own] if recomputes else []
+        backward += [(number, numel, True) for number, numel in reversed(own)]
+    return _together(forward, max_live, prefetch), _together(backward, max_live, prefetch)
+
+
+def _together(uses: Sequence[tuple[int, int, bool]], max_live: int, prefetch: int) -> float:
+    """The part of the elements that is prefetched in groups of several.
+
+    A prefetch takes tensors until it has as many elements as there is room for, at most a bucket.
+
+    uses: what modules use in turn: the tensor's number, its elements, and whether it is released then.
+    """
+    available: set[int] = set()
+    live = ahead = gathered = together = 0
+    for now, (tensor, numel, released) in enumerate(uses):
+        if tensor not in available:
+            available.add(tensor)
+            live, gathered = live + numel, gathered + numel
+        ahead = max(ahead, now + 1)
+        for _ in range(PREFETCHES):
+            room, group, count = min(max_live - live, prefetch), 0, 0
+            while ahead < len(uses) and group < room:
+                following, size, _ = uses[ahead]
+                ahead += 1
+                if following not in available:
+                    available.add(following)
+                    group, count = group + size, count + 1
+            live, gathered = live + group, gathered + group
+            together += group if count > 1 else 0
+        if released:
+            available.remove(tensor)
+            live -= numel
+    return together / gathered if gathered else 0.0
+
+
+def reduced_passes(tensors: TensorSet, plan: Plan, ranks: int) -> float:
+    """Times that an element of a gradient crosses memory on its way into stage 3's reduction.
+
+    Divided by the ranks: 2. Into the bucket: 2, but for a tensor that is larger than it. Put together with others of
+    the bucket, or padded: 2. Source: deepspeed 0.19.8 stage3.py `reduce_independent_p_g_buckets_and_remove_grads`,
+    `__add_grad_to_ipg_bucket`, coalesced_collectives.py `reduce_scatter_coalesced`.
+    """
+    return _reduced_passes(tensors, plan.reduce_bucket_size, ranks)
+
+
+@lru_cache(maxsize=256)
+def _reduced_passes(tensors: TensorSet, bucket_size: int, ranks: int) -> float:
+    buckets: list[list[int]] = [[]]
+    moved = filled = 0
+    for numel in reversed(tensors.trainable):
+        if filled and filled + numel > bucket_size:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(numel)
+        filled += numel
+        moved += 2 * numel if numel <= bucket_size else 0
+    for bucket in buckets:
+        alone = len(bucket) == 1 and bucket[0] % ranks == 0
+        moved += (2 if alone else 4) * sum(bucket)
+    return moved / max(1, tensors.trainable_numel)

@@ -41,6 +41,8 @@ from .memory_bound import (
     RECAST_BYTES,
     STEPPED_BYTES,
     SUMMED_PASSES,
+    put_together,
+    reduced_passes,
 )
 from .roofline import KERNEL_S, memory_rate, product_rate
 from .speed_spread import speed_spread
@@ -182,6 +184,8 @@ class _Step:
         self.quantized = collective.QuantizedReduction.of(self.tensors, cluster, plan)
         self.recast = RECAST_BYTES if workload.precision == "bf16" else 0
         copied: float = COPIED_PASSES if engine else FSDP_COPIED_PASSES
+        if self.zero3:
+            copied = reduced_passes(self.tensors, plan, self.replicas)
         if self.quantized is not None:
             copied = (QUANTIZED_GRADIENT_BYTES + self.recast) / self.element
         self.copied = copied if self.replicas > 1 else 0
@@ -197,7 +201,14 @@ class _Step:
         )
         forward_host = costs.micro_batch_s + host.forward_s(costs, stage)
         buckets = sum(self.reduce_calls) if self.zero3 else self.reduce_calls.shared
-        self.gathers, self.gathered_copies_s = self._gathering()
+        self.gathers, self.gathered_twice = self._gathers()
+        # Times that all weights are put together from the ranks' parts, forward and backward.
+        self.together = (0.0, 0.0)
+        if self.zero3 and self.ring.ranks > 1:
+            parts = put_together(self.tensors, plan)
+            self.together = self.gathers[0] * parts[0], self.gathers[1] * parts[1]
+        forward_copies_s, backward_copies_s = map(self._gathered_copies_s, self.together, self.gathers)
+        self.gathered_copies_s = forward_copies_s, backward_copies_s
         again = self.gathers[1] / self.gathers[0] if self.gathers[0] else 1.0
         backward_host = (
             self.reductions * host.backward_s(costs, stage, buckets, again)
@@ -242,19 +253,21 @@ class _Step:
         # Until 0.6 the host waited at every fetch (stage3.py `fetch_sub_module`).
         return 1.0 if self.workload.software.deepspeed < (0, 6) else ZERO3_SERIAL
 
-    def _gathering(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Times that stage 3 gathers all weights, in the forward passes of a step and in its backward passes, and
-        seconds of putting together what was gathered."""
-        plan, tensors = self.plan, self.tensors
-        if plan.zero_stage < 3:
-            return (0.0, 0.0), (0.0, 0.0)
-        forward, backward = collective.gathered_shares(tensors, plan, self.replicas)
-        passes = self.micro_batches * forward, self.micro_batches * backward
-        copied = GATHERED_PASSES if self.ring.ranks > 1 and self.zero3 else 0
-        once = copied * self.gathered_bytes / memory_rate(self.cluster.gpu)
-        if plan.zero_quantized_weights:
-            once += (DEQUANTIZED_BYTES + self.recast) * tensors.numel / memory_rate(self.cluster.gpu)
-        return passes, (passes[0] * once, passes[1] * once)
+    def _gathers(self) -> tuple[tuple[float, float], float]:
+        """Times that stage 3 gathers all weights, in the forward passes of a step and in its backward passes; of the
+        latter, those of what it has gathered for the same layer's recomputation."""
+        if self.plan.zero_stage < 3:
+            return (0.0, 0.0), 0.0
+        forward, backward, twice = collective.gathered_shares(self.tensors, self.plan, self.replicas)
+        n = self.micro_batches
+        return (n * forward, n * backward), n * twice
+
+    def _gathered_copies_s(self, together: float, gathers: float) -> float:
+        """Seconds of putting together what was gathered, and of making it 16 bits again."""
+        moved = GATHERED_PASSES * together * self.gathered_bytes
+        if self.plan.zero_quantized_weights:
+            moved += gathers * (DEQUANTIZED_BYTES + self.recast) * self.tensors.numel
+        return moved / memory_rate(self.cluster.gpu)
 
     def _symbols(self) -> dict[str, float]:
         """The values of the symbols that several formulas share."""
@@ -315,7 +328,7 @@ class _Step:
         attention_formula = "n L 2 B A (d + dv) pairs (1 + backward) / rate(S)"
         recompute_formula = "n (forward of every layer, up to its last product)"
         summed = "Pr" if self.plan.zero_stage >= 2 else "Pt"
-        copies_formula = f"({self.copied} reductions Pt + {SUMMED_PASSES} (n - 1) {summed}) w / W"
+        copies_formula = f"({self.copied:g} reductions Pt + {SUMMED_PASSES} (n - 1) {summed}) w / W"
         launch = self._term(
             "launch overhead", "launch", launched, "host time that the GPU waits for, forward and backward apart", ""
         )
@@ -335,11 +348,12 @@ class _Step:
         ]
 
     def _gathered_copies(self, seconds: float) -> TimeTerm:
-        own = {"passes": sum(self.gathers), "weights": self.gathered_bytes}
-        formula, symbols = f"{GATHERED_PASSES} passes weights / W", "passes weights W"
+        own = {"together": sum(self.together), "weights": self.gathered_bytes}
+        formula, symbols = f"{GATHERED_PASSES} together weights / W", "together weights W"
         if self.plan.zero_quantized_weights:
-            formula = f"passes ({GATHERED_PASSES} weights + {DEQUANTIZED_BYTES + self.recast} all) / W"
-            symbols, own = f"{symbols} all", own | {"all": self.tensors.numel}
+            dequantized = DEQUANTIZED_BYTES + self.recast
+            formula = f"({GATHERED_PASSES} together weights + {dequantized} passes all) / W"
+            symbols, own = f"{symbols} passes all", own | {"passes": sum(self.gathers), "all": self.tensors.numel}
         return self._term("gathered weights copied", "gpu memory", seconds, formula, symbols, **own)
 
     def _forward_links(self) -> list[TimeTerm]:
@@ -368,7 +382,7 @@ class _Step:
             transfers.shown.append(self._layer_inputs("layer inputs to GPU"))
         if plan.zero_stage == 3:
             # What a layer runs again with is in host memory when its backward pass comes.
-            self._gather(transfers, self.gathers[1], near=1.0, reads=min(n, self.gathers[1]))
+            self._gather(transfers, self.gathers[1], near=self._near_backward(), reads=min(n, self.gathers[1]))
         if self.ring.ranks > 1:
             transfers.carry([self._reduction()], last)
         if self.spread and self.expert_ring.ranks > 1:
@@ -382,6 +396,14 @@ class _Step:
                 transfers.carry([to_host], last)
         hidden_share = self.hidden_share if plan.zero_stage else 0.0
         return transfers.terms(self.backward_s * self.reductions / n, hidden_share=hidden_share)
+
+    def _near_backward(self) -> float:
+        """The share of what backward passes gather that hpZ's second copy serves. Before 0.13 it served hooks of the
+        backward pass alone; what those of a recomputation launch is as much as is gathered twice (deepspeed 0.10
+        partition_parameters.py `all_gather_coalesced`, `forward`)."""
+        if self.workload.software.deepspeed >= (0, 13) or not self.gathers[1]:
+            return 1.0
+        return 1 - self.gathered_twice / self.gathers[1]
 
     def _reduced_last(self) -> float:
         """The share of the gradients that is reduced when the backward pass is over: the last bucket, in which the

@@ -180,6 +180,18 @@ def test_a_recomputed_layer_is_gathered_again_as_far_as_it_exceeds_what_may_live
     assert gathered(True, "fsdp") == gathered(False, "fsdp")
 
 
+def test_hpz_did_not_serve_recomputations_before_deepspeed_0_13() -> None:
+    """What a recomputation gathers came from all ranks: of layers that stay whole for their backward pass nothing."""
+
+    def nodes(model: str, version: tuple[int, int]) -> float:
+        workload = dataclasses.replace(WORKLOAD, software=Software(deepspeed=version))
+        settings_ = plan(zero_stage=3, zero_hpz_partition_size=8, stage3_max_live_parameters=5 * 10**8)
+        return seconds(estimate_time(find(model), workload, NODES, settings_), "weight gathering")
+
+    assert nodes("llama-3.1-8b", (0, 12)) == nodes("llama-3.1-8b", (0, 13))
+    assert nodes("llama-3.1-70b", (0, 12)) > 1.1 * nodes("llama-3.1-70b", (0, 13))
+
+
 def test_stage_3_hid_no_host_time_before_deepspeed_0_6() -> None:
     """Host and GPU took turns, where each fetch was waited for."""
     shown = []

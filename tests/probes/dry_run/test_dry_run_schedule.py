@@ -16,10 +16,12 @@ from ds_advise.advisor.prove.dry_run import beside_closed_form
 from ds_advise.advisor.prove.dry_run_report import render_dry_run
 from ds_advise.advisor.prove.timeline import trace
 from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.estimators.memory.trainable import tensor_set
 from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.schedule.recorded import Code, RecordedOperation, Schedule
 from ds_advise.estimators.time.flops import block_attention, micro_batch_flops
+from ds_advise.estimators.time.memory_bound import put_together
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import DryRunResult, dry_run
 from ds_advise.probes.dry_run.recording.schedule import _of_groups
@@ -161,6 +163,29 @@ def test_zero3_gathers_and_reduces_on_streams_of_their_own() -> None:
     step = played_step(result, CLUSTER, seq_len=WORKLOAD.seq_len)
     assert step is not None and step.links_busy_s > 0
     assert {"forward: all-gather", "backward: reduce-scatter"} <= {term.name for term in step.time.terms}
+
+
+def test_what_zero3_puts_together_is_what_travels_together() -> None:
+    """Bytes of `cat` against those of prefetches that take one tensor each. A rank's own part is put together, too."""
+
+    def put_together_bytes(prefetch: int) -> tuple[int, float]:
+        """Read and written in a forward pass: recorded, and by the closed form."""
+        settings = {"stage3_prefetch_bucket_size": prefetch, "stage3_param_persistence_threshold": 1000}
+        config = {
+            "bf16": {"enabled": True},
+            "train_micro_batch_size_per_gpu": 2,
+            "zero_optimization": {"stage": 3, **settings},
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+        }
+        counted = ran(schedule_of(recording(config, iterations=3)))
+        cats = ((operation, n) for (at, operation), n in counted.items() if at == "forward")
+        recorded_bytes = sum(n * operation.size_bytes for operation, n in cats if operation.name == "aten::cat")
+        tensors = tensor_set(shape_from_config(MODEL, name="small"), WORKLOAD.of_weights())
+        share, _ = put_together(tensors, Plan(zero_stage=3, micro_batch_size=2, **settings))
+        return recorded_bytes, (1 + 1 / CLUSTER.world_size) * 4 * share * tensors.numel
+
+    alone, together = put_together_bytes(1), put_together_bytes(600_000)
+    assert alone[1] == 0 and together[0] - alone[0] == pytest.approx(together[1], rel=0.12)
 
 
 def test_the_answer_holds_the_step_time(recorded: DryRunResult) -> None:
