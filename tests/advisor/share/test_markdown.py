@@ -18,7 +18,7 @@ def test_the_summary_has_verdict_ladder_and_configuration(capsys: pytest.Capture
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + 8 and {row.count("|") for row in rows} == {7}
     assert (
-        "| **zero3-offload** | **micro batch 5, checkpointing on** | **26.3** | **352.6** | **655** | **fits** |"
+        "| **zero3-offload** | **micro batch 5, checkpointing on** | **26.3** | **352.6** | **730** | **fits** |"
         in rows
     )
     config = json.loads(text.partition("```json\n")[2].partition("\n```")[0])
