@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ..hardware.cluster import Cluster
 from ..hardware.host_defaults import nvme_read_bytes_per_s, nvme_write_bytes_per_s
-from ..time.collective_time import Ring, ring
+from ..time.collective_time import CONTENTION, PREFETCH_HIDDEN, Ring, ring
 from ..time.offload_time import cpu_step_bytes_per_s, host_link_s
 from ..time.roofline import KERNEL_S, attention_rate, memory_rate, product_rate, product_s
 from ..workload import Precision
@@ -34,6 +34,14 @@ _PRECISIONS: dict[str, Precision] = {"bfloat16": "bf16", "float16": "fp16"}
 def lane_of(operation: RecordedOperation) -> Lane | None:
     """The lane that the operation keeps busy; None: the host computes it."""
     return _LANES[operation.kind]
+
+
+def contention(operation: RecordedOperation) -> float:
+    """The part by which a collective and the kernels beside it take longer while they run together."""
+    if operation.kind != "collective":
+        return 0.0
+    scattered = "allgather" in operation.name or "scatter" in operation.name
+    return 1 - PREFETCH_HIDDEN if scattered else CONTENTION
 
 
 def duration_s(operation: RecordedOperation, cluster: Cluster) -> float:

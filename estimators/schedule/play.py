@@ -21,10 +21,9 @@ from dataclasses import dataclass
 
 from ..estimate import TimeEstimate
 from ..hardware.cluster import Cluster
-from ..time.collective_time import CONTENTION
 from ..time.host_costs import HostCosts, host_costs
 from ..time.terms import time_term
-from .durations import duration_s, lane_of
+from .durations import contention, duration_s, lane_of
 from .recorded import ALL_STREAMS, Code, Kind, RecordedOperation, Schedule
 from .streams import HOST, Span, Streams
 
@@ -118,12 +117,13 @@ class _Player:
         self.schedule, self.launch_s = schedule, costs.launch_s
         self.costs_of_calls = [float(getattr(costs, f"{call}_s")) for call in schedule.calls]
         self.on_cpu = cluster.gpu.is_cpu
-        self.streams = Streams(contention=CONTENTION)
+        self.streams = Streams(through_host=cluster.gpu.peer_link == "pcie")
         self.now_s = 0.0
         self.host: list[HostStretch] = []
         self.phase = ""
         self.phase_of: list[str] = []
         self.seconds = [duration_s(operation, cluster) for operation in schedule.operations]
+        self.contentions = [contention(operation) for operation in schedule.operations]
         self.lanes = [None if self.on_cpu else lane_of(operation) for operation in schedule.operations]
         self.names = tuple(map(name_of, schedule.operations))
         links = "network" if cluster.nodes > 1 else "gpu links"
@@ -160,7 +160,8 @@ class _Player:
             return
         self.busy("launches", self.launch_s)
         self.phase_of.append(self.phase)
-        self.streams.run(operation, stream, lane, self.seconds[operation], self.now_s)
+        seconds, held_up = self.seconds[operation], self.contentions[operation]
+        self.streams.run(operation, stream, lane, seconds, self.now_s, contention=held_up)
 
     def call(self, kind: int, count: int) -> None:
         call = self.schedule.calls[kind]

@@ -13,6 +13,8 @@ from typing import Literal
 Lane = Literal["gpu", "links", "to host", "to device", "drive"]
 """What an operation keeps busy: the GPU's kernels, the links between ranks, a direction of the host link, NVMe."""
 
+_HOST_LINK: frozenset[Lane] = frozenset({"links", "to host", "to device"})
+
 HOST = -1
 """In place of a span's number: the host."""
 
@@ -20,10 +22,12 @@ HOST = -1
 class Span:
     """One operation as it ran."""
 
-    __slots__ = ("after", "begins_s", "ends_s", "issued_s", "lane", "left_s", "operation", "stream")
+    __slots__ = ("after", "begins_s", "contention", "ends_s", "issued_s", "lane", "left_s", "operation", "stream")
 
-    def __init__(self, operation: int, stream: int, lane: Lane, seconds: float, issued_s: float) -> None:
-        self.operation, self.stream, self.lane = operation, stream, lane
+    def __init__(
+        self, operation: int, stream: int, lane: Lane, seconds: float, issued_s: float, contention: float
+    ) -> None:
+        self.operation, self.stream, self.lane, self.contention = operation, stream, lane, contention
         self.issued_s = issued_s
         """When the host issued it."""
         self.left_s = seconds
@@ -49,15 +53,15 @@ class _Stream:
 class Streams:
     """All streams of one GPU, simulated up to `now_s`.
 
-    contention: the part of its speed that a kernel loses while a collective runs.
+    through_host: GPUs exchange through the host link, which collectives and copies then share.
     """
 
-    def __init__(self, *, contention: float) -> None:
+    def __init__(self, *, through_host: bool = False) -> None:
         self.spans: list[Span] = []
         self.now_s = 0.0
         self.busy_s: dict[frozenset[Lane], float] = {}
         """Seconds by the lanes that were busy at the same moment."""
-        self._contention = contention
+        self._through_host = through_host
         self._streams: dict[int, _Stream] = {}
         self._recorded: dict[int, int] = {}
         """By event: the number of its latest record. A wait means the record that was the latest when it was issued."""
@@ -68,10 +72,15 @@ class Streams:
         """Streams that have something to come and run nothing."""
         self._running: list[_Stream] = []
 
-    def run(self, operation: int, stream: int, lane: Lane, seconds: float, issued_s: float) -> None:
-        """Issue an operation."""
+    def run(
+        self, operation: int, stream: int, lane: Lane, seconds: float, issued_s: float, *, contention: float = 0.0
+    ) -> None:
+        """Issue an operation.
+
+        contention: of a collective, the part by which it and a kernel take longer while they run together.
+        """
         self._queue(stream, "run", len(self.spans))
-        self.spans.append(Span(operation, stream, lane, seconds, issued_s))
+        self.spans.append(Span(operation, stream, lane, seconds, issued_s, contention))
 
     def record(self, event: int, stream: int) -> None:
         """Issue an event."""
@@ -88,11 +97,10 @@ class Streams:
         """Simulate until the event has happened, None: until everything is done; answers when that was, and the span
         that decided it."""
         record = None if event is None else self._recorded.get(event, 0)
-        while record is None or (record and record not in self._happened):
-            self._begin()
-            if not self._running:
-                break
+        self._begin()
+        while self._running and (record is None or (record and record not in self._happened)):
             self._progress()
+            self._begin()
         if record is None:
             return max(((stream.ready_s, stream.last) for stream in self._streams.values()), default=(0.0, HOST))
         return self._happened.get(record, (0.0, HOST))
@@ -150,8 +158,12 @@ class Streams:
         for stream in active:
             lane = spans[stream.running].lane
             on_lane[lane] = on_lane.get(lane, 0) + 1
-        slowed = 1 - self._contention if "links" in on_lane else 1.0
-        rates = {lane: (slowed if lane == "gpu" else 1.0) / count for lane, count in on_lane.items()}
+        rates = {lane: 1 / count for lane, count in on_lane.items()}
+        if "gpu" in rates and "links" in rates:
+            longer = 1 + max(spans[stream.running].contention for stream in active)
+            rates |= {"gpu": rates["gpu"] / longer, "links": rates["links"] / longer}
+        if self._through_host and "links" in rates and len(_HOST_LINK & rates.keys()) > 1:
+            rates |= {lane: rates[lane] / 2 for lane in _HOST_LINK & rates.keys()}
         until, ends = min(coming, default=float("inf")), None
         for stream in active:
             span = spans[stream.running]

@@ -74,13 +74,19 @@ eight RTX 4090. The step between nodes is assumed.
 """
 
 CONTENTION = 0.3
-"""Part of the time of a hidden collective that the computation beside it loses: NCCL's kernels take multiprocessors and
-memory bandwidth, copies through the host take the latter. Fitted."""
+"""The part by which kernels and a collective take longer while they run together: NCCL's kernels take multiprocessors
+and memory bandwidth and wait for them, copies through the host take the latter. Of L seconds of collectives and G of
+kernels alone, both then take max(G, L) + CONTENTION min(G, L). Fitted.
+
+Published: kernels are slowed by 19 % on average and up to 40 % (arXiv:2507.03114, A100, H100 and MI250); a product
+beside an all-gather falls from 80 to 47 % of an H100's peak, for it no longer fits into one wave of multiprocessors
+(NVIDIA developer forum 337991).
+"""
 
 
 PREFETCH_HIDDEN = 0.48
-"""Part of stage 3's gathers and reductions that runs in the shadow of a pass which takes as long as they do. Fitted; in
-the schedules that dry runs record, whose ranks run in step and never wait for each other, it is 1 - CONTENTION."""
+"""One less the same for all-gathers and reduce-scatters, which stage 3 runs: what of a gather is gained by its running
+beside a pass that takes as long. Fitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from ..models.model_shape import ModelShape
 from ..plan import Plan
 from ..workload import Workload
 from .host_costs import HostCosts
-from .layer_operations import layer_operations
+from .layer_operations import layer_operations, norm_operations
 
 FSDP_VISIT_S = 700e-6
 """FSDP's hooks around one visit of a unit, forward or backward. Fitted; no plan of the project uses it."""
@@ -24,21 +24,23 @@ FSDP_VISIT_S = 700e-6
 FSDP_SERIAL = 0.5
 """As `ZERO3_SERIAL`, for FSDP. Assumed."""
 
-ZERO3_SERIAL = 0.25
+ZERO3_SERIAL = 0.19
 """Part of the shorter of host and GPU time that stage 3 adds to the longer: the host synchronizes with a fetch of its
 own when it runs two ahead of the GPU (deepspeed 0.19.8 partitioned_param_coordinator.py
 `__max_ongoing_fetch_events`), so a module that is slow on one does not hide behind one that is slow on the other.
 
-Chosen of 0, 0.15 and 0.25; `benchmarks/fit_speed.py` does not choose it anew where it leaves a source out. The
-schedules that dry runs record are nearest to 0 (5.1 % off on average, for 6.4 % with a quarter). Published runs are too
-where nothing is offloaded (7.1 % off at the median over all runs, for 7.4 %), but stage 3 is then predicted faster than
-stage 2 on two GPUs that measured the contrary; those with offload are nearest to 0.5, on one GPU as on several, so
-that it is not ranks that wait for each other.
+Chosen by hand; `benchmarks/fit_speed.py` does not choose it anew where it leaves a source out. The schedules that dry
+runs record are nearest to 0 (3.6 % off on average). Published runs where nothing is offloaded are too, but with less
+than this stage 3 is predicted faster than stage 2 on GPUs that measured the contrary; those with offload are nearest to
+0.5, on one GPU as on several, so that it is not ranks that wait for each other.
 """
 
-_OUTSIDE = (33, 15, 6)
-"""Operations, views and module calls of a forward pass outside the layers: embedding, mask, rotary table, last norm,
-head and loss of Llama and its kin, counted as those of layers are (`layer_operations`)."""
+_OUTSIDE = (13, 15, 6)
+"""Operations, views and module calls of a forward pass outside the layers, besides the last norm and the rotary table:
+embedding, positions, mask, head and loss, counted as those of layers are (`layer_operations`)."""
+
+_ROTARY_TABLE = 6
+"""Operations that compute the angles' cosines and sines, once for all layers."""
 
 
 CHECK_LAUNCHES = 12
@@ -71,25 +73,30 @@ class HostWork:
     """Those that it does keep."""
     units: int
     """Units of FSDP: a layer, and each adapter (peft's `fsdp_auto_wrap_policy`); 0 for ZeRO."""
+    outside: tuple[int, int, int]
+    """Of operations, views and calls those outside the layers, which checkpointing does not repeat."""
 
     def forward_s(self, costs: HostCosts, zero_stage: int) -> float:
         """A forward pass."""
-        return self._run_s(costs, zero_stage) + self._gathers_s(costs, zero_stage)
+        return self._run_s(costs, zero_stage, (0, 0, 0)) + self._gathers_s(costs, zero_stage)
 
-    def _run_s(self, costs: HostCosts, zero_stage: int) -> float:
-        seconds = self.operations * costs.launched_s + self.views * costs.view_s + self.calls * costs.module_call_s
-        return seconds + self.folds * costs.fold_s + self._visits_s(costs.forward_visit_s, zero_stage)
+    def _run_s(self, costs: HostCosts, zero_stage: int, without: tuple[int, int, int]) -> float:
+        operations, views, calls = self.operations - without[0], self.views - without[1], self.calls - without[2]
+        seconds = operations * costs.launched_s + views * costs.view_s + calls * costs.module_call_s
+        seconds += self.folds * costs.fold_s
+        return seconds + self._visits_s(costs.forward_visit_s, zero_stage, self.hooked - without[2])
 
     def recompute_s(self, costs: HostCosts, zero_stage: int) -> float:
         """What checkpointing runs again; the backward pass finds the weights that stage 3 gathers for it."""
-        seconds = self._run_s(costs, zero_stage) + self.layers * costs.checkpoint_s
-        return seconds + (0.0 if self.reentrant else self.operations * costs.recomputed_operation_s)
+        seconds = self._run_s(costs, zero_stage, self.outside) + self.layers * costs.checkpoint_s
+        again = 0 if self.reentrant else self.operations - self.outside[0]
+        return seconds + again * costs.recomputed_operation_s
 
     def backward_s(self, costs: HostCosts, zero_stage: int, buckets: int, gathered_again: float = 1.0) -> float:
         """A backward pass; `buckets` of gradients that stages 1 to 3 reduce in it, 0 where it reduces none; of the
         tensors that stage 3 gathers forward, the share `gathered_again`, the others are still whole."""
         seconds = self.backward_operations * costs.backward_launched_s + self.backward_views * costs.backward_view_s
-        seconds += self._visits_s(costs.backward_visit_s, zero_stage)
+        seconds += self._visits_s(costs.backward_visit_s, zero_stage, self.hooked)
         seconds += gathered_again * self._gathers_s(costs, zero_stage)
         if zero_stage and buckets:
             gradient_s = costs.partitioned_s if zero_stage == 3 else costs.bucketed_s
@@ -137,11 +144,11 @@ class HostWork:
             return 0.0
         return self.parameters * (CHECK_LAUNCHES * (costs.step_operation_s + costs.launch_s) + costs.step_operation_s)
 
-    def _visits_s(self, visit_s: float, zero_stage: int) -> float:
+    def _visits_s(self, visit_s: float, zero_stage: int, hooked: int) -> float:
         """Stage 3's hooks in one pass."""
         if zero_stage != 3:
             return 0.0
-        return self.units * FSDP_VISIT_S if self.units else self.hooked * visit_s
+        return self.units * FSDP_VISIT_S if self.units else hooked * visit_s
 
     def _gathers_s(self, costs: HostCosts, zero_stage: int) -> float:
         return self.gathered * costs.gathered_s if zero_stage == 3 and not self.units else 0.0
@@ -159,10 +166,13 @@ def host_work(model: ModelShape, workload: Workload, persistence_threshold: int,
 def _host_work(model: ModelShape, workload: Workload, persistence_threshold: int, *, fsdp: bool) -> HostWork:
     chosen, tensors = adapters(model, workload), tensor_set(model, workload)
     gathered = larger_than(tensors, persistence_threshold)
+    fused, last = workload.kernels != "torch", model.blocks[-1]
     operations, views, calls = _OUTSIDE
+    operations += norm_operations(model, last, fused=fused) + (_ROTARY_TABLE if last.attention.rotary else 0)
+    outside = operations, views, calls
     hooked, backward_operations, backward_views, folds, units = calls, 2 * operations, 2 * views, 0, 0
     for block in model.blocks:
-        layer, count = layer_operations(model, block, workload, chosen, fused=workload.kernels != "torch"), block.count
+        layer, count = layer_operations(model, block, workload, chosen, fused=fused), block.count
         operations += count * layer.operations
         views += count * layer.views
         calls += count * layer.calls
@@ -185,4 +195,5 @@ def _host_work(model: ModelShape, workload: Workload, persistence_threshold: int
         gathered=gathered,
         kept=len(tensors.trainable) + len(tensors.frozen) - gathered,
         units=units if fsdp else 0,
+        outside=outside,
     )

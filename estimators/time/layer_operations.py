@@ -84,11 +84,15 @@ def layer_operations(
     )
 
 
+def norm_operations(model: ModelShape, block: Block, *, fused: bool) -> int:
+    """Operations of one norm."""
+    return 1 if fused or block.norm == "layer" else 10 if model.model_type.startswith("gemma") else 8
+
+
 def _others(model: ModelShape, block: Block, workload: Workload, *, fused: bool) -> int:
     """Operations of the forward pass that are no product with a weight."""
     attention, feed_forward = block.attention, block.feed_forward
-    norm = 1 if fused or block.norm == "layer" else 10 if model.model_type.startswith("gemma") else 8
-    count = norm * (block.norm_count + (2 if attention.qk_norm else 0)) + 2
+    count = norm_operations(model, block, fused=fused) * (block.norm_count + (2 if attention.qk_norm else 0)) + 2
     count += ((2 if fused else 10) if attention.rotary else 0) + (7 if workload.attention == "eager" else 1)
     count += 8 if feed_forward.activation == "gelu_new" else 1
     count += 1 if feed_forward.gated and not fused else 0

@@ -74,6 +74,9 @@ DEQUANTIZED_BYTES, RECAST_BYTES = 1 + 2, 2 + 2
 the model is in bf16 (deepspeed 0.19.8 partition_parameters.py `AllGatherCoalescedHandle.wait`). Quantizing, which each
 rank does to its own shard, is left out."""
 
+RECAST_FP32_BYTES = 2 + 4 + 4 + 2
+"""Bytes that cross memory for each element of a 16-bit gradient that is reduced in fp32: cast, and copied back."""
+
 QUANTIZED_GRADIENT_BYTES = 4 + 2.5 + 0.5
 """Bytes that cross memory for each element of a gradient on its way out in 4 bits: into the bucket, read in fp16 and
 written, read by the ranks of the node, which write 1/L of it (stage3.py `__add_grad_to_ipg_bucket`,

@@ -39,6 +39,7 @@ from .memory_bound import (
     OPTIMIZER_PASSES_BYTES,
     QUANTIZED_GRADIENT_BYTES,
     RECAST_BYTES,
+    RECAST_FP32_BYTES,
     STEPPED_BYTES,
     SUMMED_PASSES,
     put_together,
@@ -116,12 +117,16 @@ class _Transfers:
         self.carried += terms
         self.alone_s += alone * sum(term.seconds for term in terms)
 
-    def terms(self, pass_s: float, *, hidden_share: float) -> list[TimeTerm]:
-        """Terms of what the pass leaves, which hides `hidden_share` of what runs beside it."""
+    def terms(self, pass_s: float, *, hidden_share: float, idle_s: float = 0.0) -> list[TimeTerm]:
+        """Terms of what the pass leaves, which hides `hidden_share` of what runs beside it.
+
+        idle_s: of the pass, what the GPU waits for the host: as much later it may begin.
+        """
         total = sum(term.seconds for term in self.carried)
         if not total or not hidden_share:
             return self.shown + self.carried
-        hidden = hidden_share * min(total - self.alone_s, pass_s * (1 - self.before)) / total
+        hidden = hidden_share * min(total - self.alone_s, pass_s * (1 - self.before)) + min(self.alone_s, idle_s)
+        hidden /= total
         return self.shown + [
             term._replace(seconds=term.seconds * (1 - hidden), hidden_s=term.seconds * hidden) for term in self.carried
         ]
@@ -188,6 +193,10 @@ class _Step:
             copied = reduced_passes(self.tensors, plan, self.replicas)
         if self.quantized is not None:
             copied = (QUANTIZED_GRADIENT_BYTES + self.recast) / self.element
+        self.reduced_element = self.element
+        if plan.sequence_parallel_size > 1 and stage in (1, 2):
+            self.reduced_element = 4  # deepspeed 0.19.8 stage_1_and_2.py `allreduce_bucket`
+            copied += RECAST_FP32_BYTES / self.element if self.element < 4 else 0
         self.copied = copied if self.replicas > 1 else 0
         self.reduce_calls = collective.reduce_calls(self.tensors, plan)
         # From stage 2 on a rank sums up its own part alone.
@@ -224,6 +233,7 @@ class _Step:
         begins_s, after_s = (0.0, 0.0) if cluster.gpu.is_cpu else (costs.micro_batch_s, n * self.compute.after_layers_s)
         forward_s = n * self.compute.forward_s + copied_s[0]
         self.forward_s = _together(forward_s + begins_s, n * forward_host, serial, after_s)
+        self.forward_idle_s = max(0.0, n * forward_host + after_s - forward_s - begins_s)
         if plan.zero_hpz_partition_size > 1 and workload.method == "full":
             # The host waits for each tensor's second copy, which the first forward pass after a step makes.
             self.forward_s += (1 - serial) * min(self.compute.forward_s, forward_host)
@@ -328,7 +338,7 @@ class _Step:
         attention_formula = "n L 2 B A (d + dv) pairs (1 + backward) / rate(S)"
         recompute_formula = "n (forward of every layer, up to its last product)"
         summed = "Pr" if self.plan.zero_stage >= 2 else "Pt"
-        copies_formula = f"({self.copied:g} reductions Pt + {SUMMED_PASSES} (n - 1) {summed}) w / W"
+        copies_formula = f"(copies reductions Pt + {SUMMED_PASSES} (n - 1) {summed}) w / W"
         launch = self._term(
             "launch overhead", "launch", launched, "host time that the GPU waits for, forward and backward apart", ""
         )
@@ -342,7 +352,14 @@ class _Step:
                 "loss over the vocabulary", "gpu memory", n * loss, "n bytes / W", "n bytes W", bytes=loss_moved
             ),
             self._term("recomputation", "gpu compute", recomputed, recompute_formula, "n"),
-            self._term("gradient copies", "gpu memory", self.gradient_s, copies_formula, "reductions n w Pt Pr W"),
+            self._term(
+                "gradient copies",
+                "gpu memory",
+                self.gradient_s,
+                copies_formula,
+                "copies reductions n w Pt Pr W",
+                copies=self.copied,
+            ),
             self._gathered_copies(copied_s),
             launch._replace(hidden_s=max(0.0, self.host_s - launched)),
         ]
@@ -372,7 +389,7 @@ class _Step:
             reads = self.gathers[0] + n * again
             first = self.tensors.embedding / self.tensors.numel
             self._gather(transfers, self.gathers[0], near=1 - trained / n, reads=reads, first=first)
-        return transfers.terms(self.forward_s, hidden_share=self.hidden_share)
+        return transfers.terms(self.forward_s, hidden_share=self.hidden_share, idle_s=self.forward_idle_s)
 
     def _backward_links(self) -> list[TimeTerm]:
         plan, n = self.plan, self.micro_batches
@@ -585,9 +602,7 @@ class _Step:
         return self._term(name, "pcie", seconds, formula, f"{symbols} PCIe", **values)
 
     def _reduction(self) -> TimeTerm:
-        ring, times, element = self.ring, self.reductions, self.element
-        if self.plan.sequence_parallel_size > 1 and self.plan.zero_stage in (1, 2):
-            element = 4  # deepspeed 0.19.8 stage_1_and_2.py `allreduce_bucket`
+        ring, times, element = self.ring, self.reductions, self.reduced_element
         shared = self.trained - self.spread
         size, calls = shared * element, self.reduce_calls.shared
         if self.quantized is not None:
@@ -711,7 +726,8 @@ class _Step:
                 )
             )
         if self.zero3 and ring.ranks > 1 and self.kept_whole:
-            kept = self.element * self.tensors.numel * (1 - self.gathers[0] / self.micro_batches)
+            kept = self.tensors.numel * (1 - self.gathers[0] / self.micro_batches) - self.tensors.unread
+            kept *= self.element
             terms.append(
                 self._collective("updated weights gathered", 1, kept, self.kept_whole, "whole", "whole", whole=kept)
             )

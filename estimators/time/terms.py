@@ -15,6 +15,7 @@ SYMBOLS: Mapping[str, str] = {
     "weights": "bytes of all weights as stage 3 gathers them",
     "bytes": "bytes moved by the operations of a micro batch, forward and backward",
     "passes": "times that all weights are gathered in a step",
+    "copies": "times that a gradient is read or written on its way to the reduction and back",
     "reductions": "micro batches whose gradients are reduced",
     "d": "head size of queries and keys",
     "dv": "head size of values",

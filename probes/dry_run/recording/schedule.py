@@ -28,10 +28,12 @@ _aten: Any = torch.ops.aten
 _ATEN = {
     "fetch": "embedding index_select gather index nll_loss_forward",
     "fill": "nll_loss_backward zeros zeros_like zero_ fill_ full full_like ones ones_like",
+    "overwrite": "copy_",
     "no kernel": """empty empty_like empty_strided new_empty new_empty_strided set_ resize_ _local_scalar_dense
         is_pinned lift_fresh record_stream _unsafe_view alias detach_""",
 }
-"""A fetch reads as much as it writes, whatever the size of what it looks into; a fill reads nothing."""
+"""A fetch reads as much as it writes, whatever the size of what it looks into; a fill reads nothing, and an overwrite
+not what was there."""
 
 _COLLECTIVES = """_allgather_base_ _reduce_scatter_base_ allgather_into_tensor_coalesced_
     reduce_scatter_tensor_coalesced_ allreduce_ allreduce_coalesced_ broadcast_ reduce_ allgather_ alltoall_base_"""
@@ -300,7 +302,7 @@ def _computed(
         return _operation(kind, name, size, results[0] if results else tensors[0], **more)
 
     devices = {tensor.device.type for tensor in (*tensors, *results) if tensor.dim() or tensor.device.type != "cpu"}
-    read, written = sum(map(_size, tensors)), sum(map(_size, results))
+    read, written = sum(map(_size, tensors[1:] if kind == "overwrite" else tensors)), sum(map(_size, results))
     if devices <= {"cpu"}:
         return recorded("host", read + written)
     if "cpu" in devices:

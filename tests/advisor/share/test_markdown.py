@@ -11,16 +11,21 @@ QUESTION = ["Qwen2.5-14B", "--gpus", "2x32GB", "--no-write", "--offline", "--no-
 
 
 def test_the_summary_has_verdict_ladder_and_configuration(capsys: pytest.CaptureFixture[str]) -> None:
-    """One table whose rows all have as many cells; the configuration is JSON in a fence."""
+    """One table whose rows all have as many cells, with the figures of --json; the configuration is JSON in a fence."""
+    assert run([*QUESTION, "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)["recommended"]
     assert run([*QUESTION, "--markdown"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("**ZeRO-3 with optimizer and parameters in host RAM fits.**")
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + 8 and {row.count("|") for row in rows} == {7}
-    assert (
-        "| **zero3-offload** | **micro batch 5, checkpointing on** | **26.3** | **352.6** | **730** | **fits** |"
-        in rows
+    (row,) = [row for row in rows if "**fits**" in row]
+    rung, shape, gpu, ram, speed, _ = row.replace("**", "").strip("| ").split(" | ")
+    assert (rung, shape) == (best["rung"], f"micro batch {best['micro_batch_size']}, checkpointing on")
+    assert (float(gpu), float(ram)) == pytest.approx(
+        (best["device_bytes_per_gpu"] / 2**30, best["host_bytes_per_node"] / 2**30), abs=0.05
     )
+    assert float(speed.replace(",", "")) == pytest.approx(best["tokens_per_second"], rel=0.01)
     config = json.loads(text.partition("```json\n")[2].partition("\n```")[0])
     assert config["zero_optimization"]["stage"] == 3
     assert "- `--method lora`: " in text and text.count("<details>") == text.count("</details>") == 3

@@ -51,6 +51,35 @@ def test_a_kernel_beside_a_collective_loses_speed() -> None:
     assert step.overlapped_s == pytest.approx(min(step.gpu_busy_s, step.links_busy_s), rel=0.05)
 
 
+@pytest.mark.parametrize(("kernel_s", "collective_s"), [(1.0, 3.0), (3.0, 1.0)])
+def test_kernels_and_collectives_hold_each_other_up(kernel_s: float, collective_s: float) -> None:
+    """Whichever is the longer: both take max + contention min."""
+    streams = Streams()
+    streams.run(0, COMPUTE, "gpu", kernel_s, 0.0)
+    streams.run(1, OTHER, "links", collective_s, 0.0, contention=0.5)
+    assert streams.finish()[0] == pytest.approx(3.0 + 0.5 * 1.0)
+
+
+@pytest.mark.parametrize(("through_host", "ends_s"), [(True, 3.0), (False, 2.0)])
+def test_collectives_and_copies_share_the_host_link_of_gpus_without_another(through_host: bool, ends_s: float) -> None:
+    streams = Streams(through_host=through_host)
+    streams.run(0, COMPUTE, "to device", 1.0, 0.0)
+    streams.run(1, OTHER, "links", 2.0, 0.0)
+    assert streams.finish()[0] == pytest.approx(ends_s)
+
+
+def test_what_the_host_issues_after_an_event_runs_beside_what_was_issued_before() -> None:
+    """The event at 1 s lets the host go on while a kernel of 5 s runs; a copy that it issues then ends at 2 s."""
+    streams = Streams()
+    streams.run(0, COMPUTE, "gpu", 1.0, 0.0)
+    streams.record(7, COMPUTE)
+    streams.run(0, COMPUTE, "gpu", 5.0, 0.0)
+    at_s, _ = streams.finish(7)
+    streams.run(1, OTHER, "to host", 1.0, at_s)
+    streams.finish()
+    assert [span.ends_s for span in streams.spans] == pytest.approx([1.0, 6.0, 2.0])
+
+
 def test_a_stream_waits_for_an_event_of_another() -> None:
     step = played(
         (KERNEL, GATHER),
@@ -63,7 +92,7 @@ def test_a_stream_waits_for_an_event_of_another() -> None:
 
 def test_a_wait_means_the_record_that_came_before_it() -> None:
     """Events are used again: what a stream waits for is not a later record of the same event."""
-    streams = Streams(contention=0.0)
+    streams = Streams()
     streams.run(0, OTHER, "links", 1.0, 0.0)
     streams.record(7, OTHER)
     streams.wait(COMPUTE, 7)

@@ -25,6 +25,7 @@ from ds_advise.estimators.software import Software
 from ds_advise.estimators.time import roofline
 from ds_advise.estimators.time.collective_time import gathered_shares, reduce_calls, ring
 from ds_advise.estimators.time.compute_time import compute_time
+from ds_advise.estimators.time.memory_bound import COPIED_PASSES, RECAST_FP32_BYTES
 from ds_advise.estimators.time.offload_time import DRAM_SHARE, cpu_step_bytes
 from ds_advise.estimators.time.step_time import assumptions, estimate_time
 from ds_advise.estimators.workload import Workload
@@ -281,6 +282,19 @@ def test_cpu_adam_runs_once_per_step_so_accumulation_amortises_it() -> None:
     assert seconds(
         estimate_time(MODEL, WORKLOAD, faster, plan(offload_optimizer="cpu")), "optimizer on the host"
     ) == pytest.approx(expected / 2)
+
+
+def test_shared_samples_reduce_gradients_in_fp32() -> None:
+    """Stages 1 and 2 cast them there and back; stage 3 reduces them as they are."""
+
+    def copied(stage: Any, ranks: int) -> float:
+        return seconds(
+            estimate_time(MODEL, WORKLOAD, PAIR, plan(zero_stage=stage, sequence_parallel_size=ranks)),
+            "gradient copies",
+        )
+
+    assert copied(2, 2) == pytest.approx(copied(2, 1) * (COPIED_PASSES * 2 + RECAST_FP32_BYTES) / (COPIED_PASSES * 2))
+    assert copied(3, 2) == copied(3, 1)
 
 
 def test_each_offload_adds_its_traffic_and_time() -> None:

@@ -21,10 +21,11 @@ from ds_advise.estimators.models.families import shape_from_config
 from ds_advise.estimators.plan import Plan
 from ds_advise.estimators.schedule.recorded import Code, RecordedOperation, Schedule
 from ds_advise.estimators.time.flops import block_attention, micro_batch_flops
+from ds_advise.estimators.time.host_time import host_work
 from ds_advise.estimators.time.memory_bound import put_together
 from ds_advise.estimators.workload import Workload
 from ds_advise.probes.dry_run import DryRunResult, dry_run
-from ds_advise.probes.dry_run.recording.schedule import _of_groups
+from ds_advise.probes.dry_run.recording.schedule import _computed, _of_groups
 from ds_advise.probes.dry_run.step_time import played_step
 from ds_advise.probes.run import Run
 from rich.console import Console
@@ -233,3 +234,23 @@ def test_products_of_experts_are_products() -> None:
     result = torch.empty(64, 32, device="meta")
     assert _of_groups(tokens, weights, result) == (8, 8, 16, 32)
     assert _of_groups(tokens.t(), result, weights) == (8, 16, 8, 32)
+
+
+def test_a_copy_reads_its_source_and_writes_its_target() -> None:
+    target, source = torch.empty(1000, device="meta"), torch.empty(1000, dtype=torch.bfloat16, device="meta")
+    copied = _computed(torch.ops.aten.copy_.default, (target, source), {}, target, [target, source])
+    added = _computed(torch.ops.aten.add_.Tensor, (target, source), {}, target, [target, source])
+    assert copied is not None and copied.size_bytes == 1000 * (2 + 4)
+    assert added is not None and added.size_bytes == 1000 * (4 + 2 + 4)
+
+
+def test_the_closed_form_counts_the_operations_of_a_forward_pass(recorded: DryRunResult) -> None:
+    """Layers, embedding, mask, rotary table, last norm, head and loss."""
+    schedule, phase, found = schedule_of(recorded), "", 0
+    for code, first, second in schedule.entries:
+        if code == Code.PHASE:
+            phase = schedule.phases[first]
+        elif code == Code.CALL and phase == "forward" and schedule.calls[first] == "operation":
+            found += second
+    work = host_work(shape_from_config(MODEL, name="llama"), WORKLOAD, 0)
+    assert found / MICRO_BATCHES == pytest.approx(work.operations, abs=1)
