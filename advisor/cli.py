@@ -18,6 +18,7 @@ import click
 
 from .. import __version__
 from ..estimators.errors import DsAdviseError
+from .collector import collector_paused
 from .terminal.completion import complete_model
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ class AdviseByDefault(click.Group):
             return None
         module, function = target.split(":")
         place = f".{module}" if "." in module else f".commands.{module}"
-        command: click.Command = getattr(import_module(place, __package__), function)
+        with collector_paused():
+            command: click.Command = getattr(import_module(place, __package__), function)
         return command
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:

@@ -16,7 +16,7 @@ from ..models.model_shape import ModelShape
 from ..plan import Plan
 from ..workload import Workload
 from .host_costs import HostCosts
-from .layer_operations import layer_operations, norm_operations
+from .layer_operations import BACKWARD_OF_OTHERS, layer_operations, norm_operations
 
 FSDP_VISIT_S = 700e-6
 """FSDP's hooks around one visit of a unit, forward or backward. Fitted; no plan of the project uses it."""
@@ -38,6 +38,10 @@ than this stage 3 is predicted faster than stage 2 on GPUs that measured the con
 _OUTSIDE = (13, 15, 6)
 """Operations, views and module calls of a forward pass outside the layers, besides the last norm and the rotary table:
 embedding, positions, mask, head and loss, counted as those of layers are (`layer_operations`)."""
+
+_OUTSIDE_BACKWARD = 12
+"""Operations of the backward pass outside the layers, besides the last norm's: loss, head and embedding. Positions,
+mask and rotary table have none."""
 
 _ROTARY_TABLE = 6
 """Operations that compute the angles' cosines and sines, once for all layers."""
@@ -168,9 +172,11 @@ def _host_work(model: ModelShape, workload: Workload, persistence_threshold: int
     gathered = larger_than(tensors, persistence_threshold)
     fused, last = workload.kernels != "torch", model.blocks[-1]
     operations, views, calls = _OUTSIDE
-    operations += norm_operations(model, last, fused=fused) + (_ROTARY_TABLE if last.attention.rotary else 0)
+    norm = norm_operations(model, last, fused=fused)
+    operations += norm + (_ROTARY_TABLE if last.attention.rotary else 0)
     outside = operations, views, calls
-    hooked, backward_operations, backward_views, folds, units = calls, 2 * operations, 2 * views, 0, 0
+    hooked, backward_operations, backward_views, folds, units = calls, _OUTSIDE_BACKWARD, 2 * views, 0, 0
+    backward_operations += round(BACKWARD_OF_OTHERS * norm)
     for block in model.blocks:
         layer, count = layer_operations(model, block, workload, chosen, fused=fused), block.count
         operations += count * layer.operations

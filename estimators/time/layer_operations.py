@@ -21,7 +21,8 @@ from ..models.lora import Adapters
 from ..models.model_shape import Block, ModelShape
 from ..workload import Workload
 
-_BACKWARD_OF_OTHERS = 1.8
+BACKWARD_OF_OTHERS = 1.8
+"""Operations of the backward pass for each of the forward pass that is no product with a weight."""
 
 _FOLD_CALLS = 5
 """Modules that peft calls to fold an adapter into a tensor."""
@@ -72,7 +73,7 @@ def layer_operations(
         backward_operations=(
             (2 if full else 1) * matrices
             + biases
-            + round(_BACKWARD_OF_OTHERS * others)
+            + round(BACKWARD_OF_OTHERS * others)
             + (5 + cast) * adapted
             + dequantized
         ),
