@@ -29,7 +29,6 @@ from typing import Any
 
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.time import collective_time, compute_time, host_time, offload_time, roofline
-from ds_advise.estimators.time import step_time as throughput
 
 from .accuracy.timed_runs import DATA, LEFT_OUT, TimedRun, read_runs, weights
 
@@ -52,13 +51,13 @@ Slopes = list[list[tuple[int, float]]]
 class Constant:
     """A fitted constant.
 
-    modules: where it stands, and every module that holds a copy of it.
+    module:  where it stands, and is read from whenever it is used.
     prior:   what is known without these runs.
     largest: beyond it the constant has no meaning.
     """
 
     name: str
-    modules: tuple[ModuleType, ...]
+    module: ModuleType
     prior: float
     key: str = ""
     largest: float = float("inf")
@@ -68,37 +67,36 @@ class Constant:
         return f"{self.name}[{self.key!r}]" if self.key else self.name
 
     def read(self) -> float:
-        value: Any = getattr(self.modules[0], self.name)
+        value: Any = getattr(self.module, self.name)
         return float(value[self.key] if self.key else value)
 
     def write(self, value: float) -> None:
-        for module in self.modules:
-            if self.key:
-                getattr(module, self.name)[self.key] = value
-            else:
-                setattr(module, self.name, value)
+        if self.key:
+            getattr(self.module, self.name)[self.key] = value
+        else:
+            setattr(self.module, self.name, value)
         compute_time.compute_time.cache_clear()
 
 
 CONSTANTS = (
     # Products of 10240 run at 0.9 of the best size on A100 and H100, of 4096 and more at 0.97 on an L4
     # (data/published_gemm.csv).
-    Constant(name="SUSTAINED", modules=(roofline,), key="Ampere", prior=0.9, largest=1.0),
-    Constant(name="SUSTAINED", modules=(roofline,), key="Ada", prior=0.97, largest=1.0),
-    Constant(name="SUSTAINED", modules=(roofline,), key="Hopper", prior=0.9, largest=1.0),
+    Constant(name="SUSTAINED", module=roofline, key="Ampere", prior=0.9, largest=1.0),
+    Constant(name="SUSTAINED", module=roofline, key="Ada", prior=0.97, largest=1.0),
+    Constant(name="SUSTAINED", module=roofline, key="Hopper", prior=0.9, largest=1.0),
     # mixbench reads and writes 1330 of an A100-40GB's 1555 GB/s (ekondis/mixbench #18).
-    Constant(name="MEMORY_SHARE", modules=(roofline,), prior=0.85, largest=0.95),
+    Constant(name="MEMORY_SHARE", module=roofline, prior=0.85, largest=0.95),
     # arXiv:2307.08691: up to 73 % of an A100's peak, 335 TFLOP/s on H100.
-    Constant(name="ATTENTION_OF_PEAK", modules=(roofline,), key="Ampere", prior=0.7, largest=0.73),
-    Constant(name="ATTENTION_OF_PEAK", modules=(roofline,), key="Hopper", prior=0.34, largest=0.73),
+    Constant(name="ATTENTION_OF_PEAK", module=roofline, key="Ampere", prior=0.7, largest=0.73),
+    Constant(name="ATTENTION_OF_PEAK", module=roofline, key="Hopper", prior=0.34, largest=0.73),
     # Assumed.
-    Constant(name="CONTENTION", modules=(collective_time, throughput), prior=0.3, largest=1.0),
-    Constant(name="PREFETCH_HIDDEN", modules=(collective_time, throughput), prior=0.5, largest=1.0),
+    Constant(name="CONTENTION", module=collective_time, prior=0.3, largest=1.0),
+    Constant(name="PREFETCH_HIDDEN", module=collective_time, prior=0.5, largest=1.0),
     # See the constants' own comments.
-    Constant(name="FSDP_VISIT_S", modules=(host_time,), prior=700e-6),
-    Constant(name="DRAM_SHARE", modules=(offload_time,), prior=0.4, largest=1.0),
-    Constant(name="CORE_BYTES_PER_S", modules=(offload_time,), prior=10e9),
-    Constant(name="CONTENTION_EXPONENT", modules=(offload_time,), prior=0.5, largest=1.0),
+    Constant(name="FSDP_VISIT_S", module=host_time, prior=700e-6),
+    Constant(name="DRAM_SHARE", module=offload_time, prior=0.4, largest=1.0),
+    Constant(name="CORE_BYTES_PER_S", module=offload_time, prior=10e9),
+    Constant(name="CONTENTION_EXPONENT", module=offload_time, prior=0.5, largest=1.0),
 )
 
 
