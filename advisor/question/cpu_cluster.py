@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ...estimators.hardware.cluster import Cluster, Gpu
+from ...estimators.hardware.cluster import AttentionSpeed, Cluster, Gpu
 from ...estimators.phrase import Phrase, phrase
 from ...estimators.time.collective_time import LINK_SHARE
 from ...estimators.time.offload_time import PINNED_SHARE
 from ...estimators.time.roofline import BEST_OF_PEAK, FP32_BEST_OF_PEAK
 from ...probes.machine import cpu_model
 from ...probes.this_machine import chosen_threads, cpu_cores, host_memory_bytes
-from .measured_hardware import STREAM_SHARE, measured_hardware, node_figures
+from .measured_hardware import STREAM_SHARE, attention_speeds, measured_hardware, node_figures
 
 if TYPE_CHECKING:
     from ...probes.bench.result import BenchResult
@@ -48,8 +48,11 @@ def cpu_cluster(ranks: int, memory_limit_bytes: int | None = None) -> Cluster:
         f"{MEMORY_BYTES_PER_S / 1e9:g} GB/s of host memory bandwidth",
     )
     names: tuple[Phrase, ...] = ()
+    attention: tuple[AttentionSpeed, ...] = ()
     if known is not None:
         found, assumed, names = _measured(known.result, found), (), (phrase("matrix products"), phrase("memory"))
+        if attention := attention_speeds(known.result, known.result.ranks / ranks):
+            names += (phrase("attention"),)
     if known is not None and known.result.ranks > 1:
         names += (phrase("collectives"),)
     elif ranks > 1:
@@ -74,6 +77,7 @@ def cpu_cluster(ranks: int, memory_limit_bytes: int | None = None) -> Cluster:
         peer_bytes_per_s=found.links / LINK_SHARE["pcie"],
         peer_link="gloo",
         source="this machine",
+        attention=attention,
     )
     cluster = Cluster(
         nodes=1,
@@ -89,6 +93,7 @@ def cpu_cluster(ranks: int, memory_limit_bytes: int | None = None) -> Cluster:
     if known is None:
         return cluster
     changes, more = node_figures(cluster, known.result)
+    changes["new_memory_bytes_per_s"] = known.result.best("new_memory")
     return replace(cluster, measured=known.phrase([*names, *more]), **changes)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...estimators.hardware.cluster import Cluster, Gpu
+from ...estimators.hardware.cluster import AttentionSpeed, Cluster, Gpu
 from ...estimators.phrase import Phrase, listed, phrase
 from ...estimators.time.collective_time import LINK_SHARE
 from ...estimators.time.offload_time import PINNED_SHARE
@@ -89,6 +89,9 @@ def _gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[Phrase]]:
     if bf16 or fp16:
         changes |= {"gemm_bf16_flops_per_s": bf16, "gemm_fp16_flops_per_s": fp16}
         names.append(phrase("matrix products"))
+    if attention := attention_speeds(known):
+        changes["attention"] = attention
+        names.append(phrase("attention"))
     if memory:
         changes["memory_bytes_per_s"] = memory / STREAM_SHARE
         names.append(phrase("device memory"))
@@ -106,6 +109,15 @@ def _gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[Phrase]]:
             "assumed": False,
         }
     return replace(gpu, **changes), names
+
+
+def attention_speeds(known: BenchResult, devices: float = 1.0) -> tuple[AttentionSpeed, ...]:
+    """Rates of attention of one device, or of so many together, by type, pass and rising length."""
+    return tuple(
+        AttentionSpeed(precision=figure.how, backward=backward, keys=figure.size, flops_per_s=devices * figure.median)
+        for backward, kind in ((False, "attention_forward"), (True, "attention_backward"))
+        for figure in sorted((each for each in known.figures if each.kind == kind), key=lambda each: each.size)
+    )
 
 
 def node_figures(cluster: Cluster, known: BenchResult) -> tuple[dict[str, Any], list[Phrase]]:

@@ -13,8 +13,11 @@ from ..terminal.units import seconds as duration
 
 TITLES = {
     "matrix_product": "matrix product",
+    "attention_forward": "attention forward",
+    "attention_backward": "attention backward",
     "elementwise_sum": "sum in device memory",
     "memory_copy": "copy in device memory",
+    "new_memory": "new memory, page by page",
     "launch": "launching an operation",
     "host_to_device": "host to device",
     "device_to_host": "device to host",
@@ -69,8 +72,13 @@ def _devices(result: BenchResult) -> str:
 
 def _line(figure: BenchFigure) -> str:
     title = TITLES[figure.kind] + (f", {figure.how}" if figure.how and not figure.kind.startswith("nvme") else "")
-    large = {"matrix_product": f"{figure.size}", "launch": "", "host_score": "", "cpu_adam": count(figure.size)}.get(
-        figure.kind, size(figure.size)
-    )
+    large = {
+        "matrix_product": f"{figure.size}",
+        "attention_forward": f"{figure.size}",
+        "attention_backward": f"{figure.size}",
+        "launch": "",
+        "host_score": "",
+        "cpu_adam": count(figure.size),
+    }.get(figure.kind, size(figure.size))
     spread = amounts((figure.lowest, figure.highest), figure.median)
     return f"  {title:<28}{large:>9}{amount(figure.median, figure.unit):>20}   {spread}"

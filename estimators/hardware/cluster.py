@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class AttentionSpeed(NamedTuple):
+    """The measured rate of torch's causal attention in one pass over samples of one length."""
+
+    precision: str
+    backward: bool
+    keys: int
+    flops_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +42,8 @@ class Gpu:
     peer_link: str
     """The name of that link as it is printed: "nvlink", "pcie", ..."""
     source: str
+    attention: tuple[AttentionSpeed, ...] = ()
+    """As measured on this very device, with rising keys of each precision and pass; empty where it was not."""
     assumed: bool = False
     """Only a memory size was given, and a reference GPU of that size lends its speed."""
 
@@ -78,6 +90,8 @@ class Cluster:
     """Threads that each rank computes with on the host, as the training is started (OMP_NUM_THREADS). None: an equal
     part of the node's cores, which the printed commands and `launch` set where it counts."""
     dram_bytes_per_s_per_node: float | None = None
+    new_memory_bytes_per_s: float | None = None
+    """The measured rate at which the kernel maps memory for one process while all ranks ask for it; None: at once."""
     nvme_read_bytes_per_s_per_node: float | None = None
     nvme_write_bytes_per_s_per_node: float | None = None
     cpu_adam_parameters_per_s_per_node: float | None = None

@@ -57,7 +57,7 @@ def duration_s(operation: RecordedOperation, cluster: Cluster) -> float:
         return size * cluster.gpus_per_node / nvme_read_bytes_per_s(cluster)
     if kind == "write":
         return size * cluster.gpus_per_node / nvme_write_bytes_per_s(cluster)
-    return max(KERNEL_S, _kernel_s(operation, cluster))
+    return max(KERNEL_S, _kernel_s(operation, cluster)) + _page_faults_s(operation, cluster)
 
 
 def _kernel_s(operation: RecordedOperation, cluster: Cluster) -> float:
@@ -81,6 +81,12 @@ def _kernel_s(operation: RecordedOperation, cluster: Cluster) -> float:
         rate = attention_rate(gpu, precision, "flash", operation.keys, backward="backward" in operation.name)
         return max(moved, operation.flops / rate)
     return moved
+
+
+def _page_faults_s(operation: RecordedOperation, cluster: Cluster) -> float:
+    """What the kernel takes to map new memory, where the device is the CPU and that was measured."""
+    rate = cluster.new_memory_bytes_per_s
+    return operation.unmapped_bytes / rate if cluster.gpu.is_cpu and rate else 0.0
 
 
 def _collective_s(operation: RecordedOperation, cluster: Cluster) -> float:

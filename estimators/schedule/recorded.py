@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
+LARGEST_KEPT_BYTES = 32 * 2**20
+"""The largest block that glibc keeps when it is freed (malloc.c, DEFAULT_MMAP_THRESHOLD_MAX); a larger one is mapped
+anew for every tensor, and each of its pages costs a page fault. GPUs' allocators keep theirs."""
+
 Kind = Literal["product", "attention", "memory", "host", "to device", "to host", "collective", "read", "write"]
 """Anything on the GPU that is no product or attention is "memory"; the CPU computes "host"; "read" and "write" are
 transfers from and to NVMe."""
@@ -29,6 +33,8 @@ class RecordedOperation:
     """The data type of the result, as torch names it ("bfloat16")."""
     size_bytes: int = 0
     """What the operation reads and writes, or what the copy, transfer or collective moves."""
+    unmapped_bytes: int = 0
+    """Those of new tensors beyond `LARGEST_KEPT_BYTES`, which a CPU's allocator asks the kernel for every time."""
     product: tuple[int, ...] = ()
     """(copies, rows, inner, columns) of a product."""
     flops: int = 0

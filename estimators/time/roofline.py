@@ -154,6 +154,8 @@ def attention_rate(
 ) -> float:
     """FLOP/s of the attention kernel over sequences of `keys`, in its forward or backward pass."""
     products = product_rate(gpu, precision)
+    if kernel in ("sdpa", "flash") and (measured := _measured_attention(gpu, precision, keys, backward)):
+        return measured * SUSTAINED.get(_kind(gpu), SUSTAINED_ELSEWHERE)
     if gpu.is_cpu and kernel != "eager":
         what = "forward" if not backward else "backward" if precision == "fp32" else "backward in 16 bits"
         share, half = CPU_ATTENTION[what]
@@ -164,6 +166,20 @@ def attention_rate(
     share = ATTENTION_OF_PEAK.get(_kind(gpu), 0.3) * (ATTENTION_BACKWARD_SPEED if backward else 1.0)
     rate = min(products, peak * share) * keys / (keys + ATTENTION_HALF_TOKENS)
     return rate * TRITON_SPEED[backward] if kernel == "triton" else rate
+
+
+def _measured_attention(gpu: Gpu, precision: Precision, keys: int, backward: bool) -> float | None:
+    """FLOP/s as measured on the device, None where they were not: seconds of an operation are linear in 1 / keys
+    between two lengths, below the shortest as between the first two, and constant beyond the longest."""
+    known = [speed for speed in gpu.attention if (speed.precision, speed.backward) == (precision, backward)]
+    if not known:
+        return None
+    if keys >= known[-1].keys or len(known) == 1:
+        return known[-1].flops_per_s
+    longer = next(number for number in range(1, len(known)) if keys < known[number].keys)
+    short, long = known[longer - 1], known[longer]
+    part = (1 / keys - 1 / long.keys) / (1 / short.keys - 1 / long.keys)
+    return 1 / ((1 - part) / long.flops_per_s + part / short.flops_per_s)
 
 
 def memory_rate(gpu: Gpu) -> float:

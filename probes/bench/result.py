@@ -12,12 +12,15 @@ BENCH_VERSION = 2
 
 FigureKind = Literal[
     "matrix_product",
+    "attention_forward",
+    "attention_backward",
     "elementwise_sum",
     "memory_copy",
     "launch",
     "host_to_device",
     "device_to_host",
     "host_memory",
+    "new_memory",
     "host_score",
     "cpu_adam",
     "nvme_read",
@@ -38,8 +41,12 @@ class BenchFigure:
 
     kind, how, size, of:
         matrix_product        dtype; n of an n x n by n x n product; one device
+        attention_forward, attention_backward    dtype; tokens of a sample, all of which its last one sees (torch's
+                              scaled_dot_product_attention, causal); one device
         elementwise_sum       dtype; bytes of an operand; two read, one written; one device
         memory_copy           dtype; bytes copied; one read, one written; one device
+        new_memory            "": bytes of a block that the kernel maps and takes back, touched once a page; one process
+                              (on the CPU alone)
         launch                "": seconds of the host for one operation on one element
         host_to_device, device_to_host    "pinned" or "pageable"; bytes copied
         host_memory           "": a sum as above, by all cores of the host together

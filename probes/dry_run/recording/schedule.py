@@ -17,6 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ....estimators.schedule.recorded import (
     ALL_STREAMS,
+    LARGEST_KEPT_BYTES,
     Code,
     Entry,
     Kind,
@@ -299,7 +300,7 @@ def _computed(
         return None
 
     def recorded(kind: Kind, size: int, **more: Any) -> RecordedOperation:
-        return _operation(kind, name, size, results[0] if results else tensors[0], **more)
+        return _operation(kind, name, size, (results or tensors)[0], unmapped_bytes=_unmapped(tensors, results), **more)
 
     devices = {tensor.device.type for tensor in (*tensors, *results) if tensor.dim() or tensor.device.type != "cpu"}
     read, written = sum(map(_size, tensors[1:] if kind == "overwrite" else tensors)), sum(map(_size, results))
@@ -353,6 +354,15 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from _tensors(value)
+
+
+def _unmapped(tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> int:
+    """Bytes of the large tensors that an operation makes, and does not return as they were given to it."""
+    if not any(result.nbytes > LARGEST_KEPT_BYTES for result in results):
+        return 0
+    given = {tensor.untyped_storage()._cdata for tensor in tensors}
+    new = (result.nbytes for result in results if result.untyped_storage()._cdata not in given)
+    return sum(size for size in new if size > LARGEST_KEPT_BYTES)
 
 
 def _size(tensor: torch.Tensor) -> int:

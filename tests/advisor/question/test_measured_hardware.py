@@ -20,7 +20,7 @@ from ds_advise.advisor.question.measured_hardware import HOST_STREAM_SHARE, STRE
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.time.collective_time import LINK_SHARE, ring
 from ds_advise.estimators.time.offload_time import cpu_step_bytes_per_s, host_link_s, nvme_read_s
-from ds_advise.estimators.time.roofline import MEMORY_SHARE, memory_rate, product_rate
+from ds_advise.estimators.time.roofline import MEMORY_SHARE, attention_rate, memory_rate, product_rate
 from ds_advise.probes.bench.result import BENCH_VERSION, BenchFigure, BenchResult, FigureKind, Unit
 from ds_advise.probes.machine import this_machine
 from ds_advise.probes.store import Record, Store
@@ -251,6 +251,8 @@ def _cpu() -> Cluster:
     _keep(
         _figure("matrix_product", 100e9, "fp32", "flop/s"),
         _figure("matrix_product", 150e9, "bf16", "flop/s"),
+        _figure("attention_backward", 30e9, "fp32", "flop/s"),
+        _figure("new_memory", 3e9),
         _figure("elementwise_sum", 10e9, "fp32"),
         _figure("all_gather", 2e9, "gloo"),
         _figure("all_reduce", 4e-4, "gloo", "s"),
@@ -266,12 +268,14 @@ def test_the_cpus_own_speeds_are_shared_by_its_ranks() -> None:
     cluster = _cpu()
     assert cluster.gpu.gemm_bf16_flops_per_s == pytest.approx(75e9)
     assert product_rate(cluster.gpu, "fp32") / product_rate(cluster.gpu, "bf16") == pytest.approx(100 / 150)
+    assert attention_rate(cluster.gpu, "fp32", "sdpa", 512, backward=True) == pytest.approx(15e9)
+    assert cluster.new_memory_bytes_per_s == 3e9
     assert memory_rate(cluster.gpu) == pytest.approx(5e9 / STREAM_SHARE * MEMORY_SHARE)
     assert ring(cluster).bytes_per_s == pytest.approx(2e9)
     assert ring(cluster).call_s == pytest.approx(5e-4)
     assert cluster.gpu.peer_bytes_per_s != GLOO_BYTES_PER_S / LINK_SHARE["pcie"]
     assert cluster.assumptions == ()
-    assert "matrix products, memory, collectives, CPU Adam" in cluster.measured
+    assert "matrix products, memory, attention, collectives, CPU Adam" in cluster.measured
 
 
 def test_a_cpu_has_neither_a_context_nor_nccl_nor_cublas() -> None:

@@ -124,6 +124,15 @@ def test_short_kernels_wait_for_the_host_that_launches_them() -> None:
     assert step.time.bottleneck == "launch"
 
 
+def test_a_cpu_maps_large_tensors_anew() -> None:
+    """Their pages fault at the measured rate; a GPU's allocator keeps its blocks."""
+    large = replace(KERNEL, unmapped_bytes=2 * 10**9)
+    cpu = replace(CLUSTER, gpu=replace(CLUSTER.gpu, architecture="cpu"), new_memory_bytes_per_s=4e9)
+    assert duration_s(large, cpu) == pytest.approx(duration_s(KERNEL, cpu) + 0.5)
+    assert duration_s(large, replace(cpu, new_memory_bytes_per_s=None)) == duration_s(KERNEL, cpu)
+    assert duration_s(large, replace(CLUSTER, new_memory_bytes_per_s=4e9)) == duration_s(KERNEL, CLUSTER)
+
+
 def test_the_terms_add_up_to_the_step() -> None:
     step = played(
         (KERNEL, GATHER, TO_HOST),

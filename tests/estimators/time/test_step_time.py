@@ -14,7 +14,7 @@ from ds_advise.advisor.question.cluster_spec import parse_cluster
 from ds_advise.ds_configs.presets import with_layers_as_units
 from ds_advise.estimators.errors import ClusterError
 from ds_advise.estimators.estimate import TimeEstimate
-from ds_advise.estimators.hardware.cluster import Cluster
+from ds_advise.estimators.hardware.cluster import AttentionSpeed, Cluster
 from ds_advise.estimators.hardware.gpus import find_gpu
 from ds_advise.estimators.hardware.host_defaults import dram_bytes_per_s
 from ds_advise.estimators.memory.trainable import tensor_set
@@ -28,7 +28,7 @@ from ds_advise.estimators.time.compute_time import compute_time
 from ds_advise.estimators.time.memory_bound import COPIED_PASSES, RECAST_FP32_BYTES
 from ds_advise.estimators.time.offload_time import DRAM_SHARE, cpu_step_bytes
 from ds_advise.estimators.time.step_time import assumptions, estimate_time
-from ds_advise.estimators.workload import Workload
+from ds_advise.estimators.workload import AttentionKernel, Workload
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -455,6 +455,23 @@ def test_half_rate_tensor_cores_run_near_their_peak() -> None:
         ):
             assert rate(slow) / slow.bf16_flops_per_s > 1.1 * rate(fast) / fast.bf16_flops_per_s
     assert not find_gpu("A100-80GB").is_half_rate
+
+
+def test_measured_attention_replaces_what_is_published() -> None:
+    """Its time per operation is linear in 1 / keys between two lengths; a kernel that was not measured stays."""
+    speeds = [AttentionSpeed("bf16", True, keys, rate) for keys, rate in ((512, 100e12), (2048, 200e12))]
+    gpu = find_gpu("H100")
+    measured = dataclasses.replace(gpu, attention=tuple(speeds))
+
+    def rate(keys: int, kernel: AttentionKernel = "sdpa", *, backward: bool = True) -> float:
+        return roofline.attention_rate(measured, "bf16", kernel, keys, backward=backward) / roofline.SUSTAINED["Hopper"]
+
+    assert [rate(keys) for keys in (512, 2048, 9000)] == pytest.approx([100e12, 200e12, 200e12])
+    assert rate(1024) == pytest.approx(1 / (2 / 3 / 200e12 + 1 / 3 / 100e12))
+    assert rate(256) < 100e12
+    for kernel, backward in (("eager", True), ("triton", True), ("sdpa", False)):
+        published = roofline.attention_rate(gpu, "bf16", kernel, 1024, backward=backward)
+        assert roofline.attention_rate(measured, "bf16", kernel, 1024, backward=backward) == published
 
 
 def test_small_products_are_as_slow_as_published() -> None:

@@ -68,8 +68,10 @@ def test_the_cpus_speeds_are_measured(measured: dict[str, Any]) -> None:
     assert found >= {
         ("matrix_product", "bf16", "flop/s"),
         ("matrix_product", "fp32", "flop/s"),
+        *((f"attention_{way}", how, "flop/s") for way in ("forward", "backward") for how in ("bf16", "fp32")),
         ("elementwise_sum", "fp32", "B/s"),
         ("memory_copy", "fp32", "B/s"),
+        ("new_memory", "", "B/s"),
         ("launch", "", "s"),
         ("host_memory", "", "B/s"),
         *((kind, "gloo", unit) for kind in ("all_reduce", "all_gather", "reduce_scatter") for unit in ("s", "B/s")),

@@ -244,6 +244,16 @@ def test_a_copy_reads_its_source_and_writes_its_target() -> None:
     assert added is not None and added.size_bytes == 1000 * (4 + 2 + 4)
 
 
+def test_large_tensors_are_new_where_an_operation_makes_them() -> None:
+    """What is written in place, and what a CPU's allocator keeps, is not."""
+    large, small = (torch.empty(numel, device="meta") for numel in (9 * 2**20, 8 * 2**20))
+    for target, unmapped_bytes in ((large, 36 * 2**20), (small, 0)):
+        doubled = _computed(torch.ops.aten.mul.Tensor, (target, 2), {}, torch.empty_like(target), [target])
+        in_place = _computed(torch.ops.aten.mul_.Tensor, (target, 2), {}, target, [target])
+        assert doubled is not None and in_place is not None
+        assert (doubled.unmapped_bytes, in_place.unmapped_bytes) == (unmapped_bytes, 0)
+
+
 def test_the_closed_form_counts_the_operations_of_a_forward_pass(recorded: DryRunResult) -> None:
     """Layers, embedding, mask, rotary table, last norm, head and loss."""
     schedule, phase, found = schedule_of(recorded), "", 0
