@@ -78,9 +78,10 @@ the exponentials beside them hold up less: torch's kernel reaches 89 % of an RTX
 
 CPU_ATTENTION = {"forward": (0.65, 250), "backward": (0.62, 250), "backward in 16 bits": (0.3, 800)}
 """Torch's flash attention on a CPU: (rate over long sequences against products in fp32, keys at which half of it is
-reached). It sums in fp32 whatever the type, and its backward pass converts 16-bit numbers as it goes. Measured on one
-thread of a Xeon with AVX-512 (`benchmarks/probes/cpu_attention.py`), whose 24
-times lie within a factor of 1.5 of this. Fitted by eye."""
+reached), until `bench` has measured the machine's own. It sums in fp32 whatever the type, and its backward pass
+converts 16-bit numbers as it goes. Measured on one thread of a Xeon with AVX-512, whose 24 times lie within a factor of
+1.5 of this (`benchmarks/probes/cpu_attention.py`); on an EPYC that backward pass is four times as fast. Fitted by
+eye."""
 
 ATTENTION_BACKWARD_SPEED = 0.86
 """Rate of its backward pass against its forward pass: at best 63 and 73 % of an A100's peak (arXiv:2307.08691, 4.1)."""
