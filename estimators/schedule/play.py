@@ -238,7 +238,12 @@ def name_of(operation: RecordedOperation) -> str:
     """What a term calls the operation, beside its phase."""
     kind = operation.kind
     if kind == "collective":
-        words = {"allgather": "all-gather", "reduce_scatter": "reduce-scatter", "allreduce": "all-reduce"}
+        words = {
+            "allgather": "all-gather",
+            "reduce_scatter": "reduce-scatter",
+            "allreduce": "all-reduce",
+            "alltoall": "all-to-all",
+        }
         return next((name for part, name in words.items() if part in operation.name), "other collectives")
     if kind == "host":
         return "optimizer on the host" if not operation.name.startswith("aten::") else "on the host"

@@ -43,6 +43,9 @@ _KIND = {f"aten::{name}": kind for kind, names in _ATEN.items() for name in name
 _KIND |= {f"c10d::{name}": "collective" for name in _COLLECTIVES.split()}
 
 _READ_SCALAR = torch.ops.aten._local_scalar_dense.default
+_ULYSSES = "deepspeed::dim_zero_all_to_all"
+"""An operator of DeepSpeed's own that exchanges heads for tokens (deepspeed/sequence/layer.py, 0.19.8): a mode sees it,
+not the collective that it calls and waits for. Its arguments are the tensor and the name of the process group."""
 
 
 class ScheduleRecorder:
@@ -59,6 +62,8 @@ class ScheduleRecorder:
         self.active, self.first_iteration = False, 1
         self.group: tuple[int, int, int] | None = None
         """(stream, ranks, nodes) of the process group whose collective is being issued."""
+        self.group_named: Callable[[str], tuple[int, int, int]] = lambda _name: (0, 1, 1)
+        """Answers the same of the group of a name."""
         self._iteration = 0
         self._streams = self._events = 0
         self._table: list[RecordedOperation] = []
@@ -191,6 +196,9 @@ class ScheduleRecorder:
         if operation.is_view:
             self._dispatch(view=True)
             return
+        if operation._schema.name == _ULYSSES:
+            self._exchange(*args)
+            return
         tensors = [*_tensors(args), *_tensors(kwargs.values())]
         if operation is _READ_SCALAR:
             if tensors[0].device.type != "cpu":
@@ -238,6 +246,14 @@ class ScheduleRecorder:
         stream, _, _ = self.group
         self.wait_stream(stream, self.current_stream())
         self._entry(Code.RUN, index, stream)
+
+    def _exchange(self, sent: torch.Tensor, group_name: str) -> None:
+        """An all-to-all of the named group, for which the current stream waits."""
+        stream, ranks, nodes = self.group_named(group_name)
+        self._dispatch(view=False)
+        self.wait_stream(stream, self.current_stream())
+        self._run(_operation("collective", "c10d::alltoall_base_", _size(sent), sent, ranks=ranks, nodes=nodes), stream)
+        self.wait_stream(self.current_stream(), stream)
 
     def _copy(self, recorded: RecordedOperation, operation: Any, args: Any, kwargs: Any, tensors: list[Any]) -> None:
         """A copy between host and GPU; the host waits for it unless the copy may be late and the memory is pinned."""

@@ -59,6 +59,8 @@ def record(recorder: ScheduleRecorder, ranks_per_node: int) -> None:
             groups[group] = recorder.new_stream(), len(members), nodes
         return groups[group]
 
+    recorder.group_named = lambda name: described(dist.distributed_c10d._resolve_process_group(name))
+
     def recorded(method: Any) -> Any:
         def issue(group: dist.ProcessGroup, *arguments: Any, **options: Any) -> Any:
             before, recorder.group = recorder.group, described(group)

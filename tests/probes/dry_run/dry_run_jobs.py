@@ -94,6 +94,8 @@ class RealMode(RecordingMode):
         if not self._alone and operation.namespace == "c10d":
             group = next(value for value in args if isinstance(value, torch.ScriptObject))
             ProcessGroup.unbox(group).allreduce([self._element]).wait()
+        if not self._alone and operation._schema.name == "deepspeed::dim_zero_all_to_all":  # its c10d is below the mode
+            distributed_c10d._resolve_process_group(args[1]).allreduce([self._element]).wait()
         return result
 
 

@@ -228,6 +228,34 @@ def test_an_extrapolated_run_has_no_schedule(recorded: DryRunResult) -> None:
     assert played_step(replace(recorded, schedule=None), CLUSTER, seq_len=256) is None
 
 
+def test_heads_are_exchanged_for_tokens_over_the_links() -> None:
+    """Ulysses: queries, keys, values and results of every layer, forward, again in the backward pass and back."""
+    config = {
+        "bf16": {"enabled": True},
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": 2},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+        "sequence_parallel_size": 2,
+        "seq_parallel_communication_data_type": "bf16",
+    }
+    workload = replace(WORKLOAD, seq_len=512, attention="sdpa")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ds_advise.probes.dry_run.run.ask", ask_forks)
+        run = Run(config=config, model=MODEL, cluster=CLUSTER, workload=workload)
+        result = dry_run(run, iterations=2)
+    exchanged = Counter[str]()
+    for (phase, operation), count in ran(schedule_of(result)).items():
+        if operation.name == "c10d::alltoall_base_":
+            assert (operation.kind, operation.ranks) == ("collective", 2)
+            exchanged[phase] += count
+    layers = MODEL["num_hidden_layers"]
+    assert exchanged == {"forward": 4 * layers, "backward": 8 * layers}
+    slow = replace(CLUSTER, gpu=replace(CLUSTER.gpu, peer_bytes_per_s=1e8))
+    step = played_step(result, slow, seq_len=512)
+    assert step is not None
+    assert step.time.components["forward: all-to-all"] > step.time.components["forward: launches"] > 0
+
+
 def test_products_of_experts_are_products() -> None:
     """Of eight experts' tokens with their matrices, and the gradient of these, which sums over the tokens."""
     tokens, weights = torch.empty(64, 16, device="meta"), torch.empty(8, 16, 32, device="meta")
