@@ -22,7 +22,7 @@ _PATTERNS: tuple[tuple[FailureKind, str], ...] = (
     (
         "disk_full",
         r"No space left on device|Disk quota exceeded|File too large|PytorchStreamWriter failed|"
-        r"unexpected pos \d+ vs",
+        r"unexpected pos \d+ vs|basic_ios::clear: iostream error",
     ),
     (
         "host_out_of_memory",

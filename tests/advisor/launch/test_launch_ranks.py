@@ -336,6 +336,13 @@ DEEPSPEED_SAYS = "['python', 'train.py'] exits with return code = -9\n"
             id="disk",
         ),
         pytest.param(
+            [[], [_error(1.0, "RuntimeError", "basic_ios::clear: iostream error")]],
+            "",
+            0,
+            ("disk_full", 1, 0, "RuntimeError on rank 1"),
+            id="torch's archive on a full disk",
+        ),
+        pytest.param(
             [[_error(1.0, "DistBackendError", "Watchdog caught collective operation timeout: WorkNCCL")], []],
             "",
             0,

@@ -358,7 +358,7 @@ def test_a_full_disk_is_named_and_a_checkpoint_stays(
             )
         )
         (attempt,) = session["attempts"]
-        assert attempt["failure"]["kind"] == "disk_full", printed
+        assert attempt["failure"]["kind"] == "disk_full", (attempt["failure"], printed)
         assert any(f"free in {tmp_path}/out" in evidence for evidence in attempt["failure"]["evidence"])
         checkpoint = Path(attempt["checkpoint"])
         state = json.loads((checkpoint / "trainer_state.json").read_text())
