@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import GroupName
+
     from ..recording.schedule import ScheduleRecorder
 
 
@@ -48,6 +50,7 @@ _COMMUNICATES = ("reduce", "gather", "scatter", "broadcast", "alltoall", "all_to
 def record(recorder: ScheduleRecorder, ranks_per_node: int) -> None:
     """Tell the recorder whose collective is being issued, and when its caller waits for it."""
     import torch.distributed as dist
+    from torch._C._distributed_c10d import _resolve_process_group
 
     groups: dict[dist.ProcessGroup, tuple[int, int, int]] = {}
 
@@ -59,7 +62,7 @@ def record(recorder: ScheduleRecorder, ranks_per_node: int) -> None:
             groups[group] = recorder.new_stream(), len(members), nodes
         return groups[group]
 
-    recorder.group_named = lambda name: described(dist.distributed_c10d._resolve_process_group(name))
+    recorder.group_named = lambda name: described(_resolve_process_group(cast("GroupName", name)))
 
     def recorded(method: Any) -> Any:
         def issue(group: dist.ProcessGroup, *arguments: Any, **options: Any) -> Any:
