@@ -3,7 +3,8 @@
     python -m benchmarks.seed_ranking
 
 Reads `data/seed_runs.csv`, whose rows name their source and what had to be assumed. In each group (one machine, one
-model, one workload) the plan that was measured fastest should be predicted fastest, or be within 5 % of it.
+model, one workload) the plan that the advice would take, the fastest predicted of those that pay for what they want
+(`choice.paying`), should be the one that was measured fastest, or be within 5 % of it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.advisor.recommend.search.choice import paying
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.memory.plan_memory import estimate_memory
 from ds_advise.estimators.models.catalogue import find
@@ -33,7 +35,7 @@ _GIB = 2**30
 class Run:
     """One measured row with its prediction.
 
-    samples:      of one step; runs are ranked by time per sample.
+    tokens:       of one step; runs are ranked by time per token.
     measured_gib: as nvidia-smi shows it; None where the author gives none or the run is no DeepSpeed plan.
     ranked:       False for a run that stands in its group for comparison only.
     """
@@ -41,7 +43,8 @@ class Run:
     group: str
     name: str
     label: str
-    samples: int
+    plan: Plan
+    tokens: int
     measured_s: float
     predicted_s: float
     bottleneck: str
@@ -51,12 +54,16 @@ class Run:
     assumed: str
     notes: str
 
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.predicted_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """How a group came out.
 
-    regret: measured time of the plan that is predicted fastest, over the fastest measured, less one.
+    regret: measured time of the plan that the advice would take, over the fastest measured, less one.
     """
 
     group: str
@@ -81,13 +88,13 @@ def judge(runs: list[Run]) -> list[Verdict]:
         rows = tuple(run for run in members if run.ranked)
         if len(rows) < 2:
             continue
-        chosen = min(rows, key=lambda run: run.predicted_s / run.samples)
-        best_s = min(run.measured_s / run.samples for run in rows)
+        chosen = max(paying(rows), key=lambda run: run.tokens_per_s)
+        best_s = min(run.measured_s / run.tokens for run in rows)
         verdicts.append(
             Verdict(
                 group=group,
                 runs=rows,
-                regret=chosen.measured_s / chosen.samples / best_s - 1,
+                regret=chosen.measured_s / chosen.tokens / best_s - 1,
                 concordance=_kendall(rows),
             )
         )
@@ -120,7 +127,7 @@ def _print_group(group: str, runs: tuple[Run, ...], verdict: Verdict | None) -> 
             print(f"  {run.name}: {run.notes}")
     if verdict is not None:
         print(
-            f"  {'ok' if verdict.passes else 'MISSED'}: the plan predicted fastest was measured "
+            f"  {'ok' if verdict.passes else 'MISSED'}: the plan that the advice would take was measured "
             f"{verdict.regret:.0%} above the fastest; Kendall's tau {verdict.concordance:+.2f}"
         )
 
@@ -144,12 +151,14 @@ def _run(row: dict[str, str]) -> Run:
     described = row["predict_memory"] == "yes"
     logits_copy = 4 * plan.micro_batch_size * workload.seq_len * model.vocab_size if row["logits_copy"] == "yes" else 0
     engine_steps = int(row["engine_steps"])
+    samples = plan.micro_batch_size * plan.gradient_accumulation_steps * cluster.world_size * engine_steps
     return Run(
         group=row["group"],
         name=row["row"],
         label=_label(plan),
         bottleneck=time.bottleneck,
-        samples=plan.micro_batch_size * plan.gradient_accumulation_steps * cluster.world_size * engine_steps,
+        plan=plan,
+        tokens=samples * workload.seq_len,
         measured_s=float(row["step_s"]),
         predicted_s=time.step_s * engine_steps,
         measured_gib=float(row["gpu_gib"]) if described else None,
@@ -215,8 +224,8 @@ def _kendall(runs: tuple[Run, ...]) -> float:
     agree = differ = 0
     for index, one in enumerate(runs):
         for other in runs[:index]:
-            measured = one.measured_s / one.samples - other.measured_s / other.samples
-            predicted = one.predicted_s / one.samples - other.predicted_s / other.samples
+            measured = one.measured_s / one.tokens - other.measured_s / other.tokens
+            predicted = one.predicted_s / one.tokens - other.predicted_s / other.tokens
             if measured:
                 differ += 1
                 agree += (measured * predicted > 0) - (measured * predicted < 0)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...estimators.hardware.cluster import AttentionSpeed, Cluster, Gpu
 from ...estimators.phrase import Phrase, listed, phrase
-from ...estimators.time.collective_time import LINK_SHARE
+from ...estimators.time.collective_time import link_share
 from ...estimators.time.offload_time import PINNED_SHARE
 from ...estimators.time.roofline import BEST_OF_PEAK, FP32_BEST_OF_PEAK
 from ...probes.store_path import anything_kept
@@ -99,7 +99,7 @@ def _gpu(gpu: Gpu, known: BenchResult) -> tuple[Gpu, list[Phrase]]:
         changes["pcie_bytes_per_s"] = min(up, down) / PINNED_SHARE
         names.append(phrase("PCIe"))
     if links:
-        changes["peer_bytes_per_s"] = links / LINK_SHARE.get(gpu.peer_link, LINK_SHARE["pcie"])
+        changes["peer_bytes_per_s"] = links / link_share(gpu)
         names.append(phrase("collectives"))
     if gpu.assumed and fp16 and memory:
         changes |= {

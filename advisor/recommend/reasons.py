@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import sqrt
 from typing import TYPE_CHECKING
 
 from ...ds_configs.launch_commands import PROGRAMS, Launcher, unset_threads
@@ -93,9 +94,10 @@ NEEDS_TRANSFORMERS = phrase(
 
 def doubts(cluster: Cluster, ladder: Sequence[LadderStep], chosen: Candidate | None) -> tuple[str, ...]:
     """What bf16 states and quantized collectives cost in accuracy, and what AutoEP needs; and what might make another
-    plan that fits the fastest: an assumed figure that decides, and a plan that is close.
+    plan that fits the fastest: an assumed figure that decides, and plans that are close.
 
-    Close: slower by more than `SAME_SPEED`, but within the interval of the two speeds' ratio.
+    Close: slower by less than half of the way to the end of the interval of the two speeds' ratio, in which an error of
+    a ratio lies in half of all cases. On one GPU a stage that offloads nothing shares nothing and can only take longer.
     """
     others = [step.candidate for step in ladder if step.taken and step.candidate and step.candidate is not chosen]
     told: tuple[str, ...] = (ROUNDED,) if chosen is not None and chosen.plan.bf16_optimizer_states else ()
@@ -104,19 +106,39 @@ def doubts(cluster: Cluster, ladder: Sequence[LadderStep], chosen: Candidate | N
     if chosen is None or not others:
         return told
     winner, assumption = _deciding_assumption(cluster, others, chosen)
-    assumption = (*told, *assumption)
-    slower = [other for other in others if other.tokens_per_s < chosen.tokens_per_s * (1 - SAME_SPEED)]
-    rival = max(slower, key=lambda candidate: candidate.tokens_per_s, default=None)
-    if rival is None or rival is winner or chosen.estimate.evidence == rival.estimate.evidence == "probe":
-        return assumption
-    if rival.tokens_per_s < chosen.tokens_per_s * ratio_spread(chosen.plan, rival.plan).low:
-        return assumption
-    near = phrase("{rung} is close: {speed} tokens/s.", rung=rival.rung, speed=rate(rival.tokens_per_s))
-    return (*assumption, near)
+    close = [
+        other
+        for other in others
+        if other is not winner
+        and (cluster.world_size > 1 or other.plan.offloads)
+        and not chosen.estimate.evidence == other.estimate.evidence == "probe"
+        and other.tokens_per_s >= chosen.tokens_per_s * sqrt(ratio_spread(chosen.plan, other.plan).low)
+    ]
+    return (*told, *assumption, *_close(close))
+
+
+def _close(plans: Sequence[Candidate]) -> tuple[str, ...]:
+    """`zero2 and zero3 are close: 25,600 to 30,400 tokens/s.`"""
+    if not plans:
+        return ()
+    *names, last = (candidate.rung for candidate in plans)
+    speeds = [rate(speed) for speed in sorted(candidate.tokens_per_s for candidate in plans)]
+    speed = speeds[0]
+    if speeds[-1] != speed:
+        speed = phrase("{low} to {high}", low=speed, high=speeds[-1])
+    if not names:
+        return (phrase("{rung} is close: {speed} tokens/s.", rung=last, speed=speed),)
+    return (phrase("{rungs} and {last} are close: {speed} tokens/s.", rungs=", ".join(names), last=last, speed=speed),)
 
 
 _ASSUMED: Mapping[Phrase, tuple[Callable[[Cluster], bool], frozenset[str]]] = {
     phrase("GPUs"): (lambda cluster: cluster.gpu.assumed, frozenset(("gpu compute", "gpu memory"))),
+    phrase("links between GPUs"): (
+        lambda cluster: (
+            cluster.gpu.peer_link == "pcie" and cluster.gpus_per_node > 1 and cluster.all_reduce_bytes_per_s is None
+        ),
+        frozenset(("gpu links",)),
+    ),
     phrase("host memory"): (
         lambda cluster: (
             cluster.dram_bytes_per_s_per_node is None and cluster.cpu_adam_parameters_per_s_per_node is None
@@ -128,7 +150,8 @@ _ASSUMED: Mapping[Phrase, tuple[Callable[[Cluster], bool], frozenset[str]]] = {
 """What may be assumed of a cluster: whether it is, and the resources whose terms then take longer or less."""
 
 ASSUMED_FACTOR = 2.0
-"""An assumed speed may be half or twice the true one: cards of one memory size, and hosts, differ by as much."""
+"""An assumed speed may be half or twice the true one: cards of one memory size, hosts, and what PCIe carries between
+cards differ by as much."""
 
 
 def _deciding_assumption(

@@ -130,7 +130,8 @@ def table_row() -> str:
     result = (
         f"{_stated(counted)} ({_share(median(seen))} and {_share(percentile_90(seen))} with all seen); DeepSpeed "
         f"on several GPUs, {len(several)} of them: {_stated(several)}, worst factor {max(map(_factor, several)):.1f}. "
-        f"In {found} of {len(ranked)} groups the run predicted fastest is within {_share(REGRET_TARGET)} of the fastest"
+        f"In {found} of {len(ranked)} groups the run that the advice would take is within {_share(REGRET_TARGET)} of "
+        "the fastest"
     )
     judged = "each judged by constants fitted on runs of other origins only"
     return f"| step time | {what}; {judged} | {result} | [published runs](accuracy.md), `benchmarks/fit_speed.py` |"

@@ -2,7 +2,7 @@
 
 The error of a run is predicted over measured step time, less one: under the committed constants, or under a fit that
 has not seen its origin (`benchmarks/fit_speed.py`). A group varies one thing on the same hardware; in it the order
-counts (Kendall's tau), and what choosing the run that is predicted fastest costs (regret).
+counts (Kendall's tau), and what choosing the run that the advice would take costs (regret).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from ds_advise.advisor.question.cluster_spec import parse_cluster
+from ds_advise.advisor.recommend.search.choice import paying
 from ds_advise.ds_configs.presets import with_layers_as_units
 from ds_advise.estimators.hardware.cluster import Cluster
 from ds_advise.estimators.hardware.host_defaults import cpu_cores
@@ -141,6 +142,11 @@ class TimedRun:
     @property
     def unseen_error(self) -> float:
         return self.unseen_s / self.measured_s - 1
+
+    @property
+    def tokens_per_s(self) -> float:
+        """As `unseen_s` has it."""
+        return self.tokens / self.unseen_s
 
 
 def weights(origins: Sequence[str]) -> list[float]:
@@ -285,7 +291,8 @@ class Group:
 
     Both figures are of predictions that have not seen the runs' origin.
 
-    regret: measured time per token of the run that is predicted fastest, over that of the fastest, less one.
+    regret: measured time per token of the run that the advice would take, the fastest predicted of those that pay for
+            what they want (`choice.paying`), over that of the fastest, less one.
     tau:    Kendall's, over the pairs that were measured further apart than TIE; 1 when there is none.
     """
 
@@ -294,7 +301,7 @@ class Group:
 
     @property
     def regret(self) -> float:
-        chosen = min(self.runs, key=lambda run: run.unseen_s / run.tokens)
+        chosen = max(paying(self.runs), key=lambda run: run.tokens_per_s)
         return chosen.measured_s / chosen.tokens / min(run.measured_s / run.tokens for run in self.runs) - 1
 
     @property

@@ -60,6 +60,13 @@ class Gpu:
         return self.vendor == "NVIDIA" and peak is not None and fp32 is not None and peak < 2.1 * fp32
 
     @property
+    def sends_through_host(self) -> bool:
+        """What one GPU sends another is copied into host memory and out again: over PCIe, GeForce drivers let no card
+        reach another's memory (tinygrad/open-gpu-kernel-modules has a patched one that does)."""
+        brand, _, number = self.name.partition(" ")
+        return self.peer_link == "pcie" and brand in ("GTX", "RTX") and number[:1].isdigit() and "Ada" not in number
+
+    @property
     def is_cpu(self) -> bool:
         """The device is the host's CPU, its memory the host's RAM."""
         return self.architecture == "cpu"

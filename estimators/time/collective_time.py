@@ -54,10 +54,16 @@ LINK_SHARE = {"nvlink": 0.8, "infinity fabric": 0.6, "pcie": 0.35}
 """Bus bandwidth that NCCL reaches against the link's one-way figure.
 
 NVLink: a fifth goes to the protocol (NVIDIA/nccl-tests #212: 370 of 450 GB/s on H100; NVLink SHARP, which does better
-in all-reduce, is not counted). PCIe: without peer-to-peer, as on all GeForce 40, data goes through host memory; NCCL's
-own table has 24 GB/s below one root complex and 10 between sockets for PCIe 4 with 31.5 (NVIDIA/nccl-tests #307).
-Infinity Fabric: assumed.
+in all-reduce, is not counted). PCIe: 0.66 to 0.80 between peers on bare metal (five hosts of four to eight cards,
+voipmonitor/rtx6kpro and others), 0.48 where NCCL goes through host memory from socket to socket, as it does by default,
+and below a tenth in virtual machines that hide the peers (L4); assumed in between. Infinity Fabric: assumed.
 """
+
+HOST_MEMORY_SHARE = 0.21
+"""The same for cards that send everything through host memory: the median of eleven hosts of two to eight cards, whose
+all-reduces of 128 MB and more reach 0.04 to 0.56. There are two kinds of them: 0.43 to 0.56 (eight RTX 4090,
+blog.chlc.cc/p/rtx4090-gpudirect-p2p-unlocked; RTX 5090, NVIDIA/nccl-tests #287 and NVIDIA/nccl #1639) and 0.04 to 0.21,
+2 to 4 GB/s whatever the slot, many of them containers (RTX 4090, NVIDIA/nccl-tests #307). `bench` measures it."""
 
 NETWORK_SHARE = 0.85
 """The share of the adapters' rate: 84.8 of 100 GB/s on average over 24 A100 with four HDR adapters per node
@@ -118,9 +124,14 @@ class Ring:
         return size_bytes * (self.ranks - 1) / self.ranks / bytes_per_s + calls * self.call_s
 
 
+def link_share(gpu: Gpu) -> float:
+    """The part of a GPU's link to the others of its node that NCCL reaches."""
+    return HOST_MEMORY_SHARE if gpu.sends_through_host else LINK_SHARE.get(gpu.peer_link, LINK_SHARE["pcie"])
+
+
 def _link_bytes_per_s(gpu: Gpu) -> float:
-    """What a GPU's link to the others of its node carries, after protocol losses."""
-    return (gpu.peer_bytes_per_s or PCIE3_BYTES_PER_S) * LINK_SHARE.get(gpu.peer_link, LINK_SHARE["pcie"])
+    """What that link carries, after protocol losses."""
+    return (gpu.peer_bytes_per_s or PCIE3_BYTES_PER_S) * link_share(gpu)
 
 
 def ring(cluster: Cluster) -> Ring:

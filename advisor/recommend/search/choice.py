@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol, TypeVar
 
 from ....estimators.plan import Plan
 from ...question.question import Risk
@@ -25,21 +26,50 @@ COMFORTABLE = 0.9
 of the same speed that leaves more room is the better advice."""
 
 
-def fastest_that_fits(ladder: Iterable[LadderStep]) -> Candidate | None:
-    """The fastest rung that may be taken, or a simpler one that is as fast.
+class Timed(Protocol):
+    """A plan with its speed."""
 
-    As fast: within `SAME_SPEED`, or within `LEAST_GAIN` when the fastest wants more (`wants_more_than`) and the other
-    does not. Of those the lowest on the ladder, which has the fewest parts, that fits comfortably; else the lowest. For
-    room alone nothing is wanted that the lowest does without: it fits, too.
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def tokens_per_s(self) -> float: ...
+
+
+PlanWithSpeed = TypeVar("PlanWithSpeed", bound=Timed)
+
+
+def fastest_that_fits(ladder: Iterable[LadderStep]) -> Candidate | None:
+    """The fastest rung that may be taken and pays for what it wants (`paying`), or a simpler one that is as fast within
+    `SAME_SPEED`.
+
+    Of equals the lowest on the ladder, which has the fewest parts, that fits comfortably; else the lowest. For room
+    alone nothing is wanted that the lowest does without: it fits, too.
     """
-    fitting = [step.candidate for step in ladder if step.taken and step.candidate is not None]
-    if not fitting:
+    candidates = paying(step.candidate for step in ladder if step.taken and step.candidate is not None)
+    if not candidates:
         return None
-    fastest = max(fitting, key=lambda candidate: candidate.tokens_per_s)
-    equals = [candidate for candidate in fitting if as_fast(candidate, fastest)]
+    enough = max(candidate.tokens_per_s for candidate in candidates) * (1 - SAME_SPEED)
+    equals = [candidate for candidate in candidates if candidate.tokens_per_s >= enough]
     lowest = equals[0]
-    alike = (candidate for candidate in equals if not wants_more_than(candidate.plan, lowest.plan))
+    alike = (candidate for candidate in equals if _wants(candidate.plan) <= _wants(lowest.plan))
     return next((candidate for candidate in alike if candidate.fit.utilization <= COMFORTABLE), lowest)
+
+
+def paying(plans: Iterable[PlanWithSpeed]) -> list[PlanWithSpeed]:
+    """Those that gain at least `LEAST_GAIN` over each other that pays and wants less; in their order.
+
+    One of them is the fastest of all, or slower than that by less than `LEAST_GAIN`.
+    """
+    given = list(plans)
+    found: list[int] = []
+    for index in sorted(range(len(given)), key=lambda index: len(_wants(given[index].plan))):
+        one = given[index]
+        enough = one.tokens_per_s * (1 - LEAST_GAIN)
+        rivals = (given[other] for other in found if given[other].tokens_per_s >= enough)
+        if not any(wants_more_than(one.plan, rival.plan) for rival in rivals):
+            found.append(index)
+    return [given[index] for index in sorted(found)]
 
 
 WORTH_A_RISK = 1.2
@@ -79,14 +109,18 @@ def as_fast(candidate: Candidate, fastest: Candidate) -> bool:
 
 def wants_more(plan: Plan) -> bool:
     """Whether a plan offloads, shares samples or gathers its weights, which is to gain something."""
-    return plan.ranks_per_sample > 1 or plan.offloads or plan.zero_stage == 3
+    return bool(_wants(plan))
 
 
 def wants_more_than(plan: Plan, other: Plan) -> bool:
-    """Whether a plan offloads, shares samples or gathers its weights and the other does not."""
-    shares = plan.ranks_per_sample > 1 and other.ranks_per_sample == 1
-    gathers = plan.zero_stage == 3 and other.zero_stage < 3
-    return shares or gathers or (plan.offloads and not other.offloads)
+    """Whether a plan does all of offloading, sharing samples and gathering weights that the other does, and more."""
+    return _wants(plan) > _wants(other)
+
+
+def _wants(plan: Plan) -> frozenset[str]:
+    """What a plan does to gain something."""
+    wants = {"offload": plan.offloads, "share": plan.ranks_per_sample > 1, "gather": plan.zero_stage == 3}
+    return frozenset(want for want, does in wants.items() if does)
 
 
 def best_of_rung(candidates: list[Candidate], least: float) -> Candidate | None:

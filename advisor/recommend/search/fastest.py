@@ -164,11 +164,13 @@ def _bound(series: Series, time: TimeEstimate) -> float:
 
 def _is_needless(one: _Bounded, taken: Candidate | None) -> bool:
     """Whether nothing of a series can displace the plan that is taken of those found so far: that one is lower on the
-    ladder, fits comfortably, and is as fast as the series can be."""
+    ladder, fits comfortably, and is as fast as the series can be; or wants more than the series, and pays."""
     if taken is None or taken.fit.utilization > COMFORTABLE or RUNGS.index(one.rung.rung) <= _place(taken):
         return False
-    gain = LEAST_GAIN if wants_more_than(one.series.first_plan, taken.plan) else SAME_SPEED
-    return taken.tokens_per_s >= one.bound * (1 - gain)
+    plan = one.series.first_plan
+    if wants_more_than(taken.plan, plan):
+        return taken.tokens_per_s * (1 - LEAST_GAIN) > one.bound
+    return taken.tokens_per_s >= one.bound * (1 - (LEAST_GAIN if wants_more_than(plan, taken.plan) else SAME_SPEED))
 
 
 def _place(candidate: Candidate) -> int:
@@ -177,8 +179,8 @@ def _place(candidate: Candidate) -> int:
 
 
 def _least_speed(rungs: Iterable[_RungSearch]) -> float:
-    """Tokens per second below which no plan is taken: one is within `SAME_SPEED` of the best of its rung, which is as
-    fast as the fastest, or within `LEAST_GAIN` of it where the fastest wants more (`wants_more`)."""
+    """Tokens per second below which a plan can neither be taken nor keep another from it: one is within `SAME_SPEED` of
+    the best of its rung, and matters within `SAME_SPEED` of the fastest, or `LEAST_GAIN` where that `wants_more`."""
     found = [candidate for rung in rungs for candidate in rung.found]
     if not found:
         return 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 
 import ds_advise
@@ -297,20 +298,31 @@ def test_every_speed_has_its_interval(answer: Recommendation) -> None:
         assert 0.4 * speed < low < high < 2.5 * speed
 
 
-def test_a_plan_that_is_close_is_named() -> None:
-    """ZeRO-3 beside ZeRO-1, whose ratio is not sure; nothing where no other rung fits."""
-    (doubt,) = ask("Qwen2.5-3B", "4x24GB").doubts
-    assert doubt.startswith("zero3") and " is close: " in doubt
+def test_plans_that_are_close_are_named() -> None:
+    """All of them, equal ones too, with their speeds; nothing where no other rung fits."""
+    (doubt,) = ask("Llama-2-7b", "8xA100-80GB", seq_len=4096).doubts
+    assert re.fullmatch(r"zero2, zero3 and zero3-offload-param are close: [\d,]+ to [\d,]+ tokens/s\.", doubt)
     assert ask("Qwen2.5-14B", "2x32GB").doubts == ()
 
 
+def test_on_one_gpu_a_stage_without_offload_is_not_called_close() -> None:
+    """It shares nothing there and can only be slower."""
+    answer = ask("Llama-3.1-8B", "1xA100-80GB", method="lora")
+    assert answer.recommended is not None and answer.recommended.rung == "ddp"
+    near = 0.95 * answer.recommended.tokens_per_s
+    assert any(step.rung == "zero3" and step.candidate and step.candidate.tokens_per_s > near for step in answer.ladder)
+    assert not re.search(r"zero\d\b(?!-)", " ".join(answer.doubts))
+
+
 def test_an_assumed_speed_that_decides_is_said_first() -> None:
-    """Host memory twice as fast as assumed makes an offload pay; where it is known there is no such doubt."""
-    cluster = parse_cluster("4x48GB")
-    assert "with host memory twice as fast, zero3-offload would win" in ask("Qwen2.5-7B", "4x48GB").doubts[0]
-    known = replace(cluster, dram_bytes_per_s_per_node=2e11)
-    answer = ds_advise.advise("Qwen2.5-7B", gpus=known, offline=True, deepspeed_estimate=False)
-    assert not [doubt for doubt in answer.doubts if "host memory" in doubt]
+    """Links half as fast as assumed, or host memory twice, make an offload pay; of what is known there is no doubt."""
+    cluster, settings = parse_cluster("4x48GB"), {"offline": True, "deepspeed_estimate": False}
+    linked = replace(cluster, all_reduce_bytes_per_s=11e9)
+    known = replace(linked, dram_bytes_per_s_per_node=2e11)
+    said = [" ".join(ds_advise.advise("Qwen2.5-7B", gpus=each, **settings).doubts) for each in (cluster, linked, known)]
+    assert said[0].startswith("An assumed speed decides: with links between GPUs half as fast, zero3-offload would win")
+    assert said[1].startswith("An assumed speed decides: with host memory twice as fast, zero3-offload would win")
+    assert "assumed" not in said[2]
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from ds_advise.advisor.ask import ask
-from ds_advise.advisor.recommend.search.choice import SAME_SPEED, fastest_that_fits
+from ds_advise.advisor.recommend.search.choice import SAME_SPEED, fastest_that_fits, paying
 from ds_advise.advisor.recommend.search.fastest import fastest
 from ds_advise.advisor.recommend.search.ladder import predict, predict_all
 from ds_advise.advisor.recommend.search.series import RESOLVED
 from ds_advise.advisor.recommend.search.ways import ways_of
+from ds_advise.estimators.plan import Plan
 
 QUESTIONS: list[tuple[str, dict[str, Any]]] = [
     ("Llama-3.1-8B", {"gpus": "8xH100"}),
@@ -63,3 +64,24 @@ def test_without_accumulation_more_samples_at_a_time_may_need_less() -> None:
     by_shape = {shape: series.judged(*shape).fit.probability for shape in series.shapes}
     assert by_shape[1, 2] < by_shape[2, 1]
     assert [judged.plan.gradient_accumulation_steps for judged in series.rising()][-1] == 1
+
+
+class Timed(NamedTuple):
+    plan: Plan
+    tokens_per_s: float
+
+
+def test_a_plan_pays_for_what_it_wants_over_those_that_pay_and_want_less() -> None:
+    """Gathering weights wants a tenth more speed; that it does not get it leaves the other plans to their speed."""
+    plan = Plan(zero_stage=0, micro_batch_size=1, gradient_accumulation_steps=1)
+    replicated, sharded, gathered, offloaded = (
+        Timed(plan, 94),
+        Timed(replace(plan, zero_stage=2), 100),
+        Timed(replace(plan, zero_stage=3), 105),
+        Timed(replace(plan, zero_stage=3, offload_optimizer="cpu"), 112),
+    )
+    assert paying([replicated, sharded, gathered, offloaded]) == [replicated, sharded, offloaded]
+    assert paying([sharded, gathered._replace(tokens_per_s=112)]) == [sharded, gathered._replace(tokens_per_s=112)]
+    # Of two that want different things neither wants more.
+    offloaded = Timed(replace(plan, zero_stage=2, offload_optimizer="cpu"), 100)
+    assert paying([offloaded, gathered]) == [offloaded, gathered]

@@ -169,3 +169,10 @@ def test_sizes_that_lend_their_speed_are_unique() -> None:
     with DATA.open(newline="", encoding="utf-8") as file:
         sizes = [size for row in csv.DictReader(file) for size in row["reference_for_gb"].split(";") if size]
     assert len(set(sizes)) == len(sizes)
+
+
+def test_geforce_cards_send_through_host_memory() -> None:
+    """Those that talk over PCIe; cards for workstations and servers of the same chips reach each other's memory."""
+    assert {gpu.name for gpu in gpus() if gpu.sends_through_host} >= {"GTX 1080", "RTX 2080 Ti", "RTX 3090", "RTX 5090"}
+    for name in ("RTX A6000", "RTX 6000 Ada", "RTX PRO 6000 Blackwell", "Quadro RTX 8000", "A40", "L40S", "A100-80GB"):
+        assert not find_gpu(name).sends_through_host

@@ -435,7 +435,7 @@ def test_the_interval_holds_four_of_five_unseen_speeds() -> None:
 
 
 def test_published_groups_are_ranked() -> None:
-    """Choosing the run that is predicted fastest costs at most 5 % in nine groups of ten, and the order holds in four
+    """Choosing the run that the advice would take costs at most 5 % in nine groups of ten, and the order holds in four
     of five."""
     groups = timed_runs.groups(timed_runs.read_runs())
     assert len(groups) > 80
