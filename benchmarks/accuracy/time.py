@@ -52,7 +52,7 @@ def section() -> Section:
                 ),
             ),
             Table(
-                title="Other kernels than the estimators model: predicted, in no statistic",
+                title="Other kernels than the estimators model, or facts that decide and are not stated: predicted, in no statistic",
                 header=("source", " runs", " median", "why"),
                 rows=tuple(_set_aside(runs)),
             ),
@@ -161,8 +161,11 @@ def limit() -> str:
         found = (name for name, words in _NOT_JUDGED.items() if any(word in reason for word in words))
         counts[next(found, "others")] += int(rows)
     listed = ", ".join(f"{name} {count}" for name, count in counts.items())
-    reasons = "[each has its reason](accuracy.md)"
-    return f"- Not judged: {sum(counts.values())} published speeds ({listed}); {reasons}."
+    predicted = sum(not run.counted for run in read_runs())
+    return (
+        f"- Not judged: {sum(counts.values())} published speeds ({listed}), and {predicted} that are predicted but in no "
+        "statistic; [each has its reason](accuracy.md)."
+    )
 
 
 def _stated(runs: Sequence[TimedRun]) -> str:

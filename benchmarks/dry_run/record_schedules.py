@@ -10,11 +10,13 @@ torch.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from ds_advise.advisor.question.model_source import load_config
 from ds_advise.probes.dry_run import DryRunResult, dry_run
 from ds_advise.probes.run import Run
 
+from ..accuracy.questions import MODELS, model_argument
 from ..accuracy.timed_runs import SCHEDULES, TimedRun, read_runs, schedule_file
 from ..schedule_files import write_schedule
 
@@ -37,7 +39,8 @@ def is_chosen(run: TimedRun) -> bool:
 
 def record(run: TimedRun) -> DryRunResult:
     """The dry run of the run's plan."""
-    description = load_config(run.model.name, offline=True)
+    file = MODELS / Path(model_argument(run.asked.model_name)).name
+    description = load_config(str(file) if file.exists() else run.model.name, offline=True)
     return dry_run(Run.of_plan(run.plan, run.model, run.workload, run.cluster, description=description))
 
 

@@ -50,7 +50,7 @@ def duration_s(operation: RecordedOperation, cluster: Cluster) -> float:
     if kind == "host":
         return size * cluster.gpus_per_node / cpu_step_bytes_per_s(cluster)
     if kind in ("to host", "to device"):
-        return host_link_s(cluster, size, pinned=operation.pinned)
+        return host_link_s(cluster, size, pinned=operation.pinned, alone=1.0 if operation.in_turn else 0.0)
     if kind == "collective":
         return _collective_s(operation, cluster)
     if kind == "read":

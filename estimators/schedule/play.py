@@ -26,6 +26,7 @@ from ..time.terms import time_term
 from .durations import contention, duration_s, lane_of
 from .recorded import ALL_STREAMS, Code, Kind, RecordedOperation, Schedule
 from .streams import HOST, Span, Streams
+from .turns import in_turn
 
 _NAMES: dict[Kind, str] = {
     "product": "matrix products",
@@ -104,6 +105,7 @@ def play(schedule: Schedule, cluster: Cluster, *, tokens_per_step: int, costs: H
 
     costs: what the host's work takes it; None: those of a core of the cluster's nodes.
     """
+    schedule = in_turn(schedule)
     player = _Player(schedule, cluster, costs or host_costs(cluster))
     for code, first, second in schedule.entries:
         player.steps[code](first, second)

@@ -43,6 +43,8 @@ class RecordedOperation:
     """The sequence length of attention."""
     pinned: bool = False
     """The host's side of a copy is page-locked."""
+    in_turn: bool = False
+    """Copies that ranks make one after the other, while all others wait (`turns.in_turn`)."""
     ranks: int = 1
     """Members of a collective's process group."""
     nodes: int = 1
