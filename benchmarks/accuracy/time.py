@@ -52,7 +52,7 @@ def section() -> Section:
                 ),
             ),
             Table(
-                title="Other kernels than the estimators model, or facts that decide and are not stated: predicted, in no statistic",
+                title="Other kernels than are modelled, or facts that decide and are not stated: predicted, in no statistic",
                 header=("source", " runs", " median", "why"),
                 rows=tuple(_set_aside(runs)),
             ),
@@ -163,8 +163,8 @@ def limit() -> str:
     listed = ", ".join(f"{name} {count}" for name, count in counts.items())
     predicted = sum(not run.counted for run in read_runs())
     return (
-        f"- Not judged: {sum(counts.values())} published speeds ({listed}), and {predicted} that are predicted but in no "
-        "statistic; [each has its reason](accuracy.md)."
+        f"- Not judged: {sum(counts.values())} published speeds ({listed}), and {predicted} that are predicted but in "
+        "no statistic; [each has its reason](accuracy.md)."
     )
 
 
