@@ -80,6 +80,8 @@ def _verdict(answer: Recommendation) -> dict[str, Any]:
         have, need = answer.question.cluster.host_memory_bytes_per_node, missed.memory.host_bytes_per_node
         if have is not None and need > have:
             notes.append(f"It needs {gib(need)} of {gib(have)} GiB of RAM per node.")
+        if missed.fit.limit == "nvme":
+            notes.append(f"It needs {gib(missed.memory.nvme_bytes_per_node)} GiB of NVMe per node.")
     return {"tone": "bad", "title": "Nothing fits.", "short": "Nothing fits", "notes": notes}
 
 

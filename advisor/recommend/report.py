@@ -77,7 +77,8 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
     if shown is not None:
         blank(console)
         _memory_bar(shown, device_word(answer.question.cluster), console)
-    blank(console)
+    if chosen is not None or answer.reasons or answer.beside is not None:
+        blank(console)
     if chosen is not None:
         shares = time_shares(chosen.time, least=_SMALL_SHARE if details else _LARGE_SHARE)
         step = phrase("Where the {time} of a step go: {shares}.", time=seconds(chosen.time.step_s), shares=shares)
@@ -321,6 +322,11 @@ def _closest(missed: Candidate, cluster: Cluster) -> Phrase:
     if have is not None and memory.host_bytes_per_node > have:
         host = {"need": gib(memory.host_bytes_per_node), "have": gib(have)}
         said = phrase("{needs} and {need} of {have} GiB of RAM per node", needs=said, **host)
+    disk, room = memory.nvme_bytes_per_node, cluster.nvme_bytes_per_node
+    if disk and not room:
+        said = phrase("{needs} and {need} GiB of NVMe per node (--nvme)", needs=said, need=gib(disk))
+    elif room is not None and disk > room:
+        said = phrase("{needs} and {need} of {have} GiB of NVMe per node", needs=said, need=gib(disk), have=gib(room))
     return phrase("{words}.", words=said)
 
 
