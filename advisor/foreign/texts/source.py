@@ -120,7 +120,8 @@ def _with_option(text: str, line: LaunchLine, name: str, value: Value) -> str:
     words = line.arguments
     index = next((i for i, word in enumerate(words) if _option(word) == name), None)
     if index is None:
-        return text if value is None else f"{text[: line.end]} --{name} {_shown(value)}{text[line.end :]}"
+        place = (line.end, line.end) if line.end >= 0 else None
+        return text if value is None else _spliced(text, place, f" --{name} {_shown(value)}", name)
     word, has_value = words[index], "=" in words[index].text
     following = words[index + 1] if index + 1 < len(words) and not has_value else None
     if following is not None and following.text.startswith("--"):
