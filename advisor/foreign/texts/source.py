@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,13 +44,27 @@ class Source:
         """The values as options. Every call returns new ones, of which nothing has been read."""
         return ScriptArguments(self.line.texts) if self.line is not None else ScriptArguments.of_values(self.values)
 
+    def handed_by(self, script: Source | None) -> Source:
+        """The file with what the script's command says in the place of its keys; None for a file that is read alone."""
+        if script is None or script.line is None:
+            return self
+        return replace(self, values={**self.values, **script.line.overrides}, started_by=script)
+
     def edited(self, changes: Mapping[KeyPath, Value]) -> str:
         """The text with these keys or options set, or taken out where the value is None.
 
-        Raises ConfigFileError where its form does not let them be changed.
+        Raises ConfigFileError where its form does not let them be changed, or the command that hands the file over
+        says otherwise.
         """
         if not changes:
             return self.text
+        if self.started_by is not None and self.started_by.line is not None:
+            for name, *_ in changes:
+                if name in self.started_by.line.overrides:
+                    raise ConfigFileError(
+                        f"the command in {self.started_by.path} sets {name}, which counts more than {self.path}",
+                        fix="set it in that file alone",
+                    )
         if self.line is None:
             return edit_json(self.text, changes) if self.kind == "json" else edit_yaml(self.text, changes)
         text = self.text

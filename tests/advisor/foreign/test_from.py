@@ -198,6 +198,20 @@ def test_a_script_that_hands_a_file_over_leads_to_it(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.usefixtures("folder")
+def test_what_a_command_says_beside_the_file_counts_more(capsys: pytest.CaptureFixture[str]) -> None:
+    """And it is not written into the file, where it would change nothing."""
+    start = f"llamafactory-cli train {LORA} cutoff_len=512"
+    Path("start.sh").write_text(start)
+    _, alone, _ = _said(capsys, LORA, "--gpus", "2xA100-80GB")
+    _, given, _ = _said(capsys, "start.sh", "--gpus", "2xA100-80GB")
+    assert (alone["run"]["training"]["seq_len"], given["run"]["training"]["seq_len"]) == (2048, 512)
+    assert "cutoff_len: 2048" in given["changes"][0]["text"]
+    Path("start.sh").write_text(f"{start} --deepspeed examples/deepspeed/ds_z3_config.json")
+    assert run(["from", "start.sh", "--gpus", "2xA100-80GB", "--offline"]) == 0
+    assert "the command in start.sh sets deepspeed" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("folder")
 def test_the_environment_of_a_script_counts(capsys: pytest.CaptureFixture[str]) -> None:
     """torchrun leaves each rank one thread for the optimizer on the host; the allocator wastes more by itself."""
     said = "export OMP_NUM_THREADS=8\nexport PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\nMODEL="
