@@ -34,7 +34,7 @@ from ..terminal.words import (
 )
 from .candidate import Candidate, duration_of
 from .evidence import ProbedPlan, ProbeSeries, Verification
-from .fit import chance, fits_sentence
+from .fit import MOST_HOST_BYTES, chance, fits_sentence
 from .reasons import deepspeed_sentence, gain_of_risk, time_shares
 from .recommendation import Recommendation, closest
 
@@ -319,9 +319,13 @@ def _closest(missed: Candidate, cluster: Cluster) -> Phrase:
         said = phrase(
             "{needs}, which fits with a probability of {chance}", needs=said, chance=chance(missed.fit.probability)
         )
-    if have is not None and memory.host_bytes_per_node > have:
-        host = {"need": gib(memory.host_bytes_per_node), "have": gib(have)}
-        said = phrase("{needs} and {need} of {have} GiB of RAM per node", needs=said, **host)
+    if memory.host_bytes_per_node > (have or MOST_HOST_BYTES):
+        host = {"need": gib(memory.host_bytes_per_node), "have": gib(have or MOST_HOST_BYTES)}
+        said = (
+            phrase("{needs} and {need} GiB of RAM per node, where hosts have {have} at most", needs=said, **host)
+            if have is None
+            else phrase("{needs} and {need} of {have} GiB of RAM per node", needs=said, **host)
+        )
     disk, room = memory.nvme_bytes_per_node, cluster.nvme_bytes_per_node
     if disk and not room:
         said = phrase("{needs} and {need} GiB of NVMe per node (--nvme)", needs=said, need=gib(disk))
@@ -429,6 +433,12 @@ def _table(answer: Recommendation, console: Console, *, all_candidates: bool) ->
         if cpu
         else phrase("GPU: device memory that the plan needs; RAM and NVMe: per node")
     )
+    if any(candidate.fit.reason.endswith("any RAM") for candidate in shown):
+        notes.append(
+            phrase(
+                "any RAM: {most} GiB, the most that hosts have; --ram says how much there is", most=gib(MOST_HOST_BYTES)
+            )
+        )
     if any(candidate.fit.reason.endswith("%") for candidate in shown):
         notes.append(phrase("%: the probability that it fits (--risk)"))
     for line in notes:

@@ -50,6 +50,16 @@ def test_the_closest_plan_is_said_to_lack_what_it_lacks(asked: str, lacks: str) 
     assert "\n\n\n" not in "\n".join(lines)
 
 
+def test_no_host_is_believed_to_have_more_ram_than_any_has() -> None:
+    """405 B parameters on a single card of 24 GB would take 9 TiB of RAM; who has them says so."""
+    asked = "Llama-3.1-405B --gpus RTX3090"
+    lines = _answer(asked)
+    assert lines[0].startswith(" Nothing fits.")
+    assert any(line.endswith("1.10 x any RAM") for line in lines)
+    assert any("any RAM: 8,192 GiB" in line for line in lines) and not any("--ram 9" in line for line in lines)
+    assert _answer(f"{asked} --ram 10TB")[0].endswith("fits.")
+
+
 def test_details_add_reasons_assumptions_and_the_script() -> None:
     short, long = (_answer(question) for question in (QUESTIONS[0], f"{QUESTIONS[0]} --details"))
     for words in ("TrainingArguments(", "Assumed: ", "No other rung fits.", "estimate_zero3_model_states_mem_needs"):
