@@ -405,7 +405,8 @@ def _differences(software: Software) -> tuple[str, ...]:
 
 def _table(answer: Recommendation, console: Console, *, all_candidates: bool) -> None:
     """The ladder, one row a rung: its best plan; with `all_candidates` every plan that was predicted."""
-    cpu = answer.question.cluster.gpu.is_cpu
+    cluster = answer.question.cluster
+    cpu = cluster.gpu.is_cpu
     titles = ["GiB" if cpu and title == "GPU GiB" else spoken(title) for title, _ in _COLUMNS]
     header = " ".join(padded(title, width) for title, (_, width) in zip(titles, _COLUMNS, strict=True))
     if console.width >= _NARROW:
@@ -427,7 +428,14 @@ def _table(answer: Recommendation, console: Console, *, all_candidates: bool) ->
     length, notes = answer.question.model.fixed_len, []
     if length:
         notes.append(phrase("tokens/s: every sample is {tokens} tokens", tokens=length))
-    notes.append(phrase("batch: micro batch x accumulation steps; ckpt: gradient checkpointing"))
+    notes.append(
+        phrase(
+            "batch: micro batch / {device}s that share it x accumulation; ckpt: checkpointing",
+            device=device_word(cluster),
+        )
+        if any(candidate.plan.ranks_per_sample > 1 for candidate in shown)
+        else phrase("batch: micro batch x accumulation steps; ckpt: gradient checkpointing")
+    )
     notes.append(
         phrase("GiB: what a rank needs; RAM and NVMe: all ranks")
         if cpu

@@ -50,6 +50,13 @@ def test_the_closest_plan_is_said_to_lack_what_it_lacks(asked: str, lacks: str) 
     assert "\n\n\n" not in "\n".join(lines)
 
 
+def test_a_batch_with_a_bar_is_explained_where_one_stands() -> None:
+    """Samples that several GPUs share are written as 1/8, which nobody can guess."""
+    note = "  batch: micro batch / GPUs that share it x accumulation; ckpt: checkpointing"
+    assert note in _answer("Llama-3.1-8B --gpus 8xH100 --seq-len 131072")
+    assert note not in _answer("Qwen2.5-14B --gpus 2x32GB")
+
+
 def test_no_host_is_believed_to_have_more_ram_than_any_has() -> None:
     """405 B parameters on a single card of 24 GB would take 9 TiB of RAM; who has them says so."""
     asked = "Llama-3.1-405B --gpus RTX3090"
