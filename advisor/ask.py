@@ -52,7 +52,8 @@ def ask(
 
     Of `model_size`, `micro_batch` and `seq_len` one may be "max": the largest at which some plan may be recommended.
 
-    `data`, `samples` or `tokens` say how much is trained (`JobOptions`); `say` is told while the data are counted.
+    `data`, `samples` or `tokens` say how much is trained (`JobOptions`); `say` is told while the data are counted, and
+    of quantized weights.
 
     Raises `DsAdviseError` for what is unknown, impossible or contradictory.
     """
@@ -103,6 +104,12 @@ def ask(
     if model_size == "max":
         return of_largest_model(model if isinstance(model, str) else model.name, about)
     question = about(model if isinstance(model, ModelShape) else load_model(model, offline=offline))
+    shape = question.model
+    if shape.quantized and question.workload.method != "qlora":
+        say(
+            f"the weights of {shape.name} are quantized ({shape.quantized}), which transformers trains with adapters "
+            f"at most: they are counted as if they were not; --method qlora counts 4-bit and 8-bit ones"
+        )
     if collectives == "quantized" and (obstacle := question.obstacle_to_quantized) is not None:
         raise WorkloadError("collectives cannot be quantized", why=obstacle, fix="leave --collectives out")
     if micro_batch == "max":

@@ -130,6 +130,11 @@ def run(args: list[str]) -> int:
         _report(error.what, error.why, error.fix)
     except click.NoSuchOption as error:
         near = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
+        command = error.ctx.command if error.ctx is not None else None
+        if "--" not in args and any(
+            parameter.type is click.UNPROCESSED for parameter in getattr(command, "params", ())
+        ):
+            near += "; write -- before the script and its arguments"
         _report(f"no such option {error.option_name}{near}", "", "see ds-advise --help")
     except click.UsageError as error:
         message = error.format_message().rstrip(".")

@@ -43,8 +43,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.name.startswith(LONGEST))
 
 
+class Checkout:
+    """The checkout's root is a folder to pytest, although an `__init__.py` makes it a package: no folder with a dash in
+    its name, such as a clone's `ds-advise`, can be imported as one."""
+
+    def pytest_collect_directory(self, path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+        return pytest.Dir.from_parent(parent, path=path) if path == parent.config.rootpath else None
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """All processes that tests start find the extensions in one folder, which outlives the run."""
+    config.pluginmanager.register(Checkout())  # a conftest's own hooks are not asked about the folders above it
     assert config.cache is not None
     versions = "-".join(
         [*(f"{name}{version(name)}" for name in ("torch", "deepspeed")), sys.implementation.cache_tag or ""]

@@ -64,3 +64,15 @@ def test_python_dash_m_runs_the_same_program() -> None:
     """`python -m ds_advise` and `ds-advise` are one program."""
     shown = subprocess.run([sys.executable, "-m", "ds_advise", "--version"], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == f"ds-advise, version {ds_advise.__version__}"
+
+
+def test_tests_run_in_a_clone_whose_name_cannot_be_imported(tmp_path: Path) -> None:
+    """git names a clone after the repository, and pytest takes no folder with a dash for a package."""
+    clone = tmp_path / "ds-advise"
+    (clone / "tests").mkdir(parents=True)
+    for name in ("__init__.py", "pyproject.toml", "tests/conftest.py"):
+        shutil.copy(CHECKOUT / name, clone / name)
+    (clone / "tests" / "test_one.py").write_text("def test_one() -> None: ...\n")
+    pytest_alone = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist"]
+    run = subprocess.run(pytest_alone, cwd=clone, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr

@@ -7,11 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ..collector import collector_paused
 from ..terminal.language import Language, language_of_environment
 from ..terminal.output import Output
-from .options import CPU_RANKS, device, memory, output_options, question_options, share_options
+from .options import (
+    CPU_RANKS,
+    device,
+    memory,
+    output_options,
+    question_options,
+    say_without_effect,
+    share_options,
+)
 
 
 @click.command(short_help="Recommend the fastest DeepSpeed configuration that fits.")
@@ -99,6 +108,10 @@ def advise(
 
     if output.mode == "json" and destination == "-":
         raise click.UsageError("--json and -o - both want stdout; leave one out")
+    if no_write and click.get_current_context().get_parameter_source("destination") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--output and --no-write contradict each other; leave one out")
+    if not proofs["probe"]:
+        say_without_effect("budget", "without --probe")
     if not destination:
         raise click.UsageError("--output is empty; name a file, or pass --no-write")
     if markdown and output.mode != "human":

@@ -560,8 +560,14 @@ def _decorated(command: Command, options: Sequence[Decorator]) -> Command:
 
 
 def _say_what_has_no_effect(method: str, *further: str) -> None:
-    """Tell on stderr which of LoRA's options, and `further` ones, were given although nothing is adapted."""
-    given = click.get_current_context().get_parameter_source
-    for name in ("lora_rank", "lora_dropout", "lora_targets", "modules_to_save", *further):
-        if method == "full" and given(name) is ParameterSource.COMMANDLINE:
-            click.echo(f"ds-advise: --{name.replace('_', '-')} has no effect with --method full", err=True)
+    """Tell on stderr which of LoRA's options, and `further` ones, were given although nothing is adapted, and a format
+    of weights that stay as they are."""
+    adapters = ("lora_rank", "lora_dropout", "lora_targets", "modules_to_save", *further) if method == "full" else ()
+    for name in (*adapters, *(("quantization",) if method != "qlora" else ())):
+        say_without_effect(name, f"with --method {method}")
+
+
+def say_without_effect(name: str, where: str) -> None:
+    """Tell on stderr that an option has no effect there, if it was given."""
+    if click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        click.echo(f"ds-advise: --{name.replace('_', '-')} has no effect {where}", err=True)

@@ -10,7 +10,6 @@ from typing import Any
 from ...ds_configs.write import to_json
 from ...estimators.errors import ClusterError, ConfigFileError, DsAdviseError, WorkloadError
 from ...estimators.hardware.cluster import Cluster
-from ...estimators.workload import Framework
 from ...validate.lint import LintReport, lint, load_facts
 from ...validate.lint.config_file import read_config_file
 from ...validate.lint.document import Document, read_document
@@ -23,10 +22,6 @@ from .formats.command_line import launched
 from .formats.foreign_run import DeepSpeedPart, ForeignRun
 from .rewrite import ChangedFile, changed_files
 from .texts.source import Source
-
-_FRAMEWORK: Framework = "hf"
-"""Every tool that is read here hands its configuration to the Trainer or to accelerate."""
-
 
 _OF_THE_FIGURES = ("DS901", "DS902", "DS903", "DS904", "DS905")
 """Rules on memory and speed: the figures know the batch that the configuration leaves to the tool."""
@@ -106,7 +101,7 @@ def read_foreign(
         except DsAdviseError as error:
             obstacle = error
     document = None if run.deepspeed is None else _document(run.deepspeed)
-    report = None if document is None else _lint(document, figures)
+    report = None if document is None else _lint(document, run, figures)
     files: tuple[ChangedFile, ...] = ()
     unwritable: DsAdviseError | None = None
     if figures is not None:
@@ -131,11 +126,12 @@ def _with_options(run: ForeignRun, ds_config: Path | None, model: str | None, sa
     given = {name: value for name, value in said.items() if value is not None}
     micro, checkpointing = given.pop("micro_batch", None), given.pop("gradient_checkpointing", None)
     remarks = list(run.remarks)
-    if run.micro_batch_size is None and micro is None:
+    by_script = run.micro_batch_size is None and run.framework == "hf"
+    if by_script and micro is None:
         remarks.append("the script decides the micro batch, which is counted as 1 (--micro-batch)")
     if run.training.get("seq_len") is None and "seq_len" not in given and run.tool != "ms-swift":
         remarks.append("it does not say how long samples are: they are counted as of 2,048 tokens (--seq-len)")
-    if run.micro_batch_size is None and checkpointing is None:
+    if by_script and checkpointing is None:
         remarks.append("the script decides gradient checkpointing, which is counted as off (--gradient-checkpointing)")
     if not run.expandable_segments:
         remarks.append(
@@ -184,14 +180,14 @@ def _document(part: DeepSpeedPart) -> Document | None:
     return read_document(to_json(part.config).encode(), name=part.name)
 
 
-def _lint(document: Document, figures: ForeignFigures | None) -> LintReport:
+def _lint(document: Document, run: ForeignRun, figures: ForeignFigures | None) -> LintReport:
     facts = load_facts()
     if figures is None:
-        return lint(document, facts=facts, framework=_FRAMEWORK)
+        return lint(document, facts=facts, framework=run.framework)
     report = lint(
         document,
         facts=facts,
-        framework=_FRAMEWORK,
+        framework=run.framework,
         cluster=figures.cluster,
         model=figures.model,
         workload=figures.workload,

@@ -152,7 +152,7 @@ def _config_path(path: Path, run: ForeignRun, *, is_new: bool) -> Path:
 
 def _check(source: Source, form: Format, text: str, better: Improvement) -> None:
     """That the changed text says what was meant. Raises ConfigFileError where it does not."""
-    again = form.by.read(parsed(source.path, text, source.kind))
+    again = form.by.read(parsed(source.path, text, source.kind).handed_by(source.started_by))
     plan, part = better.plan, again.deepspeed
     wanted, said = [better.config is not None], [part is not None]
     if form.name != "accelerate":

@@ -13,7 +13,7 @@ from ..pictures.scatter import draw_scatter
 from ..pictures.stacked_bars import draw_stacked_bars
 from ..recommend.candidate import LadderStep
 from ..recommend.deliver import recommended_config
-from ..recommend.fit import LIKELY, chance, fits_sentence
+from ..recommend.fit import LIKELY, MOST_HOST_BYTES, chance, fits_sentence
 from ..recommend.reasons import gain_of_risk, time_shares
 from ..recommend.recommendation import Recommendation, closest
 from ..recommend.start import start_commands, start_settings
@@ -78,8 +78,10 @@ def _verdict(answer: Recommendation) -> dict[str, Any]:
         offer, device = gib(answer.question.cluster.gpu.memory_bytes), device_word(answer.question.cluster)
         notes = [f"The closest, {missed.rung}, would take {gib(missed.device_bytes)} of {offer} GiB per {device}."]
         have, need = answer.question.cluster.host_memory_bytes_per_node, missed.memory.host_bytes_per_node
-        if have is not None and need > have:
-            notes.append(f"It needs {gib(need)} of {gib(have)} GiB of RAM per node.")
+        if need > (have or MOST_HOST_BYTES):
+            notes.append(f"It needs {gib(need)} of {gib(have or MOST_HOST_BYTES)} GiB of RAM per node.")
+        if missed.fit.limit == "nvme":
+            notes.append(f"It needs {gib(missed.memory.nvme_bytes_per_node)} GiB of NVMe per node.")
     return {"tone": "bad", "title": "Nothing fits.", "short": "Nothing fits", "notes": notes}
 
 

@@ -51,6 +51,11 @@ _NAME_AND_SIZE = re.compile(
 )
 """`RTX 3060-8GB`: a name, which is longer than the x between counts, and a size."""
 
+_OTHER_ORDER = re.compile(
+    r"(?P<kind>.*\d[a-z]*)\s*[x*:]\s*(?P<count>\d{1,4})|(?P<before>\d{1,4})\s*[*:]\s*(?P<behind>.+)", re.IGNORECASE
+)
+"""`H100x8`, `H100:8`, `8*H100`: a kind has a digit, so that the x in RTX9090 stands before no count."""
+
 _GRAMMAR = "write [NODESx]GPUSxKIND, such as 2x32GB, 8xA100-80GB or 4x8xH100, or auto for this machine"
 
 
@@ -153,9 +158,18 @@ def _gpu_of_kind(kind: str, gpus: str) -> tuple[Gpu, tuple[str, ...]]:
     except ClusterError:
         named = _NAME_AND_SIZE.fullmatch(kind.strip())
         if named is None:
+            _refuse_other_order(gpus)
             raise
         return _of_spelled_memory(named[1], float(named[2]))
     return gpu, ((f"{kind.strip()} means the {gpu.name}",) if assumes_sxm(kind, gpu) else ())
+
+
+def _refuse_other_order(gpus: str) -> None:
+    """Raises ClusterError where the count stands behind the kind, or beside another sign."""
+    match = _OTHER_ORDER.fullmatch(gpus.strip())
+    if match is not None:
+        count, kind = match["count"] or match["before"], match["kind"] or match["behind"]
+        raise ClusterError(f"--gpus {gpus!r} is not how a count is written", fix=f"write --gpus {count}x{kind.strip()}")
 
 
 def _of_spelled_memory(name: str, gigabytes: float) -> tuple[Gpu, tuple[str, ...]]:

@@ -22,6 +22,10 @@ sure: the published runs do not resolve more."""
 LEAST: dict[Risk, float] = {"safe": SURE, "balanced": 0.8, "bold": LIKELY}
 """The least probability of fitting that a plan must have to be recommended."""
 
+MOST_HOST_BYTES = 8 * 2**40
+"""The most RAM that a node is taken to have where nobody says how much: two sockets with 16 modules of 256 GB each
+(servethehome.com's review of Supermicro's AS-1024US-TRT; newer servers of two sockets have as many slots)."""
+
 RAN_OUT, NEEDS_MORE, FAILED = phrase("ran out of memory"), phrase("needs more yet"), phrase("failed")
 """The reasons against a plan that ran out of memory in a probe, against one that needs more than it, and against one
 whose probe failed for another reason."""
@@ -73,9 +77,14 @@ def fit_of(memory: MemoryEstimate, cluster: Cluster, workload: Workload) -> Fit:
 
     The GPU is judged on device memory (never on allocated or reserved). Host memory and NVMe are taken as predicted;
     where they are not known they are requirements of the plan, not reasons against it, except that NVMe that nobody
-    named cannot be configured.
+    named cannot be configured, and that no host has more than `MOST_HOST_BYTES`.
     """
-    host = _share(memory.host_bytes_per_node, cluster.host_memory_bytes_per_node)
+    known = cluster.host_memory_bytes_per_node
+    host = _share(memory.host_bytes_per_node, known)
+    reason = phrase("{ratio} the RAM", ratio=times(host))
+    if known is None and memory.host_bytes_per_node > MOST_HOST_BYTES:
+        host = memory.host_bytes_per_node / MOST_HOST_BYTES
+        reason = phrase("{ratio} any RAM", ratio=times(host))
     disk = _share(memory.nvme_bytes_per_node, cluster.nvme_bytes_per_node or None)
     probability = fit_probability(memory, cluster, workload)
     on_gpu = _on_gpu(probability, memory.device_bytes_per_gpu, cluster, max(host, disk))
@@ -83,9 +92,7 @@ def fit_of(memory: MemoryEstimate, cluster: Cluster, workload: Workload) -> Fit:
     if on_gpu.probability < LIKELY:
         return on_gpu
     if host > 1:
-        return Fit(
-            probability=0.0, reason=phrase("{ratio} the RAM", ratio=times(host)), utilization=utilization, limit="host"
-        )
+        return Fit(probability=0.0, reason=reason, utilization=utilization, limit="host")
     if memory.nvme_bytes_per_node and not cluster.nvme_bytes_per_node:
         return Fit(probability=0.0, reason=phrase("needs --nvme"), utilization=max(utilization, 1.0), limit="nvme")
     if disk > 1:

@@ -34,7 +34,7 @@ from ..terminal.words import (
 )
 from .candidate import Candidate, duration_of
 from .evidence import ProbedPlan, ProbeSeries, Verification
-from .fit import chance, fits_sentence
+from .fit import MOST_HOST_BYTES, chance, fits_sentence
 from .reasons import deepspeed_sentence, gain_of_risk, time_shares
 from .recommendation import Recommendation, closest
 
@@ -77,7 +77,8 @@ def render(answer: Recommendation, console: Console, *, all_candidates: bool = F
     if shown is not None:
         blank(console)
         _memory_bar(shown, device_word(answer.question.cluster), console)
-    blank(console)
+    if chosen is not None or answer.reasons or answer.beside is not None:
+        blank(console)
     if chosen is not None:
         shares = time_shares(chosen.time, least=_SMALL_SHARE if details else _LARGE_SHARE)
         step = phrase("Where the {time} of a step go: {shares}.", time=seconds(chosen.time.step_s), shares=shares)
@@ -318,9 +319,18 @@ def _closest(missed: Candidate, cluster: Cluster) -> Phrase:
         said = phrase(
             "{needs}, which fits with a probability of {chance}", needs=said, chance=chance(missed.fit.probability)
         )
-    if have is not None and memory.host_bytes_per_node > have:
-        host = {"need": gib(memory.host_bytes_per_node), "have": gib(have)}
-        said = phrase("{needs} and {need} of {have} GiB of RAM per node", needs=said, **host)
+    if memory.host_bytes_per_node > (have or MOST_HOST_BYTES):
+        host = {"need": gib(memory.host_bytes_per_node), "have": gib(have or MOST_HOST_BYTES)}
+        said = (
+            phrase("{needs} and {need} GiB of RAM per node, where hosts have {have} at most", needs=said, **host)
+            if have is None
+            else phrase("{needs} and {need} of {have} GiB of RAM per node", needs=said, **host)
+        )
+    disk, room = memory.nvme_bytes_per_node, cluster.nvme_bytes_per_node
+    if disk and not room:
+        said = phrase("{needs} and {need} GiB of NVMe per node (--nvme)", needs=said, need=gib(disk))
+    elif room is not None and disk > room:
+        said = phrase("{needs} and {need} of {have} GiB of NVMe per node", needs=said, need=gib(disk), have=gib(room))
     return phrase("{words}.", words=said)
 
 
@@ -395,7 +405,8 @@ def _differences(software: Software) -> tuple[str, ...]:
 
 def _table(answer: Recommendation, console: Console, *, all_candidates: bool) -> None:
     """The ladder, one row a rung: its best plan; with `all_candidates` every plan that was predicted."""
-    cpu = answer.question.cluster.gpu.is_cpu
+    cluster = answer.question.cluster
+    cpu = cluster.gpu.is_cpu
     titles = ["GiB" if cpu and title == "GPU GiB" else spoken(title) for title, _ in _COLUMNS]
     header = " ".join(padded(title, width) for title, (_, width) in zip(titles, _COLUMNS, strict=True))
     if console.width >= _NARROW:
@@ -417,12 +428,25 @@ def _table(answer: Recommendation, console: Console, *, all_candidates: bool) ->
     length, notes = answer.question.model.fixed_len, []
     if length:
         notes.append(phrase("tokens/s: every sample is {tokens} tokens", tokens=length))
-    notes.append(phrase("batch: micro batch x accumulation steps; ckpt: gradient checkpointing"))
+    notes.append(
+        phrase(
+            "batch: micro batch / {device}s that share it x accumulation; ckpt: checkpointing",
+            device=device_word(cluster),
+        )
+        if any(candidate.plan.ranks_per_sample > 1 for candidate in shown)
+        else phrase("batch: micro batch x accumulation steps; ckpt: gradient checkpointing")
+    )
     notes.append(
         phrase("GiB: what a rank needs; RAM and NVMe: all ranks")
         if cpu
         else phrase("GPU: device memory that the plan needs; RAM and NVMe: per node")
     )
+    if any(candidate.fit.reason.endswith("any RAM") for candidate in shown):
+        notes.append(
+            phrase(
+                "any RAM: {most} GiB, the most that hosts have; --ram says how much there is", most=gib(MOST_HOST_BYTES)
+            )
+        )
     if any(candidate.fit.reason.endswith("%") for candidate in shown):
         notes.append(phrase("%: the probability that it fits (--risk)"))
     for line in notes:

@@ -248,7 +248,7 @@ def _storage(question: Question, ladder: Sequence[LadderStep], chosen: Candidate
     blocked = [step.candidate for step in ladder if step.candidate is not None and not step.taken]
     for limit, flag in (("host", "--ram"), ("nvme", "--nvme PATH:")):
         stopped = [candidate for candidate in blocked if candidate.fit.limit == limit]
-        if not stopped:
+        if not stopped or (limit == "host" and cluster.host_memory_bytes_per_node is None):  # no host has so much
             continue
         fastest = max(stopped, key=lambda candidate: candidate.tokens_per_s)
         if chosen is not None and fastest.tokens_per_s < WORTH_TELLING * chosen.tokens_per_s:

@@ -13,7 +13,7 @@ from rich.text import Text
 from ...validate.lint import LintFinding, LintReport, Rule
 from ...validate.lint.config_file import shown_name
 from ..lint import LintAnswer
-from ..terminal.lines import blank, printable, row, sentence
+from ..terminal.lines import blank, ended, printable, row, sentence
 
 _STYLES = {"error": "bold red", "warning": "bold yellow", "advice": "bold cyan"}
 
@@ -156,12 +156,13 @@ def _render(finding: LintFinding, console: Console, *, why: bool) -> None:
     title.append(f"{finding.code} {finding.severity}", style=_STYLES[finding.severity])
     title.append(f"  line {finding.line}  {path if len(path) <= 55 else path[:52] + '...'}", style="bold")
     sentence(console, title)
-    what = _capital(printable(finding.what))
-    sentence(console, f"  {what}{'' if what.endswith('?') else '.'}", hang=2)
+    what = printable(finding.what)
+    names_key = bool(finding.path) and what.startswith(f"{finding.path[-1]} ")
+    sentence(console, f"  {ended(what if names_key else _capital(what))}", hang=2)
     if why:
         sentence(console, f"  Why: {finding.why}.", hang=2)
     if finding.fix:
-        sentence(console, f"  Fix: {printable(finding.fix)}.", hang=2)
+        sentence(console, f"  Fix: {ended(printable(finding.fix))}", hang=2)
 
 
 def _summary(name: str, report: LintReport) -> str:

@@ -176,6 +176,8 @@ class ModelShape:
     """A vision tower stands outside the blocks, for samples of text do not use it."""
     source: str = ""
     """Where the dimensions come from: a catalogue's source, a file, the hub."""
+    quantized: str = ""
+    """How the checkpoint's weights are quantized (gptq, awq, fp8, ...), "" for weights as they are trained."""
 
     def __hash__(self) -> int:
         # Estimators cache by model; hashing thousands of tensors for each look-up would cost more than it saves.
@@ -220,8 +222,8 @@ class ModelShape:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What a sample is taken to hold besides text."""
-        said = []
+        """What a sample is taken to hold besides text, and the weights where the checkpoint has others."""
+        said = [f"weights as --method has them, not as the checkpoint's {self.quantized}"] if self.quantized else []
         if any(block.hidden_size for block in self.blocks):
             said.append(f"one image of {self.encoder_len_fixed:,} patches in each sample")
         if self.idle_tower:

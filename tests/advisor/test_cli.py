@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from ds_advise.advisor import cli
+from ds_advise.estimators.models import catalogue
 
 FAST = ["--no-deepspeed-estimate", "--offline"]
 
@@ -156,6 +157,11 @@ def test_an_existing_file_is_kept_unless_forced(tmp_path: Path) -> None:
     assert run("gpt2", "--gpus", "T4", "--force", *FAST, cwd=tmp_path).returncode == 0
     assert target.read_text() != "{}"
     assert run("gpt2", "--gpus", "T4", *FAST, cwd=tmp_path).returncode == 0
+
+
+def test_a_file_and_no_file_contradict_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["gpt2", "--gpus", "T4", "--no-write", "-o", str(tmp_path / "a.json"), *FAST]) == 2
+    assert "--output and --no-write contradict each other" in capsys.readouterr().err
 
 
 def test_the_configuration_goes_where_it_is_told(tmp_path: Path) -> None:
@@ -310,15 +316,39 @@ def test_a_link_that_leads_nowhere_costs_no_answer(
     assert "fits" in out and len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--lora-rank 4", "--lora-rank has no effect with --method full"),
+        ("--quantization int8", "--quantization has no effect with --method full"),
+        ("--method lora --quantization int8", "--quantization has no effect with --method lora"),
+        ("--budget 5m", "--budget has no effect without --probe"),
+    ],
+)
 def test_a_setting_without_effect_warns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, said: str
 ) -> None:
-    """LoRA's options with full fine-tuning: told on stderr, and the answer stands."""
+    """LoRA's options with full fine-tuning, and others: told on stderr, and the answer stands."""
     monkeypatch.chdir(tmp_path)
-    assert cli.run(["gpt2", "--gpus", "T4", "--lora-rank", "4", "--json", *FAST]) == 0
+    assert cli.run(["gpt2", "--gpus", "T4", *words.split(), "--json", *FAST]) == 0
     out, err = capsys.readouterr()
-    assert err == "ds-advise: --lora-rank has no effect with --method full\n"
-    assert json.loads(out)["workload"]["method"] == "full"
+    assert err == f"ds-advise: {said}\n"
+    assert json.loads(out)["workload"]["method"] == ("lora" if "--method lora" in words else "full")
+
+
+def test_weights_that_are_quantized_are_not_counted_as_others_without_a_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Told on stderr and among the assumptions; with --method qlora quantized weights are what is asked for."""
+    quantized = catalogue.config("Qwen/Qwen2.5-0.5B") | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(quantized))
+    asked = [str(tmp_path), "--gpus", "T4", "--no-write", "--json", *FAST]
+    assert cli.run(asked) == 0
+    out, err = capsys.readouterr()
+    assert err.startswith(f"ds-advise: the weights of {tmp_path} are quantized (gptq)")
+    assert any("not as the checkpoint's gptq" in assumed for assumed in json.loads(out)["assumptions"])
+    assert cli.run([*asked, "--method", "qlora"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("--gpu", "--gpus"), ("--methd", "--method"), ("--seqlen", "--seq-len")])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -83,7 +82,8 @@ def recognised(path: Path, wanted: str | None = None) -> tuple[Source, Format]:
 
 
 def _followed(source: Source) -> Source:
-    """The configuration that a script's training command hands to its tool, in the place of the script."""
+    """The configuration that a script's training command hands to its tool, in the place of the script, with what the
+    command says otherwise."""
     name = source.line.configuration if source.line is not None else None
     if name is None:
         return source
@@ -94,4 +94,4 @@ def _followed(source: Source) -> Source:
             why="it says what is trained",
             fix="run this where it is, or name that file",
         )
-    return replace(read_source(path), started_by=source)
+    return read_source(path).handed_by(source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..texts.change import KeyPath, Value
 from ..texts.source import Source
 from .foreign_run import ForeignRun, Improvement
+from .hf_words import TWO_PRECISIONS
 
 
 def batch_changes(
@@ -31,3 +32,8 @@ def deepspeed_change(source: Source, run: ForeignRun, better: Improvement) -> di
         return {}
     held = source.kind != "shell" and run.deepspeed is not None and isinstance(source.values.get("deepspeed"), dict)
     return {("deepspeed",): better.config if held else better.config_name}
+
+
+def fault_changes(run: ForeignRun) -> dict[KeyPath, Value]:
+    """What takes out what the Trainer refuses."""
+    return {("fp16",): False} if TWO_PRECISIONS in run.faults else {}

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ....ds_configs.launch_commands import Launcher
 from ....estimators.plan import Plan, Sharding
+from ....estimators.workload import Framework
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,8 @@ class ForeignRun:
     sharding: Sharding = "none"
     """Whose the step is: DeepSpeed's ("zero"), FSDP's, or torch's alone."""
     deepspeed: DeepSpeedPart | None = None
+    framework: Framework = "hf"
+    """Who reads the DeepSpeed configuration."""
     nodes: int | None = None
     gpus_per_node: int | None = None
     leaves_batch_to_script: bool = False

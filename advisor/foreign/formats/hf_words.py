@@ -70,7 +70,16 @@ def with_leftovers(
     passed = {name for name in arguments.unread if HARMLESS.fullmatch(name) or harmless.fullmatch(name)}
     keys = Keys(uncounted=arguments.unread, unknown=()) if tool is None else keys_of(tool, arguments.unread)
     uncounted = tuple(name for name in keys.uncounted if name not in passed)
-    return replace(run, uncounted=uncounted, unknown=keys.unknown)
+    faults = (TWO_PRECISIONS,) if tool != "axolotl" and two_precisions(arguments) else ()
+    return replace(run, uncounted=uncounted, unknown=keys.unknown, faults=(*run.faults, *faults))
+
+
+TWO_PRECISIONS = "the Trainer refuses bf16 and fp16 at once: it is counted as bf16"
+
+
+def two_precisions(arguments: ScriptArguments) -> bool:
+    """Whether both are asked for, at which TrainingArguments stop (transformers 5.23 training_args.py)."""
+    return bool(arguments.flag("bf16") and arguments.flag("fp16"))
 
 
 def optimizer_of(name: str | None) -> tuple[str, str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 from ...launch.question.script_arguments import ScriptArguments
 from ..texts.change import KeyPath, Value
 from ..texts.source import Source
-from .changes import batch_changes, deepspeed_change
+from .changes import batch_changes, deepspeed_change, fault_changes
 from .command_line import with_counts
 from .foreign_run import ForeignRun, Improvement
 from .hf_words import (
@@ -129,7 +129,7 @@ def changes(source: Source, run: ForeignRun, better: Improvement) -> dict[KeyPat
         changed[("disable_gradient_checkpointing",)] = None if checkpointing else True
     if run.sharding == "fsdp" and better.config_name is not None:
         changed |= {(name,): None for name in ("fsdp", "fsdp_config") if name in source.values}
-    return changed | deepspeed_change(source, run, better)
+    return changed | deepspeed_change(source, run, better) | fault_changes(run)
 
 
 def _obstacle(arguments: ScriptArguments, method: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from ...launch.question.script_arguments import ScriptArguments
 from ..texts.change import KeyPath, Value
 from ..texts.source import Source
-from .changes import batch_changes, deepspeed_change
+from .changes import batch_changes, deepspeed_change, fault_changes
 from .command_line import with_counts
 from .foreign_run import DeepSpeedPart, ForeignRun, Improvement
 from .hf_words import (
@@ -157,7 +157,7 @@ def changes(source: Source, run: ForeignRun, better: Improvement) -> dict[KeyPat
     for name in ("zero_hpz_partition_size", "deepspeed_autotp_size"):
         if source.arguments.text(name) is not None:  # the new configuration says it
             changed[(name,)] = None
-    return changed | deepspeed_change(source, run, better)
+    return changed | deepspeed_change(source, run, better) | fault_changes(run)
 
 
 def _part(arguments: ScriptArguments, folder: Path) -> DeepSpeedPart | None:

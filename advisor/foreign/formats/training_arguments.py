@@ -9,7 +9,7 @@ from ....estimators.plan import Sharding
 from ...launch.question.script_arguments import ScriptArguments
 from ..texts.change import KeyPath, Value
 from ..texts.source import Source
-from .changes import batch_changes, deepspeed_change
+from .changes import batch_changes, deepspeed_change, fault_changes
 from .foreign_run import ForeignRun, Improvement
 from .hf_words import (
     attention_of,
@@ -68,8 +68,16 @@ def read_arguments(arguments: ScriptArguments, source: Source, *, tool: str) -> 
     micro = arguments.number("per_device_train_batch_size", "per_gpu_train_batch_size")
     if micro is None and arguments.are_training_arguments:
         micro = _MICRO_BATCH
+    plain = micro is None and arguments.text("deepspeed_config") is not None
+    if plain:
+        obstacle = obstacle or (
+            f"there are no figures here of a script that hands DeepSpeed its --deepspeed_config itself: pass "
+            f"{part.name[:80] if part is not None else 'it'} to ds-advise check, compare or dry-run, with --model and "
+            f"--gpus"
+        )
     run = ForeignRun(
         tool=tool,
+        framework="deepspeed" if plain else "hf",
         model=arguments.model,
         training={name: value for name, value in training.items() if value is not None},
         micro_batch_size=micro,
@@ -96,7 +104,7 @@ def changes(source: Source, run: ForeignRun, better: Improvement) -> dict[KeyPat
         changed[(f"{checkpointing}_kwargs",)] = None
     if run.sharding == "fsdp" and better.config_name is not None:
         changed |= {(name,): None for name in ("fsdp", "fsdp_config") if name in source.values}
-    return changed | deepspeed_change(source, run, better)
+    return changed | deepspeed_change(source, run, better) | fault_changes(run)
 
 
 def _attention(arguments: ScriptArguments) -> str | None:

@@ -86,6 +86,14 @@ class LaunchLine:
         first = ScriptArguments(self.texts).text("config") or first
         return first if first.endswith((".yaml", ".yml", ".json")) else None
 
+    @property
+    def overrides(self) -> dict[str, str | list[str]]:
+        """What stands beside the configuration file, and counts more: `name=value`, which LLaMA-Factory takes, and
+        options."""
+        words = [word if word.startswith("-") or "=" not in word else f"--{word}" for word in self.texts]
+        given = ScriptArguments(words[words[:1] == [self.configuration] :]).given
+        return {name: value for name, value in given.items() if name != "config"}
+
     def counts(self) -> tuple[int | None, int | None]:
         """(nodes, processes of each), None for what the command leaves open."""
         options = self.launcher_options

@@ -12,6 +12,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 
 _NAME = r"[A-Za-z_]\w*"
 _ASSIGNMENT = re.compile(rf"({_NAME})(\+?)=")
@@ -28,6 +29,10 @@ _CLOSING = {"fi", "esac", "done"}
 _KEYWORDS = {"then", "else", "elif", "do", "!", "time", "{", "}", *_OPENING, *_CLOSING}
 _TESTS = ("[", "[[", "test")
 _DECLARING = {"export", "declare", "local", "readonly", "typeset"}
+_SHELLS = {"bash", "sh", "zsh", "dash"}
+_COMMANDS_FOLLOW = re.compile(r"-[a-z]*c")
+_DEEPEST = 8
+"""Shells within shells that are read."""
 _LONGEST_VALUE = 20_000
 """Characters of an expanded word; a variable that holds itself several times doubles with each assignment."""
 
@@ -59,7 +64,7 @@ class Command:
 
     words: tuple[Word, ...]
     end: int
-    """Where its own last word ends in the text."""
+    """Where its own last word ends in the text, -1 where that stands nowhere in it."""
     environment: Mapping[str, str]
     """The variables that are set before it."""
 
@@ -77,8 +82,8 @@ def read_shell(text: str, known: Mapping[str, str] | None = None) -> list[Comman
 class _Reader:
     """One pass over the text."""
 
-    def __init__(self, text: str, known: Mapping[str, str]) -> None:
-        self.text, self.at, self.depth = text, 0, 0
+    def __init__(self, text: str, known: Mapping[str, str], shells: int = 0) -> None:
+        self.text, self.at, self.depth, self.shells = text, 0, 0, shells
         self.values: dict[str, list[Word]] = {
             name: [Word(tuple((char, -1) for char in value))] for name, value in known.items()
         }
@@ -283,9 +288,30 @@ class _Reader:
         elif words:
             environment = {name: value[0].text for name, value in (self.values | set_here).items() if value}
             self.found.append(Command(words=tuple(words), end=self.end, environment=environment))
+            self._in_another_shell(words, environment)
         else:
             for name, value in set_here.items():
                 self._assign(name, value)
+
+    def _in_another_shell(self, words: list[Word], environment: Mapping[str, str]) -> None:
+        """The commands of the text that `bash -c` is handed, behind the command itself, with their places here."""
+        texts = [word.text for word in words]
+        start = next((index for index, text in enumerate(texts) if PurePath(text).name in _SHELLS), len(texts))
+        options = next(
+            (index for index in range(start + 1, len(texts)) if not texts[index].startswith("-")), len(texts)
+        )
+        if self.shells >= _DEEPEST or not any(map(_COMMANDS_FOLLOW.fullmatch, texts[start + 1 : options])):
+            return
+        for handed in words[options : options + 1]:
+            for command in _Reader(handed.text, environment, self.shells + 1).commands():
+                placed = tuple(
+                    Word(tuple((char, handed.chars[at][1] if at >= 0 else -1) for char, at in word.chars))
+                    for word in command.words
+                )
+                last = handed.chars[command.end - 1][1] if command.end > 0 else -1
+                self.found.append(
+                    Command(words=placed, end=last + 1 if last >= 0 else -1, environment=command.environment)
+                )
 
     def _value(self, match: re.Match[str], word: Word) -> list[Word]:
         new = Word(word.chars[match.end() :])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,13 +44,27 @@ class Source:
         """The values as options. Every call returns new ones, of which nothing has been read."""
         return ScriptArguments(self.line.texts) if self.line is not None else ScriptArguments.of_values(self.values)
 
+    def handed_by(self, script: Source | None) -> Source:
+        """The file with what the script's command says in the place of its keys; None for a file that is read alone."""
+        if script is None or script.line is None:
+            return self
+        return replace(self, values={**self.values, **script.line.overrides}, started_by=script)
+
     def edited(self, changes: Mapping[KeyPath, Value]) -> str:
         """The text with these keys or options set, or taken out where the value is None.
 
-        Raises ConfigFileError where its form does not let them be changed.
+        Raises ConfigFileError where its form does not let them be changed, or the command that hands the file over
+        says otherwise.
         """
         if not changes:
             return self.text
+        if self.started_by is not None and self.started_by.line is not None:
+            for name, *_ in changes:
+                if name in self.started_by.line.overrides:
+                    raise ConfigFileError(
+                        f"the command in {self.started_by.path} sets {name}, which counts more than {self.path}",
+                        fix="set it in that file alone",
+                    )
         if self.line is None:
             return edit_json(self.text, changes) if self.kind == "json" else edit_yaml(self.text, changes)
         text = self.text
@@ -120,7 +134,8 @@ def _with_option(text: str, line: LaunchLine, name: str, value: Value) -> str:
     words = line.arguments
     index = next((i for i, word in enumerate(words) if _option(word) == name), None)
     if index is None:
-        return text if value is None else f"{text[: line.end]} --{name} {_shown(value)}{text[line.end :]}"
+        place = (line.end, line.end) if line.end >= 0 else None
+        return text if value is None else _spliced(text, place, f" --{name} {_shown(value)}", name)
     word, has_value = words[index], "=" in words[index].text
     following = words[index + 1] if index + 1 < len(words) and not has_value else None
     if following is not None and following.text.startswith("--"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from ....ds_configs.launch_commands import Launcher
 from ....ds_configs.read import has_auto
 from ....estimators.errors import ConfigFileError
 from ....estimators.workload import Framework
+from ....probes.search_path import search_path
 from ..request import Script
 
+_SHELL_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch")
 _TRAINER = re.compile(r"\b(TrainingArguments|HfArgumentParser|Seq2SeqTrainer|SFTTrainer|SFTConfig|Trainer)\b")
 _ADAPTERS = re.compile(r"\b(LoraConfig|get_peft_model|PeftModel)\b")
 _ACCELERATE = re.compile(r"\bAccelerator\s*\(")
@@ -57,13 +60,30 @@ def source_of(script: Script) -> str:
         path = Path(spec.origin) if spec is not None and spec.origin else None
     else:
         path = Path(script.target)
-        if not path.is_file():
-            raise ConfigFileError(
-                f"there is no script {script.target}",
-                why="every rank would end at once",
-                fix="write -- before the script: ds-advise launch ds_config.json -- train.py ...",
-            )
+        if not path.is_file() or path.suffix in _SHELL_SUFFIXES:
+            raise _no_script(path)
     try:
         return "" if path is None else path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def _no_script(path: Path) -> ConfigFileError:
+    """What to write where the first word behind `--` is no Python script."""
+    target = str(path)
+    example = "ds-advise launch ds_config.json -- train.py ..."
+    if target == "-m":
+        return ConfigFileError(
+            "-m stands behind --, as if it were the script", fix="write it before: -m -- package.train"
+        )
+    if path.is_file() or shutil.which(target, path=search_path()) is not None:
+        return ConfigFileError(
+            f"{target} is a program and no training script",
+            why="launch starts the ranks itself, by the launcher that the script needs (--launcher)",
+            fix=f"write the Python script and its arguments alone: {example}",
+        )
+    return ConfigFileError(
+        f"there is no script {target}",
+        why="every rank would end at once",
+        fix=f"give its path as seen from this folder: {example}",
+    )

@@ -120,7 +120,7 @@ def _filled(
         "no checkpointing" if value is False else f"{name.replace('_', ' ')} {value}" for name, value in assumed.items()
     )
     return filled, [
-        f"checked with {', '.join(titles)}, the Trainer's defaults: where the script says otherwise, pass "
+        f"counted with {', '.join(titles)}, the Trainer's defaults: where the script says otherwise, pass "
         "--micro-batch, --accumulation, --gradient-checkpointing on"
     ]
 
@@ -137,10 +137,10 @@ def _adapted(
         targets = options["lora_targets"] or "all linear layers"
         bits = "; its 4-bit weights are counted as 16-bit ones" if arguments.loads_in_4_bits else ""
         return options, [
-            f"checked as LoRA of rank {options['lora_rank']} on {targets}, by the script's arguments{bits}"
+            f"counted as LoRA of rank {options['lora_rank']} on {targets}, by the script's arguments{bits}"
         ]
     if names_adapters(source):
         return options, [
-            "checked as full fine-tuning, although the script names adapters: where it trains them, pass --method lora"
+            "counted as full fine-tuning, although the script names adapters: where it trains them, pass --method lora"
         ]
-    return options, ["checked as full fine-tuning: for adapters pass --method lora"]
+    return options, ["counted as full fine-tuning: for adapters pass --method lora"]

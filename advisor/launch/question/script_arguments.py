@@ -67,6 +67,14 @@ class ScriptArguments:
         return cls(words)
 
     @property
+    def given(self) -> dict[str, str | list[str]]:
+        """Every option with its value, the values where it has several, and "true" where it stands alone."""
+        return {
+            name: many if len(many := self._lists[name]) > 1 else value or "true"
+            for name, value in self._values.items()
+        }
+
+    @property
     def unread(self) -> tuple[str, ...]:
         """The names of the options that nobody has asked for."""
         return tuple(name for name in self._values if name not in self._asked)

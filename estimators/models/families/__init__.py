@@ -130,6 +130,7 @@ def shape_from_config(config: Mapping[str, object], *, name: str, source: str = 
         logit_softcap=body.logit_softcap,
         idle_tower=body.idle_tower,
         source=source,
+        quantized=_quantized(config),
     )
     if shape.parameters > MAX_PARAMETERS:
         raise c.error(
@@ -137,6 +138,12 @@ def shape_from_config(config: Mapping[str, object], *, name: str, source: str = 
             why="no model is that large",
         )
     return shape
+
+
+def _quantized(config: Mapping[str, object]) -> str:
+    """The method of `quantization_config`, which older checkpoints of bitsandbytes leave out."""
+    given = config.get("quantization_config")
+    return str(given.get("quant_method") or "bitsandbytes")[:40] if isinstance(given, Mapping) and given else ""
 
 
 def _class_suffix(c: Fields, stem: str, body: Body) -> str:

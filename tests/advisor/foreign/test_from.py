@@ -198,6 +198,42 @@ def test_a_script_that_hands_a_file_over_leads_to_it(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.usefixtures("folder")
+def test_what_a_command_says_beside_the_file_counts_more(capsys: pytest.CaptureFixture[str]) -> None:
+    """And it is not written into the file, where it would change nothing."""
+    start = f"llamafactory-cli train {LORA} cutoff_len=512"
+    Path("start.sh").write_text(start)
+    _, alone, _ = _said(capsys, LORA, "--gpus", "2xA100-80GB")
+    _, given, _ = _said(capsys, "start.sh", "--gpus", "2xA100-80GB")
+    assert (alone["run"]["training"]["seq_len"], given["run"]["training"]["seq_len"]) == (2048, 512)
+    assert "cutoff_len: 2048" in given["changes"][0]["text"]
+    Path("start.sh").write_text(f"{start} --deepspeed examples/deepspeed/ds_z3_config.json")
+    assert run(["from", "start.sh", "--gpus", "2xA100-80GB", "--offline"]) == 0
+    assert "the command in start.sh sets deepspeed" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_script_on_plain_deepspeed_is_linted_as_one_and_has_no_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its batch is in the configuration, and TrainingArguments are none of its options."""
+    config = CONFIG | {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1, "bf16": {"enabled": True}}
+    Path("ds.json").write_text(json.dumps(config | {"gradient_clipping": 0.5}))
+    Path("plain.sh").write_text("deepspeed --num_gpus 2 train.py --deepspeed --deepspeed_config ds.json --lr 1e-4\n")
+    code, answer, _ = _said(capsys, "plain.sh", "--gpus", "A100-80GB", "--model", "gpt2")
+    assert code == 2 and answer["as_is"] is None and answer["changes"] == []
+    assert "ds.json to ds-advise check" in answer["obstacle"]
+    assert not [line for line in answer["remarks"] if "micro batch" in line]
+    assert {finding["code"] for finding in answer["findings"]} == {"DS010"}
+
+
+@pytest.mark.usefixtures("folder")
+def test_two_precisions_are_a_fault_that_the_new_file_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    """TrainingArguments stop at bf16 and fp16 at once."""
+    Path("both.sh").write_text(SCRIPT.replace("--bf16 true", "--bf16 true --fp16"))
+    code, answer, _ = _said(capsys, "both.sh", "--gpus", "A100-80GB", "-o", "new.sh")
+    assert code == 1 and answer["faults"] == ["the Trainer refuses bf16 and fp16 at once: it is counted as bf16"]
+    assert "--bf16 true --fp16 false" in answer["changes"][0]["text"]
+
+
+@pytest.mark.usefixtures("folder")
 def test_the_environment_of_a_script_counts(capsys: pytest.CaptureFixture[str]) -> None:
     """torchrun leaves each rank one thread for the optimizer on the host; the allocator wastes more by itself."""
     said = "export OMP_NUM_THREADS=8\nexport PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\nMODEL="

@@ -73,6 +73,13 @@ LAUNCHES = {
     "CUDA_VISIBLE_DEVICES=0,1 python train.py --deepspeed d.json": ("script", "", None, 1),
     "accelerate launch -m axolotl.cli.train a.yml": ("axolotl", "accelerate", None, None),
     "srun --ntasks 2 python3 -u train.py --output_dir o --learning_rate 1": ("script", "", None, None),
+    'N=4\nRUN="torchrun --nnodes $N"\nsrun bash -lc "cd code && $RUN --node_rank \\$R t.py --bf16 --x \'y\'"': (
+        "script",
+        "torchrun",
+        4,
+        None,
+    ),
+    "sh -c 'NPROC_PER_NODE=2 exec bash -c \"swift sft --model m\"'": ("ms-swift", "", None, 2),
 }
 
 
@@ -83,7 +90,9 @@ def test_a_launch_is_recognised(text: str) -> None:
     assert (line.program, line.launcher, *line.counts()) == LAUNCHES[text]
 
 
-@pytest.mark.parametrize("text", ["python convert.py --in a", "pip install torch", "echo torchrun t.py", "ls"])
+@pytest.mark.parametrize(
+    "text", ["python convert.py --in a", "pip install torch", "echo torchrun t.py", "ls", "bash -c", "bash x.sh -c"]
+)
 def test_what_does_not_train_is_no_launch(text: str) -> None:
     assert training_lines(read_shell(text)) == []
 
@@ -210,6 +219,13 @@ def test_a_change_to_a_script_is_made_where_the_value_stands() -> None:
         )
         is None
     )
+
+
+def test_a_command_that_another_shell_is_handed_is_changed_in_its_quotes() -> None:
+    """What is new goes to the end of the command, in the variable that holds it."""
+    script = 'ARGS="--batch 4 --bf16"\nsrun bash -c "torchrun --node_rank \\$I t.py --output_dir \'o\' $ARGS"\n'
+    text = parsed(Path("t.sh"), script, "shell").edited({("batch",): 2, ("output_dir",): "p", ("new",): 1})
+    assert text == script.replace("4 --bf16", "2 --bf16 --new 1").replace("'o'", "p")
 
 
 def test_a_value_made_of_several_parts_is_not_changed() -> None:

@@ -155,6 +155,10 @@ def test_dry_on_two_nodes(folder: Path, capsys: pytest.CaptureFixture[str], monk
         ),
         (["--gpus", "8xH100", "--hostfile", "none", "--", "train.py"], "cannot read the hostfile"),
         (["--gpus", "8xH100", "--", "no.py"], "no script no.py"),
+        (["--gpus", "8xH100", "--", "python", "train.py"], "write the Python script and its arguments alone"),
+        (["--gpus", "8xH100", "--", "-m", "train"], "write it before: -m --"),
+        (["--gpus", "8xH100", "--", "run.sh"], "run.sh is a program and no training script"),
+        (["--gpus", "8xH100", "train.py", "--steps", "3"], "write -- before the script"),
         (["--gpus", "8xH100"], "no script; write --"),
         (
             ["--gpus", "8xH100", "--master", "a", "--nodes", "2", "--fallback", "--", "train.py"],
@@ -174,6 +178,7 @@ def test_what_cannot_be_launched_is_said(
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr("ds_advise.probes.this_machine._gpus_of_the_driver", lambda: 8)
     (folder / "hosts").write_text("n0 slots=8\nn1 slots=8\n")
+    (folder / "run.sh").write_text("deepspeed train.py\n")
     assert run(["launch", "ds_config.json", "--log-dir", "log", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not (folder / "log").exists()

@@ -86,7 +86,7 @@ def test_adapters_are_seen_in_the_scripts_arguments(
     request, remarks = asked(*words)
     workload = request.run.workload
     assert (workload.method, workload.lora_rank, workload.lora_targets) == ("lora", rank, targets)
-    assert f"checked as LoRA of rank {rank}" in " ".join(remarks)
+    assert f"counted as LoRA of rank {rank}" in " ".join(remarks)
 
 
 def test_four_bit_weights_are_counted_as_16_bit_ones(asked: Asked) -> None:
@@ -99,7 +99,7 @@ def test_full_fine_tuning_is_said_to_be_assumed(asked: Asked, words: list[str]) 
     """Unless the user says the method; more loudly where the script names adapters."""
     request, remarks = asked(*words)
     assert request.run.workload.method == "full"
-    assert "checked as full fine-tuning" in remarks[-1]
+    assert "counted as full fine-tuning" in remarks[-1]
     assert "full fine-tuning" not in " ".join(asked(*words, given=("method",))[1])
     Path("train.py").write_text("from transformers import Trainer\nget_peft_model(model, LoraConfig())\n")
     assert "although the script names adapters" in asked(*words)[1][-1]
@@ -151,7 +151,7 @@ def test_the_method_is_said_on_the_command_line(capsys: pytest.CaptureFixture[st
     """As every remark, on stderr."""
     words = ["--gpus", "2x24GB", "--offline", "--dry", "--", "train.py", "--model_name_or_path", "gpt2"]
     assert run(["launch", "ds_config.json", *words]) == 0
-    assert "ds-advise: checked as full fine-tuning: for adapters pass --method lora" in capsys.readouterr().err
+    assert "ds-advise: counted as full fine-tuning: for adapters pass --method lora" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

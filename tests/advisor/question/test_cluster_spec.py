@@ -197,6 +197,13 @@ def test_bad_input_is_one_clear_error(options: dict[str, str]) -> None:
     assert len(error.value.what) < 400
 
 
+@pytest.mark.parametrize("text", ["H100x8", "H100 x 8", "H100:8", "H100*8", "8*H100", "8:H100"])
+def test_a_count_in_another_place_is_told_where_it_belongs(text: str) -> None:
+    with pytest.raises(ClusterError) as error:
+        parse_cluster(text)
+    assert error.value.fix == "write --gpus 8xH100"
+
+
 @given(
     gpus=st.text(max_size=30), ram=st.text(max_size=12), nvme=st.text(max_size=12), interconnect=st.text(max_size=12)
 )

@@ -34,6 +34,39 @@ def test_the_answer_takes_a_screen_and_overflows_at_no_width(question: str) -> N
     assert [line for line in _answer(question, 40) if len(line) > 40] == []
 
 
+@pytest.mark.parametrize(
+    ("asked", "lacks"),
+    [
+        ("--ram 128GB", "127.7 GiB of NVMe per node (--nvme)."),
+        ("--ram 64GB --nvme /nvme:100GB", "127.7 of 93.1 GiB of NVMe per node."),
+    ],
+)
+def test_the_closest_plan_is_said_to_lack_what_it_lacks(asked: str, lacks: str) -> None:
+    """Where GPU and RAM suffice, the drive is what is missing; and no blank line stands beside another."""
+    lines = _answer(f"Qwen2.5-7B --gpus 2xRTX5090 {asked}")
+    verdict = " ".join(line.strip() for line in lines[: lines.index("")])
+    assert verdict.startswith("Nothing fits. The closest, zero3-nvme, would take 27.6 of 31.4 GiB per GPU and ")
+    assert verdict.endswith(lacks)
+    assert "\n\n\n" not in "\n".join(lines)
+
+
+def test_a_batch_with_a_bar_is_explained_where_one_stands() -> None:
+    """Samples that several GPUs share are written as 1/8, which nobody can guess."""
+    note = "  batch: micro batch / GPUs that share it x accumulation; ckpt: checkpointing"
+    assert note in _answer("Llama-3.1-8B --gpus 8xH100 --seq-len 131072")
+    assert note not in _answer("Qwen2.5-14B --gpus 2x32GB")
+
+
+def test_no_host_is_believed_to_have_more_ram_than_any_has() -> None:
+    """405 B parameters on a single card of 24 GB would take 9 TiB of RAM; who has them says so."""
+    asked = "Llama-3.1-405B --gpus RTX3090"
+    lines = _answer(asked)
+    assert lines[0].startswith(" Nothing fits.")
+    assert any(line.endswith("1.10 x any RAM") for line in lines)
+    assert any("any RAM: 8,192 GiB" in line for line in lines) and not any("--ram 9" in line for line in lines)
+    assert _answer(f"{asked} --ram 10TB")[0].endswith("fits.")
+
+
 def test_details_add_reasons_assumptions_and_the_script() -> None:
     short, long = (_answer(question) for question in (QUESTIONS[0], f"{QUESTIONS[0]} --details"))
     for words in ("TrainingArguments(", "Assumed: ", "No other rung fits.", "estimate_zero3_model_states_mem_needs"):

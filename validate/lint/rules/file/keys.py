@@ -123,11 +123,13 @@ def deprecated(config: LintedConfig) -> Iterator[Hit]:
     for path, block, field in _given_fields(config):
         if field.deprecated and not (field.moves and _successor_stands(config, block, field)):
             successor = _usual_name(block, field.successor)
+            edits = _succession(config, tuple(path.split(".")), successor)
+            says_nothing = any(isinstance(edit, Remove) for edit in edits)
             yield hit(
                 path,
                 f"{field.name} is deprecated" + (f"; its successor is {successor}" if successor else ""),
-                fix=f"write {successor} instead" if successor else "remove it",
-                edits=_succession(config, tuple(path.split(".")), successor),
+                fix=f"write {successor} instead" if successor and not says_nothing else "remove it",
+                edits=edits,
             )
 
 
