@@ -52,7 +52,7 @@ def section() -> Section:
                 ),
             ),
             Table(
-                title="Other kernels than are modelled, or facts that decide and are not stated: predicted, in no statistic",
+                title="Unmodelled kernels, or facts that decide and are not stated: predicted, in no statistic",
                 header=("source", " runs", " median", "why"),
                 rows=tuple(_set_aside(runs)),
             ),
