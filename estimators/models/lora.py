@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -42,8 +42,7 @@ _PAIRS = frozenset({"llama4", "llama4_text"})
 """Model types whose router is a linear layer with two results (transformers 5.23 Llama4Router)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adapters:
+class Adapters(NamedTuple):
     """Which weights of a model LoRA adapts, and how wide."""
 
     rank: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -20,8 +19,7 @@ from .recording import LayerRecorder, Recording
 _LARGEST = {**MEMORY_SYMBOLS, "x": "bytes per sample", "y": "bytes whatever the batch"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActivationMemory:
+class ActivationMemory(NamedTuple):
     """Activations of one micro batch on one GPU, in groups of terms.
 
     The peak of activations is saved + max(loss, block). Gradients of weights are not in here, except the head's under a
@@ -98,8 +96,7 @@ def activation_memory(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """Everything about a model and workload that does not depend on the micro batch size."""
 
     saved: tuple[LinearTerm, ...]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from ...errors import ModelConfigError
 from ..model_shape import ModelShape
@@ -15,8 +16,7 @@ from .fields import Fields
 MAX_PARAMETERS = 10**15
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(NamedTuple):
     """transformers' classes of one model type: the stem of their names, and the function that knows their tensors."""
 
     stem: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from ..model_shape import Attention, Block, FeedForward, NormKind
@@ -15,8 +15,7 @@ AttentionPart = tuple[Attention, Tensors]
 FeedForwardPart = tuple[FeedForward, Tensors]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dims:
+class Dims(NamedTuple):
     """The dimensions that every decoder has."""
 
     hidden: int
@@ -70,8 +69,7 @@ class Names(NamedTuple):
 LLAMA_NAMES = Names()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Style:
+class Style(NamedTuple):
     """How a family differs from Llama."""
 
     names: Names = LLAMA_NAMES

@@ -20,8 +20,8 @@ _DENSE = (f"{_AT}.gate_proj", f"{_AT}.up_proj", f"{_AT}.down_proj")
 def llama4_text(c: Fields) -> Body:
     # A file without `num_key_value_heads` means the class's default.
     dims = Dims.read(c, num_key_value_heads=8, head_dim=128, intermediate_size=8192)
-    style = replace(biased(c), feed_forward=_DENSE)
-    wide = replace(dims, feed_forward=c.size("intermediate_size_mlp", default=16384))
+    style = biased(c)._replace(feed_forward=_DENSE)
+    wide = dims._replace(feed_forward=c.size("intermediate_size_mlp", default=16384))
     experts = c.items("moe_layers")
     step = c.size("interleave_moe_layer_step", default=1, limit=MAX_LAYERS)
     listed = range(step - 1, dims.layers, step) if experts is None else experts
@@ -86,8 +86,7 @@ def llama4(c: Fields) -> Body:
         name=f"{at}lm_head",
         suffix="ForConditionalGeneration",
     )
-    return replace(
-        text,
+    return text._replace(
         base="",
         blocks=tuple(replace(block, prefix=f"{at}model.{block.prefix}") for block in text.blocks),
         outside=idle_tensors(_tower(c, text.hidden_size))

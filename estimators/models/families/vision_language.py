@@ -48,8 +48,8 @@ def mistral3(c: Fields) -> Body:
     sizes = Sizes.read(vision, hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16)
     hidden, at = sizes.hidden, "vision_tower."
     patches, kernel = patch_grid(vision, image=1540, patch=14)
-    sizes = replace(
-        sizes, attention=replace(sizes.attention, rotary=True), feed_forward=replace(sizes.feed_forward, gated=True)
+    sizes = sizes._replace(
+        attention=replace(sizes.attention, rotary=True), feed_forward=replace(sizes.feed_forward, gated=True)
     )
     attention = tuple(f"attention.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
     feed_forward = tuple(f"feed_forward.{name}" for name in ("gate_proj", "up_proj", "down_proj"))
@@ -127,8 +127,8 @@ def qwen2_5_vl(c: Fields) -> Body:
 
 def idle(c: Fields, text: Body, tower: Tensors, *, tied: bool) -> Body:
     """A language model with a tower of which samples of text use nothing: all its tensors stand outside the blocks."""
-    return replace(
-        combine(c, text, (), idle_tensors(tower), patches=1, tied=tied), encoder_len_fixed=None, idle_tower=True
+    return combine(c, text, (), idle_tensors(tower), patches=1, tied=tied)._replace(
+        encoder_len_fixed=None, idle_tower=True
     )
 
 
@@ -197,7 +197,7 @@ def clip(c: Fields) -> Body:
         c.size("projection_dim", default=512),
     )
     causal = replace(words.attention, causal=True)
-    language = replace(words, attention=causal).block("text_model.encoder.layers", _clip_layer(words))
+    language = words._replace(attention=causal).block("text_model.encoder.layers", _clip_layer(words))
     at, width = "vision_model.", images.hidden
     return Body(
         base="",
@@ -262,8 +262,7 @@ def combine(
         labels=c.labels(),
         suffix="ForConditionalGeneration",
     )
-    return replace(
-        text,
+    return text._replace(
         blocks=(*vision, *language),
         outside=outside + inner,
         encoder_len_fixed=patches,
