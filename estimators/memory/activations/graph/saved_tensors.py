@@ -212,14 +212,15 @@ class AutogradGraph:
         live = _LiveBytes()
         for step, node in enumerate(self.nodes):
             # What is saved may be no operation's output, as the mask of a dropout.
-            for storage in (*(value.storage for value in node.outputs), *node.saved):
+            for storage in [*[value.storage for value in node.outputs], *node.saved]:
                 if storage not in alive and not storage.outer:
                     alive.add(storage)
                     live.add(storage.size, storage.fixed)
             live.mark(Size(node.forward_workspace, 0))
             if step == len(self.nodes) - 1:
                 break
-            for storage in {value.storage for value in (*node.inputs, *node.outputs)}:
+            for value in (*node.inputs, *node.outputs):
+                storage = value.storage
                 if storage in alive and storage not in kept and last.get(storage, step) <= step:
                     alive.discard(storage)
                     live.add(-storage.size, storage.fixed)
