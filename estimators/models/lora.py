@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -137,7 +136,7 @@ def trained_copies(model: ModelShape, workload: Workload) -> TrainedCopies:
         if tensor.role in ("embedding", "position", "head") and len(tensor.shape) == 2
     }
     if model.tied and (table := next((each for each in outside.values() if each.role == "embedding"), None)):
-        outside[TIED_HEAD] = replace(table, name=f"{TIED_HEAD}.weight", role="head")
+        outside[TIED_HEAD] = table._replace(name=f"{TIED_HEAD}.weight", role="head")
     chosen: dict[str, Tensor] = {}
     for wanted in workload.modules_to_save:
         found = {name: tensor for name, tensor in outside.items() if f".{name}".endswith(f".{wanted}")}
@@ -148,7 +147,7 @@ def trained_copies(model: ModelShape, workload: Workload) -> TrainedCopies:
                 fix="name one of these in --modules-to-save; no other module is predicted as trained beside adapters",
             )
         chosen |= found
-    copies = [replace(tensor, name=f"{name}.modules_to_save.default.weight") for name, tensor in chosen.items()]
+    copies = [tensor._replace(name=f"{name}.modules_to_save.default.weight") for name, tensor in chosen.items()]
     return TrainedCopies(
         embeddings=tuple(tensor for tensor in copies if tensor.role != "head"),
         heads=tuple(tensor for tensor in copies if tensor.role == "head"),

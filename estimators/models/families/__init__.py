@@ -122,7 +122,7 @@ def shape_from_config(config: Mapping[str, object], *, name: str, source: str = 
         vocab_size=body.vocab_size if head.logits else 0,
         num_labels=head.labels,
         blocks=tuple(replace(block, prefix=base + block.prefix) for block in body.blocks),
-        outside=tuple(replace(tensor, name=base + tensor.name) for tensor in body.outside + head.base_tensors)
+        outside=tuple(tensor._replace(name=base + tensor.name) for tensor in body.outside + head.base_tensors)
         + head.tensors,
         tied=head.tied,
         max_positions=body.max_positions,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from ..model_shape import Attention, Block, FeedForward, NormKind
@@ -140,7 +139,7 @@ def build(
             prefix=style.names.layers,
             count=1,
             tensors=attention_tensors + tensors + norm_tensors,
-            attention=replace(attend, window=reach or attend.window),
+            attention=attend._replace(window=reach or attend.window),
             feed_forward=feed_forward,
             norm=style.norm_kind,
             norm_count=len(style.norms),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from .body import Body
 from .decoder import AttentionPart, Dims, Names, Style, build, grouped_query, window_size, windows
 from .fields import MAX_LAYERS, Fields
@@ -174,7 +172,7 @@ def _normed(c: Fields, dims: Dims, style: Style, field: str, norms: Tensors) -> 
     attention, tensors = grouped_query(dims, style)
     if not c.flag(field, default=False):
         return attention, tensors
-    return replace(attention, qk_norm=True), tensors + norms
+    return attention._replace(qk_norm=True), tensors + norms
 
 
 def cohere2(c: Fields) -> Body:

@@ -43,8 +43,7 @@ def _each_layer(c: Fields, dims: Dims, style: Style) -> list[AttentionPart]:
     for layer in range(dims.layers):
         turns = bool(rotates[layer])
         chunked = turns if kinds is None else kinds[layer] == "chunked_attention"
-        own = replace(
-            attention,
+        own = attention._replace(
             rotary=turns,
             qk_norm=turns and c.flag("use_qk_norm", default=True),
             window=reach if chunked else None,
@@ -90,7 +89,7 @@ def llama4(c: Fields) -> Body:
         base="",
         blocks=tuple(replace(block, prefix=f"{at}model.{block.prefix}") for block in text.blocks),
         outside=idle_tensors(_tower(c, text.hidden_size))
-        + tuple(replace(tensor, name=f"{at}model.{tensor.name}") for tensor in text.outside),
+        + tuple(tensor._replace(name=f"{at}model.{tensor.name}") for tensor in text.outside),
         heads={"ForConditionalGeneration": heads["ForConditionalGeneration"]},
         idle_tower=True,
     )

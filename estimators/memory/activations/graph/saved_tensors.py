@@ -60,8 +60,7 @@ class Storage:
     """It belongs to the surroundings of the graph, which account for it."""
 
 
-@dataclass(slots=True, eq=False)
-class Value:
+class Value(NamedTuple):
     """A tensor of rows x width elements (per sample, unless its storage is fixed)."""
 
     rows: int
@@ -75,8 +74,7 @@ class Value:
         return self.rows * self.width * self.itemsize
 
 
-@dataclass(slots=True, eq=False)
-class _Node:
+class _Node(NamedTuple):
     """One operation."""
 
     inputs: tuple[Value, ...]
