@@ -143,11 +143,12 @@ def _frame_of(model: ModelShape, workload: Workload, cluster: Cluster, plan: Pla
 
 def _without_batch(plan: Plan, cluster: Cluster) -> Plan:
     """The plan as far as it decides what is held beside activations: the micro batch and where layers' inputs wait do
-    not, and of accumulation only that there is any."""
+    not, and of accumulation and of shared samples only that there are any."""
     return replace(
         plan,
         micro_batch_size=1,
         gradient_accumulation_steps=min(2, plan.gradient_accumulation_steps),
+        sequence_parallel_size=min(2, plan.sequence_parallel_size),
         cpu_checkpointing=False,
         # On one node DeepSpeed reduces them as they are.
         zero_quantized_gradients=plan.zero_quantized_gradients and cluster.nodes > 1,
