@@ -32,7 +32,7 @@ class Judged(NamedTuple):
     fit: Fit
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Series:
     """The plans of a rung that differ in the micro batch only; what was found out about one is kept."""
 

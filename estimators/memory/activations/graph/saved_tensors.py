@@ -96,7 +96,7 @@ class _Node(NamedTuple):
     """Those of the saved that no hook of saved tensors sees, so that checkpointing does not let go of them."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class AutogradGraph:
     """Operations in the order in which they run."""
 
@@ -161,7 +161,7 @@ class AutogradGraph:
         output = Value(rows, width, itemsize, storage, trains or any(value.needs_grad for value in inputs))
         saved: tuple[Storage, ...] = ()
         if output.needs_grad:
-            saved = tuple(dict.fromkeys(value.storage for value in saves)) + ((storage,) if saves_output else ())
+            saved = tuple(dict.fromkeys([value.storage for value in saves])) + ((storage,) if saves_output else ())
         self.nodes.append(
             _Node(
                 tuple(inputs),
@@ -235,10 +235,11 @@ class AutogradGraph:
             if node.overwrites:
                 self._release(node, users, live)
             if incoming:
-                for value in (value for value in node.inputs if value.needs_grad):
-                    gradient = incoming[0] if node.passes else live.gradient(value)
-                    gradient.users += 1
-                    outgoing.append((value, gradient))
+                for value in node.inputs:
+                    if value.needs_grad:
+                        gradient = incoming[0] if node.passes else live.gradient(value)
+                        gradient.users += 1
+                        outgoing.append((value, gradient))
                 live.mark(node.workspace)
             if not node.overwrites:
                 self._release(node, users, live)
@@ -258,7 +259,7 @@ class AutogradGraph:
                 live.add(-storage.size, storage.fixed)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Gradient:
     size: int
     fixed: bool
@@ -280,8 +281,9 @@ class _LiveBytes:
 
     def gradient(self, value: Value, users: int = 0) -> _Gradient:
         """A new gradient of a tensor."""
-        self.add(value.size, value.storage.fixed)
-        return _Gradient(value.size, value.storage.fixed, users)
+        size, fixed = value.size, value.storage.fixed
+        self.add(size, fixed)
+        return _Gradient(size, fixed, users)
 
     def release(self, gradient: _Gradient) -> None:
         gradient.users -= 1
