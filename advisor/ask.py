@@ -10,7 +10,6 @@ from typing import Any, Literal
 from ..estimators.errors import WorkloadError
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.models.model_shape import ModelShape
-from .job.options import JobOptions, batch_of
 from .largest.micro_batch import with_largest_micro_batch
 from .largest.model_size import of_largest_model
 from .largest.sequence import STEP, with_longest_sequence
@@ -61,10 +60,20 @@ def ask(
     cluster = gpus if isinstance(gpus, Cluster) else parse_cluster(gpus, ram=ram, nvme=nvme, interconnect=interconnect)
     if threads is not None:
         cluster = replace(cluster, threads_per_rank=positive("threads", threads))
-    job = JobOptions(
-        data=data, samples=samples, tokens=tokens, epochs=epochs, packing=packing, eval_split=eval_split, price=price
-    )
-    if job.data is not None and (model_size == "max" or seq_len == "max"):
+    job = None
+    if (data, samples, tokens, epochs, packing, eval_split, price) != (None, None, None, None, False, 0.0, None):
+        from .job.options import JobOptions, batch_of  # imported here: most questions are about no whole job
+
+        job = JobOptions(
+            data=data,
+            samples=samples,
+            tokens=tokens,
+            epochs=epochs,
+            packing=packing,
+            eval_split=eval_split,
+            price=price,
+        )
+    if data is not None and (model_size == "max" or seq_len == "max"):
         wanted = "--model-size max" if model_size == "max" else "--seq-len max"
         raise WorkloadError(
             f"{wanted} and --data do not go together",
@@ -76,7 +85,7 @@ def ask(
     def about(shape: ModelShape) -> Question:
         length = _first_length(shape, training.get("document_len")) if seq_len == "max" else seq_len
         named = model if isinstance(model, str) else shape.name
-        asked = job.asked(named, shape, seq_len=length, say=say) if job.is_asked else None
+        asked = None if job is None else job.asked(named, shape, seq_len=length, say=say)
         shared, given = sequence_parallel_size, dict(training)
         if asked is not None:
             length = asked.seq_len or length
@@ -92,7 +101,7 @@ def ask(
             sequence_parallel_size=(None if shared is None else positive("sequence_parallel_size", shared)),
             job=None if asked is None else asked.job,
             job_is_packed=packing,
-            price=job.parsed_price(),
+            price=None if job is None else job.parsed_price(),
             job_basis=() if asked is None else asked.basis,
             experts=experts,
             states=states,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..estimators.hardware.cluster import Cluster
 from ..estimators.hardware.host_defaults import cpu_cores, threads_per_rank
@@ -57,8 +56,7 @@ LAUNCHER_MODULES: Mapping[Launcher, str] = {
 _NODE_RANK, _MASTER_ADDR = "$NODE_RANK", "$MASTER_ADDR"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendezvous:
+class Rendezvous(NamedTuple):
     """How the ranks of several nodes meet.
 
     "hostfile": the deepspeed launcher is started once and reaches the nodes of `hostfile` by ssh.

@@ -7,20 +7,21 @@ therefore not what its paper promises.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from .errors import WorkloadError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Optimizer:
+class Optimizer(NamedTuple):
     """One optimizer, as DeepSpeed 0.19.8 builds it from a `ds_config` or takes it from the user."""
 
     state_bytes: float
     """Bytes of state per fp32 master element on the GPU, beside the master weight itself."""
     cpu_state_bytes: float | None
     """The same for the optimizer that runs on the host under CPU offload; None where it cannot be offloaded."""
+    source: str
+    """Where the figures come from."""
     step_bytes: float = 0.0
     """Temporaries per element while `step()` runs on the GPU; 0 for fused kernels."""
     fused: bool = False
@@ -28,8 +29,6 @@ class Optimizer:
     tensor by tensor)."""
     partitions: bool = True
     """It stays itself when ZeRO hands it flat partitions; why not is in `source`."""
-    source: str
-    """Where the figures come from."""
 
 
 _ADAM = Optimizer(
@@ -111,4 +110,4 @@ def optimizer(name: str, *, bf16_states: bool = False) -> Optimizer:
     if not bf16_states:
         return known
     on_cpu = None if known.cpu_state_bytes is None else known.cpu_state_bytes / 2
-    return replace(known, state_bytes=known.state_bytes / 2, cpu_state_bytes=on_cpu)
+    return known._replace(state_bytes=known.state_bytes / 2, cpu_state_bytes=on_cpu)

@@ -67,13 +67,14 @@ class Workload:
     """P where this is one rank's part of a job with sequence parallelism (`of_rank`), whose `seq_len` is then S / P."""
 
     def of_rank(self, sequence_parallel_size: int) -> Workload:
-        """What one of the ranks that share a sample computes of it."""
-        if sequence_parallel_size == 1:
+        """What one of the ranks that share a sample computes of it, whatever the samples of a step are in all."""
+        if sequence_parallel_size == 1 and self.global_batch_size is None:
             return self
         return replace(
             self,
             seq_len=self.seq_len // sequence_parallel_size,
             sequence_parallel_size=sequence_parallel_size,
+            global_batch_size=None,
         )
 
     def of_weights(self) -> Workload:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ...estimators.errors import WorkloadError
 from ...estimators.job.job import Job
@@ -27,8 +28,7 @@ _PRICE = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class AskedJob:
+class AskedJob(NamedTuple):
     """The job of a question, and what follows from its data."""
 
     job: Job

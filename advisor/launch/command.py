@@ -63,6 +63,6 @@ def dry_lines(request: LaunchRequest) -> list[tuple[str, str]]:
         return [("on this node" if rendezvous is None else where[rendezvous.kind], line(request))]
     lines = []
     for node in range(request.run.cluster.nodes):
-        its_rendezvous, folder = replace(rendezvous, node_rank=str(node)), request.folder.with_name(f"node{node}")
+        its_rendezvous, folder = rendezvous._replace(node_rank=str(node)), request.folder.with_name(f"node{node}")
         lines.append((f"on node {node}", line(replace(request, rendezvous=its_rendezvous, folder=folder))))
     return lines

@@ -118,7 +118,7 @@ def _corrected(answer: Recommendation, order: ProbeOrder, results: Mapping[Plan,
 def _measured(candidate: Candidate, result: ProbeResult, need_bytes: int | None) -> Candidate:
     if result.failure is not None:
         return _refused(candidate, RAN_OUT if result.failure.kind == "out_of_memory" else FAILED)
-    ran = replace(candidate.fit, probability=1.0, reason=phrase("ran"), limit="")
+    ran = candidate.fit._replace(probability=1.0, reason=phrase("ran"), limit="")
     return Candidate.of(as_measured(candidate.estimate, result), ran, measured_bytes=need_bytes)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ...estimators.errors import ClusterError
 from ...estimators.hardware.cluster import Cluster
@@ -13,8 +12,7 @@ DEFAULT_CPU_RANKS = 2
 """The fewest ranks that communicate."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClusterOptions:
+class ClusterOptions(NamedTuple):
     """`device` decides which of the others count: those of `parse_cluster`, or ranks and memory on the CPU."""
 
     gpus: str = "auto"

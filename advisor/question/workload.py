@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from ...ds_configs.read import optimizer_in, precision_in
 from ...estimators.errors import WorkloadError
@@ -30,8 +30,7 @@ LARGEST_COUNT = 10**9
 """Counts beyond this are typing errors."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkloadOptions:
+class WorkloadOptions(NamedTuple):
     """The options that say what is trained, before the model and the GPU are known."""
 
     method: Method = "full"
@@ -91,7 +90,7 @@ class WorkloadOptions:
         The optimizer is as it stands in the file: closed forms do not know every class of torch.optim.
         """
         precision = precision_in(config)
-        workload = replace(self, precision=self.precision if precision == "auto" else "fp32").workload(model, gpu)
+        workload = self._replace(precision=self.precision if precision == "auto" else "fp32").workload(model, gpu)
         return replace(
             workload,
             precision=workload.precision if precision == "auto" else precision,

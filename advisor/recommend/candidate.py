@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from ...estimators.estimate import Estimate, MemoryEstimate, TimeEstimate
 from ...estimators.job.duration import JobDuration, job_duration
@@ -75,8 +76,7 @@ def duration_of(question: Question, candidate: Candidate) -> JobDuration | None:
     return job_duration(model, workload, cluster, candidate.plan, candidate.time, question.job)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LadderStep:
+class LadderStep(NamedTuple):
     """A rung's verdict: its best candidate, or why it cannot run at all (`candidate` is None then)."""
 
     rung: Rung

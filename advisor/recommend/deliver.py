@@ -15,10 +15,11 @@ from ..terminal.language import SAMPLES, Language, speaking
 from ..terminal.output import Output
 from .candidate import Candidate
 from .recommendation import Recommendation, try_first_path
-from .to_json import json_form
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from .to_json import AdviceJson
 
 Destination = Path | Literal["-"] | None
 """Where the configuration goes: a file, stdout, or nowhere."""
@@ -48,6 +49,11 @@ def deliver(
     if destination == "-" and config is not None:
         print(json.dumps(config, indent=2))
 
+    def form() -> AdviceJson:
+        from .to_json import json_form  # imported here: only programs want it
+
+        return json_form(answer, all_candidates=all_candidates)
+
     def render_all(console: Console) -> None:
         if instead is not None:
             print(instead(answer), end="")
@@ -65,7 +71,7 @@ def deliver(
     if destination == "-" and output.mode == "human":
         render_all(output.console(on_stderr=True))
     else:
-        output.show(lambda: json_form(answer, all_candidates=all_candidates), render_all)
+        output.show(form, render_all)
     if failure is not None:
         raise failure
     return 0 if answer.recommended is not None else 1

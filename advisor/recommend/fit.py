@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ...estimators.estimate import MemoryEstimate
 from ...estimators.hardware.cluster import Cluster
@@ -31,8 +30,7 @@ RAN_OUT, NEEDS_MORE, FAILED = phrase("ran out of memory"), phrase("needs more ye
 whose probe failed for another reason."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class Fit(NamedTuple):
     """The verdict on one plan."""
 
     probability: float

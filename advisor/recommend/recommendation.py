@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..question.question import Question
 from .candidate import Candidate, LadderStep
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from .evidence import ProbedPlan, ProbeSeries, Verification
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(NamedTuple):
     """Something that would change the answer."""
 
     flags: str

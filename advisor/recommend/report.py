@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -33,10 +34,12 @@ from ..terminal.words import (
     plan_title,
 )
 from .candidate import Candidate, duration_of
-from .evidence import ProbedPlan, ProbeSeries, Verification
 from .fit import MOST_HOST_BYTES, chance, fits_sentence
 from .reasons import deepspeed_sentence, gain_of_risk, time_shares
 from .recommendation import Recommendation, closest
+
+if TYPE_CHECKING:
+    from .evidence import ProbedPlan, ProbeSeries, Verification
 
 _COLUMNS = (
     (phrase("rung"), -19),

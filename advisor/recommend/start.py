@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ...ds_configs.launch_commands import ALLOCATOR_SETTING, launch_commands, threads_setting
 from ...estimators.hardware.cluster import Cluster
-from ...probes.this_machine import can_bind_cores
 from ..terminal.units import times
 from .candidate import Candidate
 from .reasons import slower_without_threads
@@ -55,7 +54,11 @@ def sets_threads(answer: Recommendation, chosen: Candidate) -> bool:
 def _binds_cores(cluster: Cluster) -> bool:
     """Whether the deepspeed launcher is told to bind cores: on this machine, where that works and the user has not
     chosen the threads."""
-    return cluster.is_this_machine and cluster.threads_per_rank is None and can_bind_cores(cluster.gpus_per_node)
+    if not cluster.is_this_machine or cluster.threads_per_rank is not None:
+        return False
+    from ...probes.this_machine import can_bind_cores  # imported here: most questions are about other machines
+
+    return can_bind_cores(cluster.gpus_per_node)
 
 
 def _costs_without_threads(answer: Recommendation, chosen: Candidate) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
 OutputMode = Literal["human", "json", "quiet"]
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """The answer on stdout in one of the modes, and what happens meanwhile on stderr, line by line."""
 
     mode: OutputMode

@@ -273,7 +273,7 @@ def solve(rows: Sequence[Row]) -> HostCosts:
             if own[name]:
                 others = sum(own[other] * found[other] for other in UNKNOWNS if other != name)
                 found[name] = max(0.0, (wanted[name] - others) / own[name])
-    return replace(REFERENCE, **found)
+    return REFERENCE._replace(**found)
 
 
 SWEEPS = 4000
@@ -302,7 +302,7 @@ def closed_form_error(row: Row, costs: HostCosts) -> float:
     software = Software(reentrant=case.checkpointing == "reentrant")
     workload = Workload(method="lora" if case.lora_targets else "full", software=software)
     threshold = 10 * case.width if case.gathers else _LARGE
-    work, costs = host_work(shape, workload, threshold), replace(costs, launch_s=0.0)
+    work, costs = host_work(shape, workload, threshold), costs._replace(launch_s=0.0)
     again = work.recompute_s(costs, stage) if case.checkpointing != "none" else 0.0
     buckets = row.time.counts["backward"].buckets if stage >= 2 else 0
     found = costs.micro_batch_s + work.forward_s(costs, stage) + work.backward_s(costs, stage, buckets) + again

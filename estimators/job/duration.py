@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
+from typing import NamedTuple
 
 from ..estimate import Spread, TimeEstimate
 from ..hardware.cluster import Cluster
@@ -24,8 +25,7 @@ _SAVED_WEIGHT_BYTES = 2
 """Models are published in bf16 or fp16; 4-bit bases are made of such files while they load."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobDuration:
+class JobDuration(NamedTuple):
     """A job under one plan: seconds by part, steps, tokens."""
 
     cluster: Cluster

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..hardware.cluster import Cluster
 
 HOUR_S = 3600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Price:
+class Price(NamedTuple):
     """So much an hour for each GPU, or each node."""
 
     per_hour: float

@@ -9,7 +9,6 @@ modules that are used several times in a pass; mixtures of experts that skip exp
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import compress, repeat
 from typing import NamedTuple
@@ -19,8 +18,7 @@ from .partition import SWAP_MIN_BYTES
 from .trainable import TensorSet
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatheredParameters:
+class GatheredParameters(NamedTuple):
     """Elements that are whole on each GPU, in the phases of a step (`gradients.GradientMemory`)."""
 
     persistent: int = 0

@@ -8,8 +8,8 @@ here with `deepspeed.initialize` on 2 and 4 ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import repeat
+from typing import NamedTuple
 
 NCCL_START_ALIGNMENT = 2
 """Elements: a partition starts on a 4-byte boundary in fp16 (stage_1_and_2.py `nccl_start_alignment_factor`)."""
@@ -62,8 +62,7 @@ def sub_group_numels(shards: tuple[int, ...], sub_group_size: int) -> tuple[int,
     return tuple(sum(shards[index] for index in group) for group in sub_groups(shards, sub_group_size))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BucketFills:
+class BucketFills(NamedTuple):
     """How gradients, last tensor first, fill the bucket in which they are reduced; elements."""
 
     flushed: int
@@ -107,8 +106,7 @@ EXPERT_GROUP_NUMEL = 178_956_971
 `split_params_into_different_moe_groups_for_optimizer`); a larger tensor is a group of its own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlatGroup:
+class FlatGroup(NamedTuple):
     """A parameter group of stages 1 and 2, which is flattened and cut by itself."""
 
     tensors: Sequence[int]
@@ -150,8 +148,7 @@ def flat_groups(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankLoad:
+class RankLoad(NamedTuple):
     """What one rank's flat partition (stages 1 and 2) meets of the tensors, in elements."""
 
     touched: int

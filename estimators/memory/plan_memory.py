@@ -84,14 +84,9 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     """
     if plan.sharding != "zero":
         return estimate_torch_memory(model, workload, cluster, plan)
-    if workload.software.fp32_adapters or workload.software.autocast:
-        # The engine casts every parameter once, adapters too (deepspeed 0.19.8 engine.py _cast_module_mixed_precision).
-        workload = replace(workload, software=replace(workload.software, fp32_adapters=False, autocast=False))
-    whole, model, replicas = model, of_rank(model, plan), cluster.world_size // plan.autotp_size
-    workload = workload.of_rank(plan.sequence_parallel_size)
-    runs = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states)
-    sharded = shard_tensors(tensor_set(model, workload), replicas)
-    frame = _frame(sharded, _without_batch(plan, cluster), runs, cluster)
+    workload = _as_cast(workload).of_rank(plan.sequence_parallel_size)
+    frame, whole, model = _frame_of(model, workload, cluster, plan), model, of_rank(model, plan)
+    sharded = frame.sharded
     phases = frame.initialize + _step(frame, workload, plan)
 
     peak, kept = max(phase.allocated_bytes for phase in phases), total_bytes(frame.resident)
@@ -109,7 +104,7 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     spread_bytes = workload.weight_bytes * sharded.tensors.spread_numel * cluster.gpus_per_node
     inputs, pins = checkpoint_terms(model, workload, plan, cluster.gpus_per_node), workload.software.pinned_inputs
     # Each rank loads the whole model before it splits the layers or drops experts.
-    loaded = sharded if model is whole else shard_tensors(tensor_set(whole, workload), replicas)
+    loaded = sharded if model is whole else shard_tensors(tensor_set(whole, workload), sharded.world_size)
     return MemoryEstimate(
         phases=phases,
         reserved_terms=overhead,
@@ -122,13 +117,38 @@ def estimate_memory(model: ModelShape, workload: Workload, cluster: Cluster, pla
     )
 
 
+def least_bytes(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> int:
+    """What each GPU holds at the largest moment of a step without activations, tiles of a loss left out.
+
+    No plan needs less that differs in the micro batch alone. Raises as `estimate_memory` does.
+    """
+    if plan.sharding != "zero":
+        return total_bytes(resident_terms(model, workload, cluster, plan))
+    return _frame_of(model, _as_cast(workload), cluster, plan).least_bytes
+
+
+def _as_cast(workload: Workload) -> Workload:
+    """The engine casts every parameter once, adapters too (deepspeed 0.19.8 engine.py _cast_module_mixed_precision)."""
+    if not (workload.software.fp32_adapters or workload.software.autocast):
+        return workload
+    return replace(workload, software=replace(workload.software, fp32_adapters=False, autocast=False))
+
+
+def _frame_of(model: ModelShape, workload: Workload, cluster: Cluster, plan: Plan) -> _Frame:
+    tensors = tensor_set(of_rank(model, plan), workload)
+    sharded = shard_tensors(tensors, cluster.world_size // plan.autotp_size)
+    runs = optimizer(workload.optimizer, bf16_states=plan.bf16_optimizer_states)
+    return _frame(sharded, _without_batch(plan, cluster), runs, cluster)
+
+
 def _without_batch(plan: Plan, cluster: Cluster) -> Plan:
     """The plan as far as it decides what is held beside activations: the micro batch and where layers' inputs wait do
-    not, and of accumulation only that there is any."""
+    not, and of accumulation and of shared samples only that there are any."""
     return replace(
         plan,
         micro_batch_size=1,
         gradient_accumulation_steps=min(2, plan.gradient_accumulation_steps),
+        sequence_parallel_size=min(2, plan.sequence_parallel_size),
         cpu_checkpointing=False,
         # On one node DeepSpeed reduces them as they are.
         zero_quantized_gradients=plan.zero_quantized_gradients and cluster.nodes > 1,
@@ -228,6 +248,12 @@ class _Frame:
             reduced = gradients.head_reduction_terms()
             phases["head_reduction"] = reduced + whole(gathered.head_reduction, kept, at_loss)
         return phases
+
+    @cached_property
+    def least_bytes(self) -> int:
+        """The largest of them with what is resident, but for the loss's, which tiles change."""
+        beside = (total_bytes(terms) for name, terms in self.phases.items() if name != "forward_backward_top")
+        return total_bytes(self.resident) + max(beside)
 
     def tiled_loss(self, tiles: int) -> Terms:
         """The phase of the loss where it is computed tile by tile."""

@@ -26,7 +26,8 @@ mixed precision with fp32 shards; DDP's buckets; torch.compile.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from ..estimate import MEMORY_SYMBOLS, Formula, MemoryEstimate, Phase, total_bytes
 from ..hardware.cluster import Cluster
@@ -101,8 +102,7 @@ def _means(tensor: Tensor) -> int:
     return numel // shape[-1] + numel // shape[-2] if len(shape) > 1 else numel
 
 
-@dataclass(frozen=True, slots=True)
-class _Sizes:
+class _Sizes(NamedTuple):
     """Bytes per element, and how many ranks share one."""
 
     width: int

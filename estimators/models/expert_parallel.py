@@ -49,7 +49,7 @@ def unspreadable(model: ModelShape, autoep_size: int) -> str | None:
 def _block(block: Block, ranks: int) -> Block:
     return replace(
         block,
-        feed_forward=replace(block.feed_forward, autoep_size=ranks),
+        feed_forward=block.feed_forward._replace(autoep_size=ranks),
         tensors=tuple(part for tensor in block.tensors for part in _parts(tensor, ranks)),
     )
 
@@ -61,7 +61,7 @@ def _parts(tensor: Tensor, ranks: int) -> tuple[Tensor, ...]:
     experts, one, other = tensor.shape
     at, _, name = tensor.name.rpartition(".")
     if name == "down_proj":
-        return (replace(tensor, name=f"{at}.w2", shape=(experts // ranks, one, other)),)
+        return (tensor._replace(name=f"{at}.w2", shape=(experts // ranks, one, other)),)
     return tuple(
-        replace(tensor, name=f"{at}.{part}", shape=(experts // ranks, one // 2, other)) for part in ("w1", "w3")
+        tensor._replace(name=f"{at}.{part}", shape=(experts // ranks, one // 2, other)) for part in ("w1", "w3")
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -42,8 +41,7 @@ _PAIRS = frozenset({"llama4", "llama4_text"})
 """Model types whose router is a linear layer with two results (transformers 5.23 Llama4Router)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adapters:
+class Adapters(NamedTuple):
     """Which weights of a model LoRA adapts, and how wide."""
 
     rank: int
@@ -138,7 +136,7 @@ def trained_copies(model: ModelShape, workload: Workload) -> TrainedCopies:
         if tensor.role in ("embedding", "position", "head") and len(tensor.shape) == 2
     }
     if model.tied and (table := next((each for each in outside.values() if each.role == "embedding"), None)):
-        outside[TIED_HEAD] = replace(table, name=f"{TIED_HEAD}.weight", role="head")
+        outside[TIED_HEAD] = table._replace(name=f"{TIED_HEAD}.weight", role="head")
     chosen: dict[str, Tensor] = {}
     for wanted in workload.modules_to_save:
         found = {name: tensor for name, tensor in outside.items() if f".{name}".endswith(f".{wanted}")}
@@ -149,7 +147,7 @@ def trained_copies(model: ModelShape, workload: Workload) -> TrainedCopies:
                 fix="name one of these in --modules-to-save; no other module is predicted as trained beside adapters",
             )
         chosen |= found
-    copies = [replace(tensor, name=f"{name}.modules_to_save.default.weight") for name, tensor in chosen.items()]
+    copies = [tensor._replace(name=f"{name}.modules_to_save.default.weight") for name, tensor in chosen.items()]
     return TrainedCopies(
         embeddings=tuple(tensor for tensor in copies if tensor.role != "head"),
         heads=tuple(tensor for tensor in copies if tensor.role == "head"),

@@ -7,10 +7,10 @@ tensor by tensor, LoRA adapts module by module, and the exact count is then a pl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Role = Literal[
     "embedding", "position", "attention", "feed_forward", "expert", "router", "norm", "head", "tower", "other"
@@ -19,8 +19,7 @@ Role = Literal[
 NormKind = Literal["rms", "layer"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tensor:
+class Tensor(NamedTuple):
     """One parameter tensor."""
 
     name: str
@@ -47,8 +46,7 @@ class Tensor:
         return self.shape[1] if self.transposed else self.shape[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
+class Attention(NamedTuple):
     """Dimensions of one attention module: A heads, K key/value heads.
 
     `q_lora_rank`, `kv_lora_rank` and `rope_head_dim` belong to DeepSeek's multi-head latent attention; they are 0
@@ -86,11 +84,10 @@ class Attention:
         ranks = sequence_parallel_size
         if ranks == 1:
             return self
-        return replace(self, heads=self.heads // ranks, kv_heads=max(1, self.kv_heads // ranks))
+        return self._replace(heads=self.heads // ranks, kv_heads=max(1, self.kv_heads // ranks))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeedForward:
+class FeedForward(NamedTuple):
     """Dimensions of one feed-forward module (dense, or a mixture of experts)."""
 
     hidden: int

@@ -35,7 +35,7 @@ def _part(model: ModelShape, autotp_size: int) -> ModelShape:
         name=f"{model.name} / {autotp_size}",
         blocks=tuple(_block(block, autotp_size) for block in model.blocks),
         outside=tuple(
-            replace(tensor, shape=(tensor.shape[0] // autotp_size, *tensor.shape[1:]))
+            tensor._replace(shape=(tensor.shape[0] // autotp_size, *tensor.shape[1:]))
             if tensor.role == "head" and not model.tied
             else tensor
             for tensor in model.outside
@@ -62,7 +62,7 @@ def unsplittable(model: ModelShape, autotp_size: int) -> str | None:
 
 
 def _block(block: Block, ranks: int) -> Block:
-    feed_forward = replace(block.feed_forward, hidden=block.feed_forward.hidden // ranks)
+    feed_forward = block.feed_forward._replace(hidden=block.feed_forward.hidden // ranks)
     return replace(
         block,
         attention=block.attention.of_rank(ranks),
@@ -75,7 +75,7 @@ def _tensor(tensor: Tensor, ranks: int) -> Tensor:
     parts, shape = tensor.name.split("."), tensor.shape
     module = parts[-2] if len(parts) > 1 else ""
     if module in _BY_COLUMNS:
-        return replace(tensor, shape=(shape[0] // ranks, *shape[1:]))
+        return tensor._replace(shape=(shape[0] // ranks, *shape[1:]))
     if module in _BY_ROWS and len(shape) == 2:
-        return replace(tensor, shape=(shape[0], shape[1] // ranks))
+        return tensor._replace(shape=(shape[0], shape[1] // ranks))
     return tensor

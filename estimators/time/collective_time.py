@@ -36,7 +36,7 @@ tensor that stage 3 keeps whole is gathered by itself (stage3.py `_post_step`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -95,8 +95,7 @@ PREFETCH_HIDDEN = 0.48
 beside a pass that takes as long. Fitted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ring:
+class Ring(NamedTuple):
     """The path that a collective takes over all ranks."""
 
     ranks: int
@@ -193,8 +192,7 @@ def quantized_bytes(numel: float, bits: int) -> float:
     return numel * (bits / 8 + 4 / SCALED_TOGETHER)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizedReduction:
+class QuantizedReduction(NamedTuple):
     """qgZ's way of a gradient to its owner: all-to-all in 4 bits among the L ranks of a node, of which each then sums
     up 1 / L of them, and all-to-all of that among the M ranks of the same number in all nodes.
 
@@ -237,8 +235,7 @@ class QuantizedReduction:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class Exchange(NamedTuple):
     """The all-to-alls of one pass: of heads under Ulysses sequence parallelism, of tokens that travel to experts.
 
     Each of P ranks keeps 1/P of what it hands over and sends the rest: V (P - 1) / P bytes. Groups are of consecutive

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from ..hardware.cluster import Gpu
 from ..memory.activations.activation_memory import recorded
@@ -32,8 +33,7 @@ class PassTime:
         return self.products_s + self.attention_s + self.elementwise_s + self.loss_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeTime:
+class ComputeTime(NamedTuple):
     """Seconds of one micro batch on one GPU, by pass."""
 
     forward: PassTime

@@ -42,8 +42,8 @@ Not covered: convolutions (the patches of ViT, the front of Whisper), which are 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
 
 from ..models.lora import Adapters, adapters, trains_head
 from ..models.model_shape import Attention, Block, ModelShape, Tensor
@@ -57,8 +57,7 @@ _NORM_AT_THE_END = re.compile(r"post_(feedforward|mlp)")
 _ENCODER_KEYS = re.compile(r"(EncDecAttention|encoder_attn|crossattention)\W(\w+\.)?(k|v|k_proj|v_proj|key|value)\.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
+class Product(NamedTuple):
     """`copies` matrix products of (rows x inner) by (inner x columns); forward, one layer."""
 
     name: str
@@ -81,8 +80,7 @@ class Product:
         return self.forward_flops * self.backward
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepFlops:
+class StepFlops(NamedTuple):
     """FLOPs of one micro batch on one GPU."""
 
     forward: int
@@ -160,7 +158,7 @@ def block_products(model: ModelShape, block: Block, workload: Workload, micro_ba
             products += _folds(tensor, chosen)
     tiled = workload.mlp == "tiled" and not block.feed_forward.experts
     if products and not tiled and not _saves_its_end(block):
-        products[-1] = replace(products[-1], again=False)
+        products[-1] = products[-1]._replace(again=False)
     return tuple(products)
 
 
@@ -185,7 +183,7 @@ def _folds(tensor: Tensor, chosen: Adapters) -> tuple[Product, ...]:
     fold = Product(
         name=f"{tensor.name} B A", rows=wide_out, inner=chosen.rank_of(tensor) // copies, columns=wide_in, copies=copies
     )
-    return (fold, replace(fold, name=f"{tensor.name} B A, checked", backward=0)) if experts else (fold,)
+    return (fold, fold._replace(name=f"{tensor.name} B A, checked", backward=0)) if experts else (fold,)
 
 
 def head_product(model: ModelShape, workload: Workload, micro_batch: int) -> Product | None:

@@ -9,15 +9,14 @@ takes as much longer as its single-thread score says (`probes/host_time/score.py
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from ..hardware.cluster import Cluster
 from ..hardware.host_defaults import HOST_SCORE_S, host_score_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostCosts:
+class HostCosts(NamedTuple):
     """Seconds each. Costs of hooks are beside those of the operations that they dispatch, which are operations too."""
 
     operation_s: float
@@ -99,7 +98,7 @@ class HostCosts:
 
     def times(self, factor: float) -> HostCosts:
         """The costs on a core that takes `factor` times as long."""
-        return replace(self, **{field.name: factor * getattr(self, field.name) for field in fields(self)})
+        return HostCosts(*(factor * cost for cost in self))
 
 
 REFERENCE = HostCosts(
@@ -134,4 +133,4 @@ def host_costs(cluster: Cluster) -> HostCosts:
 @lru_cache(maxsize=16)
 def _costs(score_s: float, *, launches: bool) -> HostCosts:
     costs = REFERENCE.times(score_s / HOST_SCORE_S)
-    return costs if launches else replace(costs, launch_s=0.0)
+    return costs if launches else costs._replace(launch_s=0.0)

@@ -7,8 +7,8 @@ shorter than that. Counts are derived here from the model's dimensions; what eac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from ..memory.trainable import larger_than, tensor_set
 from ..models.lora import adapters
@@ -51,8 +51,7 @@ CHECK_LAUNCHES = 12
 """Kernels that looking for infinities in a tensor takes: abs, !=, ==, products, extremes (counted as `step_counts`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostWork:
+class HostWork(NamedTuple):
     """What the host does in one micro batch, by pass."""
 
     operations: int

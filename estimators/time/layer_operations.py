@@ -14,7 +14,7 @@ Held against the modules themselves: `benchmarks/probes/host_time.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..models.four_bits import quantized
 from ..models.lora import Adapters
@@ -32,8 +32,7 @@ _LEAVES = ("mixtral", "qwen2_moe", "qwen3_moe")
 (deepspeed 0.19.8 runtime/zero/leaf_module_config.py `DEFAULT_LEAF_MODULE_CLASSES`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerOperations:
+class LayerOperations(NamedTuple):
     """Of one layer."""
 
     operations: int

@@ -188,6 +188,8 @@ def _together(uses: Sequence[tuple[int, int, bool]], max_live: int, prefetch: in
         ahead = max(ahead, now + 1)
         for _ in range(PREFETCHES):
             room, group, count = min(max_live - live, prefetch), 0, 0
+            if room <= 0 or ahead == len(uses):
+                break
             while ahead < len(uses) and group < room:
                 following, size, _ = uses[ahead]
                 ahead += 1

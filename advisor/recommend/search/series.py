@@ -7,16 +7,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-from ....ds_configs.presets import plan_for
 from ....estimators.estimate import Estimate, MemoryEstimate, TimeEstimate, total_bytes
 from ....estimators.estimate_plan import estimate_plan
-from ....estimators.memory.plan_memory import estimate_memory, resident_terms
+from ....estimators.memory.plan_memory import estimate_memory, least_bytes, resident_terms
 from ....estimators.memory.trainable import optimizer_group_numels, shard_tensors, tensor_set
 from ....estimators.models.rank_part import of_rank
-from ....estimators.plan import PlainPyTorch, Plan, Rung
+from ....estimators.plan import Plan
 from ....estimators.time.step_time import estimate_time
 from ....estimators.unsupported import unsupported
-from ...question.question import CheckpointingChoice, Question, quantized
+from ...question.question import CheckpointingChoice, Question
 from ..candidate import Candidate
 from ..fit import LEAST, LIKELY, Fit, fit_of
 from .choice import SAME_SPEED
@@ -33,11 +32,12 @@ class Judged(NamedTuple):
     fit: Fit
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Series:
     """The plans of a rung that differ in the micro batch only; what was found out about one is kept."""
 
-    rung: Rung | PlainPyTorch
+    preset: Plan
+    """The rung's, of which the batch and the fields below are still to be set."""
     settings: Mapping[str, Any]
     question: Question
     sequence_parallel_size: int
@@ -45,7 +45,6 @@ class Series:
     zero_hpz_partition_size: int
     autotp_size: int
     autoep_size: int
-    quantizes_collectives: bool
     _plans: dict[tuple[int, int], Plan] = field(default_factory=dict, init=False)
     _memory: dict[tuple[int, int], tuple[Plan, MemoryEstimate]] = field(default_factory=dict, init=False)
     _judged: dict[tuple[int, int], Judged] = field(default_factory=dict, init=False)
@@ -76,8 +75,12 @@ class Series:
 
     @cached_property
     def is_hopeless(self) -> bool:
-        """Whether it is known without an estimate that none of them fits on the GPU: what stays there is too much."""
-        return self.resident_bytes > self.question.cluster.gpu.memory_bytes
+        """Whether none of them fits on the GPU because too much is there beside activations."""
+        question, most = self.question, self.question.cluster.gpu.memory_bytes
+        if self.resident_bytes > most:  # quicker to know
+            return True
+        plans = (self._plan(*shape) for shape in dict.fromkeys((self.shapes[0], self.shapes[-1])))
+        return all(least_bytes(question.model, question.workload, question.cluster, plan) > most for plan in plans)
 
     @cached_property
     def resident_bytes(self) -> int:
@@ -218,18 +221,12 @@ class Series:
     @cached_property
     def first_plan(self) -> Plan:
         """That of the smallest batch."""
-        question, (micro_batch_size, gradient_accumulation_steps) = self.question, self.shapes[0]
-        preset = plan_for(
-            self.rung,
-            question.model,
-            question.workload,
-            question.cluster,
-            micro_batch_size=micro_batch_size,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            gradient_checkpointing=self.checkpointing != "off",
-        )
-        in_bf16 = question.states == "bf16"
+        micro_batch_size, gradient_accumulation_steps = self.shapes[0]
+        in_bf16 = self.question.states == "bf16"
         own = {
+            "micro_batch_size": micro_batch_size,
+            "gradient_accumulation_steps": gradient_accumulation_steps,
+            "gradient_checkpointing": self.checkpointing != "off",
             "cpu_checkpointing": self.checkpointing == "offload",
             "sequence_parallel_size": self.sequence_parallel_size,
             "autotp_size": self.autotp_size,
@@ -238,9 +235,7 @@ class Series:
             "bf16_master_weights_and_grads": in_bf16,
             "bf16_optimizer_states": in_bf16,
         }
-        if self.quantizes_collectives:
-            preset = quantized(preset, question.cluster)
-        return replace(preset, **{**own, **self.settings})
+        return replace(self.preset, **{**own, **self.settings})
 
 
 def _estimate(question: Question, plan: Plan, memory: MemoryEstimate) -> Estimate:

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from ....ds_configs.presets import plan_for
 from ....estimators.models.expert_parallel import unspreadable
 from ....estimators.plan import RUNGS, PlainPyTorch, Plan, Rung
 from ....estimators.time.collective_time import ring
 from ....estimators.unsupported import unsupported
-from ...question.question import CheckpointingChoice, Question
+from ...question.question import CheckpointingChoice, Question, quantized
 from ..candidate import Candidate
 from .choice import SAME_SPEED
 from .series import Series
@@ -59,10 +60,19 @@ def ways_of(
 ) -> list[list[Series]]:
     """The series of each way to run a rung; each way needs less of the GPU than those before it, and is tried where
     they lack memory."""
+    preset = plan_for(
+        rung,
+        question.model,
+        question.workload,
+        question.cluster,
+        micro_batch_size=1,
+        gradient_accumulation_steps=1,
+        gradient_checkpointing=False,
+    )
     return [
         [
             Series(
-                rung=rung,
+                preset=quantized(preset, question.cluster) if in_fewer_bits else preset,
                 settings=settings,
                 question=question,
                 sequence_parallel_size=sharing,
@@ -70,7 +80,6 @@ def ways_of(
                 zero_hpz_partition_size=copied,
                 autotp_size=split_by,
                 autoep_size=spread_over,
-                quantizes_collectives=in_fewer_bits,
             )
             for checkpointing in choices
             for sharing, split_by in _together(rung, question, size, settings)

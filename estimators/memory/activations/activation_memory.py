@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from ...estimate import MEMORY_SYMBOLS, total_bytes
+from ...estimate import MEMORY_SYMBOLS, Formula, total_bytes
 from ...models.model_shape import Block, ModelShape
 from ...workload import Workload
 from ..terms import Terms
 from .graph.saved_tensors import ZERO, Size, frontier, total
-from .linear_terms import LinearTerm, saved_term, saved_terms
+from .linear_terms import SOURCE, LinearTerm, saved_term, saved_terms
 from .loss import loss_terms
 from .outside import End, encoder_output_terms, end, input_term, shared_terms
 from .recording import LayerRecorder, Recording
 
 _LARGEST = {**MEMORY_SYMBOLS, "x": "bytes per sample", "y": "bytes whatever the batch"}
+_FORWARD = Formula("forward pass of a layer", "B x + y: largest moment of one layer's forward pass", SOURCE, _LARGEST)
+_RECOMPUTED = Formula("recomputed layer", "B x + y: what one layer saves without checkpointing", SOURCE, _LARGEST)
+_GRADIENTS = Formula(
+    "gradients of activations",
+    "B x + y: largest moment of the backward pass of one layer, of the final norm",
+    SOURCE,
+    _LARGEST,
+    not_covered="torch.compile, and fusions that a kernel library adds",
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActivationMemory:
+class ActivationMemory(NamedTuple):
     """Activations of one micro batch on one GPU, in groups of terms.
 
     The peak of activations is saved + max(loss, block). Gradients of weights are not in here, except the head's under a
@@ -98,8 +105,7 @@ def activation_memory(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """Everything about a model and workload that does not depend on the micro batch size."""
 
     saved: tuple[LinearTerm, ...]
@@ -112,8 +118,7 @@ class Layout:
 
     def forward_terms(self, micro_batch_size: int) -> Terms:
         largest = max(self.forward, key=lambda moment: moment.at(micro_batch_size))
-        meaning = "largest moment of one layer's forward pass"
-        return _linear("forward pass of a layer", largest, meaning, micro_batch_size)
+        return _linear(_FORWARD, largest, micro_batch_size)
 
     def block_terms(self, micro_batch_size: int) -> Terms:
         """The largest moment, split in what is recomputed and what the backward pass adds."""
@@ -121,21 +126,14 @@ class Layout:
             ((again, moment) for again, moments in self.working for moment in moments),
             key=lambda pair: pair[1].at(micro_batch_size),
         )
-        recomputed = _linear("recomputed layer", again, "what one layer saves without checkpointing", micro_batch_size)
-        return recomputed + _linear(
-            "gradients of activations",
-            largest.minus(again),
-            "largest moment of the backward pass of one layer, of the final norm",
-            micro_batch_size,
-            not_covered="torch.compile, and fusions that a kernel library adds",
-        )
+        gradients = _linear(_GRADIENTS, largest.minus(again), micro_batch_size)
+        return _linear(_RECOMPUTED, again, micro_batch_size) + gradients
 
 
-def _linear(name: str, size: Size, meaning: str, micro_batch_size: int, *, not_covered: str = "") -> Terms:
+def _linear(formula: Formula, size: Size, micro_batch_size: int) -> Terms:
     """B x + y bytes, nothing for none."""
-    inputs = {"x": size.per_sample, "y": size.fixed}
-    term = LinearTerm(name, size, f"B x + y: {meaning}", inputs, _LARGEST, not_covered)
-    return term.terms(micro_batch_size) if size.at(micro_batch_size) > 0 else ()
+    whole = max(0, size.at(micro_batch_size))
+    return formula.term(whole, B=micro_batch_size, x=size.per_sample, y=size.fixed)
 
 
 class Recorded(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ...models.model_shape import FeedForward
 from .graph.moved_bytes import backward_bytes, forward_bytes
@@ -61,7 +60,7 @@ def tiled_dense(ops: Ops, shape: FeedForward, names: Sequence[str], value: Value
     Source: deepspeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py TiledMLP.
     """
     tiles, graph = -(-value.rows // value.width), ops.graph
-    tile = replace(ops, graph=AutogradGraph(graph.part))
+    tile = ops._replace(graph=AutogradGraph(graph.part))
     part = tile.graph.tensor(-(-value.rows // tiles), value.width, value.itemsize, "tile", outer=True)
     result = dense(tile, shape, names, part)
     saved = sum(storage.size for storage in tile.graph.saved())

@@ -14,7 +14,7 @@ from .norms import norm
 from .ops import Ops
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Layer:
     """A layer's dimensions, the variant of its code and the tensors that reach it from outside."""
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ...models.model_shape import Block, ModelShape
 from ...workload import Workload
 from .norms import NormVariant
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerVariant:
+class LayerVariant(NamedTuple):
     """What `modeling_<model type>.py` does."""
 
     norm: NormVariant = "rms"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...models.four_bits import in_int8, quantized
 from ...models.lora import Adapters
@@ -12,8 +12,7 @@ from ...workload import Workload
 from .graph.saved_tensors import AutogradGraph, Value
 
 
-@dataclass(slots=True, kw_only=True)
-class Ops:
+class Ops(NamedTuple):
     """Records operations for one workload."""
 
     graph: AutogradGraph

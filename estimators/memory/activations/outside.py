@@ -3,7 +3,7 @@ input."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...estimate import MEMORY_SYMBOLS
 from ...models.lora import trains_head
@@ -22,8 +22,7 @@ _SYMBOLS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(NamedTuple):
     """The end of the model, which is back-propagated before any layer."""
 
     recording: Recording

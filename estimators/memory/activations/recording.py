@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from ...models.lora import adapters, trained_copies
 from ...models.model_shape import Attention, Block, ModelShape, Tensor
@@ -65,8 +66,7 @@ class Recording:
         return Size(self.value.size * (1 + self.copies), 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerRecorder:
+class LayerRecorder(NamedTuple):
     """What all recordings of one model and workload share."""
 
     model: ModelShape

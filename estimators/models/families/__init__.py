@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from ...errors import ModelConfigError
 from ..model_shape import ModelShape
@@ -15,8 +16,7 @@ from .fields import Fields
 MAX_PARAMETERS = 10**15
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(NamedTuple):
     """transformers' classes of one model type: the stem of their names, and the function that knows their tensors."""
 
     stem: str
@@ -122,7 +122,7 @@ def shape_from_config(config: Mapping[str, object], *, name: str, source: str = 
         vocab_size=body.vocab_size if head.logits else 0,
         num_labels=head.labels,
         blocks=tuple(replace(block, prefix=base + block.prefix) for block in body.blocks),
-        outside=tuple(replace(tensor, name=base + tensor.name) for tensor in body.outside + head.base_tensors)
+        outside=tuple(tensor._replace(name=base + tensor.name) for tensor in body.outside + head.base_tensors)
         + head.tensors,
         tied=head.tied,
         max_positions=body.max_positions,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
+from typing import NamedTuple
 
 from ..model_shape import Block, NormKind
 from .parts import Tensors, linear, norm
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class Head(NamedTuple):
     """What one transformers class adds to the base model."""
 
     tensors: Tensors = ()
@@ -28,8 +28,7 @@ class Head:
     """The head predicts one of so many classes, 0: it predicts none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Body:
+class Body(NamedTuple):
     """A base model. Names are relative to `base`, the attribute under which the classes with a head keep it."""
 
     base: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from ..model_shape import Attention, Block, FeedForward, NormKind
@@ -15,8 +14,7 @@ AttentionPart = tuple[Attention, Tensors]
 FeedForwardPart = tuple[FeedForward, Tensors]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dims:
+class Dims(NamedTuple):
     """The dimensions that every decoder has."""
 
     hidden: int
@@ -70,8 +68,7 @@ class Names(NamedTuple):
 LLAMA_NAMES = Names()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Style:
+class Style(NamedTuple):
     """How a family differs from Llama."""
 
     names: Names = LLAMA_NAMES
@@ -142,7 +139,7 @@ def build(
             prefix=style.names.layers,
             count=1,
             tensors=attention_tensors + tensors + norm_tensors,
-            attention=replace(attend, window=reach or attend.window),
+            attention=attend._replace(window=reach or attend.window),
             feed_forward=feed_forward,
             norm=style.norm_kind,
             norm_count=len(style.norms),

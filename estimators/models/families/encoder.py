@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ..model_shape import Attention, Block, FeedForward
 from .body import Body, Head, norms
@@ -12,8 +12,7 @@ from .parts import Tensors, attention_linears, embedding, feed_forward_linears, 
 BERT_ATTENTION = ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class Sizes(NamedTuple):
     """Width, depth, attention and feed-forward of an encoder."""
 
     hidden: int
@@ -110,12 +109,11 @@ def bert(c: Fields) -> Body:
         heads={
             "Model": Head(bare=True, base_tensors=pooler),
             "ForMaskedLM": masked,
-            "ForPreTraining": replace(
-                masked,
+            "ForPreTraining": masked._replace(
                 base_tensors=pooler,
                 tensors=masked.tensors + linear("cls.seq_relationship", sizes.hidden, 2, "head", bias=True),
             ),
-            "ForSequenceClassification": replace(classifier, base_tensors=pooler),
+            "ForSequenceClassification": classifier._replace(base_tensors=pooler),
             "ForTokenClassification": classifier,
             "ForQuestionAnswering": classify("qa_outputs", sizes.hidden, labels),
         },
@@ -133,12 +131,12 @@ def roberta(c: Fields) -> Body:
     classifier = classify("classifier.out_proj", hidden, labels)
     own = {
         "ForMaskedLM": masked_head(c, "lm_head", hidden, body.vocab_size, dense="dense", norm="layer_norm"),
-        "ForSequenceClassification": replace(
-            classifier, tensors=linear("classifier.dense", hidden, hidden, "head", bias=True) + classifier.tensors
+        "ForSequenceClassification": classifier._replace(
+            tensors=linear("classifier.dense", hidden, hidden, "head", bias=True) + classifier.tensors
         ),
     }
     shared = {name: body.heads[name] for name in ("Model", "ForTokenClassification", "ForQuestionAnswering")}
-    return replace(body, base="roberta", heads=shared | own)
+    return body._replace(base="roberta", heads=shared | own)
 
 
 def deberta(c: Fields) -> Body:
@@ -203,7 +201,7 @@ def deberta_body(c: Fields, sizes: Sizes, attention: Tensors, outside: Tensors) 
     pooler = linear("pooler.dense", hidden, hidden, "other", bias=True)
     heads = {
         "Model": Head(bare=True),
-        "ForSequenceClassification": replace(classifier, tensors=pooler + classifier.tensors),
+        "ForSequenceClassification": classifier._replace(tensors=pooler + classifier.tensors),
         "ForTokenClassification": classifier,
         "ForQuestionAnswering": classify("qa_outputs", hidden, labels),
     }

@@ -62,8 +62,8 @@ def _t5(c: Fields, *, feed_forward: str) -> Body:
     decoder = Block(
         prefix="decoder.block",
         count=c.size("num_decoder_layers", default=layers, limit=MAX_LAYERS),
-        attention=replace(attention, causal=True),
-        cross_attention=replace(attention, cross=True),
+        attention=attention._replace(causal=True),
+        cross_attention=attention._replace(cross=True),
         feed_forward=ffn,
         norm_count=3,
         hidden_dropout=dropout,
@@ -134,8 +134,8 @@ def whisper(c: Fields) -> Body:
         feed_forward=ffn,
         hidden_dropout=dropout,
         attention_dropout=attention_dropout,
-        attention=replace(attention, causal=True),
-        cross_attention=replace(attention, cross=True),
+        attention=attention._replace(causal=True),
+        cross_attention=attention._replace(cross=True),
         tensors=attend(attention, "self_attn") + attend(attention, "encoder_attn") + feed(ffn),
     )
     outside = (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from .body import Body, norms
 from .decoder import Dims, Names, Style, build
 from .fields import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, Fields
@@ -74,7 +72,7 @@ GPT = Style(
 def gpt2(c: Fields) -> Body:
     c.refuse("add_cross_attention")
     sizes = gpt_dims(c)
-    return build(c, sizes, replace(GPT, transposed=True, suffix="LMHeadModel"), outside=gpt_positions(c, sizes))
+    return build(c, sizes, GPT._replace(transposed=True, suffix="LMHeadModel"), outside=gpt_positions(c, sizes))
 
 
 def gpt_bigcode(c: Fields) -> Body:
@@ -91,8 +89,7 @@ def gpt_neo(c: Fields) -> Body:
         feed_forward="intermediate_size",
     )
     at = "attn.attention"
-    style = replace(
-        GPT,
+    style = GPT._replace(
         attention=(f"{at}.q_proj", f"{at}.k_proj", f"{at}.v_proj", f"{at}.out_proj"),
         biases=(False, True, True),
         hidden_dropout=("resid_dropout", 0.0),
@@ -125,8 +122,7 @@ def neo_attention(c: Fields, layers: int) -> list[str]:
 
 
 def gptj(c: Fields) -> Body:
-    style = replace(
-        GPT,
+    style = GPT._replace(
         tied=False,
         head_bias=True,
         attention=("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.out_proj"),
@@ -157,8 +153,7 @@ def gpt_neox(c: Fields) -> Body:
     return build(c, dims(c, feed_forward="intermediate_size", factor=None), style)
 
 
-BLOOM = replace(
-    GPT,
+BLOOM = GPT._replace(
     names=Names("transformer", "h", "word_embeddings", "ln_f"),
     attention=("self_attention.query_key_value", "self_attention.dense"),
     feed_forward=WIDENED,
@@ -181,8 +176,7 @@ def falcon(c: Fields) -> Body:
     single = c.size("num_ln_in_parallel_attn", default=2 if new else 1) == 1
     kv_heads = c.size_or_none("num_kv_heads") if new else 1 if c.flag("multi_query", default=True) else None
     bias = c.flag("bias", default=False)
-    style = replace(
-        BLOOM,
+    style = BLOOM._replace(
         biases=(bias, bias, bias),
         rotary=not c.flag("alibi", default=False),
         norms=BLOOM.norms if not parallel else BLOOM.norms[:1] if single else ("ln_attn", "ln_mlp"),
@@ -200,8 +194,7 @@ def mpt(c: Fields) -> Body:
         layers=("n_layers", "num_hidden_layers"),
         heads=("n_heads", "num_attention_heads"),
     )
-    style = replace(
-        GPT,
+    style = GPT._replace(
         names=Names("transformer", "blocks", "wte", "norm_f"),
         attention=("attn.Wqkv", "attn.out_proj"),
         feed_forward=("ffn.up_proj", "ffn.down_proj"),
@@ -266,4 +259,4 @@ def chatglm(c: Fields) -> Body:
     )
     body = build(c, sizes, style)
     # Published files name the class ChatGLMModel, and mean the one with a head.
-    return replace(body, heads=dict.fromkeys(("ForConditionalGeneration", "Model"), next(iter(body.heads.values()))))
+    return body._replace(heads=dict.fromkeys(("ForConditionalGeneration", "Model"), next(iter(body.heads.values()))))

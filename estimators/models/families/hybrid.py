@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..model_shape import Attention
 from .body import Body
 from .decoder import AttentionPart, Dims, FeedForwardPart, Style, build, grouped_query
@@ -71,7 +69,7 @@ def _gated(c: Fields, dims: Dims) -> AttentionPart:
     bias, head_dim = c.flag("attention_bias", default=False), dims.head_dim
     attention, tensors = grouped_query(dims, Style(biases=(bias, bias, False), qk_norm="head"))
     wide = linear("self_attn.q_proj", dims.hidden, 2 * dims.heads * head_dim, "attention", bias=bias)
-    return replace(attention, gated=True), wide + tensors[len(wide) :]
+    return attention._replace(gated=True), wide + tensors[len(wide) :]
 
 
 def _delta_net(c: Fields, hidden: int, projections: tuple[str, ...]) -> AttentionPart:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from .body import Body
 from .decoder import AttentionPart, Dims, Names, Style, build, grouped_query, window_size, windows
 from .fields import MAX_LAYERS, Fields
@@ -21,7 +19,7 @@ def llama(c: Fields) -> Body:
 def biased(c: Fields, style: Style = LLAMA, *, mlp: bool = False, default: bool = False) -> Style:
     """Llama's switches: `attention_bias` for all four projections, `mlp_bias` where the family has it."""
     bias = c.flag("attention_bias", default=default)
-    return replace(style, biases=(bias, bias, mlp and c.flag("mlp_bias", default=False)))
+    return style._replace(biases=(bias, bias, mlp and c.flag("mlp_bias", default=False)))
 
 
 def mistral(c: Fields) -> Body:
@@ -124,10 +122,10 @@ def gemma3_text(c: Fields) -> Body:
         head_dim=256,
         vocab_size=262_208,
     )
-    style = replace(sandwich(c, softcaps=False), qk_norm="head")
+    style = sandwich(c, softcaps=False)._replace(qk_norm="head")
     body = build(c, dims, style, window=mostly_windows(c, dims, every=c.size("sliding_window_pattern", default=6)))
     # Its base class is not called Gemma3Model, and its classifier not Gemma3ForSequenceClassification.
-    return replace(body, heads={"ForCausalLM": body.heads["ForCausalLM"]})
+    return body._replace(heads={"ForCausalLM": body.heads["ForCausalLM"]})
 
 
 def smollm3(c: Fields) -> Body:
@@ -174,7 +172,7 @@ def _normed(c: Fields, dims: Dims, style: Style, field: str, norms: Tensors) -> 
     attention, tensors = grouped_query(dims, style)
     if not c.flag(field, default=False):
         return attention, tensors
-    return replace(attention, qk_norm=True), tensors + norms
+    return attention._replace(qk_norm=True), tensors + norms
 
 
 def cohere2(c: Fields) -> Body:
@@ -277,7 +275,7 @@ def qwen(c: Fields) -> Body:
         norms=("ln_1", "ln_2"),
     )
     dims = Dims.read(c)
-    return build(c, replace(dims, feed_forward=dims.feed_forward // 2), style)
+    return build(c, dims._replace(feed_forward=dims.feed_forward // 2), style)
 
 
 def baichuan(c: Fields) -> Body:

@@ -20,8 +20,8 @@ _DENSE = (f"{_AT}.gate_proj", f"{_AT}.up_proj", f"{_AT}.down_proj")
 def llama4_text(c: Fields) -> Body:
     # A file without `num_key_value_heads` means the class's default.
     dims = Dims.read(c, num_key_value_heads=8, head_dim=128, intermediate_size=8192)
-    style = replace(biased(c), feed_forward=_DENSE)
-    wide = replace(dims, feed_forward=c.size("intermediate_size_mlp", default=16384))
+    style = biased(c)._replace(feed_forward=_DENSE)
+    wide = dims._replace(feed_forward=c.size("intermediate_size_mlp", default=16384))
     experts = c.items("moe_layers")
     step = c.size("interleave_moe_layer_step", default=1, limit=MAX_LAYERS)
     listed = range(step - 1, dims.layers, step) if experts is None else experts
@@ -43,8 +43,7 @@ def _each_layer(c: Fields, dims: Dims, style: Style) -> list[AttentionPart]:
     for layer in range(dims.layers):
         turns = bool(rotates[layer])
         chunked = turns if kinds is None else kinds[layer] == "chunked_attention"
-        own = replace(
-            attention,
+        own = attention._replace(
             rotary=turns,
             qk_norm=turns and c.flag("use_qk_norm", default=True),
             window=reach if chunked else None,
@@ -86,12 +85,11 @@ def llama4(c: Fields) -> Body:
         name=f"{at}lm_head",
         suffix="ForConditionalGeneration",
     )
-    return replace(
-        text,
+    return text._replace(
         base="",
         blocks=tuple(replace(block, prefix=f"{at}model.{block.prefix}") for block in text.blocks),
         outside=idle_tensors(_tower(c, text.hidden_size))
-        + tuple(replace(tensor, name=f"{at}model.{tensor.name}") for tensor in text.outside),
+        + tuple(tensor._replace(name=f"{at}model.{tensor.name}") for tensor in text.outside),
         heads={"ForConditionalGeneration": heads["ForConditionalGeneration"]},
         idle_tower=True,
     )

@@ -48,8 +48,8 @@ def mistral3(c: Fields) -> Body:
     sizes = Sizes.read(vision, hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16)
     hidden, at = sizes.hidden, "vision_tower."
     patches, kernel = patch_grid(vision, image=1540, patch=14)
-    sizes = replace(
-        sizes, attention=replace(sizes.attention, rotary=True), feed_forward=replace(sizes.feed_forward, gated=True)
+    sizes = sizes._replace(
+        attention=sizes.attention._replace(rotary=True), feed_forward=sizes.feed_forward._replace(gated=True)
     )
     attention = tuple(f"attention.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
     feed_forward = tuple(f"feed_forward.{name}" for name in ("gate_proj", "up_proj", "down_proj"))
@@ -93,7 +93,7 @@ def qwen2_5_vl(c: Fields) -> Body:
     patch, merge = vision.size("patch_size", default=14), vision.size("spatial_merge_size", default=2)
     reach = (vision.size("window_size", default=112) // patch) ** 2
     whole = Attention(heads=heads, kv_heads=heads, head_dim=dim, v_head_dim=dim, causal=False)
-    windowed = replace(whole, window=max(1, reach), chunked=True)
+    windowed = whole._replace(window=max(1, reach), chunked=True)
     layer = (
         attention_linears(whole, hidden, ("attn.qkv", "attn.proj"), bias=True)
         + feed_forward_linears(feed_forward, hidden, ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), bias=True)
@@ -127,13 +127,13 @@ def qwen2_5_vl(c: Fields) -> Body:
 
 def idle(c: Fields, text: Body, tower: Tensors, *, tied: bool) -> Body:
     """A language model with a tower of which samples of text use nothing: all its tensors stand outside the blocks."""
-    return replace(
-        combine(c, text, (), idle_tensors(tower), patches=1, tied=tied), encoder_len_fixed=None, idle_tower=True
+    return combine(c, text, (), idle_tensors(tower), patches=1, tied=tied)._replace(
+        encoder_len_fixed=None, idle_tower=True
     )
 
 
 def idle_tensors(tower: Tensors) -> Tensors:
-    return tuple(replace(tensor, role="tower") for tensor in tower)
+    return tuple(tensor._replace(role="tower") for tensor in tower)
 
 
 def deep_tower(c: Fields, text: Body, at: str = "visual.") -> Tensors:
@@ -196,8 +196,8 @@ def clip(c: Fields) -> Body:
         text.size("vocab_size", default=49408, limit=MAX_VOCABULARY),
         c.size("projection_dim", default=512),
     )
-    causal = replace(words.attention, causal=True)
-    language = replace(words, attention=causal).block("text_model.encoder.layers", _clip_layer(words))
+    causal = words.attention._replace(causal=True)
+    language = words._replace(attention=causal).block("text_model.encoder.layers", _clip_layer(words))
     at, width = "vision_model.", images.hidden
     return Body(
         base="",
@@ -254,7 +254,7 @@ def combine(
     tied: the class's default of `tie_word_embeddings`.
     """
     language = tuple(replace(block, prefix=f"language_model.{block.prefix}") for block in text.blocks)
-    inner = tuple(replace(tensor, name=f"language_model.{tensor.name}") for tensor in text.outside)
+    inner = tuple(tensor._replace(name=f"language_model.{tensor.name}") for tensor in text.outside)
     heads = decoder_heads(
         text.hidden_size,
         text.vocab_size,
@@ -262,8 +262,7 @@ def combine(
         labels=c.labels(),
         suffix="ForConditionalGeneration",
     )
-    return replace(
-        text,
+    return text._replace(
         blocks=(*vision, *language),
         outside=outside + inner,
         encoder_len_fixed=patches,

@@ -202,7 +202,7 @@ def test_the_kernel_that_the_dispatcher_takes(changes: dict, how: dict, kernel: 
     """By type, head widths, mask, GPU generation and what the model's class offers."""
     workload = Workload(precision=how.pop("precision", "bf16"), attention=how.pop("attention", "sdpa"))
     how = {"offered": frozenset({"sdpa", "flash"}), "masked": False, "grouped": False, "compute_capability": 8.0, **how}
-    assert attention_kernel(workload, replace(ATTENTION, **changes), **how) == kernel
+    assert attention_kernel(workload, ATTENTION._replace(**changes), **how) == kernel
 
 
 def test_each_storage_is_saved_once_and_only_for_gradients() -> None:

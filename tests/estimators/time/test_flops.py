@@ -105,7 +105,7 @@ def test_forward_and_backward_equal_torchs_counter(name: str) -> None:
 def test_a_causal_query_sees_itself_and_what_came_before() -> None:
     """Pairs are counted one by one: S (S + 1) / 2 when causal, at most the window per query, all of them otherwise."""
     causal = Attention(heads=2, kv_heads=2, head_dim=8, v_head_dim=4)
-    windowed, full = dataclasses.replace(causal, window=3), dataclasses.replace(causal, causal=False)
+    windowed, full = causal._replace(window=3), causal._replace(causal=False)
     for attention in (causal, windowed, full):
         by_hand = sum(
             1

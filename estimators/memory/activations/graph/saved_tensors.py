@@ -60,8 +60,7 @@ class Storage:
     """It belongs to the surroundings of the graph, which account for it."""
 
 
-@dataclass(slots=True, eq=False)
-class Value:
+class Value(NamedTuple):
     """A tensor of rows x width elements (per sample, unless its storage is fixed)."""
 
     rows: int
@@ -75,8 +74,7 @@ class Value:
         return self.rows * self.width * self.itemsize
 
 
-@dataclass(slots=True, eq=False)
-class _Node:
+class _Node(NamedTuple):
     """One operation."""
 
     inputs: tuple[Value, ...]
@@ -98,7 +96,7 @@ class _Node:
     """Those of the saved that no hook of saved tensors sees, so that checkpointing does not let go of them."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class AutogradGraph:
     """Operations in the order in which they run."""
 
@@ -163,7 +161,7 @@ class AutogradGraph:
         output = Value(rows, width, itemsize, storage, trains or any(value.needs_grad for value in inputs))
         saved: tuple[Storage, ...] = ()
         if output.needs_grad:
-            saved = tuple(dict.fromkeys(value.storage for value in saves)) + ((storage,) if saves_output else ())
+            saved = tuple(dict.fromkeys([value.storage for value in saves])) + ((storage,) if saves_output else ())
         self.nodes.append(
             _Node(
                 tuple(inputs),
@@ -212,14 +210,15 @@ class AutogradGraph:
         live = _LiveBytes()
         for step, node in enumerate(self.nodes):
             # What is saved may be no operation's output, as the mask of a dropout.
-            for storage in (*(value.storage for value in node.outputs), *node.saved):
+            for storage in [*[value.storage for value in node.outputs], *node.saved]:
                 if storage not in alive and not storage.outer:
                     alive.add(storage)
                     live.add(storage.size, storage.fixed)
             live.mark(Size(node.forward_workspace, 0))
             if step == len(self.nodes) - 1:
                 break
-            for storage in {value.storage for value in (*node.inputs, *node.outputs)}:
+            for value in (*node.inputs, *node.outputs):
+                storage = value.storage
                 if storage in alive and storage not in kept and last.get(storage, step) <= step:
                     alive.discard(storage)
                     live.add(-storage.size, storage.fixed)
@@ -236,10 +235,11 @@ class AutogradGraph:
             if node.overwrites:
                 self._release(node, users, live)
             if incoming:
-                for value in (value for value in node.inputs if value.needs_grad):
-                    gradient = incoming[0] if node.passes else live.gradient(value)
-                    gradient.users += 1
-                    outgoing.append((value, gradient))
+                for value in node.inputs:
+                    if value.needs_grad:
+                        gradient = incoming[0] if node.passes else live.gradient(value)
+                        gradient.users += 1
+                        outgoing.append((value, gradient))
                 live.mark(node.workspace)
             if not node.overwrites:
                 self._release(node, users, live)
@@ -259,7 +259,7 @@ class AutogradGraph:
                 live.add(-storage.size, storage.fixed)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Gradient:
     size: int
     fixed: bool
@@ -281,8 +281,9 @@ class _LiveBytes:
 
     def gradient(self, value: Value, users: int = 0) -> _Gradient:
         """A new gradient of a tensor."""
-        self.add(value.size, value.storage.fixed)
-        return _Gradient(value.size, value.storage.fixed, users)
+        size, fixed = value.size, value.storage.fixed
+        self.add(size, fixed)
+        return _Gradient(size, fixed, users)
 
     def release(self, gradient: _Gradient) -> None:
         gradient.users -= 1
