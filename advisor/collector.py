@@ -13,7 +13,6 @@ def collector_paused() -> Iterator[None]:
 
     The closed forms make some hundred thousand small tuples and no cycles, and what is imported stays; looking for some
     takes up to a quarter of a search and a tenth of the imports, most of it in whatever else the process has loaded.
-    What was made meanwhile is looked through with all that is old, not at once.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -21,7 +20,4 @@ def collector_paused() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            if not gc.get_freeze_count():  # nobody else has frozen anything, which would thaw too
-                gc.freeze()
-                gc.unfreeze()  # to the oldest generation
             gc.enable()
