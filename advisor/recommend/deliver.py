@@ -61,7 +61,7 @@ def deliver(
         # Imported here: JSON needs no terminal library.
         from ..terminal.lines import can_encode
         from .next_steps import render_next_steps
-        from .report import render
+        from .report.render import render
 
         path = str(destination) if isinstance(destination, Path) else "ds_config.json"
         with speaking(language if can_encode(console, SAMPLES[language]) else "en"):

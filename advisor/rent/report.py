@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..job.words import hours, money
-from ..recommend.report import training_subject
+from ..recommend.report.subject import training_subject
 from ..terminal.lines import blank, cells, sentence
 from ..terminal.units import counted_noun, gib, rate
 from ..terminal.words import batch_words, checkpointing_words, cluster_title, plan_title

@@ -21,7 +21,10 @@ from ..recommend.fit import LIKELY
 from ..recommend.next_steps import render_next_steps
 from ..recommend.reasons import deepspeed_sentence
 from ..recommend.recommendation import Recommendation, closest
-from ..recommend.report import evidence_sentence, job_parts, render, subject, verdict
+from ..recommend.report.proofs import evidence_sentence
+from ..recommend.report.render import render
+from ..recommend.report.subject import subject
+from ..recommend.report.verdict import job_parts, verdict
 from ..recommend.to_json import json_form
 from ..reports.explanation import explain_plan
 from ..terminal.units import rate, rough_rate, seconds

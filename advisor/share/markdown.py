@@ -13,7 +13,9 @@ from ..pictures.plans import shape_words
 from ..recommend.deliver import recommended_config
 from ..recommend.next_steps import render_next_steps
 from ..recommend.recommendation import Recommendation
-from ..recommend.report import evidence_sentence, subject, verdict
+from ..recommend.report.proofs import evidence_sentence
+from ..recommend.report.subject import subject
+from ..recommend.report.verdict import verdict
 from ..recommend.to_json import CandidateJson, json_form
 from ..terminal.units import gib, rate
 from ..terminal.words import device_word

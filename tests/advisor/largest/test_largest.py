@@ -14,7 +14,7 @@ from ds_advise.advisor.ask import ask
 from ds_advise.advisor.largest.bisection import largest
 from ds_advise.advisor.question.cluster_spec import parse_cluster
 from ds_advise.advisor.question.question import Largest
-from ds_advise.advisor.recommend.report import render
+from ds_advise.advisor.recommend.report.render import render
 from ds_advise.advisor.recommend.to_json import json_form
 from ds_advise.estimators.errors import DsAdviseError
 from ds_advise.estimators.hardware.cluster import Cluster

@@ -16,7 +16,7 @@ from ds_advise.advisor.recommend.candidate import Candidate
 from ds_advise.advisor.recommend.evidence import ProbeSeries
 from ds_advise.advisor.recommend.fit import NEEDS_MORE
 from ds_advise.advisor.recommend.recommendation import Recommendation
-from ds_advise.advisor.recommend.report import render
+from ds_advise.advisor.recommend.report.render import render
 from ds_advise.estimators.errors import ClusterError, WorkloadError
 from ds_advise.probes.real_run import ProbeResult, RankFailure
 from ds_advise.probes.real_run.result import StepTime

@@ -13,7 +13,7 @@ from ds_advise.advisor.question.cluster_spec import parse_cluster
 from ds_advise.advisor.recommend.fit import SURE
 from ds_advise.advisor.recommend.next_steps import render_next_steps
 from ds_advise.advisor.recommend.recommendation import Recommendation
-from ds_advise.advisor.recommend.report import render
+from ds_advise.advisor.recommend.report.render import render
 from ds_advise.advisor.recommend.search.choice import SAME_SPEED
 from ds_advise.advisor.recommend.to_json import json_form
 from ds_advise.advisor.recommend.what_if import gpus_argument

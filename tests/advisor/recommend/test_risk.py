@@ -12,7 +12,7 @@ from ds_advise.advisor.cli import main
 from ds_advise.advisor.prove.verify import in_order
 from ds_advise.advisor.recommend.fit import LEAST, LIKELY, SURE, verdict_of
 from ds_advise.advisor.recommend.recommendation import Recommendation
-from ds_advise.advisor.recommend.report import render
+from ds_advise.advisor.recommend.report.render import render
 from ds_advise.advisor.recommend.search.choice import WORTH_A_RISK
 from ds_advise.advisor.recommend.to_json import json_form
 from ds_advise.estimators.estimate import Formula, MemoryEstimate, Phase

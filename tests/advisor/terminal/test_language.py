@@ -18,7 +18,7 @@ from ds_advise.advisor.advise import advise
 from ds_advise.advisor.cli import program
 from ds_advise.advisor.recommend.next_steps import render_next_steps
 from ds_advise.advisor.recommend.recommendation import Recommendation
-from ds_advise.advisor.recommend.report import render
+from ds_advise.advisor.recommend.report.render import render
 from ds_advise.advisor.terminal.language import Language, catalogue, language_of_environment, speaking
 from ds_advise.advisor.terminal.words import component_title
 from rich.cells import cell_len
