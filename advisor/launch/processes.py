@@ -22,7 +22,7 @@ from .request import LaunchRequest
 from .watch.records import Records
 
 _BY_TRAINER = "the Trainer saves a checkpoint within the next steps; once more ends it now"
-_BY_SIGTERM = "SIGTERM goes to the script, and whether it saves is its own business; once more ends it now"
+_BY_SIGTERM = "SIGTERM goes to the ranks, which save what they have been written to save; once more ends them now"
 
 
 class RankProcesses:

@@ -1,10 +1,12 @@
 """From what the user calls a model to its `ModelShape`: a local folder, the catalogue, or the Hugging Face hub.
 
-Only a `config.json` is ever read. No weights, no code from a model's folder, no pickle.
+Only a `config.json` is ever read, and of a folder without one, which model's adapters it holds. No weights, no code
+from a model's folder, no pickle.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,9 +60,13 @@ def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
     except (OSError, RuntimeError, ValueError):  # too long for a path, the home of an unknown user, a null byte
         is_folder = False
     if _is_path(name):
+        base = _base_of_adapters(path) if is_folder else ""
         raise UnknownModelError(
             f"{name}: {'no config.json in this folder' if is_folder else 'no such file or folder'}",
-            fix="give the folder that holds the model's config.json, a catalogue name, or a hub id",
+            why=f"it holds adapters of {base}" if base else "",
+            fix=f"give {base}, with --method lora to train such adapters"
+            if base
+            else "give the folder that holds the model's config.json, a catalogue name, or a hub id",
         )
     try:
         return catalogue.find(name)
@@ -68,6 +74,16 @@ def _resolve(name_or_path: str, *, offline: bool) -> ModelShape | _ConfigFile:
         if not _HUB_ID.fullmatch(name):
             raise
     return _ConfigFile(_from_hub(name, offline=offline), f"config.json of {name} on the hub")
+
+
+def _base_of_adapters(folder: Path) -> str:
+    """The model that the adapters in a folder, as peft saves them, belong to; "" where there are none."""
+    try:
+        described = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    base = described.get("base_model_name_or_path") if isinstance(described, dict) else None
+    return base if isinstance(base, str) else ""
 
 
 def _is_path(name: str) -> bool:

@@ -182,8 +182,9 @@ def _plan(proposed: Proposal) -> list[str | Text]:
         f"{question.workload.precision}.",
         f"{gib(chosen.device_bytes)} of {gib(cluster.gpu.memory_bytes)} GiB per {device}, "
         f"{gib(memory.host_bytes_per_node)} GiB of RAM; {rate(chosen.tokens_per_s)} tokens/s.",
-        f"{proposed.steps:,} steps ({epochs:.3g} epochs) at a learning rate of {proposed.learning_rate:g}: about "
-        f"{seconds(proposed.training_s)}" + (f"; a checkpoint every {every} steps." if every else "."),
+        f"{proposed.steps:,} steps ({epochs:.3g} epoch{'' if epochs == 1 else 's'}) at a learning rate of "
+        f"{proposed.learning_rate:g}: about {seconds(proposed.training_s)}"
+        + (f"; a checkpoint every {every} steps." if every else "."),
     ]
 
 

@@ -42,8 +42,8 @@ class Progress:
             parts.append(f"loss {self.loss:.4g}")
         if self.tokens_per_s is not None:
             parts.append(f"{rate(self.tokens_per_s)} tokens/s")
-        if self.total_steps and self.step_s is not None:
-            parts.append(f"{seconds(max(0, self.total_steps - self.step) * self.step_s)} left")
+        if self.total_steps and self.step < self.total_steps and self.step_s is not None:
+            parts.append(f"{seconds((self.total_steps - self.step) * self.step_s)} left")
         return "  ".join(parts)
 
     @property

@@ -68,6 +68,15 @@ def test_spaces_around_a_name_do_not_matter() -> None:
     assert load_model(" Qwen2.5-14B\n").parameters == 14_770_033_664
 
 
+@pytest.mark.parametrize(
+    ("text", "words"), [('{"base_model_name_or_path": "gpt2"}', "adapters of gpt2"), ("{", "give the")]
+)
+def test_a_folder_of_adapters_names_their_model(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "adapter_config.json").write_text(text)
+    with pytest.raises(UnknownModelError, match=words):
+        load_model(str(tmp_path), offline=True)
+
+
 def test_nothing_of_the_folder_is_executed(tmp_path: Path) -> None:
     """Remote code and pickles beside the config.json stay unread."""
     marker = tmp_path / "executed"
