@@ -85,7 +85,7 @@ def ask(
     def about(shape: ModelShape) -> Question:
         length = _first_length(shape, training.get("document_len")) if seq_len == "max" else seq_len
         named = model if isinstance(model, str) else shape.name
-        asked = None if job is None else job.asked(named, shape, seq_len=length, say=say)
+        asked = job.asked(named, shape, seq_len=length, say=say) if job is not None and job.is_asked else None
         shared, given = sequence_parallel_size, dict(training)
         if asked is not None:
             length = asked.seq_len or length

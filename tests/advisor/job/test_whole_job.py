@@ -163,6 +163,11 @@ def test_other_prices_are_refused(text: str) -> None:
         parse_price(text)
 
 
+def test_an_empty_price_is_refused_without_a_job_too() -> None:
+    with pytest.raises(WorkloadError, match="is no price"):
+        advise("gpt2", gpus="1x24GB", offline=True, price="")
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
