@@ -55,18 +55,23 @@ class Row(Protocol):
     def asked(self) -> Asked: ...
 
 
-def model_argument(name: str) -> str:
-    """What `--help` calls MODEL: the file in `MODELS`, or the catalogue's name."""
+def model_source(name: str) -> str:
+    """What the model is read from: its file in `MODELS`, or the catalogue under that name."""
     file = MODELS / f"{name.rpartition('/')[2].translate({32: '-', 40: None, 41: None})}.json"
-    return f"benchmarks/data/models/{file.name}" if file.exists() else name
+    return str(file) if file.exists() else name
+
+
+def model_argument(name: str) -> str:
+    """What `--help` calls MODEL, from the root of the repository."""
+    source = model_source(name)
+    return name if source == name else f"benchmarks/data/models/{Path(source).name}"
 
 
 def model_of(name: str) -> ModelShape:
     """The model that the argument means, under the name that the source gives it."""
-    argument = model_argument(name)
-    if argument == name:
-        return load_model(name, offline=True)
-    return replace(load_model(str(MODELS / Path(argument).name)), name=name)
+    source = model_source(name)
+    model = load_model(source, offline=True)
+    return model if source == name else replace(model, name=name)
 
 
 def question_of(asked: Asked) -> dict[str, Any]:

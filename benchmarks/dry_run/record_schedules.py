@@ -10,13 +10,12 @@ torch.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from ds_advise.advisor.question.model_source import load_config
 from ds_advise.probes.dry_run import DryRunResult, dry_run
 from ds_advise.probes.run import Run
 
-from ..accuracy.questions import MODELS, model_argument
+from ..accuracy.questions import model_source
 from ..accuracy.timed_runs import SCHEDULES, TimedRun, read_runs, schedule_file
 from ..schedule_files import write_schedule
 
@@ -39,8 +38,7 @@ def is_chosen(run: TimedRun) -> bool:
 
 def record(run: TimedRun) -> DryRunResult:
     """The dry run of the run's plan."""
-    file = MODELS / Path(model_argument(run.asked.model_name)).name
-    description = load_config(str(file) if file.exists() else run.model.name, offline=True)
+    description = load_config(model_source(run.asked.model_name), offline=True)
     return dry_run(Run.of_plan(run.plan, run.model, run.workload, run.cluster, description=description))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from .recorded import Code, Entry, Kind, RecordedOperation, Schedule
+from .recorded import Code, Entry, RecordedOperation, Schedule
 
 WIDENED = 2
 """What is copied may have up to so many times the bytes that it was reduced in: fp32 of 16 bits."""
@@ -20,14 +20,12 @@ WIDENED = 2
 
 @dataclass(slots=True)
 class _Pass:
-    """The all-reduces of a phase, and what its rank copies of their results."""
+    """The all-reduces of a phase, and what its rank copies of their results; all by number of their entries."""
 
     reductions: list[int] = field(default_factory=list)
-    """Entries that issue them."""
     copies: list[int] = field(default_factory=list)
     followed: set[int] = field(default_factory=set)
     """All-reduces after which the rank copies."""
-    ranks: int = 1
 
     @property
     def is_in_turn(self) -> bool:
@@ -36,9 +34,11 @@ class _Pass:
 
 def in_turn(schedule: Schedule) -> Schedule:
     """The schedule with the copies that other ranks make while the recorded one waits."""
+    passes = [(begins, ends, _pass(schedule, begins, ends)) for begins, ends in _phases(schedule.entries)]
+    if not any(found.is_in_turn for _, _, found in passes):
+        return schedule
     operations, entries = list(schedule.operations), list[Entry]()
-    for begins, ends in _phases(schedule.entries):
-        found = _pass(schedule, begins, ends)
+    for begins, ends, found in passes:
         if found.is_in_turn:
             entries += _shared_out(operations, schedule.entries, begins, ends, found)
         else:
@@ -57,6 +57,7 @@ def _phases(entries: Sequence[Entry]) -> Iterator[tuple[int, int]]:
 
 
 def _pass(schedule: Schedule, begins: int, ends: int) -> _Pass:
+    """That of the entries from one to another."""
     found, reduced = _Pass(), None
     for number in range(begins, ends):
         code, first, _ = schedule.entries[number]
@@ -67,7 +68,6 @@ def _pass(schedule: Schedule, begins: int, ends: int) -> _Pass:
             reduced = operation if "allreduce" in operation.name and operation.ranks > 1 else None
             if reduced is not None:
                 found.reductions.append(number)
-                found.ranks = max(found.ranks, reduced.ranks)
         elif operation.kind in ("to host", "to device") and reduced is not None:
             if operation.size_bytes > WIDENED * reduced.size_bytes:
                 continue
@@ -81,15 +81,14 @@ def _shared_out(
 ) -> Iterator[Entry]:
     """The entries of a pass with the copies of all ranks' turns shared out among its all-reduces: each share where the
     stream that copies has waited for the all-reduce."""
-    stream, turns = entries[found.copies[0]][2], min(found.ranks, len(found.reductions))
-    shares = list[Entry]()
-    directions: tuple[Kind, ...] = ("to device", "to host")
-    for kind in directions:
-        copied = [operations[entries[number][1]] for number in found.copies]
-        copied = [operation for operation in copied if operation.kind == kind]
-        if copied:
-            size = turns * sum(operation.size_bytes for operation in copied) // len(found.reductions)
-            operations.append(replace(copied[0], size_bytes=size, in_turn=True))
+    ranks = max(operations[entries[number][1]].ranks for number in found.reductions)
+    turns, stream = min(ranks, len(found.reductions)), entries[found.copies[0]][2]
+    copied, shares = [operations[entries[number][1]] for number in found.copies], list[Entry]()
+    for kind in ("to device", "to host"):  # what was summed up before comes from the host, and the sum goes back
+        own_way = [operation for operation in copied if operation.kind == kind]
+        if own_way:
+            size = turns * sum(operation.size_bytes for operation in own_way) // len(found.reductions)
+            operations.append(replace(own_way[0], size_bytes=size, in_turn=True))
             shares.append((Code.RUN, len(operations) - 1, stream))
     own, reductions, due = set(found.copies), set(found.reductions), False
     for number in range(begins, ends):
