@@ -96,8 +96,8 @@ def doubts(cluster: Cluster, ladder: Sequence[LadderStep], chosen: Candidate | N
     """What bf16 states and quantized collectives cost in accuracy, and what AutoEP needs; and what might make another
     plan that fits the fastest: an assumed figure that decides, and plans that are close.
 
-    Close: slower by less than half of the way to the end of the interval of the two speeds' ratio, in which an error of
-    a ratio lies in half of all cases. On one GPU a stage that offloads nothing shares nothing and can only take longer.
+    Close: so little slower that the order is open, for half of all predicted ratios of two speeds are further off (half
+    of their interval, in logarithms). On one GPU a stage that offloads nothing shares nothing and can only take longer.
     """
     others = [step.candidate for step in ladder if step.taken and step.candidate and step.candidate is not chosen]
     told: tuple[str, ...] = (ROUNDED,) if chosen is not None and chosen.plan.bf16_optimizer_states else ()

@@ -54,16 +54,17 @@ LINK_SHARE = {"nvlink": 0.8, "infinity fabric": 0.6, "pcie": 0.35}
 """Bus bandwidth that NCCL reaches against the link's one-way figure.
 
 NVLink: a fifth goes to the protocol (NVIDIA/nccl-tests #212: 370 of 450 GB/s on H100; NVLink SHARP, which does better
-in all-reduce, is not counted). PCIe: 0.66 to 0.80 between peers on bare metal (five hosts of four to eight cards,
+in all-reduce, is not counted). PCIe: 0.66 to 0.80 between peers (five hosts of four to eight cards,
 voipmonitor/rtx6kpro and others), 0.48 where NCCL goes through host memory from socket to socket, as it does by default,
-and below a tenth in virtual machines that hide the peers (L4); assumed in between. Infinity Fabric: assumed.
+and below a tenth on two hosts of L4 that go that way; assumed in between. Infinity Fabric: assumed.
 """
 
 HOST_MEMORY_SHARE = 0.21
-"""The same for cards that send everything through host memory: the median of eleven hosts of two to eight cards, whose
-all-reduces of 128 MB and more reach 0.04 to 0.56. There are two kinds of them: 0.43 to 0.56 (eight RTX 4090,
-blog.chlc.cc/p/rtx4090-gpudirect-p2p-unlocked; RTX 5090, NVIDIA/nccl-tests #287 and NVIDIA/nccl #1639) and 0.04 to 0.21,
-2 to 4 GB/s whatever the slot, many of them containers (RTX 4090, NVIDIA/nccl-tests #307). `bench` measures it."""
+"""The same for cards that send everything through host memory: the median of nine published hosts of two to eight
+GeForce cards, whose large all-reduces reach 0.07 to 0.56. There are two kinds of them: 0.43 to 0.56 (eight RTX 4090,
+blog.chlc.cc/p/rtx4090-gpudirect-p2p-unlocked; RTX 5090 on three hosts, NVIDIA/nccl-tests #287 and NVIDIA/nccl #1639
+among them) and 0.07 to 0.21, which is 2 to 6.5 GB/s (RTX 4090 on four hosts, NVIDIA/nccl-tests #307 at second hand;
+RTX 2080 Ti on one). No host lies between them, so the figure is far off for either kind. `bench` measures it."""
 
 NETWORK_SHARE = 0.85
 """The share of the adapters' rate: 84.8 of 100 GB/s on average over 24 A100 with four HDR adapters per node
